@@ -10,7 +10,6 @@ the 95 % bound.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,15 +41,11 @@ PUBLISHED_FOCAL = "within 0.5 % of the published"
 MOUNTINGS: tuple[Mounting, ...] = ("eye_in_hand", "eye_to_hand")
 
 
-def arguments() -> argparse.Namespace:
+def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--data", type=Path, default=SHARED / "data", help="with chessboard and handeye")
     parser.add_argument("--draws", type=int, default=DRAWS, help=f"synthetic draws (default {DRAWS})")
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = arguments()
+    args = parser.parse_args()
     figures = Figures("accuracy.calibration")
     for side in ("left", "right"):
         measure_chessboard(figures, args.data / "chessboard", side)

@@ -50,17 +50,6 @@ EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 MAX_RISK, MIN_AUROC = "5", "0.95"
 
 
-def arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=FOLDER", help="clips")
-    parser.add_argument("--names", type=Path, help="rendered clips to measure the confidence of names on")
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--records", type=Path, default=ROOT / "out/doubt-records", help="records")
-    parser.add_argument("--clips", type=int, default=0, help="number of first clips of each set; 0: all")
-    parser.add_argument("--picture", type=Path, help="write the risk-coverage curves to this PNG file")
-    return parser.parse_args()
-
-
 def measure_all(sets: dict[str, Path], args: argparse.Namespace) -> dict[str, Played]:
     """Record the clips that have no records yet, and play all of them."""
     model = load_tracker(args.model)
@@ -149,7 +138,14 @@ def draw_curves(played: dict[str, Played], path: Path) -> None:
 
 
 def main() -> None:
-    args, figures = arguments(), Figures("accuracy.doubt", show=False)
+    parser = make_parser(__doc__)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=FOLDER", help="clips")
+    parser.add_argument("--names", type=Path, help="rendered clips to measure the confidence of names on")
+    parser.add_argument("--model", default="nano", help="as model.name of the node")
+    parser.add_argument("--records", type=Path, default=ROOT / "out/doubt-records", help="records")
+    parser.add_argument("--clips", type=int, default=0, help="number of first clips of each set; 0: all")
+    parser.add_argument("--picture", type=Path, help="write the risk-coverage curves to this PNG file")
+    args, figures = parser.parse_args(), Figures("accuracy.doubt", show=False)
     if args.names:
         print(report_names(args, figures))
         figures.write(args.json)

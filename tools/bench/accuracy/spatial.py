@@ -9,7 +9,6 @@ the extra `scenes` and OSMesa.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -62,16 +61,12 @@ EDGE_HOLES, EDGE_FLYING = 0.4, 0.3
 """Shares of the pixels at edges that have no depth, and that have one between both sides."""
 
 
-def arguments() -> argparse.Namespace:
+def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--clips", type=int, default=CLIPS, help=f"rendered clips (default {CLIPS})")
     parser.add_argument("--kitchen", type=Path, default=SHARED / "data/rgbd/kitchen")
     parser.add_argument("--picture", type=Path, help="write a picture of the hard objects")
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = arguments()
+    args = parser.parse_args()
     figures = Figures("accuracy.spatial")
     measure_cases(figures, args.picture)
     measure_kitchen(figures, args.kitchen)

@@ -33,25 +33,9 @@ from sam3_node.visualization import contact_sheet, overlay, write_image
 from sam3_node.wire import encode_image
 from tools.bench.common import STDOUT, Figures, make_parser
 from tools.command import errors_in_one_line
-from tools.mot.score import MotScore, MotScorer, total
-from tools.mot.truth import MotFrame, TrueClip, open_clips
+from tools.mot import MotFrame, MotScore, MotScorer, TrueClip, open_clips, total
 
 PICTURES = 6  # of each clip on the sheet
-
-
-def arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__, print_json=True)
-    parser.add_argument("path", type=Path, metavar="FOLDER", help="rendered clips with names")
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--detector", default="yolo-world:nano", metavar="KIND:NAME", help="detector")
-    parser.add_argument("--vocabulary", type=Path, help="as detector.vocabulary")
-    parser.add_argument("--names", choices=("kind", "name"), default="kind", help="'mug' or 'red mug'")
-    parser.add_argument("--every", default="5", help="detector periods in frames, comma-separated")
-    parser.add_argument("--score", type=float, default=DetectorSettings().score, help="as detector.score")
-    parser.add_argument("--frames", type=int, default=0, help="number of first frames of each clip; 0: all")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
-    parser.add_argument("--sheet", type=Path, default=Path("out/tracks/contact.png"), help="contact sheet")
-    return parser.parse_args()
 
 
 def make_settings(args: argparse.Namespace) -> dict[str, DetectorSettings]:
@@ -139,7 +123,18 @@ def keep_figures(scores: dict[str, MotScore], args: argparse.Namespace, figures:
 
 
 def main() -> None:
-    args, figures = arguments(), Figures("accuracy.tracks", show=False)
+    parser = make_parser(__doc__, print_json=True)
+    parser.add_argument("path", type=Path, metavar="FOLDER", help="rendered clips with names")
+    parser.add_argument("--model", default="nano", help="as model.name of the node")
+    parser.add_argument("--detector", default="yolo-world:nano", metavar="KIND:NAME", help="detector")
+    parser.add_argument("--vocabulary", type=Path, help="as detector.vocabulary")
+    parser.add_argument("--names", choices=("kind", "name"), default="kind", help="'mug' or 'red mug'")
+    parser.add_argument("--every", default="5", help="detector periods in frames, comma-separated")
+    parser.add_argument("--score", type=float, default=DetectorSettings().score, help="as detector.score")
+    parser.add_argument("--frames", type=int, default=0, help="number of first frames of each clip; 0: all")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
+    parser.add_argument("--sheet", type=Path, default=Path("out/tracks/contact.png"), help="contact sheet")
+    args, figures = parser.parse_args(), Figures("accuracy.tracks", show=False)
     with errors_in_one_line():
         settings = make_settings(args)
         models = ModelSettings.model_validate({"name": args.model, "threads": args.threads})

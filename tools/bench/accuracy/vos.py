@@ -32,27 +32,6 @@ from tools.vos.report import Sheet, all_settings, as_json, as_table
 from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
 
 
-def arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__, print_json=True)
-    parser.add_argument("path", type=Path, metavar="FOLDER", help="clips, or a recording with ground truth")
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--prompt", choices=PROMPTS, default="mask", help="kind of an object's only prompt")
-    chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument(
-        "--settings", default="default", help="compared, comma-separated; the first is the reference"
-    )
-    chosen.add_argument("--compare", dest="settings", action="store_const", const=COMPARED, help=COMPARED)
-    parser.add_argument(
-        "--sequences", default="", help="sequences to run, comma-separated; * and ? are wildcards"
-    )
-    parser.add_argument("--frames", type=int, default=0, help="first frames of each sequence; 0: all")
-    parser.add_argument("--every", type=int, default=1, help="use every N-th frame")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
-    parser.add_argument("--sheet", type=Path, default=Path("out/vos/contact.png"), help="contact sheet")
-    return parser.parse_args()
-
-
 def load_models(args: argparse.Namespace, settings: list[Setting]) -> dict[ModelKey, TrackerModel]:
     """Load a model for each dtype and image size that the settings name."""
     models = {}
@@ -114,7 +93,24 @@ def keep_figures(
 
 
 def main() -> None:
-    args, sheet, figures = arguments(), Sheet(), Figures("accuracy.vos", show=False)
+    parser = make_parser(__doc__, print_json=True)
+    parser.add_argument("path", type=Path, metavar="FOLDER", help="clips, or a recording with ground truth")
+    parser.add_argument("--model", default="nano", help="as model.name of the node")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--prompt", choices=PROMPTS, default="mask", help="kind of an object's only prompt")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument(
+        "--settings", default="default", help="compared, comma-separated; the first is the reference"
+    )
+    chosen.add_argument("--compare", dest="settings", action="store_const", const=COMPARED, help=COMPARED)
+    parser.add_argument(
+        "--sequences", default="", help="sequences to run, comma-separated; * and ? are wildcards"
+    )
+    parser.add_argument("--frames", type=int, default=0, help="first frames of each sequence; 0: all")
+    parser.add_argument("--every", type=int, default=1, help="use every N-th frame")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
+    parser.add_argument("--sheet", type=Path, default=Path("out/vos/contact.png"), help="contact sheet")
+    args, sheet, figures = parser.parse_args(), Sheet(), Figures("accuracy.vos", show=False)
     with errors_in_one_line():
         settings = parse_settings(args.settings, Setting(prompt=args.prompt))
         names = [name for name in args.sequences.split(",") if name]

@@ -32,17 +32,6 @@ OBJECTS = 4
 WARM_UP = 10  # frames
 
 
-def arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__, RUNS)
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--detector", default="yolo-world:nano", metavar="KIND:NAME", help="detector")
-    parser.add_argument("--names", default="mug,bottle,box,ball", help="names to look for, comma-separated")
-    parser.add_argument("--every", type=int, default=5, help="detector period in frames")
-    parser.add_argument("--frames", type=int, default=300, help="frames of each run")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
-    return parser.parse_args()
-
-
 def pipelines(args: argparse.Namespace) -> tuple[Pipeline, Pipeline]:
     """Return a pipeline with the detector and one without."""
     kind, _, name = args.detector.partition(":")
@@ -115,7 +104,14 @@ def report(runs: list[Run], every: int, figures: Figures) -> None:
 
 
 def main() -> None:
-    args = arguments()
+    parser = make_parser(__doc__, RUNS)
+    parser.add_argument("--model", default="nano", help="as model.name of the node")
+    parser.add_argument("--detector", default="yolo-world:nano", metavar="KIND:NAME", help="detector")
+    parser.add_argument("--names", default="mug,bottle,box,ball", help="names to look for, comma-separated")
+    parser.add_argument("--every", type=int, default=5, help="detector period in frames")
+    parser.add_argument("--frames", type=int, default=300, help="frames of each run")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
+    args = parser.parse_args()
     figures = Figures("latency.detect")
     with errors_in_one_line():
         runs = measure(*pipelines(args), args.frames, args.runs)
