@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sam3_node.models import load_tracker
 
-from tools.train_nano.config import HIDDEN, SIZE
+from tools.train_nano.network import HIDDEN, SIZE
 from tools.train_nano.data import Recipe
 from tools.train_nano.steps import Cost
 from tools.train_nano.network import Features

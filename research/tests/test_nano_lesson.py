@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sam3_node.models.checkpoints import NANO
 from tests.support.rectangles import write_rectangles
-from tools.train_nano.config import SIZE, nano_config, new_tracker
+from tools.train_nano.network import SIZE, nano_config, new_tracker
 from tools.train_nano.data import Recipe, Sources
 from research.nano_lesson import Lesson, LessonTrainer
 from tools.train_nano.network import Features, TrainingTracker

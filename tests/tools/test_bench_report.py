@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 
 from tools.bench.common import ROOT, Figures, Record, make_parser, percentile, spread_text
-from tools.bench.plots import PLOTS
-from tools.bench.report import DOCS, GROUPS, HEADLINES, format_pages, format_value, name_bench, read_results
+from tools.bench.report import (
+    DOCS,
+    GROUPS,
+    HEADLINES,
+    PLOTS,
+    format_pages,
+    format_value,
+    name_bench,
+    read_results,
+)
 
 FIELDS = {"figure", "value", "unit", "group", "command", "machine", "date"}
 RESULTS = read_results()

@@ -27,9 +27,8 @@ from tools.train_detector.check import (
 )
 from tools.train_detector.data import SIZE, Augmentation, Pictures, Scenes, compute_boxes, query, read_names
 from tools.train_detector.losses import assign, complete_iou, focal, losses
-from tools.train_detector.network import export
+from tools.train_detector.network import ANYTHING, Phrase, Words, WordVectors, export, vocabulary
 from tools.train_detector.train import Trainer
-from tools.train_detector.words import ANYTHING, Phrase, Words, WordVectors, vocabulary
 
 RED_MUG = Phrase("mug", ("red",))
 BLUE_GLASS = Phrase("glass", ("clear", "blue"))

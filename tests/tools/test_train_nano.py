@@ -18,11 +18,11 @@ from sam3_node.models import load_tracker
 from sam3_node.models.weight_files import check_digest
 from tests.support.rectangles import write_rectangles
 from tools.train_nano.__main__ import main
-from tools.train_nano.config import nano_config
 from tools.train_nano.curves import draw_curves, read_log
 from tools.train_nano.data import Recipe, Sources
 from tools.train_nano.export import MAX_BYTES, export
 from tools.train_nano.gates import GATES, filled_box, pass_gate
+from tools.train_nano.network import nano_config
 from tools.train_nano.train import Progress, Stage, Trainer, easiness, schedule, stages
 
 CPU = torch.device("cpu")

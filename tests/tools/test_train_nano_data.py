@@ -25,7 +25,6 @@ from tools.train_nano.augment import (
     cut_out,
     load_cutouts,
 )
-from tools.train_nano.config import SIZE
 from tools.train_nano.data import (
     RELIST,
     Clips,
@@ -36,6 +35,7 @@ from tools.train_nano.data import (
     load_videos,
     prepare,
 )
+from tools.train_nano.network import SIZE
 from tools.train_nano.steps import second_prompt
 
 GREEN = (20, 200, 20, 255)

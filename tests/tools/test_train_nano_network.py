@@ -18,11 +18,21 @@ from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.models.weight_files import IMAGENET
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.tiny import noise_clip
-from tools.train_nano.config import SIZE, nano_config, new_tracker
 from tools.train_nano.data import Batch
 from tools.train_nano.gates import follow, pass_gate
 from tools.train_nano.muon import LIKE_ADAM, Muon, orthogonalise
-from tools.train_nano.network import IMAGES, Decoded, Features, Memory, TrainingTracker, hide, mask_logits
+from tools.train_nano.network import (
+    IMAGES,
+    SIZE,
+    Decoded,
+    Features,
+    Memory,
+    TrainingTracker,
+    hide,
+    mask_logits,
+    nano_config,
+    new_tracker,
+)
 from tools.train_nano.steps import (
     ABSENT,
     BACKGROUND,

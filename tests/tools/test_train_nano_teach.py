@@ -15,8 +15,8 @@ from sam3_node.errors import CameraError
 from tests.support.rectangles import write_rectangles
 from tools.train_nano import agree, teach
 from tools.train_nano.augment import LOW
-from tools.train_nano.config import SIZE
 from tools.train_nano.data import Clips, Recipe, Sources
+from tools.train_nano.network import SIZE
 from tools.train_nano.taught import (
     SIDE,
     TaughtPictures,

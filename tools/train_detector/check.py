@@ -20,7 +20,7 @@ from sam3_node.visualization import contact_sheet, write_image
 from tools.scenes.clips import list_clips, read_clip
 
 from .data import SIZE, compute_boxes, read_names
-from .words import ANYTHING, Phrase
+from .network import ANYTHING, Phrase
 
 Box = tuple[float, float, float, float]
 MIN_SCORE = 0.001  # of a detection that counts towards average precision

@@ -23,7 +23,7 @@ from sam3_node.types import Image
 from tools.scenes.clips import Clip, list_clips, read_clip
 from tools.train_nano.augment import Sprite, compose
 
-from .words import ANYTHING, CLEAR, Phrase, Words
+from .network import ANYTHING, CLEAR, Phrase, Words
 
 BESIDE = 0.3  # share of pictures from the clips beside
 DISTRACTED = 0.2  # share of pictures with cut-outs that have no name

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sam3_node.types import Image
 
-from .config import SIZE
+from .network import SIZE
 
 Labels = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]

@@ -24,9 +24,8 @@ from tools.vos.evaluate import SequenceResult, evaluate
 from tools.vos.followers import Setting, parse_settings
 from tools.vos.sequences import open_sequences
 
-from .config import SIZE, nano_config, new_tracker
 from .data import Clips, Recipe, Sources
-from .network import Features, Memory, TrainingTracker, hide
+from .network import SIZE, Features, Memory, TrainingTracker, hide, nano_config, new_tracker
 from .steps import frame_costs, normalise, total
 
 OVERFIT_STEPS, MARGIN = 240, 0.1

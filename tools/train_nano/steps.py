@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .config import SIZE
 from .data import Batch
-from .network import Decoded, Features, Memory, TrainingTracker, hide, mask_logits
+from .network import SIZE, Decoded, Features, Memory, TrainingTracker, hide, mask_logits
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 GIVEN = 1  # the candidate whose pointer stands for a mask given as prompt

@@ -18,11 +18,10 @@ from torch.utils.data import DataLoader
 
 from sam3_node.errors import ModelError
 
-from .config import nano_config, new_tracker
 from .data import Batch, Clips, Recipe, Sources
 from .export import read_checkpoint, read_weights
 from .muon import Muon
-from .network import Features, TrainingTracker
+from .network import Features, TrainingTracker, nano_config, new_tracker
 from .steps import EASE, KINDS, Cost, clip_cost, frame_costs, normalise, second_prompt, total
 
 WARM_UP = 60.0  # s
