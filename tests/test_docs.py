@@ -50,6 +50,8 @@ EXAMPLES = {
     ("three-d.md", "calibration/overhead.toml"),
     ("three-d.md", "calibration/wrist.toml"),
     ("CONTRIBUTING.md", "sam3_node/cameras/NAME.py"),
+    ("CONTRIBUTING.md", "tools/bench/GROUP/NAME.py"),
+    ("development.md", "tools/bench/results/NAME.json"),
     ("CONTRIBUTING.md", "sam3_node/detection/NAME.py"),
     ("CONTRIBUTING.md", "sam3_node/bags/formats/NAME.py"),
     ("CHANGELOG.md", "tools/bench/step.py"),
