@@ -14,10 +14,10 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from sam3_node_ros import link
+from sam3_node_ros.link import MAX_HEADERS, Ros2Bridge, Ros2Settings
+from sam3_node_ros.messages import Header
 
-from sam3_node.bridges import ros2
-from sam3_node.bridges.ros2 import MAX_HEADERS, Ros2Bridge, Ros2Settings
-from sam3_node.bridges.ros2_messages import Header
 from sam3_node.errors import SettingsError, TransportError, WireError
 from sam3_node.transport import FrameSubscriber, MaskPublisher
 from sam3_node.types import Frame, Intrinsics, MaskFrame
@@ -214,7 +214,7 @@ def test_depth_that_reaches_no_image_is_told(tmp_path: Path) -> None:
     site = Site(tmp_path, depth_topic=DEPTH)
     try:
         now_ns = time.time_ns()
-        for index in range(ros2.MIN_FRAMES + 4):
+        for index in range(link.MIN_FRAMES + 4):
             stamp_ns = now_ns + index * 33_000_000
             site.bridge.take(IMAGE, image(stamp_ns))
             site.bridge.take(DEPTH, image(stamp_ns + 3600 * 10**9, MILLIMETRES, "16UC1"))
@@ -276,7 +276,7 @@ def test_a_warning_comes_again_later_with_the_number_of_those_between(
     wrong = image(time.time_ns(), encoding="yuv444")
     for _ in range(5):
         site.bridge.take(IMAGE, wrong)
-    monkeypatch.setattr(ros2, "REPEAT_S", 0.0)
+    monkeypatch.setattr(link, "REPEAT_S", 0.0)
     site.bridge.take(IMAGE, wrong)
     assert len(site.warnings) == 2
     assert "expected an encoding of rgb8, bgr8" in site.warnings[0]
@@ -395,7 +395,7 @@ def test_a_publisher_that_fails_does_not_end_the_thread(site: Site, tmp_path: Pa
 
 
 def test_silence_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ros2, "SILENCE_S", 0.0)
+    monkeypatch.setattr(link, "SILENCE_S", 0.0)
     site = Site(tmp_path, timeout_ms=100)
     try:
         site.bridge.start(lambda *found: site.published.append(found))

@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ..bags.discovery import Camera, find_cameras
-from ..bags.messages.ros_images import MessageError, read_payload, read_stamp
-from ..bags.pairing import Pairing
-from ..bags.samples import CameraInfo, Colour, Payload, Sample, Topic
-from ..client import PerceptionClient, Security
-from ..errors import (
+from sam3_node.bags.discovery import Camera, find_cameras
+from sam3_node.bags.messages.ros_images import MessageError, read_payload, read_stamp
+from sam3_node.bags.pairing import Pairing
+from sam3_node.bags.samples import CameraInfo, Colour, Payload, Sample, Topic
+from sam3_node.client import PerceptionClient, Security
+from sam3_node.errors import (
     BagError,
     MissingExtraError,
     NodeRestarted,
@@ -28,11 +28,12 @@ from ..errors import (
     UnknownFrameError,
     UnknownObjectError,
 )
-from ..transport import FramePublisher
-from ..types import Closeable, Depth, Frame, FrameKey, MaskFrame
-from ..wire import frame_topic
-from ..wire.images import MAX_FRAME_PIXELS
-from .ros2_messages import Header, format_id, parse_id, read_header, read_prompt
+from sam3_node.transport import FramePublisher
+from sam3_node.types import Closeable, Depth, Frame, FrameKey, MaskFrame
+from sam3_node.wire import frame_topic
+from sam3_node.wire.images import MAX_FRAME_PIXELS
+
+from .messages import Header, format_id, parse_id, read_header, read_prompt
 
 MAX_HEADERS = 1024
 """Images whose headers are remembered, to give them to their masks."""

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..bags.messages.ros_images import MessageError, read_payload
-from ..bags.samples import Colour
-from ..errors import RequestError
-from ..types import Instance, MaskFrame
-from ..wire import MAX_EPOCH
+from sam3_node.bags.messages.ros_images import MessageError, read_payload
+from sam3_node.bags.samples import Colour
+from sam3_node.errors import RequestError
+from sam3_node.types import Instance, MaskFrame
+from sam3_node.wire import MAX_EPOCH
 
 FindType = Callable[[str], Callable[..., Any]]
 """Returns the class of a message by its full name, package/msg/Name."""
