@@ -6,24 +6,26 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import AuthenticationError, OutputError
 from ..settings import Settings
 from ..types import KEY_ROLES
-from .commands import AddCommand
-from .parser import add_command_group
+from .parser import Commands
 from .progress import printable
+
+if TYPE_CHECKING:
+    from ..transport.keys import KeyFolder
 
 DEFAULT_FOLDER = Path("~/.config/sam3_node/keys")
 
 
-def add_keys_commands(parsers: Any, add: AddCommand) -> None:
-    """Add the commands of keys."""
-    group = add_command_group(
-        parsers, "keys", "make, list and revoke the keys of nodes, cameras, robots, readers and operators"
+def add_commands(commands: Commands) -> None:
+    """Add the commands of this module."""
+    group = commands.add_group(
+        "keys", "make, list and revoke the keys of nodes, cameras, robots, readers and operators"
     )
-    new = add(group, "new", keys_new, "make a key pair and authorise it")
+    new = group.add("new", keys_new, "make a key pair and authorise it")
     new.add_argument("name", metavar="NAME", help="name of the key, such as cam0 or policy")
     new.add_argument(
         "--role", choices=KEY_ROLES, help="what its owner may do; default: NAME, if it is one of the roles"
@@ -35,8 +37,8 @@ def add_keys_commands(parsers: Any, add: AddCommand) -> None:
         metavar="CAMERA",
         help="with --role camera: camera.name that it may send, * for all; may be repeated [NAME]",
     )
-    add(group, "list", keys_list, "list the keys: name, role, cameras, and whether the secret is here")
-    revoke = add(group, "revoke", keys_revoke, "withdraw a key; running processes cut off its owner")
+    group.add("list", keys_list, "list the keys: name, role, cameras, and whether the secret is here")
+    revoke = group.add("revoke", keys_revoke, "withdraw a key; running processes cut off its owner")
     revoke.add_argument("name", metavar="NAME", help="name of the key")
 
 
@@ -76,7 +78,7 @@ def keys_revoke(args: Namespace, settings: Settings) -> None:
     print(f"key {key.name} is revoked on this machine; remove authorised/{key.name}.pub on the others, too")
 
 
-def _open(settings: Settings) -> Any:
+def _open(settings: Settings) -> KeyFolder:
     from ..transport.keys import KeyFolder
 
     return KeyFolder((settings.transport.keys or DEFAULT_FOLDER).expanduser().absolute())

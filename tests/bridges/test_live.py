@@ -13,7 +13,7 @@ import zmq
 
 from sam3_node.bridges import live
 from sam3_node.bridges.live import BridgeCounts, run_bridge
-from sam3_node.cli import bridge as command
+from sam3_node.cli import services as command
 from sam3_node.errors import OutputError, SettingsError
 from sam3_node.processes.notify import Watchdog
 from sam3_node.settings import Settings
@@ -229,7 +229,7 @@ def test_a_full_stdout_does_not_end_the_command(monkeypatch: pytest.MonkeyPatch)
     settings = Settings(transport={"control": "tcp://127.0.0.1:*"})  # type: ignore[arg-type]
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        command._run(settings, Viewer(), "nowhere")
+        command._run_bridge(settings, Viewer(), "nowhere")
     assert len(runs) == 1
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam3_node.cli import commands, doctor
+from sam3_node.cli import doctor, requests, services
 from sam3_node.cli import main as cli
 from sam3_node.cli.doctor import is_within, parse_requirement
 from sam3_node.errors import DeviceError, ProcessError
@@ -352,7 +352,7 @@ def test_a_failed_gpu_has_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatc
     def fail(*_: object) -> None:
         raise DeviceError("the GPU has failed")
 
-    monkeypatch.setattr(commands, "run", fail)
+    monkeypatch.setattr(services, "run", fail)
     assert cli.main(["run"]) == cli.DEVICE_FAILED == 4
 
 
@@ -362,7 +362,7 @@ def test_the_last_lines_of_a_process_stay_lines(
     def fail(*_: object) -> None:
         raise ProcessError("node ended with exit code 3; its last lines:\n  one\n  two")
 
-    monkeypatch.setattr(commands, "status", fail)
+    monkeypatch.setattr(requests, "status", fail)
     assert cli.main(["status"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "sam3-node: error: node ended with exit code 3; its last lines:",

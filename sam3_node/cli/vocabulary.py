@@ -1,0 +1,151 @@
+"""Commands `sam3-node vocabulary` and `sam3-node weights`: phrase vectors, and checkpoints of detectors."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import VocabularyError, require
+from ..files import prepare_output
+from ..settings import Settings
+from .parser import Commands
+
+if TYPE_CHECKING:
+    from ..detection.phrases import PhraseEncoder
+    from ..detection.vocabulary import Vocabulary
+
+PUBLIC_TEXT_ENCODER = "openai/clip-vit-base-patch32"
+"""Model that made the text vectors in public checkpoints of YOLO-World."""
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands of this module."""
+    group = commands.add_group(
+        "vocabulary", "build and list files of phrase vectors, for nodes without a text encoder"
+    )
+    build = group.add("build", vocabulary_build, "write a vocabulary file")
+    build.add_argument(
+        "phrases",
+        nargs="*",
+        metavar="PHRASE",
+        help='phrase such as "red mug"; default: all phrases of --from',
+    )
+    build.add_path(
+        "-o",
+        "--out",
+        required=True,
+        metavar="FILE",
+        help="vocabulary file to write; an existing file is replaced after the new one is complete",
+    )
+    build.add_path(
+        "--phrases",
+        dest="phrase_file",
+        metavar="FILE.txt",
+        help="text file with more phrases, one on each line",
+    )
+    build.add_repeated(
+        "--from",
+        type=Path,
+        dest="sources",
+        metavar="FILE",
+        help="take vectors from this vocabulary or .json map {phrase: [numbers]}",
+    )
+    build.add_path(
+        "--encoder",
+        metavar="FOLDER",
+        help="CLIP text encoder, in the layout of transformers, for phrases without a vector",
+    )
+    build.add_argument(
+        "--model",
+        metavar="NAME",
+        help="model that made the vectors, such as openai/clip-vit-base-patch32; required for .json; "
+        "default: the name of the --encoder folder",
+    )
+    listed = group.add("list", vocabulary_list, "list the phrases of a vocabulary file")
+    listed.add_path("file", metavar="FILE", help="vocabulary file to read")
+    weights = commands.add_group("weights", "convert checkpoints of models")
+    convert = weights.add(
+        "convert", weights_convert, "convert a YOLO-World checkpoint to a folder of safetensors"
+    )
+    convert.add_path("file", metavar="FILE.pt", help="checkpoint such as yolov8s-worldv2.pt")
+    convert.add_path(
+        "-o", "--out", required=True, metavar="FOLDER", help="folder for config.json and the weights"
+    )
+
+
+def vocabulary_build(args: Namespace, settings: Settings) -> None:
+    """Write a vocabulary file and print a line about it."""
+    require("safetensors", "node")
+    from ..detection.vocabulary import build_vocabulary, read_phrases, read_source
+
+    prepare_output(args.out)
+    phrases = [*args.phrases, *(read_phrases(args.phrase_file) if args.phrase_file else [])]
+    sources = [read_source(path, args.model) for path in args.sources]
+    vocabulary = build_vocabulary(phrases, sources, _load_encoder(args.encoder, args.model))
+    vocabulary.save(args.out)
+    print(_describe(args.out, vocabulary))
+
+
+def vocabulary_list(args: Namespace, settings: Settings) -> None:
+    """Print a line about a vocabulary, then one line for each phrase."""
+    require("safetensors", "node")
+    from ..detection.vocabulary import Vocabulary
+
+    vocabulary = Vocabulary.load(args.file)
+    print(_describe(args.file, vocabulary))
+    print(*vocabulary.phrases, sep="\n")
+
+
+def weights_convert(args: Namespace, settings: Settings) -> None:
+    """Convert a checkpoint with the vocabulary that is in it, and print a line about each."""
+    for module in ("torch", "transformers", "safetensors"):
+        require(module, "node")
+    from ..detection.load import VOCABULARY
+    from ..models.yolo.convert import convert_checkpoint
+
+    model = convert_checkpoint(args.file, args.out)
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    print(
+        f"{args.out}: YOLO-World, {millions:.1f} M parameters, phrase vectors of {model.config.text_channels}"
+    )
+    vocabulary = _read_vocabulary(args.file)
+    if vocabulary is not None:
+        vocabulary.save(args.out / VOCABULARY)
+        print(_describe(args.out / VOCABULARY, vocabulary))
+
+
+def _load_encoder(folder: Path | None, model: str | None) -> PhraseEncoder | None:
+    """Load the text encoder of a folder. Return None without a folder."""
+    if folder is None:
+        return None
+    require("torch", "node")
+    require("transformers", "node")
+    from ..detection.clip_text import ClipText
+
+    return ClipText(folder, model=model)
+
+
+def _read_vocabulary(checkpoint: Path) -> Vocabulary | None:
+    """Return the classes in a YOLO-World checkpoint as a vocabulary. Warn and return None if it has none."""
+    from ..detection.vocabulary import Vocabulary
+    from ..models.yolo.convert import read_phrase_vectors
+
+    named_vectors = read_phrase_vectors(checkpoint)
+    try:
+        if named_vectors is None:
+            raise VocabularyError("it has no text vectors with names")
+        phrases, vectors = named_vectors
+        return Vocabulary(phrases, vectors.numpy(), PUBLIC_TEXT_ENCODER)
+    except VocabularyError as error:
+        print(
+            f"sam3-node: warning: {checkpoint}: no vocabulary was written: {error}; build one with "
+            "sam3-node vocabulary build, or set detector.text_encoder",
+            file=sys.stderr,
+        )
+        return None
+
+
+def _describe(path: Path, vocabulary: Vocabulary) -> str:
+    return f"{path}: {len(vocabulary)} phrases, model {vocabulary.model}, dimension {vocabulary.dimension}"
