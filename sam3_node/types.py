@@ -376,3 +376,15 @@ class MaskFrame:
     def age_origin_ns(self) -> int:
         """Unix time from which ages are measured: of the capture if `clock` is "system", else of the arrival."""
         return self.capture_ns if self.clock == "system" else self.received_ns
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches a socket that binds `host`, a name or an address without brackets."""
+    import ipaddress  # here, because it slows the start of a client
+
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host in ("localhost", "lo")
+    # an IPv4 address in IPv6 form is that of IPv4
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -19,7 +19,6 @@ from .tree import (
     SpatialSettings,
     TrackerSettings,
     TransportSettings,
-    old_names,
     options,
     split_address,
 )
@@ -43,7 +42,6 @@ __all__ = [
     "TrackerSettings",
     "TransportSettings",
     "load_settings",
-    "old_names",
     "options",
     "read_toml",
     "split_address",

@@ -19,7 +19,7 @@ from pydantic_settings import EnvSettingsSource
 from pydantic_settings.exceptions import SettingsError as EnvironmentDecodeError
 
 from ..errors import SettingsError, did_you_mean
-from .tree import DELIMITER, PREFIX, CameraSettings, Settings, are_same_endpoint, old_names, options
+from .tree import DELIMITER, PREFIX, CameraSettings, Settings, are_same_endpoint, options
 
 Layers = Mapping[str, Mapping[str, Any]]
 
@@ -79,7 +79,7 @@ def _environment() -> dict[str, Any]:
 
 def _check_variables(environment: Iterable[str]) -> None:
     """Raise SettingsError for a variable that starts with SAM3_ and is neither a setting nor a section."""
-    names = [*(option.name for option in options()), *old_names(), *Settings.model_fields]
+    names = [*(option.name for option in options()), *Settings.model_fields]
     known = {f"{PREFIX}{name.replace('.', DELIMITER)}".upper() for name in names}
     for variable in sorted(environment):
         if variable.upper().startswith(PREFIX) and variable.upper() not in known:
@@ -97,12 +97,10 @@ def _nest(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _complete(layer: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """Return a layer with the current names of its fields, so that layers merge by name, and with its paths in full."""
+    """Return a layer with its paths in full."""
     sections = {name: field.annotation for name, field in Settings.model_fields.items()}
     return {
-        name: section.with_full_paths(section.with_current_names(fields), folder)
-        if isinstance(fields, Mapping) and (section := sections.get(name)) is not None
-        else fields
+        name: sections[name].with_full_paths(fields, folder) if name in sections else fields  # type: ignore[union-attr]
         for name, fields in layer.items()
     }
 

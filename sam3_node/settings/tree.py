@@ -1,14 +1,8 @@
-"""The base of the sections of the settings tree.
-
-Settings of what watches a process: its health endpoint and its log.
-
-The tree of all settings. The string under each field is its help on the command line and in the documentation.
-"""
+"""The tree of all settings. The string under each field is its help on the command line and in the documentation."""
 
 from __future__ import annotations
 
 import ipaddress
-import logging
 import os
 import re
 import socket
@@ -16,16 +10,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Literal, NamedTuple, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from ..types import ColourEncoding, Delivery, MaskEncoding
+from ..types import ColourEncoding, Delivery, MaskEncoding, is_loopback
 
-_WARNED_NAMES: set[str] = set()
-_log = logging.getLogger(__name__)
+PREFIX, DELIMITER = "SAM3_", "__"
+"""An environment variable SAM3_SECTION__FIELD is the setting section.field."""
+
+CAMERA_PATTERN = r"^\.*[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
+"""Names of cameras: letters, digits, _, . and -, and not of dots alone."""
 
 
 def join_path(folder: Path | None, text: str) -> str:
@@ -66,30 +63,15 @@ SourceName = Annotated[str, InProfile(_join_source)]
 
 
 class Section(BaseModel):
-    """One section of the tree. A renamed field accepts its old name as an alias, see `renamed`."""
+    """One section of the tree."""
 
     model_config = ConfigDict(
         extra="forbid", use_attribute_docstrings=True, validate_default=True, frozen=True
     )
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Maps the old name of each renamed field to its present name."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_old_names(cls, fields: object) -> object:
-        return cls.with_current_names(fields) if isinstance(fields, Mapping) else fields
-
-    @classmethod
-    def with_current_names(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields under their current names. Log a warning once for each old name."""
-        for old in fields.keys() & cls.renamed.keys() - _WARNED_NAMES:
-            _WARNED_NAMES.add(old)
-            _log.warning("setting %r was renamed: use %r", old, cls.renamed[old])
-        return {cls.renamed.get(name, name): value for name, value in fields.items()}
 
     @classmethod
     def with_full_paths(cls, fields: object, folder: Path | None) -> object:
-        """Return the fields as a layer gives them, with their paths in full; `folder` is that of a profile."""
+        """Return the fields of a layer with their paths in full. `folder` is the folder of a profile."""
         if not isinstance(fields, Mapping):
             return fields
         return {
@@ -138,10 +120,7 @@ class Address(NamedTuple):
     @property
     def is_loopback(self) -> bool:
         """True if only this machine can connect."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 def split_address(text: str) -> Address | None:
@@ -160,7 +139,7 @@ def are_same_endpoint(first: str, second: str) -> bool:
     if not place or place != other_place:
         return False
     hosts = {host, other_host}
-    return len(hosts) == 1 or ("*" in hosts and all(name == "*" or _is_loopback(name) for name in hosts))
+    return len(hosts) == 1 or ("*" in hosts and all(name == "*" or is_loopback(name) for name in hosts))
 
 
 def _split_endpoint(endpoint: str) -> tuple[str, str]:
@@ -190,13 +169,6 @@ def _normalise_host(host: str) -> str:
     return "*" if address.is_unspecified else str(address)
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class HealthSettings(Section):
     bind: str = ""
     """Address and port of the node's /healthz, /readyz and /metrics, such as 127.0.0.1:9464; port 0 takes a free one.
@@ -217,14 +189,7 @@ def _split(value: object) -> object:
     return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
 
 
-PREFIX, DELIMITER = "SAM3_", "__"
-"""An environment variable SAM3_SECTION__FIELD is the setting section.field."""
-
 CommaSeparated = (NoDecode, BeforeValidator(_split))  # the environment and the command line give "a,b"
-
-
-CAMERA_PATTERN = r"^\.*[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
-"""Names of cameras: letters, digits, _, . and -, and not of dots alone."""
 
 
 class TransportSettings(Section):
@@ -308,8 +273,6 @@ class ModelSettings(Section):
 
 
 class EngineSettings(Section):
-    renamed: ClassVar[Mapping[str, str]] = {"least_cosine": "min_cosine", "least_iou": "min_iou"}
-
     kind: Literal["torch", "tensorrt", "inductor"] = "torch"
     """Runtime of the model: torch, or engines of TensorRT or inductor made by `sam3-node engine build`."""
     precision: Literal["float32", "float16", "bfloat16", "fp8"] = "bfloat16"
@@ -388,8 +351,6 @@ class DeadlineSettings(Section):
 
 
 class DetectorSettings(Section):
-    renamed: ClassVar[Mapping[str, str]] = {"doubt": "min_track_score", "lost_s": "max_lost_s"}
-
     kind: Literal["none", "yolo-world", "sam3-concept", "grounding-dino"] = "yolo-world"
     """Detector that finds objects by name. none: objects are added only by points, box or mask."""
     name: WeightsName = "nano"
@@ -579,13 +540,6 @@ def options() -> Iterator[Option]:
             is_text = not (get_origin(kind) is tuple and kind.__args__[0] is CameraSettings)
             default, help_text = _format_value(field.default), " ".join((field.description or "").split())
             yield Option(f"{section}.{name}", default, help_text, choices, kind is bool, is_text)
-
-
-def old_names() -> Iterator[str]:
-    """Yield each old name that is still accepted, as section.field."""
-    for section, holder in Settings.model_fields.items():
-        for name in holder.annotation.renamed:  # type: ignore[union-attr]
-            yield f"{section}.{name}"
 
 
 def _format_value(value: object) -> str:

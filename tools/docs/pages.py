@@ -14,7 +14,7 @@ from .compatibility import compatibility_table
 from .errors import error_table
 from .layers import layer_diagram, size_table
 from .operations import operation_table
-from .settings import renamed_table, setting_table
+from .settings import setting_table
 from .tables import output_table
 from .wire_hex import bits_hex, frame_hex, request_hex, rle_hex
 
@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PARTS: dict[str, Callable[[], str]] = {
     "settings": setting_table,
-    "renamed": renamed_table,
     "errors": error_table,
     "operations": operation_table,
     "outputs": output_table,

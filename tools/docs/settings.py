@@ -18,16 +18,6 @@ def setting_table() -> str:
     return "\n\n".join(parts)
 
 
-def renamed_table() -> str:
-    """Return the table of old setting names, each with the present one."""
-    rows = [
-        [code(f"{section}.{old}"), code(f"{section}.{now}")]
-        for section, field in Settings.model_fields.items()
-        for old, now in getattr(field.annotation, "renamed", {}).items()
-    ]
-    return table(["old name", "present name"], rows)
-
-
 def _describe(option: Option) -> str:
     choices = ", ".join(map(code, option.choices))
     return f"{option.help} One of {choices}." if choices else option.help
