@@ -34,7 +34,7 @@ _MIN_SIGMA_PX = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class BoardView:
     """Corners of the board in one image: `ids` int [n] index the board's points, `pixels` are float64 [n, 2]."""
 
     name: str
@@ -104,7 +104,7 @@ def project_points(points: Array, pose: Array, camera: Array, coeffs: Array, mod
     return Projection(pixels.reshape(-1, 2), *parts)
 
 
-def compute_residuals(solution: Solution, views: Sequence[View]) -> list[Array]:
+def compute_residuals(solution: Solution, views: Sequence[BoardView]) -> list[Array]:
     """Return measured minus projected pixels [n, 2] of each view."""
     return [
         view.pixels
@@ -116,7 +116,7 @@ def compute_residuals(solution: Solution, views: Sequence[View]) -> list[Array]:
 
 
 def adjust(
-    views: Sequence[View],
+    views: Sequence[BoardView],
     start: Solution,
     *,
     printed: Array,
@@ -150,7 +150,13 @@ class _Problem:
     """The parameter vector (camera, active coefficients, offsets, poses), residuals and Jacobian."""
 
     def __init__(
-        self, views: Sequence[View], start: Solution, printed: Array, pitch_m: float, shape: bool, fixed: bool
+        self,
+        views: Sequence[BoardView],
+        start: Solution,
+        printed: Array,
+        pitch_m: float,
+        shape: bool,
+        fixed: bool,
     ) -> None:
         self.views, self.lens, self._start = views, start.lens, start
         self._printed, self._fixed = printed, fixed
@@ -210,7 +216,7 @@ class _Problem:
             prior[offsets, 0], prior[offsets, 1] = weight * parameters[offsets], weight
         return residuals, jacobian, prior
 
-    def _fill(self, rows: Array, index: int, view: View, pose: Array, found: Projection) -> None:
+    def _fill(self, rows: Array, index: int, view: BoardView, pose: Array, found: Projection) -> None:
         if not self._fixed:
             rows[:, :4] = found.by_camera
             rows[:, 4 : self.camera_count] = found.by_coeffs[:, list(self.lens.active)]
@@ -281,7 +287,9 @@ _FISHEYE_GUESSES = (0.25, 0.35, 0.5, 0.7)  # focal lengths as shares of the imag
 _START_LENS = {"pinhole": Lens("pinhole", (0, 1, 2, 3)), "fisheye": Lens("fisheye", (0, 1, 2, 3))}
 
 
-def guess_solution(views: Sequence[View], points: Array, size: tuple[int, int], model: LensModel) -> Solution:
+def guess_solution(
+    views: Sequence[BoardView], points: Array, size: tuple[int, int], model: LensModel
+) -> Solution:
     """Calibrate with OpenCV on a flat board with corners [p, 3]; `size` is (height, width) in pixels.
 
     Raises CalibrationError if OpenCV finds no camera that fits.
@@ -299,7 +307,7 @@ def guess_solution(views: Sequence[View], points: Array, size: tuple[int, int], 
         ) from error
 
 
-def _guess_pinhole(views: Sequence[View], points: Array, size: tuple[int, int]) -> Solution:
+def _guess_pinhole(views: Sequence[BoardView], points: Array, size: tuple[int, int]) -> Solution:
     objects = [points[view.ids].astype(np.float32) for view in views]
     pixels = [view.pixels.astype(np.float32)[:, None] for view in views]
     flags = cv2.CALIB_FIX_K3 | cv2.CALIB_ZERO_TANGENT_DIST
@@ -311,7 +319,7 @@ def _guess_pinhole(views: Sequence[View], points: Array, size: tuple[int, int]) 
     return Solution(_START_LENS["pinhole"], camera, coeffs.ravel()[:5], poses, points)
 
 
-def _guess_fisheye(views: Sequence[View], points: Array, size: tuple[int, int], lens: Lens) -> Solution:
+def _guess_fisheye(views: Sequence[BoardView], points: Array, size: tuple[int, int], lens: Lens) -> Solution:
     """Try rough focal lengths: without one, cv2.fisheye.calibrate often converges to a wrong camera."""
     best: tuple[float, Solution] | None = None
     for share in _FISHEYE_GUESSES:
@@ -329,7 +337,7 @@ def _guess_fisheye(views: Sequence[View], points: Array, size: tuple[int, int], 
     return best[1]
 
 
-def estimate_poses(views: Sequence[View], solution: Solution) -> Solution:
+def estimate_poses(views: Sequence[BoardView], solution: Solution) -> Solution:
     """Return the solution with the pose of the board in each view, for a known camera.
 
     Raises cv2.error for views from which no pose follows.
@@ -337,7 +345,7 @@ def estimate_poses(views: Sequence[View], solution: Solution) -> Solution:
     return replace(solution, poses=np.array([estimate_pose(view, solution) for view in views]).reshape(-1, 6))
 
 
-def estimate_pose(view: View, solution: Solution) -> Array:
+def estimate_pose(view: BoardView, solution: Solution) -> Array:
     """Return the pose [6] of a board for a known camera: the best of the two planar solutions, then refined."""
     points = solution.points[view.ids]
     rays = undistort(view.pixels, solution)
@@ -374,7 +382,7 @@ def to_solution(intrinsics: Intrinsics, points: Array) -> Solution:
     return Solution(lens, camera, coeffs, np.zeros((0, 6)), points)
 
 
-def locate_board(view: View, board: Board, intrinsics: Intrinsics) -> tuple[Array, Array, float]:
+def locate_board(view: BoardView, board: Board, intrinsics: Intrinsics) -> tuple[Array, Array, float]:
     """Return camera_from_board [4, 4], its covariance [6, 6] for a noise of 1 px, and the error of the corners in px.
 
     The covariance is that of a motion (translation m, rotation vector rad) in the board's frame. The error is the

@@ -16,10 +16,10 @@ from ..errors import CalibrationError
 from ..geometry import Array
 from .boards import MIN_CORNERS, Board
 from .bundle import (
+    BoardView,
     Lens,
     LensModel,
     Solution,
-    View,
     adjust,
     compute_residuals,
     estimate_pose,
@@ -46,7 +46,7 @@ _TILTS = (
 )
 
 
-def measure_coverage(views: Sequence[View], size: tuple[int, int]) -> npt.NDArray[np.int64]:
+def measure_coverage(views: Sequence[BoardView], size: tuple[int, int]) -> npt.NDArray[np.int64]:
     """Return the number of corners in each cell of GRID, for images of `size` (height, width)."""
     counts = np.zeros(GRID, np.int64)
     for view in views:
@@ -63,7 +63,7 @@ def _cells(
     return rows, columns
 
 
-def outline(view: View, board: Board, size: tuple[int, int]) -> Array | None:
+def outline(view: BoardView, board: Board, size: tuple[int, int]) -> Array | None:
     """Return the outer corners [4, 2] of the board in a view, as shares of the width; None if undetermined."""
     homography = _fit_homography(view, board)
     if homography is None:
@@ -78,7 +78,7 @@ def outline(view: View, board: Board, size: tuple[int, int]) -> Array | None:
     return np.asarray(image[:, :2] / image[:, 2:] / size[1], np.float64)
 
 
-def _fit_homography(view: View, board: Board) -> Array | None:
+def _fit_homography(view: BoardView, board: Board) -> Array | None:
     if len(view.ids) < 4:
         return None
     homography, _ = cv2.findHomography(board.points[view.ids, :2], view.pixels)
@@ -86,8 +86,8 @@ def _fit_homography(view: View, board: Board) -> Array | None:
 
 
 def choose_views(
-    views: Sequence[View], board: Board, size: tuple[int, int], limit: int
-) -> tuple[list[View], int]:
+    views: Sequence[BoardView], board: Board, size: tuple[int, int], limit: int
+) -> tuple[list[BoardView], int]:
     """Return at most `limit` views that differ most, in their order, and the number that repeat another view.
 
     Views are compared by the outer corners of the board. The next view is the one farthest from those already chosen.
@@ -110,7 +110,7 @@ def _distances(features: Array, index: int) -> Array:
     return np.asarray(np.sqrt(((features - features[index]) ** 2).mean(axis=1)), np.float64)
 
 
-def measure_tilts(views: Sequence[View], board: Board, size: tuple[int, int]) -> list[float]:
+def measure_tilts(views: Sequence[BoardView], board: Board, size: tuple[int, int]) -> list[float]:
     """Return the angle in degrees between board and image plane in each view, with a rough focal length."""
     normals = [_find_normal(view, board, size) for view in views]
     return [
@@ -118,7 +118,7 @@ def measure_tilts(views: Sequence[View], board: Board, size: tuple[int, int]) ->
     ] or [0.0]
 
 
-def _find_normal(view: View, board: Board, size: tuple[int, int]) -> Array | None:
+def _find_normal(view: BoardView, board: Board, size: tuple[int, int]) -> Array | None:
     """Return the normal [3] of the board, away from the camera, with the image's width as focal length."""
     focal = float(size[1])
     rays = (view.pixels - ((size[1] - 1) / 2, (size[0] - 1) / 2)) / focal
@@ -131,7 +131,7 @@ def _find_normal(view: View, board: Board, size: tuple[int, int]) -> Array | Non
     return np.asarray(cv2.Rodrigues(rotation)[0][:, 2], np.float64) if found else None
 
 
-def _see_regions(views: Sequence[View], size: tuple[int, int]) -> npt.NDArray[np.bool_]:
+def _see_regions(views: Sequence[BoardView], size: tuple[int, int]) -> npt.NDArray[np.bool_]:
     """Return [5, 5] bool: True for each part of the image that holds a corner."""
     seen = np.zeros((5, 5), np.bool_)
     for view in views:
@@ -139,7 +139,7 @@ def _see_regions(views: Sequence[View], size: tuple[int, int]) -> npt.NDArray[np
     return seen
 
 
-def describe_missing(views: Sequence[View], board: Board, size: tuple[int, int]) -> list[str]:
+def describe_missing(views: Sequence[BoardView], board: Board, size: tuple[int, int]) -> list[str]:
     """Return what is still missing, the most useful view first; nothing if coverage is complete."""
     missing = []
     normals = [normal for view in views if (normal := _find_normal(view, board, size)) is not None]
@@ -206,7 +206,7 @@ class IntrinsicsResult:
     size: tuple[int, int]
     board: Board
     solution: Solution
-    views: tuple[View, ...]
+    views: tuple[BoardView, ...]
     residuals: tuple[Array, ...]
     rejected: tuple[Rejected, ...]
     held_out_px: float
@@ -228,7 +228,7 @@ class IntrinsicsResult:
 
 
 def calibrate_intrinsics(
-    views: Sequence[View],
+    views: Sequence[BoardView],
     board: Board,
     size: tuple[int, int],
     *,
@@ -295,7 +295,7 @@ def _with_lens(solution: Solution, lens: Lens) -> Solution:
 
 
 def _require_views(
-    views: Sequence[View], board: Board, size: tuple[int, int], rejected: Sequence[Rejected]
+    views: Sequence[BoardView], board: Board, size: tuple[int, int], rejected: Sequence[Rejected]
 ) -> None:
     if len(views) >= MIN_VIEWS:
         return
@@ -308,13 +308,13 @@ def _require_views(
 
 
 def _drop_bad_views(
-    views: Sequence[View],
+    views: Sequence[BoardView],
     start: Solution,
     board: Board,
     shape: bool,
     rejected: list[Rejected],
     gross: bool = False,
-) -> tuple[list[View], Solution]:
+) -> tuple[list[BoardView], Solution]:
     """Fit with robust weights and leave out views whose error is far above the median, one after the other."""
     kept, solution = list(views), start
     limit = len(kept) * (1 - _MAX_BAD_SHARE)
@@ -339,7 +339,7 @@ def _drop_bad_views(
         solution = replace(solution, poses=np.delete(solution.poses, worst, axis=0))
 
 
-def _drop_outlying_corners(views: Sequence[View], solution: Solution) -> list[View]:
+def _drop_outlying_corners(views: Sequence[BoardView], solution: Solution) -> list[BoardView]:
     """Leave out single corners that are far off, such as those beside a reflection."""
     residuals = compute_residuals(solution, views)
     limit = max(_OUTLIER_SIGMAS * solution.sigma_px, _BAD_PX)
@@ -347,11 +347,11 @@ def _drop_outlying_corners(views: Sequence[View], solution: Solution) -> list[Vi
     for view, part in zip(views, residuals, strict=True):
         good = np.abs(part).max(axis=1) <= limit
         enough = np.count_nonzero(good) >= MIN_CORNERS
-        kept.append(View(view.name, view.ids[good], view.pixels[good]) if enough else view)
+        kept.append(BoardView(view.name, view.ids[good], view.pixels[good]) if enough else view)
     return kept
 
 
-def _prefers_shape(views: Sequence[View], start: Solution, board: Board, report: Report) -> bool:
+def _prefers_shape(views: Sequence[BoardView], start: Solution, board: Board, report: Report) -> bool:
     """Return True if estimating the board's shape lowers the error of held-out views."""
     counts = np.bincount(np.concatenate([view.ids for view in views]), minlength=len(board.points))
     if len(views) < _MIN_SHAPE_VIEWS or np.median(counts) < _MIN_SHAPE_VIEWS / 2:
@@ -363,7 +363,12 @@ def _prefers_shape(views: Sequence[View], start: Solution, board: Board, report:
 
 
 def _choose_lens(
-    views: Sequence[View], start: Solution, board: Board, lenses: Sequence[Lens], flat: bool, report: Report
+    views: Sequence[BoardView],
+    start: Solution,
+    board: Board,
+    lenses: Sequence[Lens],
+    flat: bool,
+    report: Report,
 ) -> tuple[Lens, float]:
     """Return the simplest lens whose held-out error is near the lowest, and that error."""
     errors = []
@@ -375,7 +380,7 @@ def _choose_lens(
     return next((lens, error) for error, lens in errors if error <= lowest * _SIMPLER)
 
 
-def measure_held_out(views: Sequence[View], start: Solution, board: Board, *, shape: bool) -> float:
+def measure_held_out(views: Sequence[BoardView], start: Solution, board: Board, *, shape: bool) -> float:
     """Return the root mean square error in pixels on views that take no part in the fit, by cross-validation.
 
     The pose of a held-out view comes from half of its corners, and the error from the other half, both ways.
@@ -397,12 +402,12 @@ def measure_held_out(views: Sequence[View], start: Solution, board: Board, *, sh
     return float(np.sqrt(np.concatenate(squares).mean()))
 
 
-def _square_errors(view: View, solution: Solution) -> Array:
+def _square_errors(view: BoardView, solution: Solution) -> Array:
     """Return the square errors [n] of the corners, each half with a pose from the other half."""
     squares = []
     for half in (0, 1):
         fitted = np.arange(len(view.ids)) % 2 == half
-        part = View(view.name, view.ids[fitted], view.pixels[fitted])
+        part = BoardView(view.name, view.ids[fitted], view.pixels[fitted])
         try:
             pose = estimate_pose(part, solution)
             single = replace(solution, poses=pose[None])
@@ -417,7 +422,7 @@ def _square_errors(view: View, solution: Solution) -> Array:
     return np.concatenate(squares) if squares else np.zeros(0)
 
 
-def _check_guess(views: Sequence[View], start: Solution, board: Board) -> None:
+def _check_guess(views: Sequence[BoardView], start: Solution, board: Board) -> None:
     """Raise CalibrationError if most views fit no camera at all."""
     errors = [float(np.median(np.abs(part))) for part in compute_residuals(start, views)]
     spacing = float(np.median([_corner_distance(view) for view in views]))
@@ -458,5 +463,5 @@ def _check(result: IntrinsicsResult) -> None:
         )
 
 
-def _corner_distance(view: View) -> float:
+def _corner_distance(view: BoardView) -> float:
     return float(np.sort(np.linalg.norm(view.pixels - view.pixels[0], axis=1))[1])

@@ -129,7 +129,7 @@ class _FileEntry(_Entry):
     """Pose of the board in the camera, for a file without images."""
 
 
-class _File(BaseModel):
+class _PosesFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     unit: Unit = "m"
@@ -158,7 +158,7 @@ def read_poses(path: Path) -> list[RobotPose]:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise CalibrationError(f"{path}: expected at most {MAX_FILE_BYTES} bytes")
         content, label = _read(path)
-        file = _File.model_validate(content)
+        file = _PosesFile.model_validate(content)
     except UnicodeDecodeError as error:
         raise CalibrationError(
             f"cannot read poses from {path}: expected text in UTF-8 as {_SUFFIXES}, found other data"
@@ -189,12 +189,12 @@ def _describe_wrong(item: Any) -> str:
     place = ".".join(map(str, item["loc"]))
     if item["type"] != "extra_forbidden":
         return f"{place}: {item['msg']}"
-    models: dict[int, type[BaseModel]] = {1: _File, 3: _FileEntry}
+    models: dict[int, type[BaseModel]] = {1: _PosesFile, 3: _FileEntry}
     model = models.get(len(item["loc"]), _Entry)
     return f"{place}: unknown, expected {', '.join(model.model_fields)}"
 
 
-def _make_pose(name: str, entry: _FileEntry, file: _File) -> RobotPose:
+def _make_pose(name: str, entry: _FileEntry, file: _PosesFile) -> RobotPose:
     pose = entry.to_matrix(_UNITS[file.unit])
     board = entry.board.to_matrix(_UNITS[file.board_unit]) if entry.board is not None else None
     return RobotPose(name, invert(pose) if file.inverse else pose, entry.image, entry.stamp_ns, board)

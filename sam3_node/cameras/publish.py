@@ -20,7 +20,7 @@ from ..settings import CameraSettings, Settings
 from ..transport import FramePublisher, Security
 from ..types import Buffer, Delivery, Depth, Frame
 from ..wire import encode_depth, encode_image
-from .base import CameraSource, CapturedImage
+from .camera_source import CameraSource, CapturedImage
 from .sources import open_camera
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from ..bags.formats.realsense import make_intrinsics
 from ..errors import BagError, CameraError, MissingExtraError, did_you_mean, require
 from ..settings import CameraSettings
 from ..types import Intrinsics
-from .base import Mode, choose_mode
+from .camera_source import Mode, choose_mode
 
 _BUSY = ("busy", "in use", "already", "is streaming")
 _FORBIDDEN = ("permission", "access denied", "errno=13")

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from ..errors import CameraError, did_you_mean
 from ..types import Image
-from .base import CapturedImage
-from .live import Pacer
+from .camera_source import CapturedImage
+from .live_source import Pacer
 
 Plane = npt.NDArray[np.float32]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import CameraError, Sam3NodeError, did_you_mean
 from ..settings import CameraSettings
-from .base import CameraSource, Mode
+from .camera_source import CameraSource, Mode
 
 SOURCES = (
     "scene:tabletop, scene:shapes, bag:FILE, video:FILE, images:FOLDER, realsense:SERIAL, rtsp://HOST/PATH, "
@@ -36,7 +36,7 @@ def open_camera(
     scheme, separator, address = uri.partition(":")
     stop = stop or threading.Event()
     if settings.dialect != "none" or scheme in ("tcp", "ipc"):
-        from .dialects.source import open_server
+        from .server_source import open_server
 
         return open_server(uri, settings, stop, insecure)
     if not separator and uri != "realsense":
@@ -55,15 +55,15 @@ def _open_recording(
     """Open a scene, a recording, a video or a folder of images; None for another scheme."""
     path, rate = Path(address).expanduser(), (settings.fps, settings.loop, stop)
     if uri == "scene:tabletop":
-        from .bag import TABLETOP, BagSource
+        from .playback import TABLETOP, BagSource
 
         return BagSource(uri, TABLETOP, *rate)
     if scheme == "bag":
-        from .bag import BagSource
+        from .playback import BagSource
 
         return BagSource(uri, path, *rate)
     if scheme == "video":
-        from .bag import open_video
+        from .playback import open_video
 
         return open_video(uri, path, *rate)
     if scheme == "scene":
@@ -71,7 +71,7 @@ def _open_recording(
 
         return SceneSource(uri, *rate)
     if scheme == "images":
-        from .bag import open_images
+        from .playback import open_images
 
         return open_images(uri, path, *rate)
     return None
@@ -82,7 +82,7 @@ def _open_device(
 ) -> CameraSource | None:
     """Open a camera of this machine, or a stream of the network; None for another scheme."""
     if scheme == "realsense":
-        from .realsense import open_realsense
+        from .realsense_device import open_realsense
 
         return open_realsense(address, settings, stop)
     if scheme == "v4l2":

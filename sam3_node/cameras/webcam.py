@@ -27,8 +27,8 @@ from ..errors import CameraError, WireError, did_you_mean
 from ..settings import CameraSettings
 from ..types import NANOSECONDS, Frame
 from ..wire.images import compressed_size
-from .base import CapturedImage, Mode, choose_mode
-from .live import LiveSource
+from .camera_source import CapturedImage, Mode, choose_mode
+from .live_source import DeviceSource
 
 STREAM_TIMEOUT_MS = 5000
 """Time after which a stream of the network that cannot be opened, or that gives nothing, counts as lost."""
@@ -67,20 +67,20 @@ class OpenCvDevice:
         self._capture.release()
 
 
-def open_webcam(address: str, settings: CameraSettings, stop: threading.Event) -> LiveSource:
+def open_webcam(address: str, settings: CameraSettings, stop: threading.Event) -> DeviceSource:
     """Open the device with index `address` at the size and rate of `settings`; CameraError if it is absent."""
     if not (address.isascii() and address.isdigit() and len(address) < 4):
         raise CameraError(f"expected webcam:INDEX with an index from 0, found 'webcam:{address}'")
-    return LiveSource(f"webcam:{address}", lambda: _open_index(int(address), settings), settings.fps, stop)
+    return DeviceSource(f"webcam:{address}", lambda: _open_index(int(address), settings), settings.fps, stop)
 
 
-def open_stream(uri: str, settings: CameraSettings, stop: threading.Event) -> LiveSource:
+def open_stream(uri: str, settings: CameraSettings, stop: threading.Event) -> DeviceSource:
     """Open a stream of the network by its address; CameraError if it gives no image.
 
     RTSP is received over TCP, so that no packet is lost; OPENCV_FFMPEG_CAPTURE_OPTIONS sets other options of FFmpeg.
     """
     os.environ.setdefault(_FFMPEG_OPTIONS, "rtsp_transport;tcp")
-    return LiveSource(_hide_password(uri), lambda: _open_uri(uri), settings.fps, stop)
+    return DeviceSource(_hide_password(uri), lambda: _open_uri(uri), settings.fps, stop)
 
 
 def _open_uri(uri: str) -> OpenCvDevice:
@@ -300,7 +300,7 @@ def find_camera(name: str, cameras: Sequence[V4l2Camera]) -> V4l2Camera:
     )
 
 
-def open_v4l2(address: str, settings: CameraSettings, stop: threading.Event) -> LiveSource:
+def open_v4l2(address: str, settings: CameraSettings, stop: threading.Event) -> DeviceSource:
     """Open the camera with the name or file `address` in the mode nearest to the settings.
 
     Raises CameraError if it is absent, gives no image, or has no mode that can be read.
@@ -310,7 +310,7 @@ def open_v4l2(address: str, settings: CameraSettings, stop: threading.Event) -> 
         camera = find_camera(address, list_v4l2())
         return _open(camera, choose_v4l2_mode(camera, settings), settings)
 
-    return LiveSource(f"v4l2:{address}", open_device, settings.fps, stop)
+    return DeviceSource(f"v4l2:{address}", open_device, settings.fps, stop)
 
 
 def choose_v4l2_mode(camera: V4l2Camera, settings: CameraSettings) -> Mode:

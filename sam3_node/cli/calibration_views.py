@@ -23,7 +23,7 @@ from ..bags.bag import open_bag
 from ..bags.samples import natural_order
 from ..calibration import Calibration, load_calibration, save_calibration
 from ..calibration.boards import Board, explain_absence
-from ..calibration.bundle import View, expected_covariance, locate_board
+from ..calibration.bundle import BoardView, expected_covariance, locate_board
 from ..calibration.camera_file import HandEye, HandEyeMeasured, back_up
 from ..calibration.hand_eye import HandEyeResult, HandEyeView, LeaveOneOut
 from ..calibration.intrinsics import IntrinsicsResult, Rejected, describe_missing, measure_coverage, outline
@@ -60,14 +60,14 @@ class Picture:
 class Views:
     """Views of a board in images of one size (height, width), in the order of the source."""
 
-    views: list[View] = field(default_factory=list)
+    views: list[BoardView] = field(default_factory=list)
     stamps_ns: list[int | None] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     inputs: dict[str, str] = field(default_factory=dict)
     poses: list[FramePose] = field(default_factory=list)
     size: tuple[int, int] = (0, 0)
 
-    def add(self, view: View, stamp_ns: int | None) -> None:
+    def add(self, view: BoardView, stamp_ns: int | None) -> None:
         self.views.append(view)
         self.stamps_ns.append(stamp_ns)
 
@@ -82,7 +82,7 @@ def collect_views(sources: Sequence[str], board: Board, camera: str, every: int)
         sizes.setdefault((picture.image.shape[0], picture.image.shape[1]), []).append(picture.name)
         corners = board.detect(picture.image)
         if corners is not None:
-            found.add(View(picture.name, corners.ids, corners.pixels), picture.stamp_ns)
+            found.add(BoardView(picture.name, corners.ids, corners.pixels), picture.stamp_ns)
             continue
         if not found.views and not advice:
             advice = explain_absence(board, picture.image) or ""
@@ -193,7 +193,7 @@ class LiveViews:
             self.found.size = size
         _require_one_size({self.found.size: ["earlier frames"]} | {size: [picture.name]})
         corners = self._board.detect(picture.image)
-        view = None if corners is None else View(picture.name, corners.ids, corners.pixels)
+        view = None if corners is None else BoardView(picture.name, corners.ids, corners.pixels)
         place = None if view is None else outline(view, self._board, size)
         at_rest = self._last is not None and place is not None and _differ(place, self._last) < _STILL_SHARE
         self._last = place
@@ -207,7 +207,7 @@ class LiveViews:
         self._print(view)
         return True
 
-    def _print(self, view: View) -> None:
+    def _print(self, view: BoardView) -> None:
         missing = describe_missing(self.found.views, self._board, self.found.size)
         more = GUIDE_VIEWS - len(self.found.views)
         text = (

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from ..bags import LabelledClip, RecordingWriter
-from ..cameras.bag import TABLETOP
+from ..cameras.playback import TABLETOP
 from ..client import PerceptionClient
 from ..errors import OutputError, ProcessError, UnknownFrameError
 from ..files import prepare_output

@@ -19,7 +19,7 @@ from .parser import FAILED, Commands, parse_timeout
 from .progress import printable
 
 if TYPE_CHECKING:
-    from ..bridges.live import Viewer
+    from ..bridges.viewer import Viewer
 
 LIST_SOURCES = "list"
 """Source of the camera command that lists the sources."""
@@ -184,7 +184,7 @@ def _add_bridges(commands: Commands) -> None:
 
 def bridge_foxglove(args: Namespace, settings: Settings) -> None:
     """Serve Foxglove until a signal."""
-    from ..bridges.foxglove import FoxgloveServer
+    from ..bridges.foxglove_server import FoxgloveServer
 
     server = FoxgloveServer(settings)
     _run_bridge(settings, server, f"foxglove at {server.url}")
@@ -203,7 +203,7 @@ def bridge_rerun(args: Namespace, settings: Settings) -> None:
 
 
 def _run_bridge(settings: Settings, viewer: Viewer, place: str) -> None:
-    from ..bridges.live import VIEWER_CLOSE_S, run_bridge
+    from ..bridges.viewer import VIEWER_CLOSE_S, run_bridge
 
     raise_descriptor_limit()
     stop = stop_on_signals()

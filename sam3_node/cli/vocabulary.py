@@ -22,6 +22,18 @@ PUBLIC_TEXT_ENCODER = "openai/clip-vit-base-patch32"
 
 def add_commands(commands: Commands) -> None:
     """Add the commands of this module."""
+    _add_vocabulary(commands)
+    weights = commands.add_group("weights", "convert checkpoints of models")
+    convert = weights.add(
+        "convert", weights_convert, "convert a YOLO-World checkpoint to a folder of safetensors"
+    )
+    convert.add_path("file", metavar="FILE.pt", help="checkpoint such as yolov8s-worldv2.pt")
+    convert.add_path(
+        "-o", "--out", required=True, metavar="FOLDER", help="folder for config.json and the weights"
+    )
+
+
+def _add_vocabulary(commands: Commands) -> None:
     group = commands.add_group(
         "vocabulary", "build and list files of phrase vectors, for nodes without a text encoder"
     )
@@ -65,14 +77,6 @@ def add_commands(commands: Commands) -> None:
     )
     listed = group.add("list", vocabulary_list, "list the phrases of a vocabulary file")
     listed.add_path("file", metavar="FILE", help="vocabulary file to read")
-    weights = commands.add_group("weights", "convert checkpoints of models")
-    convert = weights.add(
-        "convert", weights_convert, "convert a YOLO-World checkpoint to a folder of safetensors"
-    )
-    convert.add_path("file", metavar="FILE.pt", help="checkpoint such as yolov8s-worldv2.pt")
-    convert.add_path(
-        "-o", "--out", required=True, metavar="FOLDER", help="folder for config.json and the weights"
-    )
 
 
 def vocabulary_build(args: Namespace, settings: Settings) -> None:

@@ -1,6 +1,6 @@
 """All settings of a deployment, and the layers that set them."""
 
-from .load import load_settings, read_toml
+from .layers import load_settings, read_toml
 from .tree import (
     Address,
     CameraSettings,

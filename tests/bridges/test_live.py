@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import zmq
 
-from sam3_node.bridges import live
-from sam3_node.bridges.live import BridgeCounts, run_bridge
+from sam3_node.bridges import viewer as loop
+from sam3_node.bridges.viewer import BridgeCounts, run_bridge
 from sam3_node.cli import services as command
 from sam3_node.errors import OutputError, SettingsError
 from sam3_node.processes.notify import Watchdog
@@ -136,7 +136,7 @@ def test_a_picture_without_masks_has_empty_ones_of_its_own_clock(bridge: Bridge)
 def test_a_slow_viewer_gets_the_newest_of_each_camera() -> None:
     viewer = Viewer()
     viewer.open.clear()
-    sender = live._Sender(viewer)
+    sender = loop._Sender(viewer)
     sender.put(MaskPair(frame(0, "blocks"), None))
     until(viewer.blocked.is_set, "the picture that the viewer waits with")
     for seq in range(50):
@@ -179,7 +179,7 @@ def test_a_viewer_that_fails_ends_the_bridge_with_its_error(bridge: Bridge) -> N
 def test_a_viewer_that_hangs_does_not_keep_the_bridge_from_ending(
     bridge: Bridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "VIEWER_CLOSE_S", 0.1)
+    monkeypatch.setattr(loop, "VIEWER_CLOSE_S", 0.1)
     bridge.viewer.open.clear()
     until(
         lambda: bridge.camera.send(frame(1)) and bridge.viewer.blocked.is_set(),
@@ -210,7 +210,7 @@ def test_closing_is_told_to_the_watchdog_and_dropped_messages_are_counted(
             events.append("close")
 
     watchdog = Watchdog()
-    monkeypatch.setattr(live, "StreamTap", FullTap)
+    monkeypatch.setattr(loop, "StreamTap", FullTap)
     monkeypatch.setattr(watchdog, "begin_close", lambda: events.append("begin close"))
     assert run_bridge(Settings(), Viewer(), stop, watchdog) == BridgeCounts(0, 0, True, dropped=3)
     assert events[:3] == ["open", "begin close", "close"]
@@ -224,7 +224,7 @@ def test_a_full_stdout_does_not_end_the_command(monkeypatch: pytest.MonkeyPatch)
         runs.append(viewer)
         return BridgeCounts(0, 0, True)
 
-    monkeypatch.setattr(live, "run_bridge", run)
+    monkeypatch.setattr(loop, "run_bridge", run)
     monkeypatch.setattr(command, "stop_on_signals", threading.Event)
     settings = Settings(transport={"control": "tcp://127.0.0.1:*"})  # type: ignore[arg-type]
     with open("/dev/full", "w") as full:

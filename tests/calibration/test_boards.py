@@ -8,7 +8,7 @@ import pytest
 
 from sam3_node.calibration.board_pdf import rasterise
 from sam3_node.calibration.boards import Board, explain_absence
-from sam3_node.calibration.bundle import View
+from sam3_node.calibration.bundle import BoardView
 from sam3_node.calibration.intrinsics import calibrate_intrinsics
 from sam3_node.errors import CalibrationError
 from sam3_node.geometry import rigid, rotation_from_vector
@@ -175,7 +175,7 @@ def test_intrinsics_follow_from_a_kalibr_board() -> None:
     for number, (_, image) in enumerate(render_views(board, PINHOLE, 9, texture=draw_kalibr(board, 2))):
         corners = board.detect(image)
         assert corners is not None
-        views.append(View(str(number), corners.ids, corners.pixels))
+        views.append(BoardView(str(number), corners.ids, corners.pixels))
     camera = calibrate_intrinsics(views, board, SIZE, shape=False).solution.camera
     np.testing.assert_allclose(camera[:2], 600, rtol=0.005)
     np.testing.assert_allclose(camera[2:], (320, 240), atol=3)

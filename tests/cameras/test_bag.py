@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam3_node.cameras.base import CapturedImage
+from sam3_node.cameras.camera_source import CapturedImage
 from sam3_node.cameras.publish import frame_from, run_camera
 from sam3_node.cameras.sources import open_camera
 from sam3_node.errors import BagError
@@ -23,7 +23,7 @@ from sam3_node.wire import decode_depth, decode_image, encode_depth
 pytest.importorskip("mcap")
 
 from sam3_node.bags import RecordingWriter
-from sam3_node.cameras import bag
+from sam3_node.cameras import playback
 from tests.support.recordings import INTRINSICS, MS, frame_at, write_recording
 
 FAST = CameraSettings(fps=1000)
@@ -177,7 +177,7 @@ def test_files_that_hold_no_frame_are_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_the_tabletop_says_when_it_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bag, "TABLETOP", tmp_path / "tabletop.mcap")
+    monkeypatch.setattr(playback, "TABLETOP", tmp_path / "tabletop.mcap")
     with pytest.raises(BagError, match=f"scene:tabletop: expected a recording, found no file at {tmp_path}"):
         open_camera("scene:tabletop", FAST)
     write_recording(tmp_path / "tabletop.mcap", 2)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import zmq
 
-from sam3_node.cameras.base import CapturedImage
-from sam3_node.cameras.dialects import source as dialect_source
-from sam3_node.cameras.dialects.source import MAX_CAMERAS, ServerSource
+from sam3_node.cameras import server_source as dialect_source
+from sam3_node.cameras.camera_source import CapturedImage
+from sam3_node.cameras.server_source import MAX_CAMERAS, ServerSource
 from sam3_node.cameras.sources import open_camera
 from sam3_node.errors import CameraError, TransportError
 from sam3_node.processes import signals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sam3_node.cameras.base import Mode, choose_mode
+from sam3_node.cameras.camera_source import Mode, choose_mode
 
 USB3 = [
     Mode(width, height, fps, form)

@@ -18,7 +18,7 @@ import pytest
 
 from sam3_node.calibration import load_calibration
 from sam3_node.calibration.camera_file import DepthSection
-from sam3_node.cameras.base import CapturedImage
+from sam3_node.cameras.camera_source import CapturedImage
 from sam3_node.cameras.publish import frame_from, run_camera
 from sam3_node.cameras.scene import Scene
 from sam3_node.errors import CameraError, SettingsError, TransportError

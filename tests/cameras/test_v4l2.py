@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.cameras.base import CapturedImage, Mode
+from sam3_node.cameras.camera_source import CapturedImage, Mode
 from sam3_node.cameras.publish import frame_from
 from sam3_node.cameras.sources import open_camera
 from sam3_node.cameras.webcam import (

@@ -44,8 +44,8 @@ from typing import NamedTuple
 import numpy as np
 import zmq
 
-from sam3_node.cameras.base import CapturedImage
-from sam3_node.cameras.live import Pacer
+from sam3_node.cameras.camera_source import CapturedImage
+from sam3_node.cameras.live_source import Pacer
 from sam3_node.cameras.publish import frame_from
 from sam3_node.cameras.scene import Scene
 from sam3_node.client import PerceptionClient

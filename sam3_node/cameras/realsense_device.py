@@ -27,9 +27,9 @@ from ..errors import CameraError
 from ..settings import CameraSettings
 from ..types import NANOSECONDS, Depth, DepthImage, Image, count_missing_frames
 from ..wire import encode_depth
-from .base import CameraSource, CapturedImage
+from .camera_source import CameraSource, CapturedImage
 from .clock_fit import ClockFit
-from .live import LiveSource, Pacer, StampPacer
+from .live_source import DeviceSource, Pacer, StampPacer
 from .realsense_sdk import (
     Stream,
     choose_streams,
@@ -476,4 +476,4 @@ def open_realsense(address: str, settings: CameraSettings, stop: threading.Event
         serial = opened.serial
         return opened
 
-    return LiveSource(name, open_device, settings.fps, stop)
+    return DeviceSource(name, open_device, settings.fps, stop)

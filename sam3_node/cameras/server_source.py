@@ -15,17 +15,17 @@ from typing import cast
 
 import numpy as np
 
-from ...errors import CameraError, WireError
-from ...processes.signals import WaitingNotice
-from ...settings import CameraSettings
-from ...transport.foreign import ForeignHub, ForeignSubscriber
-from ...types import NANOSECONDS, Frame, Image
-from ...wire.codec import describe
-from ...wire.images import decode_image
-from ..base import CapturedImage
-from ..clock_fit import ClockFit
-from ..live import RateLimit
-from .messages import Dialect, ServerImage, read_message
+from ..errors import CameraError, WireError
+from ..processes.signals import WaitingNotice
+from ..settings import CameraSettings
+from ..transport.foreign import ForeignHub, ForeignSubscriber
+from ..types import NANOSECONDS, Frame, Image
+from ..wire.codec import describe
+from ..wire.images import decode_image
+from .camera_source import CapturedImage
+from .clock_fit import ClockFit
+from .live_source import RateLimit
+from .server_messages import Dialect, ServerImage, read_message
 
 MAX_LATE_S = 10.0
 """A stamp this long before the arrival is still taken for a Unix time: of an old image, or of a clock that is off."""
@@ -101,7 +101,7 @@ _RAW_SWAPPED = {"bgr8": "rgb8", "rgb8": "bgr8", "mono8": "mono8"}
 
 
 @dataclass(slots=True)
-class _Camera:
+class _ServerCamera:
     """A camera of the server: who sent it last and under which name, and its last image if that has a stamp."""
 
     origin: tuple[bytes, str]
@@ -152,7 +152,7 @@ class ServerSource:
         self._closed = threading.Event()
         self._changed = threading.Condition()
         self._newest: dict[str, _Arrived] = {}  # the camera that waits longest is first
-        self._cameras: dict[str, _Camera] = {}
+        self._cameras: dict[str, _ServerCamera] = {}
         self._others: dict[str, None] = {}  # names that the server sends beside the chosen one
         self._notice = WaitingNotice(self._explain_silence)
         try:
@@ -258,7 +258,7 @@ class ServerSource:
         allowed = re.sub(r"[^A-Za-z0-9_.-]", "_", name[:64])
         return allowed if allowed.strip(".") else self._settings.name
 
-    def _find_camera(self, name: str, origin: tuple[bytes, str]) -> _Camera:
+    def _find_camera(self, name: str, origin: tuple[bytes, str]) -> _ServerCamera:
         """Return the camera with this name. Raises WireError for a name of another sender, and for too many names."""
         now_s = time.monotonic()
         camera = self._cameras.get(name)
@@ -271,7 +271,7 @@ class ServerSource:
             camera.origin = origin
         if camera is None:
             self._make_place(name, now_s)
-            camera = _Camera(origin, StampReader(name), RateLimit(self._settings.fps))
+            camera = _ServerCamera(origin, StampReader(name), RateLimit(self._settings.fps))
             self._cameras[name] = camera
         camera.heard_s = now_s
         return camera

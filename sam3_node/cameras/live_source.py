@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ..errors import CameraError
 from ..types import NANOSECONDS
-from .base import CapturedImage
+from .camera_source import CapturedImage
 
 _FALLBACK_GAP_NS = NANOSECONDS // 30
 _MAX_GAP_NS = 10 * NANOSECONDS
@@ -105,7 +105,7 @@ class LiveDevice(Protocol):
         """Release the device. Raises nothing."""
 
 
-class LiveSource:
+class DeviceSource:
     """Gives the newest image of a live device. A lost device is opened again, with growing pauses, until it is back.
 
     `open_device` opens the device, or raises CameraError. The first time, that ends the construction. A separate thread

@@ -12,8 +12,8 @@ from ..bags.bag import open_bag
 from ..bags.native.reader import TABLETOP
 from ..errors import BagError, CameraError
 from ..types import Frame
-from .base import CapturedImage
-from .live import Pacer, StampPacer
+from .camera_source import CapturedImage
+from .live_source import Pacer, StampPacer
 
 __all__ = ["TABLETOP", "BagSource", "open_images", "open_video"]
 

@@ -22,10 +22,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ...errors import WireError
-from ...types import Buffer, ColourEncoding, Depth, Frame
-from ...wire.codec import MAX_INT, MAX_SIDE, Limits, describe, unpack
-from ...wire.images import MAX_FRAME_PIXELS, check_colour, compressed_size, identify_compressed, is_depth_png
+from ..errors import WireError
+from ..types import Buffer, ColourEncoding, Depth, Frame
+from ..wire.codec import MAX_INT, MAX_SIDE, Limits, describe, unpack
+from ..wire.images import MAX_FRAME_PIXELS, check_colour, compressed_size, identify_compressed, is_depth_png
 
 Dialect = Literal["groot", "lerobot", "imagezmq", "jpeg"]
 
