@@ -32,13 +32,6 @@ def rigid(rotation: npt.ArrayLike, translation_m: npt.ArrayLike) -> Array:
     return transform
 
 
-def compose(first: Array, *others: Array) -> Array:
-    """Return the product of transforms: base_from_gripper and gripper_from_camera give base_from_camera."""
-    for other in others:
-        first = first @ other
-    return first
-
-
 def invert(parent_from_child: Array) -> Array:
     """Return child_from_parent, the inverse of a rigid transform [4, 4]."""
     inverse_rotation = parent_from_child[:3, :3].T

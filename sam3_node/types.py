@@ -313,7 +313,7 @@ class Detection(NamedTuple):
 
 
 class Shed(NamedTuple):
-    """The work that the node left out on a frame, because its steps exceeded the latency budget."""
+    """The work that the node skipped on a frame, because its steps exceeded the latency budget."""
 
     level: int
     """1: objects are searched for by name less often; 2: low-priority objects are also tracked less often"""
@@ -345,13 +345,13 @@ class MaskFrame:
     node: str | None = None
     """The node's name for its present run, 16 random hex digits; None in results of a replay."""
     epoch: int | None = None
-    """Random number of the camera's ids. The ids of another epoch are those of other objects. None in a replay."""
+    """Random number of the camera's ids. An id of another epoch names another object. None in a replay."""
     camera_pose: FramePose | None = None
     """The camera's pose in the robot's base at the capture, if it is known."""
     robot_pose: FramePose | None = None
     """The gripper's pose in the base at the capture, interpolated, if the node gets poses."""
     shed: Shed | None = None
-    """What was left out on this frame to keep `deadline.budget_ms`; None if nothing."""
+    """What the node skipped on this frame to keep `deadline.budget_ms`; None if nothing."""
 
     @property
     def key(self) -> FrameKey:
@@ -386,5 +386,5 @@ def is_loopback(host: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return host in ("localhost", "lo")
-    # an IPv4 address in IPv6 form is that of IPv4
+    # an IPv6 address may stand for an IPv4 one
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -1,6 +1,6 @@
-"""The Foxglove bridge: a WebSocket server of the foxglove-sdk, to which Foxglove connects.
+"""Serves frames and masks to Foxglove: a WebSocket server of the foxglove-sdk.
 
-The messages are those of recordings (`bags.messages.foxglove_out`). Only what somebody subscribes to is encoded. The
+Recordings have the same messages (`bags.messages.foxglove_out`). A topic without subscribers is not encoded. The
 SDK keeps at most MAX_BACKLOG messages for a client that reads slowly, and drops the oldest.
 """
 
@@ -57,7 +57,7 @@ class FoxgloveServer:
         """Address to open in Foxglove."""
 
     def show(self, frame: Frame | None, masks: MaskFrame) -> bool:
-        """Send what somebody subscribes to, of masks and of their frame if it is given. Return False if nobody does."""
+        """Send the topics of masks and frame that have subscribers. Return False if none has."""
         makers: dict[str, Callable[[], Encoded]] = {} if frame is None else _frame_makers(frame)
         makers[f"/{masks.camera}/annotations"] = lambda: foxglove_out.encode_annotations(masks)
         makers[f"/{masks.camera}/scene"] = lambda: foxglove_out.encode_scene(masks)
@@ -81,7 +81,7 @@ class FoxgloveServer:
         try:
             message = encode()  # the first one also tells the channel's type
         except WireError as error:
-            log.warning("left out %s of frame %d: %s", topic, masks.seq, error)
+            log.warning("skipped %s of frame %d: %s", topic, masks.seq, error)
             return
         name = message.kind.DESCRIPTOR.full_name
         if channel is None or channel.schema_name() != name:
@@ -96,7 +96,7 @@ class FoxgloveServer:
         return self._sdk.Channel(topic, schema=schema, message_encoding="protobuf", context=self._context)
 
     def _find_channels(self, camera: str) -> dict[str, Any]:
-        """Return the channels of a camera. Beyond MAX_CAMERAS, close those of the one that was silent for longest."""
+        """Return the channels of a camera. Beyond MAX_CAMERAS, close those that were silent for longest."""
         channels = self._channels.pop(camera, {})
         self._channels[camera] = channels
         if len(self._channels) > MAX_CAMERAS:
@@ -114,7 +114,7 @@ def read_address(settings: Settings) -> Address:
         )
     if not address.is_loopback and not settings.bridge.insecure:
         raise SettingsError(
-            f"bridge.bind: expected 127.0.0.1, found {address.host}: everybody who can connect would see the pictures. "
+            f"bridge.bind: expected 127.0.0.1, found {address.host}: anyone who can connect would see the pictures. "
             "Use a tunnel such as ssh -L, or set bridge.insecure on a network that you trust"
         )
     return address

@@ -1,4 +1,4 @@
-"""Rerun's entities of frames and masks.
+"""Logs frames and masks to Rerun's viewer, live or in an .rrd file.
 
 Each entity has two timelines: `capture_time`, and `frame`, the camera's number of the frame. The ids of objects are
 Rerun's class ids, with the colours of the overlay videos.
@@ -13,10 +13,6 @@ Rerun's class ids, with the colours of the overlay videos.
     gripper                        pose in the robot's base
     latency/CAMERA/STAGE           milliseconds of each stage, and `total` from the capture to the publication
     confidence/CAMERA/ID           probability that the mask is right
-
-The Rerun bridge: pictures, masks, tracks, positions and latencies for Rerun's viewer, live or in an .rrd file.
-
-`rerun_entities` says what is logged where.
 """
 
 from __future__ import annotations
@@ -168,7 +164,7 @@ class Entities:
             try:
                 image = self._sdk.DepthImage(decode_depth(depth, MAX_DEPTH_PIXELS), meter=meter)
             except WireError as error:
-                log.warning("left out a depth image: %s", error)
+                log.warning("skipped a depth image: %s", error)
                 return
         self._stream.log(path, image)
 

@@ -1,6 +1,6 @@
-"""The way of live messages to a viewer: a thread receives and pairs them, another shows the newest pair of each camera.
+"""Shows live frames and masks in a viewer: one thread receives and pairs them, another shows each camera's newest pair.
 
-A viewer that is slow, or hangs, holds up its own thread only. Newer pairs replace those that wait, so nothing grows.
+A viewer that is slow, or hangs, holds up its own thread only. Newer pairs replace waiting ones, so nothing grows.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Viewer(Protocol):
     """A viewer, or a file for one. A thread of its own calls these methods, which may wait."""
 
     def show(self, frame: Frame | None, masks: MaskFrame) -> bool:
-        """Show masks, empty ones if there are none, and their frame if it is known. Return False if nobody looks."""
+        """Show masks, empty ones if there are none, and their frame if it is known. Return False without a viewer."""
 
     def close(self) -> None:
         """Finish, and let go of sockets and files."""
 
 
 class BridgeCounts(NamedTuple):
-    """Numbers of pairs that were shown, and left out for newer ones. `closed` is False if the viewer still blocks.
+    """Counts of pairs that were shown, and skipped for newer ones. `closed` is False if the viewer still blocks.
 
-    `dropped` messages were not even read, because QUEUE_BYTES were waiting.
+    `dropped` messages were never read, because QUEUE_BYTES were waiting.
     """
 
     shown: int
@@ -81,7 +81,7 @@ def _accept(pairing: MaskPairing, parts: list[memoryview]) -> MaskPair | None:
     try:
         return pairing.accept(parts)
     except WireError as error:
-        log.warning("left out a malformed message: %s", error)
+        log.warning("skipped a malformed message: %s", error)
         return None
 
 

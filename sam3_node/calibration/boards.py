@@ -1,4 +1,4 @@
-"""Calibration boards: their geometry, their text form, and their corners in images.
+"""Describes calibration boards, finds their corners in images, and explains why a board is not found.
 
 A board's frame lies in its printed plane, in metres: x to the right, y down, z away from the viewer. The origin of a
 chessboard is its first inner corner; the origin of the others is the top-left corner of the printed pattern.
@@ -306,9 +306,7 @@ class Board:
 
     @cached_property
     def _legacy(self) -> Any:
-        ids = np.arange(self.first, self.first + self._marker_count)
-        size = (self.columns, self.rows)
-        board = cv2.aruco.CharucoBoard(size, self.pitch_m, self.second_m, self._dictionary, ids)
+        board = replace(self)._aruco
         board.setLegacyPattern(True)
         return board
 
@@ -324,7 +322,7 @@ class Board:
             ]
         places = np.arange(self._marker_count).reshape(self.rows, self.columns)
         layouts = []
-        for turn in (0, 2, 1, 3):  # the tags of the AprilTag library are those of OpenCV after half a turn
+        for turn in (0, 2, 1, 3):  # a tag of the AprilTag library equals OpenCV's after half a turn
             for from_below in (False, True):
                 order = places[::-1] if from_below else places
                 slots = (4 * order.reshape(-1, 1) + np.roll(np.arange(4), turn)).astype(np.intp)
@@ -478,8 +476,7 @@ def _has_squares(quads: npt.NDArray[np.float32], board: Board, grey: GreyImage) 
 
 
 def explain_absence(board: Board, image: npt.NDArray[np.uint8]) -> str | None:
-    """Return the reason why a board is not found in an image that shows another one, or None if nothing is
-    recognised.
+    """Return why a board is not found in an image that shows another one; None if nothing is recognised.
 
     It recognises mirrored and inverted images, markers of other dictionaries, other ids, other arrangements, and
     chessboards of another size.

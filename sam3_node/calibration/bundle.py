@@ -1,12 +1,9 @@
-"""Bundle adjustment of one camera: intrinsics, the pose of the board in each view and, on request, the board's shape.
+"""Adjusts one camera to views of a board: intrinsics, the board's pose in each view and, on request, its shape.
 
-The shape are small offsets of the board's corners from their printed places: paper is seldom flat. Estimating them
-with the camera follows K. H. Strobl and G. Hirzinger, "More accurate pinhole camera calibration with imperfect planar
-target", ICCV Workshops 2011. A weak prior on the offsets keeps pose and scale of the board determined.
-
-First guesses of bundle adjustment: camera and poses by OpenCV's own calibration.
-
-The pose of a board in one image, for a camera with known intrinsics, and its covariance.
+The first guess comes from OpenCV's own calibration. A known camera gives the pose of a board in one image, with its
+covariance. The shape consists of small offsets of the board's corners from their printed places: paper is seldom flat.
+Estimating them with the camera follows K. H. Strobl and G. Hirzinger, "More accurate pinhole camera calibration with
+imperfect planar target", ICCV Workshops 2011. A weak prior on the offsets keeps pose and scale of the board determined.
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ class Solution:
     """Fitted camera: `camera` is fx, fy, cx, cy; `points` [p, 3] are the corners on the board as it really is.
 
     `poses` [v, 6] are rotation vectors and translations, camera from board. `sigma_px` is the noise of one
-    coordinate. `covariance` is that of camera and active coefficients.
+    coordinate. `covariance` belongs to the camera and the active coefficients.
     """
 
     lens: Lens
@@ -348,7 +345,7 @@ def estimate_poses(views: Sequence[BoardView], solution: Solution) -> Solution:
 def estimate_pose(view: BoardView, solution: Solution) -> Array:
     """Return the pose [6] of a board for a known camera: the best of the two planar solutions, then refined."""
     points = solution.points[view.ids]
-    rays = undistort(view.pixels, solution)
+    rays = deproject(view.pixels, 1.0, solution.intrinsics)[:, :2]  # normalised image coordinates
     flat = points * (1, 1, 0)
     count, rotations, translations, _ = cv2.solvePnPGeneric(
         flat[:, None], rays[:, None], np.eye(3), None, flags=cv2.SOLVEPNP_IPPE
@@ -362,11 +359,6 @@ def estimate_pose(view: BoardView, solution: Solution) -> Array:
         error = np.linalg.norm(seen[:, :2] / np.maximum(seen[:, 2:], 1e-9) - rays, axis=1).mean()
         errors.append((error + (1e3 if seen[:, 2].min() <= 0 else 0), pose))
     return min(errors, key=lambda item: item[0])[1]
-
-
-def undistort(pixels: Array, solution: Solution) -> Array:
-    """Return normalised image coordinates [n, 2] of pixels."""
-    return deproject(pixels, 1.0, solution.intrinsics)[:, :2]
 
 
 _MIN_POSE_SIGMA_PX = 0.05
@@ -385,7 +377,7 @@ def to_solution(intrinsics: Intrinsics, points: Array) -> Solution:
 def locate_board(view: BoardView, board: Board, intrinsics: Intrinsics) -> tuple[Array, Array, float]:
     """Return camera_from_board [4, 4], its covariance [6, 6] for a noise of 1 px, and the error of the corners in px.
 
-    The covariance is that of a motion (translation m, rotation vector rad) in the board's frame. The error is the
+    The covariance describes a motion (translation m, rotation vector rad) in the board's frame. The error is the
     standard deviation of one coordinate. Raises CalibrationError if no pose follows.
     """
     solution = to_solution(intrinsics, board.points)

@@ -1,4 +1,4 @@
-"""Hand-eye calibration: the pose of a camera on the gripper, or beside the robot, with its error.
+"""Calibrates hand-eye: the pose of a camera on the gripper, or beside the robot, with its error.
 
 Each view pairs the pose of the gripper, as the robot reports it, with the pose of a board in the camera. The board is
 fixed in the base's frame for a camera on the gripper (eye_in_hand), and on the gripper for a fixed camera
@@ -71,8 +71,8 @@ _DEFAULT_COVARIANCE = np.zeros((6, 6))
 class HandEyeView:
     """One view: base_from_gripper and camera_from_board [4, 4], in metres.
 
-    `covariance` [6, 6] is that of camera_from_board as a motion (translation, rotation vector) in the board's frame,
-    such as `board_poses.locate_board` gives; None if it is not known.
+    `covariance` [6, 6] belongs to camera_from_board, as a motion (translation, rotation vector) in the board's frame,
+    as `bundle.locate_board` returns it. None if it is unknown.
     """
 
     name: str
@@ -83,10 +83,10 @@ class HandEyeView:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Camera and board of poses that come without images: they say where the board can have been seen.
+    """Camera and board for poses without images: they tell where the camera can have seen the board.
 
-    `size` (height, width) is that of the images, `points_m` [p, 3] are the corners in the frame of the board, and
-    `pitch_m` is the side of a square.
+    `size` is (height, width) of the images, `points_m` [p, 3] are the corners in the frame of the board, and `pitch_m`
+    is the side of a square.
     """
 
     intrinsics: Intrinsics
@@ -118,7 +118,7 @@ class Sight:
         return float(np.linalg.norm(np.ptp(self.points_m, axis=0))) / 2
 
     def can_have_seen(self, b: Array) -> bool:
-        """Return if boards at these poses are large enough in the image, and fit into it."""
+        """Return True if boards at these poses are large enough in the image, and fit into it."""
         square_px = self.pitch_m * self.intrinsics.fx / max(_measure_distance(b), 1e-12)
         return square_px >= _MIN_SQUARE_PX and float(self.measure_visible(b).mean()) >= _MIN_VISIBLE
 
@@ -143,11 +143,11 @@ class LeaveOneOut:
 class HandEyeResult:
     """The pose `parent_from_camera` [4, 4]: the parent is the gripper (eye_in_hand) or the base (eye_to_hand).
 
-    `other_from_board` is the pose of the board in the other frame. `covariance` [6, 6] is that of a motion
-    (translation m, rotation vector rad) in the camera's frame, and `position_95_m`, `rotation_95_rad` are the radii
-    that its length stays below with 95 % confidence. `robot_noise` are standard deviations of the gripper's pose (m,
+    `other_from_board` is the pose of the board in the other frame. `covariance` [6, 6] describes a
+    motion (translation m, rotation vector rad) in the camera's frame, and its length stays below `position_95_m` and
+    `rotation_95_rad` with 95 % confidence. `robot_noise` are standard deviations of the gripper's pose (m,
     rad). `scale` is the share by which the board seems larger than described, and its standard deviation, from a
-    refinement in which the scale of the board is free. `warnings` are doubts that did not refuse the result.
+    refinement in which the scale of the board is free. `warnings` are doubts that do not refuse the result.
     """
 
     mounting: Mounting
@@ -173,7 +173,7 @@ def calibrate_hand_eye(
     rejected: Sequence[Rejected] = (),
     sight: Sight | None = None,
 ) -> HandEyeResult:
-    """Estimate the pose of the camera from all views jointly; views that disagree are left out by name.
+    """Estimate the pose of the camera from all views jointly; views that disagree are rejected by name.
 
     Errors are measured at `board_centre_m`, in the frame of the board. `scaled` is true for poses of the board that
     come without images: the covariances of the views are known but for a factor, and `sight` says where the camera can
@@ -181,7 +181,7 @@ def calibrate_hand_eye(
     camera sees there, and poses or lengths that do not fit the board, with the reason.
     """
     _check_motion(views)
-    views, hidden = _leave_out_hidden(views, board_centre_m)
+    views, hidden = _reject_hidden(views, board_centre_m)
     centre = rigid(np.eye(3), board_centre_m)
     observations = observe(views, mounting, board_centre_m, scaled)
     # in another unit than the centre, positions fit only at the board's own origin
@@ -291,10 +291,10 @@ class _Fit:
     errors: Array
 
 
-def _leave_out_hidden(
+def _reject_hidden(
     views: Sequence[HandEyeView], board_centre_m: Sequence[float]
 ) -> tuple[Sequence[HandEyeView], list[Rejected]]:
-    """Leave out the views whose board lies behind the camera, unless they are too many to be mistakes."""
+    """Reject the views whose board lies behind the camera, unless they are too many to be mistakes."""
     centre = rigid(np.eye(3), board_centre_m)
     poses = np.array([view.camera_from_board for view in views], np.float64)
     # the frame of another detector may have its origin elsewhere on the board
@@ -401,7 +401,7 @@ def _check_repeats(views: Sequence[HandEyeView]) -> None:
         board = _distance(before.camera_from_board, after.camera_from_board)
         if robot[0] < _SAME_M and robot[1] < _SAME_RAD and (board[0] > _MOVED_M or board[1] > _MOVED_RAD):
             stale.append(f"{after.name} ({board[0] * 1e3:.0f} mm)")
-    if len(stale) > 1:  # a single one may be a wrong view of the board, which is left out as an outlier
+    if len(stale) > 1:  # a single one may be a wrong view of the board, which is rejected as an outlier
         raise CalibrationError(
             f"the robot's pose is stale in {len(stale)} views: it did not change while the board moved in the image: "
             f"{', '.join(stale[:5])}; check the source of the poses"

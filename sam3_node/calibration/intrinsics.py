@@ -1,6 +1,6 @@
-"""Coverage of the image by views of a board: which views differ, and which are still missing.
+"""Measures the intrinsics of a camera from views of a board, and tells which views are missing.
 
-Intrinsics of a camera from views of a board: lens model by held-out error, bad views left out by name.
+The held-out error chooses the lens model. Bad views are rejected by name.
 """
 
 from __future__ import annotations
@@ -131,14 +131,6 @@ def _find_normal(view: BoardView, board: Board, size: tuple[int, int]) -> Array 
     return np.asarray(cv2.Rodrigues(rotation)[0][:, 2], np.float64) if found else None
 
 
-def _see_regions(views: Sequence[BoardView], size: tuple[int, int]) -> npt.NDArray[np.bool_]:
-    """Return [5, 5] bool: True for each part of the image that holds a corner."""
-    seen = np.zeros((5, 5), np.bool_)
-    for view in views:
-        seen[_cells(view.pixels, size, (5, 5))] = True
-    return seen
-
-
 def describe_missing(views: Sequence[BoardView], board: Board, size: tuple[int, int]) -> list[str]:
     """Return what is still missing, the most useful view first; nothing if coverage is complete."""
     missing = []
@@ -147,7 +139,9 @@ def describe_missing(views: Sequence[BoardView], board: Board, size: tuple[int, 
     for axis, sign, text in _TILTS:
         if not any(-sign * normal[axis] > sine for normal in normals):
             missing.append(f"a view with {text}, by 20 to 45 degrees")
-    seen = _see_regions(views, size)
+    seen = np.zeros((5, 5), np.bool_)  # the parts of the image that hold a corner
+    for view in views:
+        seen[_cells(view.pixels, size, (5, 5))] = True
     for row, names in enumerate(_REGION_NAMES):
         for column, name in enumerate(names):
             if not seen[2 * row, 2 * column]:
@@ -161,7 +155,7 @@ def describe_missing(views: Sequence[BoardView], board: Board, size: tuple[int, 
 
 
 MIN_VIEWS = 6
-"""Minimum number of views for intrinsics, after bad ones are left out."""
+"""Minimum number of views for intrinsics, without the rejected ones."""
 
 _FOLDS = 5
 _SIMPLER = 1.005  # a richer model must lower the held-out error by more than this factor
@@ -175,7 +169,7 @@ _OUTLIER_SIGMAS = 6.0
 _MAX_BAD_SHARE = 0.5
 _MAX_FOCAL_SD = 0.02  # standard deviation of the focal length, as a share of it
 _MAX_RMS_SHARE = 0.05  # of the distance between corners: more is not noise but another board
-_MAX_GUESS_SHARE = 0.2  # of the same, before bad views are left out
+_MAX_GUESS_SHARE = 0.2  # of the same, before bad views are rejected
 _LENSES: dict[str, tuple[Lens, ...]] = {
     "pinhole": (Lens("pinhole", (0, 1, 2, 3)), Lens("pinhole", (0, 1, 2, 3, 4))),
     "fisheye": (Lens("fisheye", (0, 1, 2, 3)),),
@@ -187,7 +181,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A view that was left out, and the reason."""
+    """A view that is not used, and the reason."""
 
     name: str
     reason: str
@@ -241,9 +235,9 @@ def calibrate_intrinsics(
 ) -> IntrinsicsResult:
     """Estimate the intrinsics from views of images of one `size` (height, width).
 
-    `coefficients` fixes the number of distortion coefficients (pinhole: 2, 4, 5 or 8); 0 chooses 4 or 5 by the
-    held-out error. `shape` estimates the board's shape, or not; None decides by the held-out error. Of more than
-    `max_views` views those that differ most take part. Raises CalibrationError that names what is missing.
+    `coefficients` fixes the number of distortion coefficients (pinhole: 2, 4, 5 or 8); 0 chooses 4 or 5 by the held-out
+    error. `shape` estimates the board's shape, or not; None decides by the held-out error. At most `max_views` views
+    take part, the ones that differ most. Raises CalibrationError that names what is missing.
     """
     dropped = list(rejected)
     chosen, repeated = choose_views(views, board, size, max_views)
@@ -255,7 +249,7 @@ def calibrate_intrinsics(
     kept, start = _drop_bad_views(chosen, start, board, False, dropped, gross=True)
     _require_views(kept, board, size, dropped)
     flat = not (shape if shape is not None else _prefers_shape(kept, start, board, report))
-    lens, _ = _choose_lens(kept, start, board, lenses, flat, report)
+    lens = _choose_lens(kept, start, board, lenses, flat, report)
     kept, solution = _drop_bad_views(kept, _with_lens(start, lens), board, not flat, dropped)
     _require_views(kept, board, size, dropped)
     kept = _drop_outlying_corners(kept, solution)
@@ -302,7 +296,7 @@ def _require_views(
     reasons = "; ".join(f"{view.name}: {view.reason}" for view in rejected[:5])
     raise CalibrationError(
         f"expected at least {MIN_VIEWS} different views of {board}, found {len(views)}"
-        + (f" (left out: {reasons})" if reasons else "")
+        + (f" (rejected: {reasons})" if reasons else "")
         + f"; add: {'; '.join(describe_missing(views, board, size)[:4])}"
     )
 
@@ -315,7 +309,7 @@ def _drop_bad_views(
     rejected: list[Rejected],
     gross: bool = False,
 ) -> tuple[list[BoardView], Solution]:
-    """Fit with robust weights and leave out views whose error is far above the median, one after the other."""
+    """Fit with robust weights, and reject views whose error is far above the median, one after the other."""
     kept, solution = list(views), start
     limit = len(kept) * (1 - _MAX_BAD_SHARE)
     ratio, floor = (2 * _BAD_RATIO, 2.0) if gross else (_BAD_RATIO, _BAD_PX)
@@ -340,7 +334,7 @@ def _drop_bad_views(
 
 
 def _drop_outlying_corners(views: Sequence[BoardView], solution: Solution) -> list[BoardView]:
-    """Leave out single corners that are far off, such as those beside a reflection."""
+    """Drop single corners that are far off, such as those beside a reflection."""
     residuals = compute_residuals(solution, views)
     limit = max(_OUTLIER_SIGMAS * solution.sigma_px, _BAD_PX)
     kept = []
@@ -369,15 +363,15 @@ def _choose_lens(
     lenses: Sequence[Lens],
     flat: bool,
     report: Report,
-) -> tuple[Lens, float]:
-    """Return the simplest lens whose held-out error is near the lowest, and that error."""
+) -> Lens:
+    """Return the simplest lens whose held-out error is near the lowest."""
     errors = []
     for lens in lenses:
         error = measure_held_out(views, _with_lens(start, lens), board, shape=not flat)
         errors.append((error, lens))
         report(f"held-out error {error:.4f} px with {len(lens.active)} coefficients")
     lowest = min(error for error, _ in errors)
-    return next((lens, error) for error, lens in errors if error <= lowest * _SIMPLER)
+    return next(lens for error, lens in errors if error <= lowest * _SIMPLER)
 
 
 def measure_held_out(views: Sequence[BoardView], start: Solution, board: Board, *, shape: bool) -> float:

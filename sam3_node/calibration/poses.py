@@ -1,4 +1,4 @@
-"""Poses of the robot: a file of them, and a track that is interpolated at the time of an image.
+"""Reads a file of robot poses, and interpolates a track of poses at the time of an image.
 
 A pose file is JSON, TOML, CSV or TUM's text; docs/calibration.md describes them. Poses are base_from_gripper:
 position in metres (or the unit that the file names) and a unit quaternion x, y, z, w or a rotation vector, or a 4x4

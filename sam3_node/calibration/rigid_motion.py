@@ -1,18 +1,11 @@
-"""Stacks of rigid transforms [n, 4, 4]: residuals, adjoints and means.
+"""Solves A X B = Y for stacks of rigid transforms [n, 4, 4]: closed forms of OpenCV, then a joint refinement.
 
-A small motion is xi = (translation [3] in metres, rotation vector [3] in radians), applied on the right: T exp(xi),
-that is, in the frame of the child.
+A is base_from_gripper for a camera on the gripper and gripper_from_base for a camera beside the robot, B is
+camera_from_board, X is the pose of the camera in its parent's frame, and Y is the pose of the board in the other
+frame. A small motion is xi = (translation [3] in metres, rotation vector [3] in radians), applied on the right:
+T exp(xi), that is, in the frame of the child. The start of the refinement is one that outliers do not spoil.
 
-OpenCV's methods of hand-eye calibration, and a start for the joint refinement that outliers do not spoil.
-
-All solve A X B = Y over views: A is base_from_gripper for a camera on the gripper and gripper_from_base for a camera
-beside the robot, B is camera_from_board, X is the pose of the camera in its parent's frame, and Y that of the board
-in the other frame.
-
-Joint refinement of hand-eye and board pose over all views, with the noise of robot and camera estimated beside
-them.
-
-The error of a view is E = Y^-1 A X B, see `closed_form`. Its covariance is the sum of the camera's part, which the
+The error of a view is E = Y^-1 A X B. Its covariance is the sum of the camera's part, which the
 corners of the board give, and the robot's part: independent errors of the gripper's pose with standard deviations in
 metres and radians. These are variance components, estimated by restricted maximum likelihood (H. D. Patterson and R.
 Thompson, Biometrika 1971); views are whitened by the sum. The covariance of X follows from the whitened Jacobian.
@@ -253,9 +246,8 @@ class Observations:
 class Refined:
     """X and Y [4, 4], the noise of the robot (m, rad) and the camera's factor, and the covariance of X and Y.
 
-    The covariance [12, 12] is that of motions on the right, see `rigid_motion`, and `degrees` are the degrees of
-    freedom behind it. `scale` multiplies the positions of the board; where it was free, it is the 13th parameter of
-    the covariance [13, 13].
+    The covariance [12, 12] describes motions on the right, and `degrees` are the degrees of freedom behind it. `scale`
+    multiplies the positions of the board; where it was free, it is the 13th parameter of the covariance [13, 13].
     """
 
     x: Array
@@ -377,7 +369,7 @@ def _estimate_noise(
         inverse = np.linalg.inv(total)
         normal = (np.swapaxes(slopes, 1, 2) @ inverse @ slopes).sum(0)
         product = np.einsum("ni,nij,nj->", errors, inverse, errors)
-        # the errors are those of another weighting: project out what X and Y could still explain
+        # the errors come from another weighting: project out what X and Y could still explain
         gradient = np.einsum("nik,nij,nj->k", slopes, inverse, errors)
         explained = gradient @ np.linalg.solve(normal, gradient)
         return float(np.linalg.slogdet(total)[1].sum() + np.linalg.slogdet(normal)[1] + product - explained)

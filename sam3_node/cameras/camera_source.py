@@ -1,16 +1,17 @@
-"""The interface of a camera source, and the images that it gives.
-
-Modes of cameras: sizes, rates and pixel formats, and the choice of one.
-"""
+"""What a camera source is: its interface, its images, and the modes that a camera offers."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from ..settings import CameraSettings
 from ..types import Depth, DepthImage, Frame, Image, Intrinsics
 from ..wire import decode_depth, decode_image
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class CapturedImage:
 
     A recorded `image` may be its Frame and a recorded `depth` its Depth, both still encoded. Depth as an array is
     registered to the image, in units of `depth_scale_m` metres; 0 is unknown. `times` are the device's own stamps.
-    `camera` is the name to publish it under, of a source with several cameras; "" for that of the settings.
+    A source with several cameras names each in `camera`; "" is the name in the settings.
     """
 
     image: Image | Frame  # BGR [h, w, 3]
@@ -59,7 +60,7 @@ class CameraSource(Protocol):
 
     @property
     def lost(self) -> int:
-        """Images that were lost before they were given, as far as the source knows."""
+        """Images that were lost before they were yielded, as far as the source knows."""
 
     def __iter__(self) -> Iterator[CapturedImage]: ...
 
@@ -79,8 +80,22 @@ class Mode(NamedTuple):
         return f"{self.width}x{self.height} at {self.fps:g} fps, {self.form}"
 
 
+def wanted_mode(settings: CameraSettings) -> Mode:
+    """Return the mode that the settings ask for; 640x480 at 30 fps where they leave it open."""
+    return Mode(settings.width or 640, settings.height or 480, settings.fps or 30.0, "")
+
+
+def warn_about_mode(name: str, mode: Mode, wanted: Mode) -> None:
+    """Log a warning if a camera has only another size than the wanted one, or a lower rate."""
+    if mode[:2] != wanted[:2] or mode.fps < wanted.fps - 0.5:
+        _log.warning(
+            "%s: expected %dx%d at %g fps, the camera has %s; frames are resized if camera.width or height is set",
+            *(name, *wanted[:3], mode),
+        )
+
+
 def choose_mode(modes: Iterable[Mode], wanted: Mode, forms: Sequence[str]) -> Mode | None:
-    """Return the offered mode nearest to `wanted`, whose format is the first of `forms` that it comes in.
+    """Return the offered mode nearest to `wanted`, in the first format of `forms` that it has.
 
     The size goes before the rate: the smallest image that is not smaller than wanted, else the largest. Of its rates,
     the slowest that is not slower, else the fastest. None if no mode has a format of `forms`.

@@ -1,4 +1,4 @@
-"""Mapping of a device's clock to the host's clock, with an estimate of the drift between them."""
+"""Maps a device's clock to the host's clock, and estimates the drift between them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _MAX_JUMPS = 3
 class ClockFit:
     """Estimates how long before its arrival an image was stamped, from the stamps of a device's own clock.
 
-    An image arrives after its stamp by a delay of at least the shortest one, which no one-way measurement can see. The
-    fit is a line through the shortest delay of each second: Theil-Sen (P. K. Sen, 1968), which seconds of congestion or
-    wrong stamps cannot bend while they are less than 29 %. A clock that jumps is fitted anew after three images.
+    An image arrives after its stamp by a delay of at least the shortest one, which a one-way measurement cannot see.
+    The fit is a line through the shortest delay of each second: Theil-Sen (P. K. Sen, 1968), which seconds of
+    congestion or wrong stamps cannot bend while they are less than 29 %. A clock that jumps is fitted anew after three
+    images.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Pacing of images on an absolute time grid, so that waiting errors never add up.
+"""Paces images, and reads live devices: a thread keeps the newest image and opens a lost device again.
 
-Live cameras: a thread reads the device, gives the newest image only, and opens a lost device again.
+A pace lies on an absolute grid of times, so that errors of waiting never add up.
 """
 
 from __future__ import annotations
@@ -66,6 +66,17 @@ class StampPacer:
         return not self._stop.wait((self._due_ns - now) / NANOSECONDS)
 
 
+def make_pace(fps: float, stop: threading.Event) -> Callable[[int], bool]:
+    """Return a function of a stamp that waits for the image's time: by `fps`, or by the stamps if it is 0.
+
+    The function returns False if stopped.
+    """
+    if not fps:
+        return StampPacer(stop).wait
+    pacer = Pacer(fps, stop)
+    return lambda _: pacer.wait()
+
+
 class RateLimit:
     """Limits a faster camera to `fps` images a second, evenly spaced; 0 admits all."""
 
@@ -106,9 +117,9 @@ class LiveDevice(Protocol):
 
 
 class DeviceSource:
-    """Gives the newest image of a live device. A lost device is opened again, with growing pauses, until it is back.
+    """Yields the newest image of a live device. A lost device is opened again, with growing pauses, until it is back.
 
-    `open_device` opens the device, or raises CameraError. The first time, that ends the construction. A separate thread
+    `open_device` opens the device, or raises CameraError, which the constructor passes on. A separate thread
     reads, because a driver may block a read for seconds and stopping must not wait for it. Images are limited to `fps`
     a second; 0 admits all.
     """

@@ -1,4 +1,4 @@
-"""bag:FILE, video:FILE and images:FOLDER - recordings, played at their own pace; scene:tabletop - the bundled one."""
+"""Plays recordings at their own pace: bag:FILE, video:FILE, images:FOLDER, and the bundled scene:tabletop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..bags.native.reader import TABLETOP
 from ..errors import BagError, CameraError
 from ..types import Frame
 from .camera_source import CapturedImage
-from .live_source import Pacer, StampPacer
+from .live_source import make_pace
 
 __all__ = ["TABLETOP", "BagSource", "open_images", "open_video"]
 
@@ -22,13 +22,12 @@ _CAMERA = "?camera="
 
 
 class BagSource:
-    """The frames of one camera of a recording, in order, captured anew: FILE?camera=NAME chooses the camera, FILE alone
-    the first one.
+    """Plays the frames of one camera of a recording in order: FILE?camera=NAME, or the first camera of FILE.
 
-    Colour and depth stay encoded as they were recorded. Intrinsics and device times are kept, and `times` gains
-    `media_ns`, the time since the first frame. `fps` 0 keeps the recorded pace. A recording that loops starts again at
-    its first frame: the image of `seq` is that of seq % its length. A damaged recording is played up to the damage.
-    Raises BagError if there is no frame at all.
+    Each frame is captured anew. Colour and depth stay encoded as they were recorded. Intrinsics and device times are
+    kept, and `times` gains `media_ns`, the time since the first frame. `fps` 0 keeps the recorded pace. A recording
+    that loops starts again at its first frame: the image of `seq` is the recorded one of seq % its length. A damaged
+    recording is played up to the damage. Raises BagError if there is no frame at all.
     """
 
     lost = 0
@@ -47,8 +46,7 @@ class BagSource:
         self._loop = loop
         self.is_finite = not loop
         self._closed = False
-        self._grid = Pacer(fps, stop) if fps else None
-        self._pacer = StampPacer(stop)
+        self._wait = make_pace(fps, stop)
 
     def __iter__(self) -> Iterator[CapturedImage]:
         while not self._closed:
@@ -68,9 +66,6 @@ class BagSource:
             yield self._capture(frame)
         for text in filter(None, (self._bag.lost, *self._bag.notes)):
             _log.warning("%s: %s", self.name, text)
-
-    def _wait(self, stamp_ns: int) -> bool:
-        return self._grid.wait() if self._grid is not None else self._pacer.wait(stamp_ns)
 
     def _capture(self, frame: Frame) -> CapturedImage:
         times = {**frame.times, "media_ns": frame.capture_ns - self._start_ns}

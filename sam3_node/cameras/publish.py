@@ -1,4 +1,4 @@
-"""The camera process: opens a source, then captures, resizes, encodes and publishes until the source ends or a stop."""
+"""Runs a camera process: captures, resizes, encodes and publishes images until the source ends or a stop."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def _wait_for_receiver(publisher: FramePublisher, stop: threading.Event) -> None
 
 
 def _explain_wait(publisher: FramePublisher, delivery: Delivery) -> str:
-    """Say why nobody receives frames; "" if somebody does."""
+    """Say why no node receives frames; "" if one does."""
     if publisher.wait_for_peer(0):
         return ""
     return (
-        f"camera: nobody receives frames from {publisher.endpoint}: start the node with sam3-node run, or correct "
+        f"camera: no node receives frames from {publisher.endpoint}: start the node with sam3-node run, or correct "
         f"transport.frames or transport.delivery (here {delivery!r}) of the camera or the node"
     )
 
@@ -148,7 +148,7 @@ def _publish(
                 unsent += not _send(publisher, frame_from(image, seq, camera, calibration), stop, watchdog)
             except WireError as error:
                 unsent += 1
-                _log.warning("%s: image %d of %s is left out: %s", source.name, seq, name, error)
+                _log.warning("%s: skipped image %d of %s: %s", source.name, seq, name, error)
         captured += 1
         report.count(unsent)
         if captured == camera.frames or stop.is_set():

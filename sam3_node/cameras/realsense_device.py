@@ -1,10 +1,6 @@
-"""Pairing of the colour and depth images of one camera by their stamps.
+"""Reads a RealSense camera, realsense[:SERIAL], or a recording of the SDK played as the device, realsense:FILE.
 
-Options of RealSense sensors from the settings: preset, exposure and emitter.
-
-An open RealSense camera, or a recording of one played as the device: colour with aligned depth, lens and stamps.
-
-realsense[:SERIAL] - a RealSense camera, and realsense:FILE - a recording of the SDK played as the device.
+An image has its aligned depth, its lens and the stamps of the device.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from ..types import NANOSECONDS, Depth, DepthImage, Image, count_missing_frames
 from ..wire import encode_depth
 from .camera_source import CameraSource, CapturedImage
 from .clock_fit import ClockFit
-from .live_source import DeviceSource, Pacer, StampPacer
+from .live_source import DeviceSource, make_pace
 from .realsense_sdk import (
     Stream,
     choose_streams,
@@ -57,10 +53,10 @@ Pair = tuple[StampedFrame, StampedFrame | None]
 
 
 class FramePairer:
-    """Gives every colour image once, in order, with the depth image at most `tolerance_ns` away, else alone.
+    """Yields every colour image once, in order, with the depth image at most `tolerance_ns` away, else alone.
 
-    Each stream comes in order of time. A colour image waits for depth until depth of a later time comes, or more than
-    `patience` colour images wait. Stamps of two domains are not compared; then the times of arrival are.
+    Each stream arrives in order of time. A colour image waits until later depth arrives, or until more than `patience`
+    colour images wait. Stamps of two clock domains cannot be compared, so times of arrival are compared instead.
     """
 
     def __init__(self, tolerance_ns: int, patience: int = 1) -> None:
@@ -171,17 +167,17 @@ _METADATA_NS = {
     "backend_timestamp": 10**6,
     "time_of_arrival": 10**6,
 }
-"""Stamps beside that of the frame, with the nanoseconds of their units."""
+"""Further stamps of a frame, with the nanoseconds of their units."""
 
 
 class RecordingEnded(CameraError):  # noqa: N818 - an occurrence, such as StopIteration
-    """Raised when a recording that is played as the device has given all its images."""
+    """Raised at the end of a recording that is played as the device."""
 
 
 class RealSenseDevice:
     """A LiveDevice that streams colour, and depth if the camera has it. Raises CameraError if it cannot be opened.
 
-    A recording gives each of its images once; a camera that is read too slowly loses the oldest.
+    A recording yields each of its images once. A camera that is read too slowly loses the oldest.
     """
 
     def __init__(self, rs: Any, device: Any, settings: CameraSettings, name: str) -> None:
@@ -395,7 +391,7 @@ _RECORDINGS = (".db3", ".bag")
 
 
 class RealSenseRecording:
-    """A recording of the RealSense SDK that plays as the device would give it, every image once, at its own pace.
+    """Plays a recording of the RealSense SDK as the device would: every image once, at its own pace.
 
     `fps` 0 keeps the recorded pace. Images are captured anew; `times` holds the recorded stamps.
     """
@@ -406,8 +402,7 @@ class RealSenseRecording:
         self._rs = load_sdk()
         self._lost = 0
         self._device: RealSenseDevice | None = self._open()
-        self._grid = Pacer(settings.fps, stop) if settings.fps else None
-        self._pacer = StampPacer(stop)
+        self._wait = make_pace(settings.fps, stop)
 
     @property
     def lost(self) -> int:
@@ -432,9 +427,6 @@ class RealSenseRecording:
         if device is not None:
             self._lost += device.lost
             device.close()
-
-    def _wait(self, stamp_ns: int) -> bool:
-        return self._grid.wait() if self._grid is not None else self._pacer.wait(stamp_ns)
 
     def _open(self) -> RealSenseDevice:
         device = load_recording(self._rs, self._path, self.name)

@@ -1,6 +1,4 @@
-"""Drawings for scene:shapes: shaded shapes, and the table that they lie on.
-
-scene:shapes - a drawn table top with moving objects and exact masks.
+"""Draws scene:shapes: a table top with moving, shaded objects and exact masks.
 
 `Scene.render` is a pure function of the frame's index, so that any process can compute the truth of the frame with that
 `seq`. The first object passes behind the second. The third leaves the image and comes back.
@@ -318,7 +316,7 @@ class Scene:
 class SceneSource:
     """A scene as a camera: its frames starting at index 0, at `fps`, or at the scene's own rate if that is 0.
 
-    A scene with an end that loops starts again at index 0: the truth of `seq` is that of seq % frames.
+    A scene with an end that loops starts again at index 0: the truth of `seq` is the truth of seq % frames.
     """
 
     lost = 0

@@ -1,4 +1,4 @@
-"""Messages of other projects' camera servers: bytes to images, bounded, and the dialect that bytes look like.
+"""Reads messages of other projects' camera servers: bytes to images, within bounds. Names the dialect of the bytes.
 
 | dialect | a message |
 |---|---|
@@ -47,7 +47,7 @@ _LAYOUTS: dict[str, str] = {
 class ServerImage:
     """An image of a server: the server's name of the camera, the encoded image, and the server's stamp if it has one.
 
-    `swapped` says that this kind of server exchanges red and blue. Only sizes and structure were checked yet.
+    `swapped` is True if this kind of server exchanges red and blue. Only sizes and structure are checked so far.
     """
 
     name: str
@@ -57,7 +57,7 @@ class ServerImage:
 
 
 class Contents(NamedTuple):
-    """Images of a message, and the reasons for which others of it cannot be used."""
+    """Images of a message, and the errors of its images that cannot be used."""
 
     images: list[ServerImage]
     rejected: list[WireError]

@@ -1,6 +1,8 @@
-"""Times of capture from the stamps of a camera server, whose clock may be another than Unix time.
+"""Reads another project's camera server: tcp://HOST:PORT with camera.dialect (GR00T, lerobot, imagezmq).
 
-tcp://HOST:PORT with camera.dialect - the cameras of another project's server, each published under its own name.
+The source subscribes to the server and keeps the newest image of each camera, and the camera process publishes each
+under its own name. Stamps, keys, recording, the watchdog and the node work as with every camera. A server's clock may
+be another than Unix time.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from .live_source import RateLimit
 from .server_messages import Dialect, ServerImage, read_message
 
 MAX_LATE_S = 10.0
-"""A stamp this long before the arrival is still taken for a Unix time: of an old image, or of a clock that is off."""
+"""A stamp up to this long before the arrival counts as Unix time: the image is old, or the clock is off."""
 MAX_EARLY_S = 0.05
-"""The same for a stamp after the arrival; the arrival is used then."""
+"""The same for a stamp after the arrival. The arrival is used instead."""
 OLD_S = 1.0
-"""Lateness of a stamp from which a warning names it."""
+"""Lateness from which a warning names the stamp."""
 _MAX_STAMP_S = 2**62 / NANOSECONDS
 
 _log = logging.getLogger(__name__)
@@ -41,10 +43,10 @@ _log = logging.getLogger(__name__)
 class StampReader:
     """Maps the stamps of one camera of a server to the Unix time of the capture.
 
-    A stamp of Unix seconds is kept. Of another clock (a monotonic one, one that is off by more than MAX_LATE_S), the
-    arrival is used, less the delay beyond the shortest one, see ClockFit. An image without a usable stamp has the time
-    of its arrival. The times always increase, also where the stamps repeat or go back. `name` is for warnings, of which
-    each is logged once.
+    A stamp in Unix seconds is kept. For another clock (a monotonic one, or one that is off by more than MAX_LATE_S),
+    the capture is the arrival less the delay beyond the shortest one, see ClockFit. An image without a usable stamp
+    gets the time of its arrival. The times always increase, even where the stamps repeat or go back. Each warning is
+    logged once, with `name`.
     """
 
     def __init__(self, name: str) -> None:
@@ -122,7 +124,7 @@ class _Arrived:
 
 @dataclass(slots=True)
 class _Counts:
-    """Numbers of images that were given to nobody, and why messages could not be read."""
+    """Counts of images that were received and not yielded, and why messages could not be read."""
 
     replaced: int = 0
     repeated: int = 0
@@ -132,12 +134,12 @@ class _Counts:
 
 
 class ServerSource:
-    """The newest image of each camera of a server. A thread receives; nothing that the server sends ends it.
+    """Yields the newest image of each camera of a server. A thread receives; no message can end it.
 
     URI?camera=NAME chooses one camera, which is published under the name of the settings; `*` stands for all. A server
-    that is absent or restarted is connected when it is there. `.counts` says how many images were replaced by newer
-    ones, came again with the same stamp, or could not be read. Raises TransportError for an address that cannot be
-    used.
+    that is absent or restarts is connected as soon as it is there. `.counts` says how many images were replaced by
+    newer ones, came again with the same stamp, or could not be read. Raises TransportError for an address that cannot
+    be used.
     """
 
     is_finite = False
@@ -265,8 +267,8 @@ class ServerSource:
         if camera is not None and camera.origin != origin:
             if now_s - camera.heard_s < _SHARED_S:
                 raise WireError(
-                    f"camera {name}: expected images of {describe(camera.origin[1])} of one sender, found those of "
-                    f"{describe(origin[1])} or of another sender too; give each camera a name of its own"
+                    f"camera {name}: expected images of {describe(camera.origin[1])} of one sender, found "
+                    f"{describe(origin[1])} or another sender too; give each camera its own name"
                 )
             camera.origin = origin
         if camera is None:
@@ -350,7 +352,7 @@ def open_server(
         )
     if settings.calibration is not None and not chosen:
         raise CameraError(
-            f"camera.calibration is that of one camera, and {endpoint} may send several: choose one with "
+            f"camera.calibration belongs to one camera, and {endpoint} may send several: choose one with "
             f"{endpoint}{_CAMERA}NAME"
         )
     return ServerSource(endpoint, chosen, settings, stop, insecure)

@@ -283,7 +283,7 @@ Pairs = tuple[list["HandEyeView"], list[Any], dict[str, str], bool]
 
 
 def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibration) -> Pairs:
-    """Return pairs of poses, views left out, digests of the inputs, and True if covariances lack a factor."""
+    """Return pairs of poses, rejected views, digests of the inputs, and True if covariances lack a factor."""
     from ..calibration.poses import read_poses
     from .calibration_views import compute_digest, pair_board_poses, pair_views
 

@@ -1,8 +1,7 @@
-"""Views for calibration: boards found in image files, recordings and live frames, with a guide in the terminal.
+"""What `calibrate` reads and writes: views of a board, robot poses paired with them, and results.
 
-Pairs of robot and board poses for hand-eye calibration, by the name or the time of each image.
-
-Results of calibrations: as sections of a calibration file, and in the terminal.
+Views come from image files, recordings and live frames, with a guide in the terminal. A pose belongs to an image by its
+name or its time. Results go to sections of a calibration file and to the terminal.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def collect_views(sources: Sequence[str], board: Board, camera: str, every: int)
     if not found.views:
         total = sum(map(len, sizes.values()))
         raise CalibrationError(
-            f"expected {board} in the images, found it in none of {total}"
+            f"expected {board} in the images, found it in 0 of {total}"
             + (f": {advice}" if advice else "; check the board's description, light and sharpness")
         )
     found.size = next(iter(sizes))
@@ -177,10 +176,11 @@ class LiveViews:
         self._outlines: list[np.ndarray] = []
         self.found = Views()
 
-    @property
-    def complete(self) -> bool:
-        """True when GUIDE_VIEWS views are taken and no view is missing."""
+    def is_enough(self, count: int) -> bool:
+        """Return True when `count` views are taken. With 0: GUIDE_VIEWS views, and no view is missing."""
         taken = self.found
+        if count:
+            return len(taken.views) >= count
         return len(taken.views) >= GUIDE_VIEWS and not describe_missing(taken.views, self._board, taken.size)
 
     def offer(self, picture: Picture) -> bool:
@@ -249,11 +249,12 @@ def collect_live(
     try:
         cameras = [settings.camera.name]
         with FrameSubscriber(settings.transport.frames, cameras=cameras, security=security) as frames:
-            while not stop.is_set() and not _is_enough(guide, count):
+            while not stop.is_set() and not guide.is_enough(count):
                 received = frames.take(200)
                 if received is not None and (image := _decode(received.frame)) is not None:
                     frame, clock = received.frame, received.frame.clock
-                    guide.offer(Picture(f"seq {frame.seq}", image, frame.capture_ns, _digest(frame)))
+                    digest = hashlib.sha256(frame.colour).hexdigest()
+                    guide.offer(Picture(f"seq {frame.seq}", image, frame.capture_ns, digest))
                 if subscriber is not None:
                     guide.found.poses += subscriber.take(0)
         if subscriber is not None:  # the pose after the last image
@@ -276,18 +277,10 @@ def _require_one_clock(poses: Sequence[FramePose], clock: str) -> None:
         )
 
 
-def _is_enough(guide: LiveViews, count: int) -> bool:
-    return len(guide.found.views) >= count if count else guide.complete
-
-
-def _digest(frame: Frame) -> str:
-    return hashlib.sha256(frame.colour).hexdigest()
-
-
 def pair_board_poses(poses: Sequence[RobotPose], board: Board, calibration: Calibration) -> list[HandEyeView]:
     """Return views from a file that holds the poses of the board, too. Raises CalibrationError if they are absent.
 
-    The covariances are those of all corners with a noise of 1 px.
+    The covariances assume that all corners are seen, with a noise of 1 px.
     """
     lens = calibration.intrinsics
     intrinsics = calibration.intrinsics_for((lens.height_px, lens.width_px))
@@ -456,7 +449,7 @@ def describe_calibration(calibration: Calibration) -> list[str]:
 
 
 def judge_hand_eye(measured: HandEyeMeasured, limit_mm: float = MAX_LEAVE_ONE_OUT_MM) -> tuple[bool, str]:
-    """Return if the record of a hand-eye calibration passes, and a line that says why."""
+    """Return whether the record of a hand-eye calibration passes, and a line that says why."""
     passed = measured.leave_one_out_mm <= limit_mm and measured.leave_one_out_deg <= MAX_LEAVE_ONE_OUT_DEG
     return passed, (
         f"{'passed' if passed else 'FAILED'}: leave-one-out error of the hand-eye calibration "
@@ -503,9 +496,9 @@ def _describe_change(before: Calibration, after: Calibration) -> str:
 
 
 def print_intrinsics(path: Path, result: IntrinsicsResult) -> None:
-    """Print the result, the views left out, and which views would improve it."""
+    """Print the result, the rejected views, and which views would improve it."""
     for item in result.rejected:
-        print(f"left out {item.name}: {item.reason}")
+        print(f"rejected {item.name}: {item.reason}")
     for advice in result.advice:
         print(f"better with: {advice}")
     fx, fy, cx, cy = result.solution.camera
@@ -516,9 +509,9 @@ def print_intrinsics(path: Path, result: IntrinsicsResult) -> None:
 
 
 def print_hand_eye(path: Path, result: HandEyeResult) -> None:
-    """Print the result with its error, and the views left out."""
+    """Print the result with its error, and the rejected views."""
     for item in result.rejected:
-        print(f"left out {item.name}: {item.reason}")
+        print(f"rejected {item.name}: {item.reason}")
     x, y, z = result.parent_from_camera[:3, 3] * 1e3
     print(
         f"{path}: camera at {x:.2f} {y:.2f} {z:.2f} mm, within {result.position_95_m * 1e3:.2f} mm and "

@@ -52,7 +52,7 @@ def keys_new(args: Namespace, settings: Settings) -> None:
     folder = _open(settings)
     with _explain_output(folder.path):
         key = folder.create(args.name, role, args.camera)
-    print(f"key {key}: its owner needs {folder.path / key.name}.secret, and nobody else may have it")
+    print(f"key {key}: its owner needs {folder.path / key.name}.secret; keep it from all others")
     print(f"other machines need {folder.path / 'authorised' / key.name}.pub, in their folder `authorised`")
     if settings.transport.keys is None:
         print(f'use the keys with: [transport] keys = "{folder.path}"')

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..errors import OutputError, RequestError, SettingsError, did_you_mean
-from ..files import make_folder, prepare_output, safe_file_name, write_atomically
+from ..files import make_folder, prepare_output, safe_file_name, write_output
 from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings
 from ..types import Mask, Priority
@@ -309,7 +309,7 @@ def snapshot_fetch(args: Namespace, settings: Settings) -> None:
     prepare_output(args.out)
     with connect(args, settings) as client:
         data = client.fetch_snapshot()
-    _write(args.out, data)
+    write_output(args.out, data)
     print(f"{args.out}: {len(data)} bytes")
 
 
@@ -320,7 +320,7 @@ def prompts_save(args: Namespace, settings: Settings) -> None:
     content = {"prompts": status["prompts"], **status["prompt_limits"]}
     path = _path_of(args)
     make_folder(path.parent)
-    _write(path, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+    write_output(path, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
     print(f"{path}: {_describe_set(content)}")
 
 
@@ -463,10 +463,3 @@ def _write_image(path: Path, image: Any) -> None:
         path.write_bytes(cv2.imencode(".png", image)[1].tobytes())
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another file") from error

@@ -1,7 +1,4 @@
-"""Reactions to stop signals: end at once, raise KeyboardInterrupt, or set an event.
-
-Notices on stderr that say what a command waits for.
-"""
+"""Reacts to stop signals (end at once, raise KeyboardInterrupt, set an event), and says what a command waits for."""
 
 from __future__ import annotations
 

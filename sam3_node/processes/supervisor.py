@@ -1,10 +1,8 @@
-"""A supervisor that starts, watches and stops a group of processes.
+"""Starts, watches and stops a group of processes, such as the processes of a profile (`launch/start`).
 
 It forwards the output of each process with its name in front. To stop a process it sends SIGTERM and, after a grace
 time, SIGKILL. It kills a process that reports that it is alive (see `notify`) and then falls silent. On Linux, the
 kernel kills all members if the supervisor is killed. It needs only the standard library and no service manager.
-
-Start the processes of a profile as one group: `python -m sam3_node.processes.supervisor PROFILE.toml`.
 
 When a process ends for good, or on SIGINT or SIGTERM, the group stops all processes.
 """
@@ -457,7 +455,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Sam3NodeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -212,7 +212,7 @@ def test_an_id_is_read_back(epoch: int | None) -> None:
     "text", ["", "7@", "@7", "-1", "7@xyz", "7@ffffffffffffff", "7 ", "9" * 16, "a" * 500]
 )
 def test_another_id_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match="id: expected that of a detection"):
+    with pytest.raises(RequestError, match="id: expected the id of a detection"):
         parse_id(text)
 
 

@@ -6,7 +6,6 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.calibration.board_pdf import rasterise
 from sam3_node.calibration.boards import Board, explain_absence
 from sam3_node.calibration.bundle import BoardView
 from sam3_node.calibration.intrinsics import calibrate_intrinsics
@@ -20,6 +19,7 @@ from tests.support.calibration_scenes import (
     draw_charuco,
     draw_kalibr,
     project_board,
+    rasterise,
     render,
     render_views,
 )

@@ -151,7 +151,7 @@ def test_an_image_that_cannot_be_decoded_is_left_out(
     }
     summary = run_camera(load_settings(overrides=overrides), threading.Event())
     assert (summary.captured, summary.unsent) == (3, 1)
-    assert "image 1 of cam0 is left out: jpeg image: expected a JPEG" in caplog.text
+    assert "skipped image 1 of cam0: jpeg image: expected a JPEG" in caplog.text
 
 
 def test_a_file_that_is_gone_when_it_loops_ends_the_camera(tmp_path: Path) -> None:

@@ -322,7 +322,7 @@ def test_live_views_need_a_board_at_rest_and_somewhere_new() -> None:
     pictures = [Picture(str(number), image) for number, (_, image) in enumerate(images)]
     taken = [guide.offer(pictures[index]) for index in (0, 1, 1, 1, 0, 0, 0)]
     assert taken == [False, False, True, False, False, True, False]
-    assert not guide.complete
+    assert not guide.is_enough(0)
     with pytest.raises(CalibrationError, match="one size"):
         guide.offer(replace(pictures[0], image=pictures[0].image[:100]))
 

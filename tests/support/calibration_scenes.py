@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
-from sam3_node.calibration.board_pdf import rasterise
+from sam3_node.calibration.board_pdf import pattern
 from sam3_node.calibration.boards import Board
 from sam3_node.calibration.bundle import (
     BoardView,
@@ -205,3 +205,14 @@ def render_views(
         if _is_inside(project_board(pose, intrinsics, rim)):
             pairs.append((pose, render(board, pose, intrinsics, texture=texture)))
     return pairs
+
+
+def rasterise(board: Board, pixels_per_mm: float, border_mm: float = 10.0) -> np.ndarray:
+    """Draw the pattern as a grey image with a white border, to show on a screen or to render views of it."""
+    width, height = (round((side * 1e3 + 2 * border_mm) * pixels_per_mm) for side in board.size_m)
+    image = np.full((height, width), 255, np.uint8)
+    for x, y, wide, high in pattern(board):
+        first = np.round((np.array([x, y]) + border_mm) * pixels_per_mm).astype(int)
+        last = np.round((np.array([x + wide, y + high]) + border_mm) * pixels_per_mm).astype(int)
+        cv2.rectangle(image, tuple(map(int, first)), tuple(map(int, last - 1)), 0, cv2.FILLED)
+    return image

@@ -1,6 +1,6 @@
-"""A node of ROS 2 without ROS: it sends the images of one camera to a node, and makes messages of its masks.
+"""Links one camera of ROS 2 to sam3-node, without importing ROS: its images go out, its masks come back.
 
-`launch/ros2` connects it to rclpy.
+`bridge` connects it to rclpy.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Ros2Settings:
     base_frame: str = "base_link"
     """frame_id of positions that the node gives in the robot's base"""
     sure_only: bool = False
-    """leave out doubtful instances"""
+    """skip doubtful instances"""
     timeout_ms: int = 2000
     """longest wait of a service for the node's answer"""
 
@@ -93,8 +93,8 @@ class Subscription(NamedTuple):
 class Ros2Bridge(Closeable):
     """One camera's way to a node and back. `warn` gets lines for the log, each at most once in REPEAT_S.
 
-    One thread at a time may call `take`, another one the services. Node and camera may come and go. Keys are those of
-    the environment. `resolve` returns the name that a topic is remapped to: names tell of rectified images and aligned
+    One thread at a time may call `take`, another one the services. Node and camera may come and go. The environment
+    names the keys. `resolve` returns the name that a topic is remapped to: names tell of rectified images and aligned
     depth. Raises SettingsError, WireError (name of the camera) or TransportError.
     """
 
@@ -171,7 +171,7 @@ class Ros2Bridge(Closeable):
     def start(self, publish: Callable[[MaskFrame, Header], object]) -> None:
         """Begin to pass the newest masks, with the header of their image, to `publish` in a thread.
 
-        Masks of an image that this object has not sent, or sent MAX_HEADERS images ago, are passed over.
+        Masks of images that this object has not sent, or sent MAX_HEADERS images ago, are skipped.
         """
         self._stopping.clear()
         self._thread = threading.Thread(
@@ -255,17 +255,17 @@ class Ros2Bridge(Closeable):
                 if (header.sec, header.nanosec) == (stamp.sec, stamp.nanosec):
                     return key.seq
         raise UnknownFrameError(
-            f"stamp: expected that of one of the last {MAX_HEADERS} images, found {stamp.sec}.{stamp.nanosec:09d}"
+            f"stamp: expected the stamp of one of the last {MAX_HEADERS} images, found {stamp.sec}.{stamp.nanosec:09d}"
         )
 
     def _find_object(self, text: str) -> int:
         """Return the number of a tracked object. Raises UnknownObjectError, or NodeRestarted for an id from before."""
         object_id, epoch = parse_id(text)
         camera = self._settings.camera
-        epochs = {one.id: one.epoch for one in self._client.list_objects(camera=camera)}
+        epochs = {tracked.id: tracked.epoch for tracked in self._client.list_objects(camera=camera)}
         if epoch is not None and epochs and epoch not in epochs.values():
             raise NodeRestarted(
-                f"id {text}: object ids of camera {camera} have begun again; take those of new detections",
+                f"id {text}: object ids of camera {camera} have begun again; use the ids of new detections",
                 camera=camera,
                 old_epoch=epoch,
             )
@@ -283,13 +283,13 @@ class Ros2Bridge(Closeable):
         response.id = format_id(added.id, added.epoch)
 
     def _refine_object(self, request: Any, response: Any) -> None:
-        found = self._client.refine_object(
+        refined = self._client.refine_object(
             self._find_object(request.id),
             **read_prompt(request),
             seq=self._find_seq(request.stamp),
             camera=self._settings.camera,
         )
-        response.score = float(found.score)
+        response.score = float(refined.score)
 
     def _remove_object(self, request: Any, _: Any) -> None:
         self._client.remove_object(self._find_object(request.id), camera=self._settings.camera)

@@ -1,7 +1,7 @@
-"""Masks as messages of ROS 2 (sensor_msgs, and vision_msgs 4), and prompts from its requests. No ROS is imported.
+"""Makes messages of ROS 2 (sensor_msgs, and vision_msgs 4) from masks, and reads prompts of its requests, without ROS.
 
-The classes of the messages come from `find_type`: those of ROS, or others that take the same fields by keyword. All
-messages of a frame have the stamp of its image, and all but 3-D ones its frame_id. As in `types`, pixel coordinates
+`find_type` returns the classes of the messages: ROS's, or others that take the same fields by keyword. All messages of
+a frame have the stamp of its image, and all but 3-D ones its frame_id. As in `types`, pixel coordinates
 have their origin at the corner of the top-left pixel.
 """
 
@@ -44,8 +44,8 @@ class Header(NamedTuple):
 def import_type(name: str) -> Callable[..., Any]:
     """Return a message class of ROS, of its generated Python packages."""
     package, kind, message = name.split("/")
-    found: Callable[..., Any] = getattr(importlib.import_module(f"{package}.{kind}"), message)
-    return found
+    message_type: Callable[..., Any] = getattr(importlib.import_module(f"{package}.{kind}"), message)
+    return message_type
 
 
 def read_header(message: Any) -> Header:
@@ -67,7 +67,7 @@ def parse_id(text: str) -> tuple[int, int | None]:
     match = _ID.fullmatch(text)
     epoch = int(match[2], 16) if match and match[2] else None
     if match is None or (epoch or 0) > MAX_EPOCH:
-        raise RequestError(f"id: expected that of a detection, such as 7@1f3a9c or 7, found {text[:40]!r}")
+        raise RequestError(f"id: expected the id of a detection, such as 7@1f3a9c or 7, found {text[:40]!r}")
     return int(match[1]), epoch
 
 
@@ -83,7 +83,7 @@ def assign_values(ids: Iterable[int]) -> list[int]:
 
 
 class MaskMessages:
-    """Makes messages of masks and the header of their image. Instances without a mask are left out.
+    """Makes messages of masks and the header of their image. Instances without a mask are skipped.
 
     Entry k of the table belongs to detection k of the same stamp. `base_frame` is the name, in ROS, of the frame that
     the node calls "base".
