@@ -65,7 +65,9 @@ def _cells(
 
 def outline(view: BoardView, board: Board, size: tuple[int, int]) -> Array | None:
     """Return the outer corners [4, 2] of the board in a view, as shares of the width; None if undetermined."""
-    homography = _fit_homography(view, board)
+    homography = None
+    if len(view.ids) >= 4:
+        homography, _ = cv2.findHomography(board.points[view.ids, :2], view.pixels)
     if homography is None:
         return None
     low, high = board.points[:, :2].min(0), board.points[:, :2].max(0)
@@ -76,13 +78,6 @@ def outline(view: BoardView, board: Board, size: tuple[int, int]) -> Array | Non
     if np.abs(image[:, 2]).min() < 1e-9:
         return None
     return np.asarray(image[:, :2] / image[:, 2:] / size[1], np.float64)
-
-
-def _fit_homography(view: BoardView, board: Board) -> Array | None:
-    if len(view.ids) < 4:
-        return None
-    homography, _ = cv2.findHomography(board.points[view.ids, :2], view.pixels)
-    return None if homography is None else np.asarray(homography, np.float64)
 
 
 def choose_views(

@@ -65,14 +65,11 @@ class ClockFit:
         """Take a pair, and fit anew at each new second."""
         second = x // NANOSECONDS
         if self._minima and self._minima[-1][0] // NANOSECONDS == second:
-            if y < self._minima[-1][1]:
-                self._minima[-1] = (x, y)
-            if len(self._minima) < _MIN_BINS:
-                self._offset = min(y for _, y in self._minima)
-            return
-        if len(self._minima) >= _MIN_BINS:
-            self._fit()
-        self._minima.append((x, y))
+            self._minima[-1] = min(self._minima[-1], (x, y), key=lambda point: point[1])
+        else:
+            if len(self._minima) >= _MIN_BINS:
+                self._fit()
+            self._minima.append((x, y))
         if len(self._minima) < _MIN_BINS:
             self._offset = min(y for _, y in self._minima)
 

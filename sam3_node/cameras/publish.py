@@ -60,7 +60,9 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
             details = f"{source.name}, {camera.encoding}, {transport.delivery}"
             announce(f"camera {camera.name} publishing on {publisher.endpoint} ({details})")
             if source.is_finite and camera.wait:
-                _wait_for_receiver(publisher, stop)
+                while not publisher.wait_for_peer(_SEND_TIMEOUT_MS) and not stop.is_set():
+                    pass
+                stop.wait(_SUBSCRIBE_S)
             try:
                 summary = _publish(source, publisher, camera, calibration, stop, watchdog)
             finally:
@@ -71,13 +73,6 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
         source.close()
     announce(f"camera {camera.name} {_describe(summary)}")
     return summary
-
-
-def _wait_for_receiver(publisher: FramePublisher, stop: threading.Event) -> None:
-    """Wait until a peer is connected, or `stop` is set."""
-    while not publisher.wait_for_peer(_SEND_TIMEOUT_MS) and not stop.is_set():
-        pass
-    stop.wait(_SUBSCRIBE_S)
 
 
 def _explain_wait(publisher: FramePublisher, delivery: Delivery) -> str:

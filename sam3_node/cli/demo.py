@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -329,7 +328,9 @@ def write_results(out: Path, results: DemoResults) -> None:
         VideoWriter(out / "overlay.mp4", rate) as video,
         RecordingWriter(out / "masks.mcap", overwrite=True) as bag,
     ):
-        for number, (masks, picture) in enumerate(_draw(results)):
+        for number, masks in enumerate(frames):
+            results.score(masks)
+            picture = overlay(results.recording.image(masks.seq), masks)
             video.write(picture)
             bag.write_masks(pack_masks(masks, "rle")[1], masks, masks.age_origin_ns)
             if number in sampled:
@@ -337,13 +338,6 @@ def write_results(out: Path, results: DemoResults) -> None:
     captions = [f"frame {frames[number].seq}: {_list_objects(frames[number])}" for number in sorted(sampled)]
     write_image(out / "contact.png", contact_sheet(pictures, captions, SHEET_COLUMNS))
     write_output(out / "summary.json", json.dumps(results.summary(), indent=2).encode() + b"\n")
-
-
-def _draw(results: DemoResults) -> Iterator[tuple[MaskFrame, Image]]:
-    """Score each message, and yield it with its overlay on the recorded frame."""
-    for masks in results.frames:
-        results.score(masks)
-        yield masks, overlay(results.recording.image(masks.seq), masks)
 
 
 def _list_objects(masks: MaskFrame) -> str:

@@ -18,6 +18,7 @@ from ..errors import require
 from ..files import prepare_output
 from ..settings import Settings
 from .parser import Commands, parse_count
+from .progress import ProgressBar, StepProgress
 
 if TYPE_CHECKING:
     from ..engines.store import StoredEngine
@@ -76,7 +77,6 @@ def engine_build(args: Namespace, settings: Settings) -> None:
     _require_node()
     from ..engines.build import build_engines, read_quantisation
     from ..engines.detector import build_detector
-    from .progress import StepProgress
 
     quantisation = read_quantisation(args.scales, args.recipe)
     with closing(StepProgress()) as bars:
@@ -119,7 +119,6 @@ def engine_export_triton(args: Namespace, settings: Settings) -> None:
     """Write the stages of the settings' model as a Triton model repository; print the folder of each model."""
     _require_node()
     from ..engines.triton_server import export_repository
-    from .progress import StepProgress
 
     with closing(StepProgress()) as bars:
         print(*export_repository(settings, args.out, plans=args.plans, progress=bars.report), sep="\n")
@@ -166,7 +165,6 @@ def calibrate_fp8(args: Namespace, settings: Settings) -> None:
     _require_node()
     from ..engines.quantize import calibrate, load_recipe
     from ..models import load_tracker
-    from .progress import ProgressBar
 
     prepare_output(args.out)
     source = settings.model

@@ -16,6 +16,7 @@ from ..errors import ReplayError, require
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
 from .parser import CommandParser, Commands, parse_box, parse_count
+from .progress import ProgressBar, format_duration
 
 if TYPE_CHECKING:
     from ..replay.cluster.usage_report import RunProgress, UsageReport
@@ -253,7 +254,6 @@ def _make_runner(args: Namespace, settings: Settings, stop: Event) -> Callable[.
 
 def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
     from ..replay.run import is_finished
-    from .progress import ProgressBar
 
     was_finished = not args.again and is_finished(job)
     bar = ProgressBar()
@@ -337,7 +337,6 @@ def _replay_many(args: Namespace, job: Job, stop: Event) -> int:
     from ..replay.cluster.job_plan import Split
     from ..replay.cluster.scheduler import run_many
     from ..replay.store import open_store
-    from .progress import ProgressBar
 
     bar = ProgressBar("recordings")
     try:
@@ -363,8 +362,6 @@ def _replay_many(args: Namespace, job: Job, stop: Event) -> int:
 
 def describe_progress(run: RunProgress) -> str:
     """Describe workers, frames, rate and time left of a run over many recordings."""
-    from .progress import format_duration
-
     text = f"{run.workers} workers, {run.frames} frames, {run.frames_per_s:.1f} frames/s"
     if run.left_s is not None and run.done < run.total:
         text += f", {format_duration(run.left_s)} left"
