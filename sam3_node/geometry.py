@@ -65,8 +65,8 @@ def quaternion_from_rotation(rotation: npt.ArrayLike) -> Array:
     quaternions = products[np.arange(len(flat)), largest]
     quaternions = quaternions / np.sqrt((quaternions * quaternions).sum(axis=1, keepdims=True))
     quaternions = quaternions * np.where(quaternions[:, 3:] < 0, -1.0, 1.0)
-    found: Array = quaternions.reshape(*np.shape(rotation)[:-2], 4)
-    return found
+    stacked: Array = quaternions.reshape(*np.shape(rotation)[:-2], 4)
+    return stacked
 
 
 def compute_ellipsoid(covariance_m2: Sequence[float]) -> tuple[list[float], list[float]]:

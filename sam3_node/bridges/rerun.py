@@ -193,9 +193,9 @@ class Entities:
         self._stream.log([*image, "tracks"], strips)
 
     def _log_positions(self, masks: MaskFrame, camera: _Camera) -> None:
-        known = [instance for instance in masks.instances if instance.position_m is not None]
+        placed = [instance for instance in masks.instances if instance.position_m is not None]
         by_place: dict[tuple[str, ...], list[Instance]] = {place: [] for place in camera.places}
-        for instance in known:
+        for instance in placed:
             place: tuple[str, ...] = ("objects", masks.camera)
             if instance.frame in ("camera", None):
                 place = ("cameras", masks.camera, "objects")

@@ -200,11 +200,11 @@ class _Problem:
         row = 0
         for index, (view, pose) in enumerate(zip(self.views, solution.poses, strict=True)):
             rows = slice(row, row + 2 * len(view.ids))
-            found = project_points(
+            projection = project_points(
                 solution.points[view.ids], pose, solution.camera, solution.coeffs, self.lens.model
             )
-            residuals[rows] = (found.pixels - view.pixels).ravel()
-            self._fill(jacobian[rows], index, view, pose, found)
+            residuals[rows] = (projection.pixels - view.pixels).ravel()
+            self._fill(jacobian[rows], index, view, pose, projection)
             row = rows.stop
         prior = np.zeros((self.size, 2))
         if self._shape_count:
@@ -213,18 +213,21 @@ class _Problem:
             prior[offsets, 0], prior[offsets, 1] = weight * parameters[offsets], weight
         return residuals, jacobian, prior
 
-    def _fill(self, rows: Array, index: int, view: BoardView, pose: Array, found: Projection) -> None:
+    def _fill(self, rows: Array, index: int, view: BoardView, pose: Array, projection: Projection) -> None:
         if not self._fixed:
-            rows[:, :4] = found.by_camera
-            rows[:, 4 : self.camera_count] = found.by_coeffs[:, list(self.lens.active)]
+            rows[:, :4] = projection.by_camera
+            rows[:, 4 : self.camera_count] = projection.by_coeffs[:, list(self.lens.active)]
         if self._shape_count:
-            by_point = found.by_translation @ cv2.Rodrigues(pose[:3])[0]
+            by_point = projection.by_translation @ cv2.Rodrigues(pose[:3])[0]
             columns = self.camera_count + 3 * view.ids[:, None] + np.arange(3)
             numbers = 2 * np.arange(len(view.ids))
             for axis in (0, 1):
                 rows[(numbers + axis)[:, None], columns] = by_point[axis::2]
         first = self.first_pose + 6 * index
-        rows[:, first : first + 3], rows[:, first + 3 : first + 6] = found.by_rotation, found.by_translation
+        rows[:, first : first + 3], rows[:, first + 3 : first + 6] = (
+            projection.by_rotation,
+            projection.by_translation,
+        )
 
 
 def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, Array, float]:
@@ -323,12 +326,12 @@ def _guess_fisheye(views: Sequence[BoardView], points: Array, size: tuple[int, i
         camera = np.array([share * size[1], share * size[1], (size[1] - 1) / 2, (size[0] - 1) / 2])
         try:
             start = estimate_poses(views, Solution(lens, camera, np.zeros(4), np.zeros((0, 6)), points))
-            found = adjust(views, start, printed=points, pitch_m=1.0, robust=True)
+            solution = adjust(views, start, printed=points, pitch_m=1.0, robust=True)
         except (cv2.error, CalibrationError):
             continue
-        error = float(np.median(np.abs(np.concatenate(compute_residuals(found, views)))))
-        if np.isfinite(error) and found.camera[:2].min() > 0 and (best is None or error < best[0]):
-            best = error, found
+        error = float(np.median(np.abs(np.concatenate(compute_residuals(solution, views)))))
+        if np.isfinite(error) and solution.camera[:2].min() > 0 and (best is None or error < best[0]):
+            best = error, solution
     if best is None:
         raise np.linalg.LinAlgError("no focal length converged")
     return best[1]
@@ -383,23 +386,23 @@ def locate_board(view: BoardView, board: Board, intrinsics: Intrinsics) -> tuple
     solution = to_solution(intrinsics, board.points)
     try:
         start = replace(solution, poses=estimate_pose(view, solution)[None])
-        found = adjust([view], start, printed=board.points, pitch_m=board.pitch_m, fixed_camera=True)
-        covariance = pose_covariance(view.ids, found.poses[0], found)
+        located = adjust([view], start, printed=board.points, pitch_m=board.pitch_m, fixed_camera=True)
+        covariance = pose_covariance(view.ids, located.poses[0], located)
     except (cv2.error, np.linalg.LinAlgError, CalibrationError) as error:
         raise CalibrationError(
             f"{view.name}: no pose of the board follows from its {len(view.ids)} corners"
         ) from error
-    residuals = compute_residuals(found, [view])[0]
+    residuals = compute_residuals(located, [view])[0]
     sigma = float(np.sqrt((residuals**2).sum() / max(residuals.size - 6, 1)))
-    pose = found.poses[0]
+    pose = located.poses[0]
     return rigid(cv2.Rodrigues(pose[:3])[0], pose[3:]), covariance, max(sigma, _MIN_POSE_SIGMA_PX)
 
 
 def pose_covariance(ids: npt.NDArray[np.intp], pose: Array, solution: Solution) -> Array:
     """Return the covariance [6, 6] of a pose [6], a motion in the board's frame, for corners with a noise of 1 px."""
     points = solution.points[ids]
-    found = project_points(points, pose, solution.camera, solution.coeffs, solution.lens.model)
-    by_point = (found.by_translation @ cv2.Rodrigues(pose[:3])[0]).reshape(-1, 2, 3)
+    projection = project_points(points, pose, solution.camera, solution.coeffs, solution.lens.model)
+    by_point = (projection.by_translation @ cv2.Rodrigues(pose[:3])[0]).reshape(-1, 2, 3)
     slopes = np.concatenate([by_point, -by_point @ cross_matrices(points)], axis=2).reshape(-1, 6)
     return np.asarray(np.linalg.inv(slopes.T @ slopes), np.float64)
 

@@ -234,9 +234,9 @@ def observe(
             for view in views
         ]
     )
-    known = all(view.covariance is not None for view in views)
+    has_covariances = all(view.covariance is not None for view in views)
     left = mounting == "eye_to_hand"
-    return Observations(invert_all(a) if left else a, b, covariances, left, scaled and known)
+    return Observations(invert_all(a) if left else a, b, covariances, left, scaled and has_covariances)
 
 
 def leave_one_out(
@@ -262,7 +262,7 @@ def compare_methods(
 ) -> dict[str, LeaveOneOut]:
     """Return the leave-one-out errors of OpenCV's methods on the same views; a method that fails is absent."""
     observations = observe(views, mounting, board_centre_m)
-    found: dict[str, LeaveOneOut] = {}
+    compared: dict[str, LeaveOneOut] = {}
     for method in methods:
 
         def fit(part: Observations, method: str = method) -> tuple[Array, Array]:
@@ -270,10 +270,10 @@ def compare_methods(
             return x, average(part.a @ x @ part.b)
 
         try:
-            found[method] = leave_one_out(observations, fit)
+            compared[method] = leave_one_out(observations, fit)
         except (CalibrationError, np.linalg.LinAlgError):
             continue
-    return found
+    return compared
 
 
 def _refit(part: Observations, refined: Refined) -> tuple[Array, Array]:
@@ -457,9 +457,13 @@ def _explain_disagreement(
             continue
         errors = measure_errors(guess.observations.a, scale_positions(guess.observations.b, scale), x, y)
         median_m, median_rad = _measure_median(errors)
-        found = float(np.median(score_errors(errors)))
-        if median_m <= _MAX_ERROR_M and median_rad <= _MAX_ERROR_RAD and (best is None or found < best[0]):
-            best = found, scale / robot, guess
+        guess_score = float(np.median(score_errors(errors)))
+        if (
+            median_m <= _MAX_ERROR_M
+            and median_rad <= _MAX_ERROR_RAD
+            and (best is None or guess_score < best[0])
+        ):
+            best = guess_score, scale / robot, guess
     unknown = (
         "check that each pose belongs to its image, that the robot stood still, and that nothing was moved"
     )

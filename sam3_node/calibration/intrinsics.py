@@ -118,12 +118,12 @@ def _find_normal(view: BoardView, board: Board, size: tuple[int, int]) -> Array 
     focal = float(size[1])
     rays = (view.pixels - ((size[1] - 1) / 2, (size[0] - 1) / 2)) / focal
     try:
-        found, rotation, _ = cv2.solvePnP(
+        is_solved, rotation, _ = cv2.solvePnP(
             board.points[view.ids], rays, np.eye(3), None, flags=cv2.SOLVEPNP_IPPE
         )
     except cv2.error:
         return None
-    return np.asarray(cv2.Rodrigues(rotation)[0][:, 2], np.float64) if found else None
+    return np.asarray(cv2.Rodrigues(rotation)[0][:, 2], np.float64) if is_solved else None
 
 
 def describe_missing(views: Sequence[BoardView], board: Board, size: tuple[int, int]) -> list[str]:
@@ -404,10 +404,10 @@ def _square_errors(view: BoardView, solution: Solution) -> Array:
         except (cv2.error, CalibrationError):
             continue  # half of a few corners may lie on one line
         ids = view.ids[~fitted]
-        found = project_points(
+        projection = project_points(
             solution.points[ids], pose, solution.camera, solution.coeffs, solution.lens.model
         )
-        squares.append(((found.pixels - view.pixels[~fitted]) ** 2).sum(1))
+        squares.append(((projection.pixels - view.pixels[~fitted]) ** 2).sum(1))
     return np.concatenate(squares) if squares else np.zeros(0)
 
 

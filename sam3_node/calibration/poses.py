@@ -299,10 +299,10 @@ def _parse_stamp(cell: str, unit_ns: int) -> int:
 
 def _check_columns(label: str, names: Sequence[str]) -> None:
     """Refuse rows without the columns of a pose, with the columns that they have."""
-    known = set(names)
-    positions = any(known.issuperset(keys) for keys in _POSITION_KEYS.values())
-    rotations = any(known.issuperset(keys) for keys in _ROTATION_KEYS)
-    if (positions and rotations) or known.issuperset(_MATRIX_KEYS):
+    columns = set(names)
+    positions = any(columns.issuperset(keys) for keys in _POSITION_KEYS.values())
+    rotations = any(columns.issuperset(keys) for keys in _ROTATION_KEYS)
+    if (positions and rotations) or columns.issuperset(_MATRIX_KEYS):
         twice = {name for name in names if name and names.count(name) > 1}
         if twice:
             raise CalibrationError(
@@ -313,7 +313,7 @@ def _check_columns(label: str, names: Sequence[str]) -> None:
         raise CalibrationError(
             f"{label}: expected a header, a first line that names the columns {_COLUMNS}; found {', '.join(names)[:80]}"
         )
-    hints = [f"; {', '.join(keys)}: {hint}" for keys, hint in _HINTS.items() if known.issuperset(keys)]
+    hints = [f"; {', '.join(keys)}: {hint}" for keys, hint in _HINTS.items() if columns.issuperset(keys)]
     raise CalibrationError(
         f"{label}: expected the columns {_COLUMNS}; found {', '.join(names)[:200]}{''.join(hints[:1])}"
     )
@@ -394,9 +394,9 @@ class PoseTrack:
             nearest = min(
                 (abs(stamp - stamp_ns) for stamp in (self._stamps[:1] + self._stamps[-1:])), default=None
             )
-            found = "none" if nearest is None else f"the nearest {nearest / 1e6:.0f} ms away"
+            distance = "none" if nearest is None else f"the nearest {nearest / 1e6:.0f} ms away"
             raise CalibrationError(
-                f"stale pose: expected robot poses before and after the image, found {found}"
+                f"stale pose: expected robot poses before and after the image, found {distance}"
             )
         before_ns, after_ns = self._stamps[after - 1], self._stamps[after]
         if after_ns - before_ns > max_gap_ns:

@@ -56,11 +56,11 @@ def to_motions(transforms: Array) -> Array:
 
 def adjoints(transforms: Array) -> Array:
     """Return [n, 6, 6] that convert motions xi of the child's frame to the parent's: T exp(xi) = exp(Ad xi) T."""
-    found = np.zeros((len(transforms), 6, 6))
+    matrices = np.zeros((len(transforms), 6, 6))
     rotations = transforms[:, :3, :3]
-    found[:, :3, :3] = found[:, 3:, 3:] = rotations
-    found[:, :3, 3:] = cross_matrices(transforms[:, :3, 3]) @ rotations
-    return found
+    matrices[:, :3, :3] = matrices[:, 3:, 3:] = rotations
+    matrices[:, :3, 3:] = cross_matrices(transforms[:, :3, 3]) @ rotations
+    return matrices
 
 
 def cross_matrices(vectors: Array) -> Array:
@@ -189,8 +189,8 @@ def _solve_positions(a: Array, b: Array, rotation: Array) -> tuple[Array, float]
     slopes = np.zeros((count, 3, 7))
     slopes[:, :, :3], slopes[:, :, 3:6] = a[:, :3, :3], -np.eye(3)
     slopes[:, :, 6] = (a[:, :3, :3] @ rotation @ b[:, :3, 3:])[..., 0]
-    found = np.linalg.lstsq(slopes.reshape(-1, 7), -a[:, :3, 3].ravel(), rcond=None)[0]
-    return np.asarray(found[:3], np.float64), float(found[6])
+    solved = np.linalg.lstsq(slopes.reshape(-1, 7), -a[:, :3, 3].ravel(), rcond=None)[0]
+    return np.asarray(solved[:3], np.float64), float(solved[6])
 
 
 def score_errors(errors: Array) -> Array:
@@ -301,11 +301,11 @@ def _minimise(
         return np.asarray((roots @ errors[..., None]).ravel(), np.float64)
 
     start = np.zeros(slopes.shape[1])
-    found = least_squares(
+    step = least_squares(
         whitened, start, jac=lambda _: slopes, method="lm", x_scale=np.full(len(start), 1e-3)
     ).x
-    factor = float(np.clip(1 + found[12], 0.1, 10)) if free else 1.0
-    return move(x, found[:6]), move(y, found[6:12]), factor
+    factor = float(np.clip(1 + step[12], 0.1, 10)) if free else 1.0
+    return move(x, step[:6]), move(y, step[6:12]), factor
 
 
 def covariances(observations: Observations, x: Array, noise: tuple[float, float, float]) -> Array:
@@ -377,10 +377,10 @@ def _estimate_noise(
     low = np.log([*_MIN_NOISE, 1e-3])[:count]
     high = np.log([*_MAX_NOISE, 1e3])[:count]
     start = np.clip(np.log(noise)[:count], low, high)
-    found = minimize(
+    minimum = minimize(
         cost, start, method="Nelder-Mead", bounds=list(zip(low, high, strict=True)), options=_SEARCH
     )
-    sizes = np.exp(found.x)
+    sizes = np.exp(minimum.x)
     return float(sizes[0]), float(sizes[1]), float(sizes[2]) if count == 3 else noise[2]
 
 

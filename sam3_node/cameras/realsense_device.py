@@ -322,11 +322,11 @@ class RealSenseDevice:
     def _collect_times(self, colour: StampedFrame, depth: StampedFrame | None) -> dict[str, int | float]:
         """Return all stamps in nanoseconds of their own clocks; the name of a stamp of the SDK tells its clock."""
         times: dict[str, int | float] = {}
-        for prefix, item in (("", colour), ("depth_", depth)):
-            if item is not None:
-                times[f"{prefix}{item.domain}_ns"] = item.stamp_ns
+        for prefix, stamped in (("", colour), ("depth_", depth)):
+            if stamped is not None:
+                times[f"{prefix}{stamped.domain}_ns"] = stamped.stamp_ns
                 times |= {
-                    f"{prefix}{key}": value for key, value in _read_metadata(self._rs, item.frame).items()
+                    f"{prefix}{key}": value for key, value in _read_metadata(self._rs, stamped.frame).items()
                 }
         times["arrival_ns"] = colour.arrival_unix_ns
         times["clock_drift_ppm"] = round(self._fits[colour.domain].drift_ppm, 3)
@@ -362,15 +362,15 @@ class _Aligner:
 
 
 def _read_metadata(rs: Any, frame: Any) -> dict[str, int | float]:
-    found: dict[str, int | float] = {}
+    metadata: dict[str, int | float] = {}
     for key, unit_ns in _METADATA_NS.items():
         value = getattr(rs.frame_metadata_value, key)
         if frame.supports_frame_metadata(value):
-            found[f"{key}_ns"] = frame.get_frame_metadata(value) * unit_ns
+            metadata[f"{key}_ns"] = frame.get_frame_metadata(value) * unit_ns
     exposure = rs.frame_metadata_value.actual_exposure
     if frame.supports_frame_metadata(exposure):
-        found["actual_exposure"] = frame.get_frame_metadata(exposure)
-    return found
+        metadata["actual_exposure"] = frame.get_frame_metadata(exposure)
+    return metadata
 
 
 def _to_bgr(frame: Any) -> Image:

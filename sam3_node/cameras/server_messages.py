@@ -79,8 +79,8 @@ def read_message(dialect: Dialect, parts: Sequence[memoryview]) -> Contents:
             if other == "sam3-node"
             else f"use --dialect {other}"
         )
-        found = _LAYOUTS.get(other, "frames of a sam3-node camera")
-        raise WireError(f"expected {_LAYOUTS[dialect]}, found {found}; {remedy}") from error
+        layout = _LAYOUTS.get(other, "frames of a sam3-node camera")
+        raise WireError(f"expected {_LAYOUTS[dialect]}, found {layout}; {remedy}") from error
 
 
 def detect_dialect(parts: Sequence[memoryview]) -> str | None:

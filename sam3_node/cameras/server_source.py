@@ -281,7 +281,7 @@ class ServerSource:
     def _make_place(self, name: str, now_s: float) -> None:
         if len(self._cameras) < MAX_CAMERAS:
             return
-        oldest = min(self._cameras, key=lambda known: self._cameras[known].heard_s)
+        oldest = min(self._cameras, key=lambda name: self._cameras[name].heard_s)
         if now_s - self._cameras[oldest].heard_s < _IDLE_S:
             raise WireError(
                 f"expected at most {MAX_CAMERAS} cameras, found another, {describe(name)}; ?camera=NAME chooses one, "

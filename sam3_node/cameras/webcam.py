@@ -282,10 +282,10 @@ def find_camera(name: str, cameras: Sequence[V4l2Camera]) -> V4l2Camera:
     partial = [camera for camera in cameras if name and name.casefold() in camera.name.casefold()]
     if len(partial) == 1:
         return partial[0]
-    known = ", ".join(f"{camera.path} ({camera.name})" for camera in partial or cameras) or "none"
+    listed = ", ".join(f"{camera.path} ({camera.name})" for camera in partial or cameras) or "none"
     near = did_you_mean(name, [camera.name for camera in cameras]) if not partial else ""
     raise CameraError(
-        f"v4l2:{name}: expected the name or file of one camera, found {known}{near}; "
+        f"v4l2:{name}: expected the name or file of one camera, found {listed}{near}; "
         "sam3-node camera list shows them with their modes"
     )
 
@@ -309,8 +309,8 @@ def choose_v4l2_mode(camera: V4l2Camera, settings: CameraSettings) -> Mode:
     forms = (*_JPEG, *_RAW) if settings.encoding == "jpeg" else (*_RAW, *_JPEG)
     mode = choose_mode(camera.modes, wanted, forms)
     if mode is None:
-        found = ", ".join(sorted({mode.form for mode in camera.modes})) or "none that can be listed"
-        raise CameraError(f"v4l2:{camera.name}: expected one of {', '.join(forms)}, found {found}")
+        forms_found = ", ".join(sorted({mode.form for mode in camera.modes})) or "none that can be listed"
+        raise CameraError(f"v4l2:{camera.name}: expected one of {', '.join(forms)}, found {forms_found}")
     warn_about_mode(f"v4l2:{camera.name}", mode, wanted)
     return mode
 

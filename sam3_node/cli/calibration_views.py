@@ -76,26 +76,26 @@ def collect_views(sources: Sequence[str], board: Board, camera: str, every: int)
 
     Raises CalibrationError if the images differ in size or no image shows the board, with the reason.
     """
-    found, sizes, advice = Views(), dict[tuple[int, int], list[str]](), ""
-    for picture in _open_sources(sources, camera, every, found.inputs):
+    views, sizes, advice = Views(), dict[tuple[int, int], list[str]](), ""
+    for picture in _open_sources(sources, camera, every, views.inputs):
         sizes.setdefault((picture.image.shape[0], picture.image.shape[1]), []).append(picture.name)
         corners = board.detect(picture.image)
         if corners is not None:
-            found.add(BoardView(picture.name, corners.ids, corners.pixels), picture.stamp_ns)
+            views.add(BoardView(picture.name, corners.ids, corners.pixels), picture.stamp_ns)
             continue
-        if not found.views and not advice:
+        if not views.views and not advice:
             advice = explain_absence(board, picture.image) or ""
         if picture.stamp_ns is None:
-            found.rejected.append(Rejected(picture.name, "the board was not found"))
+            views.rejected.append(Rejected(picture.name, "the board was not found"))
     _require_one_size(sizes)
-    if not found.views:
+    if not views.views:
         total = sum(map(len, sizes.values()))
         raise CalibrationError(
             f"expected {board} in the images, found it in 0 of {total}"
             + (f": {advice}" if advice else "; check the board's description, light and sharpness")
         )
-    found.size = next(iter(sizes))
-    return found
+    views.size = next(iter(sizes))
+    return views
 
 
 def _require_one_size(sizes: dict[tuple[int, int], list[str]]) -> None:

@@ -194,13 +194,13 @@ def _check_gpu(torch: object, index: int) -> CheckResult:
 def _check_realsense() -> CheckResult:
     """Check that the RealSense SDK loads, and list its cameras. It may be missing: other cameras do not need it."""
     try:
-        found = list(list_realsense())
+        lines = list(list_realsense())
     except Sam3NodeError as error:
         return CheckResult("realsense", "warn", f"{error}", "only RealSense cameras need it")
-    if not found:
+    if not lines:
         hint = "if one is plugged in: install the udev rules of librealsense, and plug it in again"
         return CheckResult("realsense", "ok", "the SDK loads, and finds no camera", hint)
-    return CheckResult("realsense", "ok", ", ".join(line for line in found if line.startswith("realsense:")))
+    return CheckResult("realsense", "ok", ", ".join(line for line in lines if line.startswith("realsense:")))
 
 
 def _count_cpus() -> int:

@@ -242,11 +242,11 @@ def _make_runner(args: Namespace, settings: Settings, stop: Event) -> Callable[.
         return partial(run_job, load=PerceptionCache(), stop=stop, again=args.again)
     from ..replay.live import Endpoints, run_live
 
-    given = settings.transport.model_fields_set
+    named = settings.transport.model_fields_set
     endpoints = Endpoints(
         args.connect,
-        settings.transport.frames[0] if "frames" in given else None,
-        settings.transport.masks if "masks" in given else None,
+        settings.transport.frames[0] if "frames" in named else None,
+        settings.transport.masks if "masks" in named else None,
         settings.transport,
     )
     return partial(run_live, endpoints=endpoints, stop=stop, again=args.again)

@@ -133,9 +133,9 @@ class _Child:
     def add_line(self, line: str) -> None:
         """Keep a line of output, and check whether it marks the process as ready."""
         self.tail.append(line)
-        found = re.search(self.process.ready, line)
-        self.ready = self.ready or found
-        self.is_up |= found is not None
+        match = re.search(self.process.ready, line)
+        self.ready = self.ready or match
+        self.is_up |= match is not None
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process and to all processes that it has started."""

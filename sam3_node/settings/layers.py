@@ -80,11 +80,11 @@ def _environment() -> dict[str, Any]:
 def _check_variables(environment: Iterable[str]) -> None:
     """Raise SettingsError for a variable that starts with SAM3_ and is neither a setting nor a section."""
     names = [*(option.name for option in options()), *Settings.model_fields]
-    known = {f"{PREFIX}{name.replace('.', DELIMITER)}".upper() for name in names}
+    variables = {f"{PREFIX}{name.replace('.', DELIMITER)}".upper() for name in names}
     for variable in sorted(environment):
-        if variable.upper().startswith(PREFIX) and variable.upper() not in known:
+        if variable.upper().startswith(PREFIX) and variable.upper() not in variables:
             raise SettingsError(
-                f"environment variable {variable}: no setting has this name{did_you_mean(variable, sorted(known))}"
+                f"environment variable {variable}: no setting has this name{did_you_mean(variable, sorted(variables))}"
             )
 
 

@@ -118,8 +118,6 @@ def test_the_launch_file_has_an_argument_for_each_parameter(monkeypatch: pytest.
     ):
         monkeypatch.setitem(sys.modules, name, make_recording_module(name))
     spec = importlib.util.spec_from_file_location("sam3_launch", LAUNCH)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     (entities,) = module.generate_launch_description().arguments

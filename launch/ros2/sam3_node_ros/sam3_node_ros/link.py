@@ -226,8 +226,8 @@ class Ros2Bridge(Closeable):
             return None
         expected, name = _KINDS[kind]
         if not isinstance(payload, expected):
-            found = getattr(message, "encoding", "") or getattr(message, "format", "")
-            raise BagError(f"{topic}: expected {name}, found encoding {found!r}")
+            form = getattr(message, "encoding", "") or getattr(message, "format", "")
+            raise BagError(f"{topic}: expected {name}, found encoding {form!r}")
         header = read_header(message)
         stamp_ns = read_stamp(message)
         if stamp_ns <= 0:
