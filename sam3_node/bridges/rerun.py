@@ -47,6 +47,15 @@ SIGMAS = 2.0
 POINT_M = 0.005
 
 log = logging.getLogger(__name__)
+APPLICATION = "sam3-node"
+SUFFIX = ".rrd"
+SCHEMES = ("rerun", "rerun+http", "rerun+https")
+DEFAULT_PORT = 9876
+FLUSH_S = 0.5
+WRITE_S = 10.0  # the SDK's thread that writes the file may end without a word when the disk is full
+CONNECT_S = RETRY_S = 1.0
+ABANDONED: list[Any] = []
+"""Streams whose file could not be written. The SDK would wait without limit for the thread that wrote it."""
 
 
 class _Camera:
@@ -271,18 +280,6 @@ def _class_id(instance: Instance) -> int:
 
 def _colours(instances: Sequence[Instance]) -> npt.NDArray[np.uint8]:
     return np.array([pick_colour(instance.id)[::-1] for instance in instances], np.uint8).reshape(-1, 3)
-
-
-APPLICATION = "sam3-node"
-SUFFIX = ".rrd"
-SCHEMES = ("rerun", "rerun+http", "rerun+https")
-DEFAULT_PORT = 9876
-FLUSH_S = 0.5
-WRITE_S = 10.0  # the SDK's thread that writes the file may end without a word when the disk is full
-CONNECT_S = RETRY_S = 1.0
-
-ABANDONED: list[Any] = []
-"""Streams whose file could not be written. The SDK would wait without limit for the thread that wrote it."""
 
 
 class RerunStream:

@@ -28,6 +28,9 @@ _SHAPE_PRIOR = 0.02  # standard deviation of a corner's offset, as a share of th
 _MAX_ITERATIONS = 60
 _HUBER = 2.5  # robust standard deviations beyond which a residual's weight falls
 _MIN_SIGMA_PX = 0.01
+_FISHEYE_GUESSES = (0.25, 0.35, 0.5, 0.7)  # focal lengths as shares of the image's width
+_MIN_POSE_SIGMA_PX = 0.05
+"""Minimum noise of a corner: few corners may agree by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +286,6 @@ def _estimate_sigma(residuals: Array, robust: bool, size: int) -> float:
     return max(sigma, _MIN_SIGMA_PX)
 
 
-_FISHEYE_GUESSES = (0.25, 0.35, 0.5, 0.7)  # focal lengths as shares of the image's width
 _START_LENS = {"pinhole": Lens("pinhole", (0, 1, 2, 3)), "fisheye": Lens("fisheye", (0, 1, 2, 3))}
 
 
@@ -362,10 +364,6 @@ def estimate_pose(view: BoardView, solution: Solution) -> Array:
         error = np.linalg.norm(seen[:, :2] / np.maximum(seen[:, 2:], 1e-9) - rays, axis=1).mean()
         errors.append((error + (1e3 if seen[:, 2].min() <= 0 else 0), pose))
     return min(errors, key=lambda item: item[0])[1]
-
-
-_MIN_POSE_SIGMA_PX = 0.05
-"""Minimum noise of a corner: few corners may agree by chance."""
 
 
 def to_solution(intrinsics: Intrinsics, points: Array) -> Solution:

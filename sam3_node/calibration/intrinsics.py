@@ -44,6 +44,27 @@ _TILTS = (
     (1, 1, "the bottom edge of the board farther away"),
     (1, -1, "the top edge of the board farther away"),
 )
+MIN_VIEWS = 6
+"""Minimum number of views for intrinsics, without the rejected ones."""
+_FOLDS = 5
+_SIMPLER = 1.005  # a richer model must lower the held-out error by more than this factor
+_FLAT = 1.05  # an estimated board shape must lower it by more than this one
+_MIN_SHAPE_VIEWS = 8
+_BAD_RATIO, _BAD_PX = (
+    3.0,
+    0.3,
+)  # a view is bad if its error exceeds both this multiple of the median and this distance
+_OUTLIER_SIGMAS = 6.0
+_MAX_BAD_SHARE = 0.5
+_MAX_FOCAL_SD = 0.02  # standard deviation of the focal length, as a share of it
+_MAX_RMS_SHARE = 0.05  # of the distance between corners: more is not noise but another board
+_MAX_GUESS_SHARE = 0.2  # of the same, before bad views are rejected
+_LENSES: dict[str, tuple[Lens, ...]] = {
+    "pinhole": (Lens("pinhole", (0, 1, 2, 3)), Lens("pinhole", (0, 1, 2, 3, 4))),
+    "fisheye": (Lens("fisheye", (0, 1, 2, 3)),),
+}
+_ON_REQUEST = (Lens("pinhole", (0, 1)), Lens("pinhole", (0, 1, 2, 3, 4, 5, 6, 7)))
+Report = Callable[[str], None]
 
 
 def measure_coverage(views: Sequence[BoardView], size: tuple[int, int]) -> npt.NDArray[np.int64]:
@@ -147,31 +168,6 @@ def describe_missing(views: Sequence[BoardView], board: Board, size: tuple[int, 
     if not any(width < _FAR for width in widths):
         missing.append("a view from farther away: the board fills a quarter of the width")
     return missing
-
-
-MIN_VIEWS = 6
-"""Minimum number of views for intrinsics, without the rejected ones."""
-
-_FOLDS = 5
-_SIMPLER = 1.005  # a richer model must lower the held-out error by more than this factor
-_FLAT = 1.05  # an estimated board shape must lower it by more than this one
-_MIN_SHAPE_VIEWS = 8
-_BAD_RATIO, _BAD_PX = (
-    3.0,
-    0.3,
-)  # a view is bad if its error exceeds both this multiple of the median and this distance
-_OUTLIER_SIGMAS = 6.0
-_MAX_BAD_SHARE = 0.5
-_MAX_FOCAL_SD = 0.02  # standard deviation of the focal length, as a share of it
-_MAX_RMS_SHARE = 0.05  # of the distance between corners: more is not noise but another board
-_MAX_GUESS_SHARE = 0.2  # of the same, before bad views are rejected
-_LENSES: dict[str, tuple[Lens, ...]] = {
-    "pinhole": (Lens("pinhole", (0, 1, 2, 3)), Lens("pinhole", (0, 1, 2, 3, 4))),
-    "fisheye": (Lens("fisheye", (0, 1, 2, 3)),),
-}
-_ON_REQUEST = (Lens("pinhole", (0, 1)), Lens("pinhole", (0, 1, 2, 3, 4, 5, 6, 7)))
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

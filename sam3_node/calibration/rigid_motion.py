@@ -26,6 +26,29 @@ from scipy.stats import chi2
 from ..errors import CalibrationError
 from ..geometry import Array, invert, rigid, rotation_from_vector
 
+HAND_EYE_METHODS = {
+    "tsai": cv2.CALIB_HAND_EYE_TSAI,
+    "park": cv2.CALIB_HAND_EYE_PARK,
+    "horaud": cv2.CALIB_HAND_EYE_HORAUD,
+    "andreff": cv2.CALIB_HAND_EYE_ANDREFF,
+    "daniilidis": cv2.CALIB_HAND_EYE_DANIILIDIS,
+}
+"""OpenCV's methods that solve for X alone."""
+ROBOT_WORLD_METHODS = {
+    "robot-world-shah": cv2.CALIB_ROBOT_WORLD_HAND_EYE_SHAH,
+    "robot-world-li": cv2.CALIB_ROBOT_WORLD_HAND_EYE_LI,
+}
+"""OpenCV's methods that solve for X and Y."""
+CLOSED_FORMS = (*HAND_EYE_METHODS, *ROBOT_WORLD_METHODS)
+_TRIALS, _SAMPLE = 60, 5
+_LEVER_M = 0.2  # converts angles to lengths in scores
+_CHECK_SEED = 7
+_MIN_NOISE = (1e-5, 1e-5)  # metres, radians
+_MAX_NOISE = (1.0, 1.0)
+_ROUNDS = 3
+_SEARCH = {"xatol": 1e-2, "fatol": 1e-3, "maxiter": 200}
+_DRAWS, _SEED = 100_000, 11
+
 
 def invert_all(transforms: Array) -> Array:
     """Return the inverses of transforms [n, 4, 4]."""
@@ -83,28 +106,6 @@ def measure_rotations(transforms: Array) -> Array:
     vectors = Rotation.from_matrix(turned).as_rotvec()
     scatter = vectors.T @ vectors / max(len(vectors), 1)
     return np.asarray(np.sqrt(np.maximum(np.linalg.eigvalsh(scatter)[::-1], 0)), np.float64)
-
-
-HAND_EYE_METHODS = {
-    "tsai": cv2.CALIB_HAND_EYE_TSAI,
-    "park": cv2.CALIB_HAND_EYE_PARK,
-    "horaud": cv2.CALIB_HAND_EYE_HORAUD,
-    "andreff": cv2.CALIB_HAND_EYE_ANDREFF,
-    "daniilidis": cv2.CALIB_HAND_EYE_DANIILIDIS,
-}
-"""OpenCV's methods that solve for X alone."""
-
-ROBOT_WORLD_METHODS = {
-    "robot-world-shah": cv2.CALIB_ROBOT_WORLD_HAND_EYE_SHAH,
-    "robot-world-li": cv2.CALIB_ROBOT_WORLD_HAND_EYE_LI,
-}
-"""OpenCV's methods that solve for X and Y."""
-
-CLOSED_FORMS = (*HAND_EYE_METHODS, *ROBOT_WORLD_METHODS)
-
-_TRIALS, _SAMPLE = 60, 5
-_LEVER_M = 0.2  # converts angles to lengths in scores
-_CHECK_SEED = 7
 
 
 def solve_closed_form(a: Array, b: Array, method: str) -> tuple[Array, Array]:
@@ -204,13 +205,6 @@ def _median_board(boards: Array) -> Array:
     """Return the mean of the half of the boards' poses that is nearest to their median position."""
     distances = np.linalg.norm(boards[:, :3, 3] - np.median(boards[:, :3, 3], axis=0), axis=1)
     return average(boards[np.argsort(distances)[: max(len(boards) // 2, 1)]])
-
-
-_MIN_NOISE = (1e-5, 1e-5)  # metres, radians
-_MAX_NOISE = (1.0, 1.0)
-_ROUNDS = 3
-_SEARCH = {"xatol": 1e-2, "fatol": 1e-3, "maxiter": 200}
-_DRAWS, _SEED = 100_000, 11
 
 
 @dataclass(frozen=True, slots=True)

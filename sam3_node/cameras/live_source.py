@@ -17,6 +17,9 @@ from .camera_source import CapturedImage
 
 _FALLBACK_GAP_NS = NANOSECONDS // 30
 _MAX_GAP_NS = 10 * NANOSECONDS
+_log = logging.getLogger(__name__)
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.25, 4.0
+_JOIN_S = 2.0  # a RealSense camera takes a second to stop
 
 
 class Pacer:
@@ -92,11 +95,6 @@ class RateLimit:
         late = monotonic_ns - self._due_ns > self._period_ns
         self._due_ns = (monotonic_ns if late else self._due_ns) + self._period_ns
         return True
-
-
-_log = logging.getLogger(__name__)
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.25, 4.0
-_JOIN_S = 2.0  # a RealSense camera takes a second to stop
 
 
 class LiveDevice(Protocol):

@@ -37,6 +37,26 @@ from .realsense_sdk import (
     read_lens,
 )
 
+_log = logging.getLogger(__name__)
+_UVC_UNITS_PER_MS = 10  # a colour sensor of its own counts in 100 us, a stereo sensor in us
+_STEREO_UNITS_PER_MS = 1000
+SILENT_S = 3.0
+"""Seconds without an image after which a camera counts as lost."""
+_QUEUE_FRAMES = 8
+_LIVE_PATIENCE = 2
+_MAX_GAP = 0.55  # of a period, between colour and its depth: the sensors may run half a period apart
+_POLL_S = 0.1
+_HOST_CLOCKS = ("system_time", "global_time")
+_MAX_DELAY_NS = NANOSECONDS
+_METADATA_NS = {
+    "sensor_timestamp": 1000,
+    "frame_timestamp": 1000,
+    "backend_timestamp": 10**6,
+    "time_of_arrival": 10**6,
+}
+"""Further stamps of a frame, with the nanoseconds of their units."""
+_RECORDINGS = (".db3", ".bag")
+
 
 @dataclass(frozen=True, slots=True)
 class StampedFrame:
@@ -102,11 +122,6 @@ def _gap_ns(colour: StampedFrame, depth: StampedFrame) -> int:
     return colour.arrival_ns - depth.arrival_ns
 
 
-_log = logging.getLogger(__name__)
-_UVC_UNITS_PER_MS = 10  # a colour sensor of its own counts in 100 us, a stereo sensor in us
-_STEREO_UNITS_PER_MS = 1000
-
-
 def apply_options(rs: Any, colour: Any, depth: Any | None, settings: CameraSettings, name: str) -> None:
     """Set the preset, then the exposure and the emitter, which the preset would overwrite.
 
@@ -151,23 +166,6 @@ def _set(sensor: Any, option: Any, value: float, what: str, units: int = 1) -> N
         )
     step = limits.step or 1
     sensor.set_option(option, limits.min + round((value - limits.min) / step) * step)
-
-
-SILENT_S = 3.0
-"""Seconds without an image after which a camera counts as lost."""
-_QUEUE_FRAMES = 8
-_LIVE_PATIENCE = 2
-_MAX_GAP = 0.55  # of a period, between colour and its depth: the sensors may run half a period apart
-_POLL_S = 0.1
-_HOST_CLOCKS = ("system_time", "global_time")
-_MAX_DELAY_NS = NANOSECONDS
-_METADATA_NS = {
-    "sensor_timestamp": 1000,
-    "frame_timestamp": 1000,
-    "backend_timestamp": 10**6,
-    "time_of_arrival": 10**6,
-}
-"""Further stamps of a frame, with the nanoseconds of their units."""
 
 
 class RecordingEnded(CameraError):  # noqa: N818 - an occurrence, such as StopIteration
@@ -385,9 +383,6 @@ def _to_bgr(frame: Any) -> Image:
         return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_GRAY2BGR), np.uint8)
     packed = pixels.view(np.uint8).reshape(*pixels.shape[:2], 2)
     return np.asarray(cv2.cvtColor(packed, cv2.COLOR_YUV2BGR_YUY2), np.uint8)
-
-
-_RECORDINGS = (".db3", ".bag")
 
 
 class RealSenseRecording:

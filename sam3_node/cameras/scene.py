@@ -39,6 +39,8 @@ COLOURS = {  # BGR
     "white": (228, 232, 234),
     "pink": (160, 130, 236),
 }
+_SHADOW_OFFSET = 0.012  # of the height, away from the light at the upper left
+_PERIOD_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +227,6 @@ _LIMITS = {
     "height": (64, 4096),
     "fps": (1, 1000),
 }
-_SHADOW_OFFSET = 0.012  # of the height, away from the light at the upper left
-_PERIOD_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)

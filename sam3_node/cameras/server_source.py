@@ -38,6 +38,17 @@ OLD_S = 1.0
 _MAX_STAMP_S = 2**62 / NANOSECONDS
 
 _log = logging.getLogger(__name__)
+MAX_CAMERAS = 16
+"""Maximum number of cameras of one server."""
+ANY_CAMERA = "*"
+"""?camera=* publishes all images as one camera, whatever the server calls them."""
+_SHARED_S = 2.0  # until then a name is not taken over by another sender
+_IDLE_S = 10.0  # after it, a silent camera gives way to a new one
+_TURN_S = 0.1
+_CAMERA = "?camera="
+_HUB = "imagezmq-hub"
+_SCHEMES = ("tcp://", "ipc://")
+_RAW_SWAPPED = {"bgr8": "rgb8", "rgb8": "bgr8", "mono8": "mono8"}
 
 
 class StampReader:
@@ -87,19 +98,6 @@ class StampReader:
         if kind not in self._warned:
             self._warned.add(kind)
             _log.warning("camera %s: %s", self._name, text)
-
-
-MAX_CAMERAS = 16
-"""Maximum number of cameras of one server."""
-ANY_CAMERA = "*"
-"""?camera=* publishes all images as one camera, whatever the server calls them."""
-_SHARED_S = 2.0  # until then a name is not taken over by another sender
-_IDLE_S = 10.0  # after it, a silent camera gives way to a new one
-_TURN_S = 0.1
-_CAMERA = "?camera="
-_HUB = "imagezmq-hub"
-_SCHEMES = ("tcp://", "ipc://")
-_RAW_SWAPPED = {"bgr8": "rgb8", "rgb8": "bgr8", "mono8": "mono8"}
 
 
 @dataclass(slots=True)

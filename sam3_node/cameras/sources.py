@@ -18,6 +18,8 @@ SOURCES = (
 _SCHEMES = ("scene", "bag", "video", "images", "realsense", "rtsp", "v4l2", "webcam")
 _STREAMS = ("rtsp", "rtsps", "http", "https")
 _VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
+_MAX_RECORDINGS = 200
+_SUFFIXES = (".mcap", ".bag", ".db3", ".mp4", ".mov", ".avi", ".mkv", ".webm")
 
 
 def open_camera(
@@ -109,10 +111,6 @@ def _is_recording(path: Path) -> bool:
     except Sam3NodeError:
         return False
     return True
-
-
-_MAX_RECORDINGS = 200
-_SUFFIXES = (".mcap", ".bag", ".db3", ".mp4", ".mov", ".avi", ".mkv", ".webm")
 
 
 def list_cameras(folder: Path) -> Iterator[str]:

@@ -31,6 +31,18 @@ from .live_source import DeviceSource
 STREAM_TIMEOUT_MS = 5000
 """Time after which a stream of the network that cannot be opened, or that gives nothing, counts as lost."""
 _FFMPEG_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+DEVICES = Path("/dev")
+_QUERYCAP, _ENUM_FMT, _ENUM_SIZES, _ENUM_INTERVALS = 0x80685600, 0xC0405602, 0xC02C564A, 0xC034564B
+_CAPTURE, _HAS_DEVICE_CAPS = 0x1, 0x80000000
+_DISCRETE = 1
+_MAX_ENTRIES = 256
+Ask = Callable[[int, bytearray], object]
+"""An ioctl of an open device: it fills the structure of a request. Raises OSError at the end of a list."""
+_JPEG = ("MJPG", "JPEG")
+_RAW = ("YUYV", "UYVY", "BGR3", "RGB3", "GREY")
+_MANUAL_EXPOSURE = 1  # V4L2_EXPOSURE_MANUAL
+_EXPOSURES_PER_MS = 10  # V4L2 counts in 100 us
+_MAX_DELAY_NS = NANOSECONDS
 
 
 class OpenCvDevice:
@@ -146,16 +158,6 @@ def quiet() -> Iterator[None]:
         cv2.utils.logging.setLogLevel(level)
 
 
-DEVICES = Path("/dev")
-_QUERYCAP, _ENUM_FMT, _ENUM_SIZES, _ENUM_INTERVALS = 0x80685600, 0xC0405602, 0xC02C564A, 0xC034564B
-_CAPTURE, _HAS_DEVICE_CAPS = 0x1, 0x80000000
-_DISCRETE = 1
-_MAX_ENTRIES = 256
-
-Ask = Callable[[int, bytearray], object]
-"""An ioctl of an open device: it fills the structure of a request. Raises OSError at the end of a list."""
-
-
 @dataclass(frozen=True, slots=True)
 class V4l2Camera:
     """A device that captures video: its file, its name and its modes."""
@@ -224,13 +226,6 @@ def _enumerate(
             data.extend(bytes(size - len(data)))
             ask(request, data)
             yield struct.unpack_from(fields, data, offset)
-
-
-_JPEG = ("MJPG", "JPEG")
-_RAW = ("YUYV", "UYVY", "BGR3", "RGB3", "GREY")
-_MANUAL_EXPOSURE = 1  # V4L2_EXPOSURE_MANUAL
-_EXPOSURES_PER_MS = 10  # V4L2 counts in 100 us
-_MAX_DELAY_NS = NANOSECONDS
 
 
 class V4l2Device(OpenCvDevice):

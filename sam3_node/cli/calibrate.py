@@ -29,6 +29,7 @@ EVERY = 5
 MAX_GAP_MS = 100
 MAX_CHECK_PX, MAX_HAND_EYE_MM = 1.0, 10.0
 _EXTRA = "calibration"
+Pairs = tuple[list["HandEyeView"], list[Any], dict[str, str], bool]
 
 
 def add_commands(commands: Commands) -> None:
@@ -277,9 +278,6 @@ def _collect(args: Namespace, settings: Settings, board: Board) -> Views:
     from ..processes.signals import stop_on_signals
 
     return collect_live(settings, board, stop_on_signals(), args.pose_stream, args.count)
-
-
-Pairs = tuple[list["HandEyeView"], list[Any], dict[str, str], bool]
 
 
 def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibration) -> Pairs:

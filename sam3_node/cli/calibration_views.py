@@ -43,6 +43,8 @@ GUIDE_VIEWS = 15
 """Minimum number of live views before the calibration begins."""
 
 _STILL_SHARE, _NEW_SHARE = 0.004, 0.04  # of the width: motion between frames, distance from the views so far
+MAX_LEAVE_ONE_OUT_MM, MAX_LEAVE_ONE_OUT_DEG = 10.0, 2.0
+"""Largest leave-one-out errors of a hand-eye calibration that passes a check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,10 +350,6 @@ class _PoseFinder:
             named = f"; it names {', '.join(list(self._by_name)[:3])}" if self._by_name else ""
             raise CalibrationError(f"the file of poses names no pose for this image{named}")
         return self._track.at(stamp_ns, self._max_gap_ns)
-
-
-MAX_LEAVE_ONE_OUT_MM, MAX_LEAVE_ONE_OUT_DEG = 10.0, 2.0
-"""Largest leave-one-out errors of a hand-eye calibration that passes a check."""
 
 
 def make_intrinsics_file(result: IntrinsicsResult, inputs: dict[str, str], camera: str) -> Calibration:

@@ -38,6 +38,7 @@ READY_S, SILENCE_S = 180.0, 20.0
 MIN_PIXELS, MIN_FRACTION = 150, 0.25  # of an object in view
 MAX_SLOWDOWN = 3.0
 NAME_SEARCH_S = 3.0  # before objects without a detection are added by boxes
+SHEET_IMAGES, SHEET_COLUMNS = 9, 3
 
 
 def run_demo(out: Path, seconds: float | None = None, settings: Settings | None = None) -> DemoResults:
@@ -220,9 +221,6 @@ class NamePrompter(BoxPrompter):
         names = [name for truth, name in self.recording.labels.items() if truth not in self._waiting]
         self._client.set_prompts(names, most=dict.fromkeys(names, 1))
         self._log_event(seq, f"not found by name: {', '.join(self._waiting.values())}")
-
-
-SHEET_IMAGES, SHEET_COLUMNS = 9, 3
 
 
 @dataclass(slots=True)

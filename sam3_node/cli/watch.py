@@ -37,6 +37,12 @@ REDRAW_S = 0.1
 RATE_WINDOW = 30
 MAX_AGES = 100_000
 MAX_CAMERAS = 64
+SUFFIXES = (".mp4", ".mov", ".mkv", ".avi")
+MAX_BYTES = 256 << 20
+MAX_MESSAGES = 16
+MAX_VIDEOS = 16
+LATE_FRAME_S = 0.2
+PROBE_TIMEOUT_MS = 1000
 
 
 class Statistics:
@@ -200,13 +206,6 @@ def _open_overlay(settings: Settings, path: Path | None, screen: Screen) -> Iter
     video.check()
 
 
-SUFFIXES = (".mp4", ".mov", ".mkv", ".avi")
-MAX_BYTES = 256 << 20
-MAX_MESSAGES = 16
-MAX_VIDEOS = 16
-LATE_FRAME_S = 0.2
-
-
 def check_video_path(path: Path) -> None:
     """Create the folder of a new video. Raises OutputError if it cannot be written, or exists already."""
     if path.suffix.lower() not in SUFFIXES:
@@ -342,9 +341,6 @@ class _FrameBuffer:
                 _keep_recent(self._cameras, camera, self._cameras.get(camera) or RecentFrames())
                 self._cameras[camera].add(received.frame, MAX_BYTES // len(self._cameras))
                 self._changed.notify_all()
-
-
-PROBE_TIMEOUT_MS = 1000
 
 
 class NodeProbe(Closeable):

@@ -26,6 +26,9 @@ MAX_KINDS = 1000
 Kind = tuple[str, int, str, str | None]
 
 _subject: ContextVar[tuple[str | None, int | None]] = ContextVar("subject", default=(None, None))
+MAX_DESCRIPTORS = 65536
+NEARLY_FULL = 0.8
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -141,12 +144,6 @@ def install_log_handler() -> LogHandler:
     handler = LogHandler(sys.stderr)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     return handler
-
-
-MAX_DESCRIPTORS = 65536
-NEARLY_FULL = 0.8
-
-log = logging.getLogger(__name__)
 
 
 def raise_descriptor_limit() -> int:

@@ -15,6 +15,10 @@ from ..types import Closeable
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 and the number of SIGINT, as shells count."""
 PATIENCE_S = 3.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+NOTICE_S = 3.0
+"""Seconds without progress after which a command says what it waits for."""
+REPEAT_S = 1.0
 
 
 def exit_on_interrupt() -> None:
@@ -65,9 +69,6 @@ def _exit(number: int, frame: FrameType | None) -> None:
     os._exit(INTERRUPTED)
 
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
 def stop_on_signals(once: bool = False) -> threading.Event:
     """Return an event that SIGTERM and SIGINT set; the signals have no other effect.
 
@@ -99,11 +100,6 @@ def _run_after_signal(numbers: Sequence[int], react: Callable[[], None], name: s
 def _arm_interrupt(*_: object) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler)
-
-
-NOTICE_S = 3.0
-"""Seconds without progress after which a command says what it waits for."""
-REPEAT_S = 1.0
 
 
 def print_notice(line: str) -> None:

@@ -42,6 +42,17 @@ STALL_S = 5.0
 MAX_SOCKET_FOLDER_BYTES = 80  # a socket's path may have 107 bytes
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+CAMERA_READY = r"^camera \S+ publishing on (\S+)"
+NODE_READY = r"^node ready: .* masks on (\S+), control on (\S+)"
+WATCH_READY = r"^watch masks from"
+RECORD_READY = r"^record frames from"
+CONSOLE_READY = r"^console at "
+COMMANDS = {
+    "node": ("run", NODE_READY),
+    "watch": ("watch", WATCH_READY),
+    "record": ("record", RECORD_READY),
+    "console": ("console", CONSOLE_READY),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,19 +357,6 @@ def _make_child_setup(parent: int) -> Callable[[], None] | None:
 def describe_exit(code: int) -> str:
     """Return an exit code in words. Negative codes are signals."""
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-
-
-CAMERA_READY = r"^camera \S+ publishing on (\S+)"
-NODE_READY = r"^node ready: .* masks on (\S+), control on (\S+)"
-WATCH_READY = r"^watch masks from"
-RECORD_READY = r"^record frames from"
-CONSOLE_READY = r"^console at "
-COMMANDS = {
-    "node": ("run", NODE_READY),
-    "watch": ("watch", WATCH_READY),
-    "record": ("record", RECORD_READY),
-    "console": ("console", CONSOLE_READY),
-}
 
 
 def list_processes(settings: Settings, profile: Path) -> list[Process]:
