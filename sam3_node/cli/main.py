@@ -11,7 +11,7 @@ from ..processes.logs import discard_stdout, install_log_handler
 from ..processes.notify import TRY_AGAIN, Watchdog, is_supervised
 from ..processes.signals import INTERRUPTED
 from ..settings import load_settings
-from . import calibrate, engine, keys, replay, requests, services, vocabulary
+from . import artifacts, calibrate, engine, replay, requests, services
 from .parser import DEVICE_FAILED, FAILED, NO_ANSWER, CommandParser, Commands, make_settings_parser
 from .progress import printable
 
@@ -57,8 +57,7 @@ def _parser() -> CommandParser:
     commands = Commands(parser, make_settings_parser(), title="commands")
     services.add_commands(commands)
     requests.add_commands(commands)
-    keys.add_commands(commands)
-    vocabulary.add_commands(commands)
+    artifacts.add_commands(commands)
     engine.add_commands(commands)
     calibrate.add_commands(commands)
     replay.add_commands(commands)

@@ -1,27 +1,34 @@
-"""Commands `sam3-node vocabulary` and `sam3-node weights`: phrase vectors, and checkpoints of detectors."""
+"""Commands that make files for a deployment: keys, vocabularies of phrase vectors, and converted weights."""
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import VocabularyError, require
+from ..errors import AuthenticationError, OutputError, VocabularyError, require
 from ..files import prepare_output
 from ..settings import Settings
+from ..types import KEY_ROLES
 from .parser import Commands
+from .progress import printable
 
 if TYPE_CHECKING:
     from ..detection.phrases import PhraseEncoder
     from ..detection.vocabulary import Vocabulary
+    from ..transport.keys import KeyFolder
 
+DEFAULT_FOLDER = Path("~/.config/sam3_node/keys")
 PUBLIC_TEXT_ENCODER = "openai/clip-vit-base-patch32"
 """Model that made the text vectors in public checkpoints of YOLO-World."""
 
 
 def add_commands(commands: Commands) -> None:
     """Add the commands of this module."""
+    _add_keys(commands)
     _add_vocabulary(commands)
     weights = commands.add_group("weights", "convert checkpoints of models")
     convert = weights.add(
@@ -31,6 +38,77 @@ def add_commands(commands: Commands) -> None:
     convert.add_path(
         "-o", "--out", required=True, metavar="FOLDER", help="folder for config.json and the weights"
     )
+
+
+def _add_keys(commands: Commands) -> None:
+    group = commands.add_group(
+        "keys", "make, list and revoke the keys of nodes, cameras, robots, readers and operators"
+    )
+    new = group.add("new", keys_new, "make a key pair and authorise it")
+    new.add_argument("name", metavar="NAME", help="name of the key, such as cam0 or policy")
+    new.add_argument(
+        "--role", choices=KEY_ROLES, help="what its owner may do; default: NAME, if it is one of the roles"
+    )
+    new.add_argument(
+        "--camera",
+        action="append",
+        default=[],
+        metavar="CAMERA",
+        help="with --role camera: camera.name that it may send, * for all; may be repeated [NAME]",
+    )
+    group.add("list", keys_list, "list the keys: name, role, cameras, and whether the secret is here")
+    revoke = group.add("revoke", keys_revoke, "withdraw a key; running processes cut off its owner")
+    revoke.add_argument("name", metavar="NAME", help="name of the key")
+
+
+def keys_new(args: Namespace, settings: Settings) -> None:
+    """Make a key pair. Raises AuthenticationError for a name that is taken, OutputError."""
+    role = args.role or args.name
+    if role not in KEY_ROLES:
+        raise AuthenticationError(f"expected --role, one of {', '.join(KEY_ROLES)}, found none")
+    if args.camera and role != "camera":
+        raise AuthenticationError(f"expected --camera with --role camera only, found role {role}")
+    folder = _open_keys(settings)
+    with _explain_output(folder.path):
+        key = folder.create(args.name, role, args.camera)
+    print(f"key {key}: its owner needs {folder.path / key.name}.secret; keep it from all others")
+    print(f"other machines need {folder.path / 'authorised' / key.name}.pub, in their folder `authorised`")
+    if settings.transport.keys is None:
+        print(f'use the keys with: [transport] keys = "{folder.path}"')
+
+
+def keys_list(args: Namespace, settings: Settings) -> None:
+    """Print one line for each key."""
+    folder = _open_keys(settings)
+    own, authorised, revoked = folder.own_names(), folder.authorised(), folder.revoked()
+    print(f"{'name':20} {'role':9} {'cameras':20} {'public key':41} state")
+    for keys, state in ((authorised, "authorised"), (revoked, "revoked")):
+        for key in sorted(keys.values(), key=lambda key: key.name):
+            has_secret = ", secret here" if key.name in own and state == "authorised" else ""
+            cameras = ",".join(key.cameras)
+            print(printable(f"{key.name:20} {key.role:9} {cameras:20} {key.public:41} {state}{has_secret}"))
+
+
+def keys_revoke(args: Namespace, settings: Settings) -> None:
+    """Withdraw a key. Raises AuthenticationError for a key that is not authorised, OutputError."""
+    folder = _open_keys(settings)
+    with _explain_output(folder.path):
+        key = folder.revoke(args.name)
+    print(f"key {key.name} is revoked on this machine; remove authorised/{key.name}.pub on the others, too")
+
+
+def _open_keys(settings: Settings) -> KeyFolder:
+    from ..transport.keys import KeyFolder
+
+    return KeyFolder((settings.transport.keys or DEFAULT_FOLDER).expanduser().absolute())
+
+
+@contextmanager
+def _explain_output(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot change the keys in {path}: {error.strerror or error}") from error
 
 
 def _add_vocabulary(commands: Commands) -> None:
@@ -89,7 +167,7 @@ def vocabulary_build(args: Namespace, settings: Settings) -> None:
     sources = [read_source(path, args.model) for path in args.sources]
     vocabulary = build_vocabulary(phrases, sources, _load_encoder(args.encoder, args.model))
     vocabulary.save(args.out)
-    print(_describe(args.out, vocabulary))
+    print(_describe_vocabulary(args.out, vocabulary))
 
 
 def vocabulary_list(args: Namespace, settings: Settings) -> None:
@@ -98,7 +176,7 @@ def vocabulary_list(args: Namespace, settings: Settings) -> None:
     from ..detection.vocabulary import Vocabulary
 
     vocabulary = Vocabulary.load(args.file)
-    print(_describe(args.file, vocabulary))
+    print(_describe_vocabulary(args.file, vocabulary))
     print(*vocabulary.phrases, sep="\n")
 
 
@@ -117,7 +195,7 @@ def weights_convert(args: Namespace, settings: Settings) -> None:
     vocabulary = _read_vocabulary(args.file)
     if vocabulary is not None:
         vocabulary.save(args.out / VOCABULARY)
-        print(_describe(args.out / VOCABULARY, vocabulary))
+        print(_describe_vocabulary(args.out / VOCABULARY, vocabulary))
 
 
 def _load_encoder(folder: Path | None, model: str | None) -> PhraseEncoder | None:
@@ -151,5 +229,5 @@ def _read_vocabulary(checkpoint: Path) -> Vocabulary | None:
         return None
 
 
-def _describe(path: Path, vocabulary: Vocabulary) -> str:
+def _describe_vocabulary(path: Path, vocabulary: Vocabulary) -> str:
     return f"{path}: {len(vocabulary)} phrases, model {vocabulary.model}, dimension {vocabulary.dimension}"
