@@ -65,10 +65,10 @@ class OpenCvDevice:
         self._capture.release()
 
     def _read(self) -> Image:
-        is_decoded, image = self._call(self._capture.retrieve)
-        if not is_decoded:
+        taken: tuple[bool, Image] = self._call(self._capture.retrieve)
+        if not taken[0]:
             raise CameraError("no image")
-        return image
+        return taken[1]
 
     def _call(self, take: Callable[[], Any]) -> Any:
         """Call a method of OpenCV. Raises CameraError if it raises or returns False."""
