@@ -67,6 +67,97 @@ _ON_REQUEST = (Lens("pinhole", (0, 1)), Lens("pinhole", (0, 1, 2, 3, 4, 5, 6, 7)
 Report = Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A view that is not used, and the reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class IntrinsicsResult:
+    """Intrinsics of a camera with images of `size` (height, width), and how well the views agree with them.
+
+    `errors_px` are root mean squares over the corners of each view, `residuals` the measured minus the projected
+    pixels. `held_out_px` is the same error on views that did not take part in the fit. `sd` are standard deviations
+    of fx, fy, cx and cy in pixels. `flat` is false if the shape of the board was estimated; `bend_mm` is then its
+    largest offset.
+    """
+
+    size: tuple[int, int]
+    board: Board
+    solution: Solution
+    views: tuple[BoardView, ...]
+    residuals: tuple[Array, ...]
+    rejected: tuple[Rejected, ...]
+    held_out_px: float
+    flat: bool
+    sd: tuple[float, float, float, float]
+    advice: tuple[str, ...] = field(default=())
+
+    @property
+    def errors_px(self) -> tuple[float, ...]:
+        return tuple(float(np.sqrt((part**2).sum(1).mean())) for part in self.residuals)
+
+    @property
+    def rms_px(self) -> float:
+        return float(np.sqrt((np.concatenate(self.residuals) ** 2).sum(1).mean()))
+
+    @property
+    def bend_mm(self) -> float:
+        return float(np.linalg.norm(self.solution.points - self.board.points, axis=1).max() * 1e3)
+
+
+def calibrate_intrinsics(
+    views: Sequence[BoardView],
+    board: Board,
+    size: tuple[int, int],
+    *,
+    model: LensModel = "pinhole",
+    coefficients: int = 0,
+    shape: bool | None = None,
+    max_views: int = 40,
+    rejected: Sequence[Rejected] = (),
+    report: Report = lambda line: None,
+) -> IntrinsicsResult:
+    """Estimate the intrinsics from views of images of one `size` (height, width).
+
+    `coefficients` fixes the number of distortion coefficients (pinhole: 2, 4, 5 or 8); 0 chooses 4 or 5 by the held-out
+    error. `shape` estimates the board's shape, or not; None decides by the held-out error. At most `max_views` views
+    take part, the ones that differ most. Raises CalibrationError that names what is missing.
+    """
+    dropped = list(rejected)
+    chosen, repeated = choose_views(views, board, size, max_views)
+    report(f"{len(chosen)} views take part, {repeated} are too like another one")
+    _require_views(chosen, board, size, dropped)
+    lenses = _choose_lenses(model, coefficients)
+    start = _with_lens(guess_solution(chosen, board.points, size, model), lenses[-1])
+    _check_guess(chosen, start, board)
+    kept, start = _drop_bad_views(chosen, start, board, False, dropped, gross=True)
+    _require_views(kept, board, size, dropped)
+    flat = not (shape if shape is not None else _prefers_shape(kept, start, board, report))
+    lens = _choose_lens(kept, start, board, lenses, flat, report)
+    kept, solution = _drop_bad_views(kept, _with_lens(start, lens), board, not flat, dropped)
+    _require_views(kept, board, size, dropped)
+    kept = _drop_outlying_corners(kept, solution)
+    solution = adjust(kept, solution, printed=board.points, pitch_m=board.pitch_m, shape=not flat)
+    result = IntrinsicsResult(
+        size,
+        board,
+        solution,
+        tuple(kept),
+        tuple(compute_residuals(solution, kept)),
+        tuple(dropped),
+        measure_held_out(kept, solution, board, shape=not flat),
+        flat,
+        _standard_deviations(solution),
+        tuple(describe_missing(kept, board, size)),
+    )
+    _check(result)
+    return result
+
+
 def measure_coverage(views: Sequence[BoardView], size: tuple[int, int]) -> npt.NDArray[np.int64]:
     """Return the number of corners in each cell of GRID, for images of `size` (height, width)."""
     counts = np.zeros(GRID, np.int64)
@@ -168,97 +259,6 @@ def describe_missing(views: Sequence[BoardView], board: Board, size: tuple[int, 
     if not any(width < _FAR for width in widths):
         missing.append("a view from farther away: the board fills a quarter of the width")
     return missing
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A view that is not used, and the reason."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class IntrinsicsResult:
-    """Intrinsics of a camera with images of `size` (height, width), and how well the views agree with them.
-
-    `errors_px` are root mean squares over the corners of each view, `residuals` the measured minus the projected
-    pixels. `held_out_px` is the same error on views that did not take part in the fit. `sd` are standard deviations
-    of fx, fy, cx and cy in pixels. `flat` is false if the shape of the board was estimated; `bend_mm` is then its
-    largest offset.
-    """
-
-    size: tuple[int, int]
-    board: Board
-    solution: Solution
-    views: tuple[BoardView, ...]
-    residuals: tuple[Array, ...]
-    rejected: tuple[Rejected, ...]
-    held_out_px: float
-    flat: bool
-    sd: tuple[float, float, float, float]
-    advice: tuple[str, ...] = field(default=())
-
-    @property
-    def errors_px(self) -> tuple[float, ...]:
-        return tuple(float(np.sqrt((part**2).sum(1).mean())) for part in self.residuals)
-
-    @property
-    def rms_px(self) -> float:
-        return float(np.sqrt((np.concatenate(self.residuals) ** 2).sum(1).mean()))
-
-    @property
-    def bend_mm(self) -> float:
-        return float(np.linalg.norm(self.solution.points - self.board.points, axis=1).max() * 1e3)
-
-
-def calibrate_intrinsics(
-    views: Sequence[BoardView],
-    board: Board,
-    size: tuple[int, int],
-    *,
-    model: LensModel = "pinhole",
-    coefficients: int = 0,
-    shape: bool | None = None,
-    max_views: int = 40,
-    rejected: Sequence[Rejected] = (),
-    report: Report = lambda line: None,
-) -> IntrinsicsResult:
-    """Estimate the intrinsics from views of images of one `size` (height, width).
-
-    `coefficients` fixes the number of distortion coefficients (pinhole: 2, 4, 5 or 8); 0 chooses 4 or 5 by the held-out
-    error. `shape` estimates the board's shape, or not; None decides by the held-out error. At most `max_views` views
-    take part, the ones that differ most. Raises CalibrationError that names what is missing.
-    """
-    dropped = list(rejected)
-    chosen, repeated = choose_views(views, board, size, max_views)
-    report(f"{len(chosen)} views take part, {repeated} are too like another one")
-    _require_views(chosen, board, size, dropped)
-    lenses = _choose_lenses(model, coefficients)
-    start = _with_lens(guess_solution(chosen, board.points, size, model), lenses[-1])
-    _check_guess(chosen, start, board)
-    kept, start = _drop_bad_views(chosen, start, board, False, dropped, gross=True)
-    _require_views(kept, board, size, dropped)
-    flat = not (shape if shape is not None else _prefers_shape(kept, start, board, report))
-    lens = _choose_lens(kept, start, board, lenses, flat, report)
-    kept, solution = _drop_bad_views(kept, _with_lens(start, lens), board, not flat, dropped)
-    _require_views(kept, board, size, dropped)
-    kept = _drop_outlying_corners(kept, solution)
-    solution = adjust(kept, solution, printed=board.points, pitch_m=board.pitch_m, shape=not flat)
-    result = IntrinsicsResult(
-        size,
-        board,
-        solution,
-        tuple(kept),
-        tuple(compute_residuals(solution, kept)),
-        tuple(dropped),
-        measure_held_out(kept, solution, board, shape=not flat),
-        flat,
-        _standard_deviations(solution),
-        tuple(describe_missing(kept, board, size)),
-    )
-    _check(result)
-    return result
 
 
 def _choose_lenses(model: LensModel, coefficients: int) -> tuple[Lens, ...]:

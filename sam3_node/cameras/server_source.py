@@ -51,6 +51,36 @@ _SCHEMES = ("tcp://", "ipc://")
 _RAW_SWAPPED = {"bgr8": "rgb8", "rgb8": "bgr8", "mono8": "mono8"}
 
 
+def open_server(
+    uri: str, settings: CameraSettings, stop: threading.Event, insecure: bool = False
+) -> ServerSource:
+    """Open the camera server at `uri`. Raises CameraError for a uri or settings that do not fit, or TransportError."""
+    endpoint, _, chosen = uri.partition(_CAMERA)
+    dialects = "groot, lerobot, imagezmq, imagezmq-hub or jpeg"
+    if settings.dialect == "none":
+        raise CameraError(
+            f"{uri}: expected the protocol of this camera server: --dialect {dialects}. A camera of sam3-node is read"
+            " by the node itself: name it in transport.frames"
+        )
+    if not uri.startswith(_SCHEMES):
+        raise CameraError(f"expected tcp://HOST:PORT with --dialect {settings.dialect}, found {uri!r}")
+    if "*" in endpoint and settings.dialect != _HUB:
+        hint = (
+            "; senders in REQ/REP mode connect to --dialect imagezmq-hub"
+            if settings.dialect == "imagezmq"
+            else ""
+        )
+        raise CameraError(
+            f"expected the address of the server, such as tcp://robot:5555, found {endpoint!r}{hint}"
+        )
+    if settings.calibration is not None and not chosen:
+        raise CameraError(
+            f"camera.calibration belongs to one camera, and {endpoint} may send several: choose one with "
+            f"{endpoint}{_CAMERA}NAME"
+        )
+    return ServerSource(endpoint, chosen, settings, stop, insecure)
+
+
 class StampReader:
     """Maps the stamps of one camera of a server to the Unix time of the capture.
 
@@ -324,36 +354,6 @@ def exchange_red_blue(frame: Frame) -> Frame | Image:
     if frame.encoding in _RAW_SWAPPED:
         return replace(frame, encoding=_RAW_SWAPPED[frame.encoding])  # type: ignore[arg-type]
     return np.ascontiguousarray(decode_image(frame)[:, :, ::-1])
-
-
-def open_server(
-    uri: str, settings: CameraSettings, stop: threading.Event, insecure: bool = False
-) -> ServerSource:
-    """Open the camera server at `uri`. Raises CameraError for a uri or settings that do not fit, or TransportError."""
-    endpoint, _, chosen = uri.partition(_CAMERA)
-    dialects = "groot, lerobot, imagezmq, imagezmq-hub or jpeg"
-    if settings.dialect == "none":
-        raise CameraError(
-            f"{uri}: expected the protocol of this camera server: --dialect {dialects}. A camera of sam3-node is read"
-            " by the node itself: name it in transport.frames"
-        )
-    if not uri.startswith(_SCHEMES):
-        raise CameraError(f"expected tcp://HOST:PORT with --dialect {settings.dialect}, found {uri!r}")
-    if "*" in endpoint and settings.dialect != _HUB:
-        hint = (
-            "; senders in REQ/REP mode connect to --dialect imagezmq-hub"
-            if settings.dialect == "imagezmq"
-            else ""
-        )
-        raise CameraError(
-            f"expected the address of the server, such as tcp://robot:5555, found {endpoint!r}{hint}"
-        )
-    if settings.calibration is not None and not chosen:
-        raise CameraError(
-            f"camera.calibration belongs to one camera, and {endpoint} may send several: choose one with "
-            f"{endpoint}{_CAMERA}NAME"
-        )
-    return ServerSource(endpoint, chosen, settings, stop, insecure)
 
 
 def _is_same(last: ServerImage, image: ServerImage) -> bool:

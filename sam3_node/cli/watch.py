@@ -45,6 +45,61 @@ LATE_FRAME_S = 0.2
 PROBE_TIMEOUT_MS = 1000
 
 
+def run_watch(
+    settings: Settings, overlay: Path | None, frames: int, stop: threading.Event, out: TextIO | None = None
+) -> int:
+    """Show masks until `stop` is set or `frames` messages are received (0: no limit). Return their number.
+
+    With `overlay` it also subscribes to frames, and writes a video to that path.
+    Raises SettingsError for an overlay with lossless delivery, TransportError for a malformed endpoint, and OutputError
+    when the video cannot be written.
+    """
+    screen, statistics = Screen(out or sys.stdout), Statistics()
+    transport = settings.transport
+    if overlay is not None:
+        check_video_path(overlay)
+    with (
+        MaskSubscriber(
+            transport.masks, transport.delivery, security=Security.from_settings(transport)
+        ) as subscriber,
+        NodeProbe(settings) as probe,
+        _open_overlay(settings, overlay, screen) as video,
+        WaitingNotice(
+            lambda: probe.explain_masks(lambda: bool(subscriber.connected)), screen.notify
+        ) as notice,
+    ):
+        screen.print_line(f"watch masks from {transport.masks}")
+        while not stop.is_set() and (not frames or statistics.frames < frames):
+            masks = subscriber.take(100)
+            if masks is None:
+                continue
+            notice.progress()
+            age_ms = statistics.add(masks, time.time_ns())
+            screen.show(masks, age_ms, statistics.fps(masks.camera))
+            if video is not None:
+                video.draw(masks)
+        screen.print_line(statistics.summary())
+        if subscriber.rejected:
+            screen.print_line(
+                f"{subscriber.rejected} messages were malformed, the last: {printable(str(subscriber.last_error))}"
+            )
+    return statistics.frames
+
+
+@contextlib.contextmanager
+def _open_overlay(settings: Settings, path: Path | None, screen: Screen) -> Iterator[OverlayVideo | None]:
+    if path is None:
+        yield None
+        return
+    video = OverlayVideo(settings, path)
+    try:
+        yield video
+    finally:
+        for line in video.close():
+            screen.print_line(line)
+    video.check()
+
+
 class Statistics:
     """Statistics of a stream of masks: frames, ages, rate and skipped frames."""
 
@@ -149,61 +204,6 @@ class Screen:
     def _write(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
-
-
-def run_watch(
-    settings: Settings, overlay: Path | None, frames: int, stop: threading.Event, out: TextIO | None = None
-) -> int:
-    """Show masks until `stop` is set or `frames` messages are received (0: no limit). Return their number.
-
-    With `overlay` it also subscribes to frames, and writes a video to that path.
-    Raises SettingsError for an overlay with lossless delivery, TransportError for a malformed endpoint, and OutputError
-    when the video cannot be written.
-    """
-    screen, statistics = Screen(out or sys.stdout), Statistics()
-    transport = settings.transport
-    if overlay is not None:
-        check_video_path(overlay)
-    with (
-        MaskSubscriber(
-            transport.masks, transport.delivery, security=Security.from_settings(transport)
-        ) as subscriber,
-        NodeProbe(settings) as probe,
-        _open_overlay(settings, overlay, screen) as video,
-        WaitingNotice(
-            lambda: probe.explain_masks(lambda: bool(subscriber.connected)), screen.notify
-        ) as notice,
-    ):
-        screen.print_line(f"watch masks from {transport.masks}")
-        while not stop.is_set() and (not frames or statistics.frames < frames):
-            masks = subscriber.take(100)
-            if masks is None:
-                continue
-            notice.progress()
-            age_ms = statistics.add(masks, time.time_ns())
-            screen.show(masks, age_ms, statistics.fps(masks.camera))
-            if video is not None:
-                video.draw(masks)
-        screen.print_line(statistics.summary())
-        if subscriber.rejected:
-            screen.print_line(
-                f"{subscriber.rejected} messages were malformed, the last: {printable(str(subscriber.last_error))}"
-            )
-    return statistics.frames
-
-
-@contextlib.contextmanager
-def _open_overlay(settings: Settings, path: Path | None, screen: Screen) -> Iterator[OverlayVideo | None]:
-    if path is None:
-        yield None
-        return
-    video = OverlayVideo(settings, path)
-    try:
-        yield video
-    finally:
-        for line in video.close():
-            screen.print_line(line)
-    video.check()
 
 
 def check_video_path(path: Path) -> None:
