@@ -86,6 +86,18 @@ def finish(work: Turns[T]) -> T:
 # Owners of resources
 
 
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches a socket on `host`, an address without brackets or a name."""
+    import ipaddress  # here, because it slows the start of a client
+
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    # an IPv4 address in IPv6 form is that of IPv4
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
 class Closeable:
     """Base of types that own a socket, a file or a process: a context manager that calls `close`."""
 
@@ -376,15 +388,3 @@ class MaskFrame:
     def age_origin_ns(self) -> int:
         """Unix time from which ages are measured: of the capture if `clock` is "system", else of the arrival."""
         return self.capture_ns if self.clock == "system" else self.received_ns
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine reaches a socket that binds `host`, a name or an address without brackets."""
-    import ipaddress  # here, because it slows the start of a client
-
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host in ("localhost", "lo")
-    # an IPv6 address may stand for an IPv4 one
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
