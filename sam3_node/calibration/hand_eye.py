@@ -64,7 +64,6 @@ _VISIBLE, _MIN_DIFFERENCE = 0.85, 0.1  # shares of the board in the image
 _ON_GRIPPER_M, _BESIDE_ROBOT_M = 0.25, 0.5
 _SAME_M, _SAME_RAD = 1e-4, 1e-3
 _MOVED_M, _MOVED_RAD = 5e-3, np.radians(1)
-_DEFAULT_COVARIANCE = np.zeros((6, 6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +71,13 @@ class HandEyeView:
     """One view: base_from_gripper and camera_from_board [4, 4], in metres.
 
     `covariance` [6, 6] belongs to camera_from_board, as a motion (translation, rotation vector) in the board's frame,
-    as `bundle.locate_board` returns it. None if it is unknown.
+    as `bundle.locate_board` returns it.
     """
 
     name: str
     base_from_gripper: Array
     camera_from_board: Array
-    covariance: Array | None = None
+    covariance: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,17 +225,9 @@ def observe(
     # a rotation about the board's origin also moves its centre
     move_to_centre = np.eye(6)
     move_to_centre[:3, 3:] = -cross_matrices(np.array([board_centre_m], np.float64))[0]
-    covariances = np.array(
-        [
-            _DEFAULT_COVARIANCE
-            if view.covariance is None
-            else move_to_centre @ view.covariance @ move_to_centre.T
-            for view in views
-        ]
-    )
-    has_covariances = all(view.covariance is not None for view in views)
+    covariances = np.array([move_to_centre @ view.covariance @ move_to_centre.T for view in views])
     left = mounting == "eye_to_hand"
-    return Observations(invert_all(a) if left else a, b, covariances, left, scaled and has_covariances)
+    return Observations(invert_all(a) if left else a, b, covariances, left, scaled)
 
 
 def leave_one_out(

@@ -322,7 +322,7 @@ def _whiteners(observations: Observations, x: Array, noise: tuple[float, float, 
     return np.asarray(np.linalg.inv(np.linalg.cholesky(covariances(observations, x, noise))), np.float64)
 
 
-def jacobians(observations: Observations, free: bool = False) -> Array:
+def jacobians(observations: Observations, free: bool) -> Array:
     """Return the derivatives [n, 6, 12] of the errors by motions of X and Y, for small errors.
 
     With `free`, the 13th column is by the relative change of the board's positions.
@@ -378,8 +378,8 @@ def _estimate_noise(
     return float(sizes[0]), float(sizes[1]), float(sizes[2]) if count == 3 else noise[2]
 
 
-def bound(covariance: Array, degrees: int, confidence: float = 0.95) -> float:
-    """Return the radius that the length of an error [3] of this covariance stays below with this confidence.
+def bound(covariance: Array, degrees: int) -> float:
+    """Return the radius that the length of an error [3] of this covariance stays below with 95 % confidence.
 
     `degrees` are the degrees of freedom of the estimate of the covariance. A fixed sample of normal numbers makes the
     quantile the same each time.
@@ -387,7 +387,7 @@ def bound(covariance: Array, degrees: int, confidence: float = 0.95) -> float:
     generator = np.random.default_rng(_SEED)
     lengths = (generator.standard_normal((_DRAWS, 3)) ** 2) @ np.linalg.eigvalsh(covariance)
     ratio = generator.chisquare(degrees, _DRAWS) / degrees
-    return float(np.sqrt(np.quantile(lengths / ratio, confidence)))
+    return float(np.sqrt(np.quantile(lengths / ratio, 0.95)))
 
 
 def mahalanobis(observations: Observations, refined: Refined) -> Array:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
-from typing import TextIO
 
 import cv2
 import numpy as np
@@ -172,8 +171,8 @@ def compute_digest(path: Path) -> str:
 class LiveViews:
     """Chooses views among live frames: the board is at rest, and unlike the views so far."""
 
-    def __init__(self, board: Board, out: TextIO | None = None) -> None:
-        self._board, self._out = board, out or sys.stderr
+    def __init__(self, board: Board) -> None:
+        self._board = board
         self._last: np.ndarray | None = None
         self._outlines: list[np.ndarray] = []
         self.found = Views()
@@ -220,7 +219,9 @@ class LiveViews:
             else "complete"
         )
         print(
-            f"view {len(self.found.views)}: {len(view.ids)} corners. Next: {text}", file=self._out, flush=True
+            f"view {len(self.found.views)}: {len(view.ids)} corners. Next: {text}",
+            file=sys.stderr,
+            flush=True,
         )
 
 
@@ -232,19 +233,18 @@ def collect_live(
     settings: Settings,
     board: Board,
     stop: threading.Event,
-    poses: str = "",
-    count: int = 0,
-    out: TextIO | None = None,
+    poses: str,
+    count: int,
 ) -> Views:
     """Collect views from live frames of camera `camera.name` until coverage is complete, `count` views, or `stop`.
 
     With the endpoint `poses`, poses of the gripper are collected beside them. The guide says which view comes next.
     Raises CalibrationError without any view, and TransportError for a malformed endpoint.
     """
-    guide, out, clock = LiveViews(board, out), out or sys.stderr, ""
+    guide, clock = LiveViews(board), ""
     print(
         f"looking for {board} from camera {settings.camera.name}; hold the board still for each view",
-        file=out,
+        file=sys.stderr,
     )
     security = Security.from_settings(settings.transport)
     subscriber = PoseSubscriber(poses, ["gripper"], security) if poses else None

@@ -41,14 +41,13 @@ NAME_SEARCH_S = 3.0  # before objects without a detection are added by boxes
 SHEET_IMAGES, SHEET_COLUMNS = 9, 3
 
 
-def run_demo(out: Path, seconds: float | None = None, settings: Settings | None = None) -> DemoResults:
-    """Run for `seconds` (default: the recording once). Write overlay.mp4, contact.png, masks.mcap and summary.json.
+def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResults:
+    """Run for `seconds` (None: the recording once). Write overlay.mp4, contact.png, masks.mcap and summary.json.
 
     The files are written to the folder `out`. `settings` names model, tracker and detector. Raises ProcessError,
     with the last lines of output, when a process ends or no masks arrive; OutputError when `out` cannot be written; and
     BagError for a damaged recording.
     """
-    settings = settings or Settings()
     prepare_output(out / "overlay.mp4")
     recording = LabelledClip.load(TABLETOP)
     frames = len(recording) if seconds is None else max(2, round(seconds * recording.fps))
@@ -86,7 +85,6 @@ def _start_node(group: Group, settings: Settings, frames_endpoint: str) -> tuple
     )
     group.start(Process("node", _make_command("run"), NODE_READY, environment))
     ready = group.wait_ready("node", READY_S)
-    assert ready is not None
     return ready.group(1), ready.group(2)
 
 

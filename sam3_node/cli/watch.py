@@ -349,9 +349,9 @@ class NodeProbe(Closeable):
     Its methods return one line of text, "" if there is nothing to say, and None if there is nothing to wait for.
     """
 
-    def __init__(self, settings: Settings, control: str | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         transport = settings.transport
-        self._wanted = Wanted(transport.masks, control or transport.control, transport.delivery, ())
+        self._wanted = Wanted(transport.masks, transport.control, transport.delivery, ())
         self._client = ControlClient(
             self._wanted.control, PROBE_TIMEOUT_MS, Security.from_settings(transport)
         )

@@ -177,16 +177,14 @@ class Group:
         self._children[process.name] = child = _Child(process, reports)
         self._selector.register(child.pipe, selectors.EVENT_READ, child)
 
-    def wait_ready(
-        self, name: str, timeout_s: float = math.inf, stop: threading.Event | None = None
-    ) -> re.Match[str] | None:
-        """Wait for the ready line of `name` and return its match, or None when `stop` is set first.
+    def wait_ready(self, name: str, timeout_s: float) -> re.Match[str]:
+        """Wait for the ready line of `name` and return its match.
 
         Raises ProcessError, with the last lines of output, when any member ends or the timeout expires.
         """
         deadline = time.monotonic() + timeout_s
         child = self._children[name]
-        while child.ready is None and not (stop and stop.is_set()):
+        while child.ready is None:
             self.check()
             if time.monotonic() > deadline:
                 raise ProcessError(f"{name} was not ready within {timeout_s:g} s{self._last_lines(name)}")

@@ -270,7 +270,7 @@ def test_poses_of_another_clock_are_refused() -> None:
 
 def test_live_views_need_a_board_at_rest_and_somewhere_new() -> None:
     images = render_views(BOARD, PINHOLE, 2)
-    guide = LiveViews(BOARD, out=open("/dev/null", "w"))  # noqa: SIM115
+    guide = LiveViews(BOARD)
     pictures = [Picture(str(number), image) for number, (_, image) in enumerate(images)]
     taken = [guide.offer(pictures[index]) for index in (0, 1, 1, 1, 0, 0, 0)]
     assert taken == [False, False, True, False, False, True, False]
@@ -283,7 +283,7 @@ def test_a_stop_ends_the_collection() -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(CalibrationError, match="found none"):
-        collect_live(Settings(), BOARD, stop)
+        collect_live(Settings(), BOARD, stop, "", 0)
 
 
 def test_the_helpers_of_these_tests_agree() -> None:

@@ -68,7 +68,7 @@ def make_views(
     points: Array | None = None,
     tilt: float = 0.6,
 ) -> list[BoardView]:
-    """Return views of BOARD with all corners in the image; `points` [p, 3] are those of a board that is not flat."""
+    """Return views of BOARD with all corners in the image; `points` [p, 3] make a board that is not flat."""
     generator = np.random.default_rng(seed)
     views: list[BoardView] = []
     near = (0.3, 0.5) if intrinsics.model != "fisheye" else (0.12, 0.25)
