@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from ..bags.formats.mcap import McapStream
-from ..bags.native.layout import NODE, RECORDER, RING
+from ..bags.native import NODE, RECORDER, RING
 from ..bags.native.reader import MAX_RECORDS_TO_LAYOUT
 from ..errors import BagError, OutputError, Sam3NodeError, SettingsError, TransportError
 from ..processes.notify import Watchdog

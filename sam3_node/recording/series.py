@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..bags.native.layout import COLOUR, RECORDER
+from ..bags.native import COLOUR, RECORDER
 from ..bags.native.writer import SplitRecordingWriter, compress_colour, describe_compression
 from ..errors import OutputError, WireError
 from ..settings import RecordSettings

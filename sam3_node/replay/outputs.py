@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ..bags.native.layout import COLOUR
+from ..bags.native import COLOUR
 from ..bags.native.writer import RecordingWriter, describe_compression
 from ..errors import BagError, OutputError, ReplayError, WireError
 from ..files import child_path

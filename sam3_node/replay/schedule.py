@@ -15,7 +15,7 @@ from typing import Any
 
 from ..bags.bag import open_bag
 from ..bags.formats.mcap import count_messages
-from ..bags.native.layout import COLOUR, NODE, RING
+from ..bags.native import COLOUR, NODE, RING
 from ..bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from ..bags.samples import natural_order
 from ..calibration.poses import PoseTrack

@@ -241,7 +241,7 @@ def test_a_camera_that_cannot_be_read_is_left_out_unless_it_is_chosen(tmp_path: 
     frames, lost = read(path)
     assert [frame.camera for frame in frames] == ["front"]
     assert lost is not None
-    assert "thermal is left out: /thermal/image: expected an encoding of" in lost
+    assert "skipped the camera thermal: /thermal/image: expected an encoding of" in lost
     with pytest.raises(BagError, match=r"/thermal/image: expected an encoding of .*, found 'hsv8'"):
         read(path, ["thermal"])
     assert len(read(path, ["front"])[0]) == 1

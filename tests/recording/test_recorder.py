@@ -33,7 +33,7 @@ from tests.support.wire_examples import masks
 pytest.importorskip("mcap")
 pytest.importorskip("foxglove_schemas_protobuf")
 
-from sam3_node.bags.native.layout import NODE, RECORDING
+from sam3_node.bags.native import NODE, RECORDING
 from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.replay.event_log import Step
 from sam3_node.replay.job import Job

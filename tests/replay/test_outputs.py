@@ -183,7 +183,7 @@ def test_without_images_coco_names_places_in_the_recording(tmp_path: Path) -> No
 def test_the_bag_may_hold_the_frames_beside_the_masks(tmp_path: Path) -> None:
     pytest.importorskip("mcap")
     from sam3_node.bags import open_bag, read_masks
-    from sam3_node.bags.native.layout import COLOUR
+    from sam3_node.bags.native import COLOUR
     from sam3_node.bags.native.reader import RecordingReader
 
     write_outputs(tmp_path, ["mcap-images"], restarted_masks, restarted_frames, told)

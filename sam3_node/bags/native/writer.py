@@ -27,7 +27,7 @@ from ...wire import (
     pack_masks,
 )
 from ..formats.mcap import MAGIC
-from .layout import (
+from . import (
     EVENTS,
     LAYOUT,
     LAYOUT_VERSION,

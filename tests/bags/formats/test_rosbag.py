@@ -247,8 +247,8 @@ def test_a_message_that_is_none_is_passed_over_and_told(tmp_path: Path, folder: 
     expected = list(ros.shots(FRAMES))
     assert ros.same(found, [*expected[1:4], *expected[5:]])
     assert lost is not None
-    assert f"1 of {ros.COLOUR} passed over" in lost
-    assert f"1 of {ros.DEPTH} passed over" in lost
+    assert f"skipped 1 of {ros.COLOUR}" in lost
+    assert f"skipped 1 of {ros.DEPTH}" in lost
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_damaged_chunk_costs_only_itself(tmp_path: Path) -> None:
     assert {shot[:3] for shot in found} < {shot[:3] for shot in expected}
     assert found[-1].payload == expected[-1].payload
     assert lost is not None
-    assert "1 of the chunks of drive.bag passed over" in lost
+    assert "skipped 1 of the chunks of drive.bag" in lost
 
 
 def recoded(folder: Path, target: Path, number: int) -> Path:
