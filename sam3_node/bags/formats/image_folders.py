@@ -1,9 +1,9 @@
 """Reads folders of images: plain ones, DAVIS, and datasets with stamps, scales or intrinsics.
 
-JPEG and PNG stay encoded, others become bgr8.
-TUM RGB-D: rgb.txt and depth.txt list files with Unix seconds, depth in
-1/5000 m. EuRoC: mav0/camN/data.csv with nanoseconds, and sensor.yaml. KITTI: image_NN with timestamps.txt (raw) or times.txt and calib.txt beside (odometry).
-BOP: rgb or gray, depth and scene_camera.json with each image's intrinsics and the scale of its depth.
+JPEG and PNG stay encoded, others become bgr8. TUM RGB-D: rgb.txt and depth.txt list files with Unix seconds, depth in
+1/5000 m. EuRoC: mav0/camN/data.csv with nanoseconds, and sensor.yaml. KITTI: image_NN with timestamps.txt (raw) or
+times.txt and calib.txt beside (odometry). BOP: rgb or gray, depth and scene_camera.json with each image's intrinsics
+and the scale of its depth.
 """
 
 from __future__ import annotations
