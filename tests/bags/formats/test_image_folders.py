@@ -11,7 +11,6 @@ from sam3_node.bags import open_bag
 from sam3_node.bags.bag import sample_images
 from sam3_node.bags.formats.image_folders import FPS, ImagesBag
 from sam3_node.bags.samples import Colour, Sample
-from sam3_node.errors import BagError
 from sam3_node.types import Depth
 from sam3_node.wire import decode_depth
 from tests.support.paths import SHARED
@@ -163,25 +162,6 @@ def test_what_is_no_image_is_passed_over_and_told(tmp_path: Path) -> None:
     assert lost is not None
     assert "skipped 3 of /desk/image (first error: 2.jpg" in lost
     assert "skipped 1 of /desk/depth (first error: 1.png" in lost
-
-
-def test_only_the_chosen_topics_come_and_every_reading_begins_anew(tmp_path: Path) -> None:
-    for sequence in ("dog", "cows"):
-        write(tmp_path / sequence, ["0.jpg", "1.jpg"])
-    with ImagesBag(tmp_path) as bag:
-        next(bag.samples({"/dog/image"}))
-        for _ in range(2):
-            assert [item.topic for item in bag.samples({"/dog/image"})] == ["/dog/image"] * 2
-
-
-def test_folders_without_images_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("no image")
-    (tmp_path / "empty").mkdir()
-    for path in (tmp_path, tmp_path / "empty"):
-        assert not ImagesBag.recognises(path)
-        with pytest.raises(BagError, match=r"expected images .* found none"):
-            ImagesBag(path)
-    assert not ImagesBag.recognises(tmp_path / "absent")
 
 
 @pytest.mark.verifies("recording", "DAVIS", "real data", "five sequences of DAVIS")

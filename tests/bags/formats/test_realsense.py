@@ -154,13 +154,6 @@ def test_topics_are_named_as_its_ros_driver_names_them(recording: Path) -> None:
         }
 
 
-def test_only_the_chosen_topics_come_and_every_reading_begins_anew(recording: Path) -> None:
-    with RealSenseBag(recording) as bag:
-        next(bag.samples({DEPTH}))
-        for _ in range(2):
-            check(ros.decode_samples(bag.samples({COLOUR})), [bgr(index) for index in range(FRAMES)])
-
-
 def test_images_that_png_cannot_hold(tmp_path: Path) -> None:
     yuyv = Stream("color", 0, "yuyv", 2)
     found, lost = read(record(tmp_path / "take.db3", [yuyv], 2))
@@ -217,15 +210,6 @@ def test_a_bag_of_the_older_sdk_is_read_to_the_last_pixel(tmp_path: Path) -> Non
     check(found[INFRA], [np.repeat(pixels(infra, index)[:, :, 1:], 3, axis=2) for index in range(FRAMES)])
     assert [shot.payload for shot in found["/device_0/color/camera_info"]] == [LENS]
     assert lost is None
-
-
-def test_a_cut_bag_gives_what_lies_before_the_cut(tmp_path: Path) -> None:
-    path = write_bag(tmp_path / "take.bag", FRAMES)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    found, lost = read(path)
-    assert 0 < len(found[COLOUR]) < FRAMES
-    check(found[COLOUR], [bgr(index) for index in range(len(found[COLOUR]))])
-    assert lost is not None
 
 
 def test_other_recordings_are_refused(tmp_path: Path) -> None:

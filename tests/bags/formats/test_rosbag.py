@@ -104,19 +104,6 @@ def test_topics_tell_what_they_hold(bag_file: Path, folder: Path) -> None:
             assert {topic.type for topic in bag.topics} == {f"{prefix}Image", f"{prefix}CameraInfo"}
 
 
-def test_only_the_chosen_topics_come_and_every_reading_begins_anew(bag_file: Path, folder: Path) -> None:
-    for path in (bag_file, folder):
-        with RosBag(path) as bag:
-            next(bag.samples({ros.COLOUR}))
-            for topic in ALL:
-                expected = [shot for shot in ros.shots(FRAMES) if shot.topic == topic]
-                assert ros.same(ros.decode_samples(bag.samples({topic})), expected)
-
-
-def test_a_lone_database_is_read_too(folder: Path) -> None:
-    assert ros.same(read(next(folder.glob("*.db3")))[0], list(ros.shots(FRAMES)))
-
-
 @pytest.mark.parametrize("compression", [None, "BZ2", "LZ4"])
 def test_an_unindexed_bag_gives_all_its_chunks(tmp_path: Path, compression: str | None) -> None:
     whole = ros.write_ros1(tmp_path / "drive.bag", FRAMES, compression)
