@@ -1,4 +1,4 @@
-"""The schedule of a job on one recording: the settings, and the actions in their order.
+"""Schedules a job on one recording: its settings, and its actions in their order.
 
 Actions repeat the steps of the recorded node, or step all frames with objects and edits on the frames that they belong
 to. The recording's index gives the number of frames, for progress.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from .event_log import (
 from .job import Job, ObjectOnFrame, calibrations_for, settings_for
 from .lerobot_dataset import check_lerobot
 from .outputs import Dataset
+from .store import local_bag
 
 FramePlace = tuple[str, int]
 """Camera and seq of a frame."""
@@ -54,6 +56,13 @@ NOTHING_ASKED = (
 )
 
 
+@contextmanager
+def open_schedule(job: Job) -> Iterator[Schedule]:
+    """Open a job's first recording, which is copied to this machine if it is at a URL."""
+    with local_bag(job.bags[0]) as path, Schedule(job, path) as schedule:
+        yield schedule
+
+
 class Schedule(Closeable):
     """A job on its recording, which is open at `path`. A context manager.
 
@@ -62,7 +71,7 @@ class Schedule(Closeable):
     """
 
     def __init__(self, job: Job, path: Path) -> None:
-        self.job, self._path = job, path
+        self.job, self.path = job, path
         if "lerobot" in job.outputs:
             check_lerobot(path)
         self.notes = Notes(job.allow_gaps)
@@ -89,7 +98,7 @@ class Schedule(Closeable):
     @property
     def dataset(self) -> Dataset:
         """The recording as a dataset to write masks into."""
-        return Dataset(self._path, self.job.names or self.settings.detector.prompts)
+        return Dataset(self.path, self.job.names or self.settings.detector.prompts)
 
     @property
     def episode_starts(self) -> tuple[int, ...]:
