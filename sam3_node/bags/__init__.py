@@ -1,4 +1,4 @@
-"""Recordings: `open_bag` reads those of any robot, `RecordingWriter` and `RecordingReader` this package's own."""
+"""Recordings: `open_bag` reads any robot's, `RecordingWriter` and `RecordingReader` this package's own."""
 
 from .bag import Bag, open_bag
 from .native import Pose

@@ -1,7 +1,7 @@
 """Decompresses chunks, files and single images within limits: some kilobytes can expand to gigabytes.
 
-No size that a file declares is allocated, and none is exceeded. JPEG and PNG stay encoded, as frames hold them; WebP,
-AVIF, TIFF and BMP are decoded by ffmpeg, which refuses too many pixels by the header, before it allocates memory.
+A size that a file declares is never allocated, and never exceeded. JPEG and PNG stay encoded, as frames hold them;
+WebP, AVIF, TIFF and BMP are decoded by ffmpeg, which refuses too many pixels by the header, before it allocates memory.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ MAX_TOPICS = 1024
 """Maximum number of topics with images or calibration."""
 
 MAX_FAILURES = 32
-"""Maximum number of topics that cannot be read, each of which costs a pass over the recording."""
+"""Maximum number of topics that cannot be read: each costs a pass over the recording."""
 
 _MAX_OTHERS = 200  # messages of topics whose first has come, before a pass begins anew without these topics
 

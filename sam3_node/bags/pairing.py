@@ -125,7 +125,7 @@ class _CameraState:
 
 @dataclass(slots=True)
 class _WaitingImage:
-    """A colour image that waits, because its own depth or that of an earlier image is still to come."""
+    """A colour image that waits for its own depth, or for an earlier image that waits."""
 
     state: _CameraState
     seq: int
@@ -357,8 +357,8 @@ def _describe_depth(state: _CameraState, minimum: int, patience_ns: int) -> str 
         return text
     side = "behind" if late_ns > 0 else "ahead of"
     return (
-        f"{text}; by the times of recording its clock is about {abs(late_ns) / NANOSECONDS:.3f} s {side} that of "
-        "colour: images of two clocks are not paired, give both the same clock"
+        f"{text}; by the times of recording its clock is about {abs(late_ns) / NANOSECONDS:.3f} s {side} "
+        "the clock of colour: images of two clocks are not paired, give both the same clock"
     )
 
 
@@ -387,7 +387,7 @@ def _frame(waiting: _WaitingImage, intrinsics: Intrinsics | None) -> Frame:
 
 
 class TimeSpan(NamedTuple):
-    """A span of the times at which messages were recorded, in ns: from `begin_ns` to before `end_ns`; None is open.
+    """A span of recording times in ns, from `begin_ns` to before `end_ns`; None leaves an end open.
 
     Values before UNIX_SINCE_NS count from the first frame of the recording, later ones are Unix time.
     """

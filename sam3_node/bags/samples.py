@@ -105,7 +105,7 @@ class CameraInfo:
         if is_whole and abs(size[0] * full[1] - size[1] * full[0]) < max(full):
             return _cut_and_scale(lens, (0, 0), (size[0] / full[0], size[1] / full[1]))
         raise BagError(
-            f"expected intrinsics of {size[0]} x {size[1]} pixels, or of their aspect ratio, found those of "
+            f"expected intrinsics of {size[0]} x {size[1]} pixels, or of their aspect ratio, found intrinsics of "
             f"{full[0]} x {full[1]}{'' if is_whole else f' with the region {self.roi}'}, binning {self.binning}"
         )
 
@@ -129,7 +129,7 @@ Payload = Colour | Depth | Intrinsics | CameraInfo | VideoPacket
 class Sample(NamedTuple):
     """One message of a camera. Stamps are Unix ns: `stamp_ns` of its capture, `logged_ns` of its recording.
 
-    `number` is the place of a colour image among those of its topic, from 0; None: one after the previous sample's.
+    `number` counts the colour images of a topic from 0; None: one after the previous sample's.
     """
 
     topic: str

@@ -82,7 +82,7 @@ class Job:
     (exclusive) limit the recording to a `TimeSpan`, and of its frames `start` to `stop` (exclusive; None for the end)
     are taken, counted from 0 over all these cameras. With `allow_gaps`, a replay goes on where the recording lacks
     data. `depth_aligned` states that depth is registered to colour. `calibrations`, each a calibration file as JSON,
-    replace those of the recorded node.
+    replace the recorded node's.
     """
 
     bags: tuple[str, ...]
@@ -220,7 +220,7 @@ def chosen_settings(settings: Settings) -> Sections:
 def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
     """Build the settings of a job. `description` is the recorded node's own, None if the recording has none.
 
-    In `as-recorded`, device, data type and threads are those of the recorded node: on a CPU the number of threads
+    In `as-recorded`, device, data type and threads are the recorded node's: on a CPU the number of threads
     changes how sums are rounded. Raises ReplayError if the settings are not valid.
     """
     base = _recorded_sections(description, job) if description else {}
@@ -233,7 +233,7 @@ def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
 
 
 def calibrations_for(job: Job, description: Mapping[str, Any] | None) -> tuple[Calibration, ...]:
-    """Return the calibrations of a job: its own, else those of the recorded node. Raises ReplayError."""
+    """Return the calibrations of a job: its own, else the recorded node's. Raises ReplayError."""
     recorded = (description or {}).get("calibrations", ())
     with _checking("calibration does"):
         texts = job.calibrations or map(json.dumps, recorded)
@@ -310,7 +310,7 @@ def read_prompts(path: Path) -> tuple[ObjectOnFrame, ...]:
     box | points and labels | mask, value?}. `frame` is a seq or "first", the default. `box` [x0, y0, x1, y1] and
     `points` [[x, y], ...] are in frame pixels; `labels` are 1 inside and 0 outside. `mask` is a palette or grey PNG of
     the frame's size, with a path relative to the file; its pixels of this `value` (default: all nonzero pixels) are the
-    object. A folder is a DAVIS sequence, of which the first PNG is read, or holds such folders, each named like its
+    object. A folder is a DAVIS sequence, whose first PNG is read, or holds such folders, each named like its
     camera. Objects of a PNG are on the first frame. Raises ReplayError that names the object, also for a missing mask.
     """
     if path.is_dir():

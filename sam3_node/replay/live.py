@@ -1,4 +1,4 @@
-"""Runs a job through a live node, with each edit on its frame: the results are those of a replay without a node.
+"""Runs a job through a live node, with each edit on its frame. A replay without a node gives the same results.
 
 Frames are pushed without loss, as the node's only camera and the only reader of its masks. Frames in flight are tracked
 until the node publishes their masks or its counts show that they failed.
@@ -54,7 +54,7 @@ _NO_PUBLISHER = (
 class Endpoints:
     """Endpoints of a node: `control`, and `frames` and `masks` if they differ from the node's own settings.
 
-    The default of `security` is that of the environment.
+    `security` defaults to the environment's.
     """
 
     control: str
@@ -172,11 +172,11 @@ class LivePlayer:
 
     def __init__(self, node: LiveNode) -> None:
         self.counts: Counter[str] = Counter()
-        """Counts like those of a `Player`."""
+        """The same counts as a `Player` keeps."""
         self.stages_us: Counter[str] = Counter()
         """Time of each stage in the node, over all frames."""
         self.notes: list[str] = []
-        """Notes like those of a `Player`."""
+        """The same notes as a `Player` keeps."""
         self._node = node
         self._steps: deque[Step] = deque()
 
@@ -397,7 +397,7 @@ class LiveNode(Closeable):
     def begin(self, cameras: Sequence[str]) -> list[str]:
         """Remove all objects from the node and restore its configured prompts.
 
-        Returns those of `cameras` that the node had served before. First waits for frames of other senders, and
+        Returns the `cameras` that the node had served before. First waits for frames of other senders, and
         discards their masks. Raises SettingsError if the node cannot serve these cameras, TransportError if it does not
         become idle.
         """

@@ -170,7 +170,7 @@ def write_coco(
 ) -> None:
     """Write all masks as COCO JSON with run-length encoding, in two passes, row by row.
 
-    The fields that join images to videos are those of TAO (Dave et al. 2020): `videos` are cameras, images and
+    The fields that join images to videos follow TAO (Dave et al. 2020): `videos` are cameras, images and
     annotations have a `video_id`, images a `frame_index`, and `tracks` are objects. Additional fields are `seq` and
     `capture_ns` of a frame, `instance_id`, which is the object's id on its camera, and `score` in 0..1. `file_name` is
     the path of the frame's image beside the JSON file, or without images its place RECORDING#CAMERA/SEQ. An object
@@ -289,7 +289,7 @@ def _is_past(masks: MaskFrame, frame: Frame) -> bool:
 def join_frames(masks: MaskSource, frames: FrameSource) -> Iterator[tuple[MaskFrame, Frame | None]]:
     """Yield all masks in their order, each with its frame, or None where that is missing.
 
-    Each camera has its own pass over the recording, because the order of masks may differ from that of frames.
+    Each camera has its own pass over the recording, because masks and frames may come in different orders.
     """
     cameras: dict[str, CameraFrames] = {}
     for frame_masks in masks():
@@ -355,7 +355,7 @@ def name_images(masks: MaskSource, frames: FrameSource) -> Iterator[str | None]:
 
 
 def pair_frames(masks: Iterator[MaskFrame], frames: Iterator[Frame]) -> Iterator[tuple[MaskFrame, Frame]]:
-    """Yield the masks of one camera with their frames, both in the same order. Masks without a frame are left out."""
+    """Yield the masks of one camera with their frames, both in the same order. Masks without a frame are skipped."""
     finder = CameraFrames(frames)
     for frame_masks in masks:
         frame = finder.find(frame_masks)

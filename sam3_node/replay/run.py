@@ -115,7 +115,7 @@ def clear_job(job: Job) -> None:
 
 
 def compare_job(job: Job) -> MaskComparison:
-    """Compare the masks in a job's folder with those of the live node."""
+    """Compare the masks in a job's folder with the live node's."""
     with open_schedule(job) as schedule:
         return compare_masks(Shards(open_store(job.out)).masks(), schedule.recorded_masks())
 
@@ -203,7 +203,7 @@ class _Run:
         writer.flush()
 
     def _check_weights(self) -> None:
-        """Raise ReplayError if the weights differ from those of the existing shards or of the recorded node."""
+        """Raise ReplayError if the existing shards or the recorded node had other weights."""
         schedule, description = self.session.schedule, self.perception.describe()
         digests, recorded = read_digests(description), schedule.description
         check_identity(self.session.store, digests)
@@ -393,7 +393,7 @@ def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
 def _find_instance_difference(instance: Instance, expected: Instance) -> str | None:
     # a node gives each mask its confidence: without one, the recording is older than all optional fields
     is_older = expected.confidence is None and expected.mask.crop.any()
-    # without that of a name, it is older than the doubt about names, on which other optional fields depend
+    # without a name's confidence, it is older than the doubt about names, on which other optional fields depend
     lacks_name = expected.name_confidence is None and instance.name_confidence is not None
     for field in fields(Instance):
         is_optional = field.default is not MISSING

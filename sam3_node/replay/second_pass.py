@@ -58,7 +58,7 @@ class Span:
 def find_bidirectional_spans(
     masks: Iterable[MaskFrame], min_score: float, episode_starts: Sequence[int] = ()
 ) -> Iterator[Span]:
-    """Yield a span for each object, from its prompt frame back to its camera's first frame, or that of the episode.
+    """Yield a span for each object, from its prompt frame back to its camera's first frame in the episode.
 
     `masks` are all of the forward pass. The prompt frame is the one that the object was marked on. For other objects
     (detected by name, or added without a frame) it is the first frame with the object in view and a score of at least
@@ -259,7 +259,7 @@ def read_results(store: Store, min_score: float) -> Iterator[MaskFrame]:
 def reverse_shards(readers: Sequence[Callable[[], Iterable[MaskFrame]]]) -> Iterator[MaskFrame]:
     """Yield the masks of a backward pass in the order of the frames, one shard in memory at a time.
 
-    `readers` are those of `Shards.readers`. The shards, and the frames in them, are stored latest first.
+    `readers` come from `Shards.readers`. The shards, and the frames in them, are stored latest first.
     """
     for read in reversed(readers):
         yield from reversed(list(read()))
@@ -274,8 +274,8 @@ def merge(
     objects in both. A backward span is ignored if the forward pass was confident (`min_score`) on the span's first
     frame and both masks there have an IoU below MIN_AGREEMENT_IOU: then the span follows another object.
 
-    A frame keeps the forward pass's times. Its objects are in the forward pass's order, then those of the backward pass
-    alone. `age` and `frames_since_seen` are counted again in frame order. Two frames are in memory. Raises ReplayError
+    A frame keeps the forward pass's times. Its objects are in the forward pass's order, then come the backward pass's
+    own. `age` and `frames_since_seen` are counted again in frame order. Two frames are in memory. Raises ReplayError
     at the end if a frame of `backward` is not in `forward`.
     """
     ages, selector, remaining = _AgeCounter(), _PassSelector(min_score), iter(backward)
@@ -286,8 +286,8 @@ def merge(
         yield ages.count(masks)
     if behind is not None:
         raise ReplayError(
-            f"camera {behind.camera}: expected the second pass's frame {behind.seq} among those of the first, found "
-            "that it is not; start over with --again"
+            f"camera {behind.camera}: expected the second pass's frame {behind.seq} among the first pass's, found "
+            "no such frame; start over with --again"
         )
 
 

@@ -27,7 +27,7 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 RATES = ("fps", "frequency", "control_freq", "hz")
 ROWS = 16
 MAX_RATIO = 1100
-"""Maximum ratio of sizes unpacked and stored: a little over that of deflate."""
+"""Maximum ratio of sizes unpacked and stored: a little more than deflate reaches."""
 _CAMERA = re.compile(r"(?:(data/[^/]+)/obs|(?:.*/)?observations/images)/([^/]+)")
 
 

@@ -64,7 +64,7 @@ class ImageSequence:
     """The images of one camera in the order of their stamps, depth before the colour of its time.
 
     `has_stamps` is true if the stamps are the dataset's own; otherwise the images come FPS a second, from 0.
-    `unmatched` is depth of which no image belongs to a colour image.
+    `unmatched` is depth whose images belong to no colour image.
     """
 
     name: str

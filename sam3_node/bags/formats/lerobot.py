@@ -75,7 +75,7 @@ class DepthFormat(NamedTuple):
 
 
 class ImageFeature(NamedTuple):
-    """A camera: the feature's key, the name of its last part, whether its frames are in videos, and those of depth."""
+    """A camera: the feature's key, the name of its last part, whether videos hold its frames, and its depth format."""
 
     key: str
     name: str
@@ -106,7 +106,7 @@ class Episode:
 class LeRobotLayout:
     """A dataset's description: its info.json, its cameras, and its episodes in their order.
 
-    `images` are those of colour, `depths` those of depth.
+    `images` hold colour, `depths` hold depth.
     """
 
     root: Path
@@ -382,7 +382,7 @@ class LeRobotBag(SampleReader):
         if not chosen:
             self._tables.close()
             numbers = [episode.number for episode in self.layout.episodes]
-            raise BagError(f"{path}: expected episodes {min(numbers)} to {max(numbers)}, found none of them")
+            raise BagError(f"{path}: expected episodes {min(numbers)} to {max(numbers)}, found others")
         self._episodes = tuple(chosen)
         self.episode_starts = tuple(episode.first_row for episode in chosen)
         self._pictures = _name_topics(self.layout)

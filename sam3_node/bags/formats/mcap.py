@@ -1,4 +1,4 @@
-"""Reads MCAP files, damaged ones too: `McapStream` reads any file, `McapBag` those of ROS 2 (CDR), ROS 1 and Foxglove.
+"""Reads MCAP files, damaged ones too: `McapStream` reads any file, `McapBag` files of ROS and Foxglove.
 
 The mcap library reads a file by the index at its end, which a killed recorder never wrote, or record by record while it
 trusts every declared length. rosbags refuses bags without an index. `McapStream` therefore walks the records itself,
@@ -220,7 +220,7 @@ class McapStream:
     ) -> Iterator[tuple[int, bytes]]:
         """Yield opcode and content of the records of these opcodes, up to the end of the data, or of those at `places`.
 
-        Chunks whose times do not overlap the span are left out.
+        Chunks whose times do not overlap the span are skipped.
         """
         for opcode, length in islice(self._heads(file, places), max_records):
             if opcode not in opcodes:

@@ -35,7 +35,7 @@ bool is_bigendian
 uint8[] data
 """
 _STAMPED = "builtin_interfaces/Time timestamp\nstring frame_id\n"
-_FOXGLOVE = {  # of the package foxglove_msgs, in ROS 1 and 2; the fields of a calibration are those of protobuf
+_FOXGLOVE = {  # of the package foxglove_msgs, in ROS 1 and 2; a calibration has the fields of protobuf
     "RawImage": "uint32 width\nuint32 height\nstring encoding\nuint32 step\nuint8[] data\n",
     "CompressedImage": "uint8[] data\nstring format\n",
     "CompressedVideo": "uint8[] data\nstring format\n",
@@ -185,7 +185,7 @@ def first_bytes(path: Path, count: int) -> bytes:
 
 @cache
 def _store(is_cdr: bool) -> Any:
-    # the definitions in a recording are not needed: those of the types that are read here never changed
+    # the definitions in a recording are not needed: the types that are read here never changed
     typesys = require("rosbags.typesys", "bags")
     store = typesys.get_typestore(typesys.Stores.ROS2_HUMBLE if is_cdr else typesys.Stores.ROS1_NOETIC)
     store.register(typesys.get_types_from_msg(_FFMPEG_PACKET, "ffmpeg_image_transport_msgs/msg/FFMPEGPacket"))

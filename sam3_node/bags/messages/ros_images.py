@@ -302,7 +302,7 @@ def _pixels(message: Any, topic: str, kind: str, channels: int = 1) -> npt.NDArr
 
 
 def _planes(message: Any, topic: str) -> Bytes:
-    """Return the rows of brightness and, half as many below them, those of colour."""
+    """Return the rows of brightness and, below them, half as many rows of colour."""
     if message.width % 2 or message.height % 2:
         raise MessageError(f"{topic}: expected even sides, found {message.width} x {message.height}")
     rows = SimpleNamespace(

@@ -11,7 +11,7 @@ truth/<camera>         optional ground truth: the body of a masks message, an in
 poses/<frame>          the body of a pose message of the robot, msgpack, as it arrived
 pose/<camera>          optional camera pose, msgpack: {v, camera, seq, camera_to_world}, the matrix row by row
 
-Messages are logged at their arrival; publish times are those of sending. The values of metadata records are JSON.
+Messages are logged at their arrival; publish times are times of sending. The values of metadata records are JSON.
 Images are Foxglove's messages, so that its viewers show a recording; headers and masks keep the bytes of the wire, so
 that a replay gets exactly the node's input.
 """
@@ -37,7 +37,7 @@ RECORDER = "sam3_node.recorder"
 """Metadata record of files that `sam3-node record` itself made, at their beginning."""
 RING = "sam3_node.ring"
 """Metadata record of files that a trigger had written: {trigger_ns, ring_s, dropped}. `dropped` is the number of
-messages that the recorder received before those of the file."""
+earlier messages that the recorder received."""
 EVENTS = "events"
 MASKS_ROOT, TRUTH_ROOT, POSE_ROOT, ROBOT_POSES_ROOT = "masks/", "truth/", "pose/", "poses/"
 FRAME_ROOT = "frame/"

@@ -185,7 +185,7 @@ class RecordingReader:
         return self._unpack_all((ROBOT_POSES_ROOT,), _unpack_robot_pose)
 
     def metadata(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the metadata records by their names, those of one name in the order of writing."""
+        """Return the metadata records by their names, each name's in the order of writing."""
         records: dict[str, list[dict[str, Any]]] = {}
         for path in self.paths:
             stream = McapStream(path)

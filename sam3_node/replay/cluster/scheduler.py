@@ -142,7 +142,7 @@ class _Run:
         return [bag.result for bag in self._bags]
 
     def _start_step(self, bag: _BagState, values: list[Any] | None) -> None:
-        """Start the next step. `values` are those of the previous step's tasks, None for the first step."""
+        """Start the next step. `values` come from the previous step's tasks, None for the first step."""
         try:
             tasks = next(bag.steps) if values is None else bag.steps.send(values)
         except StopIteration as end:
