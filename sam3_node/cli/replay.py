@@ -350,8 +350,8 @@ def add_ray_options(parser: ArgumentParser) -> None:
 
 def replay_many(args: Namespace, job: Job, stop: Event) -> int:
     """Replay the recordings of a job on workers. Returns 0 if all are done, 1 if one failed, 130 if stopped."""
-    from ..replay.cluster.tasks import Split
     from ..replay.cluster.scheduler import run_many
+    from ..replay.cluster.tasks import Split
     from ..replay.store import open_store
     from .progress import ProgressBar
 

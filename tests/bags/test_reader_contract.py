@@ -1,4 +1,4 @@
-"""What every reader of recordings promises, whatever the format."""
+"""The contract of all readers of recordings, whatever the format."""
 
 from __future__ import annotations
 
