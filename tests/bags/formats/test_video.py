@@ -119,8 +119,7 @@ def test_a_cut_video_gives_what_can_be_decoded(tmp_path: Path, suffix: str) -> N
     stamps, images, lost = read(path)
     assert FRAMES // 4 < len(images) < FRAMES
     assert stamps == sorted(stamps)
-    assert lost is not None
-    assert "of 1.2 s" in lost
+    assert "of 1.2 s" in str(lost)
 
 
 def test_more_pictures_than_a_file_can_hold_are_lost_and_told(
@@ -130,8 +129,7 @@ def test_more_pictures_than_a_file_can_hold_are_lost_and_told(
     monkeypatch.setattr(video, "max_video_pixels", lambda _: 10 * frame(0).shape[0] * frame(0).shape[1])
     _, images, lost = read(path)
     assert len(images) == 10
-    assert lost is not None
-    assert "more pictures than a file of its size can hold" in lost
+    assert "more pictures than a file of its size can hold" in str(lost)
 
 
 def test_files_without_a_frame_are_refused(tmp_path: Path) -> None:
