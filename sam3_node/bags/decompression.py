@@ -163,30 +163,18 @@ def _read_frames(packed: BinaryIO, open_frame: Callable[[], Any]) -> Iterator[by
         raise EOFError
 
 
-def _open_zstd() -> Any:
-    return _zstd().decompressobj()
-
-
 def _open_lz4() -> Any:
     return require("lz4.frame", "bags").LZ4FrameDecompressor()
 
 
-def _zstd() -> zstandard.ZstdDecompressor:
-    return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+def _open_zstd() -> Any:
+    return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
 
 
 def _read_zstd(data: Buffer) -> Iterator[bytes]:
-    reader = _zstd().stream_reader(data)
+    reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(data)
     while piece := reader.read(_PIECE):
         yield piece
-
-
-def _read_lz4(data: Buffer) -> Iterator[bytes]:
-    return _read_stream(_open_lz4(), data)
-
-
-def _read_bz2(data: Buffer) -> Iterator[bytes]:
-    return _read_stream(bz2.BZ2Decompressor(), data)
 
 
 def _read_stream(stream: Any, data: Buffer) -> Iterator[bytes]:
@@ -197,8 +185,8 @@ def _read_stream(stream: Any, data: Buffer) -> Iterator[bytes]:
 
 _PIECES: dict[str, Callable[[Buffer], Iterator[bytes]]] = {
     "zstd": _read_zstd,
-    "lz4": _read_lz4,
-    "bz2": _read_bz2,
+    "lz4": lambda data: _read_stream(_open_lz4(), data),
+    "bz2": lambda data: _read_stream(bz2.BZ2Decompressor(), data),
 }
 
 

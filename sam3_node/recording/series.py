@@ -121,25 +121,25 @@ class RecordedSeries(Closeable):
         return f"{text}; the disk is full in {free / bytes_per_s / 3600:.1f} hours" if bytes_per_s else text
 
     def _accept(self, parts: list[memoryview], received_ns: int) -> None:
+        future: Future[Frame] | None = None
         if parts[0] == EVENTS_TOPIC:
-            event = unpack_event(parts)
-            self._waiting.append(_QueuedMessage(partial(self._write_event, event, parts[1], received_ns)))
+            write = partial(self._write_event, unpack_event(parts), parts[1], received_ns)
         elif bytes(parts[0][:6]) == b"masks/":
             masks = unpack_masks(parts)
             self.report.admit(masks.camera)
-            self._waiting.append(_QueuedMessage(partial(self._write_masks, masks, parts[1], received_ns)))
+            write = partial(self._write_masks, masks, parts[1], received_ns)
         elif parts[0][: len(POSES_ROOT)] == POSES_ROOT:
             pose = unpack_pose(parts)
             self.report.admit_pose(pose.frame)
-            self._waiting.append(_QueuedMessage(partial(self._write_pose, pose.frame, parts[1], received_ns)))
+            write = partial(self._write_pose, pose.frame, parts[1], received_ns)
         else:
             frame = unpack_frame(parts)
             self.report.admit(frame.camera)
-            if self._record.colour == "raw" or frame.encoding not in CHANNELS:
-                self._waiting.append(_QueuedMessage(partial(self._write_frame, frame, received_ns)))
-                return
-            future = self._pool.submit(compress_colour, frame, self._record.colour, JPEG_QUALITY)
-            self._waiting.append(_QueuedMessage(partial(self._write_compressed, future, received_ns), future))
+            write = partial(self._write_frame, frame, received_ns)
+            if self._record.colour != "raw" and frame.encoding in CHANNELS:
+                future = self._pool.submit(compress_colour, frame, self._record.colour, JPEG_QUALITY)
+                write = partial(self._write_compressed, future, received_ns)
+        self._waiting.append(_QueuedMessage(write, future))
 
     def _write_ready(self, max_waiting: int) -> None:
         while self._waiting and (self._waiting[0].is_ready() or len(self._waiting) > max_waiting):

@@ -87,14 +87,6 @@ def _is_prompt_frame(instance: Instance) -> bool:
     return instance.age == 0 and instance.area > 0
 
 
-@dataclass(slots=True)
-class _LastConfident:
-    """Index of the last frame where an object was confident, and the number of its frames since then."""
-
-    index: int
-    uncertain: int = 0
-
-
 def find_multi_shot_spans(
     masks: Iterable[MaskFrame], min_score: float, _: Sequence[int] = ()
 ) -> Iterator[Span]:
@@ -108,17 +100,19 @@ def find_multi_shot_spans(
     that the forward pass never found again, and does not question high scores on a wrong object. An object that was
     dropped and detected again by name has a new id and counts as another object.
     """
-    last: dict[CameraObject, _LastConfident] = {}
+    # the last frame where an object was confident, and the number of its frames since then
+    last: dict[CameraObject, tuple[int, int]] = {}
     for index, frame_masks in enumerate(masks):
         for instance in frame_masks.instances:
             key = frame_masks.camera, instance.id
             if is_confident(instance, min_score):
-                before = last.get(key)
-                if before is not None and before.uncertain >= MIN_FRAMES:
-                    yield Span.from_instance(before.index, index, frame_masks.camera, instance)
-                last[key] = _LastConfident(index)
+                before, uncertain = last.get(key, (index, 0))
+                if uncertain >= MIN_FRAMES:
+                    yield Span.from_instance(before, index, frame_masks.camera, instance)
+                last[key] = index, 0
             elif key in last:
-                last[key].uncertain += 1
+                before, uncertain = last[key]
+                last[key] = before, uncertain + 1
 
 
 class IndexedFrame(NamedTuple):

@@ -285,16 +285,12 @@ class McapStream:
 
 def count_messages(paths: Sequence[Path], topics: Collection[str]) -> int | None:
     """Return the number of messages on `topics` in all files; None if one is no MCAP file or has no summary."""
-    total = 0
-    for path in paths:
-        try:
-            number = McapStream(path).count_messages(topics)
-        except BagError:
-            return None
-        if number is None:
-            return None
-        total += number
-    return total if paths else None
+    try:
+        counts = [McapStream(path).count_messages(topics) for path in paths]
+    except BagError:
+        return None
+    known = [count for count in counts if count is not None]
+    return sum(known) if paths and len(known) == len(paths) else None
 
 
 @lru_cache(maxsize=64)

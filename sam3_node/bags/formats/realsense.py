@@ -205,20 +205,15 @@ def _with_units(raw: RawMessage, type_name: str, is_cdr: bool) -> tuple[Any, flo
 
 def _payload(message: Any, type_name: str, stream: _SensorStream) -> Payload:
     """Read an image, also in the SDK's own encodings and in the zstd packing of its `.db3` for what PNG cannot hold."""
-    if type_name.endswith("CompressedImage"):
-        packed = _PACKED.fullmatch(message.format)
-        if packed is None:
-            return _require_payload(read_payload(message, type_name, stream.image_name))
-        message = _unpack(message.data, packed, stream)
-    if message.encoding == "MJPEG":
-        jpeg = SimpleNamespace(format="jpeg", data=message.data)
-        return _require_payload(read_payload(jpeg, "sensor_msgs/CompressedImage", stream.image_name))
-    if not stream.is_depth:
+    kind = type_name
+    packed = _PACKED.fullmatch(message.format) if type_name.endswith("CompressedImage") else None
+    if packed is not None:
+        message, kind = _unpack(message.data, packed, stream), "sensor_msgs/Image"
+    if getattr(message, "encoding", "") == "MJPEG":
+        message, kind = SimpleNamespace(format="jpeg", data=message.data), "sensor_msgs/CompressedImage"
+    elif hasattr(message, "encoding") and not stream.is_depth:
         message.encoding = _ENCODINGS.get(message.encoding, message.encoding)
-    return _require_payload(read_payload(message, "sensor_msgs/Image", stream.image_name))
-
-
-def _require_payload(payload: Payload | None) -> Payload:
+    payload = read_payload(message, kind, stream.image_name)
     assert payload is not None  # images always hold something
     return payload
 

@@ -27,7 +27,18 @@ from ...types import Closeable
 from ..job import Job
 from ..shards import LIMITS, ShardLimits
 from ..store import Summary
-from .tasks import NOT_STARTED, WHOLE, JobPlan, PlanSteps, Split, Task, TaskProgress, TaskResult, Worker
+from .tasks import (
+    NO_RESULT,
+    NOT_STARTED,
+    WHOLE,
+    JobPlan,
+    PlanSteps,
+    Split,
+    Task,
+    TaskProgress,
+    TaskResult,
+    Worker,
+)
 from .usage_report import BagResult, RunProgress, ThroughputMeter, UsageReport
 
 LOCAL = "local"
@@ -153,7 +164,7 @@ class _Run:
         for number, task in enumerate(tasks):
             self._pool.submit(_TaskKey(bag.number, bag.step, number), task)
 
-    def _add_result(self, task: FinishedTask) -> None:
+    def _add_result(self, task: PoolTask) -> None:
         key, result = task.key, task.result
         assert isinstance(key, _TaskKey)
         bag = self._bags[key.bag]
@@ -275,27 +286,23 @@ def _keep_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class FinishedTask(NamedTuple):
-    """The result of a task, the seconds that workers spent on it, and the number of workers lost."""
-
-    key: object
-    result: TaskResult
-    seconds: float
-    losses: int
-
-
 @dataclass(slots=True)
-class _PendingTask:
-    """A task that is queued or running."""
+class PoolTask:
+    """A task that is queued, running or finished."""
 
     key: object
     task: Task
     seconds: float = 0.0
+    """Time that workers spent on it."""
     losses: int = 0
+    """Number of workers lost."""
     progress: TaskProgress = NOT_STARTED
+    result: TaskResult = NO_RESULT
 
-    def finish(self, result: TaskResult) -> FinishedTask:
-        return FinishedTask(self.key, result, self.seconds, self.losses)
+    def finish(self, result: TaskResult) -> PoolTask:
+        """Set the result."""
+        self.result = result
+        return self
 
 
 @dataclass(slots=True)
@@ -305,7 +312,7 @@ class _WorkerHandle:
     actor: Any
     call: Any
     since_s: float
-    running: _PendingTask | None = None
+    running: PoolTask | None = None
     progress_call: Any = None
     ready_s: float | None = None
     """Time when the worker was first ready."""
@@ -323,7 +330,7 @@ class WorkerPool(Closeable):
             num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1}
         )
         self._start_actor = remote(Worker).remote
-        self._queue: deque[_PendingTask] = deque()
+        self._queue: deque[PoolTask] = deque()
         self._workers: list[_WorkerHandle] = []
         self._failed_starts = 0
         self._ended_s = 0.0
@@ -344,13 +351,13 @@ class WorkerPool(Closeable):
 
     def submit(self, key: object, task: Task) -> None:
         """Queue a task. Its result comes with this `key`."""
-        self._queue.append(_PendingTask(key, task))
+        self._queue.append(PoolTask(key, task))
 
     def task_progress(self) -> dict[object, TaskProgress]:
         """Return the progress of running tasks by key."""
         return {worker.running.key: worker.running.progress for worker in self._workers if worker.running}
 
-    def poll(self, timeout_s: float) -> list[FinishedTask]:
+    def poll(self, timeout_s: float) -> list[PoolTask]:
         """Start queued tasks, wait until one is finished or the time is up, and return the finished tasks.
 
         Raises ReplayError if workers cannot be started.
@@ -367,7 +374,7 @@ class WorkerPool(Closeable):
         self._update_progress()
         return finished
 
-    def stop(self) -> list[FinishedTask]:
+    def stop(self) -> list[PoolTask]:
         """Stop all workers, and wait up to STOP_TIMEOUT_S for their results."""
         self._stopping = True
         finished = [pending.finish(TaskResult(error="not started", stopped=True)) for pending in self._queue]
@@ -399,7 +406,7 @@ class WorkerPool(Closeable):
                 worker.running = self._queue.popleft()
                 worker.call, worker.since_s = worker.actor.run.remote(worker.running.task), time.monotonic()
 
-    def _read_result(self, worker: _WorkerHandle) -> Iterator[FinishedTask]:
+    def _read_result(self, worker: _WorkerHandle) -> Iterator[PoolTask]:
         running, call = worker.running, worker.call
         try:
             result = self._ray.get(call)
@@ -420,7 +427,7 @@ class WorkerPool(Closeable):
             else:
                 yield running.finish(result)
 
-    def _handle_loss(self, worker: _WorkerHandle, error: Exception) -> Iterator[FinishedTask]:
+    def _handle_loss(self, worker: _WorkerHandle, error: Exception) -> Iterator[PoolTask]:
         running = worker.running
         self._end_worker(worker)
         reason = str(error).strip().splitlines()[-1]
