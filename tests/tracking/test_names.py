@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sam3_node.settings import DetectorSettings
-from sam3_node.tracking.name_calibration import NEUTRAL, SURE, WEIGHTS
+from sam3_node.tracking.confidence_weights import NAME_WEIGHTS, SURE_NAME, USUAL_MARGINS
 from sam3_node.tracking.names import (
     FEATURES,
     LOWEST,
@@ -29,7 +29,7 @@ def measure(*detections: Detection, with_margins: bool = True) -> list[list[floa
 
 def test_the_features_of_one_detection() -> None:
     assert measure(Detection("mug", 0.5, HERE, (1.0, 9.0))) == [[0.0, -LOWEST, -LOWEST, 1.0, MAX_MARGIN]]
-    usual = list(NEUTRAL.values())
+    usual = list(USUAL_MARGINS.values())
     assert measure(Detection("mug", 0.5, HERE))[0][3:] == usual
     assert measure(Detection("mug", 0.5, HERE, (1.0, 1.0)), with_margins=False)[0][3:] == usual
     assert measure(Detection("mug", 0.0, HERE))[0][0] == pytest.approx(-6.907)
@@ -46,10 +46,10 @@ def test_the_same_phrase_elsewhere_is_a_rival_and_another_in_the_same_place_an_o
 
 
 def test_no_feature_that_grows_lowers_the_confidence() -> None:
-    assert set(WEIGHTS) <= set(FEATURES)
-    assert min(WEIGHTS.values()) >= 0
-    assert estimate_name(WRONG) < 0.5 < SURE < estimate_name(RIGHT) < 1
-    assert DetectorSettings().min_name_confidence == SURE
+    assert set(NAME_WEIGHTS) <= set(FEATURES)
+    assert min(NAME_WEIGHTS.values()) >= 0
+    assert estimate_name(WRONG) < 0.5 < SURE_NAME < estimate_name(RIGHT) < 1
+    assert DetectorSettings().min_name_confidence == SURE_NAME
 
 
 def test_the_evidence_is_a_mean_in_which_old_detections_fade() -> None:
