@@ -79,7 +79,6 @@ def build_engines(
         build_s,
         scales=quantisation.digest if quantisation else "",
         fp8_layers=builder.fp8_layers,
-        any_memories=True,
     )
     if quantisation is not None:
         quantisation.save(stored)

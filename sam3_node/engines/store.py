@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import AliasChoices, Field, ValidationError
+from pydantic import Field, ValidationError
 from transformers.utils import cached_file
 
 from ..errors import EngineError, ModelError
@@ -51,9 +51,7 @@ class EngineKey(Section):
     """Pixels along a side."""
     bank_size: int
     """Frames kept for each object; shapes do not depend on it. 0 for a detector."""
-    max_objects: int = Field(
-        validation_alias=AliasChoices("max_objects", "most_objects"), serialization_alias="most_objects"
-    )
+    max_objects: int
     """Largest number of objects at once; of phrases for a detector."""
     library: str
     """tensorrt, tensorrt_rtx or inductor."""
@@ -85,14 +83,12 @@ class Manifest(Section):
 
     format: Literal[1] = 1
     """Version of this file's format."""
-    key: EngineKey = Field(validation_alias=AliasChoices("key", "identity"), serialization_alias="identity")
+    key: EngineKey
     """Key that the engines fit."""
     scales: str = ""
     """For an fp8 encoder, the digest of its scales and recipe."""
     fp8_layers: int = 0
     """Number of the encoder's layers that convert their input or weights to FP8."""
-    any_memories: bool = False
-    """True if the read takes any number of memories; those of earlier versions take the whole bank alone."""
     plans: dict[str, str] = Field(min_length=1)
     """SHA-256 of each stage's plan."""
     build_s: dict[str, float]
@@ -103,7 +99,7 @@ class Manifest(Section):
     @property
     def folder_name(self) -> str:
         """Name of the folder: a digest of everything in which one build can differ from another."""
-        key = self.key.model_dump_json(exclude=INFORMATIVE, by_alias=True)
+        key = self.key.model_dump_json(exclude=INFORMATIVE)
         return hashlib.sha256(f"{self.format} {key} {self.scales}".encode()).hexdigest()[:16]
 
 
@@ -156,7 +152,6 @@ class EngineStore:
         *,
         scales: str = "",
         fp8_layers: int = 0,
-        any_memories: bool = False,
     ) -> StoredEngine:
         """Store plans by stage, all or none of them; they replace earlier plans of the same build.
 
@@ -167,7 +162,6 @@ class EngineStore:
             key=key,
             scales=scales,
             fp8_layers=fp8_layers,
-            any_memories=any_memories,
             plans=digests,
             build_s=dict(build_s),
             built_s=time.time(),
@@ -228,7 +222,7 @@ class EngineStore:
             new.mkdir(mode=0o700)
             for stage, plan in plans.items():
                 write_private(new / f"{stage}.plan", plan)
-            write_private(new / MANIFEST, f"{manifest.model_dump_json(indent=1, by_alias=True)}\n".encode())
+            write_private(new / MANIFEST, f"{manifest.model_dump_json(indent=1)}\n".encode())
             if target.exists():
                 target.rename(Path(temporary) / "old")
             new.rename(target)

@@ -32,7 +32,7 @@ from .quantize import (
     quantise_encoder,
 )
 from .slot import EngineSlot, GateClip, LoadedEngines, attempt, read_gate_clip, require_gpu, shorten_reason
-from .specs import STAGES, StageSpec, WholeBankRead, fix_memories, has_trunk, tracker_stages
+from .specs import STAGES, StageSpec, has_trunk, tracker_stages
 from .store import FP8, EngineKey, StoredEngine, choose_model_dtype, compute_key, resolve_dtype
 from .tensorrt.run import TensorRTRun, Workspace
 from .validation import Report, compare_stages, fit_stages
@@ -85,12 +85,8 @@ class TrackerSlot(EngineSlot):
     def load(self, stored: StoredEngine) -> LoadedEngines:
         dtype = resolve_dtype(self.settings.engine.precision)
         specs = tracker_stages(self.model, dtype=dtype, trunk=stored.manifest.key.trunk)
-        built = {**specs, "read": fix_memories(specs["read"])} if not stored.manifest.any_memories else specs
         load = self._load_packages if self.settings.engine.kind == INDUCTOR else self._load_plans
-        runs = load(stored, built)
-        if built is not specs:
-            runs["read"] = WholeBankRead(runs["read"], specs["read"].max_memories)
-        return LoadedEngines(stored, runs, specs)
+        return LoadedEngines(stored, load(stored, specs), specs)
 
     def _load_packages(self, stored: StoredEngine, specs: Mapping[str, StageSpec]) -> dict[str, Run]:
         device = self.model.device

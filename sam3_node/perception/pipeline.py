@@ -317,7 +317,7 @@ class Pipeline:
         self._tracker.restore(state["tracker"])
         self.registry.restore(state["objects"])
         self._confidence.restore(state["confidence"])
-        self.spatial.restore(state.get("spatial", {}))
+        self.spatial.restore(state["spatial"])
         pending = (ObjectPrompt.from_state(prompt) for prompt in state["pending"])
         self._pending = {prompt.object_id: prompt for prompt in pending}
         self._frame_cache.restore(state["frame_cache"], self._model.device)

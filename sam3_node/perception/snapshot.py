@@ -117,7 +117,7 @@ class Snapshot:
                 "another one"
             )
         try:
-            fields = {"hand_over": {}, "uptime": {}, **unpack_tensors(body)}
+            fields = unpack_tensors(body)
             snapshot = cls(**fields)
             for name, kind in (("kind", str), ("saved_ns", int), *((name, dict) for name in MAPS)):
                 if not isinstance(fields[name], kind):

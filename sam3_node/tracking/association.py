@@ -227,7 +227,9 @@ class Lifecycle:
     def restore(self, state: State) -> None:
         """Replace everything by what `state` returned."""
         self._lives = {
-            object_id: _TrackLife(**{**life, "votes": dict(life["votes"]), "names": _read_names(life)})
+            object_id: _TrackLife(
+                **life | {"votes": dict(life["votes"]), "names": _restore_names(life["names"])}
+            )
             for object_id, life in state["lives"]
         }
 
@@ -336,9 +338,5 @@ class Lifecycle:
         return min(weaker, key=lambda i: self._lives[i].score) if weaker else None
 
 
-def _read_names(life: State) -> dict[str, NameEvidence]:
-    """Return the evidence in a state; none in those of earlier versions."""
-    return {
-        label: NameEvidence(list(found["means"]), found["count"])
-        for label, found in life.get("names", {}).items()
-    }
+def _restore_names(names: State) -> dict[str, NameEvidence]:
+    return {label: NameEvidence(list(name["means"]), name["count"]) for label, name in names.items()}

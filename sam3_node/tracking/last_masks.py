@@ -29,7 +29,7 @@ from ..models.sam.stages import ABSENT_LOGIT, Decoded
 from ..types import State
 from .memory import NO_FRAME, Ints
 from .slots import BOX_LABELS
-from .track_history import Bools, LevelSets, aligned_iou, compare_levels, measure
+from .track_history import Bools, LevelSets, RowTables, aligned_iou, compare_levels, measure
 
 Floats = npt.NDArray[np.float64]
 
@@ -64,7 +64,7 @@ MIN_QUALITY = 0.7  # share of the usual quality of the track's masks from which 
 QUALITY_GAIN = 0.1  # share of the newest quality in the usual one
 
 
-class SureHistory:
+class SureHistory(RowTables):
     """Histories of the sure masks of up to `capacity` objects: a bound of their area, their shape and their quality.
 
     It needs no fitted weights, because each track is compared with its own past alone. Quality is the predicted IoU
@@ -129,18 +129,6 @@ class SureHistory:
         return not _is_near(inside, last, gap) or (
             lost > STEP_LOSS + RISE_ALIKE * (gap - 1) + waited and not _touches_edge(inside)
         )
-
-    def state(self, rows: Ints) -> State:
-        """Return the histories of these rows, as `restore` takes them."""
-        return {name: torch.from_numpy(table[rows].copy()) for name, table in self._tables().items()}
-
-    def restore(self, rows: Ints, state: State) -> None:
-        """Replace the histories of these rows by those that `state` returned."""
-        for name, table in self._tables().items():
-            table[rows] = state[name].numpy()
-
-    def _tables(self) -> dict[str, npt.NDArray[Any]]:
-        return {name.lstrip("_"): table for name, table in vars(self).items()}
 
 
 class LastMasks:
@@ -298,13 +286,8 @@ class LastMasks:
         self._prompted[rows] = state["prompted"]
         index = torch.from_numpy(rows).to(self._logits.device)
         self._logits[index] = state["logits"].to(self._logits.device)
-        sure: Tensor = state["sure"] if "sure" in state else state["logits"]
-        self._sure[index] = sure.to(self._sure.device)
-        if "history" in state:
-            self._history.restore(rows, state["history"])
-        else:  # saved by a version without histories: they begin with the last masks
-            for row, inside in zip(rows.tolist(), _levels(state["logits"]).inside, strict=True):
-                self._history.start(row, int(self._prompted[row]), inside)
+        self._sure[index] = state["sure"].to(self._sure.device)
+        self._history.restore(rows, state["history"])
         self._pointers[index] = state["pointers"].to(self._pointers.device)
 
 

@@ -130,7 +130,6 @@ def _overlap(flat: Bools, visible: Bools) -> Floats:
     return _count(flat & (cover > shown))
 
 
-Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
 AREAS = 15  # sure frames whose areas are remembered
@@ -160,7 +159,20 @@ class Departure(NamedTuple):
     """[N] in 0..1: 1 - IoU with the last sure mask, moved so that the centres coincide"""
 
 
-class TrackHistory:
+class RowTables:
+    """Histories of objects. Every attribute is an array with a row for each object."""
+
+    def state(self, rows: Ints) -> State:
+        """Return the histories of these rows, as `restore` takes them."""
+        return {name.lstrip("_"): torch.from_numpy(table[rows].copy()) for name, table in vars(self).items()}
+
+    def restore(self, rows: Ints, state: State) -> None:
+        """Replace the histories of these rows with the histories that `state` returned."""
+        for name, table in vars(self).items():
+            table[rows] = state[name.lstrip("_")].numpy()
+
+
+class TrackHistory(RowTables):
     """Histories of up to `capacity` objects with masks on a grid of `size` (height, width) cells."""
 
     def __init__(self, capacity: int, size: tuple[int, int]) -> None:
@@ -250,18 +262,6 @@ class TrackHistory:
         velocity = self._velocity[rows]
         self._velocity[rows] = np.where(smooth[:, None], velocity + VELOCITY_GAIN * (step - velocity), 0)
         self._last[rows] = np.concatenate([log_area[:, None], centre], axis=1)
-
-    def state(self, rows: Ints) -> State:
-        """Return the histories of these rows, as `restore` takes them."""
-        return {name: torch.from_numpy(table[rows].copy()) for name, table in self._tables().items()}
-
-    def restore(self, rows: Ints, state: State) -> None:
-        """Replace the histories of these rows by those that `state` returned."""
-        for name, table in self._tables().items():
-            table[rows] = state[name].numpy()
-
-    def _tables(self) -> dict[str, Array]:
-        return {name.lstrip("_"): table for name, table in vars(self).items()}
 
 
 def _touches_edge(inside: Bools) -> Bools:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded, Run
-from ..types import State
+from ..types import SavedFields
 from .last_masks import PRESENT_LOGIT, LastMasks
 from .memory import Ints, MemoryBank, confidence, get_rule, pad_to_batch
 from .slots import (
@@ -27,7 +27,7 @@ from .slots import (
 )
 
 
-class Tracker:
+class Tracker(SavedFields):
     """Tracks objects from prompts, frame by frame, with the memory of SAM 2 and SAM 3 (arXiv 2408.00714, 2511.16719).
 
     A prompted frame becomes a conditioning frame of its object only; other objects are not affected. A correction of a
@@ -38,8 +38,10 @@ class Tracker:
     afterwards.
 
     Weights without memory modules follow the last masks (`LastMasks`); there, a prompt on a past frame replaces the
-    last mask.
+    last mask. A state fits a tracker of the same model with the same bank `layout`.
     """
+
+    SAVED = ("frame_number", "_rows", "bank")
 
     def __init__(
         self,
@@ -214,20 +216,6 @@ class Tracker:
         for key in list(self._rows):
             self.bank.clear(self._rows.remove(key))
         self.frame_number = 0
-
-    def state(self) -> State:
-        """Return the state that `restore` takes: everything the next steps depend on, except the model."""
-        return {
-            "frame_number": self.frame_number,
-            "rows": self._rows.state(),
-            "bank": self.bank.state(),
-        }
-
-    def restore(self, state: State) -> None:
-        """Continue after the step at which `state` was called, on a tracker with the same bank `layout`."""
-        self.frame_number = state["frame_number"]
-        self._rows.restore(state["rows"])
-        self.bank.restore(state["bank"])
 
     def _check_past(self, frame_number: int) -> None:
         if not 0 <= frame_number < self.frame_number:

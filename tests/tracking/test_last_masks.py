@@ -86,15 +86,6 @@ def test_a_saved_state_continues_bit_for_bit(model: TrackerModel, clip: list[Ten
         assert torch.equal(ours.pointers, theirs.pointers)
 
 
-def test_a_state_of_a_version_without_histories_goes_on(model: TrackerModel, clip: list[Tensor]) -> None:
-    tracker, again = Tracker(model), Tracker(model)
-    tracker.step(clip[0], prompts(model))
-    state = tracker.state()
-    del state["bank"]["sure"], state["bank"]["history"]
-    again.restore(state)
-    assert torch.equal(again.step(clip[1]).logits, tracker.step(clip[1]).logits)
-
-
 def test_a_correction_replaces_the_last_mask_and_memory_does_not_grow(
     model: TrackerModel, clip: list[Tensor]
 ) -> None:

@@ -106,7 +106,6 @@ class YoloWorldConfig:
                 f"expected a map with model_type {MODEL_TYPE}, found {kind or type(data).__name__}"
             )
         names = {field.name for field in dataclasses.fields(cls)}
-        data = {"resize": "bilinear"} | data
         if wrong := sorted(data.keys() ^ (names | {"model_type"})):
             raise ModelError(f"expected {', '.join(sorted(names))}; missing or unknown: {', '.join(wrong)}")
         values = {name: data[name] for name in names}
