@@ -26,7 +26,7 @@ from ..models.weight_files import (
     read_preprocessing,
 )
 from ..types import Detection
-from .base import raise_model_error
+from .detectors import raise_model_error
 from .phrases import quote_phrase
 
 CLASSES = {"grounding-dino": GroundingDinoForObjectDetection}

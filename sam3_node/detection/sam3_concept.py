@@ -18,7 +18,7 @@ from transformers.models.sam3.modeling_sam3 import inverse_sigmoid
 from ..errors import RequestError
 from ..models.pixels import (
     MAX_CANDIDATES,
-    Selection,
+    SelectedBoxes,
     normalise_frame,
     select,
     to_corners,
@@ -37,7 +37,7 @@ from ..models.weight_files import (
     read_normalisation,
 )
 from ..types import Detection
-from .base import raise_model_error
+from .detectors import raise_model_error
 from .phrases import quote_phrase
 
 CLASSES = {"sam3": Sam3Model, "sam3_video": Sam3Model}
@@ -189,7 +189,7 @@ class Sam3ConceptDetector:
         """Return the normalised pixels [1, 3, S, S]."""
         return normalise_frame(image, (self._side, self._side), self._mean, self._std, self._dtype)
 
-    def _choose(self, boxes: Tensor, scores: Tensor, threshold: float) -> Selection:
+    def _choose(self, boxes: Tensor, scores: Tensor, threshold: float) -> SelectedBoxes:
         """Select among boxes [K, Q, 4] with scores [K, Q]. A box counts only for its own phrase."""
         best, index = scores.flatten().topk(min(MAX_CANDIDATES, scores.numel()))
         table = best[:, None] * F.one_hot(index // scores.shape[1], len(scores))

@@ -8,14 +8,13 @@ from pathlib import Path
 from ..errors import EngineError
 from ..models import TrackerModel, load_tracker
 from ..settings import EngineSettings, Settings
-from .build_progress import BuildStep, ReportProgress, ignore_progress
-from .export import MAX_OBJECTS, export
+from .engine_store import FP8, EngineKey, EngineStore, StoredEngine, compute_key, resolve_dtype
+from .export import MAX_OBJECTS, BuildStep, ReportProgress, export, ignore_progress
 from .inductor import INDUCTOR, build_package, require_compiler
 from .oom import reraise_out_of_memory
 from .quantize import Quantisation, Scales, export_quantised, load_recipe
 from .specs import StageSpec, tracker_stages
-from .store import FP8, EngineKey, EngineStore, StoredEngine, compute_key, resolve_dtype
-from .tensorrt.build import LOCAL, OPTIMAL_OBJECTS, build, count_fp8_layers, find_library
+from .tensorrt.builder import LOCAL, OPTIMAL_OBJECTS, build, count_fp8_layers, find_library
 
 OBJECTS_A_CALL = {"read": OPTIMAL_OBJECTS}
 """Largest number of objects of a call, by stage: so many fill a GPU, and each needs memory (256 MB at 1008 pixels)."""

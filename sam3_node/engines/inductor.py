@@ -33,7 +33,7 @@ from ..models.sam.stages import Run, Stages
 from .export import MAX_OBJECTS, dynamic_axes, silence_exporters
 from .oom import MEMORY_HINT, is_out_of_memory, reraise_as_engine_error, summarize_error, to_engine_error
 from .specs import StageSpec, as_tuple, ensure_aligned, find_sizes
-from .tensorrt.build import LOCAL, find_local_gpu
+from .tensorrt.builder import LOCAL, find_local_gpu
 
 INDUCTOR = "inductor"
 PRECISIONS = ("float32", "float16", "bfloat16")

@@ -33,9 +33,9 @@ from ..files import make_folder
 from ..models import TrackerModel
 from ..settings import Section, read_toml
 from ..types import Image
+from .engine_store import StoredEngine
 from .export import export
 from .specs import tracker_stages
-from .store import StoredEngine
 
 KINDS: dict[str, type[nn.Module]] = {"linear": nn.Linear, "convolution": nn.Conv2d}
 NEAREST_NAMES = 5

@@ -24,12 +24,11 @@ from ..files import make_folder
 from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Decoder
 from ..settings import Settings
-from ..tracking.slots import BOX_LABELS
-from .build_progress import BuildStep, ReportProgress, ignore_progress
-from .export import EXTRA, export
+from ..tracking.tracks import BOX_LABELS
+from .engine_store import BUILD_HINT, EngineStore, StoredEngine, checkpoint_digest, resolve_dtype
+from .export import EXTRA, BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
 from .specs import OBJECTS, STAGES, StageSpec, TensorSpec, tracker_stages
-from .store import BUILD_HINT, EngineStore, StoredEngine, checkpoint_digest, resolve_dtype
 
 PREFIX = "sam3_"
 ONNX, PLAN, ENSEMBLE = "onnxruntime_onnx", "tensorrt_plan", "ensemble"

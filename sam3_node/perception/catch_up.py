@@ -30,7 +30,7 @@ from ..settings import TrackerSettings
 from ..tracking import ObjectPrompt, Track, Tracker, Tracks
 from ..tracking.confidence import ConfidenceEstimator
 from ..tracking.host_copy import copy_pinned
-from ..tracking.slots import catching_key
+from ..tracking.tracks import catching_key
 from ..types import Frame, State
 from .output_masks import copy_masks, copy_to_host
 from .registry import ObjectRegistry
@@ -242,7 +242,7 @@ class CaughtUp(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Place:
+class _CatchUpProgress:
     """The place of an object on its way to the newest frame."""
 
     frame_number: int
@@ -268,7 +268,7 @@ class CatchUps:
     ) -> None:
         self._tracker, self._frames, self._objects = tracker, frames, objects
         self._confidence, self._remove = confidence, remove
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, _CatchUpProgress] = {}
         self.stride = 1
         """Stride of objects whose prompt does not say one, 1 to MAX_STRIDE. 1 makes of an object what a prompt at the
         time would have made of it."""
@@ -311,7 +311,7 @@ class CatchUps:
         object_id = prompt.object_id
         features = cached.features_on(self._tracker.model.device)
         logits, score = self._tracker.begin_catch_up(features, cached.frame_number, prompt)
-        self._places[object_id] = _Place(cached.frame_number, stride=stride or self.stride)
+        self._places[object_id] = _CatchUpProgress(cached.frame_number, stride=stride or self.stride)
         self._confidence.remove(catching_key(object_id))
         self._confidence.start(catching_key(object_id), copy_masks(logits[None])[0].levels)
         self._join_if_done(object_id)
@@ -366,7 +366,7 @@ class CatchUps:
 
     def restore(self, state: State) -> None:
         """Replace everything by what `state` returned."""
-        self._places = {key: _Place(*values) for key, *values in state["places"]}
+        self._places = {key: _CatchUpProgress(*values) for key, *values in state["places"]}
         self._failed = [CaughtUp(*failure) for failure in state["failed"]]
 
     def _go_on(self, object_id: int) -> None:

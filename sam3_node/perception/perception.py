@@ -21,16 +21,15 @@ import cv2
 import torch
 
 from ..calibration import Calibration, load_calibration
-from ..detection.base import Detector, PromptSet, prepare_prompts, restore_prompts
-from ..detection.load import NANO as NANO_DETECTOR
-from ..detection.load import load_detector
+from ..detection.detectors import NANO as NANO_DETECTOR
+from ..detection.detectors import Detector, PromptSet, load_detector, prepare_prompts, restore_prompts
 from ..detection.phrases import clean_prompts
-from ..engines.auto_dtype import has_open_dtype, load_by_gate
 from ..engines.detector import serve_detector
+from ..engines.engine_store import checkpoint_digest, choose_model_dtype
+from ..engines.fast_torch import has_open_dtype, load_by_gate, serve_fast_torch
 from ..engines.inductor import keep_compiled, use_graphs
 from ..engines.oom import STAGE_ERRORS, find_device_error, reraise_out_of_memory, to_engine_error
-from ..engines.store import checkpoint_digest, choose_model_dtype
-from ..engines.tracker_slot import serve_fast_torch, serve_tracker, use_torch
+from ..engines.slot import serve_tracker, use_torch
 from ..errors import EngineError, ModelError, NodeRestarted, RequestError, SettingsError, UnknownFrameError
 from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import RequestError
 from ..geometry import Scaling
 from ..tracking import ObjectPrompt
-from ..tracking.slots import MAX_POINTS, check_box, check_labels, check_parts, check_points
+from ..tracking.tracks import MAX_POINTS, check_box, check_labels, check_parts, check_points
 from ..types import Mask
 
 __all__ = ["MAX_POINTS", "AddedObject", "FramePrompt", "PromptResult"]

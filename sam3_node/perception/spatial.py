@@ -47,7 +47,7 @@ class SpatialFrame(NamedTuple):
     """the camera's pose in the base; None if fields are in the camera's frame"""
 
 
-class SurfacePoints(NamedTuple):
+class MeasuredPoints(NamedTuple):
     """Points of an object's surface."""
 
     seq: int
@@ -104,7 +104,7 @@ class SpatialStage:
         fields = self._describe(frame, shown, depth) if depth is not None else {}
         return self._complete(instances, fields, frame.capture_ns), place
 
-    def points(self, object_id: int, count: int) -> SurfacePoints | None:
+    def points(self, object_id: int, count: int) -> MeasuredPoints | None:
         """Return up to `count` measured points of an object's surface on the last frame; None if it has none."""
         last = self._last
         mask = last.masks.get(object_id) if last is not None else None
@@ -113,7 +113,7 @@ class SpatialStage:
         surfaces = measure_surfaces([mask], last.depth, count)
         frame = CAMERA if self._place is None else BASE
         return (
-            SurfacePoints(last.seq, frame, self._sample(surfaces.points_m[0], count))
+            MeasuredPoints(last.seq, frame, self._sample(surfaces.points_m[0], count))
             if surfaces.indices
             else None
         )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..detection.base import Detector, PromptSet, restore_prompts
+from ..detection.detectors import Detector, PromptSet, restore_prompts
 from ..geometry import Scaling
 from ..models import Features
 from ..models.sam.stages import Decoded

@@ -30,7 +30,7 @@ from ..detection.phrases import clean_label
 from ..errors import ReplayError, RequestError, WireError
 from ..files import safe_file_name
 from ..settings import Settings
-from ..tracking.slots import MAX_POINTS, check_box, check_labels, check_parts, check_points
+from ..tracking.tracks import MAX_POINTS, check_box, check_labels, check_parts, check_points
 from ..wire import Fields
 from .davis_png import read_labels, read_mask
 
@@ -176,7 +176,7 @@ def _check_objects(names: Sequence[str], objects: Sequence[ObjectOnFrame]) -> No
     try:
         clean_prompts(names)
         if objects:
-            from ..tracking.slots import check_box, check_points
+            from ..tracking.tracks import check_box, check_points
 
         for marked in objects:
             if marked.box is not None:

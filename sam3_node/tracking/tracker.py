@@ -12,9 +12,8 @@ from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded, Run
 from ..types import SavedFields
-from .last_masks import PRESENT_LOGIT, LastMasks
-from .memory import Ints, MemoryBank, confidence, get_rule, pad_to_batch
-from .slots import (
+from .memory import PRESENT_LOGIT, Ints, LastMasks, MemoryBank, confidence, get_rule, pad_to_batch
+from .tracks import (
     BOX_LABELS,
     ObjectPrompt,
     ObjectRows,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sam3_node.engines import auto_dtype
-from sam3_node.engines.auto_dtype import has_bfloat16, has_open_dtype, load_by_gate
+from sam3_node.engines import fast_torch
+from sam3_node.engines.fast_torch import has_bfloat16, has_open_dtype, load_by_gate
 from sam3_node.engines.validation import Report, TrackFigures
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel
@@ -22,7 +22,7 @@ WHOLE_ISA = {"ONEDNN_MAX_CPU_ISA": "ALL"}
 NANO_SCRIPT = """
 import sys
 from pathlib import Path
-from sam3_node.engines.auto_dtype import has_bfloat16
+from sam3_node.engines.fast_torch import has_bfloat16
 from sam3_node.engines.validation import Report
 from sam3_node.perception.perception import load_models
 from sam3_node.settings import Settings
@@ -61,18 +61,18 @@ def settings_of(folder: Path, **model: object) -> Settings:
 def test_the_gate_decides_once(
     iou: float, expected: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto_dtype, "compare", lambda reference, candidate: figures(iou))
+    monkeypatch.setattr(fast_torch, "compare", lambda reference, candidate: figures(iou))
     load, settings = Loads(), settings_of(tmp_path)
     assert load_by_gate(load, settings).dtype == expected
     assert load.dtypes == [torch.float32, torch.bfloat16]
-    monkeypatch.delattr(auto_dtype, "compare")
+    monkeypatch.delattr(fast_torch, "compare")
     assert load_by_gate(load, settings).dtype == expected  # by the report of the first start
     assert load.dtypes[2:] == [expected]
 
 
 def test_another_image_size_is_judged_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = iter([figures(0.995), figures(0.5)])
-    monkeypatch.setattr(auto_dtype, "compare", lambda reference, candidate: next(verdicts))
+    monkeypatch.setattr(fast_torch, "compare", lambda reference, candidate: next(verdicts))
     assert load_by_gate(Loads(), settings_of(tmp_path)).dtype == torch.bfloat16
     assert load_by_gate(Loads(), settings_of(tmp_path, image_size=224)).dtype == torch.float32
 
@@ -83,7 +83,7 @@ def test_weights_that_cannot_be_compared_stay_in_float32(
     def compare(reference: TrackerModel, candidate: TrackerModel) -> Report:
         raise EngineError("expected objects on the clip, found none")
 
-    monkeypatch.setattr(auto_dtype, "compare", compare)
+    monkeypatch.setattr(fast_torch, "compare", compare)
     assert load_by_gate(Loads(), settings_of(tmp_path)).dtype == torch.float32
     assert not list(tmp_path.rglob("*.json"))
 
@@ -91,14 +91,14 @@ def test_weights_that_cannot_be_compared_stay_in_float32(
 def test_large_weights_stay_in_float32_without_a_gate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto_dtype, "MAX_PARAMETERS", 1000)
+    monkeypatch.setattr(fast_torch, "MAX_PARAMETERS", 1000)
     load = Loads()
     assert load_by_gate(load, settings_of(tmp_path)).dtype == torch.float32
     assert load.dtypes == [torch.float32]
 
 
 def test_a_damaged_report_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_dtype, "compare", lambda reference, candidate: figures(0.995))
+    monkeypatch.setattr(fast_torch, "compare", lambda reference, candidate: figures(0.995))
     load_by_gate(Loads(), settings_of(tmp_path))
     (path,) = tmp_path.rglob("*.json")
     path.write_text("{")
@@ -118,7 +118,7 @@ def test_a_damaged_report_is_made_again(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_cpu_has_bfloat16_if_onednn_may_use_it(
     isa: str, flag: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(auto_dtype.ISA_VARIABLE, isa)
+    monkeypatch.setenv(fast_torch.ISA_VARIABLE, isa)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {flag: True})
     assert has_bfloat16() is expected
 
@@ -134,7 +134,7 @@ def test_a_cpu_has_bfloat16_if_onednn_may_use_it(
 def test_settings_that_name_a_dtype_decide(
     change: dict[str, object], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto_dtype, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(fast_torch, "has_bfloat16", lambda: True)
     assert has_open_dtype(settings_of(tmp_path, **change)) is expected
 
 
@@ -153,4 +153,4 @@ def test_the_bundled_weights_pass_on_a_cpu_with_bfloat16(tmp_path: Path) -> None
     assert run.returncode == 0, run.stderr
     first, second, iou = run.stdout.strip().splitlines()
     assert (first, second) == ("first torch.bfloat16", "second torch.bfloat16")
-    assert float(iou) >= auto_dtype.MIN_IOU
+    assert float(iou) >= fast_torch.MIN_IOU

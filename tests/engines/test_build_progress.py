@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sam3_node.engines.build_progress import BuildProgress, BuildStep
+from sam3_node.engines.export import BuildStep
+from sam3_node.engines.tensorrt.builder import BuildProgress
 
 
 def test_nested_phases_count_as_part_of_a_step() -> None:

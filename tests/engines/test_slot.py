@@ -14,6 +14,14 @@ import cv2
 import pytest
 import torch
 
+from sam3_node.engines.engine_store import (
+    EngineKey,
+    EngineStore,
+    StoredEngine,
+    choose_model_dtype,
+    compute_key,
+    resolve_dtype,
+)
 from sam3_node.engines.quantize import (
     Quantisation,
     Recipe,
@@ -22,17 +30,15 @@ from sam3_node.engines.quantize import (
     quantise_encoder,
     weights_digest,
 )
-from sam3_node.engines.slot import REPORT, LoadedEngines, read_report
-from sam3_node.engines.specs import STAGES, tracker_stages
-from sam3_node.engines.store import (
-    EngineKey,
-    EngineStore,
-    StoredEngine,
-    choose_model_dtype,
-    compute_key,
-    resolve_dtype,
+from sam3_node.engines.slot import (
+    REPORT,
+    LoadedEngines,
+    TrackerSlot,
+    check_tracker,
+    read_report,
+    serve_tracker,
 )
-from sam3_node.engines.tracker_slot import TrackerSlot, check_tracker, serve_tracker
+from sam3_node.engines.specs import STAGES, tracker_stages
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam.stages import Stages

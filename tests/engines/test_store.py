@@ -15,9 +15,7 @@ import pytest
 
 from sam3_node.cli import main as cli
 from sam3_node.engines.detector import PHRASES, compute_detector_key
-from sam3_node.engines.quantize import Recipe, Scales, weights_digest
-from sam3_node.engines.specs import STAGES
-from sam3_node.engines.store import (
+from sam3_node.engines.engine_store import (
     MANIFEST,
     EngineKey,
     EngineStore,
@@ -26,6 +24,8 @@ from sam3_node.engines.store import (
     compute_key,
     round_up_objects,
 )
+from sam3_node.engines.quantize import Recipe, Scales, weights_digest
+from sam3_node.engines.specs import STAGES
 from sam3_node.errors import EngineError
 from sam3_node.models import load_tracker
 from sam3_node.settings import load_settings

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from sam3_node.engines.fast_torch import Fp8Linear, make_fp8_encoder
 from sam3_node.engines.quantize import QuantisedLayer, Scales, find_layers, quantise_encoder, weights_digest
-from sam3_node.engines.tracker_slot import Fp8Linear, make_fp8_encoder
 from sam3_node.errors import EngineError, SettingsError
 from sam3_node.models import load_tracker
 from sam3_node.perception.perception import load_model

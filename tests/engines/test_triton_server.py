@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sam3_node.engines import triton_server
-from sam3_node.engines.store import EngineKey, EngineStore, checkpoint_digest
+from sam3_node.engines.engine_store import EngineKey, EngineStore, checkpoint_digest
 from sam3_node.engines.triton_server import (
     ONNX,
     PLAN,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Sam3ViTModel
 
-from sam3_node.engines.store import checkpoint_digest
+from sam3_node.engines.engine_store import checkpoint_digest
 from sam3_node.errors import EngineError, ModelError
 from sam3_node.models import checkpoints, load_tracker
 from sam3_node.models.sam.vit import WindowedViT

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sam3_node.perception.checkpoint import pack_state, unpack_state
-from sam3_node.tracking.last_masks import SureHistory
+from sam3_node.tracking.track_history import SureHistory
 
 SIDE = 128
 Masks = Iterable[np.ndarray]

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from sam3_node.detection.base import Detector, prepare_prompts
-from sam3_node.detection.load import load_detector
+from sam3_node.detection.detectors import Detector, load_detector, prepare_prompts
 from sam3_node.errors import RequestError, Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline

@@ -156,7 +156,7 @@ class _Gate(nn.Module):
         return out
 
 
-class _Block(nn.Module):
+class _RepVitBlock(nn.Module):
     def __init__(self, width: int, gated: bool) -> None:
         super().__init__()
         self.token_mixer = _TokenMixer(width)
@@ -168,10 +168,10 @@ class _Block(nn.Module):
         return out
 
 
-class _Downsample(nn.Module):
+class _StageDownsample(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.pre_block = _Block(inputs, gated=False)
+        self.pre_block = _RepVitBlock(inputs, gated=False)
         self.spatial_downsample = _ConvNorm(inputs, inputs, 3, 2, groups=inputs)
         self.channel_downsample = _ConvNorm(inputs, outputs)
         self.ffn = _ChannelMixer(outputs)
@@ -186,8 +186,8 @@ class _Stage(nn.Module):
 
     def __init__(self, inputs: int | None, width: int, depth: int) -> None:
         super().__init__()
-        self.downsample = nn.Identity() if inputs is None else _Downsample(inputs, width)
-        self.blocks = nn.Sequential(*(_Block(width, gated=number % 2 == 0) for number in range(depth)))
+        self.downsample = nn.Identity() if inputs is None else _StageDownsample(inputs, width)
+        self.blocks = nn.Sequential(*(_RepVitBlock(width, gated=number % 2 == 0) for number in range(depth)))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.blocks(self.downsample(x))

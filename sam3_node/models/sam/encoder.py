@@ -232,7 +232,7 @@ class Sam1Encoder(nn.Module):
         self.register_buffer(
             "position", position[:, order].clone() if position.shape[1] > 1 else position, persistent=False
         )
-        self.layers = nn.ModuleList(_Layer(layer, windows, order, grid) for layer in vision.layers)
+        self.layers = nn.ModuleList(_Sam1Layer(layer, windows, order, grid) for layer in vision.layers)
         for name, conv in (("fine", decoder.upscale_conv2), ("middle", decoder.upscale_conv1)):
             self.register_buffer(name, conv.weight.new_zeros(1, conv.out_channels, 1, 1), persistent=False)
         self.grid = grid
@@ -256,7 +256,7 @@ class Sam1Encoder(nn.Module):
         return fine, middle, top
 
 
-class _Layer(nn.Module):
+class _Sam1Layer(nn.Module):
     rows: Tensor
     columns: Tensor
     key_place: Tensor

@@ -40,7 +40,7 @@ class MemoryWrite(nn.Module):
         super().__init__()
         encoder, config = source.memory_encoder, source.config
         self.feature_projection = patch_linear(encoder.feature_projection)
-        self.downsample = nn.ModuleList(_Downsample(layer) for layer in encoder.mask_downsampler.layers)
+        self.downsample = nn.ModuleList(_MaskDownsample(layer) for layer in encoder.mask_downsampler.layers)
         self.embed = patch_linear(encoder.mask_downsampler.final_conv)
         self.fuser = nn.ModuleList(map(_FuserBlock, encoder.memory_fuser.layers))
         self.projection = patch_linear(encoder.projection)
@@ -85,7 +85,7 @@ class MemoryWrite(nn.Module):
         return memory.to(torch.bfloat16) if self.compress is None else self.compress(memory)
 
 
-class _Downsample(nn.Module):
+class _MaskDownsample(nn.Module):
     """Convolution, layer norm over channels, and activation. The convolution already subtracts the norm's mean.
 
     A convolution with stride = kernel size is computed as the linear map of patches that it is. In bfloat16 on a CPU
@@ -177,7 +177,7 @@ class Perceiver(nn.Module):
         self.register_buffer("latents", latents, persistent=False)
         position = _sine(perceiver, self.height, self.width, latents.device).to(latents.dtype)
         self.register_buffer("position", position, persistent=False)
-        self.layers = nn.ModuleList(map(_Layer, perceiver.layers))
+        self.layers = nn.ModuleList(map(_PerceiverLayer, perceiver.layers))
         self.norm = perceiver.layer_norm
 
     def forward(self, memory: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class Perceiver(nn.Module):
         return torch.unflatten(rows, 1, grid).transpose(2, 3).flatten(3, 4).flatten(0, 2)
 
 
-class _Layer(nn.Module):
+class _PerceiverLayer(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         self.cross, self.own = source.cross_attention, source.self_attention

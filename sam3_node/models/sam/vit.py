@@ -48,7 +48,7 @@ class WindowedViT(nn.Module):
         self.register_buffer("inverse", order.argsort(), persistent=False)
         self.register_buffer("position", position.detach()[:, order].clone(), persistent=False)
         self.norm = source.layer_norm
-        self.layers = nn.ModuleList(_Layer(layer, windows, order) for layer in source.layers)
+        self.layers = nn.ModuleList(_ViTLayer(layer, windows, order) for layer in source.layers)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Encode pixels [1, 3, S, S] into the feature map [1, C, h, w], channels last in memory."""
@@ -61,7 +61,7 @@ class WindowedViT(nn.Module):
         return torch.unflatten(x[:, self.inverse].transpose(1, 2), 2, (self.grid, self.grid))
 
 
-class _Layer(nn.Module):
+class _ViTLayer(nn.Module):
     rotation: Tensor
     gather: Tensor | None
     scatter: Tensor | None
@@ -158,7 +158,7 @@ class Hiera(nn.Module):
         self.register_buffer("position", self.position_map(source).detach().clone(), persistent=False)
         grid, blocks = self.grid, []
         for block in source.blocks:
-            blocks.append(_Block(block, grid))
+            blocks.append(_HieraBlock(block, grid))
             grid //= 2 if block.query_stride else 1
         self.blocks = nn.ModuleList(blocks)
 
@@ -182,7 +182,7 @@ class Hiera(nn.Module):
         return stages
 
 
-class _Block(nn.Module):
+class _HieraBlock(nn.Module):
     gather: Tensor | None
     scatter: Tensor | None
 

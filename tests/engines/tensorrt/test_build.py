@@ -17,8 +17,8 @@ from sam3_node.engines.export import export
 from sam3_node.engines.inductor import GraphedStage, capture_cuda_graph, use_graphs
 from sam3_node.engines.quantize import Recipe, Scales, export_quantised, weights_digest
 from sam3_node.engines.specs import STAGES, StageSpec, tracker_stages
-from sam3_node.engines.tensorrt.build import build, count_fp8_layers, find_library
-from sam3_node.engines.tensorrt.run import TensorRTRun
+from sam3_node.engines.tensorrt.builder import build, count_fp8_layers, find_library
+from sam3_node.engines.tensorrt.runtime import TensorRTRun
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam.stages import Stages

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from sam3_node.cli import main as cli
-from sam3_node.engines.tensorrt.build import PACKAGES, find_library
+from sam3_node.engines.tensorrt.builder import PACKAGES, find_library
 from sam3_node.errors import MissingExtraError
 
 

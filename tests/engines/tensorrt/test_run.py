@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sam3_node.engines.inductor import GraphedStage
 from sam3_node.engines.specs import ALIGNMENT, STAGES, StageSpec, TensorSpec, tracker_stages
-from sam3_node.engines.tensorrt.run import TensorRTRun, Workspace
+from sam3_node.engines.tensorrt.runtime import TensorRTRun, Workspace
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Stages

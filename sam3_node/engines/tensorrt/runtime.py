@@ -19,7 +19,7 @@ from ...errors import EngineError
 from ...files import read_private, write_private_atomically
 from ..oom import MEMORY_HINT
 from ..specs import OBJECTS, Sizes, StageSpec, allocate_aligned, ensure_aligned, find_sizes
-from .build import Library, describe_errors, find_library, get_logger
+from .builder import Library, describe_errors, find_library, get_logger
 
 REBUILD_HINT = "build it again here: sam3-node engine build"
 _log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from ..models.weight_files import CONFIG, check_weight_files, list_weight_files,
 from ..settings import EngineSettings, Section, Settings
 from .export import MAX_OBJECTS
 from .inductor import INDUCTOR, PRECISIONS, describe_processor, find_inductor_target
-from .tensorrt.build import LOCAL, find_library, find_target
+from .tensorrt.builder import LOCAL, find_library, find_target
 
 MANIFEST = "manifest.json"
 INFORMATIVE = {"model", "bank_size", "trunk"}  # fields of a key that need not match
