@@ -181,7 +181,7 @@ def calibrate_fp8(args: Namespace, settings: Settings) -> None:
 
     prepare_output(args.out)
     source = settings.model
-    recipe = load_recipe(args.recipe) if args.recipe else None
+    recipe = load_recipe(args.recipe)
     dtype = "float32" if source.dtype == "auto" else source.dtype
     model = load_tracker(source.name, device=source.device, dtype=dtype, image_size=source.image_size)
     images = _read_images(args.sources, args.frames)

@@ -23,7 +23,7 @@ from transformers.utils import cached_file
 
 from ..errors import EngineError, ModelError
 from ..files import describe_exposure, make_private_dir, read_private, write_private
-from ..models import TrackerModel
+from ..models import TrackerModel, load_tracker
 from ..models.checkpoints import NANO
 from ..models.sam.tracker_model import GPU_BATCH
 from ..models.weight_files import CONFIG, check_weight_files, list_weight_files, pick_device
@@ -342,6 +342,20 @@ def choose_model_dtype(settings: Settings) -> str | torch.dtype:
     if engine.kind == "torch" or model.dtype != "auto" or pick_device(model.device).type != "cuda":
         return model.dtype
     return resolve_dtype(engine.precision)
+
+
+def load_model_in(settings: Settings, dtype: str | torch.dtype) -> TrackerModel:
+    """Load the model that the settings name, uncompiled, in a dtype."""
+    source = settings.model
+    return load_tracker(source.name, device=source.device, dtype=dtype, image_size=source.image_size)
+
+
+def load_stages(settings: Settings) -> TrackerModel:
+    """Load the model in the dtype of its engines. Raises ModelError, or EngineError for weights without memory."""
+    model = load_model_in(settings, resolve_dtype(settings.engine.precision))
+    if not model.has_memory:
+        raise EngineError(f"{model.name} has no memory modules: expected weights that have them for engines")
+    return model
 
 
 def round_up_objects(max_objects: int) -> int:

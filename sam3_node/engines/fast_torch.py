@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import EngineError, Sam3NodeError
-from ..models import TrackerModel, load_tracker
+from ..models import TrackerModel
 from ..models.sam.stages import Stages
 from ..models.weight_files import pick_device
 from ..settings import Settings
-from .engine_store import FP8, checkpoint_digest
+from .engine_store import FP8, checkpoint_digest, load_model_in
 from .inductor import describe_processor
 from .oom import STAGE_ERRORS, reraise_out_of_memory, summarize_error
 from .quantize import CALIBRATE_HINT, MAX_E4M3, QuantisedLayer, Scales, load_recipe, quantise_encoder
@@ -76,8 +76,7 @@ def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
     `load` loads the weights of `settings` in a dtype, and its errors pass.
     """
     path = _report_path(settings)
-    report = _read_report(path)
-    if report is not None:
+    if path is not None and (report := Report.load(path)):
         return load(torch.bfloat16 if report.passed else torch.float32)
     reference = load(torch.float32)
     if not reference.has_memory or _count_parameters(reference) > MAX_PARAMETERS:
@@ -142,16 +141,6 @@ def _sources_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _read_report(path: Path | None) -> Report | None:
-    try:
-        return None if path is None else Report.from_json(path.read_text(encoding="utf-8", errors="replace"))
-    except FileNotFoundError:
-        return None
-    except (OSError, EngineError) as error:
-        _log.warning("%s is ignored: %s", path, error)
-        return None
-
-
 def _write_report(path: Path | None, report: Report) -> None:
     """Keep a report for the next start. A folder that cannot be written costs only time then."""
     if path is None:
@@ -210,8 +199,7 @@ def make_fp8_encoder(model: TrackerModel, settings: Settings) -> nn.Module:
             "engine.precision fp8: expected engine.scales with the output of a calibration, found none; "
             + CALIBRATE_HINT
         )
-    recipe = load_recipe(engine.recipe) if engine.recipe else None
-    stage = quantise_encoder(model, Scales.load(engine.scales), recipe)
+    stage = quantise_encoder(model, Scales.load(engine.scales), load_recipe(engine.recipe))
     for name, layer in list(stage.named_modules()):
         if isinstance(layer, QuantisedLayer) and _multiplies_in_fp8(layer.layer):
             stage.set_submodule(name, Fp8Linear(layer))
@@ -277,13 +265,11 @@ def _require_half_on_gpu(model: TrackerModel) -> None:
 
 def compare_fast(stages: Stages, model: TrackerModel, settings: Settings) -> Report:
     """Run the gate: compare stages with the model's in float32, whose memory read is the same, on the bundled clip."""
-    source, engine = settings.model, settings.engine
+    engine = settings.engine
     with reraise_out_of_memory(
         EngineError, "while torch's faster stages were compared with torch in float32"
     ):
-        reference = load_tracker(
-            source.name, device=source.device, dtype=torch.float32, image_size=source.image_size
-        )
+        reference = load_model_in(settings, torch.float32)
         reference.use_read(settings.tracker.read)
         clip = read_gate_clip()
         prompts = clip.prompts(reference.image_size)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -299,8 +299,7 @@ def capture_cuda_graph(run: Run, inputs: Inputs, pool: Any) -> CapturedGraph:
 
 def _warm_up(run: Run, inputs: Inputs) -> None:
     """Run the stage on a side stream, because a capture must not contain the work of first calls."""
-    new_stream = cast(Callable[[], torch.cuda.Stream], torch.cuda.Stream)  # torch leaves it untyped
-    current, side = torch.cuda.current_stream(), new_stream()
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
         for _ in range(WARM_UP_CALLS):

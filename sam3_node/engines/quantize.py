@@ -91,8 +91,13 @@ class Recipe(Section):
         return layers
 
 
-def load_recipe(path: Path) -> Recipe:
-    """Read and check a recipe. Raises SettingsError with each wrong field, what it needs and what it has."""
+DEFAULT_RECIPE = Recipe()
+
+
+def load_recipe(path: Path | None) -> Recipe:
+    """Read and check a recipe; the default for None. Raises SettingsError with each wrong field, and what it needs."""
+    if path is None:
+        return DEFAULT_RECIPE
     try:
         return Recipe(**read_toml(path))
     except ValidationError as error:
@@ -251,7 +256,7 @@ def weights_digest(model: TrackerModel) -> str:
 def calibrate(
     model: TrackerModel,
     images: Iterable[Image],
-    recipe: Recipe | None = None,
+    recipe: Recipe = DEFAULT_RECIPE,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Scales:
     """Encode BGR uint8 [h, w, 3] images, and note the amax of every layer of the recipe's kinds.
@@ -260,7 +265,6 @@ def calibrate(
     `progress` is called with the number of frames done. Raises EngineError where there is no image or the recipe does
     not fit, MissingExtraError without modelopt.
     """
-    recipe = recipe or Recipe()
     _check_dtype(model)
     recipe.select_layers(model.encode_stage)
     stage = copy.deepcopy(model.encode_stage)
@@ -280,13 +284,12 @@ def calibrate(
     return Scales(model=model.name, digest=weights_digest(model), frames=count, amax=amax)
 
 
-def quantise_encoder(model: TrackerModel, scales: Scales, recipe: Recipe | None = None) -> nn.Module:
+def quantise_encoder(model: TrackerModel, scales: Scales, recipe: Recipe = DEFAULT_RECIPE) -> nn.Module:
     """Return a copy of the encode stage that rounds to FP8 as an engine would; the model is not changed.
 
     The copy may replace `model.stages.encode`. Raises EngineError for scales of other weights, for scales that lack a
     layer of the recipe, and for a recipe that does not fit.
     """
-    recipe = recipe or Recipe()
     _check_dtype(model)
     scales.check(model)
     stage = copy.deepcopy(model.encode_stage)
@@ -303,7 +306,9 @@ def quantise_encoder(model: TrackerModel, scales: Scales, recipe: Recipe | None 
     return stage.requires_grad_(False).eval()
 
 
-def export_quantised(model: TrackerModel, scales: Scales, recipe: Recipe | None, path: Path) -> Path:
+def export_quantised(
+    model: TrackerModel, scales: Scales, path: Path, recipe: Recipe = DEFAULT_RECIPE
+) -> Path:
     """Export the encode stage with FP8 QuantizeLinear and DequantizeLinear around the layers of the recipe.
 
     The rest is in the model's dtype: bfloat16 for an engine, float32 to compare on a CPU. Raises EngineError as
@@ -314,22 +319,20 @@ def export_quantised(model: TrackerModel, scales: Scales, recipe: Recipe | None,
 
 
 class Quantisation(NamedTuple):
-    """Scales and recipe of an FP8 encoder; without a recipe, `Recipe()`."""
+    """Scales and recipe of an FP8 encoder."""
 
     scales: Scales
-    recipe: Recipe | None = None
+    recipe: Recipe = DEFAULT_RECIPE
 
     @property
     def digest(self) -> str:
         """SHA-256 of everything in it that changes an engine."""
-        recipe = self.recipe or Recipe()
-        text = f"{self.scales.model_dump_json()} {recipe.model_dump_json()}"
+        text = f"{self.scales.model_dump_json()} {self.recipe.model_dump_json()}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def save(self, stored: StoredEngine) -> None:
         """Write it into the folder of its engines, so that the gate can name the layers that differ."""
-        recipe = self.recipe or Recipe()
-        for name, section in ((SCALES_FILE, self.scales), (RECIPE_FILE, recipe)):
+        for name, section in ((SCALES_FILE, self.scales), (RECIPE_FILE, self.recipe)):
             (stored.folder / name).write_text(section.model_dump_json(indent=1) + "\n")
 
     @classmethod

@@ -22,10 +22,11 @@ from torch import nn
 from ..bags.bag import sample_images
 from ..bags.native.reader import TABLETOP, LabelledClip
 from ..errors import EngineError, OutputError, Sam3NodeError
-from ..models import TrackerModel, load_tracker
+from ..models import TrackerModel
 from ..models.sam.stages import Run, Stages
 from ..settings import EngineSettings, Settings
 from ..tracking import ObjectPrompt
+from ..tracking.association import mask_boxes
 from ..types import Image
 from .engine_store import (
     FP8,
@@ -34,6 +35,7 @@ from .engine_store import (
     StoredEngine,
     choose_model_dtype,
     compute_key,
+    load_model_in,
     resolve_dtype,
 )
 from .inductor import INDUCTOR, InductorRun
@@ -155,7 +157,7 @@ def serve_tracker(model: TrackerModel, settings: Settings) -> None:
 def check_tracker(settings: Settings, source: str | Path | None = None) -> Report:
     """Run the gate on the engines that `settings` ask for, and store its report beside them; see `EngineSlot.check`."""
     with reraise_out_of_memory(EngineError, f"while {settings.model.name} was loaded"):
-        model = _load_model(settings)
+        model = load_model_in(settings, choose_model_dtype(settings))
     return TrackerSlot(model, settings).check(source)
 
 
@@ -209,7 +211,7 @@ class TrackerSlot(EngineSlot):
 
     def compare(self, engines: LoadedEngines, clip: GateClip) -> Report:
         engine = self.settings.engine
-        reference = _load_model(self.settings, torch.float32)
+        reference = load_model_in(self.settings, torch.float32)
         if has_trunk(engines.specs):
             reference.share_trunk()
         return compare_stages(
@@ -237,7 +239,7 @@ class TrackerSlot(EngineSlot):
         None for an FP8 encoder whose scales and recipe are not stored beside its engines.
         """
         precision = self.settings.engine.precision
-        model = _load_model(self.settings, resolve_dtype(precision))
+        model = load_model_in(self.settings, resolve_dtype(precision))
         if has_trunk(engines.specs):
             model.share_trunk()
         if precision == FP8 and name == "encode":
@@ -248,12 +250,6 @@ class TrackerSlot(EngineSlot):
 
 def _list_runs(engines: LoadedEngines) -> Stages:
     return Stages(*(engines.runs[name] for name in STAGES))
-
-
-def _load_model(settings: Settings, dtype: torch.dtype | None = None) -> TrackerModel:
-    """Load the model that the settings name, in the dtype that it serves in, or in another one."""
-    source, chosen = settings.model, dtype or choose_model_dtype(settings)
-    return load_tracker(source.name, device=source.device, dtype=chosen, image_size=source.image_size)
 
 
 def attempt(serve: Callable[[], None], engine: EngineSettings) -> EngineError | None:
@@ -289,15 +285,8 @@ def apply_thresholds(report: Report, engine: EngineSettings) -> Report:
 
 def read_report(stored: StoredEngine) -> Report | None:
     """Read the gate's report that is stored beside engines; None where it is absent, damaged, or of other plans."""
-    path = stored.folder / REPORT
-    try:
-        report = Report.from_json(path.read_text(encoding="utf-8", errors="replace"))
-    except FileNotFoundError:
-        return None
-    except (OSError, EngineError) as error:
-        _log.warning("%s is ignored: %s", path, error)
-        return None
-    return report if report.plans == stored.manifest.plans else None
+    report = Report.load(stored.folder / REPORT)
+    return report if report is not None and report.plans == stored.manifest.plans else None
 
 
 def write_report(stored: StoredEngine, report: Report) -> None:
@@ -348,7 +337,6 @@ def read_gate_clip(source: str | Path = TABLETOP) -> GateClip:
 
 def _bound(mask: np.ndarray) -> tuple[float, float, float, float]:
     """Return the tight box of a mask [h, w] as fractions of its width and height."""
-    (height, width), (rows, columns) = mask.shape, mask.nonzero()
-    x0, x1 = columns.min() / width, (columns.max() + 1) / width
-    y0, y1 = rows.min() / height, (rows.max() + 1) / height
-    return float(x0), float(y0), float(x1), float(y1)
+    height, width = mask.shape
+    x0, y0, x1, y1 = mask_boxes(torch.from_numpy(mask)[None])[0].tolist()
+    return x0 / width, y0 / height, x1 / width, y1 / height

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from ..errors import EngineError, OutputError, require
 from ..files import make_folder
-from ..models import TrackerModel, load_tracker
+from ..models import TrackerModel
 from ..models.sam.stages import Decoder
 from ..settings import Settings
 from ..tracking.tracks import BOX_LABELS
-from .engine_store import BUILD_HINT, EngineStore, StoredEngine, checkpoint_digest, resolve_dtype
+from .engine_store import BUILD_HINT, EngineStore, StoredEngine, checkpoint_digest, load_stages
 from .export import EXTRA, BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
 from .specs import OBJECTS, STAGES, StageSpec, TensorSpec, tracker_stages
@@ -154,14 +154,7 @@ def export_repository(
     if not plans or precision in ONNX_PRECISIONS:
         require("onnx", EXTRA)
     with reraise_out_of_memory(EngineError, "while models were exported"):
-        source = settings.model
-        model = load_tracker(
-            source.name, device=source.device, dtype=resolve_dtype(precision), image_size=source.image_size
-        )
-        if not model.has_memory:
-            raise EngineError(
-                f"{model.name} has no memory modules: expected weights that have them for engines"
-            )
+        model = load_stages(settings)
         stored = _find_plans(settings, model.image_size) if plans else None
         models = make_models(model, settings.tracker.bank_size, stored)
         _require_absent(folder, models)

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -31,7 +33,7 @@ from ..errors import EngineError, ModelError
 from ..models import TrackerModel
 from ..models.sam.stages import Decoded, Run, Stages
 from ..tracking import ObjectPrompt, Tracker
-from ..tracking.association import mask_iou
+from ..tracking.association import mask_boxes, mask_iou
 from ..types import Image
 from .specs import (
     OBJECTS,
@@ -47,6 +49,7 @@ from .specs import (
 )
 
 _EXACT = ConfigDict(extra="forbid")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,17 @@ class Report:
                 f"expected a report of the gate, found another text ({field}: {first['msg']}); "
                 "run `sam3-node engine check`"
             ) from error
+
+    @classmethod
+    def load(cls, path: Path) -> Self | None:
+        """Read a report from a file; None where it is absent or damaged, with a warning if it is damaged."""
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8", errors="replace"))
+        except FileNotFoundError:
+            return None
+        except (OSError, EngineError) as error:
+            _log.warning("%s is ignored: %s", path, error)
+            return None
 
     def _reasons(self) -> Iterator[str]:
         yield from self.faults
@@ -514,12 +528,13 @@ def find_confident_prompts(
     """
     features, tracker = model.encode(pixels), Tracker(model, 1)
     batches = torch.split(grid_boxes(model.image_size), model.batch_size)
-    proposals = [tracker.propose(features, boxes) for boxes in batches]
+    proposals = [tracker.propose(features, batch) for batch in batches]
     decoded = Decoded(*(torch.cat(parts).float() for parts in zip(*proposals, strict=True)))
     masks = decoded.logits > 0
     rows = _select_distinct(masks, _compute_sureness(decoded), max_prompts)
     scale = model.image_size / masks.shape[-1]
-    return [ObjectPrompt(number, box=_bound_mask(masks[row], scale)) for number, row in enumerate(rows, 1)]
+    boxes = mask_boxes(masks[rows]).tolist()
+    return [ObjectPrompt(number, box=[edge * scale for edge in box]) for number, box in enumerate(boxes, 1)]
 
 
 def grid_boxes(side: int) -> Tensor:
@@ -550,10 +565,3 @@ def _select_distinct(masks: Tensor, sureness: Tensor, max_count: int) -> list[in
         if masks[row].any() and bool((overlap < SAME_IOU).all()):
             selected.append(row)
     return selected
-
-
-def _bound_mask(mask: Tensor, scale: float) -> list[float]:
-    """Return the tight box of a mask [h, w], its coordinates multiplied by `scale`."""
-    rows, columns = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
-    x0, y0, x1, y1 = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
-    return [float(edge) * scale for edge in (x0, y0, x1, y1)]

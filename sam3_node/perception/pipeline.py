@@ -404,10 +404,6 @@ class Pipeline:
         return replace(instance, confidence=confidence, doubtful=doubtful, name_confidence=name)
 
 
-_new_plain_event: Callable[[], torch.cuda.Event] = torch.cuda.Event  # torch leaves the constructor untyped
-_new_stream: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
-
-
 class PreparedFrame(NamedTuple):
     """A frame whose image is decoded and preprocessed."""
 
@@ -438,7 +434,8 @@ class FramePreparer:
 
     def __init__(self, model: TrackerModel, max_frame_pixels: int) -> None:
         self._model, self._max_frame_pixels = model, max_frame_pixels
-        self._stream = _new_stream(model.device) if model.device.type == "cuda" else None
+        is_cuda = model.device.type == "cuda"
+        self._stream = torch.cuda.Stream(model.device) if is_cuda else None
 
     @torch.inference_mode()
     def __call__(self, frame: Frame) -> PreparedFrame:
@@ -448,7 +445,7 @@ class FramePreparer:
             return PreparedFrame(frame, image, self._model.preprocess(image), None)
         with torch.cuda.stream(self._stream):
             pixels = self._model.preprocess(image)
-            uploaded = _new_plain_event()
+            uploaded = torch.cuda.Event()
             uploaded.record(self._stream)
         return PreparedFrame(frame, image, pixels, uploaded)
 
@@ -496,10 +493,6 @@ class FrameQueries:
         return cached.seq, results, "" if results else census.explain(options.complete(self._model))
 
 
-# typed here, because torch does not annotate the constructor
-_new_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
-
-
 class StageTimer:
     """Times the stages of a frame in microseconds, without waiting for the device.
 
@@ -531,7 +524,7 @@ class StageTimer:
                 yield
             return
         if stage not in self._events:
-            self._events[stage] = (_new_event(enable_timing=True), _new_event(enable_timing=True))
+            self._events[stage] = torch.cuda.Event(True), torch.cuda.Event(True)
         begin, end = self._events[stage]
         begin.record()
         yield

@@ -41,10 +41,6 @@ SAME_PLACE_IOU = 0.5  # below it, what was known of the name of an object is voi
 MIN_DETECTION_GAP = 2  # frames between two detections, if only an uncertain mask asks for the second
 MAX_DETECTIONS = 32  # best detections of a frame that are used; each costs the decoding of a mask
 
-# typed here, because torch does not annotate the constructors
-_new_stream: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
-_new_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
-
 
 class FrameContext(NamedTuple):
     """One tracked frame, as the detection step needs it."""
@@ -348,8 +344,8 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
-        self._stream = _new_stream(device) if is_cuda else None
-        self._ready = _new_event() if is_cuda else None
+        self._stream = torch.cuda.Stream(device) if is_cuda else None
+        self._ready = torch.cuda.Event() if is_cuda else None
 
     def mark(self) -> None:
         """Mark the main stream's current end. Work in `run` waits for all work before it, and for none after it."""

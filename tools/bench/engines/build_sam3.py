@@ -108,7 +108,7 @@ def export_encoder(work: BuildPlan, precision: str) -> StageSpec:
     model = work.model(torch.bfloat16)
     stage = tracker_stages(model)["encode"]
     if precision == FP8:
-        export_quantised(model, Scales.load(work.scales), None, work.onnx(precision))
+        export_quantised(model, Scales.load(work.scales), work.onnx(precision))
     else:
         export(stage, work.onnx(precision))
     return stage._replace(module=nn.Identity())

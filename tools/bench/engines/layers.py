@@ -123,7 +123,7 @@ def report_plans(
         if variant.endswith(FP8):
             amax = dict.fromkeys(find_layers(model.encode_stage), AMAX)
             scales = Scales(model=model.name, digest=weights_digest(model), frames=1, amax=amax)
-            export_quantised(model, scales, None, path)
+            export_quantised(model, scales, path)
         else:
             export(stage, path)
         for gpu in gpus:
