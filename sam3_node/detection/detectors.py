@@ -77,7 +77,7 @@ class PromptSet:
     max_counts: Mapping[str, int] = field(default_factory=dict)
     """maximum number of objects, for some phrases"""
     priorities: Mapping[str, Priority] = field(default_factory=dict)
-    """priority of the objects of some phrases; that of the others is normal"""
+    """priority of the objects of some phrases; other objects have normal priority"""
 
     @property
     def phrases(self) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ def prepare_prompts(
     """Prepare cleaned, unique phrases for a detector.
 
     scores: thresholds of some phrases; `score` is the threshold of the others. max_counts: maximum numbers of objects
-    of some phrases. priorities: those of some phrases. Raises RequestError for a phrase that the detector cannot search
+    of some phrases. priorities: of some phrases. Raises RequestError for a phrase that the detector cannot search
     for, and for a limit whose phrase is not among `phrases`.
     """
     scores, max_counts, priorities = (
@@ -156,7 +156,7 @@ def load_detector(
     all other phrases; by default vocabulary.safetensors beside the weights.
     image_size: side of yolo-world's input in pixels; 0 selects the size of its training.
     tracker: the model whose encoder sam3-concept shares, if both have the same weights.
-    `device` and `dtype` are those of `load_tracker`. Raises ModelError or VocabularyError if the files cannot be used.
+    See `load_tracker` for `device` and `dtype`. Raises ModelError or VocabularyError if the files cannot be used.
     """
     name = os.fspath(name_or_path)
     if kind == "yolo-world":

@@ -160,7 +160,7 @@ def load_grounding_dino(
 ) -> GroundingDinoDetector:
     """Load Grounding DINO from a folder in transformers' layout, or by hub name: "IDEA-Research/grounding-dino-tiny".
 
-    `device` and `dtype` are those of `load_tracker`. Raises ModelError if the weights or the tokenizer cannot be used.
+    See `load_tracker` for `device` and `dtype`. Raises ModelError if the weights or the tokenizer cannot be used.
     """
     place = pick_device(device)
     name = os.fspath(name_or_path)
@@ -179,7 +179,7 @@ def load_grounding_dino(
 
 
 def _limits(size: Any) -> tuple[int, int]:
-    """Return the input's shorter and longer side from a preprocessor's `size`, or those of the public weights."""
+    """Return the input's shorter and longer side from a preprocessor's `size`, by default of the public weights."""
     if isinstance(size, dict):
         shortest, longest = size.get("shortest_edge"), size.get("longest_edge")
         if isinstance(shortest, int) and isinstance(longest, int) and 32 <= shortest <= longest:

@@ -213,7 +213,7 @@ def load_sam3_concept(
 ) -> Sam3ConceptDetector:
     """Load SAM 3's detector from a folder in transformers' layout, or by hub name, such as "facebook/sam3".
 
-    `device` and `dtype` are those of `load_tracker`. tracker: a model whose trunk is shared if it is equal. Raises
+    See `load_tracker` for `device` and `dtype`. tracker: a model whose trunk is shared if it is equal. Raises
     ModelError if the weights or the tokenizer cannot be used.
     """
     place = pick_device(device)

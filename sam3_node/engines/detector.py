@@ -1,6 +1,6 @@
-"""The detector as an engine: YOLO-World's network for square frames of one size and a fixed number of phrases.
+"""Run YOLO-World's network as an engine, for square frames of one size and a fixed number of phrases.
 
-The detector's engine slot: an engine in the place of YOLO-World's network.
+The detector's engine slot puts it in the place of torch's network.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FixedPhrases:
 
 
 def pad_phrases(text: Tensor) -> Tensor:
-    """Return vectors of PHRASES phrases [PHRASES, D]: those of `text`, 1 to PHRASES, then repeats of the first."""
+    """Return vectors of PHRASES phrases [PHRASES, D]: the 1 to PHRASES vectors of `text`, then repeats of the first."""
     return torch.cat([text, text[:1].expand(PHRASES - len(text), -1)])
 
 

@@ -1,9 +1,8 @@
-"""The engine store: a folder for each build, with its plans, and a manifest that says what the engines fit.
+"""Store engines: a folder for each build, with its plans, and a manifest that says what the engines fit.
 
-A plan is code: whoever can write it, runs as the user who loads it. So the store is created for its owner alone, and
-nothing is read from files or folders that another user can change.
-
-The key that decides whether a stored engine fits: made from the settings, the weights and this machine.
+A plan is code: whoever can write it runs as the user who loads it. So the store is created for its owner alone, and
+nothing is read from files or folders that another user can change. The key that decides whether a stored engine fits
+is made from the settings, the weights and this machine.
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ class EngineStore:
         scales: str = "",
         fp8_layers: int = 0,
     ) -> StoredEngine:
-        """Store plans by stage, all or none of them; they replace earlier plans of the same build.
+        """Store plans by stage, all or nothing; they replace earlier plans of the same build.
 
         Raises EngineError where they cannot be written.
         """
@@ -334,7 +333,7 @@ def resolve_dtype(precision: str) -> torch.dtype:
 
 
 def choose_model_dtype(settings: Settings) -> str | torch.dtype:
-    """Return the dtype to load the tracker in: on a GPU that of its engines, unless `model.dtype` names another.
+    """Return the dtype to load the tracker in: on a GPU its engines' dtype, unless `model.dtype` names another.
 
     Nothing is rounded then between the stages, and torch answers prompts in the same arithmetic.
     """

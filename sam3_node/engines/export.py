@@ -154,7 +154,7 @@ def _remove_source_notes(model: Any) -> None:
 
 
 def _write(program: Any, path: Path, external_data: bool) -> None:
-    """Save beside the target, check, then move: the weights first, so that no model lies beside those of another."""
+    """Save beside the target, check, then move: the weights first, so that no model lies beside foreign weights."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         model = Path(folder) / path.name
         program.save(model, external_data=external_data)

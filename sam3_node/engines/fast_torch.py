@@ -33,7 +33,7 @@ from .slot import attempt, read_gate_clip, use_torch
 from .validation import Report, compare_stages
 
 MIN_COSINE = 0.99
-"""Cosine similarity to float32 of each stage's worst output from which bfloat16 serves where nobody asked for it."""
+"""Cosine of each stage's worst output in float32 and bfloat16 from which an open dtype becomes bfloat16."""
 MIN_IOU = 0.97
 """Mean mask IoU with float32, likewise. Decoded masks of nano have 64 x 64 cells: one that flips at the edge of the
 bundled recording's smallest object is 0.02 of its IoU. Wrong arithmetic was seen to reach 0.89."""

@@ -1,11 +1,8 @@
-"""Stages compiled by torch's inductor, for devices without TensorRT.
+"""Compile stages by torch's inductor, for devices without TensorRT, and capture stages in CUDA graphs.
 
 Engines are packages that torch compiles ahead of time (AOTInductor). They fit one machine: one kind of processor, or
-one generation of GPU. For stages that torch.compile compiles as they run, the module keeps the cache for restarts.
-
-CUDA graphs: stages captured once for each number of objects, and replayed on every later frame.
-
-A replay launches all kernels of a stage at once, so the GPU does not wait for Python between two kernels.
+one generation of GPU. `keep_compiled` keeps the cache of torch.compile for restarts. A CUDA graph is captured once for
+each number of objects. Its replay launches all kernels of a stage at once, so the GPU does not wait for Python.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Recipes: which layers of an encoder are quantised, and which are left out for which reason.
+"""Quantise an encoder to FP8 after training (E4M3, arXiv 2209.05433).
 
-Post-training quantisation of an encoder to FP8 (E4M3, arXiv 2209.05433).
-
-`calibrate` runs frames through the model and notes how large the inputs of each layer become (`Scales`). From these,
-`quantise_encoder` makes an encoder whose layers round to FP8 in torch, and `export_quantised` writes it to ONNX with
-QuantizeLinear and DequantizeLinear. Inputs have one scale for each layer, weights one for each output channel.
+A recipe names the layers to quantise, and the reason for each layer that it excludes. `calibrate` runs frames through
+the model and notes how large the inputs of each layer become (`Scales`). From these, `quantise_encoder` makes an
+encoder whose layers round to FP8 in torch, and `export_quantised` writes it to ONNX with QuantizeLinear and
+DequantizeLinear. Inputs have one scale for each layer, weights one for each output channel.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ PATCHES = Exclusion(
 
 
 class Recipe(Section):
-    """The layers to quantise. The defaults are those of calibration/fp8/default.toml."""
+    """The layers to quantise. The defaults equal calibration/fp8/default.toml."""
 
     kinds: tuple[Literal["linear", "convolution"], ...] = Field(("linear",), min_length=1)
     """Kinds of layers to quantise."""
@@ -193,7 +192,7 @@ class Scales(Section):
     """
 
     version: int = Field(2, ge=2, le=2)
-    """Version of this format. Version 1 identified weights in float16."""
+    """Version of this format."""
     model: str
     """Name of the weights, for people."""
     digest: str = Field(pattern="[0-9a-f]{64}")
@@ -234,7 +233,7 @@ class Scales(Section):
         """Raise EngineError unless the scales belong to the model's weights."""
         if weights_digest(model) != self.digest:
             raise EngineError(
-                f"expected FP8 scales of the weights of {model.name}, found those of other ones ({self.model}); "
+                f"these FP8 scales belong to other weights ({self.model}) than the weights of {model.name}; "
                 + CALIBRATE_HINT
             )
 
@@ -337,7 +336,7 @@ class Quantisation(NamedTuple):
 
     @classmethod
     def load(cls, stored: StoredEngine) -> Self | None:
-        """Read what `save` wrote; None where it is absent, or is not that of these engines."""
+        """Read what `save` wrote; None where it is absent or belongs to other engines."""
         try:
             scales = Scales.load(stored.folder / SCALES_FILE)
             recipe = Recipe.model_validate_json((stored.folder / RECIPE_FILE).read_bytes())

@@ -256,7 +256,7 @@ def attempt(serve: Callable[[], None], engine: EngineSettings) -> EngineError | 
     """Put engines in place by `serve`; return the reason if that fails and torch may serve.
 
     The reason has no reference to the failed engines, so their memory is free when this returns. Without
-    `engine.fallback`, raises the error, as an EngineError if it is none of this package's.
+    `engine.fallback`, raises the error, as an EngineError if it comes from outside this package.
     """
     try:
         serve()
@@ -307,8 +307,8 @@ def shorten_reason(error: Exception) -> str:
 class GateClip(NamedTuple):
     """Frames, BGR uint8 [h, w, 3] each, and the boxes of the objects in view on the first.
 
-    boxes: by the object's id (x0, y0, x1, y1) as fractions of the image's width and height; empty where nobody knows
-    the objects.
+    boxes: by the object's id (x0, y0, x1, y1) as fractions of the image's width and height; empty where the
+    objects are unknown.
     """
 
     frames: list[Image]

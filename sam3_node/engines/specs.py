@@ -236,7 +236,7 @@ def allocate_aligned(shape: Sequence[int], dtype: torch.dtype, device: torch.dev
 class DtypeAdapter:
     """An engine in the place of a stage, where the model around it computes in another dtype.
 
-    `run` gets tensors in the dtypes of the spec `inside`. The caller gets them in those of the spec `outside`.
+    `run` gets tensors in the dtypes of the spec `inside`. The caller gets them in the dtypes of the spec `outside`.
     """
 
     def __init__(self, run: Run, inside: StageSpec, outside: StageSpec) -> None:

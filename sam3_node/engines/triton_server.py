@@ -307,7 +307,7 @@ def _find_plans(settings: Settings, image_size: int) -> StoredEngine:
     what = f"plans of {settings.model.name} in {engine.precision} at {image_size} pixels"
     if fitting:
         raise EngineError(
-            f"{what}: expected some of {TENSORRT}, found those of {fitting[0].manifest.key.library}, which Triton "
+            f"{what}: expected plans of {TENSORRT}, found plans of {fitting[0].manifest.key.library}, which Triton "
             "cannot run; build them where the extra tensorrt is installed, or export ONNX without --plans"
         )
     raise EngineError(f"{what}: found none in {engine.folder}; {BUILD_HINT}, or export ONNX without --plans")
@@ -326,7 +326,7 @@ def _require_absent(folder: Path, models: Sequence[ServedModel]) -> None:
 def _write_models(
     folder: Path, models: Sequence[ServedModel], stored: StoredEngine | None, progress: ReportProgress
 ) -> list[Path]:
-    """Write all models, or none of them."""
+    """Write all models or nothing."""
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
             for model in models:

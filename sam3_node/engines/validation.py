@@ -1,15 +1,9 @@
-"""Reports of the gate: the figures of a comparison with torch, the verdict, and their text and JSON forms.
+"""Compare engines with the torch stages in float32 before they serve: this is the gate.
 
-The gate: engines are compared with the torch stages in float32 before they serve.
-
-There are two comparisons. First each stage by itself: while the reference tracks a clip, a `StageComparator` runs the
-candidate on the reference's own inputs and compares the outputs. Then all stages together, as they will serve: in the
-served model, whose modules preprocess and answer the prompts, the candidates track the same clip. Their masks are
-compared with those of the reference.
-
-Comparison of two networks of the same structure, layer by layer, to find where their outputs differ.
-
-Prompts for the gate's clip where nobody has prompted: the objects that a tracker segments with confidence.
+First each stage by itself: while the reference tracks a clip, a `StageComparator` runs the candidate on the reference's
+own inputs and compares the outputs. Then all stages together, as they will serve: the candidates track the same clip in
+the served model, whose modules preprocess and answer the prompts, and their masks are compared with the reference's.
+A `Report` holds figures and verdict. `worst_layers` finds the layers in which two networks of one structure differ.
 """
 
 from __future__ import annotations
@@ -69,7 +63,7 @@ class OutputFigures:
 
 @dataclass(frozen=True, slots=True)
 class TrackFigures:
-    """IoU of the engines' masks with those of the reference, over the `masks` masks of a tracked clip."""
+    """IoU of the engines' masks with the reference's masks, over the `masks` masks of a tracked clip."""
 
     mean_iou: float
     worst_iou: float
@@ -202,7 +196,7 @@ def compare_stages(
 ) -> Report:
     """Compare `stages` with the reference, a model in float32 whose stages are its own modules.
 
-    frames: a clip, BGR uint8 [h, w, 3] each. dtype: that of the inputs and outputs of `stages`. prompts: of the first
+    frames: a clip, BGR uint8 [h, w, 3] each. dtype: of the inputs and outputs of `stages`. prompts: of the first
     frame; by default, what the reference itself segments there with confidence. find_module: gives the
     module whose layers are compared for a stage that is no torch module itself. served: the model in whose place
     `stages` will run, in its own dtype and with its own modules still there; by default, the reference. Raises
@@ -252,7 +246,7 @@ def fit_stages(stages: Stages, specs: Mapping[str, StageSpec], model: TrackerMod
 
 
 class StageComparator:
-    """A stage that returns the reference's outputs, and compares those of a candidate on the same inputs.
+    """A stage that returns the reference's outputs, and compares a candidate's outputs on the same inputs.
 
     stage: the spec of the candidate. frame: set it to the number of the frame, for the figures. fault: set where the
     candidate's outputs cannot be compared at all; the candidate does not run again then.
@@ -435,8 +429,8 @@ def worst_layers(
 ) -> list[tuple[str, float]]:
     """Return the `count` layers whose outputs differ most, the lowest cosine first: (name, cosine).
 
-    Layers are the leaf modules of the reference that `other` has under the same name. `inputs` are those of one forward
-    pass, `other_inputs` the same in the dtypes of `other`. Of large outputs it compares an evenly spread sample.
+    Layers are the leaf modules of the reference that `other` has under the same name. `inputs` belong to one forward
+    pass, `other_inputs` are the same in the dtypes of `other`. Of large outputs it compares an evenly spread sample.
     """
     names = [name for name in _list_leaves(reference) if _find_module(other, name) is not None]
     expected = _record_outputs(reference, names, inputs)

@@ -1,7 +1,4 @@
-"""Convert frames to the input of networks, and boxes on this input back to the frame.
-
-Boxes (x0 y0 x1 y1) of detectors: overlap, non-maximum suppression, and conversion to detections.
-"""
+"""Convert frames to the input of networks, and a network's boxes (x0 y0 x1 y1) to detections in the frame."""
 
 from __future__ import annotations
 

@@ -1,15 +1,9 @@
-"""Check of a folder of weights before they are loaded: every file lies in the folder, so a digest of it sees all.
+"""Read weights, tokenizers and preprocessing in transformers' layout, from a folder or the hub, and check the files.
 
-An index of shards may name files elsewhere, and links may lead there. The hub's cache consists of links, from
-`snapshots/REVISION` to `blobs` beside it, and these are followed.
-
-Common steps of loading weights: choose the device and the dtype, and check the file against its SHA-256 digest.
-
-The digest of FILE is in FILE.sha256 beside it, in the format of sha256sum, so `sha256sum -c` can check it too.
-
-Read weights, tokenizers and preprocessing in transformers' layout, from a folder or the hub.
-
-Transformers' progress bars and warnings are suppressed. Errors are raised as ModelError.
+Every file must lie in its folder, so that a digest of the folder covers all: an index of shards may name files
+elsewhere, and links may lead there. The hub's cache consists of links, from `snapshots/REVISION` to `blobs` beside it,
+and these are followed. The digest of FILE is in FILE.sha256 beside it, in the format of sha256sum. Transformers'
+progress bars and warnings are suppressed, and its errors become ModelError.
 """
 
 from __future__ import annotations
@@ -266,7 +260,7 @@ def read_preprocessing(name: str) -> dict[str, Any]:
 
 
 def read_normalisation(name: str, default: Normalisation) -> Normalisation:
-    """Return the normalisation in preprocessor_config.json, or `default` if it has none of three numbers each."""
+    """Return the normalisation in preprocessor_config.json, or `default` unless it has three numbers each."""
     config = read_preprocessing(name)
     try:
         mean, std = ([float(value) for value in config[key]] for key in ("image_mean", "image_std"))

@@ -1,12 +1,10 @@
-"""The newest frames of one camera with their features, kept so that users can prompt on a frame that they have seen.
+"""Cache one camera's newest frames, and track objects that were prompted on a past frame up to the latest.
 
-Objects that were prompted on a past frame, and are tracked through the cached frames up to the latest.
-
-The work is done one frame of one object at a time, between the steps of live frames. An object is tracked alone, on
-every frame that was cached after its prompt, or on every second to sixth one and the latest: its stride. It is tracked
-on such a frame before the cache drops that. So what an object has become when it joins depends on the prompts, the
-frames, the stride, and the step after which it joins, and not on how the work was divided. A replay that knows stride
-and step repeats it bit for bit.
+The cache keeps the features, so that users can prompt on a frame that they have seen. An object then catches up, one
+frame at a time, between the steps of live frames. It is tracked alone, on every frame that was cached after its prompt,
+or on every second to sixth frame and the latest: its stride. It is tracked on such a frame before the cache drops it.
+So what an object has become when it joins depends on the prompts, the frames, the stride, and the step after which it
+joins, and not on how the work was divided. A replay that knows stride and step repeats it bit for bit.
 """
 
 from __future__ import annotations
@@ -158,7 +156,7 @@ class FrameCache:
     def add(self, frame: CachedFrame, held: Iterable[int] = ()) -> list[CachedFrame]:
         """Add the newest frame. Drop the oldest ones beyond the limits, and return them.
 
-        Objects that were `held` have no mask on it: points on them correct those of the frame before.
+        Objects that were `held` have no mask on it: points on them correct their masks on the frame before.
         """
         for object_id in held:
             if self._frames and object_id in self._frames[-1].logits:

@@ -32,11 +32,11 @@ class LinkRules:
     """Thresholds of links between objects of different cameras."""
 
     max_distance_m: float
-    """Distance between two positions up to which they may be those of one thing."""
+    """Distance between two positions up to which they may belong to one thing."""
     release_factor: float = 2.0
     """A link is doubted where the distance is above `max_distance_m` times this, plus the things' own motion."""
     max_size_ratio: float = 2.5
-    """Ratio of the diagonals of two extents up to which they may be those of one thing. Cameras see different sides."""
+    """Ratio of the diagonals of two extents up to which they may belong to one thing. Cameras see different sides."""
     max_apart_s: float = 0.5
     """Time between two positions up to which they are compared."""
     confirmations: int = 3

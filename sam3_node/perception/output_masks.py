@@ -1,22 +1,15 @@
-"""Turn low-resolution logits into binary masks at frame size. Only the objects' regions are upsampled.
+"""Bring tracks and masks to the host in one transfer, with binary masks at frame size made from low-resolution logits.
 
 A pixel belongs to the mask if the bilinear interpolation of the logits at its centre is positive (half-pixel centres,
 as torch's align_corners=False). `Axis` and `blend` define its bits: integer weights, and products and sums in float32,
 each rounded by itself, rows before columns. IEEE 754 leaves no choice there, so every processor finds the same mask
-for the same logits. On a CPU, `rasterize` lets OpenCV interpolate. That is faster, but rounds differently from one
-processor to the next, so `rasterize` decides again by the definition where the result is too near to zero to trust.
-`perception.output_masks` follows the definition on a GPU.
+for the same logits. Only the objects' regions are upsampled, in one of two ways:
 
-Masks at frame size made on the model's device: only the bits of the objects' regions come to the host.
-
-The host knows each object's box at low resolution, so it knows how many bytes all regions take. The device interpolates
-the logits in operations that round one by one, so its masks equal the masks of `rasterize` bit for bit.
-The number of operations does not depend on the number of objects.
-
-Copies of tracks and of masks of prompts on the host, in one transfer.
-
-From a GPU, bits are copied instead of logits: the level sets that confidence needs, and, once the host knows the boxes,
-the masks at frame size (`device_masks`). All copies go through pinned memory and wait for an event, not for the device.
+- From a CPU model, `rasterize` lets OpenCV interpolate. That is faster, but rounds differently from one processor to
+  the next, so pixels whose result is too near to zero to trust are decided again by the definition.
+- From a GPU, bits are copied instead of logits: first the level sets that confidence needs. The host then knows each
+  object's box, so it knows how many bytes all regions take, and `rasterize_on_device` follows the definition in a
+  number of operations that does not depend on the number of objects.
 """
 
 from __future__ import annotations
@@ -226,7 +219,7 @@ class PackedMasks(NamedTuple):
 def rasterize_on_device(logits: Tensor, boxes: Ints, frame_size: tuple[int, int]) -> PackedMasks:
     """Begin to make the masks of logits [N, h, w] at `frame_size` (height, width), as `rasterize` does.
 
-    boxes: those of `read_boxes`, [N, 4]. Nothing waits for the device until the masks are read.
+    boxes: [N, 4], as `read_boxes` returns them. Nothing waits for the device until the masks are read.
     """
     shape = (int(logits.shape[1]), int(logits.shape[2]))
     regions = [_enlarge(box, shape, frame_size) for box in boxes.tolist()]

@@ -1,10 +1,7 @@
-"""The perception core of the node and of a replay: the model, the detector, and a pipeline for each camera.
+"""Hold the pipelines of all cameras with one model, one detector and one set of prompts; load and warm up the models.
 
-The session of a live node: its name, the epochs of its cameras' ids, and which cameras send.
-
-A replay has no session: its results depend neither on random numbers nor on the time at which it runs.
-
-Load the tracker and the detector that the settings name, and warm them up for the first frame.
+Node and replay share it. A live node also has a `LiveIdentity`: its name, the epochs of its cameras' ids, and which
+cameras send. A replay has none, so its results depend neither on random numbers nor on the time at which it runs.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ class Perception:
         self.paused = False
         self.searching = False
         """True while everything on a frame is searched for, which takes many turns."""
-        self.session: Session | None = None
+        self.session: LiveIdentity | None = None
         """Set by a live node before it serves a camera."""
         self.settings, self.model, self.detector = settings, model, detector
         self.calibrations: tuple[Calibration, ...] = ()
@@ -134,7 +131,7 @@ class Perception:
         """Detect these phrases on all cameras, starting with the next frame; no phrases stop detection.
 
         scores: the thresholds of some phrases. max_counts: the maximum number of objects of some phrases. priorities:
-        those of the objects of some phrases. Return the cleaned phrases. Raises RequestError for phrases that cannot
+        of the objects of some phrases. Return the cleaned phrases. Raises RequestError for phrases that cannot
         be used; nothing is changed then.
         """
         if self.detector is None:
@@ -156,7 +153,7 @@ class Perception:
     def state(self, whole: bool = True) -> State:
         """Return the state that `restore` takes: prompts, cameras with their objects and epochs, links, the pause.
 
-        `whole` is that of `Pipeline.state`.
+        See `Pipeline.state` for `whole`.
         """
         return {
             "prompts": self._prompt_set and self._prompt_set.state(),
@@ -169,7 +166,7 @@ class Perception:
     def restore(self, state: State) -> None:
         """Replace all cameras, and continue from the moment at which `state` was called.
 
-        Raises ReplayError if model or settings differ from those of the state, and RequestError if the detector cannot
+        Raises ReplayError for the state of another model or other settings, and RequestError if the detector cannot
         search for its prompts. Some cameras may be missing then.
         """
         for camera in list(self._pipelines):
@@ -273,7 +270,7 @@ def _device_name(device: torch.device) -> str:
     return f"{platform.processor() or 'cpu'} {torch.backends.cpu.get_cpu_capability()}"
 
 
-class Session:
+class LiveIdentity:
     """One run of a live node; `node` is its name, 16 random hex digits.
 
     `silent_s` returns the seconds since the last frame of a camera; None if none has come. Prompts on frames that are

@@ -1,12 +1,8 @@
-"""The pipeline of one camera: decode, preprocess, encode, track, detect, masks. It uses no sockets and no files.
+"""Run one camera's frames: decode, preprocess, encode, track, detect, masks. It uses no sockets and no files.
 
-The tracks of a frame stay on the device until the end of the step, and are then copied to the host at once.
-
-Decoding and upload of a frame apart from its step, so that a thread can do both while the model is busy.
-
-Questions about the cached frames of a camera: they change nothing.
-
-Measure the duration of each stage of a frame.
+The tracks of a frame stay on the device until the end of the step, and are then copied to the host at once. A
+`FramePreparer` decodes and uploads a frame in another thread while the model is busy. `FrameQueries` answer questions
+about cached frames and change nothing. `StageTimer` measures the stages of a frame.
 """
 
 from __future__ import annotations
@@ -119,7 +115,7 @@ class Pipeline:
         """Track all objects on the next frame. `find_robot`, called last, gives the gripper's pose at its capture.
 
         `prepared` holds this frame if a thread has decoded it already; the result is the same. `shed_level` says what
-        to leave out, see `shedding`. The result's `stages_us` holds the stages that ran, without that of packing it.
+        to shed, see `registry`. The result's `stages_us` holds the stages that ran; packing comes later.
         Raises WireError if the image cannot be decoded; nothing is changed then.
         """
         timer = self._timer
@@ -451,7 +447,7 @@ class FramePreparer:
 
 
 class FrameQueries:
-    """Answers questions about the frames in `cache`. `seq` is that of a cached frame, or None for the latest.
+    """Answers questions about the frames in `cache`. `seq` names a cached frame, or None the latest.
 
     All methods raise UnknownFrameError if the frame is not cached.
     """

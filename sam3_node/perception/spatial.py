@@ -1,10 +1,9 @@
-"""Adds 3-D fields to the instances of one camera, from depth, calibration and the robot's pose. Runs on the host.
+"""Add 3-D fields to the instances of one camera, from depth, calibration and the robot's pose. It runs on the host.
 
-Fields that need what a frame does not have are absent, and so are those of a doubtful mask: it would give the position
-of something else. Depth is used if it is `aligned` to colour, of colour's size or
-of its aspect ratio (then depth is resampled to the nearest pixel). Intrinsics are the calibration's, else the frame's.
-
-Velocities of objects, by a Kalman filter with constant velocity for each object.
+A field is absent if the frame lacks what it needs, or if the mask is doubtful: it would give the position of something
+else. Depth is used if it is `aligned` to colour, of colour's size or of its aspect ratio (then depth is resampled to
+the nearest pixel). Intrinsics are the calibration's, else the frame's. Velocities come from a Kalman filter with
+constant velocity for each object.
 """
 
 from __future__ import annotations
@@ -243,7 +242,7 @@ class SpatialStage:
             )
         if frame.intrinsics is not None and _is_of_larger_image(frame.intrinsics, frame):
             self.problem = (
-                f"intrinsics of another size: expected those of {frame.width}x{frame.height}, found the principal "
+                f"intrinsics of another size: expected some for {frame.width}x{frame.height}, found the principal "
                 f"point ({frame.intrinsics.cx:g}, {frame.intrinsics.cy:g}) outside; scale them as the image was, or "
                 "set spatial.calibration"
             )

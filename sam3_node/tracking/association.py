@@ -1,8 +1,7 @@
-"""Match the detections of a frame to the tracked objects, by overlap of masks and boxes and by appearance.
+"""Match the detections of a frame to the tracked objects, and decide how long a detected object lives.
 
-All pairs are assigned at once, so that the sum over all pairs is the greatest possible.
-
-The life of objects that the detector found: tentative at first, kept while there is evidence, then removed.
+Overlap of masks and boxes and appearance score each pair. All pairs are assigned at once, so that the sum over all
+pairs is the greatest possible. A detected object is tentative at first, kept while there is evidence, then removed.
 """
 
 from __future__ import annotations

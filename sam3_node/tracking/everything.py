@@ -41,7 +41,7 @@ LIMITS = {
 }
 """MaskLimits by the model's name or type."""
 PUBLISHED = MaskLimits(0.88, 0.95)
-"""MaskLimits of SAM's SamAutomaticMaskGenerator, for all others; SAM 3 has published none of its own."""
+"""MaskLimits of SAM's SamAutomaticMaskGenerator, for all others; SAM 3 has published no limits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Copies between device and host that wait for nothing but themselves."""
+"""Copy between device and host, waiting for nothing but the copy."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Memories(NamedTuple):
     """The memories that N objects attend to, in the order of the arguments of `MemoryRead`."""
 
     memory: Tensor
-    """[N, S, T, 64]; the first is that of the newest conditioning frame"""
+    """[N, S, T, 64]; the first is the memory of the newest conditioning frame"""
     offset: Tensor
     """int64 [N, S]"""
     pointers: Tensor
@@ -128,7 +128,7 @@ class ReadGroup(NamedTuple):
     positions: Ints
     """int64 [n], places in the rows that were asked for"""
     gather: Callable[[], Memories]
-    """Returns those of the objects at `positions`; with static shapes, more rows follow to be ignored."""
+    """Returns the memories of the objects at `positions`; with static shapes, more rows follow to be ignored."""
 
 
 class _Slots(NamedTuple):
@@ -300,7 +300,7 @@ class MemoryBank:
     ) -> list[ReadGroup]:
         """Return what `read` does, in groups with equally many memories, so that no memory is masked.
 
-        With `static`, there are few different shapes: numbers of memories are those of `read_widths`, numbers of
+        With `static`, there are few different shapes: numbers of memories are in `read_widths`, numbers of
         objects are 1, 2, 4, 8, …, and numbers of pointers are equal. Objects with another number of memories read the
         whole bank with a mask. An engine takes up to `engine_objects` objects at once, always with a mask; it reads as
         many memories as the next of these widths.

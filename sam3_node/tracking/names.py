@@ -33,7 +33,7 @@ class NameEvidence:
     """Evidence of the detections of one object for one label."""
 
     means: list[float] = field(default_factory=list)
-    """of the features, without the agreement; those of the last MEMORY detections count most"""
+    """of the features, without the agreement; the last MEMORY detections count most"""
     count: int = 0
     """number of detections"""
 
@@ -53,7 +53,7 @@ def is_calibrated(detector_name: str) -> bool:
 def measure_names(detections: Sequence[Detection], with_margins: bool) -> list[list[float]]:
     """Return the features of each of the detections of one frame, without the agreement.
 
-    Without margins, those of `Detection.margins` are as they usually are.
+    Without margins, the usual margins take the place of `Detection.margins`.
     """
     logits = [_logit(each.score) for each in detections]
     found = []

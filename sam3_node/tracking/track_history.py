@@ -179,7 +179,7 @@ class TrackHistory(RowTables):
     def __init__(self, capacity: int, size: tuple[int, int]) -> None:
         self._areas: Floats = np.zeros(
             (capacity, AREAS)
-        )  # logarithms, a ring; at first all are that of the prompt
+        )  # logarithms, a ring; at first all have the prompt's area
         self._writes: Ints = np.zeros(capacity, np.int64)
         self._last: Floats = np.zeros((capacity, 3))  # log area, centre
         self._velocity: Floats = np.zeros((capacity, 2))
@@ -282,7 +282,7 @@ def _median(values: Floats) -> Floats:
 BOX_MARGINS = (0.2, 0.1, 0.0)
 # growth of the log area over the last mask from which tighter boxes are tried, and loss in a frame that is a jump
 STEP_GROWTH, STEP_LOSS = log(1.2), log(3)
-# log area above the track's bound from which a mask is withheld: of a shape like that of the prompt, and of another
+# log area above the track's bound from which a mask is withheld: of a shape like the prompt's, and of another
 BURST_ALIKE, BURST_OTHER = log(2.5), log(2)
 SURE_GROWTH = log(1.25)  # log area above the bound up to which a mask of another shape can be sure
 # rise of the bound's log area for each frame, at most: of masks that keep their shape, and of all others, which grow

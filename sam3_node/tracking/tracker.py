@@ -108,7 +108,7 @@ class Tracker(SavedFields):
     def prompt_at(self, features: Features, frame_number: int, prompt: ObjectPrompt) -> tuple[Tensor, Tensor]:
         """Add or correct an object on an earlier frame; return its logits [h, w] and score [].
 
-        `features` are those of that frame. `frame_number` is the value of the attribute `frame_number` before that
+        `features` belong to that frame. `frame_number` is the value of the attribute `frame_number` before that
         frame was stepped. The next step starts to track a new object. The correction of a frame that was tracked
         uses the memory before that frame, which is complete for the `history` newest frames.
         """
@@ -126,7 +126,7 @@ class Tracker(SavedFields):
     ) -> tuple[Tensor, Tensor]:
         """Add or correct an object on an earlier frame, from which it catches up; return logits [h, w] and score [].
 
-        Arguments are those of `prompt_at`. The frame becomes a conditioning frame. Until `join`, steps do not track a
+        See `prompt_at` for the arguments. The frame becomes a conditioning frame. Until `join`, steps do not track a
         new object, and track a corrected one as before. Pass the frames after this one to `catch_up`. A second prompt
         begins again on its own frame, and keeps the first as a conditioning frame. Raises the errors of `prompt_at`,
         and CapacityError if too many corrections catch up.

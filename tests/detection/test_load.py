@@ -88,7 +88,7 @@ def test_a_vocabulary_of_another_model_is_refused(weights: Path, tmp_path: Path)
     with pytest.raises(VocabularyError, match="vectors of 8 numbers, found 6"):
         load_detector("yolo-world", weights / "tiny-yolo", vocabulary=tmp_path / "other.safetensors")
     vocabulary("mug", dimension=DIMENSION, model="another").save(tmp_path / "other.safetensors")
-    with pytest.raises(VocabularyError, match="from another, found those from tiny-clip"):
+    with pytest.raises(VocabularyError, match="from another, found vectors from tiny-clip"):
         load_detector(
             "yolo-world",
             weights / "tiny-yolo",

@@ -215,5 +215,7 @@ def test_a_vocabulary_extended_keeps_its_own_vectors() -> None:
     assert both.phrases == ("mug", "cup", "fork")
     np.testing.assert_array_equal(both.encode(["cup", "fork"]), [known.vectors[1], other.vectors[1]])
     assert known.phrases == ("mug", "cup")
-    with pytest.raises(VocabularyError, match=f"expected phrase vectors from {CLIP}, found those from other"):
+    with pytest.raises(
+        VocabularyError, match=f"expected phrase vectors from {CLIP}, found vectors from other"
+    ):
         known.extended(vocabulary("fork", model="other"))

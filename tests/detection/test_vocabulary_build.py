@@ -127,7 +127,7 @@ def wrong_builds(file: Path, clip: Path) -> Iterator[tuple[tuple[object, ...], s
     yield ("mug", "--encoder", "nowhere"), "no folder nowhere"
     yield (
         ("mug", "--from", file, "--model", "laion/other"),
-        f"expected phrase vectors from laion/other, found those from {CLIP}",
+        f"expected phrase vectors from laion/other, found vectors from {CLIP}",
     )
     yield ("mug", "--from", file, "--encoder", clip), "vectors of 6 numbers"
 

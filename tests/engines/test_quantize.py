@@ -219,7 +219,7 @@ def test_an_absent_file_is_an_error(tmp_path: Path) -> None:
 
 def test_scales_of_other_weights_are_refused(family: str, model: TrackerModel) -> None:
     other = tiny_stages(random_source(family, seed=1))
-    with pytest.raises(EngineError, match="found those of other ones"):
+    with pytest.raises(EngineError, match="belong to other weights"):
         quantise_encoder(other, made_up(model))
 
 

@@ -1,8 +1,7 @@
-"""The TensorRT library: which of its two packages is installed, its logger, and the GPU that an engine is built for.
+"""Build plans from typed ONNX, with one code path for TensorRT 10.8 and newer and for TensorRT-RTX.
 
-`tensorrt` (data-centre GPUs, Jetson) and `tensorrt_rtx` (RTX GPUs) have the same interface under two names.
-
-Building of plans from typed ONNX, with one code path for TensorRT 10.8 and newer and for TensorRT-RTX.
+`tensorrt` (data-centre GPUs, Jetson) and `tensorrt_rtx` (RTX GPUs) have the same interface under two names;
+`find_library` says which is installed.
 """
 
 from __future__ import annotations
@@ -263,7 +262,7 @@ def _parse(library: Library, builder: Any, onnx: Path) -> tuple[Any, Any]:
 
 
 def _check_network(network: Any, stage: StageSpec, onnx: Path) -> None:
-    """Raise EngineError unless the network's inputs and outputs are those of the stage."""
+    """Raise EngineError unless the network has the inputs and outputs of the stage."""
     actual = [_describe_tensor(network.get_input(index)) for index in range(network.num_inputs)]
     actual += [_describe_tensor(network.get_output(index)) for index in range(network.num_outputs)]
     expected = [_describe_spec(spec) for spec in stage.inputs + stage.outputs]

@@ -1,12 +1,8 @@
-"""RepViT (arXiv 2307.09283), the image encoder of EdgeTAM, with the tensor names of timm's `repvit_m1`.
+"""Load EdgeTAM (arXiv 2501.07256) with its image encoder RepViT (arXiv 2307.09283), without timm.
 
-The layers are as they are trained: convolutions with batch norms, side by side where they are added. `fold_norms`
-returns the same network with one convolution in the place of each of these.
-
-EdgeTAM (arXiv 2501.07256) as transformers loads it, without timm: its RepViT is the one of `repvit`.
-
-The published configuration names timm's `repvit_m1` as the backbone. `EdgeTamConfig` reads it as a `RepVitConfig`,
-whose model has the same tensor names.
+RepViT has the tensor names of timm's `repvit_m1`, which the published configuration names as the backbone;
+`EdgeTamConfig` reads it as a `RepVitConfig`. The layers are as they are trained: convolutions with batch norms, side by
+side where they are added. `fold_norms` returns the same network with one convolution in the place of each of these.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Image encoders of SAM 3, SAM 2 and EdgeTAM: they turn pixels into the tracker's three feature maps.
+"""Turn pixels into the tracker's three feature maps: the image encoders of SAM 3, SAM 2, EdgeTAM and SAM 1.
 
-SAM for single images (arXiv 2304.02643): its ViT, and its prompt encoder with the interface of SAM 2's.
-
-The encoder equals transformers' `SamModel` on the same weights. Tokens stay in window order, as in `vit`. The relative
-positions, which the reference adds to all scores as a bias of tokens x tokens, become further channels of queries and
-keys. So attention is fused, and no such bias is ever in memory.
+SAM 1 (arXiv 2304.02643) equals transformers' `SamModel` on the same weights; its prompt encoder has the interface of
+SAM 2's. Its tokens stay in window order, as in `vit`. The relative positions, which the reference adds to all scores as
+a bias of tokens x tokens, become further channels of queries and keys. So attention is fused, and no such bias is ever
+in memory.
 """
 
 from __future__ import annotations

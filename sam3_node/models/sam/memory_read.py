@@ -1,24 +1,10 @@
-"""The tokens that the memory read attends to: all of them, or fewer in an approximation.
+"""Let features of the current frame attend to an object's memories (SAM 2, arXiv 2408.00714, sec. 4).
 
-- exact: all tokens of all memories, as the weights were trained.
-- pooled: the memory of the newest prompted frame in full, the others averaged over 2x2 tokens, as EfficientTAM does
-  with all (arXiv 2411.18933). An average weighs as the four tokens that it stands for.
-- sparse: the same memory in full, of each other one the quarter of the tokens that differ most from their mean. Those
-  are the object's, because tokens of the background are much alike.
+The arithmetic equals transformers' memory attention on the same weights, rearranged for a bank of fixed shape. All
+objects with equally many memories are one batch, so only engines of fixed shape mask memories; pointers may be masked.
 
-EdgeTAM's memories are compressed already (see `perceiver`), and are read exactly.
-
-The memory read: features of the current frame attend to an object's memories (SAM 2, arXiv 2408.00714, sec. 4).
-
-The arithmetic equals transformers' memory attention on the same weights, rearranged for a bank of fixed shape:
-
-- All objects with equally many memories are one batch. Memories are not masked, except by engines of fixed shape;
-  pointers may be.
-- Value and output projections are applied after the attention, to its 64-channel result. This is exact because the
-  softmax weights sum to one.
-- Work before the first memory attention is shared by all objects.
-
-`read_tokens` chooses the tokens, also for approximations. On an NVIDIA GPU, the kernels of `read_kernel` may attend.
+`MemoryTokens` chooses the tokens to attend to: all of them, as the weights were trained (exact), or fewer. EdgeTAM's
+memories are compressed already, and are read exactly. On an NVIDIA GPU, the kernels of `read_kernel` may attend.
 """
 
 from __future__ import annotations
@@ -204,7 +190,7 @@ class MemoryTokens(nn.Module):
     def _mask(
         self, valid: Tensor | None, reduced: int, full: int, pointers: int, tokens: int
     ) -> Tensor | None:
-        """Return the mask of the last tokens, bool [N, 1, all or those of pointers]: True for tokens to attend to.
+        """Return the mask of the last tokens, bool [N, 1, all tokens or pointers only]: True for tokens to attend to.
 
         The first `full` memories are in full, the next `reduced` ones have `tokens` tokens in all.
         """

@@ -1,15 +1,8 @@
-"""The memory write: the features of a frame and an object's mask become a memory (SAM 2, arXiv 2408.00714, sec. 4).
+"""Turn the features of a frame and an object's mask into a memory (SAM 2, arXiv 2408.00714, sec. 4).
 
 The arithmetic equals transformers' memory encoder on the same weights. From the mask's last convolution on, tokens are
 rows [N, hw, C]: 1x1 convolutions are linear maps with fused activations, norms run along memory, and the result needs
-no transposition.
-
-EdgeTAM's 2D spatial perceiver (arXiv 2501.07256, sec. 3.2): it compresses a memory to a few latent tokens.
-
-It equals transformers' resampler on the same weights. Half of the latents attend to the whole memory, the others each
-to one window of it, so these keep a place in the image. Both use the same layers, so all rows run through them
-together, and keys and values are projected once for both. A window's latent attends to itself alone, so its
-self-attention is its value.
+no transposition. EdgeTAM's `Perceiver` (arXiv 2501.07256, sec. 3.2) compresses a memory to a few latent tokens.
 """
 
 from __future__ import annotations
@@ -181,7 +174,7 @@ class Perceiver(nn.Module):
         self.norm = perceiver.layer_norm
 
     def forward(self, memory: Tensor) -> Tensor:
-        """Compress memories [N, hw, 64] to [N, T, 64]: first the latents without a place, then those of the windows."""
+        """Compress memories [N, hw, 64] to [N, T, 64]: first the latents without a place, then the windows' latents."""
         x = self.latents.expand(memory.shape[0], -1, -1)  # len() would fix the size in an export
         for layer in self.layers:
             x = layer(x, memory, self.position, self.free, self._cut)
@@ -189,7 +182,7 @@ class Perceiver(nn.Module):
         return out
 
     def _cut(self, rows: Tensor) -> Tensor:
-        """Turn rows [N, hw, C] into those of each window, [N * windows, rows of a window, C]."""
+        """Cut rows [N, hw, C] into windows, [N * windows, rows of a window, C]."""
         grid = (self.windows, self.height // self.windows, self.windows, self.width // self.windows)
         return torch.unflatten(rows, 1, grid).transpose(2, 3).flatten(3, 4).flatten(0, 2)
 

@@ -1,15 +1,12 @@
-"""SAM 3's plain ViT (arXiv 2511.16719), arranged for one image at a time.
+"""Encode images by SAM 3's plain ViT (arXiv 2511.16719) or SAM 2's Hiera (arXiv 2306.00989), without copies.
 
-Tokens stay in window order from the first layer to the last. Windowed attention then needs no copies; neither does
-global attention, whose result does not depend on the order. Windows that extend past the map's edge are padded as in
-the reference, only for the attention.
+The ViT's tokens stay in window order from the first layer to the last. Windowed attention then needs no copies; neither
+does global attention, whose result does not depend on the order. Windows that extend past the map's edge are padded as
+in the reference, only for the attention.
 
-Hiera (arXiv 2306.00989), the image encoder of SAM 2 (arXiv 2408.00714), with its feature pyramid.
-
-Tokens stay in Z order from the first block to the last. In this order, every aligned window whose side is a power of
-two is a run of neighbours, 2x2 pooling takes the maximum of four consecutive tokens, and the pyramid's upsampling
-repeats each token four times, so nothing is copied between blocks. Windows of other sizes, and windows that extend past
-the map's edge, are gathered.
+Hiera's tokens stay in Z order. In this order, every aligned window whose side is a power of two is a run of neighbours,
+2x2 pooling takes the maximum of four consecutive tokens, and the pyramid's upsampling repeats each token four times.
+Windows of other sizes, and windows that extend past the map's edge, are gathered.
 """
 
 from __future__ import annotations
