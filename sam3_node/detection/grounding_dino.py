@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from ..models.weight_files import (
     Normalisation,
     load_tokenizer,
     load_whole,
+    name_weights,
     pick_device,
     pick_dtype,
     read_normalisation,
@@ -69,9 +69,7 @@ class GroundingDinoDetector:
     ) -> None:
         self.name = name
         self._model, self._tokenizer, self._dtype = model, tokenizer, dtype
-        self._mean, self._std = (
-            torch.tensor(values, device=model.device).view(1, 3, 1, 1) for values in normalisation
-        )
+        self._mean, self._std = normalisation.to_tensors(model.device)
         self._shortest, self._longest = shortest, longest
         self._iou, self._limit = iou, limit
 
@@ -170,7 +168,7 @@ def load_grounding_dino(
     return GroundingDinoDetector(
         model.to(place),
         tokenizer,
-        name=Path(name).name if os.path.isdir(name) else name,
+        name=name_weights(name),
         dtype=pick_dtype(dtype, place),
         normalisation=read_normalisation(name, IMAGENET),
         shortest=shortest,

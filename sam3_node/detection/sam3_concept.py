@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +31,7 @@ from ..models.weight_files import (
     Normalisation,
     load_tokenizer,
     load_whole,
+    name_weights,
     pick_device,
     pick_dtype,
     read_normalisation,
@@ -128,9 +128,7 @@ class Sam3ConceptDetector:
         self.name = name
         self._network, self._tokenizer = ConceptNetwork(model), tokenizer
         self._device, self._dtype = model.device, model.dtype
-        self._mean, self._std = (
-            torch.tensor(values, device=self._device).view(1, 3, 1, 1) for values in normalisation
-        )
+        self._mean, self._std = normalisation.to_tensors(self._device)
         self._side = side(model.config.vision_config.image_size)
         self._max_tokens = model.config.text_config.max_position_embeddings
         self._iou, self._limit = iou, limit
@@ -223,7 +221,7 @@ def load_sam3_concept(
     detector = Sam3ConceptDetector(
         model.to(place),
         tokenizer,
-        name=Path(name).name if os.path.isdir(name) else name,
+        name=name_weights(name),
         normalisation=read_normalisation(name, CENTRED),
     )
     if tracker is not None:

@@ -33,6 +33,7 @@ from .weight_files import (
     IMAGENET,
     check_digest,
     load_pretrained,
+    name_weights,
     pick_device,
     pick_dtype,
     read_normalisation,
@@ -95,7 +96,7 @@ def load_tracker(
     source = cast_source(source, target, chosen_dtype)
     model = TrackerModel(
         adapt_sam1(source) if isinstance(source, SamModel) else source,
-        name=Path(name).name if os.path.isdir(name) else name,
+        name=name_weights(name),
         mean=normalisation.mean,
         std=normalisation.std,
         has_memory=has_memory,

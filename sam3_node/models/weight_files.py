@@ -176,6 +176,11 @@ class Normalisation(NamedTuple):
     mean: list[float]
     std: list[float]
 
+    def to_tensors(self, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both as tensors [1, 3, 1, 1]."""
+        mean, std = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in self)
+        return mean, std
+
 
 IMAGENET = Normalisation([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 CENTRED = Normalisation([0.5] * 3, [0.5] * 3)
@@ -218,6 +223,11 @@ def load_pretrained(
             f"{name} has {len(wrong)} tensors of another shape, for example {', '.join(wrong[:3])}"
         )
     return model.eval(), sorted(report["missing_keys"])
+
+
+def name_weights(name: str) -> str:
+    """Return the name of weights for status and messages: the last part of a folder's path, or the hub name itself."""
+    return Path(name).name if os.path.isdir(name) else name
 
 
 def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:

@@ -18,10 +18,9 @@ import cv2
 import torch
 
 from ..calibration import Calibration, load_calibration
-from ..detection.detectors import NANO as NANO_DETECTOR
 from ..detection.detectors import Detector, PromptSet, load_detector, prepare_prompts, restore_prompts
 from ..detection.phrases import clean_prompts
-from ..engines.detector import serve_detector
+from ..engines.detector import resolve_folder, serve_detector
 from ..engines.engine_store import checkpoint_digest, choose_model_dtype
 from ..engines.fast_torch import has_open_dtype, load_by_gate, serve_fast_torch
 from ..engines.inductor import keep_compiled, use_graphs
@@ -246,7 +245,9 @@ class Perception:
         settings = self.settings
         return {
             "model_digest": compute_digest(settings.model.name),
-            "detector_digest": compute_digest(_detector_folder(settings)) if self.detector else "",
+            "detector_digest": compute_digest(str(resolve_folder(settings.detector)))
+            if self.detector
+            else "",
         }
 
 
@@ -256,11 +257,6 @@ def compute_digest(name: str) -> str:
         return checkpoint_digest(name)
     except EngineError:
         return ""
-
-
-def _detector_folder(settings: Settings) -> str:
-    name = settings.detector.name
-    return str(NANO_DETECTOR) if name == "nano" else name
 
 
 def _device_name(device: torch.device) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from sam3_node.detection import load
+from sam3_node.detection import detectors
 from sam3_node.detection.detectors import load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import ModelError, RequestError, UnknownPhraseError, VocabularyError
@@ -114,7 +114,7 @@ def test_the_input_has_the_size_that_is_asked_for(weights: Path) -> None:
 
 
 def test_nano_is_the_bundled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "NANO", tmp_path / "nano")
+    monkeypatch.setattr(detectors, "NANO", tmp_path / "nano")
     with pytest.raises(ModelError, match=r"no folder .*nano: expected the bundled detector"):
         load_detector("yolo-world")
     write_tiny_yolo(tmp_path / "nano")

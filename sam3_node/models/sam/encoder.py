@@ -21,7 +21,7 @@ from transformers.models.sam.modeling_sam import SamVisionEncoder
 from ...errors import ModelError
 from .algebra import fold_convolution, fold_transposed, fold_upscaling, patch_linear, upscaled_bias
 from .edgetam import RepVitBackbone, fold_norms
-from .vit import POOL, Hiera, WindowedViT, pad_windows, side, window_order, z_order
+from .vit import POOL, Hiera, WindowedViT, WindowLayer, side, window_order, z_order
 
 
 def build_encoder(source: Any) -> nn.Module:
@@ -255,12 +255,10 @@ class Sam1Encoder(nn.Module):
         return fine, middle, top
 
 
-class _Sam1Layer(nn.Module):
+class _Sam1Layer(WindowLayer):
     rows: Tensor
     columns: Tensor
     key_place: Tensor
-    gather: Tensor | None
-    scatter: Tensor | None
 
     def __init__(self, source: Any, windows: Tensor, order: Tensor, grid: int) -> None:
         super().__init__()
@@ -271,10 +269,7 @@ class _Sam1Layer(nn.Module):
         width = source.window_size if windowed else grid
         cells = torch.arange(width * width, device=order.device) if windowed else order
         self.span = len(cells)  # tokens that attend to each other
-        overhangs = windowed and windows.numel() > order.numel()
-        gather, scatter = pad_windows(windows, order) if overhangs else (None, None)
-        self.register_buffer("gather", gather, persistent=False)
-        self.register_buffer("scatter", scatter, persistent=False)
+        self.keep_padded(windowed, windows, order)
         self.tables = nn.ParameterList(
             [attention.rel_pos_h, attention.rel_pos_w] if attention.use_rel_pos else []
         )

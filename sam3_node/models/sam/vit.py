@@ -58,10 +58,25 @@ class WindowedViT(nn.Module):
         return torch.unflatten(x[:, self.inverse].transpose(1, 2), 2, (self.grid, self.grid))
 
 
-class _ViTLayer(nn.Module):
-    rotation: Tensor
+class WindowLayer(nn.Module):
+    """A layer whose tokens attend within windows: `gather` puts tokens into windows, `scatter` back; None for runs."""
+
     gather: Tensor | None
     scatter: Tensor | None
+
+    def keep_windows(self, gather: Tensor | None, scatter: Tensor | None) -> None:
+        """Register both."""
+        self.register_buffer("gather", gather, persistent=False)
+        self.register_buffer("scatter", scatter, persistent=False)
+
+    def keep_padded(self, windowed: bool, windows: Tensor, order: Tensor) -> None:
+        """Register both where windows extend past the map's edge; elsewhere tokens in window `order` are runs."""
+        overhangs = windowed and windows.numel() > order.numel()
+        self.keep_windows(*(pad_windows(windows, order) if overhangs else (None, None)))
+
+
+class _ViTLayer(WindowLayer):
+    rotation: Tensor
     filling: Tensor
 
     def __init__(self, source: Any, windows: Tensor, order: Tensor) -> None:
@@ -73,10 +88,7 @@ class _ViTLayer(nn.Module):
         self.out = attention.o_proj
         windowed = source.window_size > 0
         self.span = source.window_size**2 if windowed else order.numel()  # tokens that attend to each other
-        overhangs = windowed and windows.numel() > order.numel()
-        gather, scatter = pad_windows(windows, order) if overhangs else (None, None)
-        self.register_buffer("gather", gather, persistent=False)
-        self.register_buffer("scatter", scatter, persistent=False)
+        self.keep_padded(windowed, windows, order)
         filling = self.qkv.bias.detach()[None, None].clone()  # of a padding position: the projection of zeros
         self.register_buffer("filling", filling, persistent=False)
         cos, sin = source.rotary_emb(order, source.position_ids)  # [1, tokens, D], each value occurs twice
@@ -179,10 +191,7 @@ class Hiera(nn.Module):
         return stages
 
 
-class _HieraBlock(nn.Module):
-    gather: Tensor | None
-    scatter: Tensor | None
-
+class _HieraBlock(WindowLayer):
     def __init__(self, source: Any, grid: int) -> None:
         super().__init__()
         attention = source.attn
@@ -192,9 +201,7 @@ class _HieraBlock(nn.Module):
         self.widen = source.proj if source.dim != source.dim_out else nn.Identity()
         window = source.window_size or grid
         self.span = window * window  # tokens that attend to each other
-        gather, scatter = (None, None) if _is_run(window, grid) else _windows(window, grid, self.pools)
-        self.register_buffer("gather", gather, persistent=False)
-        self.register_buffer("scatter", scatter, persistent=False)
+        self.keep_windows(*((None, None) if _is_run(window, grid) else _windows(window, grid, self.pools)))
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm1(x)
