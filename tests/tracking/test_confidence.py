@@ -1,4 +1,4 @@
-"""Confidence of masks: scripted masks and pointers in, probabilities out."""
+"""Confidence of masks and of names: scripted masks, pointers and detections in, probabilities out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,29 @@ import numpy as np
 import pytest
 
 from sam3_node.perception.checkpoint import pack_state, unpack_state
-from sam3_node.settings import TrackerSettings
+from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.tracking.confidence import DEPARTURES, FEATURES, ConfidenceEstimator, Evidence
-from sam3_node.tracking.confidence_weights import MASK_WEIGHTS, SURE_MASK
+from sam3_node.tracking.confidence_weights import (
+    MASK_WEIGHTS,
+    NAME_WEIGHTS,
+    SURE_MASK,
+    SURE_NAME,
+    USUAL_MARGINS,
+)
+from sam3_node.tracking.names import (
+    FEATURES as NAME_FEATURES,
+)
+from sam3_node.tracking.names import (
+    LOWEST,
+    MAX_MARGIN,
+    MEMORY,
+    NameEvidence,
+    estimate_name,
+    list_features,
+    measure_names,
+)
 from sam3_node.tracking.track_history import find_level_sets
+from sam3_node.types import Detection
 
 SIDE, CHANNELS = 64, 8
 RADIUS = 4.0
@@ -161,3 +180,49 @@ def test_more_evidence_never_lowers_the_confidence():
 
 def test_the_default_threshold_is_the_calibrated_one():
     assert TrackerSettings().min_confidence == SURE_MASK
+
+
+HERE, NEAR, THERE = (0.0, 0.0, 10.0, 10.0), (1.0, 0.0, 11.0, 10.0), (50.0, 0.0, 60.0, 10.0)
+RIGHT = [1.5, 3.7, 3.7, 3.8, 0.7, 1.0]
+WRONG = [-1.3, -2.0, 0.9, 0.5, -1.4, 1.0]
+
+
+def measure(*detections: Detection, with_margins: bool = True) -> list[list[float]]:
+    return [[round(value, 3) for value in row] for row in measure_names(detections, with_margins)]
+
+
+def test_the_features_of_one_detection() -> None:
+    assert measure(Detection("mug", 0.5, HERE, (1.0, 9.0))) == [[0.0, -LOWEST, -LOWEST, 1.0, MAX_MARGIN]]
+    usual = list(USUAL_MARGINS.values())
+    assert measure(Detection("mug", 0.5, HERE))[0][3:] == usual
+    assert measure(Detection("mug", 0.5, HERE, (1.0, 1.0)), with_margins=False)[0][3:] == usual
+    assert measure(Detection("mug", 0.0, HERE))[0][0] == pytest.approx(-6.907)
+    assert measure() == []
+
+
+def test_the_same_phrase_elsewhere_is_a_rival_and_another_in_the_same_place_an_other() -> None:
+    mug, ball, can = Detection("mug", 0.8, HERE), Detection("mug", 0.5, THERE), Detection("can", 0.5, NEAR)
+    first, second, third = measure(mug, ball, can)
+    assert first[1:3] == [1.386, 1.386]
+    assert second[1:3] == [-1.386, -LOWEST]
+    assert third[1:3] == [-LOWEST, -1.386]
+    assert measure(mug, Detection("mug", 0.5, NEAR))[0][1] == pytest.approx(3.586)  # the same thing twice
+
+
+def test_no_feature_that_grows_lowers_the_confidence() -> None:
+    assert set(NAME_WEIGHTS) <= set(NAME_FEATURES)
+    assert min(NAME_WEIGHTS.values()) >= 0
+    assert estimate_name(WRONG) < 0.5 < SURE_NAME < estimate_name(RIGHT) < 1
+    assert DetectorSettings().min_name_confidence == SURE_NAME
+
+
+def test_the_evidence_is_a_mean_in_which_old_detections_fade() -> None:
+    evidence = NameEvidence()
+    for value in (1.0, 2.0, 6.0):
+        evidence.add([value])
+    assert evidence.means == [3.0]
+    assert list_features(evidence, 4) == [3.0, 0.75]
+    assert list_features(evidence, 2) == [3.0, 1.0]  # never more often than the detector ran
+    for _ in range(10 * MEMORY):
+        evidence.add([0.0])
+    assert evidence.means[0] < 1e-3
