@@ -184,7 +184,7 @@ def weights_convert(args: Namespace, settings: Settings) -> None:
     """Convert a checkpoint with the vocabulary that is in it, and print a line about each."""
     for module in ("torch", "transformers", "safetensors"):
         require(module, "node")
-    from ..detection.load import VOCABULARY
+    from ..detection.detectors import VOCABULARY
     from ..models.yolo.convert import convert_checkpoint
 
     model = convert_checkpoint(args.file, args.out)

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, Sam3NodeError
-from ..perception.perception import Perception, Session
+from ..perception.perception import LiveIdentity, Perception
 from ..perception.pipeline import FramePreparer, Pipeline, prepares_ahead
 from ..perception.spatial import SpatialStage
 from ..processes.logs import announce, log_subject
@@ -73,7 +73,7 @@ class Node:
         self._ages = AgeLimits(settings.tracker.max_age_ms, live)
         self._pace = CatchUpPace(live)
         self._budget_ms = settings.deadline.budget_ms if live else 0.0
-        self._session = Session(self._silent_s, settings.tracker.max_prompt_age_s, live)
+        self._session = LiveIdentity(self._silent_s, settings.tracker.max_prompt_age_s, live)
         self._start_s = time.monotonic()
         self._stats_log = StatsLog()
         self._heap = HeapTrimmer()

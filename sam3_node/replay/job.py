@@ -24,7 +24,7 @@ from ..detection.phrases import clean_label, clean_prompts
 from ..errors import ReplayError, RequestError, WireError
 from ..files import safe_file_name
 from ..settings import Settings
-from ..tracking.slots import MAX_POINTS, check_box, check_labels, check_parts, check_points
+from ..tracking.tracks import MAX_POINTS, check_box, check_labels, check_parts, check_points
 from ..wire import Fields
 from .davis_png import read_labels, read_mask
 

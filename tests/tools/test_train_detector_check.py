@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.detection.load import NANO, VOCABULARY, load_detector
+from sam3_node.detection.detectors import NANO, VOCABULARY, load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import OutputError
 from sam3_node.types import Detection

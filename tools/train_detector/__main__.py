@@ -19,7 +19,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when 
 
 import torch
 
-from sam3_node.detection.load import NANO
+from sam3_node.detection.detectors import NANO
 from sam3_node.errors import ModelError, Sam3NodeError
 from tools.train_nano.cutouts import OPENCLIPART, load_cutouts
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from sam3_node.detection.load import VOCABULARY
+from sam3_node.detection.detectors import VOCABULARY
 from sam3_node.errors import ModelError
 from sam3_node.models.yolo.network import WEIGHTS, save_yolo_world
 from tools.train_nano.export import read_checkpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sam3_node.detection.load import VOCABULARY
+from sam3_node.detection.detectors import VOCABULARY
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.models.yolo.network import SCALES, Predictions, YoloWorld, YoloWorldConfig, load_yolo_world
 

@@ -36,7 +36,7 @@ from sam3_node.cli.progress import ProgressBar
 from sam3_node.engines.export import export
 from sam3_node.engines.quantize import Recipe, Scales, calibrate, export_quantised, quantise_encoder
 from sam3_node.engines.specs import StageSpec, tracker_stages
-from sam3_node.engines.tensorrt.build import build, count_fp8_layers, find_library, find_target
+from sam3_node.engines.tensorrt.builder import build, count_fp8_layers, find_library, find_target
 from sam3_node.engines.validation import cosine
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
@@ -108,7 +108,7 @@ def export_encoder(work: BuildPlan, precision: str) -> StageSpec:
     model = work.model(torch.bfloat16)
     stage = tracker_stages(model)["encode"]
     if precision == FP8:
-        export_quantised(model, Scales.load(work.scales), None, work.onnx(precision))
+        export_quantised(model, Scales.load(work.scales), work.onnx(precision))
     else:
         export(stage, work.onnx(precision))
     return stage._replace(module=nn.Identity())

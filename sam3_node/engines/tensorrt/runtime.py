@@ -7,10 +7,10 @@ a tracker run one after another, so that all their contexts share one block of m
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +19,10 @@ from ...errors import EngineError
 from ...files import read_private, write_private_atomically
 from ..oom import MEMORY_HINT
 from ..specs import OBJECTS, Sizes, StageSpec, allocate_aligned, ensure_aligned, find_sizes
-from .build import Library, describe_errors, find_library, get_logger
+from .builder import Library, describe_errors, find_library, get_logger
 
 REBUILD_HINT = "build it again here: sam3-node engine build"
 _log = logging.getLogger(__name__)
-_new_stream = cast(Callable[[], torch.cuda.Stream], torch.cuda.Stream)  # torch leaves it untyped
 
 
 class Workspace:
@@ -138,7 +137,7 @@ class TensorRTRun:
             self._contexts = ExecutionContexts(
                 library, self._engine, stage, workspace or Workspace(self._device), KernelCache(kernels)
             )
-            self._stream = _new_stream()
+            self._stream = torch.cuda.Stream()
         self.max_objects = _read_max_objects(self._engine, stage)
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:

@@ -1,8 +1,6 @@
-"""Prompts for objects, and the slots that objects hold: stable object ids outside, rows of the memory bank inside.
+"""Check prompts, hold the rows of objects (ids outside, rows of the memory bank inside), and define tracks.
 
 All checks of prompts are in this module. Prompts in frame pixels (`perception.prompts`) use them too.
-
-Tracked objects on one frame: all of them as tensors, and one of them.
 """
 
 from __future__ import annotations
@@ -106,7 +104,7 @@ def check_parts(points: object, box: object, mask: object) -> None:
     if mask is not None and (points is not None or box is not None):
         raise RequestError("prompt: expected a mask alone, found points or a box beside it")
     if points is None and box is None and mask is None:
-        raise RequestError("prompt: expected points, a box or a mask, found none of them")
+        raise RequestError("prompt: expected points, a box or a mask, found nothing")
 
 
 def check_points(points: Array) -> None:
@@ -221,7 +219,7 @@ class ObjectRows:
         return {"rows": [list(pair) for pair in self._rows.items()], "free": list(self._free)}
 
     def restore(self, state: State) -> None:
-        """Replace the rows by those that `state` returned; ValueError if they are not those of this capacity."""
+        """Replace the rows by what `state` returned; ValueError if they do not fit this capacity."""
         rows, free = dict(state["rows"]), list(state["free"])
         if sorted([*rows.values(), *free]) != list(range(self.capacity + self._spare)):
             raise ValueError(

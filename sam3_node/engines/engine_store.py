@@ -1,9 +1,8 @@
-"""The engine store: a folder for each build, with its plans, and a manifest that says what the engines fit.
+"""Store engines: a folder for each build, with its plans, and a manifest that says what the engines fit.
 
-A plan is code: whoever can write it, runs as the user who loads it. So the store is created for its owner alone, and
-nothing is read from files or folders that another user can change.
-
-The key that decides whether a stored engine fits: made from the settings, the weights and this machine.
+A plan is code: whoever can write it runs as the user who loads it. So the store is created for its owner alone, and
+nothing is read from files or folders that another user can change. The key that decides whether a stored engine fits
+is made from the settings, the weights and this machine.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import AliasChoices, Field, ValidationError
+from pydantic import Field, ValidationError
 from transformers.utils import cached_file
 
 from ..errors import EngineError, ModelError
 from ..files import describe_exposure, make_private_dir, read_private, write_private
-from ..models import TrackerModel
+from ..models import TrackerModel, load_tracker
 from ..models.checkpoints import NANO
 from ..models.sam.tracker_model import GPU_BATCH
 from ..models.weight_files import CONFIG, check_weight_files, list_weight_files, pick_device
 from ..settings import EngineSettings, Section, Settings
 from .export import MAX_OBJECTS
 from .inductor import INDUCTOR, PRECISIONS, describe_processor, find_inductor_target
-from .tensorrt.build import LOCAL, find_library, find_target
+from .tensorrt.builder import LOCAL, find_library, find_target
 
 MANIFEST = "manifest.json"
 INFORMATIVE = {"model", "bank_size", "trunk"}  # fields of a key that need not match
@@ -51,9 +50,7 @@ class EngineKey(Section):
     """Pixels along a side."""
     bank_size: int
     """Frames kept for each object; shapes do not depend on it. 0 for a detector."""
-    max_objects: int = Field(
-        validation_alias=AliasChoices("max_objects", "most_objects"), serialization_alias="most_objects"
-    )
+    max_objects: int
     """Largest number of objects at once; of phrases for a detector."""
     library: str
     """tensorrt, tensorrt_rtx or inductor."""
@@ -85,14 +82,12 @@ class Manifest(Section):
 
     format: Literal[1] = 1
     """Version of this file's format."""
-    key: EngineKey = Field(validation_alias=AliasChoices("key", "identity"), serialization_alias="identity")
+    key: EngineKey
     """Key that the engines fit."""
     scales: str = ""
     """For an fp8 encoder, the digest of its scales and recipe."""
     fp8_layers: int = 0
     """Number of the encoder's layers that convert their input or weights to FP8."""
-    any_memories: bool = False
-    """True if the read takes any number of memories; those of earlier versions take the whole bank alone."""
     plans: dict[str, str] = Field(min_length=1)
     """SHA-256 of each stage's plan."""
     build_s: dict[str, float]
@@ -103,7 +98,7 @@ class Manifest(Section):
     @property
     def folder_name(self) -> str:
         """Name of the folder: a digest of everything in which one build can differ from another."""
-        key = self.key.model_dump_json(exclude=INFORMATIVE, by_alias=True)
+        key = self.key.model_dump_json(exclude=INFORMATIVE)
         return hashlib.sha256(f"{self.format} {key} {self.scales}".encode()).hexdigest()[:16]
 
 
@@ -156,9 +151,8 @@ class EngineStore:
         *,
         scales: str = "",
         fp8_layers: int = 0,
-        any_memories: bool = False,
     ) -> StoredEngine:
-        """Store plans by stage, all or none of them; they replace earlier plans of the same build.
+        """Store plans by stage, all or nothing; they replace earlier plans of the same build.
 
         Raises EngineError where they cannot be written.
         """
@@ -167,7 +161,6 @@ class EngineStore:
             key=key,
             scales=scales,
             fp8_layers=fp8_layers,
-            any_memories=any_memories,
             plans=digests,
             build_s=dict(build_s),
             built_s=time.time(),
@@ -228,7 +221,7 @@ class EngineStore:
             new.mkdir(mode=0o700)
             for stage, plan in plans.items():
                 write_private(new / f"{stage}.plan", plan)
-            write_private(new / MANIFEST, f"{manifest.model_dump_json(indent=1, by_alias=True)}\n".encode())
+            write_private(new / MANIFEST, f"{manifest.model_dump_json(indent=1)}\n".encode())
             if target.exists():
                 target.rename(Path(temporary) / "old")
             new.rename(target)
@@ -340,7 +333,7 @@ def resolve_dtype(precision: str) -> torch.dtype:
 
 
 def choose_model_dtype(settings: Settings) -> str | torch.dtype:
-    """Return the dtype to load the tracker in: on a GPU that of its engines, unless `model.dtype` names another.
+    """Return the dtype to load the tracker in: on a GPU its engines' dtype, unless `model.dtype` names another.
 
     Nothing is rounded then between the stages, and torch answers prompts in the same arithmetic.
     """
@@ -348,6 +341,20 @@ def choose_model_dtype(settings: Settings) -> str | torch.dtype:
     if engine.kind == "torch" or model.dtype != "auto" or pick_device(model.device).type != "cuda":
         return model.dtype
     return resolve_dtype(engine.precision)
+
+
+def load_model_in(settings: Settings, dtype: str | torch.dtype) -> TrackerModel:
+    """Load the model that the settings name, uncompiled, in a dtype."""
+    source = settings.model
+    return load_tracker(source.name, device=source.device, dtype=dtype, image_size=source.image_size)
+
+
+def load_stages(settings: Settings) -> TrackerModel:
+    """Load the model in the dtype of its engines. Raises ModelError, or EngineError for weights without memory."""
+    model = load_model_in(settings, resolve_dtype(settings.engine.precision))
+    if not model.has_memory:
+        raise EngineError(f"{model.name} has no memory modules: expected weights that have them for engines")
+    return model
 
 
 def round_up_objects(max_objects: int) -> int:

@@ -1,8 +1,7 @@
-"""The TensorRT library: which of its two packages is installed, its logger, and the GPU that an engine is built for.
+"""Build plans from typed ONNX, with one code path for TensorRT 10.8 and newer and for TensorRT-RTX.
 
-`tensorrt` (data-centre GPUs, Jetson) and `tensorrt_rtx` (RTX GPUs) have the same interface under two names.
-
-Building of plans from typed ONNX, with one code path for TensorRT 10.8 and newer and for TensorRT-RTX.
+`tensorrt` (data-centre GPUs, Jetson) and `tensorrt_rtx` (RTX GPUs) have the same interface under two names;
+`find_library` says which is installed.
 """
 
 from __future__ import annotations
@@ -12,15 +11,16 @@ import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
 from ...errors import EngineError, MissingExtraError, install_advice, require
-from ..build_progress import BuildProgress
 from ..oom import MEMORY_HINT
 from ..specs import MIN_MEMORIES, OBJECTS, Sizes, StageSpec, TensorSpec
 
@@ -262,7 +262,7 @@ def _parse(library: Library, builder: Any, onnx: Path) -> tuple[Any, Any]:
 
 
 def _check_network(network: Any, stage: StageSpec, onnx: Path) -> None:
-    """Raise EngineError unless the network's inputs and outputs are those of the stage."""
+    """Raise EngineError unless the network has the inputs and outputs of the stage."""
     actual = [_describe_tensor(network.get_input(index)) for index in range(network.num_inputs)]
     actual += [_describe_tensor(network.get_output(index)) for index in range(network.num_outputs)]
     expected = [_describe_spec(spec) for spec in stage.inputs + stage.outputs]
@@ -342,6 +342,57 @@ def _on_current_device() -> tuple[Callable[[int], None], tuple[int]] | tuple[()]
     if not torch.cuda.is_available():
         return ()
     return torch.cuda.set_device, (torch.cuda.current_device(),)
+
+
+@dataclass(slots=True)
+class _Phase:
+    parent: str | None
+    steps: int
+    done: int = 0
+
+
+class BuildProgress:
+    """Phases of a build, nested in steps of other phases. Any thread may report them.
+
+    cancelled: set it to make the builder stop.
+    """
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self._phases: dict[str, _Phase] = {}
+        self._highest = 0.0
+        self._lock = Lock()
+
+    def start(self, name: str, parent: str | None, steps: int) -> None:
+        """Begin a phase within a step of `parent`, or at the top level for None."""
+        with self._lock:
+            self._phases[name] = _Phase(parent, max(1, steps))
+
+    def step(self, name: str) -> None:
+        """Count one more step of a phase as done."""
+        with self._lock:
+            if phase := self._phases.get(name):
+                phase.done += 1
+
+    def finish(self, name: str) -> None:
+        """End a phase."""
+        with self._lock:
+            ended = self._phases.pop(name, None)
+            if ended is not None and ended.parent is None:
+                self._highest = 1.0
+
+    @property
+    def fraction(self) -> float:
+        """Fraction done, 0 to 1. All steps of a phase count as equally long. The value never falls."""
+        with self._lock:
+            roots = [name for name, phase in self._phases.items() if phase.parent is None]
+            self._highest = max(self._highest, *(self._measure(name) for name in roots), 0.0)
+            return self._highest
+
+    def _measure(self, name: str) -> float:
+        phase = self._phases[name]
+        nested = [self._measure(child) for child, other in self._phases.items() if other.parent == name]
+        return min(1.0, (phase.done + max(nested, default=0.0)) / phase.steps)
 
 
 class _ProgressMonitor:
