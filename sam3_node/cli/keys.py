@@ -77,7 +77,7 @@ def keys_revoke(args: Namespace, settings: Settings) -> None:
 
 
 def _open(settings: Settings) -> Any:
-    from ..transport.keys import KeyFolder
+    from ..transport.security import KeyFolder
 
     return KeyFolder((settings.transport.keys or DEFAULT_FOLDER).expanduser().absolute())
 

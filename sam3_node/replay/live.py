@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ReplayError, Sam3NodeError, SettingsError, TransportError, WireError
 from ..transport import ControlClient, FramePublisher, MaskSubscriber, Security
-from ..transport.keys import ANY_CAMERA
-from ..transport.security import SecuritySettings
+from ..transport.security import ANY_CAMERA, SecuritySettings
 from ..types import Closeable, Frame, MaskFrame
 from .completion import (
     Completion,

@@ -28,12 +28,11 @@ import zmq
 from ..errors import TransportError
 from ..types import Buffer, Closeable
 from ..wire import BEAT_TOPIC
-from .guard import read_event
-from .keys import Key
-from .security import CURVE_BYTES, ClientKeys, Security, Socket, explain_refusal
+from .limits import read_event
+from .security import CURVE_BYTES, ClientKeys, Key, Security, Socket, explain_refusal
 
 if TYPE_CHECKING:
-    from .guard import Authenticator
+    from .limits import Authenticator
 
 MAX_FRAME_BYTES = 1 << 28
 """Maximum size of a part of a frame message. ZeroMQ closes a connection that sends more."""
@@ -148,7 +147,7 @@ class BoundSocket(SocketOwner):
         lossless: bool = False,
         budget: tuple[int, int, int] | None = None,
     ) -> None:
-        from .guard import (
+        from .limits import (
             Authenticator,  # a client needs neither
             ConnectionGuard,
         )

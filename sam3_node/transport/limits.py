@@ -34,8 +34,7 @@ import zmq
 from zmq.utils import z85
 
 from ..errors import BusyError, ForbiddenError
-from .keys import CLIENT_ROLES, MAX_KEYS, Key
-from .security import REFUSED, REVOKED, ServerKeys, Socket
+from .security import CLIENT_ROLES, MAX_KEYS, REFUSED, REVOKED, Key, ServerKeys, Socket
 
 _HEAD = struct.Struct("=Hi")
 
