@@ -86,6 +86,18 @@ def finish(work: Turns[T]) -> T:
 # Owners of resources
 
 
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches a socket on `host`, an address without brackets or a name."""
+    import ipaddress  # here, because it slows the start of a client
+
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    # an IPv4 address in IPv6 form is that of IPv4
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
 class Closeable:
     """Base of types that own a socket, a file or a process: a context manager that calls `close`."""
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import MissingExtraError, SettingsError, TransportError, require
 from ..settings import Settings, split_address
-from ..types import Closeable
+from ..types import Closeable, is_loopback
 from .saved_state import SnapshotCounts
 from .status import Health, Histogram, NodeSnapshot, Verdict
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_CONNECTIONS = 16
 MAX_CONNECTION_S = 5.0
 POLL_S = 0.2
@@ -90,7 +89,7 @@ class _Server(socketserver.ThreadingTCPServer):
     def __init__(self, address: tuple[str, int], pages: Pages) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.pages = pages
-        self.checks_host = address[0] in LOOPBACK
+        self.checks_host = is_loopback(address[0])
         self._opened_s: dict[socket.socket, float] = {}
         self._changing = threading.Lock()
         super().__init__(address, _Handler)
@@ -167,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _make_page(self) -> Page:
         host = self.headers.get("Host", "")
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self.server.checks_host and name.strip("[]") not in ("", *LOOPBACK):
+        if self.server.checks_host and name and not is_loopback(name.strip("[]")):
             return Page(403, TEXT, b"expected a request for 127.0.0.1, found one for another host\n")
         make = self.server.pages.get(self.path.partition("?")[0])
         if make is None:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from ..types import ColourEncoding, Delivery, MaskEncoding
+from ..types import ColourEncoding, Delivery, MaskEncoding, is_loopback
 
 _WARNED_NAMES: set[str] = set()
 _log = logging.getLogger(__name__)
@@ -138,10 +138,7 @@ class Address(NamedTuple):
     @property
     def is_loopback(self) -> bool:
         """True if only this machine can connect."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
 
 def split_address(text: str) -> Address | None:
@@ -160,7 +157,7 @@ def are_same_endpoint(first: str, second: str) -> bool:
     if not place or place != other_place:
         return False
     hosts = {host, other_host}
-    return len(hosts) == 1 or ("*" in hosts and all(name == "*" or _is_loopback(name) for name in hosts))
+    return len(hosts) == 1 or ("*" in hosts and all(name == "*" or is_loopback(name) for name in hosts))
 
 
 def _split_endpoint(endpoint: str) -> tuple[str, str]:
@@ -188,13 +185,6 @@ def _normalise_host(host: str) -> str:
         return host
     address = getattr(address, "ipv4_mapped", None) or address
     return "*" if address.is_unspecified else str(address)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class HealthSettings(Section):

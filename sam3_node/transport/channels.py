@@ -1,6 +1,4 @@
-"""The newest masks of each camera, which any number of threads may look at without taking them from another.
-
-Publishers and subscribers of frames and masks.
+"""Publishers and subscribers of frames and masks, and the newest masks of each camera.
 
 Delivery is live (`newest`: PUB/SUB, stale messages are skipped) or lossless (`every`: PUSH/PULL).
 """
@@ -8,6 +6,7 @@ Delivery is live (`newest`: PUB/SUB, stale messages are skipped) or lossless (`e
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from ..errors import TransportError
 from ..types import Buffer, Delivery, Frame, MaskEncoding, MaskFrame, count_missing_frames
 from ..wire import (
     BEAT_TOPIC,
+    MASKS_ROOT,
     Event,
     frame_topic,
     masks_topic,
@@ -32,7 +32,7 @@ from ..wire import (
     unpack_frame,
     unpack_masks,
 )
-from .receiver import MAX_TOPIC_BYTES, Receiver
+from .receiver import EVERY_QUEUE, MAX_TOPIC_BYTES, CameraInbox, Receiver, connect_cameras
 from .security import Security
 from .sockets import (
     BEAT_S,
@@ -48,7 +48,251 @@ from .sockets import (
     send_parts,
 )
 
+FRAMES_QUEUE = 2
+MAX_FRAMES_CAMERAS = 16
+MASKS_QUEUE = 8
+MAX_MASKS_CAMERAS = 64
+SAMPLE_SIZE = 5
+
+
 T = TypeVar("T")
+
+
+class Publisher(SocketOwner):
+    """Base of publishers: it binds a PUB socket (`newest`) or a PUSH socket (`every`).
+
+    `newest` never waits. A peer that is too slow misses the messages beyond a short queue. A thread publishes a beat
+    every BEAT_S seconds, by which subscribers tell an idle publisher from one that hangs. `every` waits for a peer and
+    for space in its queue. With several peers, each message goes to one of them. Only one thread at a time may use a
+    publisher. `security` has the key of `role`; its default is that of the environment.
+    """
+
+    role = ""
+
+    def __init__(
+        self, endpoint: str, delivery: Delivery, queue: int, max_bytes: int, security: Security | None = None
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._newest = delivery == "newest"
+        self._lock = threading.Lock()  # of the socket, which the beats share
+        self._closing = threading.Event()
+        if self._newest:
+            self._bound = BoundSocket(zmq.PUB, endpoint, queue, MAX_SUBSCRIPTION_BYTES, self.role, security)
+        else:
+            self._bound = BoundSocket(
+                zmq.PUSH, endpoint, EVERY_QUEUE, MAX_SUBSCRIPTION_BYTES, self.role, security, lossless=True
+            )
+        self.endpoint = self._bound.endpoint
+        self._beats = threading.Thread(target=self._beat, name=f"beat {self.endpoint}", daemon=True)
+        if self._newest:
+            # the first beat of each connection
+            self._bound.socket.setsockopt(zmq.XPUB_WELCOME_MSG, BEAT_TOPIC)
+            self._beats.start()
+
+    @property
+    def peers_refused(self) -> int:
+        """Number of peers that were refused because of their key."""
+        return self._bound.peers_refused
+
+    @property
+    def last_refusal(self) -> str | None:
+        """Reason for which the last peer was refused."""
+        return self._bound.last_refusal
+
+    def wait_for_space(self, timeout_ms: int) -> bool:
+        """Wait until `every` can queue a message. Return False when it cannot in time. `newest` never waits."""
+        self._require_open()
+        return self._newest or bool(self._bound.socket.poll(timeout_ms, zmq.POLLOUT))
+
+    def wait_for_peer(self, timeout_ms: int) -> bool:
+        """Wait at most `timeout_ms`. Return True if a peer is connected."""
+        self._require_open()
+        return self._bound.wait_for_peer(timeout_ms)
+
+    def close(self, linger_ms: int | None = None) -> None:
+        """Close, and wait at most `linger_ms` until the queue is sent. Idempotent.
+
+        The default is 100 for `newest` and 5000 for `every`.
+        """
+        if self._is_forked:
+            return
+        self._closing.set()
+        if self._newest:
+            self._beats.join()
+        default_ms = 100 if self._newest else 5000
+        self._bound.close(default_ms if linger_ms is None else linger_ms)
+
+    def _send(self, pack: Callable[[], Sequence[Buffer]], timeout_ms: int | None) -> bool:
+        if self._process != os.getpid() or self._closing.is_set():
+            self._require_open()
+        # polling makes libzmq notice what peers have read. A send within 3 ms of the last one would not check that: it
+        # would consider the short queue full and drop the message
+        with self._lock:
+            writable = self._bound.socket.poll(0 if self._newest else timeout_ms, zmq.POLLOUT)
+            if not writable and not self._newest:
+                return False
+            return send_parts(self._bound.socket, pack(), self._max_bytes)
+
+    def _require_open(self) -> None:
+        self._require_process()
+        if self._closing.is_set():
+            raise TransportError(f"cannot publish on {self.endpoint}: this {type(self).__name__} is closed")
+
+    def _beat(self) -> None:
+        """Publish beats until `close`. Sending also makes libzmq process subscriptions to an idle publisher."""
+        while not self._closing.wait(BEAT_S):
+            with suppress(TransportError):  # closed meanwhile
+                self._send(lambda: [BEAT_TOPIC], 0)
+
+
+class ReceivedFrame(NamedTuple):
+    """A frame, its arrival (`time.time_ns`), the number of frames of its camera skipped before it, and its endpoint."""
+
+    frame: Frame
+    received_ns: int
+    skipped: int
+    endpoint: str = ""
+
+
+class FramePublisher(Publisher):
+    """A publisher of frames on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
+
+    It is a context manager. Raises TransportError when the endpoint is malformed or in use.
+    """
+
+    role = "camera"
+
+    def __init__(
+        self, endpoint: str, delivery: Delivery = "newest", security: Security | None = None
+    ) -> None:
+        super().__init__(endpoint, delivery, FRAMES_QUEUE, MAX_FRAME_BYTES, security)
+
+    def send(self, frame: Frame, timeout_ms: int | None = None) -> bool:
+        """Publish a frame. Set `sent_ns` if it is 0. Return True when the frame is queued for sending.
+
+        `every` waits up to `timeout_ms` (None: no limit) for a subscriber with space in its queue, and returns False
+        when there is none. Large pixel buffers are not copied, so do not modify them after the call.
+        Raises WireError when the fields of the frame contradict each other.
+        """
+        return self._send(
+            lambda: pack_frame(frame if frame.sent_ns else replace(frame, sent_ns=time.time_ns())), timeout_ms
+        )
+
+
+class FrameSubscriber(Receiver[Frame]):
+    """A subscriber that connects to the endpoint of each camera. It is a context manager.
+
+    `newest`: one slot per camera holds its newest frame. The camera that was taken longest ago is next.
+    `every`: a short queue in the order of arrival; publishers wait while it is full.
+    With `cameras`, frames of other cameras are ignored. Up to `max_cameras` are received, by default
+    MAX_FRAMES_CAMERAS and at least one for each endpoint; CameraNames chooses them.
+    Raises TransportError for a malformed endpoint; the peers may start later.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        delivery: Delivery = "newest",
+        cameras: Sequence[str] = (),
+        max_cameras: int | None = None,
+        security: Security | None = None,
+    ) -> None:
+        topics = [frame_topic(camera) for camera in cameras]
+        self._max_cameras = max_cameras or max(MAX_FRAMES_CAMERAS, len(endpoints))
+        self._last_seq: dict[str, int] = {}
+        self._seq_before: int | None = None  # of the frame that was taken last
+        keys = (security or Security.from_environment()).frame_keys(endpoints)
+        peers = list(zip(endpoints, keys, strict=True))
+        sockets = connect_cameras(peers, delivery, topics or [b""], MAX_FRAME_BYTES)
+        inbox: CameraInbox[Frame] = CameraInbox(delivery, self._max_cameras, len(peers))
+        self.names, self._queue = inbox.names, inbox.queue
+        """The cameras that are received, and the frames that wait."""
+        self.wakeup = self._queue.fileno()
+        """File descriptor that is readable exactly while a frame waits."""
+        super().__init__(
+            sockets,
+            unpack_frame,
+            inbox.store,
+            self._queue.close,
+            release=self._queue.release,
+            admit=inbox.admit,
+            select=inbox.select,
+            topics=topics,
+            per_turn=inbox.per_turn,
+        )
+
+    def take(self, timeout_ms: int | None = None) -> ReceivedFrame | None:
+        """Return the next frame, or None when none arrives within `timeout_ms` (None: no limit) or after `close`.
+
+        Raises TransportError when the receiving thread has failed.
+        """
+        self._require_process()
+        taken = self._queue.take(timeout_ms)
+        if taken is None:
+            self.check()
+            return None
+        frame, received_ns, endpoint = taken
+        self._seq_before = self._last_seq.pop(frame.camera, None)
+        skipped = 0 if self._seq_before is None else count_missing_frames(self._seq_before, frame.seq)
+        self._last_seq[frame.camera] = frame.seq
+        if len(self._last_seq) > self._max_cameras:  # forget the camera that was taken least recently
+            del self._last_seq[next(iter(self._last_seq))]
+        return ReceivedFrame(frame, received_ns, skipped, endpoint)
+
+    def peek(self, other_than: Frame | None, timeout_ms: int) -> Frame | None:
+        """Return the frame that `take` would return now, and leave it; None if none but `other_than` comes in time."""
+        self._require_process()
+        waiting = self._queue.peek(lambda item: item[0] is not other_than, timeout_ms)
+        return None if waiting is None else waiting[0]
+
+    @property
+    def waits(self) -> bool:
+        """True if `take` would return a frame now."""
+        return not self._queue.is_empty
+
+    def skip(self, received: ReceivedFrame) -> None:
+        """Count the frame that was taken last as skipped, before the next frame of its camera."""
+        if self._seq_before is None:
+            self._last_seq.pop(received.frame.camera, None)
+        else:
+            self._last_seq[received.frame.camera] = self._seq_before
+
+
+class MaskPublisher(Publisher):
+    """A publisher of masks on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
+
+    It is a context manager. Raises TransportError when the endpoint is malformed or in use.
+    """
+
+    role = "node"
+
+    def __init__(
+        self,
+        endpoint: str,
+        delivery: Delivery = "newest",
+        encoding: MaskEncoding = "bits+zstd",
+        security: Security | None = None,
+    ) -> None:
+        self._encoding = encoding
+        super().__init__(endpoint, delivery, MASKS_QUEUE, MAX_MESSAGE_BYTES, security)
+
+    def send(self, masks: MaskFrame, timeout_ms: int | None = None) -> bool:
+        """Publish the masks of a frame. Set `published_ns` if it is 0. Return True when they are queued for sending.
+
+        `every` waits up to `timeout_ms` (None: no limit) for a subscriber with space in its queue, and returns False
+        when there is none.
+        """
+
+        def pack() -> Sequence[Buffer]:
+            stamped = masks if masks.published_ns else replace(masks, published_ns=time.time_ns())
+            return pack_masks(stamped, self._encoding)
+
+        return self._send(pack, timeout_ms)
+
+    def send_event(self, event: Event) -> None:
+        """Publish an event in sequence with the masks. With `every` nothing is sent: its only reader expects masks."""
+        if self._newest:
+            self._send(lambda: pack_event(event), 0)
 
 
 class NewestMasks:
@@ -118,222 +362,6 @@ class NewestMasks:
         self.notify()
 
 
-EVERY_QUEUE = 2
-FRAMES_QUEUE = 2
-MASKS_QUEUE = 8
-MAX_MASKS_CAMERAS = 64
-SAMPLE_SIZE = 5
-
-
-class Publisher(SocketOwner):
-    """Base of publishers: it binds a PUB socket (`newest`) or a PUSH socket (`every`).
-
-    `newest` never waits. A peer that is too slow misses the messages beyond a short queue. A thread publishes a beat
-    every BEAT_S seconds, by which subscribers tell an idle publisher from one that hangs. `every` waits for a peer and
-    for space in its queue. With several peers, each message goes to one of them. Only one thread at a time may use a
-    publisher. `security` has the key of `role`; its default is that of the environment.
-    """
-
-    role = ""
-
-    def __init__(
-        self, endpoint: str, delivery: Delivery, queue: int, max_bytes: int, security: Security | None = None
-    ) -> None:
-        self._max_bytes = max_bytes
-        self._newest = delivery == "newest"
-        self._lock = threading.Lock()  # of the socket, which the beats share
-        self._closing = threading.Event()
-        if self._newest:
-            self._bound = BoundSocket(zmq.PUB, endpoint, queue, MAX_SUBSCRIPTION_BYTES, self.role, security)
-        else:
-            self._bound = BoundSocket(
-                zmq.PUSH, endpoint, EVERY_QUEUE, MAX_SUBSCRIPTION_BYTES, self.role, security, lossless=True
-            )
-        self.endpoint = self._bound.endpoint
-        self._beats = threading.Thread(target=self._beat, name=f"beat {self.endpoint}", daemon=True)
-        if self._newest:
-            # the first beat of each connection
-            self._bound.socket.setsockopt(zmq.XPUB_WELCOME_MSG, BEAT_TOPIC)
-            self._beats.start()
-
-    @property
-    def peers_refused(self) -> int:
-        """Number of peers that were refused because of their key."""
-        return self._bound.peers_refused
-
-    @property
-    def last_refusal(self) -> str | None:
-        """Reason for which the last peer was refused."""
-        return self._bound.last_refusal
-
-    def wait_for_space(self, timeout_ms: int) -> bool:
-        """Wait until `every` can queue a message. Return False when it cannot in time. `newest` never waits."""
-        self._require_open()
-        return self._newest or bool(self._bound.socket.poll(timeout_ms, zmq.POLLOUT))
-
-    def wait_for_peer(self, timeout_ms: int) -> bool:
-        """Wait at most `timeout_ms`. Return True if a peer is connected."""
-        self._require_open()
-        return self._bound.wait_for_peer(timeout_ms)
-
-    def close(self, linger_ms: int | None = None) -> None:
-        """Close, and wait at most `linger_ms` until the queue is sent. Idempotent.
-
-        The default is 100 for `newest` and 5000 for `every`.
-        """
-        if self._is_forked:
-            return
-        self._closing.set()
-        if self._newest:
-            self._beats.join()
-        default_ms = 100 if self._newest else 5000
-        self._bound.close(default_ms if linger_ms is None else linger_ms)
-
-    def _send(self, pack: Callable[[], Sequence[Buffer]], timeout_ms: int | None) -> bool:
-        self._require_open()
-        # polling makes libzmq notice what peers have read. A send within 3 ms of the last one would not check that: it
-        # would consider the short queue full and drop the message
-        with self._lock:
-            writable = self._bound.socket.poll(0 if self._newest else timeout_ms, zmq.POLLOUT)
-            if not writable and not self._newest:
-                return False
-            return send_parts(self._bound.socket, pack(), self._max_bytes)
-
-    def _require_open(self) -> None:
-        self._require_process()
-        if self._closing.is_set():
-            raise TransportError(f"cannot publish on {self.endpoint}: this {type(self).__name__} is closed")
-
-    def _beat(self) -> None:
-        """Publish beats until `close`. Sending also makes libzmq process subscriptions to an idle publisher."""
-        while not self._closing.wait(BEAT_S):
-            with suppress(TransportError):  # closed meanwhile
-                self._send(lambda: [BEAT_TOPIC], 0)
-
-
-class ReceivedFrame(NamedTuple):
-    """A frame, its arrival (`time.time_ns`), the number of frames of its camera skipped before it, and its endpoint."""
-
-    frame: Frame
-    received_ns: int
-    skipped: int
-    endpoint: str = ""
-
-
-class FramePublisher(Publisher):
-    """A publisher of frames on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
-
-    It is a context manager. Raises TransportError when the endpoint is malformed or in use.
-    """
-
-    role = "camera"
-
-    def __init__(
-        self, endpoint: str, delivery: Delivery = "newest", security: Security | None = None
-    ) -> None:
-        super().__init__(endpoint, delivery, FRAMES_QUEUE, MAX_FRAME_BYTES, security)
-
-    def send(self, frame: Frame, timeout_ms: int | None = None) -> bool:
-        """Publish a frame. Set `sent_ns` if it is 0. Return True when the frame is queued for sending.
-
-        `every` waits up to `timeout_ms` (None: no limit) for a subscriber with space in its queue, and returns False
-        when there is none. Large pixel buffers are not copied, so do not modify them after the call.
-        Raises WireError when the fields of the frame contradict each other.
-        """
-        return self._send(lambda: pack_frame(_stamp_frame(frame)), timeout_ms)
-
-
-class FrameSubscriber(Receiver[Frame]):
-    """A subscriber that connects to the endpoint of each camera. It is a context manager.
-
-    `newest`: one slot per camera holds its newest frame. The camera that was taken longest ago is next.
-    `every`: a short queue in the order of arrival; publishers wait while it is full.
-    With `cameras`, frames of other cameras are ignored; else up to `max_cameras` are received.
-    Raises TransportError for a malformed endpoint; the peers may start later.
-    """
-
-    def __init__(
-        self,
-        endpoints: Sequence[str],
-        delivery: Delivery = "newest",
-        cameras: Sequence[str] = (),
-        max_cameras: int = 16,
-        security: Security | None = None,
-    ) -> None:
-        topics = [frame_topic(camera) for camera in cameras]
-        self._last_seq: dict[str, int] = {}
-        self._seq_before: int | None = None  # of the frame that was taken last
-        keys = (security or Security.from_environment()).frame_keys(endpoints)
-        peers = list(zip(endpoints, keys, strict=True))
-        super().__init__(peers, delivery, topics, unpack_frame, MAX_FRAME_BYTES, max_cameras)
-
-    def take(self, timeout_ms: int | None = None) -> ReceivedFrame | None:
-        """Return the next frame, or None when none arrives within `timeout_ms` (None: no limit) or after `close`.
-
-        Raises TransportError when the receiving thread has failed.
-        """
-        taken = self._take(timeout_ms)
-        if taken is None:
-            return None
-        frame, received_ns, endpoint = taken
-        self._seq_before = self._last_seq.get(frame.camera)
-        skipped = count_missing_frames(self._last_seq.get(frame.camera, frame.seq), frame.seq)
-        self._last_seq.pop(frame.camera, None)
-        self._last_seq[frame.camera] = frame.seq
-        if len(self._last_seq) > self._max_cameras:  # forget the camera that was taken least recently
-            del self._last_seq[next(iter(self._last_seq))]
-        return ReceivedFrame(frame, received_ns, skipped, endpoint)
-
-    def peek(self, other_than: Frame | None, timeout_ms: int) -> Frame | None:
-        """Return the frame that `take` would return now, and leave it; None if none but `other_than` comes in time."""
-        self._require_process()
-        waiting = self._inbox.peek(lambda item: item[0] is not other_than, timeout_ms)
-        return None if waiting is None else waiting[0]
-
-    def leave_out(self, received: ReceivedFrame) -> None:
-        """Count the frame that was taken last as skipped, before the next frame of its camera."""
-        if self._seq_before is None:
-            self._last_seq.pop(received.frame.camera, None)
-        else:
-            self._last_seq[received.frame.camera] = self._seq_before
-
-
-def _stamp_frame(frame: Frame) -> Frame:
-    return frame if frame.sent_ns else replace(frame, sent_ns=time.time_ns())
-
-
-class MaskPublisher(Publisher):
-    """A publisher of masks on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
-
-    It is a context manager. Raises TransportError when the endpoint is malformed or in use.
-    """
-
-    role = "node"
-
-    def __init__(
-        self,
-        endpoint: str,
-        delivery: Delivery = "newest",
-        encoding: MaskEncoding = "bits+zstd",
-        security: Security | None = None,
-    ) -> None:
-        self._encoding = encoding
-        super().__init__(endpoint, delivery, MASKS_QUEUE, MAX_MESSAGE_BYTES, security)
-
-    def send(self, masks: MaskFrame, timeout_ms: int | None = None) -> bool:
-        """Publish the masks of a frame. Set `published_ns` if it is 0. Return True when they are queued for sending.
-
-        `every` waits up to `timeout_ms` (None: no limit) for a subscriber with space in its queue, and returns False
-        when there is none.
-        """
-        return self._send(lambda: pack_masks(_stamp_masks(masks), self._encoding), timeout_ms)
-
-    def send_event(self, event: Event) -> None:
-        """Publish an event in sequence with the masks. With `every` nothing is sent: its only reader expects masks."""
-        if self._newest:
-            self._send(lambda: pack_event(event), 0)
-
-
 class Arrivals(NamedTuple):
     """Numbers of messages that came to a subscriber of masks, and why the last one could not be read."""
 
@@ -351,8 +379,6 @@ class MaskSubscriber(Receiver[MaskFrame]):
     their pixels are first used. Raises TransportError for a malformed endpoint; the node may start later.
     """
 
-    root = b"masks/"
-
     def __init__(
         self,
         endpoint: str,
@@ -363,23 +389,44 @@ class MaskSubscriber(Receiver[MaskFrame]):
     ) -> None:
         topics = [masks_topic(camera) for camera in cameras]
         keys = (security or Security.from_environment()).client_keys("node")
-        unpack = partial(unpack_masks, lazy=lazy)
+        sockets = connect_cameras([(endpoint, keys)], delivery, topics or [MASKS_ROOT], MAX_MESSAGE_BYTES)
         self.newest = NewestMasks(MAX_MASKS_CAMERAS)
         self._arrived = 0
-        super().__init__([(endpoint, keys)], delivery, topics, unpack, MAX_MESSAGE_BYTES, MAX_MASKS_CAMERAS)
+        self._inbox: CameraInbox[MaskFrame] = CameraInbox(delivery, MAX_MASKS_CAMERAS, 1)
+        self.wakeup = self._inbox.queue.fileno()
+        """File descriptor that is readable exactly while masks wait."""
+        super().__init__(
+            sockets,
+            partial(unpack_masks, lazy=lazy),
+            self._keep,
+            self._end_all,
+            release=self._inbox.queue.release,
+            admit=self._inbox.admit,
+            select=self._inbox.select,
+            topics=topics,
+            per_turn=self._inbox.per_turn,
+        )
 
     def take(self, timeout_ms: int | None = None) -> MaskFrame | None:
         """Return the next masks, or None when none arrive within `timeout_ms` (None: no limit) or after `close`.
 
         Raises TransportError when the receiving thread has failed.
         """
-        taken = self._take(timeout_ms)
-        return None if taken is None else taken[0]
+        self._require_process()
+        taken = self._inbox.queue.take(timeout_ms)
+        if taken is None:
+            self.check()
+            return None
+        return taken[0]
+
+    def silent_s(self, camera: str) -> float | None:
+        """Return the seconds since the last masks of a camera arrived; None if none have."""
+        return self._inbox.names.silent_s(camera)
 
     def count_arrivals(self, timeout_ms: int) -> Arrivals:
         """Return what came so far. If no masks did, look for at most `timeout_ms` at what else the peer publishes."""
         sample = self._unwanted.copy()
-        if self._newest and self.connected and not self._arrived and not sample:
+        if self._inbox.is_live and self.connected and not self._arrived and not sample:
             sample = self._sample(time.monotonic() + timeout_ms / 1000)
         topics = {topic.decode("ascii", "backslashreplace"): count for topic, count in sample.items()}
         return Arrivals(self._arrived, self.rejected, self.last_error, topics)
@@ -398,16 +445,14 @@ class MaskSubscriber(Receiver[MaskFrame]):
             socket.close(0)
         return sample
 
-    def _store(self, message: MaskFrame, received_ns: int, source: ReconnectingSocket) -> None:
+    def _keep(self, masks: MaskFrame, received_ns: int, source: ReconnectingSocket) -> bool:
+        self.newest.put(masks)
+        if not self._inbox.store(masks, received_ns, source):
+            return False
         self._arrived += 1
-        self.newest.put(message)
-        super()._store(message, received_ns, source)
         self.newest.notify()
+        return True
 
-    def _wake(self) -> None:
-        super()._wake()
+    def _end_all(self) -> None:
+        self._inbox.queue.close()
         self.newest.close()
-
-
-def _stamp_masks(masks: MaskFrame) -> MaskFrame:
-    return masks if masks.published_ns else replace(masks, published_ns=time.time_ns())

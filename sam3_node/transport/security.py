@@ -29,7 +29,7 @@ import zmq
 
 from ..errors import AuthenticationError, TransportError
 from ..files import describe_exposure, make_private_dir, read_private, write_private, write_private_atomically
-from ..types import KEY_ROLES
+from ..types import KEY_ROLES, is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -201,16 +201,9 @@ def is_local(endpoint: str) -> bool:
     scheme, _, rest = endpoint.partition("://")
     if scheme != "tcp":
         return True
-    import ipaddress  # here, because it slows the start of a client
-
     host = rest.rpartition(":")[0]
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host in ("localhost", "lo")
-    # an IPv4 address in IPv6 form is that of IPv4
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    return host == "lo" or is_loopback(host)
 
 
 def explain_refusal(event: int, value: int, endpoint: str, keys: ClientKeys | None) -> str | None:
