@@ -22,7 +22,7 @@ from ..errors import MissingExtraError, SettingsError, TransportError, require
 from ..settings import Settings, split_address
 from ..types import Closeable, is_loopback
 from .saved_state import SnapshotCounts
-from .status import Health, Histogram, NodeSnapshot, Verdict
+from .status import CameraStatus, Health, Histogram, NodeStatus, Verdict
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -165,8 +165,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _make_page(self) -> Page:
         host = self.headers.get("Host", "")
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self.server.checks_host and name and not is_loopback(name.strip("[]")):
+        name = (host if host.endswith("]") else host.rpartition(":")[0] or host).strip("[]")
+        if self.server.checks_host and name and not is_loopback(name):
             return Page(403, TEXT, b"expected a request for 127.0.0.1, found one for another host\n")
         make = self.server.pages.get(self.path.partition("?")[0])
         if make is None:
@@ -217,11 +217,12 @@ class MeasuredNode(Protocol):
     @property
     def health(self) -> Health: ...
 
-    def snapshot(self) -> NodeSnapshot | None:
-        """Return the newest snapshot, None before the model is loaded."""
+    @property
+    def last_status(self) -> NodeStatus | None:
+        """The newest status; None before the model is loaded."""
 
     def totals(self) -> Totals:
-        """Return the counts of the node. Call it only when there is a snapshot."""
+        """Return the counts of the node. Call it only when there is a status."""
 
 
 def make_pages(node: MeasuredNode, settings: Settings) -> Pages:
@@ -280,7 +281,7 @@ class MetricsPage:
 
 
 class NodeCollector:
-    """Makes metric families of a node's health, snapshot and totals."""
+    """Makes metric families of a node's health, status and totals."""
 
     def __init__(self, node: MeasuredNode, settings: Settings) -> None:
         self._node, self._settings = node, settings
@@ -302,11 +303,11 @@ class NodeCollector:
         stages = {(stage,): times for stage, times in list(health.stages.items())}
         yield _histogram("stage_seconds", "Duration of a stage of published frames.", ("stage",), stages)
         yield self._make_settings()
-        snapshot = self._node.snapshot()
-        if snapshot is not None:
-            yield _make_info(snapshot.perception, self._settings)
-            yield from _collect_totals(self._node.totals(), snapshot)
-            yield from _collect_cameras(snapshot)
+        status = self._node.last_status
+        if status is not None:
+            yield _make_info(status.perception, self._settings)
+            yield from _collect_totals(self._node.totals(), status)
+            yield from _collect_cameras(status)
 
     def _make_settings(self) -> Metric:
         values = {
@@ -325,18 +326,18 @@ def _make_info(perception: Mapping[str, Any], settings: Settings) -> Metric:
     return _gauge("info", "The node, its model and its engine.", {tuple(labels.values()): 1.0}, tuple(labels))
 
 
-def _collect_totals(totals: Totals, snapshot: NodeSnapshot) -> Iterator[Metric]:
+def _collect_totals(totals: Totals, status: NodeStatus) -> Iterator[Metric]:
     rejected = {
-        (camera, reason): getattr(found.stats, reason)
-        for camera, found in snapshot.cameras.items()
+        (camera, reason): getattr(camera_status.stats, reason)
+        for camera, camera_status in status.cameras.items()
         for reason in CAMERA_REASONS
     }
     rejected |= {("", "malformed"): totals.malformed, ("", "not_served"): totals.not_served}
     yield _counter("frames_rejected", "Frames that gave no masks, by reason.", rejected, ("camera", "reason"))
     yield _counter("requests_rejected", "Requests that were refused.", {(): totals.requests_rejected})
     yield _counter("peers_refused", "Peers refused because of their key.", {(): totals.peers_refused})
-    yield _counter("events", "Events that were published.", {(): snapshot.events})
-    yield _gauge("paused", "1 while the node is paused.", {(): float(snapshot.perception["paused"])})
+    yield _counter("events", "Events that were published.", {(): status.events})
+    yield _gauge("paused", "1 while the node is paused.", {(): float(status.perception["paused"])})
     yield from _collect_snapshots(totals.snapshots)
     if totals.gpu_bytes is not None:
         yield _gauge("gpu_memory_bytes", "GPU memory that torch holds.", {(): totals.gpu_bytes})
@@ -362,35 +363,34 @@ def _collect_snapshots(counts: SnapshotCounts) -> Iterator[Metric]:
     )
 
 
-def _collect_cameras(snapshot: NodeSnapshot) -> Iterator[Metric]:
-    cameras, stats = snapshot.cameras, {name: found.stats for name, found in snapshot.cameras.items()}
+def _collect_cameras(status: NodeStatus) -> Iterator[Metric]:
+    cameras = status.cameras
+
+    def by_camera(read: Callable[[CameraStatus], Any]) -> dict[tuple[str, ...], Any]:
+        return {(name,): read(camera) for name, camera in cameras.items()}
+
+    one = ("camera",)
     for name, text in CAMERA_COUNTERS.items():
-        counts = {(camera,): getattr(found, name) for camera, found in stats.items()}
-        yield _counter(f"frames_{name}", text, counts, ("camera",))
-    turned_away = {(camera,): found.turned_away for camera, found in cameras.items()}
-    yield _counter(
-        "objects_turned_away", "Detected objects that found no free slot.", turned_away, ("camera",)
-    )
-    ages = {(camera,): found.age for camera, found in stats.items()}
-    yield _histogram("frame_age_seconds", "Time from capture to the start of the step.", ("camera",), ages)
-    latencies = {(camera,): found.latency for camera, found in stats.items()}
-    yield _histogram("latency_seconds", "Time from capture to publication.", ("camera",), latencies)
-    levels = {(camera,): found.shed_level for camera, found in stats.items()}
-    yield _gauge(
-        "shed_level", "What is left out to keep deadline.budget_ms; 0: nothing.", levels, ("camera",)
-    )
-    silent = {
-        (camera,): silent_s for camera, found in stats.items() if (silent_s := found.silent_s) is not None
-    }
-    yield _gauge("camera_silent_seconds", "Time since the last frame came.", silent, ("camera",))
+        yield _counter(f"frames_{name}", text, by_camera(lambda camera: getattr(camera.stats, name)), one)  # noqa: B023
+    turned_away = by_camera(lambda camera: camera.turned_away)
+    yield _counter("objects_turned_away", "Detected objects that found no free slot.", turned_away, one)
+    ages = by_camera(lambda camera: camera.stats.age)
+    yield _histogram("frame_age_seconds", "Time from capture to the start of the step.", one, ages)
+    latencies = by_camera(lambda camera: camera.stats.latency)
+    yield _histogram("latency_seconds", "Time from capture to publication.", one, latencies)
+    levels = by_camera(lambda camera: camera.stats.shed_level)
+    yield _gauge("shed_level", "What is left out to keep deadline.budget_ms; 0: nothing.", levels, one)
+    silent = by_camera(lambda camera: camera.stats.silent_s)
+    heard = {labels: silent_s for labels, silent_s in silent.items() if silent_s is not None}
+    yield _gauge("camera_silent_seconds", "Time since the last frame came.", heard, one)
     tracks = {
-        (camera, state): count for camera, found in cameras.items() for state, count in found.tracks.items()
+        (name, state): count for name, camera in cameras.items() for state, count in camera.tracks.items()
     }
     yield _gauge("tracks", "Tracked objects by state.", tracks, ("camera", "state"))
-    bank = {(camera,): found.cache["bank_bytes"] for camera, found in cameras.items()}
-    yield _gauge("bank_bytes", "Memory of the bank, allocated once.", bank, ("camera",))
-    cache = {(camera,): found.cache["cached_bytes"] for camera, found in cameras.items()}
-    yield _gauge("cache_bytes", "Features kept for prompts on past frames.", cache, ("camera",))
+    bank = by_camera(lambda camera: camera.cache["bank_bytes"])
+    yield _gauge("bank_bytes", "Memory of the bank, allocated once.", bank, one)
+    cache = by_camera(lambda camera: camera.cache["cached_bytes"])
+    yield _gauge("cache_bytes", "Features kept for prompts on past frames.", cache, one)
 
 
 Values = Mapping[Any, float]

@@ -13,7 +13,7 @@ import torch
 
 from sam3_node.errors import WireError
 from sam3_node.models import load_tracker
-from sam3_node.node import node as node_module
+from sam3_node.node import cameras as cameras_module
 from sam3_node.node.cameras import DecodeAhead
 from sam3_node.node.node import Node
 from sam3_node.perception.perception import Perception
@@ -118,7 +118,7 @@ def jpeg(seq: int) -> Frame:
 def test_masks_of_a_node_that_decodes_ahead_equal_those_of_a_pipeline(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "prepares_ahead", lambda model: True)
+    monkeypatch.setattr(cameras_module, "prepares_ahead", lambda model: True)
     used: list[bool] = []
     take = DecodeAhead.take
 

@@ -184,6 +184,6 @@ def test_a_silent_camera_gives_its_place_to_another(
             "a refused camera",
         )
         assert list(near.perception.pipelines) == ["first"]
-        monkeypatch.setattr("sam3_node.node.cameras.CAMERA_IDLE_S", 0.05)
+        monkeypatch.setattr("sam3_node.transport.receiver.CAMERA_IDLE_S", 0.05)
         until(lambda: receives_masks("second"), "the second camera")
         assert list(near.perception.pipelines) == ["second"]

@@ -14,6 +14,7 @@ import pytest
 
 from sam3_node.errors import RequestError, Sam3NodeError
 from sam3_node.node import node as node_module
+from sam3_node.node import status as status_module
 from sam3_node.node.node import Node
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.processes.notify import Watchdog
@@ -184,12 +185,12 @@ def test_jumps_of_seq_leave_the_counts_small(served: Served) -> None:
 
 def test_counts_stop_at_the_largest_integer_of_a_message(served: Served) -> None:
     served.send()
-    served.node._stats["cam1"].skipped = MAX_INT - 1
+    served.node.output.stats["cam1"].skipped = MAX_INT - 1
     served.send()
-    served.node._stats["cam1"].begin(picture(0), 0, MAX_INT)
+    served.node.output.stats["cam1"].begin(picture(0), 0, MAX_INT)
     assert served.status()["cameras"]["cam1"]["skipped"] == MAX_INT
     assert served.status()["cameras"]["cam1"]["received"] == MAX_INT
-    served.node._stats["cam1"].skipped = 0
+    served.node.output.stats["cam1"].skipped = 0
 
 
 def test_a_mask_of_another_size_is_refused_before_it_is_decoded(
@@ -204,7 +205,7 @@ def test_a_mask_of_another_size_is_refused_before_it_is_decoded(
     served.send()  # now: prompts on an old frame are refused for its age
     with monkeypatch.context() as patch:
         patch.setattr(codec, "decompress", fail)
-        patch.setattr(masks, "decode", fail)
+        patch.setattr("sam3_node.wire.masks.decode", fail)
         for mask in masks:
             for op in ("add_object", "segment"):
                 with pytest.raises(
@@ -219,7 +220,7 @@ def test_an_error_with_bytes_of_a_path_is_shown(served: Served, monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(Pipeline, "step", fail)
-        patch.setattr(node_module.log, "disabled", True)  # parallel test processes cannot send such a log
+        patch.setattr(status_module.log, "disabled", True)  # parallel test processes cannot send such a log
         until(lambda: served.camera.send(picture(0)) and served.status()["cameras"]["cam1"]["failed"], "it")
     shown = served.status()["cameras"]["cam1"]["last_error"]
     assert shown.startswith("RuntimeError: file \\udcffxxx")

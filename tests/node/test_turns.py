@@ -68,7 +68,7 @@ def test_a_frame_is_stepped_between_any_two_turns(served: Served, monkeypatch: p
     def wait_for_frame() -> None:
         order.append("turn")
         arrived = zmq.Poller()
-        arrived.register(served.node._frames.wakeup, zmq.POLLIN)
+        arrived.register(served.node.cameras.frames.wakeup, zmq.POLLIN)
         until(lambda: served.camera.send(picture(1)) and arrived.poll(100), "a frame")
 
     def decode_then_wait(*args: Any) -> Any:

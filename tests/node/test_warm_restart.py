@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import NodeRestarted, RequestError, SettingsError, SnapshotError
-from sam3_node.node.restoring import restore_at_start
-from sam3_node.node.saved_state import Snapshots
+from sam3_node.node.saved_state import Snapshots, restore_at_start
 from sam3_node.node.status import CameraStats
 from sam3_node.perception.perception import Perception, Session
 from sam3_node.perception.prompts import FramePrompt
@@ -156,8 +156,8 @@ def keeper(
     """The snapshots of a node in this process."""
     perception = perception or served(**tracker)
     stats = {camera: CameraStats() for camera in perception.pipelines}
-    settings = SnapshotSettings(path=path, every_s=1000, max_age_s=max_age_s)
-    return Snapshots(settings, perception, lambda op, args: None, lambda: stats)
+    output: Any = SimpleNamespace(stats=stats, publish_event=lambda op, args: None)
+    return Snapshots(SnapshotSettings(path=path, every_s=1000, max_age_s=max_age_s), perception, output)
 
 
 def served(**tracker: Any) -> Perception:
@@ -338,7 +338,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_ids_stay_safe(saved: Path) 
 def test_the_event_of_a_restore_names_the_snapshot(saved: Path) -> None:
     events = list[tuple[str, dict[str, Any]]]()
     node = keeper(saved)
-    node._publish = lambda op, args: events.append((op, args))
+    node._output.publish_event = lambda op, args: events.append((op, args))
     restore_at_start(node, None)
     ((op, args),) = events
     assert op == RESTORED

@@ -29,7 +29,7 @@ _BOX = (100, 100, 200, 200)
 _FRAMES = 6
 _TIMEOUT_MS = 60_000
 _NODE, _CONTROL = "node", "control "  # beginnings of the names of the node's threads
-_STEP = "node.node:Node._step_admitted"
+_STEP = "node.node:Node._step"
 """A function that runs once a frame."""
 _SETTLE_S = 0.6  # a paused node finishes its frame meanwhile
 _PACKAGE = "sam3_node."
