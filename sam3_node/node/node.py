@@ -260,52 +260,57 @@ class Node:
         return not self.perception.paused and self.cameras.frames.waits
 
     def _step_next(self, stop: threading.Event) -> None:
-        """Step the next frame if one waits. A bad frame is told in the log and in the status; it stops nothing."""
+        """Step the next frame, and publish its masks unless they are too old by then. A bad frame stops nothing."""
         received = self.cameras.frames.take(timeout_ms=0)
         if received is None:
             return
-        frame, pace = received.frame, self.cameras.pace
+        frame, cameras, output = received.frame, self.cameras, self.output
         with log_subject(frame.camera, frame.seq):
-            pipeline = self.perception.pipelines.get(frame.camera) or self._serve(frame.camera)
+            pipeline = self._admit(received)
             if pipeline is None:
                 return
-            refusal = self.cameras.ages.check_frame(received)
-            if refusal is not None:
-                self.cameras.frames.skip(received)
-                self.output.skip(received, *refusal)
-                return
-            stats = self.output.stats[frame.camera]
+            stats = output.stats[frame.camera]
             stats.begin(frame, received.received_ns, received.skipped)
-            pace.note_frame(frame.camera, received.received_ns, received.skipped)
+            cameras.pace.note_frame(frame.camera, received.received_ns, received.skipped)
             try:
                 with self.health.step():
-                    self._step(pipeline, received, stop)
+                    begin_ns = time.perf_counter_ns()
+                    prepared = cameras.ahead.take(frame) if cameras.ahead else None
+                    with cameras.ahead.during_step() if cameras.ahead else nullcontext():
+                        masks = pipeline.step(
+                            frame,
+                            received.received_ns,
+                            received.skipped,
+                            cameras.poses.find,
+                            prepared,
+                            stats.shed_level,
+                        )
+                        masks = self.perception.link(masks)
+                    if frame.depth is not None:
+                        output.note_spatial_problem(frame.camera, pipeline.spatial, cameras.poses.problem)
+                    reason = cameras.ages.check_masks(masks, time.perf_counter_ns() - begin_ns)
+                    if reason is not None:
+                        output.withhold(received, masks, reason)
+                    elif not output.publish(masks, received):
+                        self._wait_for_readers(masks, received, stop)
             except Exception as error:
-                self.output.fail(frame, error)
+                output.fail(frame, error)
                 if lost := find_device_error(error):
                     raise lost from error
             finally:
                 step_s = stats.median_step_s
-                pace.note_step(pipeline.catch_ups, round(1e9 * step_s), time.time_ns())
-            self._request_budget_s = STEP_SHARE_OF_REQUESTS * step_s
+                self._request_budget_s = STEP_SHARE_OF_REQUESTS * step_s
+                cameras.pace.note_step(pipeline.catch_ups, round(1e9 * step_s), time.time_ns())
 
-    def _step(self, pipeline: Pipeline, received: ReceivedFrame, stop: threading.Event) -> None:
-        """Step a frame, and publish its masks unless they are too old by then."""
-        frame, cameras, begin_ns = received.frame, self.cameras, time.perf_counter_ns()
-        prepared = cameras.ahead.take(frame) if cameras.ahead else None
-        level = self.output.stats[frame.camera].shed_level
-        with cameras.ahead.during_step() if cameras.ahead else nullcontext():
-            masks = pipeline.step(
-                frame, received.received_ns, received.skipped, cameras.poses.find, prepared, level
-            )
-            masks = self.perception.link(masks)
-        if frame.depth is not None:
-            self.output.note_spatial_problem(frame.camera, pipeline.spatial, cameras.poses.problem)
-        reason = cameras.ages.check_masks(masks, time.perf_counter_ns() - begin_ns)
-        if reason is not None:
-            self.output.withhold(received, masks, reason)
-        elif not self.output.publish(masks, received):
-            self._wait_for_readers(masks, received, stop)
+    def _admit(self, received: ReceivedFrame) -> Pipeline | None:
+        """Return the pipeline of the frame's camera; None for a frame to skip."""
+        camera = received.frame.camera
+        pipeline = self.perception.pipelines.get(camera) or self._serve(camera)
+        if pipeline is not None and (refusal := self.cameras.ages.check_frame(received)) is not None:
+            self.cameras.frames.skip(received)
+            self.output.skip(received, *refusal)
+            return None
+        return pipeline
 
     def _wait_for_readers(self, masks: MaskFrame, received: ReceivedFrame, stop: threading.Event) -> None:
         """Publish masks when every subscriber of lossless delivery has space, and answer requests meanwhile."""
