@@ -1,8 +1,7 @@
-"""An HTTP server for probes: a thread of its own answers GET, bounded in connections, bytes and time.
+"""The health server: an HTTP server for probes, and the node's figures in the format of Prometheus.
 
-It is no web server: each connection carries one request, and each answer is a small text that is made at once.
-
-The node's figures in the format of Prometheus, made when they are asked for: the loop only counts.
+It is no web server: a thread answers GET, bounded in connections, bytes and time. Each connection carries one request,
+and each answer is a small text that is made at once. Metrics are made when they are asked for: the loop only counts.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from importlib import metadata
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import MissingExtraError, SettingsError, TransportError, require
 from ..settings import Settings, split_address
 from ..types import Closeable, is_loopback
-from .saved_state import SnapshotCounts
-from .status import CameraStatus, Health, Histogram, NodeStatus, Verdict
+from .saved_state import Snapshots
+from .status import Health, Histogram, NodeStatus, Verdict
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -33,6 +33,35 @@ MAX_CONNECTIONS = 16
 MAX_CONNECTION_S = 5.0
 POLL_S = 0.2
 TEXT = "text/plain; charset=utf-8"
+PREFIX = "sam3_node"
+SHOWN_SECTIONS = ("model", "engine", "tracker", "detector", "health", "group")
+"""Sections whose settings are shown. The others have addresses, which may hold passwords, and paths."""
+MAX_LABEL_CHARACTERS = 200
+FRESH_S = 0.2
+"""Age up to which a page is sent again, so that many who ask at once cost the loop no more than one."""
+WAIT_S = 1.0
+"""Time for which the first requests wait for one another."""
+CAMERA_REASONS = ("too_old", "clock_ahead", "withheld", "failed")
+"""Counts of CameraStats that are reasons of frames_rejected."""
+CAMERA_METRICS = (
+    ("Counter", "frames_received", "stats.received", "Frames that arrived or were skipped before."),
+    ("Counter", "frames_stepped", "stats.stepped", "Frames that the model stepped."),
+    ("Counter", "frames_skipped", "stats.skipped", "Frames skipped for newer ones, or because of their age."),
+    (
+        "Counter",
+        "frames_over_budget",
+        "stats.over_budget",
+        "Stepped frames that took longer than deadline.budget_ms.",
+    ),
+    ("Counter", "objects_turned_away", "turned_away", "Detected objects that found no free slot."),
+    ("Histogram", "frame_age_seconds", "stats.age", "Time from capture to the start of the step."),
+    ("Histogram", "latency_seconds", "stats.latency", "Time from capture to publication."),
+    ("Gauge", "shed_level", "stats.shed_level", "What is left out to keep deadline.budget_ms; 0: nothing."),
+    ("Gauge", "camera_silent_seconds", "stats.silent_s", "Time since the last frame came."),
+    ("Gauge", "bank_bytes", "bank_bytes", "Memory of the bank, allocated once."),
+    ("Gauge", "cache_bytes", "cached_bytes", "Features kept for prompts on past frames."),
+)
+"""Metrics of each camera: kind, name, attribute of CameraStatus, and text."""
 
 
 class Page(NamedTuple):
@@ -121,7 +150,7 @@ class _Server(socketserver.ThreadingTCPServer):
         """Hang up on connections that are too old. The server's loop calls this at least every POLL_S."""
         oldest_s = time.monotonic() - MAX_CONNECTION_S
         with self._changing:
-            for request in [found for found, opened_s in self._opened_s.items() if opened_s < oldest_s]:
+            for request in [request for request, opened_s in self._opened_s.items() if opened_s < oldest_s]:
                 _hang_up(request)
                 del self._opened_s[request]
 
@@ -178,25 +207,6 @@ class _Handler(BaseHTTPRequestHandler):
             return Page(500, TEXT, b"this page failed in the node; see its log\n")
 
 
-PREFIX = "sam3_node"
-SHOWN_SECTIONS = ("model", "engine", "tracker", "detector", "health", "group")
-"""Sections whose settings are shown. The others have addresses, which may hold passwords, and paths."""
-MAX_LABEL_CHARACTERS = 200
-FRESH_S = 0.2
-"""Age up to which a page is sent again, so that many who ask at once cost the loop no more than one."""
-WAIT_S = 1.0
-"""Time for which the first requests wait for one another."""
-CAMERA_COUNTERS = {
-    "received": "Frames that arrived or were skipped before.",
-    "stepped": "Frames that the model stepped.",
-    "skipped": "Frames skipped for newer ones, or because of their age.",
-    "over_budget": "Stepped frames that took longer than deadline.budget_ms.",
-}
-"""Counts of CameraStats."""
-CAMERA_REASONS = ("too_old", "clock_ahead", "withheld", "failed")
-"""Counts of CameraStats that are reasons of frames_rejected."""
-
-
 class Totals(NamedTuple):
     """Counts of the whole node since its start."""
 
@@ -208,14 +218,16 @@ class Totals(NamedTuple):
     peers_refused: int
     """peers that were refused because of their key"""
     gpu_bytes: int | None
-    snapshots: SnapshotCounts
 
 
 class MeasuredNode(Protocol):
-    """The part of a node that metrics are made from. Nothing of it waits for a step."""
+    """The part of a node that metrics are made from. No part of it waits for a step."""
 
     @property
     def health(self) -> Health: ...
+
+    @property
+    def snapshots(self) -> Snapshots: ...
 
     @property
     def last_status(self) -> NodeStatus | None:
@@ -292,22 +304,27 @@ class NodeCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
-        health = self._node.health
-        yield _gauge("alive", "1 while the main loop turns.", {(): float(health.check_alive().ok)})
-        yield _gauge(
-            "ready",
-            "1 while masks were published within health.deadline_s.",
-            {(): float(health.check_ready().ok)},
-        )
-        yield _histogram("step_seconds", "Duration of a step with publication.", (), {(): health.step_times})
-        stages = {(stage,): times for stage, times in list(health.stages.items())}
-        yield _histogram("stage_seconds", "Duration of a stage of published frames.", ("stage",), stages)
+        health, status = self._node.health, self._node.last_status
+        yield _make("Gauge", "alive", "1 while the main loop turns.", health.check_alive().ok)
+        ready = health.check_ready().ok
+        yield _make("Gauge", "ready", "1 while masks were published within health.deadline_s.", ready)
+        yield _make("Histogram", "step_seconds", "Duration of a step with publication.", health.step_times)
+        text = "Duration of a stage of published frames."
+        yield _make_by("Histogram", "stage_seconds", text, "stage", dict(health.stages))
         yield self._make_settings()
-        status = self._node.last_status
         if status is not None:
             yield _make_info(status.perception, self._settings)
-            yield from _collect_totals(self._node.totals(), status)
-            yield from _collect_cameras(status)
+            yield from _collect_totals(self._node, status)
+            for kind, name, attribute, text in CAMERA_METRICS:
+                read = attrgetter(attribute)
+                values = {camera: read(of_camera) for camera, of_camera in status.cameras.items()}
+                yield _make_by(kind, name, text, "camera", values)
+            tracks = {
+                (name, state): count
+                for name, camera in status.cameras.items()
+                for state, count in camera.tracks.items()
+            }
+            yield _make("Gauge", "tracks", "Tracked objects by state.", tracks, ("camera", "state"))
 
     def _make_settings(self) -> Metric:
         values = {
@@ -316,109 +333,63 @@ class NodeCollector:
             for name, value in getattr(self._settings, section).model_dump(mode="json").items()
             if section != "group" or name != "cameras"
         }
-        return _gauge("setting_info", "A setting of the node.", values, ("name", "value"))
+        return _make("Gauge", "setting_info", "A setting of the node.", values, ("name", "value"))
 
 
 def _make_info(perception: Mapping[str, Any], settings: Settings) -> Metric:
     names = ("node", "model", "detector", "device", "dtype")
     labels = {name: str(perception.get(name) or "")[:MAX_LABEL_CHARACTERS] for name in names}
     labels |= {"engine": settings.engine.kind, "version": metadata.version("sam3-node")}
-    return _gauge("info", "The node, its model and its engine.", {tuple(labels.values()): 1.0}, tuple(labels))
+    values = {tuple(labels.values()): 1.0}
+    return _make("Gauge", "info", "The node, its model and its engine.", values, tuple(labels))
 
 
-def _collect_totals(totals: Totals, status: NodeStatus) -> Iterator[Metric]:
+def _collect_totals(node: MeasuredNode, status: NodeStatus) -> Iterator[Metric]:
+    totals, snapshots = node.totals(), node.snapshots
+    saved, hand_overs = snapshots.describe(), snapshots.hand_over_state
     rejected = {
-        (camera, reason): getattr(camera_status.stats, reason)
-        for camera, camera_status in status.cameras.items()
+        (name, reason): getattr(camera.stats, reason)
+        for name, camera in status.cameras.items()
         for reason in CAMERA_REASONS
     }
     rejected |= {("", "malformed"): totals.malformed, ("", "not_served"): totals.not_served}
-    yield _counter("frames_rejected", "Frames that gave no masks, by reason.", rejected, ("camera", "reason"))
-    yield _counter("requests_rejected", "Requests that were refused.", {(): totals.requests_rejected})
-    yield _counter("peers_refused", "Peers refused because of their key.", {(): totals.peers_refused})
-    yield _counter("events", "Events that were published.", {(): status.events})
-    yield _gauge("paused", "1 while the node is paused.", {(): float(status.perception["paused"])})
-    yield from _collect_snapshots(totals.snapshots)
+    labels = ("camera", "reason")
+    yield _make("Counter", "frames_rejected", "Frames that gave no masks, by reason.", rejected, labels)
+    yield _make("Counter", "requests_rejected", "Requests that were refused.", totals.requests_rejected)
+    yield _make("Counter", "peers_refused", "Peers refused because of their key.", totals.peers_refused)
+    yield _make("Counter", "events", "Events that were published.", status.events)
+    yield _make("Gauge", "paused", "1 while the node is paused.", status.perception["paused"])
+    yield _make("Counter", "snapshots_written", "Snapshots of snapshot.path on disk.", saved["saved"])
+    text = "Snapshots that could not be written."
+    yield _make_by("Counter", "snapshots_failed", text, "reason", snapshots.failed)
+    text = "Age of the last good snapshot; of the node, before the first."
+    yield _make("Gauge", "snapshot_age_seconds", text, snapshots.age_s)
+    text = "1 if the snapshot could not be used at the start, so that ids have begun again."
+    yield _make("Gauge", "snapshot_refused", text, saved["refused"] is not None)
+    text = "Hand-overs to other nodes, by outcome."
+    yield _make_by("Counter", "hand_overs", text, "outcome", hand_overs.outcomes)
+    text = "1 while another node has this one's work and ids."
+    yield _make("Gauge", "handed_over", text, hand_overs.is_over)
     if totals.gpu_bytes is not None:
-        yield _gauge("gpu_memory_bytes", "GPU memory that torch holds.", {(): totals.gpu_bytes})
+        yield _make("Gauge", "gpu_memory_bytes", "GPU memory that torch holds.", totals.gpu_bytes)
 
 
-def _collect_snapshots(counts: SnapshotCounts) -> Iterator[Metric]:
-    yield _counter("snapshots_written", "Snapshots of snapshot.path on disk.", {(): counts.written})
-    failed = {(reason,): count for reason, count in counts.failed.items()}
-    yield _counter("snapshots_failed", "Snapshots that could not be written.", failed, ("reason",))
-    ages = {(): counts.age_s} if counts.age_s is not None else {}
-    yield _gauge(
-        "snapshot_age_seconds", "Age of the last good snapshot; of the node, before the first.", ages
-    )
-    yield _gauge(
-        "snapshot_refused",
-        "1 if the snapshot could not be used at the start, so that ids have begun again.",
-        {(): float(counts.refused)},
-    )
-    outcomes = {(outcome,): count for outcome, count in counts.hand_overs.items()}
-    yield _counter("hand_overs", "Hand-overs to other nodes, by outcome.", outcomes, ("outcome",))
-    yield _gauge(
-        "handed_over", "1 while another node has this one's work and ids.", {(): float(counts.handed_over)}
-    )
+def _make_by(kind: str, name: str, text: str, label: str, values: Mapping[str, Any]) -> Metric:
+    """Return a family with a value for each value of one label."""
+    return _make(kind, name, text, {(key,): value for key, value in values.items()}, (label,))
 
 
-def _collect_cameras(status: NodeStatus) -> Iterator[Metric]:
-    cameras = status.cameras
+def _make(kind: str, name: str, text: str, values: Any, labels: tuple[str, ...] = ()) -> Metric:
+    """Return a family of a kind (Gauge, Counter, Histogram) with values by tuples of labels, or with one value.
 
-    def by_camera(read: Callable[[CameraStatus], Any]) -> dict[tuple[str, ...], Any]:
-        return {(name,): read(camera) for name, camera in cameras.items()}
+    Values None are left out.
+    """
+    from prometheus_client import core
 
-    one = ("camera",)
-    for name, text in CAMERA_COUNTERS.items():
-        yield _counter(f"frames_{name}", text, by_camera(lambda camera: getattr(camera.stats, name)), one)  # noqa: B023
-    turned_away = by_camera(lambda camera: camera.turned_away)
-    yield _counter("objects_turned_away", "Detected objects that found no free slot.", turned_away, one)
-    ages = by_camera(lambda camera: camera.stats.age)
-    yield _histogram("frame_age_seconds", "Time from capture to the start of the step.", one, ages)
-    latencies = by_camera(lambda camera: camera.stats.latency)
-    yield _histogram("latency_seconds", "Time from capture to publication.", one, latencies)
-    levels = by_camera(lambda camera: camera.stats.shed_level)
-    yield _gauge("shed_level", "What is left out to keep deadline.budget_ms; 0: nothing.", levels, one)
-    silent = by_camera(lambda camera: camera.stats.silent_s)
-    heard = {labels: silent_s for labels, silent_s in silent.items() if silent_s is not None}
-    yield _gauge("camera_silent_seconds", "Time since the last frame came.", heard, one)
-    tracks = {
-        (name, state): count for name, camera in cameras.items() for state, count in camera.tracks.items()
-    }
-    yield _gauge("tracks", "Tracked objects by state.", tracks, ("camera", "state"))
-    bank = by_camera(lambda camera: camera.cache["bank_bytes"])
-    yield _gauge("bank_bytes", "Memory of the bank, allocated once.", bank, one)
-    cache = by_camera(lambda camera: camera.cache["cached_bytes"])
-    yield _gauge("cache_bytes", "Features kept for prompts on past frames.", cache, one)
-
-
-Values = Mapping[Any, float]
-"""A value for each tuple of labels."""
-
-
-def _gauge(name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Metric:
-    from prometheus_client.core import GaugeMetricFamily
-
-    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
-
-
-def _counter(name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Metric:
-    from prometheus_client.core import CounterMetricFamily
-
-    family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
-
-
-def _histogram(name: str, text: str, labels: tuple[str, ...], values: Mapping[Any, Histogram]) -> Metric:
-    from prometheus_client.core import HistogramMetricFamily
-
-    family = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
-    for key, times in values.items():
-        family.add_metric(key, buckets=times.cumulative(), sum_value=times.sum_s)
+    family: Metric = getattr(core, f"{kind}MetricFamily")(f"{PREFIX}_{name}", text, labels=labels)
+    for key, value in (values if labels else {(): values}).items():
+        if isinstance(value, Histogram):
+            family.add_metric(key, buckets=value.cumulative(), sum_value=value.sum_s)  # type: ignore[attr-defined]
+        elif value is not None:
+            family.add_metric(key, float(value))  # type: ignore[attr-defined]
     return family

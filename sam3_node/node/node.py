@@ -195,7 +195,6 @@ class Node:
             self._control.rejected,
             self.output.publisher.peers_refused + self._control.peers_refused,
             self.perception.device_bytes,
-            self.snapshots.counts(),
         )
 
     def _answer_now(self, request: Request) -> Reply | None:

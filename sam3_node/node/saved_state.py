@@ -72,21 +72,6 @@ ANOTHER = "another"
 HAND_OVER, CONFIRM = "hand_over", "confirm_hand_over"
 
 
-class SnapshotCounts(NamedTuple):
-    """Counts of a node's snapshots and hand-overs since its start, for its metrics."""
-
-    written: int
-    failed: Mapping[str, int]
-    """number of automatic snapshots that could not be written, by each of REASONS"""
-    age_s: float | None
-    """since the last one was taken that is on disk, or since the start; None if none are due"""
-    refused: bool
-    """whether the node has started without its snapshot, because it could not be used"""
-    hand_overs: Mapping[str, int]
-    """number of hand-overs by outcome"""
-    handed_over: bool
-
-
 class Packed(NamedTuple):
     """A snapshot that was packed, and written if it has a path."""
 
@@ -201,7 +186,7 @@ def read_file(path: Path) -> bytes:
 
 
 def pack(snapshot: Snapshot, path: Path | None) -> Packed:
-    """Write a snapshot, or keep its bytes, in pieces: the interpreter's lock is held for none of them for long."""
+    """Write a snapshot, or keep its bytes, in pieces, so that no piece holds the interpreter's lock for long."""
     begin_s, digest = time.perf_counter(), hashlib.sha256()
     parts = [memoryview(part) for part in snapshot.parts()]
     pieces = [part[at : at + PIECE_BYTES] for part in parts for at in range(0, part.nbytes, PIECE_BYTES)]
@@ -252,16 +237,11 @@ class _Pending:
 class Snapshots:
     """Takes and restores the snapshots of one node. `output` publishes what they change, and has each camera's counts.
 
-    All methods but `describe` and `counts` are for the thread of the main loop. `close` ends the writing thread.
+    All methods but `describe` are for the thread of the main loop. `close` ends the writing thread.
     Raises SettingsError if snapshot.path is a folder.
     """
 
-    def __init__(
-        self,
-        settings: SnapshotSettings,
-        perception: Perception,
-        output: Output,
-    ) -> None:
+    def __init__(self, settings: SnapshotSettings, perception: Perception, output: Output) -> None:
         self._folder = SnapshotFolder(settings.path)
         self.confirm_s = settings.confirm_s
         self._settings, self._perception, self._output = settings, perception, output
@@ -273,7 +253,8 @@ class Snapshots:
         self._automatic: _Pending | None = None
         self._requested: _Pending | None = None
         self._next_s = self._good_s = time.monotonic()
-        self._failed: Mapping[str, int] = dict.fromkeys(REASONS, 0)
+        self.failed: Mapping[str, int] = dict.fromkeys(REASONS, 0)
+        """Number of automatic snapshots that could not be written, by reason."""
         self._status: dict[str, Any] = {
             "path": None if settings.path is None else str(settings.path),
             "restored": None,
@@ -308,18 +289,11 @@ class Snapshots:
         state = self.hand_over_state
         return {**self._status, "handed_over": state.is_over, "hand_over": state.describe()}
 
-    def counts(self) -> SnapshotCounts:
-        """Return the counts for the metrics. Any thread may call it."""
-        state = self.hand_over_state
-        due = self._settings.path is not None and not (state.waits or state.is_over)
-        return SnapshotCounts(
-            self._status["saved"],
-            self._failed,
-            time.monotonic() - self._good_s if due else None,
-            self._status["refused"] is not None,
-            state.outcomes,
-            state.is_over,
-        )
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the snapshot on disk was taken, or since the start; None if none are due. For any thread."""
+        is_due = self.keeps and not (self.hand_over_state.waits or self.hand_over_state.is_over)
+        return time.monotonic() - self._good_s if is_due else None
 
     def turn(self) -> None:
         """Take the automatic snapshot if it is due, and note what the thread has finished. Call it between frames."""
@@ -565,7 +539,7 @@ class Snapshots:
             self._ids.allow(job.limits, durable=True)
             return
         reason, error = find_reason(failure), explain_failure(failure)
-        self._failed = {**self._failed, reason: self._failed[reason] + 1}
+        self.failed = {**self.failed, reason: self.failed[reason] + 1}
         if self._status["error"] is None:
             log.error("%s", error)
         self._status["error"] = str(error)
@@ -697,7 +671,7 @@ def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> 
 def _confirm(source: str, security: Security | None, token: str, node: str, patience_s: float) -> str | None:
     """Confirm a hand-over of `node`, once or for `patience_s`. Return its state there; None without an answer.
 
-    ANOTHER is the state of a node that has begun another hand-over since, UNKNOWN that of another process.
+    ANOTHER means that the node has begun another hand-over since, UNKNOWN that it is another process.
     """
     deadline_s = time.monotonic() + patience_s
     with ControlClient(source, ASK_MS, security) as control:

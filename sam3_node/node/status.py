@@ -160,7 +160,7 @@ class CameraStats:
 
     Frames that were `too_old`, or whose clock was ahead of the node's, are among the skipped ones. Frames whose masks
     were `withheld`, and those that took longer than `budget_ms` from their arrival, `over_budget`, are among the
-    stepped ones. `epoch` is that of the camera's ids. `silent_s` returns the seconds since its last frame arrived.
+    stepped ones. `epoch` is the epoch of the camera's ids. `silent_s` returns the seconds since its last frame arrived.
     `age` is the time from capture to the start of the frame's step. `latency` is the time from capture to the
     publication of the masks. If the camera's clock is not Unix time, both count from the frame's arrival. `arrival` is
     the time from capture to arrival, which contains the difference of the two clocks; Unix time only.
@@ -367,6 +367,16 @@ class CameraStatus:
         tracks = Counter(status.state for status in objects)
         return cls(stats, len(objects), pipeline.turned_away, pipeline.cache_usage, tracks)
 
+    @property
+    def bank_bytes(self) -> int:
+        """Memory of the bank, allocated once."""
+        return self.cache["bank_bytes"]
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory of the features kept for prompts on past frames."""
+        return self.cache["cached_bytes"]
+
     def describe(self, offset_ns: int | None = None) -> dict[str, Any]:
         """Return the counts, the number of objects and of detections that found no free slot, and the cache's usage."""
         own = {"objects": self.objects, "turned_away": self.turned_away}
@@ -502,7 +512,7 @@ class Output:
         log.info("rss %.0f MB, %d frames rejected", rss_bytes() / 1e6, frames_rejected)
 
     def take_status(self) -> None:
-        """Replace the status by that of now."""
+        """Replace the status with the present one."""
         cameras = {
             camera: CameraStatus.take(self.stats[camera], pipeline)
             for camera, pipeline in self.perception.pipelines.items()

@@ -64,7 +64,7 @@ class Publisher(SocketOwner):
     `newest` never waits. A peer that is too slow misses the messages beyond a short queue. A thread publishes a beat
     every BEAT_S seconds, by which subscribers tell an idle publisher from one that hangs. `every` waits for a peer and
     for space in its queue. With several peers, each message goes to one of them. Only one thread at a time may use a
-    publisher. `security` has the key of `role`; its default is that of the environment.
+    publisher. `security` has the key of `role`; it defaults to the environment.
     """
 
     role = ""
@@ -343,12 +343,12 @@ class NewestMasks:
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._arrived:
-            while (found := find()) is None and not self._closed:
+            while (result := find()) is None and not self._closed:
                 left_s = None if deadline_s is None else deadline_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     break
                 self._arrived.wait(left_s)
-        return found
+        return result
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` after each arrival and at the end, in the thread that receives. It must not raise."""

@@ -1,7 +1,7 @@
 """Sockets for cameras of other protocols: a subscriber of a server, and a hub that senders connect to.
 
-Their messages are handed over as they came, at most MAX_KEPT of those that wait: a reader that is slower than a flood
-gets the newest, and one sender's flood leaves those of the others. CONFLATE keeps one part of one camera.
+Messages are passed on as they came, at most MAX_KEPT of the waiting ones. A reader that is slower than a flood gets the
+newest messages, and the flood of one sender leaves the messages of the others. CONFLATE would keep one part only.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class ForeignHub(SocketOwner):
             self._failure = error
 
     def _receive(self) -> Iterator[SentMessage]:
-        """Receive and answer the waiting messages, at most those of one turn."""
+        """Receive and answer at most MAX_PER_TURN waiting messages."""
         read: Counter[int] = Counter()
         parts: list[memoryview] | None = []
         for _ in range(MAX_PER_TURN):

@@ -475,11 +475,11 @@ class Authenticator:
         if key is not None and key.role not in CLIENT_ROLES:
             return f"the key {key} was refused: its role may not connect here"
         if key is not None:
-            limit, found = CAPS[key.role].connections, self._guard.count_connections()
-            if found <= limit:
+            limit, count = CAPS[key.role].connections, self._guard.count_connections()
+            if count <= limit:
                 return None
             return (
-                f"the key {key} was refused: its role may connect up to connection {limit}, this was {found}"
+                f"the key {key} was refused: its role may connect up to connection {limit}, this was {count}"
             )
         revoked = self._folder.revoked().get(public)
         if revoked is not None:

@@ -74,7 +74,7 @@ class MaskPairing:
 
     @property
     def cameras(self) -> Sequence[str]:
-        """Names of the cameras, that of the newest message last."""
+        """Names of the cameras, ordered by their newest message."""
         return list(self._cameras)
 
     def accept(self, parts: Sequence[memoryview]) -> MaskPair | None:

@@ -142,7 +142,7 @@ class Receiver(SocketOwner, Generic[M]):
                 source.close()
 
     def _read(self, source: ReconnectingSocket) -> Iterator[Message]:
-        """Yield the waiting messages, at most those of one turn, without beats."""
+        """Yield the waiting messages, at most `per_turn`, without beats."""
         for _ in range(self._per_turn):
             parts = receive_parts(source.socket)
             if parts is None or self._closing:

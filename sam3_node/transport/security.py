@@ -78,7 +78,7 @@ class ServerKeys(NamedTuple):
     own: KeyPair
 
     def apply(self, socket: Socket) -> None:
-        """Make the socket a CURVE server. Without a handler of ZAP in its context it then accepts nobody."""
+        """Make the socket a CURVE server. It then accepts no peer without a handler of ZAP in its context."""
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.own.secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
@@ -282,7 +282,7 @@ class KeyFolder:
     def authorised(self) -> Mapping[str, Key]:
         """Return the authorised keys by their public key, as they are now.
 
-        Nobody is authorised by a folder that is absent or that other users may change, or by a damaged file.
+        A folder that is absent or that other users may change authorises no key, and neither does a damaged file.
         """
         return self._read("authorised")
 
@@ -309,15 +309,15 @@ class KeyFolder:
             return pair
         pairs = [self._read_pair(path) for path in sorted(self.path.glob("*.secret"))]
         for role in roles:
-            found = [pair for pair in pairs if pair.key.role == role]
+            fitting = [pair for pair in pairs if pair.key.role == role]
             if role == "camera" and camera:
-                found = [pair for pair in found if camera in pair.key.cameras] or [
-                    pair for pair in found if pair.key.may_send(camera)
+                fitting = [pair for pair in fitting if camera in pair.key.cameras] or [
+                    pair for pair in fitting if pair.key.may_send(camera)
                 ]
-            if len(found) == 1:
-                return found[0]
-            if found:
-                names = ", ".join(pair.key.name for pair in found)
+            if len(fitting) == 1:
+                return fitting[0]
+            if fitting:
+                names = ", ".join(pair.key.name for pair in fitting)
                 raise AuthenticationError(
                     f"expected one secret key of role {role} in {self.path}, found {names}; choose one with"
                     " transport.key"
@@ -330,21 +330,21 @@ class KeyFolder:
 
     def find_server(self, role: str, name: str = "") -> Key:
         """Return the authorised key `name` of `role`, or the only one. Raises AuthenticationError if there is none."""
-        found = [
+        keys = [
             key for key in self.authorised().values() if key.role == role and (not name or key.name == name)
         ]
-        if len(found) == 1:
-            return found[0]
+        if len(keys) == 1:
+            return keys[0]
         wanted = f"the key {name}" if name else "one key"
         raise AuthenticationError(
             f"expected {wanted} of role {role} in {self.path / 'authorised'}, found"
-            f" {', '.join(sorted(key.name for key in found)) or 'none'}"
-            f"{'' if found else self._describe_revoked((role,), name)}; "
+            f" {', '.join(sorted(key.name for key in keys)) or 'none'}"
+            f"{'' if keys else self._describe_revoked((role,), name)}; "
             + (
                 "name the camera of each endpoint in transport.camera_keys"
-                if len(found) > 1 and role == "camera"
+                if len(keys) > 1 and role == "camera"
                 else "keep one of them"
-                if found
+                if keys
                 else "copy its .pub file here"
             )
         )
@@ -393,8 +393,8 @@ class KeyFolder:
         names = {
             key.name.partition("~")[0] for key in self.revoked().values() if not roles or key.role in roles
         }
-        found = sorted(names & {name} if name else names)
-        return f" ({', '.join(found)} {'was' if len(found) == 1 else 'were'} revoked)" if found else ""
+        revoked = sorted(names & {name} if name else names)
+        return f" ({', '.join(revoked)} {'was' if len(revoked) == 1 else 'were'} revoked)" if revoked else ""
 
     def _read(self, name: str) -> Mapping[str, Key]:
         """Return the keys in a folder, which is scanned if its time is new or of just now, or the last scan is old."""

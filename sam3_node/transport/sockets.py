@@ -367,7 +367,7 @@ def _has_ipv6_only(host: str) -> bool:
 
     def look_up() -> None:  # it may take long, and cannot be ended
         with suppress(OSError, UnicodeError):
-            families.update(found[0] for found in posix.getaddrinfo(host, None))
+            families.update(address[0] for address in posix.getaddrinfo(host, None))
 
     thread = threading.Thread(target=look_up, name=f"look up {host}", daemon=True)
     thread.start()
@@ -390,7 +390,7 @@ def check_ipc_free(endpoint: str) -> None:
         try:
             probe.connect(path)
         except OSError as error:
-            # its queue is full, or it is a socket of datagrams: somebody is there
+            # its queue is full, or it is a socket of datagrams: a process is there
             is_used = error.errno in (errno.EAGAIN, errno.EPROTOTYPE) or isinstance(error, TimeoutError)
         else:
             is_used = True
@@ -401,20 +401,12 @@ def check_ipc_free(endpoint: str) -> None:
     except (OSError, ValueError):
         return
     if not stat.S_ISSOCK(mode):
+        kinds = {"-": "file", "d": "folder", "l": "symbolic link", "p": "FIFO"}
+        kind = kinds.get(stat.filemode(mode)[0], "device")
         raise TransportError(
-            f"cannot bind {endpoint}: {path} is a {_describe_kind(mode)}, and only an abandoned socket is replaced; "
-            "choose another path, or move it away"
+            f"cannot bind {endpoint}: {path} is a {kind}, and only an abandoned socket is replaced; choose another path,"
+            " or move it away"
         )
-
-
-def _describe_kind(mode: int) -> str:
-    kinds = (
-        (stat.S_ISREG, "file"),
-        (stat.S_ISDIR, "folder"),
-        (stat.S_ISLNK, "symbolic link"),
-        (stat.S_ISFIFO, "FIFO"),
-    )
-    return next((name for is_kind, name in kinds if is_kind(mode)), "device")
 
 
 def _in_use_error(endpoint: str) -> TransportError:

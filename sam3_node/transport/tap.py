@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 class PosePublisher(Publisher):
     """A publisher of poses on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
 
-    It is a context manager. Raises TransportError when the endpoint is malformed or in use. The default of `security`
-    is that of the environment.
+    It is a context manager. Raises TransportError when the endpoint is malformed or in use. `security`
+    defaults to the environment.
     """
 
     role = "robot"
