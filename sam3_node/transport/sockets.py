@@ -404,8 +404,8 @@ def check_ipc_free(endpoint: str) -> None:
         kinds = {"-": "file", "d": "folder", "l": "symbolic link", "p": "FIFO"}
         kind = kinds.get(stat.filemode(mode)[0], "device")
         raise TransportError(
-            f"cannot bind {endpoint}: {path} is a {kind}, and only an abandoned socket is replaced; choose another path,"
-            " or move it away"
+            f"cannot bind {endpoint}: {path} is a {kind}, and only an abandoned socket is replaced; choose another"
+            " path, or move it away"
         )
 
 
