@@ -1,4 +1,4 @@
-"""What the node says about itself: verdicts for probes, counts and times of each camera, and its status.
+"""Keep what the node says about itself: verdicts for probes, counts and times of each camera, and its status.
 
 The thread of the main loop writes, any thread reads. `Output` also publishes masks and events, so that the status
 contains the effect of each.

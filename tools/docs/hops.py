@@ -55,7 +55,7 @@ class Calls:
 
 
 class Profile:
-    """Counts calls while it is told to; a profile function of `sys.setprofile`."""
+    """A profile function for `sys.setprofile`, which counts calls within `counting` and `count_frames`."""
 
     def __init__(self) -> None:
         self._calls: Calls | None = None
@@ -171,6 +171,7 @@ def main() -> None:
                     for function, number in calls.functions.most_common():
                         print(f"  {number / frames:6.1f}  {function}")
                     print("  deepest:", *calls.deepest, sep="\n    ")
+    sys.setprofile(None)
 
 
 if __name__ == "__main__":
