@@ -22,7 +22,7 @@ from sam3_node.transport import ControlServer
 from sam3_node.types import MaskFrame, finish
 from sam3_node.wire import Fields
 from tests.node.test_warm_restart import keeper, served, with_object
-from tests.support.health_rig import ask
+from tests.support.near_node import ask
 from tests.support.node_frames import picture
 from tests.support.node_rig import READY_S, Process, Rig, ids, masks_where, until
 from tests.support.relay import Relay
