@@ -1,4 +1,4 @@
-"""The cameras that a node serves: their frames and robot poses, and what is decided by time.
+"""Receive the frames of a node's cameras and the robot's poses, and decide what is in time.
 
 `AgeLimits` keeps policies from acting on what is long past, `CatchUpPace` lets objects that were prompted on a past
 frame catch up beside live frames, `DecodeAhead` prepares the next frame during a step.
@@ -49,7 +49,7 @@ Prepare = Callable[[Frame], PreparedFrame]
 
 
 class Cameras:
-    """The cameras of a node: their frames, the limits on the age of these, the pace of catching up, and robot poses.
+    """The cameras of a node: frames, limits on their age, the pace of catching up, and robot poses.
 
     `connect` opens the sockets. The attributes are for the thread of the main loop, but any thread may read the counts
     of `frames`.
@@ -106,7 +106,7 @@ class AgeLimits:
         self._steps_ns: deque[int] = deque(maxlen=STEPS)
 
     def check_frame(self, received: ReceivedFrame) -> Refusal | None:
-        """Return the reason not to step a frame, None if it is to be stepped now."""
+        """Return the reason to skip a frame; None to step it."""
         frame = received.frame
         origin_ns = frame.capture_ns if frame.clock == "system" else received.received_ns
         age_ns = time.time_ns() - origin_ns
@@ -124,7 +124,7 @@ class AgeLimits:
         return None
 
     def check_masks(self, masks: MaskFrame, step_ns: int) -> str | None:
-        """Return the reason to withhold masks that a step of `step_ns` gave, None if they are to be published."""
+        """Return the reason to withhold the masks of a step of `step_ns`; None to publish them."""
         # before the first step, there is none to compare with
         median_ns = int(statistics.median(self._steps_ns)) if self._steps_ns else 0
         limit_ns = self._max_age_ns + MEDIAN_STEPS * median_ns
@@ -138,11 +138,10 @@ class AgeLimits:
 class CatchUpPace:
     """Measures steps, slices and the arrival of frames, and says whether a slice may begin. Times are in ns.
 
-    A slice is one frame of one object's way. It is begun if its usual time fits before the next frame is expected. So
-    that an object arrives although nothing ever fits, each step, which adds a frame to its way, makes slices due that
-    shorten it by two. A due slice is done in any case, and so is one with which an object arrives: a click on a frame
-    that has just been succeeded takes one slice.
-    With lossless delivery (`live` False), frames wait for the node, so slices need not fit.
+    A slice is one frame of one object's way. A slice begins if its usual time fits before the next expected frame. Each
+    step adds a frame to the way and makes slices due that shorten it by two, so an object arrives even if nothing ever
+    fits. A due slice always runs. So does the last slice of a way: a click on the frame before the newest takes one
+    slice. With lossless delivery (`live` False), frames wait for the node, so slices need not fit.
     """
 
     def __init__(self, live: bool) -> None:
@@ -155,7 +154,7 @@ class CatchUpPace:
         self._slices = 0
 
     def note_frame(self, camera: str, received_ns: int, skipped: int) -> None:
-        """Note a frame that was taken, and the number of frames between it and the one before."""
+        """Note a frame that was taken, and the number of frames skipped before it."""
         before_ns = self._arrivals_ns.get(camera)
         self._arrivals_ns[camera] = received_ns
         if before_ns is not None:
@@ -163,7 +162,7 @@ class CatchUpPace:
             intervals.append(max(0, received_ns - before_ns) / (skipped + 1))
 
     def note_step(self, catch_ups: CatchUps, step_ns: int, now_ns: int) -> None:
-        """Note a step of a camera and the usual time of one, and choose the stride of its objects that begin next."""
+        """Note a step of a camera and the usual step time, and choose the stride of the next objects that catch up."""
         self._step_ns = step_ns
         if catch_ups.behind:
             self._due += FRAMES_PER_STEP / (catch_ups.get_stride() or 1)
@@ -232,8 +231,8 @@ class CatchUpPace:
 class DecodeAhead(Closeable):
     """Prepares the frame that waits to be taken next, in a thread, while a step runs.
 
-    Frames are not taken early: if a newer frame replaces one that is prepared, the newer one is prepared, too, and the
-    other is forgotten. So the newest frame wins, and ages are as they were.
+    Frames are not taken early. If a newer frame replaces a prepared one, the thread prepares the newer one and forgets
+    the other. So the newest frame wins, and ages do not change.
     """
 
     def __init__(self, peek: Peek, prepare: Prepare) -> None:
@@ -255,7 +254,7 @@ class DecodeAhead(Closeable):
             self._set_stepping(False)
 
     def take(self, frame: Frame) -> PreparedFrame | None:
-        """Return what is prepared of a frame that was taken, and wait if it is in work; None if there is nothing."""
+        """Return the prepared form of a frame that was taken, after waiting for work on it; None if there is none."""
         with self._changed:
             self._changed.wait_for(lambda: self._busy_with is not frame)
             prepared, self._prepared = self._prepared, None

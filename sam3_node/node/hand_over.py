@@ -1,11 +1,11 @@
-"""The hand-over of a node's work to a successor, so that two nodes never work with the same epochs.
+"""Hand a node's work over to a successor, so that two nodes never work with the same epochs.
 
 1. `hand_over`: this node pauses, and the successor fetches its state.
 2. `confirm_hand_over`: the successor has the state on disk. This node deletes its own snapshot, never works with these
    epochs again, and only then answers. The successor publishes with these epochs only after this answer.
 
-If the successor is silent for `confirm_s`, this node works on with the same ids, and refuses a later confirmation. A
-successor that gets no answer cannot know which of the two has happened, so it begins new epochs.
+If the successor is silent for `confirm_s`, this node keeps serving with the same ids, and refuses a later confirmation.
+A successor that gets no answer cannot know which of the two has happened, so it begins new epochs.
 """
 
 from __future__ import annotations

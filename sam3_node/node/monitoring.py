@@ -1,7 +1,7 @@
-"""The health server: an HTTP server for probes, and the node's figures in the format of Prometheus.
+"""Serve probes over HTTP, and the node's figures in the format of Prometheus.
 
-It is no web server: a thread answers GET, bounded in connections, bytes and time. Each connection carries one request,
-and each answer is a small text that is made at once. Metrics are made when they are asked for: the loop only counts.
+A thread answers GET and bounds connections, bytes and time. Each connection carries one request, and each answer is a
+small text. A request for metrics makes them: the loop only counts.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ Pages = Mapping[str, Callable[[str], Page]]
 class HealthServer(Closeable):
     """Serves `pages` at `bind`, HOST:PORT. `url` has the port that was bound. A context manager.
 
-    At MAX_CONNECTIONS the oldest connection is closed for a new one, so that slow peers keep no probe out; each is
-    closed after MAX_CONNECTION_S. Raises SettingsError for a malformed address, TransportError for one that is taken.
+    At MAX_CONNECTIONS a new connection closes the oldest, so that slow peers keep no probe out. Each connection lasts
+    MAX_CONNECTION_S at most. Raises SettingsError for a malformed address, TransportError for one that is taken.
     """
 
     def __init__(self, bind: str, pages: Pages) -> None:
@@ -124,7 +124,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__(address, _Handler)
 
     def get_request(self) -> Any:
-        """Accept a connection. Wait a moment where that fails, such as for want of descriptors."""
+        """Accept a connection. Wait a moment if that fails, such as without free descriptors."""
         try:
             return super().get_request()
         except OSError:

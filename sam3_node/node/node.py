@@ -1,4 +1,4 @@
-"""The node process: receive the newest frame, run the frame step, publish the masks, and answer requests in between."""
+"""Run the node: receive the newest frame, step it, publish the masks, and answer requests in between."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ CHORES_EVERY_S = 1.0
 class Node:
     """Serves the frames of up to `tracker.max_cameras` cameras with one model. A context manager.
 
-    Raises TransportError, ModelError or EngineError if it cannot start. Once it runs, no frame and no request stops it;
-    only a GPU that has failed does, with DeviceError, because no later frame could succeed.
+    Raises TransportError, ModelError or EngineError if it cannot start. Once it runs, no frame and no request stops it.
+    Only a failed GPU does, with DeviceError, because no later frame could succeed.
     """
 
     perception: Perception
@@ -218,7 +218,7 @@ class Node:
             self.output.log_counts(self.cameras.frames.rejected)
 
     def _answer_requests(self, timeout_ms: int = 0) -> None:
-        """Answer waiting requests while the budget lasts: at least one, and none that would probably exceed it."""
+        """Answer at least one waiting request, and more while the budget probably suffices."""
         self.health.watchdog.turn()
         left_s, longest_s = self._request_budget_s, 0.0
         received = self._control.receive(timeout_ms)
@@ -242,7 +242,7 @@ class Node:
             raise DeviceError(reply.error.message)
 
     def _catch_up(self) -> None:
-        """Track an object that was prompted on a past frame on a frame after it; go on while that is due."""
+        """Let an object that was prompted on a past frame catch up by a slice; repeat while slices are due."""
         pace, pipelines = self.cameras.pace, self.perception.pipelines.values()
         while (pipeline := pace.choose(pipelines, time.time_ns(), self._frame_waits)) is not None:
             begin_ns = time.perf_counter_ns()
@@ -302,7 +302,7 @@ class Node:
                 cameras.pace.note_step(pipeline.catch_ups, round(1e9 * step_s), time.time_ns())
 
     def _admit(self, received: ReceivedFrame) -> Pipeline | None:
-        """Return the pipeline of the frame's camera; None for a frame to skip."""
+        """Return the pipeline of the frame's camera; None to skip the frame."""
         camera = received.frame.camera
         pipeline = self.perception.pipelines.get(camera) or self._serve(camera)
         if pipeline is not None and (refusal := self.cameras.ages.check_frame(received)) is not None:
@@ -354,7 +354,7 @@ class HeapTrimmer:
         self._next_s = time.monotonic() + TRIM_EVERY_S
 
     def turn(self) -> None:
-        """Trim the heap if it is time to. It takes 2 to 4 ms for a heap of 300 MB."""
+        """Trim the heap every TRIM_EVERY_S, which takes 2 to 4 ms for a heap of 300 MB."""
         now_s = time.monotonic()
         if self._trim is not None and now_s >= self._next_s:
             self._next_s = now_s + TRIM_EVERY_S

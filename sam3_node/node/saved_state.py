@@ -1,4 +1,4 @@
-"""The saved state of a node: its snapshots, from which it continues after a crash, and from which another takes over.
+"""Save and restore the state of a node: it continues from its snapshot after a crash, and another node can take over.
 
 The state is copied between two frames, in the thread of the main loop. A thread packs and writes the copy. A node that
 takes over writes the state to its own snapshot before it confirms: from then on a start finds it there, whatever
@@ -91,7 +91,7 @@ class Saved(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes, source: str) -> Self:
-        """Read the bytes of a snapshot. Raises SnapshotError for other ones."""
+        """Read the bytes of a snapshot. Raises SnapshotError for damaged ones."""
         return cls(source, Snapshot.unpack(data, source), data)
 
     @property
@@ -152,7 +152,7 @@ class SnapshotFolder:
         return path
 
     def list_names(self) -> list[str]:
-        """Return the names that there are."""
+        """Return the names of the named snapshots."""
         assert self._path is not None
         paths = self._path.parent.glob(f"*{SUFFIX}")
         return sorted(path.stem for path in paths if path != self._path)

@@ -1,4 +1,4 @@
-"""Publishers and subscribers of frames and masks, and the newest masks of each camera.
+"""Publish and receive frames and masks, and keep the newest masks of each camera.
 
 Delivery is live (`newest`: PUB/SUB, stale messages are skipped) or lossless (`every`: PUSH/PULL).
 """

@@ -1,4 +1,4 @@
-"""Sockets for cameras of other protocols: a subscriber of a server, and a hub that senders connect to.
+"""Open sockets for cameras of other protocols: a subscriber of a server, and a hub that senders connect to.
 
 Messages are passed on as they came, at most MAX_KEPT of the waiting ones. A reader that is slower than a flood gets the
 newest messages, and the flood of one sender leaves the messages of the others. CONFLATE would keep one part only.

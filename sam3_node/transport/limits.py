@@ -1,4 +1,4 @@
-"""Limits of a bound socket: a guard that cuts off greedy peers, the rights of keys, and the answers about new peers.
+"""Limit a bound socket: a guard cuts off greedy peers, keys have rights, and an authenticator admits new peers.
 
 libzmq bounds a message part, but not the parts of a message, the subscriptions of a peer, or what peers send before the
 owner of the socket looks at it. The kernel counts the bytes of each TCP connection, so a thread reads those counts.

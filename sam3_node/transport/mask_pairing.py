@@ -1,4 +1,4 @@
-"""Pairing of masks with the frames that they belong to, for processes that show both.
+"""Pair masks with the frames that they belong to, for processes that show both.
 
 Masks come later than their frame, and may overtake it where the frame is large. What is shown together is always one
 frame and its own masks.

@@ -194,8 +194,8 @@ C = TypeVar("C", bound=FromCamera)
 class CameraInbox(Generic[C]):
     """The messages of cameras that wait for their taker: the parts of a Receiver of them, and where it stores them.
 
-    `newest` keeps the newest message of each of at most `max_cameras` cameras. Of the messages of a turn, the newest of
-    each topic is unpacked only, so that older ones of a flooding camera cost no more than their reading. `every` keeps
+    `newest` keeps the newest message of each of at most `max_cameras` cameras. It unpacks only the newest message of
+    each topic in a turn, so that a flooding camera costs no more than the reading of its older messages. `every` keeps
     all messages in order, and lets the receiver stop while EVERY_CAPACITY of them wait, which finally blocks the
     publisher. CameraNames says which names are received, and from which endpoint.
     """
@@ -457,7 +457,7 @@ class CameraNames:
             return replaced
 
     def expect(self, cameras: Iterable[str]) -> None:
-        """Keep free places for cameras that will be heard, as if they had been heard now. Any thread may call it."""
+        """Keep free places for cameras that are not heard yet, as if they had just been heard. For any thread."""
         with self._changing:
             for camera in cameras:
                 if len(self._bindings) < self.capacity:

@@ -1,4 +1,4 @@
-"""Encryption and authentication of a process's sockets: which keys each socket has and expects, and the key folder.
+"""Encrypt and authenticate a process's sockets: the keys that each socket has and expects, and the key folder.
 
 Sockets that bind are CURVE servers, sockets that connect are CURVE clients. A client expects the key of the node,
 camera or robot at the other end, so no other process can take its place.

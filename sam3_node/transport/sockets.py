@@ -1,4 +1,4 @@
-"""ZeroMQ sockets with the options of this package: fast reconnects, bounded messages, input that never stops.
+"""Open ZeroMQ sockets with fast reconnects, bounded messages, and input that never stops.
 
 libzmq 4.3.5 aborts the process (`Assertion failed: !_io_error`) when three things meet. A receive queue is full, so the
 input of its connection is stopped. The peer goes away. Then a heartbeat is due, or a PING of the peer is among the
@@ -99,10 +99,9 @@ log = logging.getLogger(__name__)
 
 
 class SocketOwner(Closeable):
-    """Base of types that own sockets. They serve the process that made them, and no other one that is forked from it.
-
-    libzmq's threads are not there after a fork, so a call would wait without end. To close the owner there must not
-    touch what it shares with the first process: its pipes, which would wake the threads of that process.
+    """Base of types that own sockets. They serve the process that made them, and no process forked from it. libzmq's
+    threads do not survive a fork, so a call would wait forever. Closing the owner in a fork must not touch the shared
+    pipes, which would wake the threads of the first process.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
@@ -486,7 +485,7 @@ class ReconnectingSocket:
     """A socket that is connected to one endpoint. `alive` is true from the handshake with a peer to its loss.
 
     libzmq stops reconnecting when a peer violates the protocol or sends a part that is too large; `update` then
-    connects again. It does so, too, when a peer falls silent that has sent a beat on this connection or on the last:
+    connects again. It also connects again when a peer that has sent a beat on this connection or the last falls silent:
     that peer hangs. Peers without beats are not watched. Each socket has one endpoint, because monitor events may name
     the host by its address. With `keys`, it is connected only while the key of the other end is authorised.
     """

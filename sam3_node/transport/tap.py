@@ -1,4 +1,4 @@
-"""The tap of recorders, which receives all messages in the order of arrival, and the publisher and subscriber of poses.
+"""Tap all messages in the order of arrival, for recorders; publish and receive poses.
 
 There is one stream of poses for each frame, such as the gripper's in the robot's base.
 """
@@ -69,9 +69,9 @@ class PosePublisher(Publisher):
 class PoseSubscriber(Receiver[FramePose]):
     """A subscriber of poses: a thread collects all of them in the order of arrival, for `take`.
 
-    Poses are needed from before and after each image, so none is skipped: the newest MAX_POSES wait, of all frames or
-    of those in `frames`. It is a context manager. Raises TransportError for a malformed endpoint; the publisher may
-    start later.
+    Each image needs the poses before and after it, so the subscriber skips no pose: the newest MAX_POSES wait, of all
+    frames or of `frames` only. It is a context manager. Raises TransportError for a malformed endpoint; the publisher
+    may start later.
     """
 
     def __init__(self, endpoint: str, frames: Sequence[str] = (), security: Security | None = None) -> None:
