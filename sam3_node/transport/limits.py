@@ -1,17 +1,7 @@
-"""Events of a socket's monitor. The reader in pyzmq would import asyncio, which slows the start of a client.
-
-Cuts off peers that send more to a bound socket than its use needs.
+"""Limit a bound socket: a guard cuts off greedy peers, keys have rights, and an authenticator admits new peers.
 
 libzmq bounds a message part, but not the parts of a message, the subscriptions of a peer, or what peers send before the
 owner of the socket looks at it. The kernel counts the bytes of each TCP connection, so a thread reads those counts.
-Bytes alone do not tell the memory: libzmq takes 64 bytes for an empty part, which has 2 on the wire. So where the owner
-reports what it has read, the thread also watches the resident memory of the process while much has not been read.
-
-The rights of the owner of a key: the operations of its role, and how many requests and connections.
-
-The handler of ZAP (ZeroMQ RFC 27) of one bound socket: it admits authorised keys, and cuts off revoked ones.
-
-pyzmq's ThreadAuthenticator does not tell which key was refused, and does not look at keys after the handshake.
 """
 
 from __future__ import annotations
@@ -19,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import mmap
-import os
 import socket as posix
 import struct
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,27 +23,8 @@ import zmq
 from zmq.utils import z85
 
 from ..errors import BusyError, ForbiddenError
-from .keys import CLIENT_ROLES, MAX_KEYS, Key
-from .security import REFUSED, REVOKED, ServerKeys, Socket
-
-_HEAD = struct.Struct("=Hi")
-
-
-class MonitorEvent(NamedTuple):
-    """One event: its kind (zmq.EVENT_…) and the value that comes with it, such as a descriptor or an error."""
-
-    kind: int
-    value: int
-
-
-def read_event(monitor: Socket) -> MonitorEvent | None:
-    """Return the next event of a monitor; None if none waits."""
-    try:
-        head, _ = monitor.recv_multipart(zmq.NOBLOCK)
-    except zmq.Again:
-        return None
-    return MonitorEvent(*_HEAD.unpack(head))
-
+from .security import CLIENT_ROLES, MAX_KEYS, REFUSED, REVOKED, Key, ServerKeys
+from .sockets import WakePipe, read_event
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +38,12 @@ LARGE_SHARE = 1 / 8
 MAX_UNREAD_BYTES = 1 << 20
 """What peers have sent and the owner has not read may take 32 times this memory before memory is watched."""
 COMMANDS_PER_S = 64
-"""Bytes per second of a connection that may be commands of the protocol, which nobody reads."""
+"""Bytes per second of a connection that may be commands of the protocol, which the owner does not read."""
+BURST_S = 2.0
+"""Seconds of its rate that a key may use at once."""
+WATCH_MS = 500
+REFUSAL_LOG_EVERY_S = 1.0
+_ENDPOINT = "inproc://zeromq.zap.01"
 _BYTES_RECEIVED = struct.Struct("=Q")
 _BYTES_RECEIVED_OFFSET = 128  # of tcpi_bytes_received in Linux' struct tcp_info
 _OPENED_OR_CLOSED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
@@ -94,8 +69,9 @@ class ConnectionGuard:
     Each connection may send `bytes_per_s`. What all of them have sent beyond that must not exceed `max_bytes`: when it
     does, the connection that has sent most beyond its rate is shut down. What it sent counts on for a while, so a peer
     that connects again and again gets LARGE_SHARE of the budget. Each connection beyond MAX_CONNECTIONS is shut down.
-    With `watches_memory` the owner calls `count_read`, and the connection with most unread bytes is shut down when the
-    process grows by `max_growth_bytes` while more than MAX_UNREAD_BYTES are unread.
+    Bytes alone do not tell the memory: libzmq takes 64 bytes for an empty part, which has 2 on the wire. With
+    `watches_memory` the owner therefore calls `count_read`, and the connection with most unread bytes is shut down when
+    the process grows by `max_growth_bytes` while more than MAX_UNREAD_BYTES are unread.
     Needs Linux; elsewhere nothing is cut off.
     """
 
@@ -126,7 +102,7 @@ class ConnectionGuard:
         self._maybe_peers: dict[int, bool] = {}
         self._peers_changed = threading.Condition()
         self._counted, self._ended = threading.Event(), False
-        self._wake_reader, self._wake_writer = os.pipe()
+        self._wake = WakePipe()
         self._monitor = socket.get_monitor_socket(_EVENTS)
         self._thread = threading.Thread(target=self._run, name="connection guard", daemon=True)
         self._thread.start()
@@ -137,7 +113,7 @@ class ConnectionGuard:
         All that were accepted before the call count: the thread reads the events that wait. One thread may call it.
         """
         self._counted.clear()
-        os.write(self._wake_writer, b"\0")
+        self._wake.wake()
         if not self._ended:
             self._counted.wait()
         return len(self._connections) + len(self._local)
@@ -168,9 +144,8 @@ class ConnectionGuard:
         self._monitor.close(0)
 
     def release(self) -> None:
-        """Close the descriptors. Call it after `join`, when nobody counts connections any more."""
-        os.close(self._wake_writer)
-        os.close(self._wake_reader)
+        """Close the pipe. Call it after `join`, and after the last `count_connections`."""
+        self._wake.close()
 
     def _run(self) -> None:
         try:
@@ -190,9 +165,9 @@ class ConnectionGuard:
 
     def _read_events(self, timeout_ms: int | None) -> bool:
         """Update the connections. Return False once the monitor has stopped."""
-        sources: list[tuple[Any, int]] = [(self._monitor, zmq.POLLIN), (self._wake_reader, zmq.POLLIN)]
-        ready = dict(zmq.zmq_poll(sources, -1 if timeout_ms is None else timeout_ms))
-        is_asked = self._wake_reader in ready and bool(os.read(self._wake_reader, 1))
+        sources: list[tuple[Any, int]] = [(self._monitor, zmq.POLLIN), (self._wake.fileno(), zmq.POLLIN)]
+        zmq.zmq_poll(sources, -1 if timeout_ms is None else timeout_ms)
+        is_asked = self._wake.clear()  # before the events are read, all of which then count
         while (read := read_event(self._monitor)) is not None:
             event, descriptor = read
             if event == zmq.EVENT_MONITOR_STOPPED:
@@ -319,33 +294,32 @@ def _read_rss() -> int:
         return 0
 
 
-def _is_local(descriptor: int, shut_down: bool = False) -> bool:
-    """Return True if this is a connection that libzmq accepted over `ipc://`. The descriptor is not closed."""
+@contextlib.contextmanager
+def _borrow(descriptor: int) -> Iterator[posix.socket]:
+    """Yield a connection of libzmq, which stays open. Raises OSError if the descriptor is not a socket."""
+    connection = posix.socket(fileno=descriptor)
     try:
-        connection = posix.socket(fileno=descriptor)
-    except OSError:
-        return False
-    try:
-        is_local = connection.family == posix.AF_UNIX and bool(connection.getsockname())
-        if is_local and shut_down:
-            connection.shutdown(posix.SHUT_RDWR)
-        return is_local
-    except OSError:
-        return False
+        yield connection
     finally:
         connection.detach()
 
 
-def _inspect_tcp(descriptor: int, shut_down_peer: object = None) -> tuple[object, int] | None:
-    """Return peer and received bytes of a TCP connection of libzmq, or None if it is not open.
+def _is_local(descriptor: int, shut_down: bool = False) -> bool:
+    """Return True if this is a connection that libzmq accepted over `ipc://`."""
+    with contextlib.suppress(OSError), _borrow(descriptor) as connection:
+        is_local = connection.family == posix.AF_UNIX and bool(connection.getsockname())
+        if is_local and shut_down:
+            connection.shutdown(posix.SHUT_RDWR)
+        return is_local
+    return False
 
-    Shut it down if its peer is `shut_down_peer`. The descriptor belongs to libzmq and is not closed.
+
+def _inspect_tcp(descriptor: int, shut_down_peer: object = None) -> tuple[object, int] | None:
+    """Return peer and received bytes of a TCP connection of libzmq; None if it is not open.
+
+    Shut it down if its peer is `shut_down_peer`.
     """
-    try:
-        connection = posix.socket(fileno=descriptor)
-    except OSError:
-        return None
-    try:
+    with contextlib.suppress(OSError), _borrow(descriptor) as connection:
         peer = connection.getpeername()
         info = connection.getsockopt(posix.IPPROTO_TCP, posix.TCP_INFO, 256)
         if len(info) < _BYTES_RECEIVED_OFFSET + _BYTES_RECEIVED.size:
@@ -353,14 +327,7 @@ def _inspect_tcp(descriptor: int, shut_down_peer: object = None) -> tuple[object
         if shut_down_peer is not None and peer == shut_down_peer:
             connection.shutdown(posix.SHUT_RDWR)
         return peer, _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_OFFSET)[0]
-    except OSError:
-        return None
-    finally:
-        connection.detach()
-
-
-BURST_S = 2.0
-"""Seconds of its rate that a key may use at once."""
+    return None
 
 
 class Cap(NamedTuple):
@@ -437,17 +404,13 @@ class Rights:
             )
 
 
-WATCH_MS = 500
-REFUSAL_LOG_EVERY_S = 1.0
-_ENDPOINT = "inproc://zeromq.zap.01"
-
-
 class Authenticator:
-    """Answers the questions of libzmq about connecting peers, in a thread, from the folder of keys as it is now.
+    """Answers libzmq's questions about new peers (ZAP, ZeroMQ RFC 27), in a thread, from the key folder as it is now.
 
     libzmq does not tell which connection belongs to a key. When a key that was admitted is no longer authorised, or has
     another role, the guard therefore ends all connections, and the others connect again. For the same reason a role has
-    no connections of its own: its keys are admitted while the socket has few enough.
+    no connections of its own: its keys are admitted while the socket has few enough. pyzmq's ThreadAuthenticator does
+    not tell which key was refused, and does not look at keys after the handshake.
     """
 
     def __init__(self, context: zmq.Context[Any], keys: ServerKeys, guard: ConnectionGuard) -> None:
@@ -457,7 +420,7 @@ class Authenticator:
         self._folder, self._own, self._guard = keys.folder, keys.own.key, guard
         self._admitted: dict[str, Key] = {}
         self._next_log_s = 0.0
-        self._wake_reader, self._wake_writer = os.pipe()
+        self._stop = WakePipe()
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(_ENDPOINT)
@@ -469,19 +432,18 @@ class Authenticator:
         return self._folder.authorised().get(public or "")
 
     def close(self) -> None:
-        """Stop answering: libzmq then accepts nobody."""
-        os.write(self._wake_writer, b"\0")
+        """Stop answering: libzmq then accepts no peer."""
+        self._stop.wake()
         self._thread.join()
-        os.close(self._wake_writer)
-        os.close(self._wake_reader)
+        self._stop.close()
 
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake_reader, zmq.POLLIN)
+        poller.register(self._stop.fileno(), zmq.POLLIN)
         next_watch_s = 0.0
         with self._socket:
-            while self._wake_reader not in (ready := dict(poller.poll(WATCH_MS))):
+            while self._stop.fileno() not in (ready := dict(poller.poll(WATCH_MS))):
                 if self._socket in ready:
                     self._answer(self._socket.recv_multipart())
                 if time.monotonic() >= next_watch_s:
@@ -513,11 +475,11 @@ class Authenticator:
         if key is not None and key.role not in CLIENT_ROLES:
             return f"the key {key} was refused: its role may not connect here"
         if key is not None:
-            limit, found = CAPS[key.role].connections, self._guard.count_connections()
-            if found <= limit:
+            limit, count = CAPS[key.role].connections, self._guard.count_connections()
+            if count <= limit:
                 return None
             return (
-                f"the key {key} was refused: its role may connect up to connection {limit}, this was {found}"
+                f"the key {key} was refused: its role may connect up to connection {limit}, this was {count}"
             )
         revoked = self._folder.revoked().get(public)
         if revoked is not None:
