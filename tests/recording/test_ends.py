@@ -20,7 +20,7 @@ from tests.support.wire_examples import masks
 pytest.importorskip("mcap")
 pytest.importorskip("foxglove_schemas_protobuf")
 
-from sam3_node.bags.native.layout import RECORDING
+from sam3_node.bags.native import RECORDING
 from sam3_node.bags.native.reader import RecordingReader
 
 MEBIBYTE = 1 << 20

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("mcap")
 pytest.importorskip("foxglove_schemas_protobuf")
 
-from sam3_node.bags.native.layout import RING
+from sam3_node.bags.native import RING
 from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.errors import OutputError, ReplayError
 from sam3_node.recording.recorder import MessageRing, Trigger, run_record

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from sam3_node.transport import ControlServer, Security
-from sam3_node.transport.keys import KeyFolder
+from sam3_node.transport.security import KeyFolder
 from sam3_node.wire import Reply, Request
 
 TCP = "tcp://127.0.0.1:*"

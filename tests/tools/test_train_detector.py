@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sam3_node.detection.load import NANO, VOCABULARY, load_detector
+from sam3_node.detection.detectors import NANO, VOCABULARY, load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import CameraError, ModelError, OutputError
 from sam3_node.models.yolo.network import Predictions, anchors, load_yolo_world

@@ -41,16 +41,6 @@ def setting_table() -> str:
     return "\n\n".join(parts)
 
 
-def renamed_table() -> str:
-    """Return the table of old setting names, each with the present one."""
-    rows = [
-        [code(f"{section}.{old}"), code(f"{section}.{now}")]
-        for section, field in Settings.model_fields.items()
-        for old, now in getattr(field.annotation, "renamed", {}).items()
-    ]
-    return table(["old name", "present name"], rows)
-
-
 def _describe(option: Option) -> str:
     choices = ", ".join(map(code, option.choices))
     return f"{option.help} One of {choices}." if choices else option.help
@@ -175,7 +165,6 @@ def _line(left: str, right: str) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "settings": setting_table,
-    "renamed": renamed_table,
     "errors": error_table,
     "operations": operation_table,
     "outputs": output_table,

@@ -1,4 +1,4 @@
-"""Record names on rendered clips, fit their confidence, and write `sam3_node/tracking/name_calibration.py`.
+"""Record names on rendered clips, fit their confidence, and write `sam3_node/tracking/confidence_weights.py`.
 
     python -m tools.doubt.names out/scenes/names-fit -o out/doubt/names
 
@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from sam3_node.detection.base import Detector, prepare_prompts
-from sam3_node.detection.load import load_detector
+from sam3_node.detection.detectors import Detector, load_detector, prepare_prompts
 from sam3_node.errors import RequestError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
@@ -30,6 +29,7 @@ from sam3_node.tracking.names import FEATURES, estimate_name
 from sam3_node.types import NANOSECONDS, Frame, Instance
 from sam3_node.wire import encode_image
 from tools.command import errors_in_one_line, new_parser
+from tools.doubt.fit import TARGET, replace_part
 from tools.scenes.clips import Clip, list_clips, read_clip
 
 Floats = npt.NDArray[np.float64]
@@ -38,7 +38,6 @@ Ints = npt.NDArray[np.int64]
 
 RIDGE = 1e-3
 MIN_SHARE = 0.5  # of a mask's pixels that lie on the object
-TARGET = Path("sam3_node/tracking/name_calibration.py")
 
 
 class NameRecords(NamedTuple):
@@ -172,34 +171,27 @@ def describe_held_out(records: NameRecords, clip: Ints, sure: float, folds: int 
 
 
 def write(path: Path, weights: Floats, bias: float, neutral: Floats, sure: float, command: str) -> None:
-    """Write the table of weights."""
-    lines = [
-        '"""Weights of the confidence of names, fitted for the bundled detector by',
-        "",
-        f"    {command}",
-        "",
-        "Features as in `tracking.names.FEATURES`. Other detectors use them uncalibrated, without margins.",
-        '"""',
-        "",
-        f"BIAS = {bias:.4g}",
-        "WEIGHTS = {",
+    """Write the weights of names into the module of weights."""
+    margins = ", ".join(f'"{name}": {neutral[FEATURES.index(name)]:.2f}' for name in ("look", "thing"))
+    replace_part(
+        path,
+        f"# names: {command}",
+        f"NAME_BIAS = {bias:.4g}",
+        "NAME_WEIGHTS = {",
         *(
             f'    "{name}": {weight:.4g},'
             for name, weight in zip(FEATURES, weights, strict=True)
             if weight > 1e-4
         ),
         "}",
-        "NEUTRAL = {"
-        + ", ".join(f'"{n}": {neutral[FEATURES.index(n)]:.2f}' for n in ("look", "thing"))
-        + "}",
+        '"""Weights of `tracking.names.FEATURES`."""',
+        f"USUAL_MARGINS = {{{margins}}}",
         '"""Mean margins of right names, for detectors and phrases that have none."""',
-        f"SURE = {sure}",
+        f"SURE_NAME = {sure}",
         '"""Confidence below which a name is doubtful. It is chosen, see docs/objects-by-name.md."""',
-        'CALIBRATED_FOR = ("nano",)',
+        'NAMES_CALIBRATED_FOR = ("nano",)',
         '"""Names of the detectors whose detections the weights were fitted to."""',
-        "",
-    ]
-    path.write_text("\n".join(lines))
+    )
 
 
 def main() -> None:

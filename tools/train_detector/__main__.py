@@ -16,7 +16,7 @@ from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when torch is imported
 
-from sam3_node.detection.load import NANO
+from sam3_node.detection.detectors import NANO
 from tools.command import add_compute_options, choose_device, errors_in_one_line, new_parser, set_up_cpu
 from tools.train_nano.augment import OPENCLIPART, load_cutouts
 

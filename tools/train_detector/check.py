@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from sam3_node.detection.base import Detector
-from sam3_node.detection.load import VOCABULARY, load_detector
+from sam3_node.detection.detectors import VOCABULARY, Detector, load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import require
 from sam3_node.types import Detection, Image

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sam3_node.detection.load import VOCABULARY
+from sam3_node.detection.detectors import VOCABULARY
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import ModelError
 from sam3_node.models.yolo.network import (

@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 
 from sam3_node.calibration.boards import Board
-from sam3_node.calibration.bundle import View, expected_covariance
+from sam3_node.calibration.bundle import BoardView, expected_covariance
 from sam3_node.calibration.hand_eye import (
     REFINED,
     HandEyeResult,
@@ -76,7 +76,7 @@ def read_focal(path: Path, name: str) -> float:
 
 
 def show_errors(
-    figures: Figures, name: str, result: IntrinsicsResult, views: Sequence[View], size: tuple[int, int]
+    figures: Figures, name: str, result: IntrinsicsResult, views: Sequence[BoardView], size: tuple[int, int]
 ) -> None:
     flat = calibrate_intrinsics(views, result.board, size, shape=False)
     figures.add(f"{name}: held-out error, board taken as flat", flat.held_out_px, "px")

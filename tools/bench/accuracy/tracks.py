@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sam3_node.detection.base import Detector, prepare_prompts
+from sam3_node.detection.detectors import Detector, prepare_prompts
 from sam3_node.errors import CameraError, RequestError
 from sam3_node.models import TrackerModel
 from sam3_node.perception.perception import load_configured_detector, load_model

@@ -26,7 +26,7 @@ from sam3_node.engines.build import OBJECTS_A_CALL
 from sam3_node.engines.export import export
 from sam3_node.engines.quantize import Scales, export_quantised, find_layers, weights_digest
 from sam3_node.engines.specs import tracker_stages
-from sam3_node.engines.tensorrt.build import build
+from sam3_node.engines.tensorrt.builder import build
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import set_image_size
 from tools.bench.common import Figures, make_parser
@@ -122,7 +122,7 @@ def report_plans(
         if variant.endswith(FP8):
             amax = dict.fromkeys(find_layers(model.encode_stage), AMAX)
             scales = Scales(model=model.name, digest=weights_digest(model), frames=1, amax=amax)
-            export_quantised(model, scales, None, path)
+            export_quantised(model, scales, path)
         else:
             export(stage, path)
         for gpu in gpus:

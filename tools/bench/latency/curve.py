@@ -29,7 +29,7 @@ from sam3_node.transport import (
     MaskSubscriber,
     Security,
 )
-from sam3_node.transport.keys import KeyFolder
+from sam3_node.transport.security import KeyFolder
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import pack_frame, pack_masks
 from tools.bench.common import RATIO, Figures, make_parser

@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from sam3_node.cameras.scene import Scene
-from sam3_node.detection.base import prepare_prompts
+from sam3_node.detection.detectors import prepare_prompts
 from sam3_node.errors import ModelError
 from sam3_node.perception.perception import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline

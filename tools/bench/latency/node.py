@@ -44,12 +44,12 @@ from typing import NamedTuple
 import numpy as np
 import zmq
 
-from sam3_node.cameras.base import CapturedImage
-from sam3_node.cameras.live import Pacer
+from sam3_node.cameras.camera_source import CapturedImage
+from sam3_node.cameras.live_source import Pacer
 from sam3_node.cameras.publish import frame_from
 from sam3_node.cameras.scene import Scene
 from sam3_node.client import PerceptionClient
-from sam3_node.engines.auto_dtype import has_bfloat16
+from sam3_node.engines.fast_torch import has_bfloat16
 from sam3_node.settings import CameraSettings
 from sam3_node.transport import FramePublisher
 from sam3_node.types import MaskFrame

@@ -15,6 +15,8 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +74,8 @@ def main() -> None:
     alone, beside, copies, writes = [], [], [], []
     with tempfile.TemporaryDirectory() as folder:
         settings = SnapshotSettings(path=Path(folder) / "node.snapshot", every_s=1e-6)
-        snapshots = Snapshots(settings, perception, lambda op, args: None, dict)
+        output: Any = SimpleNamespace(stats={}, publish_event=lambda op, args: None)
+        snapshots = Snapshots(settings, perception, output)
         for index in range(args.snapshots):
             alone += [step_ms(perception, 4 * index + place) for place in range(4)]
             saved = snapshots.describe()["saved"]
