@@ -102,7 +102,8 @@ def detect_dialect(parts: Sequence[memoryview]) -> str | None:
 
 
 def _read_groot(parts: Sequence[memoryview]) -> Contents:
-    data = _require_one(parts, "groot")
+    _require_parts(parts, "groot", 1)
+    data = parts[0]
     limits = Limits(data.nbytes, data.nbytes, MAX_ITEMS, MAX_ITEMS, depth=8)
     message = unpack(data, what="groot message", limits=limits)
     if isinstance(message, dict) and "images" not in message:
@@ -122,8 +123,8 @@ def _merge_cameras(message: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _read_lerobot(parts: Sequence[memoryview]) -> Contents:
-    data = _require_one(parts, "lerobot")
-    return _read_maps(_parse_json(data, "lerobot message", data.nbytes), "lerobot")
+    _require_parts(parts, "lerobot", 1)
+    return _read_maps(_parse_json(parts[0], "lerobot message", parts[0].nbytes), "lerobot")
 
 
 def _read_maps(message: object, dialect: Dialect) -> Contents:
@@ -199,8 +200,7 @@ def _decode_base64(text: object, what: str) -> bytes:
 
 
 def _read_imagezmq(parts: Sequence[memoryview]) -> Contents:
-    if len(parts) != 2:
-        raise WireError(f"expected {_LAYOUTS['imagezmq']}, found a message of {len(parts)} parts")
+    _require_parts(parts, "imagezmq", 2)
     header = _parse_json(parts[0], "imagezmq header", MAX_HEAD_BYTES)
     if not isinstance(header, dict) or "msg" not in header:
         raise WireError(f"imagezmq header: expected a map with 'msg', found {describe(header)}")
@@ -210,8 +210,7 @@ def _read_imagezmq(parts: Sequence[memoryview]) -> Contents:
 
 
 def _read_jpeg(parts: Sequence[memoryview]) -> Contents:
-    if len(parts) not in (1, 2):
-        raise WireError(f"expected {_LAYOUTS['jpeg']}, found a message of {len(parts)} parts")
+    _require_parts(parts, "jpeg", 1, 2)
     topic = bytes(parts[0][:MAX_TOPIC_BYTES]).decode(errors="replace").strip() if len(parts) == 2 else ""
     return Contents([ServerImage(topic, _read_compressed(parts[-1]))], [])
 
@@ -250,10 +249,9 @@ def _check_size(width: int, height: int) -> None:
         )
 
 
-def _require_one(parts: Sequence[memoryview], dialect: Dialect) -> memoryview:
-    if len(parts) != 1:
+def _require_parts(parts: Sequence[memoryview], dialect: Dialect, *counts: int) -> None:
+    if len(parts) not in counts:
         raise WireError(f"expected {_LAYOUTS[dialect]}, found a message of {len(parts)} parts")
-    return parts[0]
 
 
 def _parse_json(data: memoryview, what: str, max_bytes: int) -> Any:

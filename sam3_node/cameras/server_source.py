@@ -264,7 +264,8 @@ class ServerSource:
             return
         camera = self._find_camera(name, (sender, "" if self._chosen == ANY_CAMERA else image.name))
         last, camera.last = camera.last, None if image.stamp_s is None else image
-        if last is not None and _is_same(last, image):
+        is_same = last and (last.stamp_s, last.frame.colour) == (image.stamp_s, image.frame.colour)
+        if is_same:  # the server sends it again
             self.counts.repeated += 1
             return
         self.counts.unread = ""
@@ -354,8 +355,3 @@ def exchange_red_blue(frame: Frame) -> Frame | Image:
     if frame.encoding in _RAW_SWAPPED:
         return replace(frame, encoding=_RAW_SWAPPED[frame.encoding])  # type: ignore[arg-type]
     return np.ascontiguousarray(decode_image(frame)[:, :, ::-1])
-
-
-def _is_same(last: ServerImage, image: ServerImage) -> bool:
-    """Return True for an image that the server sends again."""
-    return last.stamp_s == image.stamp_s and last.frame.colour == image.frame.colour
