@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,6 +51,36 @@ State = dict[str, Any]
 """Saved state of an object: maps with str keys, and lists, of int, float, str, bool, None and tensors on the host.
 
 A state and the tensors in it are never modified."""
+
+
+class SavedFields:
+    """An object whose state is the values of the attributes that `SAVED` lists, in this order.
+
+    The saved name of an attribute has no underscore in front. A set is saved as a sorted list. A part that has a state
+    of its own saves and restores itself.
+    """
+
+    SAVED: ClassVar[tuple[str, ...]] = ()
+
+    def state(self) -> State:
+        """Return the state that `restore` takes."""
+        return {name.lstrip("_"): _save(getattr(self, name)) for name in self.SAVED}
+
+    def restore(self, state: State) -> None:
+        """Continue from the moment at which `state` was called."""
+        for name in self.SAVED:
+            saved, part = state[name.lstrip("_")], getattr(self, name)
+            if hasattr(part, "restore"):
+                part.restore(saved)
+            else:
+                setattr(self, name, type(part)(saved))
+
+
+def _save(value: Any) -> Any:
+    if hasattr(value, "state"):
+        return value.state()
+    return sorted(value) if isinstance(value, set) else copy(value)
+
 
 T = TypeVar("T")
 Turns = Generator[None, None, T]

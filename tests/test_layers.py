@@ -240,7 +240,7 @@ def test_a_camera_host_needs_no_torch() -> None:
             assert not needed(module) & {"torch", "transformers"}, module
 
 
-@pytest.mark.parametrize("module", ["vocabulary", "vocabulary_build", "phrase_encoder"])
+@pytest.mark.parametrize("module", ["vocabulary", "phrases", "detectors"])
 def test_a_vocabulary_needs_no_torch(module: str) -> None:
     assert not needed(f"sam3_node.detection.{module}") & {"torch", "transformers"}
 

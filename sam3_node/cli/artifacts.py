@@ -19,7 +19,7 @@ from .progress import printable
 if TYPE_CHECKING:
     from ..detection.phrases import PhraseEncoder
     from ..detection.vocabulary import Vocabulary
-    from ..transport.keys import KeyFolder
+    from ..transport.security import KeyFolder
 
 DEFAULT_FOLDER = Path("~/.config/sam3_node/keys")
 PUBLIC_TEXT_ENCODER = "openai/clip-vit-base-patch32"
@@ -98,7 +98,7 @@ def keys_revoke(args: Namespace, settings: Settings) -> None:
 
 
 def _open_keys(settings: Settings) -> KeyFolder:
-    from ..transport.keys import KeyFolder
+    from ..transport.security import KeyFolder
 
     return KeyFolder((settings.transport.keys or DEFAULT_FOLDER).expanduser().absolute())
 
@@ -184,7 +184,7 @@ def weights_convert(args: Namespace, settings: Settings) -> None:
     """Convert a checkpoint with the vocabulary that is in it, and print a line about each."""
     for module in ("torch", "transformers", "safetensors"):
         require(module, "node")
-    from ..detection.load import VOCABULARY
+    from ..detection.detectors import VOCABULARY
     from ..models.yolo.convert import convert_checkpoint
 
     model = convert_checkpoint(args.file, args.out)

@@ -18,7 +18,7 @@ from .parser import Commands, parse_count
 from .progress import ProgressBar, StepProgress
 
 if TYPE_CHECKING:
-    from ..engines.store import StoredEngine
+    from ..engines.engine_store import StoredEngine
     from ..types import Image
 
 COLUMNS = ("ENGINE", "MODEL", "PRECISION", "SIZE", "OBJECTS", "GPU", "LIBRARY", "MB", "BUILT", "GATE")
@@ -86,7 +86,7 @@ def engine_build(args: Namespace, settings: Settings) -> None:
 def engine_list(args: Namespace, settings: Settings) -> None:
     """Print a table of the engines in engine.folder, the newest first."""
     _require_node()
-    from ..engines.store import EngineStore
+    from ..engines.engine_store import EngineStore
 
     store = EngineStore(settings.engine.folder)
     rows = [_make_row(stored, settings) for stored in store.all()]
@@ -103,7 +103,7 @@ def engine_check(args: Namespace, settings: Settings) -> int:
     """Run the gate on the settings' engines and print its reports; return 0 if they may serve, else 1."""
     _require_node()
     from ..engines.detector import check_detector
-    from ..engines.tracker_slot import check_tracker
+    from ..engines.slot import check_tracker
 
     reports = [check_tracker(settings, args.source)]
     print(*reports[0].lines(), sep="\n")
@@ -166,7 +166,7 @@ def calibrate_fp8(args: Namespace, settings: Settings) -> None:
 
     prepare_output(args.out)
     source = settings.model
-    recipe = load_recipe(args.recipe) if args.recipe else None
+    recipe = load_recipe(args.recipe)
     dtype = "float32" if source.dtype == "auto" else source.dtype
     model = load_tracker(source.name, device=source.device, dtype=dtype, image_size=source.image_size)
     images = _read_images(args.sources, args.frames)

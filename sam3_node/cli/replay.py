@@ -334,8 +334,8 @@ def _parse_names(text: str) -> tuple[str, ...]:
 
 def _replay_many(args: Namespace, job: Job, stop: Event) -> int:
     """Replay the recordings of a job on workers. Returns 0 if all are done, 1 if one failed, 130 if stopped."""
-    from ..replay.cluster.job_plan import Split
     from ..replay.cluster.scheduler import run_many
+    from ..replay.cluster.tasks import Split
     from ..replay.store import open_store
 
     bar = ProgressBar("recordings")
