@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from ..errors import AuthenticationError, NodeRestarted, TransportError
 from ..transport import ControlClient, Security
-from ..types import Delivery, Priority, Turns, advance
+from ..types import Delivery, Job, Priority, resume
 from ..wire import Fields
 from .diagnosis import Wanted, diagnose, find_sending_camera
 from .mask_reader import MaskReader
@@ -100,11 +100,11 @@ class PerceptionClient(MaskReader):
         within `timeout_ms` (None: no limit). Node and camera may start later than this call.
         """
         search = self._search_camera(timeout_ms)
-        while (camera := advance(search)) is None:
+        while (camera := resume(search)) is None:
             time.sleep(POLL_S)
         return camera
 
-    def _search_camera(self, timeout_ms: int | None) -> Turns[str]:
+    def _search_camera(self, timeout_ms: int | None) -> Job[str]:
         """Ask the node for a camera that sends, once in each turn."""
         self._require_open()
         deadline_s = time.monotonic() + (math.inf if timeout_ms is None else timeout_ms / 1000)

@@ -82,7 +82,7 @@ async def _serve(
 
     async def end_on_stop() -> None:
         while not stop.is_set():
-            watchdog.turn()
+            watchdog.tick()
             await asyncio.sleep(STOP_POLL_S)
         watchdog.begin_close()
         server.should_exit = True

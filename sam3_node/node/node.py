@@ -31,7 +31,7 @@ from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, Security, poll
 from ..transport.control import AnswerNow
-from ..types import MaskFrame, advance, finish
+from ..types import MaskFrame, resume, run_to_end
 from ..wire import CAUGHT_UP, FAILED, Event, Reply, Request, pose_fields
 from .cameras import AgeLimits, CatchUpPace, DecodeAhead, RobotPoses, ServedCameras
 from .monitoring import HealthServer, Totals, make_pages
@@ -138,8 +138,8 @@ class Node:
             if not self.perception.paused and not stop.is_set():
                 self._step_next(stop)
             self._catch_up()
-            self.snapshots.turn()
-            self._heap.turn()
+            self.snapshots.tick()
+            self._heap.tick()
             self._stats_log.write_if_due(
                 self._current_snapshot(), self._frames.rejected + self._cameras.refused
             )
@@ -215,7 +215,7 @@ class Node:
     def _answer_now(self, request: Request) -> Reply | None:
         """Answer `status` and `describe` in the thread of the control socket, once the model is loaded."""
         ready = self._snapshot is not None and request.op in NODE_QUERIES
-        return finish(handle_request(self, request)) if ready else None
+        return run_to_end(handle_request(self, request)) if ready else None
 
     def _announce_ready(self) -> None:
         model, frames = self.perception.model, ", ".join(self._settings.transport.frames)
@@ -234,7 +234,7 @@ class Node:
 
     def _answer_requests(self, timeout_ms: int = 0) -> None:
         """Answer waiting requests while the budget lasts: at least one, and none that would probably exceed it."""
-        self.health.watchdog.turn()
+        self.health.watchdog.tick()
         left_s, longest_s = self._request_budget_s, 0.0
         received = self._control.receive(timeout_ms)
         while received is not None:
@@ -263,7 +263,7 @@ class Node:
     def _answer(self, peer: tuple[bytes, ...], request: Request) -> None:
         """Carry out a request, or a turn of it. If it has changed the state, publish it as an event for recorders."""
         work = self._control.begun or handle_request(self, request)
-        reply = advance(work)
+        reply = resume(work)
         if reply is None:
             return self._control.put_back(work)
         if (change := describe_change(request, reply)) is not None:
@@ -439,7 +439,7 @@ class HeapTrimmer:
         self._trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._next_s = time.monotonic() + EVERY_S
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Trim the heap if it is time to. It takes 2 to 4 ms for a heap of 300 MB."""
         now_s = time.monotonic()
         if self._trim is not None and now_s >= self._next_s:

@@ -18,7 +18,7 @@ from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import FramePrompt, PromptResult
 from ..tracking.everything import EverythingOptions
-from ..types import Priority, Turns, finish
+from ..types import Job, Priority, run_to_end
 from ..wire import INTERNAL_ERROR, Failure, Fields, Reply, Request, decode_mask, encode_mask
 from .saved_state import Snapshots
 
@@ -91,14 +91,14 @@ class OperationHost(Protocol):
     def describe(self) -> dict[str, Any]: ...
 
 
-def handle_request(host: OperationHost, request: Request) -> Turns[Reply]:
+def handle_request(host: OperationHost, request: Request) -> Job[Reply]:
     """Carry out a request, in one turn or more, and return the reply. Every error becomes an error reply."""
     reply = yield from _make_reply(host, request)
     session = host.perception.session
     return reply._replace(node=session.node if session else None)
 
 
-def _make_reply(host: OperationHost, request: Request) -> Turns[Reply]:
+def _make_reply(host: OperationHost, request: Request) -> Job[Reply]:
     try:
         if request.op in NODE_QUERIES:
             _checked_arguments(request.op, request.args, ())
@@ -131,7 +131,7 @@ def carry_out(perception: Perception, op: str, args: Mapping[str, Any]) -> Any:
     Raises RequestError or a subclass, or WireError for arguments of the wrong type.
     """
     result = _begin(perception, op, args)
-    return finish(result) if isinstance(result, Generator) else result
+    return run_to_end(result) if isinstance(result, Generator) else result
 
 
 def _begin(perception: Perception, op: str, args: Mapping[str, Any]) -> Any:
@@ -225,7 +225,7 @@ def _segment(perception: Perception, args: Fields) -> dict[str, Any]:
     return {**_origin(pipeline), **age, **_describe_result(result, perception)}
 
 
-def _segment_everything(perception: Perception, args: Fields) -> Turns[dict[str, Any]]:
+def _segment_everything(perception: Perception, args: Fields) -> Job[dict[str, Any]]:
     """Find everything on a frame. One such search is under way at a time, because its candidates take much memory."""
     chosen: dict[str, Any] = {name: args.integer(name) for name in ("grid", "most") if args.has(name)}
     chosen |= {name: args.number(name) for name in EVERYTHING_SHARES if args.has(name)}

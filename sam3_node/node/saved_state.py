@@ -308,7 +308,7 @@ class Snapshots:
             state.is_over,
         )
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Take the automatic snapshot if it is due, and note what the thread has finished. Call it between frames."""
         self._collect()
         now_s = time.monotonic()

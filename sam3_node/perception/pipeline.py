@@ -30,10 +30,10 @@ from ..tracking import ObjectPrompt, Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator, is_calibrated
 from ..tracking.everything import Census, EverythingOptions, segment_everything
 from ..tracking.names import is_calibrated as is_name_calibrated
-from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, Priority, Shed, State, Turns
+from ..types import Frame, FramePose, Image, Instance, Job, Mask, MaskFrame, Priority, Shed, State
 from ..wire import decode_image
 from .catch_up import MAX_CORRECTIONS, CachedFrame, CacheLimits, CatchUps, FrameCache
-from .output_masks import HostTracks, copy_masks, copy_to_host, to_prompt_results, to_results_in_turns
+from .output_masks import HostTracks, copy_masks, copy_to_host, to_prompt_results, to_results_job
 from .prompts import AddedObject, FramePrompt, PromptResult
 from .registry import ObjectRegistry, ObjectStatus, choose_shed, stretch_detection
 from .spatial import SpatialStage
@@ -483,7 +483,7 @@ class FrameQueries:
 
     def find_everything(
         self, options: EverythingOptions, seq: int | None
-    ) -> Turns[tuple[int, list[PromptResult], str]]:
+    ) -> Job[tuple[int, list[PromptResult], str]]:
         """Segment everything on the cached frame `seq`, or the latest for None.
 
         Return its seq, the masks, and why there are none.
@@ -492,7 +492,7 @@ class FrameQueries:
         cached = self._frame_cache.get(seq)
         features, census = cached.features_on(self._model.device), Census()
         found = yield from segment_everything(self._model, features, options, census)
-        results = yield from to_results_in_turns(cached.seq, cached.scaling, *found)
+        results = yield from to_results_job(cached.seq, cached.scaling, *found)
         return cached.seq, results, "" if results else census.explain(options.complete(self._model))
 
 

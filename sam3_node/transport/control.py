@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from ..errors import BusyError, ForbiddenError, SupersededError, TransportError, WireError
-from ..types import Buffer, Turns
+from ..types import Buffer, Job
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, pack_reply, unpack_request
 from .channels import FrameSubscriber
 from .guard import Rights
@@ -55,7 +55,7 @@ class WaitingRequest(NamedTuple):
     """A newer request of the same connection with the same topic supersedes this one. None: nothing does."""
     connection: tuple[int, int] | None = None
     """descriptor and inode of the connection that it came over; None if they are unknown"""
-    work: Turns[Any] | None = None
+    work: Job[Any] | None = None
     """the work that was begun on it, None if there is none yet"""
 
     @property
@@ -300,11 +300,11 @@ class ControlServer(SocketOwner):
         self._wake()
 
     @property
-    def begun(self) -> Turns[Any] | None:
+    def begun(self) -> Job[Any] | None:
         """The work with which the request that was received last had been put back; None for a new request."""
         return self._taken.work if self._taken else None
 
-    def put_back(self, work: Turns[Any]) -> None:
+    def put_back(self, work: Job[Any]) -> None:
         """Let the request that was received last wait for another turn, with the work that was begun on it.
 
         The peer's other requests come first. If a newer one supersedes it, or its connection has been closed, the work

@@ -20,7 +20,7 @@ from sam3_node.node.saved_state import Snapshots
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.transport import ControlServer
-from sam3_node.types import MaskFrame, finish
+from sam3_node.types import MaskFrame, run_to_end
 from sam3_node.wire import Fields
 from tests.node.test_warm_restart import keeper, served, with_object
 from tests.support.health_rig import ask
@@ -108,11 +108,11 @@ class OldNode:
         while not self._stop.is_set():
             received = self._server.receive(20)
             if received is None:
-                self.snapshots.turn()
+                self.snapshots.tick()
                 continue
             peer, request = received
             host: Any = self  # of which snapshot operations use this field only
-            self._server.reply(peer, finish(handle_request(host, request)))
+            self._server.reply(peer, run_to_end(handle_request(host, request)))
 
     def _end(self) -> None:
         self._stop.set()

@@ -19,7 +19,7 @@ from sam3_node.perception import output_masks
 from sam3_node.perception.pipeline import FrameQueries, Pipeline
 from sam3_node.tracking import everything
 from sam3_node.transport import ControlClient, control
-from sam3_node.types import Turns
+from sam3_node.types import Job
 from sam3_node.wire import Request, pack_request, unpack_reply
 from tests.node.test_live_status import Served
 from tests.support.node_frames import picture
@@ -104,7 +104,7 @@ class Held:
     def under_way(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
         search = FrameQueries.find_everything
 
-        def wait(queries: FrameQueries, *args: Any) -> Turns[Any]:
+        def wait(queries: FrameQueries, *args: Any) -> Job[Any]:
             self.begun.append(queries._frame_cache._camera)
             try:
                 while not self.go.is_set():

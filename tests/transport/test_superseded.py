@@ -11,7 +11,7 @@ import zmq
 
 from sam3_node.transport import ControlServer, control
 from sam3_node.transport.control import MAX_REQUESTS_PER_PEER
-from sam3_node.types import Turns, advance
+from sam3_node.types import Job, resume
 from sam3_node.wire import Reply, Request, pack_request, unpack_reply
 from tests.support.transport_peer import wait_until, waiting_bodies
 
@@ -53,7 +53,7 @@ class Work:
     def __init__(self) -> None:
         self.turns, self.is_closed = 0, False
 
-    def do(self) -> Turns[None]:
+    def do(self) -> Job[None]:
         try:
             while True:
                 self.turns += 1
@@ -76,9 +76,9 @@ def long_work(peer: str) -> Iterator[tuple[ControlServer, zmq.Socket, Work]]:
         assert server.receive(5000)
         assert server.begun is None
         work = Work()
-        with closing(turns := work.do()):
-            advance(turns)
-            server.put_back(turns)
+        with closing(job := work.do()):
+            resume(job)
+            server.put_back(job)
             yield server, mouse, work
 
 
@@ -96,7 +96,7 @@ def test_long_work_goes_on_when_its_request_is_received_again() -> None:
         assert received
         assert received[1].id == 1
         assert server.begun is not None
-        advance(server.begun)
+        resume(server.begun)
         assert work.turns == 2
         server.reply(received[0], Reply(1, "done"))
         assert mouse.poll(5000)

@@ -80,7 +80,7 @@ def main() -> None:
         for index in range(args.snapshots):
             alone += [step_ms(perception, 4 * index + place) for place in range(4)]
             saved = snapshots.describe()["saved"]
-            snapshots.turn()
+            snapshots.tick()
             copies.append(snapshots.describe()["copy_ms"])
             beside.append(step_ms(perception, 4 * index))
             snapshots.finish()
