@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 from ..calibration.poses import PoseTrack
 from ..errors import CalibrationError, TransportError
 from ..geometry import quaternion_from_rotation
-from ..perception.catch_up import MAX_STRIDE, CatchUps
+from ..perception.catch_up import CatchUps
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline, PreparedFrame
 from ..perception.spatial import BASE, GRIPPER
@@ -38,6 +38,7 @@ from ..transport import ReceivedFrame, Security, choose_replaced
 from ..transport.tap import PoseSubscriber
 from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
 from ..wire import DROPPED, SERVED
+from ..wire.operations import MAX_STRIDE
 from .status import CameraStats
 
 log = logging.getLogger(__name__)

@@ -31,11 +31,12 @@ from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, Security, poll
 from ..transport.control import AnswerNow
-from ..types import MaskFrame, resume, run_to_end
+from ..types import MaskFrame, resume
 from ..wire import CAUGHT_UP, FAILED, Event, Reply, Request, pose_fields
+from ..wire.operations import OPERATIONS
 from .cameras import AgeLimits, CatchUpPace, DecodeAhead, RobotPoses, ServedCameras
 from .monitoring import HealthServer, Totals, make_pages
-from .operations import NODE_QUERIES, describe_change, find_topic, handle_request
+from .operations import describe_change, handle_request
 from .restoring import restore_at_start
 from .saved_state import Snapshots
 from .status import CameraSnapshot, CameraStats, Health, NodeSnapshot, StatsLog, describe_error, rss_bytes
@@ -214,8 +215,9 @@ class Node:
 
     def _answer_now(self, request: Request) -> Reply | None:
         """Answer `status` and `describe` in the thread of the control socket, once the model is loaded."""
-        ready = self._snapshot is not None and request.op in NODE_QUERIES
-        return run_to_end(handle_request(self, request)) if ready else None
+        is_node = request.op in OPERATIONS and OPERATIONS[request.op].kind == "node"
+        reply = handle_request(self, request) if is_node and self._snapshot is not None else None
+        return reply if isinstance(reply, Reply) else None
 
     def _announce_ready(self) -> None:
         model, frames = self.perception.model, ", ".join(self._settings.transport.frames)
@@ -262,10 +264,10 @@ class Node:
 
     def _answer(self, peer: tuple[bytes, ...], request: Request) -> None:
         """Carry out a request, or a turn of it. If it has changed the state, publish it as an event for recorders."""
-        work = self._control.begun or handle_request(self, request)
-        reply = resume(work)
+        answer = self._control.begun or handle_request(self, request)
+        reply = answer if isinstance(answer, Reply) else resume(answer)
         if reply is None:
-            return self._control.put_back(work)
+            return self._control.put_back(answer)
         if (change := describe_change(request, reply)) is not None:
             self._publish_event(request.op, change)
         self._control.reply(peer, reply)
@@ -401,9 +403,9 @@ def bind_masks(settings: Settings) -> MaskPublisher:
 
 
 def bind_control(settings: Settings, answer_now: AnswerNow, node: str) -> ControlServer:
-    """Bind the endpoint of requests. Readers may request status and description. Raises TransportError."""
+    """Bind the endpoint of requests. Raises TransportError."""
     security = Security.from_settings(settings.transport)
-    return ControlServer(settings.transport.control, answer_now, node, find_topic, security, NODE_QUERIES)
+    return ControlServer(settings.transport.control, answer_now, node, security)
 
 
 def connect_frames(settings: Settings) -> FrameSubscriber:

@@ -389,9 +389,7 @@ def to_prompt_results(seq: int, scaling: Scaling, logits: Tensor, scores: Tensor
     return [PromptResult(seq, *pair) for pair in zip(masks, clamp_scores(values), strict=True)]
 
 
-def to_results_job(
-    seq: int, scaling: Scaling, logits: Tensor, scores: Tensor
-) -> Job[list[PromptResult]]:
+def to_results_job(seq: int, scaling: Scaling, logits: Tensor, scores: Tensor) -> Job[list[PromptResult]]:
     """Make K masks as `to_prompt_results` does, some a turn, and leave out empty ones."""
     results = []
     for some, their_scores in zip(logits.split(MASKS_A_TURN), scores.split(MASKS_A_TURN), strict=True):

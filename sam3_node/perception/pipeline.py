@@ -26,15 +26,17 @@ from ..errors import ReplayError, RequestError, Sam3NodeError
 from ..geometry import Scaling
 from ..models import Features, TrackerModel
 from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
-from ..tracking import ObjectPrompt, Tracker, Tracks
+from ..tracking import Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator, is_calibrated
 from ..tracking.everything import Census, EverythingOptions, segment_everything
 from ..tracking.names import is_calibrated as is_name_calibrated
+from ..tracking.slots import PromptTensors
 from ..types import Frame, FramePose, Image, Instance, Job, Mask, MaskFrame, Priority, Shed, State
 from ..wire import decode_image
+from ..wire.prompts import FramePrompt
 from .catch_up import MAX_CORRECTIONS, CachedFrame, CacheLimits, CatchUps, FrameCache
 from .output_masks import HostTracks, copy_masks, copy_to_host, to_prompt_results, to_results_job
-from .prompts import AddedObject, FramePrompt, PromptResult
+from .prompts import PromptOutcome, PromptResult, to_model
 from .registry import ObjectRegistry, ObjectStatus, choose_shed, stretch_detection
 from .spatial import SpatialStage
 from .track_manager import FrameContext, TrackManager
@@ -81,7 +83,7 @@ class Pipeline:
         )
         self._min_confidence = settings.min_confidence
         self._hide_below = settings.hide_below if is_calibrated(model.name) else 0.0
-        self._pending: dict[int, ObjectPrompt] = {}
+        self._pending: dict[int, PromptTensors] = {}
         self._frame_cache = FrameCache(camera, CacheLimits.from_settings(settings, model.device))
         self.queries = FrameQueries(model, self._tracker, self._frame_cache)
         self.catch_ups = CatchUps(
@@ -193,7 +195,7 @@ class Pipeline:
         seq: int | None = None,
         priority: Priority = "normal",
         stride: int | None = None,
-    ) -> AddedObject:
+    ) -> PromptOutcome:
         """Start to track an object: at once on the cached frame `seq`, or on the next frame if `seq` is None.
 
         Objects of low `priority` are the first to be left out under load. An object that has to catch up is tracked on
@@ -202,12 +204,12 @@ class Pipeline:
         """
         object_id = self.registry.reserve()
         cached = self._frame_cache.get(seq)
-        checked = prompt.to_model(object_id, cached.scaling)
+        checked = to_model(prompt, object_id, cached.scaling)
         result = self._prompt(cached, checked, stride) if seq is not None else None
         if result is None:
             self._pending[object_id] = checked
         self.registry.add(object_id, label, priority)
-        return AddedObject(object_id, result)
+        return PromptOutcome(object_id, result)
 
     def refine(
         self, object_id: int, prompt: FramePrompt, seq: int | None = None, stride: int | None = None
@@ -223,7 +225,7 @@ class Pipeline:
                 "the next frame; try again when masks show it"
             )
         cached = self._frame_cache.get(seq)
-        checked = prompt.to_model(object_id, cached.scaling, cached.logits.get(object_id))
+        checked = to_model(prompt, object_id, cached.scaling, cached.logits.get(object_id))
         return self._prompt(cached, checked, stride)
 
     @property
@@ -318,7 +320,7 @@ class Pipeline:
         self.registry.restore(state["objects"])
         self._confidence.restore(state["confidence"])
         self.spatial.restore(state.get("spatial", {}))
-        pending = (ObjectPrompt.from_state(prompt) for prompt in state["pending"])
+        pending = (PromptTensors(**prompt) for prompt in state["pending"])
         self._pending = {prompt.object_id: prompt for prompt in pending}
         self._frame_cache.restore(state["frame_cache"], self._model.device)
         self.catch_ups.restore(state["catch_ups"])
@@ -332,7 +334,7 @@ class Pipeline:
         return {"model": self._model.name, "detector": detector, "bank": bank, "calibration": CALIBRATION}
 
     @torch.inference_mode()
-    def _prompt(self, cached: CachedFrame, prompt: ObjectPrompt, stride: int | None) -> PromptResult:
+    def _prompt(self, cached: CachedFrame, prompt: PromptTensors, stride: int | None) -> PromptResult:
         """Add or correct an object. On an earlier frame than the latest, it begins to catch up."""
         is_latest = cached is self._frame_cache.get(None)
         if is_latest and prompt.object_id not in self.catch_ups:
@@ -345,7 +347,7 @@ class Pipeline:
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
 
     @contextmanager
-    def _pending_prompts(self) -> Iterator[Sequence[ObjectPrompt]]:
+    def _pending_prompts(self) -> Iterator[Sequence[PromptTensors]]:
         """Yield the prompts of the objects that enter on this frame. The objects are removed if the frame fails."""
         prompts = list(self._pending.values())
         self._pending.clear()
@@ -478,7 +480,7 @@ class FrameQueries:
         """Segment the cached frame `seq`, or the latest for None, from points and/or a box, without tracking."""
         cached = self._frame_cache.get(seq)
         features = cached.features_on(self._model.device)
-        logits, score = self._tracker.segment(features, prompt.to_model(0, cached.scaling))
+        logits, score = self._tracker.segment(features, to_model(prompt, 0, cached.scaling))
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
 
     def find_everything(

@@ -30,8 +30,8 @@ from ..detection.phrases import clean_label
 from ..errors import ReplayError, RequestError, WireError
 from ..files import safe_file_name
 from ..settings import Settings
-from ..tracking.slots import MAX_POINTS, check_box, check_labels, check_parts, check_points
 from ..wire import Fields
+from ..wire.prompts import MAX_POINTS, check_box, check_labels, check_parts, check_points
 from .davis_png import read_labels, read_mask
 
 Mode = Literal["as-recorded", "every"]
@@ -175,9 +175,6 @@ def _check_objects(names: Sequence[str], objects: Sequence[ObjectOnFrame]) -> No
 
     try:
         clean_prompts(names)
-        if objects:
-            from ..tracking.slots import check_box, check_points
-
         for marked in objects:
             if marked.box is not None:
                 check_box(np.asarray(marked.box, np.float64))

@@ -116,6 +116,15 @@ def _require_shallow(value: object, what: str, depth: int) -> None:
     raise WireError(f"{what}: expected at most {depth} levels of nesting, found more")
 
 
+def count_items(value: object) -> int:
+    """Return the number of values in a container, at all depths."""
+    count, level = 0, [value]
+    while level:
+        level = [child for parent in level for child in _list_children(parent)]
+        count += len(level)
+    return count
+
+
 def _list_children(value: object) -> Iterable[object]:
     if isinstance(value, dict):
         return value.values()
@@ -175,6 +184,11 @@ class Fields:
         if not all(isinstance(name, str) for name in self._map):
             raise WireError(f"{self.what}: expected every key to be a string, found others")
         return tuple(self._map)
+
+    def as_map(self) -> dict[str, Any]:
+        """Return the whole map, its values unchecked. Its keys must be strings."""
+        self.names()
+        return self._map
 
     def any(self, key: str) -> Any:
         """Return the value unchecked, or None if it is absent."""

@@ -10,25 +10,43 @@ Events and masks together describe all actions of the node, so that a recording 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..errors import Sam3NodeError, WireError
+from ..errors import RequestError, Sam3NodeError, WireError
 from ..types import Buffer
 from .codec import VERSION, Fields, Limits, describe, pack, unpack
+from .operations import OPERATIONS, find_operation
 
 INTERNAL_ERROR = "internal"
 """Code of a failure that is a fault of the node, and of no error class of this package."""
 _LIMITS = Limits(total_bytes=16 << 20)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     """A request for an operation of the node. The client chooses `id`, and the reply repeats it."""
 
     id: int
     op: str
     args: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The arguments as the table of operations reads them, once. Raises RequestError for others."""
+        try:
+            return find_operation(self.op).read(self.op, self.args)
+        except WireError as error:
+            raise RequestError(str(error)) from error
+
+    @property
+    def supersede_key(self) -> str | None:
+        """A newer request of the same client with the same key makes this one useless. None: none does."""
+        camera = self.args.get("camera")
+        is_superseded = self.op in OPERATIONS and OPERATIONS[self.op].is_superseded
+        return f"{self.op} {camera!r}" if is_superseded and isinstance(camera, str | None) else None
 
 
 class Failure(NamedTuple):
@@ -64,11 +82,13 @@ def pack_request(request: Request) -> bytes:
 
 
 def unpack_request(data: Buffer) -> Request:
-    """Unpack a request. Raises WireError for any other bytes."""
+    """Unpack a request and read its values. Raises WireError for any other bytes; its values may still raise."""
     fields = Fields(unpack(data, what="request", limits=_LIMITS), "request")
     fields.require_version()
-    args = fields.fields("args")
-    return Request(fields.integer("id"), fields.text("op"), {name: args.any(name) for name in args.names()})
+    request = Request(fields.integer("id"), fields.text("op"), fields.fields("args").as_map())
+    with suppress(Exception):  # it raises again where the request is answered
+        request.values  # noqa: B018
+    return request
 
 
 def pack_reply(reply: Reply) -> bytes:
@@ -129,5 +149,4 @@ def unpack_event(parts: Sequence[Buffer]) -> Event:
         raise WireError(f"event: expected 2 parts, the first {EVENTS_TOPIC!r}; found {len(parts)}, {first}")
     body = Fields(unpack(parts[1], what="event", limits=_LIMITS), "event")
     body.require_kind("event")
-    args = body.fields("args")
-    return Event(body.integer("n"), body.text("op"), {name: args.any(name) for name in args.names()})
+    return Event(body.integer("n"), body.text("op"), body.fields("args").as_map())

@@ -171,15 +171,21 @@ class EncodedMask(Mask):
     """
 
     __slots__ = ("_area", "_data", "_encoding", "_what")
-    _area: int
+    _area: int | None
     _data: bytes
     _encoding: MaskEncoding
     _what: str
 
     def __init__(
-        self, size: tuple[int, int], box: Box, encoding: MaskEncoding, data: bytes, area: int, what: str
+        self,
+        size: tuple[int, int],
+        box: Box,
+        encoding: MaskEncoding,
+        data: bytes,
+        area: int | None,
+        what: str,
     ) -> None:
-        """Create a mask of data whose header is valid."""
+        """Create a mask of data whose header is valid. None as `area`: it is counted when it is asked for."""
         values = {
             "size": size,
             "box": box,
@@ -196,15 +202,15 @@ class EncodedMask(Mask):
         if name != "crop":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         crop = _decode_crop(self._data, self._encoding, self.size, self.box, self._what)
-        if (found := int(np.count_nonzero(crop))) != self._area:
+        if self._area is not None and (found := int(np.count_nonzero(crop))) != self._area:
             raise WireError(f"{self._what}: expected an area of {self._area} pixels, found {found}")
         object.__setattr__(self, "crop", crop)
         return crop
 
     @property
     def area(self) -> int:
-        """Number of pixels inside the mask, as the message says."""
-        return self._area
+        """Number of pixels inside the mask; as the message says, if it says so."""
+        return int(np.count_nonzero(self.crop)) if self._area is None else self._area
 
     def __reduce__(self) -> tuple[type[Mask], tuple[Any, ...]]:
         return Mask, (self.size, self.box, self.crop)
@@ -215,12 +221,13 @@ def decode_mask(
     what: str = "mask",
     max_pixels: int = MAX_MASK_PIXELS,
     frame_size: tuple[int, int] | None = None,
-    lazy_area: int | None = None,
+    area: int | None = None,
+    is_lazy: bool = False,
 ) -> Mask:
-    """Return the mask of a map. With its area, it is an EncodedMask.
+    """Return the mask of a map. With its area, or `is_lazy`, it is an EncodedMask: nothing is decoded yet.
 
     Raises WireError for invalid maps, boxes of more than `max_pixels`, and images that are not of `frame_size`
-    (height, width), if it is given. Nothing is decoded then.
+    (height, width), if it is given.
     """
     fields = Fields(value, what)
     encoding = fields.choice("encoding", get_args(MaskEncoding))
@@ -234,15 +241,15 @@ def decode_mask(
     if pixels > max_pixels:
         raise WireError(f"{what}: expected a box of at most {max_pixels} pixels, found {box}")
     data = fields.blob("data")
-    if lazy_area is None:
+    if area is None and not is_lazy:
         return Mask((height, width), box, _decode_crop(data, encoding, (height, width), box, what))
-    if lazy_area > pixels:
-        raise WireError(f"{what}: expected an area within the box {box}, found {lazy_area} pixels")
+    if area is not None and area > pixels:
+        raise WireError(f"{what}: expected an area within the box {box}, found {area} pixels")
     if encoding == "rle":
         check_length(data, box, what)
     elif pixels or data:
         codec.check_size(data, (pixels + 7) // 8, what)
-    return EncodedMask((height, width), box, encoding, data, lazy_area, what)
+    return EncodedMask((height, width), box, encoding, data, area, what)
 
 
 def _decode_crop(

@@ -18,11 +18,11 @@ from sam3_node.node.cameras import DecodeAhead
 from sam3_node.node.node import Node
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.pipeline import PreparedFrame, prepares_ahead
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, ModelSettings, Settings, TransportSettings
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import decode_image, encode_image
+from sam3_node.wire.prompts import FramePrompt
 from tests.support.node_frames import picture
 from tests.support.node_rig import PATIENCE_S, Rig
 

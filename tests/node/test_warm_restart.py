@@ -19,11 +19,11 @@ from sam3_node.node.restoring import restore_at_start
 from sam3_node.node.saved_state import Snapshots
 from sam3_node.node.status import CameraStats
 from sam3_node.perception.perception import Perception, Session
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.snapshot import ID_BLOCK
 from sam3_node.settings import ModelSettings, Settings, SnapshotSettings, TrackerSettings
 from sam3_node.types import MaskFrame
 from sam3_node.wire import RESTORED
+from sam3_node.wire.prompts import FramePrompt
 from tests.support.node_frames import picture
 from tests.support.node_rig import Rig, ids, masks_where, until
 from tests.support.tiny import tiny_model

@@ -15,9 +15,9 @@ from sam3_node.models.sam import tracker_model
 from sam3_node.perception import perception
 from sam3_node.perception.perception import load_models, warm_up
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, ModelSettings, Settings, TrackerSettings
 from sam3_node.types import Frame, Mask
+from sam3_node.wire.prompts import FramePrompt
 from tests.support.repeats import repetitions
 from tests.support.tiny import random_source, tiny_model
 

@@ -27,12 +27,12 @@ from sam3_node.perception.output_masks import (
     unpack_bits,
 )
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import TrackerSettings
 from sam3_node.tracking.everything import EverythingOptions
 from sam3_node.tracking.host_copy import HostCopy
 from sam3_node.types import Frame, Mask, MaskFrame, run_to_end
 from sam3_node.wire import decode_mask, encode_image, encode_mask, pack_masks
+from sam3_node.wire.prompts import FramePrompt
 from tests.perception.test_rasterize import SIZES, smooth_logits
 from tests.support.strict_cuda import HOST_READS
 from tests.support.tiny import tiny_model

@@ -6,10 +6,10 @@ import numpy as np
 
 from sam3_node.models import TrackerModel
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import TrackerSettings
 from sam3_node.types import Frame, Instance
 from sam3_node.wire import encode_image
+from sam3_node.wire.prompts import FramePrompt
 from tests.support.tiny import random_source, stages_of
 
 WIDTH, HEIGHT = 200, 150

@@ -22,11 +22,12 @@ from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel
 from sam3_node.perception.perception import load_model
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.prompts import FramePrompt
+from sam3_node.perception.prompts import to_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import Tracker
 from sam3_node.types import Frame, Mask, MaskFrame
 from sam3_node.wire import encode_image
+from sam3_node.wire.prompts import FramePrompt
 from tests.support.tiny import random_source
 
 WIDTH, HEIGHT = 200, 150
@@ -85,7 +86,7 @@ def test_masks_are_the_trackers_own_at_frame_size(model: TrackerModel, pipeline:
     pipeline.add(CENTRE)
     pipeline.add(BOX)
     tracker, scaling = Tracker(model, max_objects=4), Scaling((HEIGHT, WIDTH), model.image_size)
-    prompts = [CENTRE.to_model(1, scaling), BOX.to_model(2, scaling)]
+    prompts = [to_model(CENTRE, 1, scaling), to_model(BOX, 2, scaling)]
     tracker.step(model.preprocess(picture(0)))
     for seq in range(1, 5):
         masks = pipeline.step(frame(seq))
@@ -173,10 +174,10 @@ def test_points_correct_the_mask_so_far_of_the_frame_they_are_on(
     features = [model.encode(model.preprocess(picture(seq))) for seq in range(3)]
     for known in features[:2]:
         tracker.step_features(known)
-    tracker.prompt_at(features[1], 1, BOX.to_model(1, scaling))
+    tracker.prompt_at(features[1], 1, to_model(BOX, 1, scaling))
     logits = tracker.step_features(features[2]).logits[0]
     for prompt in (prompt_off_centre(tracked.mask), FramePrompt(points=[(20, 20)])):
-        logits, _ = tracker.prompt_at(features[2], 2, prompt.to_model(1, scaling, logits))
+        logits, _ = tracker.prompt_at(features[2], 2, to_model(prompt, 1, scaling, logits))
         expected = F.interpolate(logits[None, None], (HEIGHT, WIDTH), mode="bilinear", align_corners=False)[
             0, 0
         ]
@@ -331,7 +332,7 @@ def test_bad_prompts_are_refused_and_the_line_goes_on(pipeline: Pipeline, name: 
 
 def test_a_box_is_clipped_and_a_mask_is_taken_as_it_is(model: TrackerModel, pipeline: Pipeline) -> None:
     scaling = Scaling((HEIGHT, WIDTH), model.image_size)
-    box = np.asarray(FramePrompt(box=[-50, -50, 100, 1000]).to_model(1, scaling).box)
+    box = np.asarray(to_model(FramePrompt(box=[-50, -50, 100, 1000]), 1, scaling).points[:2].flatten())
     assert box == pytest.approx([0, 0, model.image_size / 2, model.image_size])
     pipeline.step(frame(0))
     full = np.zeros((HEIGHT, WIDTH), dtype=np.bool_)
@@ -345,7 +346,7 @@ def test_a_box_is_clipped_and_a_mask_is_taken_as_it_is(model: TrackerModel, pipe
 def test_the_smallest_mask_is_not_lost(model: TrackerModel) -> None:
     full = np.zeros((1500, 2000), dtype=np.bool_)
     full[700, 900] = True
-    prompt = FramePrompt(mask=Mask.from_full(full)).to_model(1, Scaling((1500, 2000), model.image_size))
+    prompt = to_model(FramePrompt(mask=Mask.from_full(full)), 1, Scaling((1500, 2000), model.image_size))
     assert np.asarray(prompt.mask).sum() == 1
 
 

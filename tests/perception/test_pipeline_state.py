@@ -20,10 +20,10 @@ from sam3_node.errors import ReplayError, RequestError, UnknownFrameError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.pipeline import AddedObject, Pipeline, PromptResult
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.types import Frame, Mask, MaskFrame
 from sam3_node.wire import encode_image, encode_mask, pack_masks
+from sam3_node.wire.prompts import FramePrompt
 from tests.support import coloured_blocks
 from tests.support.coloured_blocks import ColourDetector
 from tests.support.tiny import tiny_model

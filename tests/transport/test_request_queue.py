@@ -9,7 +9,7 @@ from sam3_node.transport.control import MAX_REQUESTS_PER_PEER, MAX_WAITING_BYTES
 
 
 def request(peer: str, number: int, size: int = 10) -> WaitingRequest:
-    return WaitingRequest((peer.encode(),), number, bytes(size), 0.0)
+    return WaitingRequest((peer.encode(),), number, b"", size + control.OVERHEAD_BYTES, 0.0)
 
 
 def numbers(queue: RequestQueue) -> list[int]:
@@ -68,20 +68,20 @@ def test_a_large_request_counts_while_it_is_carried_out() -> None:
     assert queue.put(large) == [large]
     assert not queue.put(request("policy", 10, 0))
     assert queue.take(0) == request("policy", 10, 0)
-    assert not queue.put(large._replace(body=large.body[1024:]))  # type: ignore[index]
+    assert not queue.put(large._replace(cost=large.cost - 1024))
     queue.close()
 
 
-def pointer(peer: str, number: int, size: int = 10, topic: str = "cam0") -> WaitingRequest:
-    return request(peer, number, size)._replace(topic=topic)
+def pointer(peer: str, number: int, size: int = 10, key: str = "cam0") -> WaitingRequest:
+    return request(peer, number, size)._replace(supersede_key=key)
 
 
-def test_a_newer_request_supersedes_the_older_one_of_its_peer_and_topic() -> None:
+def test_a_newer_request_supersedes_the_older_one_of_its_peer_and_key() -> None:
     queue = RequestQueue()
     for first in (
         pointer("mouse", 0),
         request("mouse", 1),
-        pointer("mouse", 2, topic="cam1"),
+        pointer("mouse", 2, key="cam1"),
         pointer("other", 10),
     ):
         assert not queue.put(first)

@@ -20,9 +20,7 @@ TCP = "tcp://127.0.0.1:*"
 
 def test_of_the_requests_of_a_moving_mouse_only_the_newest_is_carried_out() -> None:
     with (
-        ControlServer(
-            TCP, find_topic=lambda request: request.op if request.op == "segment" else None
-        ) as server,
+        ControlServer(TCP) as server,
         zmq.Context() as context,
         context.socket(zmq.DEALER) as mouse,
         context.socket(zmq.DEALER) as other,
@@ -66,13 +64,13 @@ class Work:
 def long_work(peer: str) -> Iterator[tuple[ControlServer, zmq.Socket, Work]]:
     """Yield a server, a peer on `peer`, tcp or ipc, and the work on its request 1, which was put back once."""
     with (
-        ControlServer(peer, find_topic=lambda request: request.op) as server,
+        ControlServer(peer) as server,
         zmq.Context() as context,
         context.socket(zmq.DEALER) as mouse,
     ):
         mouse.linger = 0
         mouse.connect(server.endpoint)
-        mouse.send(pack_request(Request(1, "long")))
+        mouse.send(pack_request(Request(1, "segment_everything")))
         assert server.receive(5000)
         assert server.begun is None
         work = Work()
@@ -113,7 +111,7 @@ def test_long_work_is_not_refused_for_its_age(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_newer_request_ends_the_work_on_the_older_one() -> None:
     with long_work(TCP) as (server, mouse, work):
-        mouse.send(pack_request(Request(2, "long")))
+        mouse.send(pack_request(Request(2, "segment_everything")))
         assert receive_error(mouse) == (1, "superseded")
         assert work.is_closed
         received = server.receive(5000)

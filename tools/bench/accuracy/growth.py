@@ -22,10 +22,11 @@ import torch
 
 from sam3_node.perception.output_masks import rasterize
 from sam3_node.perception.perception import load_model
-from sam3_node.perception.prompts import FramePrompt
+from sam3_node.perception.prompts import to_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import Tracker
 from sam3_node.types import Image
+from sam3_node.wire.prompts import FramePrompt
 from tools.bench.common import SHARED, Figures, make_parser
 from tools.vos.followers import encode_frame
 
@@ -92,7 +93,7 @@ def follow(tracker: Tracker, case: Case, frames: int, every: int) -> dict[str, l
     for number, image in enumerate(islice(read_images(case.path), 0, frames, every)):
         view = encode_frame(tracker.model, image)
         prompts = [
-            FramePrompt(box=box).to_model(index, view.scaling)
+            to_model(FramePrompt(box=box), index, view.scaling)
             for index, box in enumerate(case.boxes.values())
         ]
         tracks = tracker.step_features(view.features, prompts if number == 0 else ())

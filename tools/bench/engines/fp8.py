@@ -25,6 +25,7 @@ from sam3_node.engines.quantize import Recipe, calibrate, load_recipe, quantise_
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.output_masks import rasterize
+from sam3_node.perception.prompts import to_model
 from sam3_node.tracking import Tracker
 from sam3_node.types import Image, Mask
 from tools.bench.common import ROOT, SHARED, Figures, make_parser
@@ -81,7 +82,7 @@ def compare_first_frames(
 
 def segment(model: TrackerModel, view: EncodedFrame, truth: Bools) -> Bools:
     """Segment an object by the box of its true mask."""
-    prompt = make_prompt("box", Mask.from_full(truth)).to_model(0, view.scaling)
+    prompt = to_model(make_prompt("box", Mask.from_full(truth)), 0, view.scaling)
     logits, _ = Tracker(model, max_objects=1, bank_size=2).segment(view.features, prompt)
     return rasterize(logits.float().cpu().numpy(), view.scaling.frame_size).full()
 

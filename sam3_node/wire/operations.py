@@ -1,0 +1,176 @@
+"""The operations of the control socket: one table for node, clients, console, rights of readers, and documentation.
+
+A new operation needs a row here, a function of the same name in `node.operations`, and its results in
+`tools/docs/operations.py`. Operations of wire version 1 are frozen: add, never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from ..errors import RequestError, did_you_mean
+from ..types import Priority
+from .codec import Fields
+from .masks import decode_mask
+from .prompts import FramePrompt
+
+MAX_STRIDE = 6
+"""Largest number of frames from one that an object is tracked on to the next: 6 costs 0.02 of IoU on DAVIS, 8 0.07."""
+MIN_SCORE = 0.01  # with a lower threshold, nearly every box would be a detection
+MAX_SURFACE_POINTS = 10_000
+MAX_LINE_CHARACTERS = 200
+PROMPT = ("points", "labels", "box", "mask")
+"""Arguments of a prompt: one of points and box, or both, or a mask."""
+
+Read = Callable[[Fields, str], Any]
+"""Reads one argument: (arguments, its name) -> value. Raises WireError or RequestError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation: its arguments, and who may use it."""
+
+    kind: Literal["change", "query", "node", "snapshot"]
+    """A change of perception is published as an event, a query changes nothing. The others concern the node itself."""
+    arguments: Mapping[str, Read] = field(default_factory=dict)
+    """how each argument is read, by name; a name with ? is optional"""
+    takes_prompt: bool = False
+    """True: PROMPT is read as the one value `prompt`."""
+    is_repeatable: bool = False
+    """True: to run it twice has the result of once, so that a client may send it again."""
+    is_for_readers: bool = False
+    is_in_console: bool = False
+    is_superseded: bool = False
+    """True: a newer request of the same client for the same camera makes an older one useless."""
+    _readers: dict[str, Read] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        readers = {name.rstrip("?"): read for name, read in self.arguments.items()}
+        object.__setattr__(self, "_readers", readers)
+
+    def read(self, op: str, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of the arguments, each checked once. Raises RequestError or WireError for others."""
+        prompt = PROMPT if self.takes_prompt else ()
+        if unknown := sorted(args.keys() - self._readers.keys() - set(prompt)):
+            names = ", ".join((*self._readers, *prompt)) or "none"
+            raise RequestError(f"{op}: unknown argument {unknown[0]!r:.60}; expected {names}")
+        fields = Fields(args, op)
+        values = {
+            name: read(fields, name)
+            for name, read in self._readers.items()
+            if name in self.arguments or args.get(name) is not None
+        }
+        if self.takes_prompt:
+            values["prompt"] = _read_prompt(fields)
+        return values
+
+
+def _read_prompt(fields: Fields) -> FramePrompt:
+    """Read PROMPT. The pixels of a mask are decoded when they are first used."""
+    points, labels, box, mask = map(fields.any, PROMPT)
+    what = f"{fields.what}: mask"
+    return FramePrompt(points, labels, box, None if mask is None else decode_mask(mask, what, is_lazy=True))
+
+
+def _one_of_priorities(fields: Fields, name: str) -> Any:
+    return fields.choice(name, get_args(Priority))
+
+
+def _range(low: int, high: int) -> Read:
+    return lambda fields, name: fields.integer(name, low, high)
+
+
+def _map(read: Read) -> Read:
+    """Return the reader of a map whose values `read` reads."""
+
+    def read_all(fields: Fields, name: str) -> dict[str, Any]:
+        values = fields.fields(name)
+        return {key: read(values, key) for key in values.names()}
+
+    return read_all
+
+
+def _line(fields: Fields, name: str) -> str:
+    """Read a text for logs and probes: one line, printable and not too long."""
+    text = fields.text(name)
+    if not 0 < len(text) <= MAX_LINE_CHARACTERS or not text.isprintable():
+        raise RequestError(
+            f"{fields.what}: {name}: expected 1 to {MAX_LINE_CHARACTERS} printable characters, found {text!r:.80}"
+        )
+    return text
+
+
+_CAMERA: dict[str, Read] = {"camera?": Fields.text}
+_FRAME: dict[str, Read] = {**_CAMERA, "seq?": Fields.integer}
+_OBJECT: dict[str, Read] = {"id": Fields.integer, **_CAMERA, "epoch?": Fields.integer}
+_TRACKING: dict[str, Read] = {**_FRAME, "stride?": _range(1, MAX_STRIDE), "epoch?": Fields.integer}
+
+OPERATIONS = {
+    "add_object": Operation(
+        "change",
+        {"label?": Fields.text, "priority?": _one_of_priorities, **_TRACKING},
+        takes_prompt=True,
+        is_in_console=True,
+    ),
+    "refine_object": Operation(
+        "change", {"id": Fields.integer, **_TRACKING}, takes_prompt=True, is_in_console=True
+    ),
+    "remove_object": Operation("change", _OBJECT, is_in_console=True),
+    "rename_object": Operation("change", {**_OBJECT, "label": Fields.text}, is_in_console=True),
+    "set_prompts": Operation(
+        "change",
+        {
+            "prompts": Fields.texts,
+            "scores?": _map(lambda fields, name: fields.number(name, MIN_SCORE, 1.0)),
+            "most?": _map(lambda fields, name: fields.integer(name, 1)),
+            "priorities?": _map(_one_of_priorities),
+        },
+        is_repeatable=True,
+        is_in_console=True,
+    ),
+    "reset": Operation("change", _CAMERA, is_in_console=True),
+    "pause": Operation("change", is_repeatable=True, is_in_console=True),
+    "resume": Operation("change", is_repeatable=True, is_in_console=True),
+    "list_objects": Operation("query", _CAMERA, is_repeatable=True),
+    "segment": Operation(
+        "query", _FRAME, takes_prompt=True, is_repeatable=True, is_in_console=True, is_superseded=True
+    ),
+    "segment_everything": Operation(
+        "query",
+        {
+            **_FRAME,
+            "grid?": Fields.integer,
+            "min_iou?": Fields.number,
+            "min_stability?": Fields.number,
+            "max_overlap?": Fields.number,
+            "most?": Fields.integer,
+        },
+        is_repeatable=True,
+        is_superseded=True,
+    ),
+    "points": Operation("query", {**_OBJECT, "count?": _range(1, MAX_SURFACE_POINTS)}, is_repeatable=True),
+    "status": Operation("node", is_repeatable=True, is_for_readers=True),
+    "describe": Operation("node", is_repeatable=True, is_for_readers=True),
+    "snapshot": Operation("snapshot", {"name?": Fields.text}),
+    "read_snapshot": Operation(
+        "snapshot", {"snapshot": Fields.integer, "offset": Fields.integer}, is_repeatable=True
+    ),
+    "restore": Operation("snapshot", {"name": Fields.text}),
+    "hand_over": Operation("snapshot", {"taker?": _line, "token?": _line}),
+    "confirm_hand_over": Operation("snapshot", {"token": _line, "accepted?": Fields.flag}),
+}
+CHANGES = tuple(op for op, operation in OPERATIONS.items() if operation.kind == "change")
+FOR_READERS = tuple(op for op, operation in OPERATIONS.items() if operation.is_for_readers)
+REPEATABLE = tuple(op for op, operation in OPERATIONS.items() if operation.is_repeatable)
+IN_CONSOLE = tuple(op for op, operation in OPERATIONS.items() if operation.is_in_console)
+
+
+def find_operation(op: str) -> Operation:
+    """Return the row of an operation; RequestError for a name that is not in the table."""
+    if op not in OPERATIONS:
+        raise RequestError(
+            f"unknown operation {op!r:.60}: expected one of {', '.join(OPERATIONS)}{did_you_mean(op[:60], OPERATIONS)}"
+        )
+    return OPERATIONS[op]
