@@ -1,14 +1,12 @@
-"""COCO compressed run lengths of a mask. They are converted from and to its crop, never to a whole image.
-
-The runs follow the columns of the image, zeros first. From the fourth count on, each is stored as its difference from
-the count two before it. A count consists of characters of five bits, lowest bits first; 0x20 is set if more follow.
-pycocotools is not used, because it would allocate the whole image of an untrusted message.
-
-Encoding of one mask as a map {encoding, size [h, w], box [x0, y0, x1, y1], data}.
+"""Encode and decode one mask as a map {encoding, size [h, w], box [x0, y0, x1, y1], data}.
 
 `bits+zstd` holds the crop inside the box, row by row without padding. Each byte holds eight pixels, with the leftmost
 in the highest bit. The bytes are one zstd frame that declares its content size. `rle` holds COCO compressed counts of
 the whole image, which is zero outside the box. An empty mask has the box [0, 0, 0, 0], and no data in `bits+zstd`.
+
+COCO's runs follow the columns of the image, zeros first. From the fourth count on, each is stored as its difference
+from the count two before it. A count consists of characters of five bits, lowest bits first; 0x20 is set if more
+follow. pycocotools is not used, because it would allocate the whole image of an untrusted message.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ else:
 
 _MAX_CHARACTERS = 7  # per count: 35 bits, while an image has at most 2^28 pixels
 _MAX_BYTES = 8 << 20
+_ENCODINGS: tuple[MaskEncoding, ...] = get_args(MaskEncoding)
 
 Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -186,16 +185,13 @@ class EncodedMask(Mask):
         what: str,
     ) -> None:
         """Create a mask of data whose header is valid. None as `area`: it is counted when it is asked for."""
-        values = {
-            "size": size,
-            "box": box,
-            "_encoding": encoding,
-            "_data": data,
-            "_area": area,
-            "_what": what,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        put = object.__setattr__  # the base class is frozen
+        put(self, "size", size)
+        put(self, "box", box)
+        put(self, "_encoding", encoding)
+        put(self, "_data", data)
+        put(self, "_area", area)
+        put(self, "_what", what)
 
     def __getattr__(self, name: str) -> npt.NDArray[np.bool_]:
         """Decode the crop; called only for what is not set, as the crop is not before."""
@@ -216,9 +212,13 @@ class EncodedMask(Mask):
         return Mask, (self.size, self.box, self.crop)
 
 
-def decode_mask(
-    value: object,
-    what: str = "mask",
+def decode_mask(value: object, what: str = "mask") -> Mask:
+    """Return the mask of a map. Raises WireError for any other value."""
+    return read_mask(Fields(value, what))
+
+
+def read_mask(
+    fields: Fields,
     max_pixels: int = MAX_MASK_PIXELS,
     frame_size: tuple[int, int] | None = None,
     area: int | None = None,
@@ -229,8 +229,8 @@ def decode_mask(
     Raises WireError for invalid maps, boxes of more than `max_pixels`, and images that are not of `frame_size`
     (height, width), if it is given.
     """
-    fields = Fields(value, what)
-    encoding = fields.choice("encoding", get_args(MaskEncoding))
+    what = fields.what
+    encoding = fields.choice("encoding", _ENCODINGS)
     height, width = fields.integers("size", 2, low=1, high=MAX_SIDE)
     if frame_size not in (None, (height, width)):
         raise WireError(f"{what}: expected the frame's size {frame_size} (h, w), found {(height, width)}")

@@ -6,14 +6,14 @@ A new operation needs a row here, a function of the same name in `node.operation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ..errors import RequestError, did_you_mean
 from ..types import Priority
-from .codec import Fields
-from .masks import decode_mask
+from .codec import Fields, Read, Schema, choice, integer, number
+from .masks import read_mask
 from .prompts import FramePrompt
 
 MAX_STRIDE = 6
@@ -24,9 +24,6 @@ MAX_LINE_CHARACTERS = 200
 PROMPT = ("points", "labels", "box", "mask")
 """Arguments of a prompt: one of points and box, or both, or a mask."""
 
-Read = Callable[[Fields, str], Any]
-"""Reads one argument: (arguments, its name) -> value. Raises WireError or RequestError."""
-
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -34,8 +31,7 @@ class Operation:
 
     kind: Literal["change", "query", "node", "snapshot"]
     """A change of perception is published as an event, a query changes nothing. The others concern the node itself."""
-    arguments: Mapping[str, Read] = field(default_factory=dict)
-    """how each argument is read, by name; a name with ? is optional"""
+    arguments: Schema = field(default_factory=lambda: Schema({}))
     takes_prompt: bool = False
     """True: PROMPT is read as the one value `prompt`."""
     is_repeatable: bool = False
@@ -44,24 +40,16 @@ class Operation:
     is_in_console: bool = False
     is_superseded: bool = False
     """True: a newer request of the same client for the same camera makes an older one useless."""
-    _readers: dict[str, Read] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        readers = {name.rstrip("?"): read for name, read in self.arguments.items()}
-        object.__setattr__(self, "_readers", readers)
 
     def read(self, op: str, args: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of the arguments, each checked once. Raises RequestError or WireError for others."""
-        prompt = PROMPT if self.takes_prompt else ()
-        if unknown := sorted(args.keys() - self._readers.keys() - set(prompt)):
-            names = ", ".join((*self._readers, *prompt)) or "none"
-            raise RequestError(f"{op}: unknown argument {unknown[0]!r:.60}; expected {names}")
+        allowed = (*self.arguments.readers, *(PROMPT if self.takes_prompt else ()))
+        if unknown := sorted(args.keys() - set(allowed)):
+            raise RequestError(
+                f"{op}: unknown argument {unknown[0]!r:.60}; expected {', '.join(allowed) or 'none'}"
+            )
         fields = Fields(args, op)
-        values = {
-            name: read(fields, name)
-            for name, read in self._readers.items()
-            if name in self.arguments or args.get(name) is not None
-        }
+        values = fields.read(self.arguments)
         if self.takes_prompt:
             values["prompt"] = _read_prompt(fields)
         return values
@@ -69,17 +57,8 @@ class Operation:
 
 def _read_prompt(fields: Fields) -> FramePrompt:
     """Read PROMPT. The pixels of a mask are decoded when they are first used."""
-    points, labels, box, mask = map(fields.any, PROMPT)
-    what = f"{fields.what}: mask"
-    return FramePrompt(points, labels, box, None if mask is None else decode_mask(mask, what, is_lazy=True))
-
-
-def _one_of_priorities(fields: Fields, name: str) -> Any:
-    return fields.choice(name, get_args(Priority))
-
-
-def _range(low: int, high: int) -> Read:
-    return lambda fields, name: fields.integer(name, low, high)
+    mask = read_mask(fields.fields("mask"), is_lazy=True) if fields.has("mask") else None
+    return FramePrompt(fields.any("points"), fields.any("labels"), fields.any("box"), mask)
 
 
 def _map(read: Read) -> Read:
@@ -104,62 +83,56 @@ def _line(fields: Fields, name: str) -> str:
 
 _CAMERA: dict[str, Read] = {"camera?": Fields.text}
 _FRAME: dict[str, Read] = {**_CAMERA, "seq?": Fields.integer}
-_OBJECT: dict[str, Read] = {"id": Fields.integer, **_CAMERA, "epoch?": Fields.integer}
-_TRACKING: dict[str, Read] = {**_FRAME, "stride?": _range(1, MAX_STRIDE), "epoch?": Fields.integer}
+_ID: dict[str, Read] = {"id": Fields.integer}
+_OBJECT: dict[str, Read] = {**_ID, **_CAMERA, "epoch?": Fields.integer}
+_TRACKING: dict[str, Read] = {**_FRAME, "stride?": integer(1, MAX_STRIDE), "epoch?": Fields.integer}
+_PRIORITY = choice(get_args(Priority))
+
+_ADD = Schema({"label?": Fields.text, "priority?": _PRIORITY, **_TRACKING})
+_SET_PROMPTS = Schema(
+    {
+        "prompts": Fields.texts,
+        "scores?": _map(number(MIN_SCORE, 1.0)),
+        "most?": _map(integer(1)),
+        "priorities?": _map(_PRIORITY),
+    }
+)
+_EVERYTHING = Schema(
+    {
+        **_FRAME,
+        "grid?": Fields.integer,
+        **dict.fromkeys(("min_iou?", "min_stability?", "max_overlap?"), Fields.number),
+        "most?": Fields.integer,
+    }
+)
+_SEARCH = {"is_repeatable": True, "is_superseded": True}
+_SWITCH = {"is_repeatable": True, "is_in_console": True}
+_STATE = {"is_repeatable": True, "is_for_readers": True}
 
 OPERATIONS = {
-    "add_object": Operation(
-        "change",
-        {"label?": Fields.text, "priority?": _one_of_priorities, **_TRACKING},
-        takes_prompt=True,
-        is_in_console=True,
+    "add_object": Operation("change", _ADD, takes_prompt=True, is_in_console=True),
+    "refine_object": Operation("change", Schema(_ID | _TRACKING), takes_prompt=True, is_in_console=True),
+    "remove_object": Operation("change", Schema(_OBJECT), is_in_console=True),
+    "rename_object": Operation("change", Schema(_OBJECT | {"label": Fields.text}), is_in_console=True),
+    "set_prompts": Operation("change", _SET_PROMPTS, **_SWITCH),
+    "reset": Operation("change", Schema(_CAMERA), is_in_console=True),
+    "pause": Operation("change", **_SWITCH),
+    "resume": Operation("change", **_SWITCH),
+    "list_objects": Operation("query", Schema(_CAMERA), is_repeatable=True),
+    "segment": Operation("query", Schema(_FRAME), takes_prompt=True, is_in_console=True, **_SEARCH),
+    "segment_everything": Operation("query", _EVERYTHING, **_SEARCH),
+    "points": Operation(
+        "query", Schema(_OBJECT | {"count?": integer(1, MAX_SURFACE_POINTS)}), is_repeatable=True
     ),
-    "refine_object": Operation(
-        "change", {"id": Fields.integer, **_TRACKING}, takes_prompt=True, is_in_console=True
-    ),
-    "remove_object": Operation("change", _OBJECT, is_in_console=True),
-    "rename_object": Operation("change", {**_OBJECT, "label": Fields.text}, is_in_console=True),
-    "set_prompts": Operation(
-        "change",
-        {
-            "prompts": Fields.texts,
-            "scores?": _map(lambda fields, name: fields.number(name, MIN_SCORE, 1.0)),
-            "most?": _map(lambda fields, name: fields.integer(name, 1)),
-            "priorities?": _map(_one_of_priorities),
-        },
-        is_repeatable=True,
-        is_in_console=True,
-    ),
-    "reset": Operation("change", _CAMERA, is_in_console=True),
-    "pause": Operation("change", is_repeatable=True, is_in_console=True),
-    "resume": Operation("change", is_repeatable=True, is_in_console=True),
-    "list_objects": Operation("query", _CAMERA, is_repeatable=True),
-    "segment": Operation(
-        "query", _FRAME, takes_prompt=True, is_repeatable=True, is_in_console=True, is_superseded=True
-    ),
-    "segment_everything": Operation(
-        "query",
-        {
-            **_FRAME,
-            "grid?": Fields.integer,
-            "min_iou?": Fields.number,
-            "min_stability?": Fields.number,
-            "max_overlap?": Fields.number,
-            "most?": Fields.integer,
-        },
-        is_repeatable=True,
-        is_superseded=True,
-    ),
-    "points": Operation("query", {**_OBJECT, "count?": _range(1, MAX_SURFACE_POINTS)}, is_repeatable=True),
-    "status": Operation("node", is_repeatable=True, is_for_readers=True),
-    "describe": Operation("node", is_repeatable=True, is_for_readers=True),
-    "snapshot": Operation("snapshot", {"name?": Fields.text}),
+    "status": Operation("node", **_STATE),
+    "describe": Operation("node", **_STATE),
+    "snapshot": Operation("snapshot", Schema({"name?": Fields.text})),
     "read_snapshot": Operation(
-        "snapshot", {"snapshot": Fields.integer, "offset": Fields.integer}, is_repeatable=True
+        "snapshot", Schema({"snapshot": Fields.integer, "offset": Fields.integer}), is_repeatable=True
     ),
-    "restore": Operation("snapshot", {"name": Fields.text}),
-    "hand_over": Operation("snapshot", {"taker?": _line, "token?": _line}),
-    "confirm_hand_over": Operation("snapshot", {"token": _line, "accepted?": Fields.flag}),
+    "restore": Operation("snapshot", Schema({"name": Fields.text})),
+    "hand_over": Operation("snapshot", Schema({"taker?": _line, "token?": _line})),
+    "confirm_hand_over": Operation("snapshot", Schema({"token": _line, "accepted?": Fields.flag})),
 }
 CHANGES = tuple(op for op, operation in OPERATIONS.items() if operation.kind == "change")
 FOR_READERS = tuple(op for op, operation in OPERATIONS.items() if operation.is_for_readers)

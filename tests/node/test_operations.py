@@ -24,9 +24,9 @@ def test_a_function_takes_the_arguments_of_its_operation(op: str) -> None:
     operation = OPERATIONS[op]
     _, *parameters = inspect.signature(HANDLERS[op]).parameters.values()
     named = [parameter for parameter in parameters if parameter.kind in KEYWORDS]
-    required = {name for name in operation.arguments if not name.endswith("?")}
-    required |= {"prompt"} if operation.takes_prompt else set()
-    allowed = required | {name.rstrip("?") for name in operation.arguments}
+    prompt = {"prompt"} if operation.takes_prompt else set()
+    required = operation.arguments.required | prompt
+    allowed = operation.arguments.readers.keys() | prompt
     assert {parameter.name for parameter in named if parameter.default is parameter.empty} == required
     if len(named) == len(parameters):
         assert {parameter.name for parameter in named} == allowed

@@ -58,7 +58,8 @@ def operation_table() -> str:
 
 
 def _arguments(operation: Operation) -> str:
-    required = [code(name) for name in operation.arguments if not name.endswith("?")]
+    schema = operation.arguments
+    required = [code(name) for name in schema.readers if name in schema.required]
     prompt = ["prompt"] if operation.takes_prompt else []
-    optional = [code(name[:-1]) + "?" for name in operation.arguments if name.endswith("?")]
+    optional = [code(name) + "?" for name in schema.readers if name not in schema.required]
     return ", ".join([*required, *prompt, *optional])
