@@ -297,26 +297,26 @@ def test_unknown_objects(pipeline: Pipeline) -> None:
 
 
 FULL = Mask.from_full(np.ones((HEIGHT, WIDTH), dtype=np.bool_))
-BAD_PROMPTS = {
-    "nothing": FramePrompt(),
-    "no points": FramePrompt(points=[]),
-    "nan": FramePrompt(points=[(float("nan"), 5)]),
-    "infinite box": FramePrompt(box=[0, 0, float("inf"), 5]),
-    "outside": FramePrompt(points=[(WIDTH, 5)]),
-    "text": FramePrompt(points=["5", "6"]),
-    "triples": FramePrompt(points=[(1, 2, 3)]),
-    "ragged": FramePrompt(points=[(1, 2), (3,)]),
-    "too many": FramePrompt(points=[(1, 2)] * 65),
-    "other labels": FramePrompt(points=[(1, 2)], labels=[2]),
-    "missing labels": FramePrompt(points=[(1, 2), (3, 4)], labels=[1]),
-    "labels alone": FramePrompt(labels=[1], box=[0, 0, 5, 5]),
-    "flat box": FramePrompt(box=[5, 5, 5, 20]),
-    "turned box": FramePrompt(box=[50, 50, 20, 20]),
-    "box outside": FramePrompt(box=[WIDTH, 0, WIDTH + 50, 50]),
-    "half a box": FramePrompt(box=[5, 5]),
-    "mask of another size": FramePrompt(mask=Mask.from_full(np.ones((4, 4), dtype=np.bool_))),
-    "empty mask": FramePrompt(mask=Mask.empty((HEIGHT, WIDTH))),
-    "mask and box": FramePrompt(mask=FULL, box=[0, 0, 5, 5]),
+BAD_PROMPTS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "no points": {"points": []},
+    "nan": {"points": [(float("nan"), 5)]},
+    "infinite box": {"box": [0, 0, float("inf"), 5]},
+    "outside": {"points": [(WIDTH, 5)]},
+    "text": {"points": ["5", "6"]},
+    "triples": {"points": [(1, 2, 3)]},
+    "ragged": {"points": [(1, 2), (3,)]},
+    "too many": {"points": [(1, 2)] * 65},
+    "other labels": {"points": [(1, 2)], "labels": [2]},
+    "missing labels": {"points": [(1, 2), (3, 4)], "labels": [1]},
+    "labels alone": {"labels": [1], "box": [0, 0, 5, 5]},
+    "flat box": {"box": [5, 5, 5, 20]},
+    "turned box": {"box": [50, 50, 20, 20]},
+    "box outside": {"box": [WIDTH, 0, WIDTH + 50, 50]},
+    "half a box": {"box": [5, 5]},
+    "mask of another size": {"mask": Mask.from_full(np.ones((4, 4), dtype=np.bool_))},
+    "empty mask": {"mask": Mask.empty((HEIGHT, WIDTH))},
+    "mask and box": {"mask": FULL, "box": [0, 0, 5, 5]},
 }
 
 
@@ -325,8 +325,8 @@ def test_bad_prompts_are_refused_and_the_line_goes_on(pipeline: Pipeline, name: 
     pipeline.step(frame(0))
     pipeline.add(CENTRE, seq=0)
     for request in (lambda prompt: pipeline.add(prompt), lambda prompt: pipeline.refine(1, prompt, seq=0)):
-        with pytest.raises(RequestError, match="expected"):
-            request(BAD_PROMPTS[name])
+        with pytest.raises(RequestError):
+            request(FramePrompt(**BAD_PROMPTS[name]))
     assert ids(pipeline.step(frame(1))) == [1]
 
 
