@@ -34,7 +34,7 @@ from .values import (
     fetch_snapshot,
     make_snapshot,
     pack_prompt,
-    read_epoch,
+    read_added,
     read_object,
     read_points,
     read_segmentation,
@@ -165,12 +165,7 @@ class PerceptionClient(MaskReader):
             if self._on_restart is None:
                 raise
             result = self._call_with_epoch("add_object", args, camera)
-        added = AddedObject(
-            result.integer("id"),
-            result.text("camera"),
-            read_segmentation(result) if result.has("mask") else None,
-            read_epoch(result),
-        )
+        added = read_added(result)
         self._report(self._epochs.meet(added.camera, added.epoch))
         return added
 

@@ -97,19 +97,17 @@ def _add_object(
     prompt: FramePrompt,
     label: str = "",
     priority: Priority = "normal",
-    camera: str | None = None,
     seq: int | None = None,
     stride: int | None = None,
-    epoch: int | None = None,
+    **place: Any,
 ) -> dict[str, Any]:
     label = clean_label(label)
-    pipeline = _find_pipeline(perception, camera, epoch)
-    session = perception.session
-    age: dict[str, Any] = {}
+    pipeline = _find_pipeline(perception, **place)
+    age = {}
     if seq is not None:
         age = _check_age(perception, pipeline, seq)
-    elif session is not None and not perception.paused:
-        session.check_next_frame(pipeline.camera)  # it enters on the next frame, which a camera must send
+    elif perception.session is not None and not perception.paused:
+        perception.session.check_next_frame(pipeline.camera)  # on which the object enters
     added = pipeline.add(prompt, label, seq, priority, stride)
     return _describe_object(perception, pipeline, added.id, age, added.result)
 
@@ -118,29 +116,24 @@ def _refine_object(
     perception: Perception,
     prompt: FramePrompt,
     id: int,
-    camera: str | None = None,
     seq: int | None = None,
     stride: int | None = None,
-    epoch: int | None = None,
+    **place: Any,
 ) -> dict[str, Any]:
-    pipeline = _find_pipeline(perception, camera, epoch, names_object=True)
+    pipeline = _find_pipeline(perception, names_object=True, **place)
     age = _check_age(perception, pipeline, seq)
     result = pipeline.refine(id, prompt, seq, stride)
     return _describe_object(perception, pipeline, id, age, result)
 
 
-def _remove_object(
-    perception: Perception, id: int, camera: str | None = None, epoch: int | None = None
-) -> dict[str, Any]:
-    pipeline = _find_pipeline(perception, camera, epoch, names_object=True)
+def _remove_object(perception: Perception, id: int, **place: Any) -> dict[str, Any]:
+    pipeline = _find_pipeline(perception, names_object=True, **place)
     pipeline.remove(id)
     return {"id": id, **_origin(pipeline)}
 
 
-def _rename_object(
-    perception: Perception, id: int, label: str, camera: str | None = None, epoch: int | None = None
-) -> dict[str, Any]:
-    pipeline = _find_pipeline(perception, camera, epoch, names_object=True)
+def _rename_object(perception: Perception, id: int, label: str, **place: Any) -> dict[str, Any]:
+    pipeline = _find_pipeline(perception, names_object=True, **place)
     label = clean_label(label)
     pipeline.rename(id, label)
     return {"id": id, "label": label, **_origin(pipeline)}
@@ -192,14 +185,8 @@ def _segment_everything(
     return {**_origin(pipeline), **age, "seq": seq, "masks": masks, **({"note": note} if note else {})}
 
 
-def _points(
-    perception: Perception,
-    id: int,
-    count: int = DEFAULT_POINTS,
-    camera: str | None = None,
-    epoch: int | None = None,
-) -> dict[str, Any]:
-    pipeline = _find_pipeline(perception, camera, epoch, names_object=True)
+def _points(perception: Perception, id: int, count: int = DEFAULT_POINTS, **place: Any) -> dict[str, Any]:
+    pipeline = _find_pipeline(perception, names_object=True, **place)
     ids = [status.id for status in pipeline.objects]
     if id not in ids:
         raise UnknownObjectError(f"no object {id}; there are {ids or 'none'}")
@@ -281,7 +268,7 @@ def _find_pipelines(perception: Perception, camera: str | None) -> list[Pipeline
 
 
 def _find_pipeline(
-    perception: Perception, camera: str | None, epoch: int | None = None, names_object: bool = False
+    perception: Perception, camera: str | None = None, epoch: int | None = None, names_object: bool = False
 ) -> Pipeline:
     """Return the pipeline of the camera, or of the only camera that sends if none is named.
 
