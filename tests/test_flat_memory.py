@@ -14,7 +14,7 @@ from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import TrackerSettings
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.types import Frame
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.tiny import random_source, tiny_model
 
 OBJECTS = 4

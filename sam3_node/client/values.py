@@ -12,7 +12,7 @@ from ..transport import ControlClient
 from ..types import Mask, MaskFrame, Priority, TrackState
 from ..wire import Fields, decode_mask, encode_mask
 from ..wire.codec import Read, Schema, choice
-from ..wire.prompts import FramePrompt
+from ..wire.frame_prompt import FramePrompt
 
 if TYPE_CHECKING:
     import numpy as np

@@ -34,8 +34,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from ..errors import NoAnswerError, RequestError, Sam3NodeError, SettingsError, WireError
 from ..settings import Address, Settings, split_address
 from .controls import Controls
-from .player import RecordedSource
-from .views import LiveSource, View, pack_view
+from .recorded import RecordedViews
+from .views import FrameView, LiveViews, pack_view
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -180,7 +180,7 @@ MAX_BODY_BYTES = 64 << 10
 STATE_S = 1.0
 MAX_PAGES = 32
 
-AnySource = LiveSource | RecordedSource
+AnySource = LiveViews | RecordedViews
 
 
 class Changes:
@@ -339,15 +339,15 @@ class _Page:
             await self._changes.wait(STATE_S / 2)
 
     async def _send_timeline(self) -> None:
-        if isinstance(self._source, RecordedSource):
+        if isinstance(self._source, RecordedViews):
             rows = self._source.timeline(self._compared)
             if rows:
                 await self._send({"type": "timeline", "start": self._compared, "rows": rows})
                 self._compared += len(rows)
 
-    async def _find_view(self) -> View:
-        if isinstance(self._source, RecordedSource):
-            view: View = await run_in_threadpool(self._source.view, self._index)
+    async def _find_view(self) -> FrameView:
+        if isinstance(self._source, RecordedViews):
+            view: FrameView = await run_in_threadpool(self._source.view, self._index)
             return view
         while (found := self._source.next_view(self._seen)) is None:
             await self._changes.wait(STATE_S)

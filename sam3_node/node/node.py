@@ -30,7 +30,7 @@ from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ControlServer, FrameSubscriber, MaskPublisher, ReceivedFrame, Security, poll
-from ..transport.control import AnswerNow
+from ..transport.control_server import AnswerNow
 from ..types import MaskFrame, resume
 from ..wire import CAUGHT_UP, FAILED, Event, Reply, Request, pose_fields
 from ..wire.operations import OPERATIONS

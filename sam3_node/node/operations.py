@@ -16,8 +16,8 @@ from ..perception.prompts import PromptResult
 from ..tracking.everything import EverythingOptions
 from ..types import Job, Priority, run_to_end
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, encode_mask
+from ..wire.frame_prompt import FramePrompt
 from ..wire.operations import CHANGES, OPERATIONS
-from ..wire.prompts import FramePrompt
 from .saved_state import Snapshots
 
 log = logging.getLogger(__name__)

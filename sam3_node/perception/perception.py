@@ -38,7 +38,7 @@ from ..settings import DetectorSettings, EngineSettings, ModelSettings, Settings
 from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..types import CAMERA_SILENT_S, Frame, MaskEncoding, MaskFrame, Priority, State
 from ..wire import MAX_EPOCH
-from ..wire.prompts import FramePrompt
+from ..wire.frame_prompt import FramePrompt
 from .linking import LinkRules, WorldLinker
 from .pipeline import Pipeline
 from .spatial import SpatialStage

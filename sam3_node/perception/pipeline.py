@@ -33,7 +33,7 @@ from ..tracking.names import is_calibrated as is_name_calibrated
 from ..tracking.slots import PromptTensors
 from ..types import Frame, FramePose, Image, Instance, Job, Mask, MaskFrame, Priority, Shed, State
 from ..wire import decode_image
-from ..wire.prompts import FramePrompt
+from ..wire.frame_prompt import FramePrompt
 from .catch_up import MAX_CORRECTIONS, CachedFrame, CacheLimits, CatchUps, FrameCache
 from .output_masks import HostTracks, copy_masks, copy_to_host, to_prompt_results, to_results_job
 from .prompts import PromptOutcome, PromptResult, to_model

@@ -15,7 +15,7 @@ from ..geometry import Scaling
 from ..models import TrackerModel
 from ..tracking.slots import PromptTensors
 from ..types import Mask
-from ..wire.prompts import FramePrompt
+from ..wire.frame_prompt import FramePrompt
 
 
 class PromptResult(NamedTuple):

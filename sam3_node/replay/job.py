@@ -31,7 +31,7 @@ from ..errors import ReplayError, RequestError, WireError
 from ..files import safe_file_name
 from ..settings import Settings
 from ..wire import Fields
-from ..wire.prompts import MAX_POINTS, check_box, check_labels, check_parts, check_points
+from ..wire.frame_prompt import MAX_POINTS, check_box, check_labels, check_parts, check_points
 from .davis_png import read_labels, read_mask
 
 Mode = Literal["as-recorded", "every"]

@@ -24,8 +24,8 @@ from ..node.cameras import pose_at
 from ..perception.spatial import BASE, GRIPPER
 from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
 from ..wire import CAUGHT_UP, Event, encode_mask
+from ..wire.frame_prompt import FramePrompt
 from ..wire.operations import CHANGES
-from ..wire.prompts import FramePrompt
 from .davis_png import read_mask
 from .event_log import (
     ADD_EVERYTHING,

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import CapacityError, RequestError, UnknownObjectError
 from ..models.sam.stages import Decoded
 from ..types import State
-from ..wire.prompts import check_box, check_labels, check_parts, check_points
+from ..wire.frame_prompt import check_box, check_labels, check_parts, check_points
 
 BOX_LABELS = (2, 3)  # SAM's labels of a box's top-left and bottom-right corner
 

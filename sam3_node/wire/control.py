@@ -17,12 +17,18 @@ from typing import Any, NamedTuple
 
 from ..errors import RequestError, Sam3NodeError, WireError
 from ..types import Buffer
-from .codec import VERSION, Fields, Limits, describe, pack, unpack
+from .codec import VERSION, Fields, Limits, Read, Schema, describe, pack, unpack
 from .operations import OPERATIONS, find_operation
 
 INTERNAL_ERROR = "internal"
 """Code of a failure that is a fault of the node, and of no error class of this package."""
 _LIMITS = Limits(total_bytes=16 << 20)
+_ARGUMENTS: dict[str, Read] = {
+    "op": Fields.text,
+    "args": lambda fields, name: fields.fields(name).as_map(),
+}
+_REQUEST = Schema({"id": Fields.integer, **_ARGUMENTS})
+_EVENT = Schema({"n": Fields.integer, **_ARGUMENTS})
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ def unpack_request(data: Buffer) -> Request:
     """Unpack a request and read its values. Raises WireError for any other bytes; its values may still raise."""
     fields = Fields(unpack(data, what="request", limits=_LIMITS), "request")
     fields.require_version()
-    request = Request(fields.integer("id"), fields.text("op"), fields.fields("args").as_map())
+    request = Request(**fields.read(_REQUEST))
     with suppress(Exception):  # it raises again where the request is answered
         request.values  # noqa: B018
     return request
@@ -149,4 +155,4 @@ def unpack_event(parts: Sequence[Buffer]) -> Event:
         raise WireError(f"event: expected 2 parts, the first {EVENTS_TOPIC!r}; found {len(parts)}, {first}")
     body = Fields(unpack(parts[1], what="event", limits=_LIMITS), "event")
     body.require_kind("event")
-    return Event(body.integer("n"), body.text("op"), body.fields("args").as_map())
+    return Event(**body.read(_EVENT))

@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 from ..errors import RequestError, did_you_mean
 from ..types import Priority
 from .codec import Fields, Read, Schema, choice, integer, number
+from .frame_prompt import FramePrompt
 from .masks import read_mask
-from .prompts import FramePrompt
 
 MAX_STRIDE = 6
 """Largest number of frames from one that an object is tracked on to the next: 6 costs 0.02 of IoU on DAVIS, 8 0.07."""

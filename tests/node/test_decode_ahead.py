@@ -22,7 +22,7 @@ from sam3_node.settings import DetectorSettings, ModelSettings, Settings, Transp
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import decode_image, encode_image
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.node_frames import picture
 from tests.support.node_rig import PATIENCE_S, Rig
 

@@ -21,8 +21,8 @@ from sam3_node.perception.perception import Perception
 from sam3_node.transport import ControlServer
 from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply
+from sam3_node.wire.frame_prompt import FramePrompt
 from sam3_node.wire.operations import OPERATIONS
-from sam3_node.wire.prompts import FramePrompt
 from tests.node.test_warm_restart import keeper, served, with_object
 from tests.support.health_rig import ask
 from tests.support.node_frames import picture

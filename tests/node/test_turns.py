@@ -18,7 +18,7 @@ from sam3_node.node import node as node_module
 from sam3_node.perception import output_masks
 from sam3_node.perception.pipeline import FrameQueries, Pipeline
 from sam3_node.tracking import everything
-from sam3_node.transport import ControlClient, control
+from sam3_node.transport import ControlClient, control_server
 from sam3_node.types import Job
 from sam3_node.wire import Request, pack_request, unpack_reply
 from tests.node.test_live_status import Served
@@ -188,7 +188,7 @@ def test_a_newer_search_of_the_same_peer_supersedes_it(served: Served, held: Hel
 
 
 def test_a_node_that_stops_refuses_it(tmp_path: Path, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "LINGER_MS", PATIENCE_MS)  # a busy machine sends the reply late
+    monkeypatch.setattr(control_server, "LINGER_MS", PATIENCE_MS)  # a busy machine sends the reply late
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
         peer.linger = 0
         with ExitStack() as opened:

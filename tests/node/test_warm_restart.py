@@ -23,7 +23,7 @@ from sam3_node.perception.snapshot import ID_BLOCK
 from sam3_node.settings import ModelSettings, Settings, SnapshotSettings, TrackerSettings
 from sam3_node.types import MaskFrame
 from sam3_node.wire import RESTORED
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.node_frames import picture
 from tests.support.node_rig import Rig, ids, masks_where, until
 from tests.support.tiny import tiny_model

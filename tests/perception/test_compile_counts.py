@@ -17,7 +17,7 @@ from sam3_node.perception.perception import load_models, warm_up
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import DetectorSettings, ModelSettings, Settings, TrackerSettings
 from sam3_node.types import Frame, Mask
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.repeats import repetitions
 from tests.support.tiny import random_source, tiny_model
 

@@ -32,7 +32,7 @@ from sam3_node.tracking.everything import EverythingOptions
 from sam3_node.tracking.host_copy import HostCopy
 from sam3_node.types import Frame, Mask, MaskFrame, run_to_end
 from sam3_node.wire import decode_mask, encode_image, encode_mask, pack_masks
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.perception.test_rasterize import SIZES, smooth_logits
 from tests.support.strict_cuda import HOST_READS
 from tests.support.tiny import tiny_model

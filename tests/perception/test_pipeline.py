@@ -27,7 +27,7 @@ from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import Tracker
 from sam3_node.types import Frame, Mask, MaskFrame
 from sam3_node.wire import encode_image
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.tiny import random_source
 
 WIDTH, HEIGHT = 200, 150

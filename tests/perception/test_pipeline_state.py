@@ -24,7 +24,7 @@ from sam3_node.perception.prompts import PromptOutcome, PromptResult
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.types import Frame, Mask, MaskFrame
 from sam3_node.wire import encode_image, encode_mask, pack_masks
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support import coloured_blocks
 from tests.support.coloured_blocks import ColourDetector
 from tests.support.tiny import tiny_model

@@ -11,7 +11,7 @@ from sam3_node.errors import RequestError
 from sam3_node.geometry import Scaling
 from sam3_node.perception.prompts import to_model
 from sam3_node.tracking import ObjectPrompt
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 
 SIDE = 64
 SAME = Scaling((SIDE, SIDE), SIDE)  # model pixels are frame pixels

@@ -9,7 +9,7 @@ from sam3_node.models import load_tracker
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import TrackerSettings
 from sam3_node.wire import encode_image
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.perception.test_pipeline import HEIGHT, WIDTH, frame
 from tests.support.paths import SHARED
 

@@ -21,7 +21,7 @@ from sam3_node.perception.registry import (
 )
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.types import MaskFrame, Shed
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.coloured_blocks import ColourDetector, frame
 from tests.support.tiny import random_source
 

@@ -24,7 +24,7 @@ from sam3_node.perception.snapshot import ID_BLOCK, IdReserve, Snapshot, restore
 from sam3_node.settings import DetectorSettings, Settings, TrackerSettings
 from sam3_node.types import Frame, FramePose, Intrinsics
 from sam3_node.wire import encode_depth, pack_masks
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support import coloured_blocks
 from tests.support.coloured_blocks import ColourDetector
 from tests.support.repeats import repetitions

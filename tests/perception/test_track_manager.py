@@ -19,7 +19,7 @@ from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.tracking import Tracker, Tracks
 from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.wire import decode_image
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.coloured_blocks import HEIGHT, PERIOD_NS, WIDTH, ColourDetector, frame
 from tests.support.tiny import random_source
 

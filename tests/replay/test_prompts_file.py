@@ -19,7 +19,7 @@ from sam3_node.replay.job import ObjectOnFrame, read_prompts
 from sam3_node.replay.schedule import add_objects
 from sam3_node.types import Frame
 from sam3_node.wire import decode_mask
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.paths import SHARED
 
 BOX = [10, 8, 30, 24]

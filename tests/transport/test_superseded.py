@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from sam3_node.transport import ControlServer, control
-from sam3_node.transport.control import MAX_REQUESTS_PER_PEER
+from sam3_node.transport import ControlServer, control_server
+from sam3_node.transport.control_server import MAX_REQUESTS_PER_PEER
 from sam3_node.types import Job, resume
 from sam3_node.wire import Reply, Request, pack_request, unpack_reply
 from tests.support.transport_peer import wait_until, waiting_bodies
@@ -105,7 +105,7 @@ def test_long_work_goes_on_when_its_request_is_received_again() -> None:
 
 def test_long_work_is_not_refused_for_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
     with long_work(TCP) as (server, _, _):
-        monkeypatch.setattr(control, "MAX_WAIT_S", 0.0)
+        monkeypatch.setattr(control_server, "MAX_WAIT_S", 0.0)
         assert server.receive(5000)
 
 
@@ -135,7 +135,7 @@ def test_the_work_for_a_peer_that_has_gone_ends(scheme: str, tmp_path: Path) -> 
 
 
 def test_a_server_that_closes_refuses_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "LINGER_MS", 60_000)  # a busy machine sends the reply late
+    monkeypatch.setattr(control_server, "LINGER_MS", 60_000)  # a busy machine sends the reply late
     with long_work(TCP) as (server, mouse, work):
         server.close()
         assert receive_error(mouse) == (1, "busy")

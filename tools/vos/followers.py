@@ -16,7 +16,7 @@ from sam3_node.perception.prompts import to_model
 from sam3_node.tracking import Tracker
 from sam3_node.tracking.memory import Bools, Floats, Ints, MemoryBank, SelectionRule
 from sam3_node.types import Mask
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 
 from .settings import Setting
 

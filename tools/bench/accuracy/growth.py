@@ -26,7 +26,7 @@ from sam3_node.perception.prompts import to_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import Tracker
 from sam3_node.types import Image
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.common import SHARED, Figures, make_parser
 from tools.vos.followers import encode_frame
 

@@ -29,7 +29,7 @@ from sam3_node.perception.surfaces import DepthMap, Float, RayMap, measure_surfa
 from sam3_node.settings import EngineSettings, ModelSettings, SpatialSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Intrinsics, Mask
 from sam3_node.wire import decode_depth, encode_depth, encode_image
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.accuracy.depth_noise import add_noise
 from tools.bench.accuracy.spatial_cases import CAMERA, SIZE, Case, make_cases
 from tools.bench.common import SHARED, Figures, make_parser

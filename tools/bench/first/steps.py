@@ -28,7 +28,7 @@ from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import EngineSettings, Settings, TrackerSettings
 from sam3_node.tracking.memory import MemoryBank, get_rule
 from sam3_node.types import Frame
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.common import percentile
 from tools.bench.latency import step
 

@@ -23,7 +23,7 @@ from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
 from sam3_node.types import Frame, Mask
 from sam3_node.wire import encode_image
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.common import RUNS, Figures, make_parser, spread_text
 
 UNREACHED_SCORE = 0.99  # no detection scores as high

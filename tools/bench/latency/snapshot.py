@@ -22,7 +22,7 @@ from sam3_node.node.saved_state import Snapshots
 from sam3_node.perception.perception import Perception
 from sam3_node.settings import DetectorSettings, ModelSettings, Settings, SnapshotSettings, TrackerSettings
 from sam3_node.types import Frame
-from sam3_node.wire.prompts import FramePrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.common import RATIO, Figures, make_parser, objects_text
 
 WIDTH, HEIGHT = 640, 480
