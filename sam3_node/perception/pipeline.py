@@ -1,12 +1,8 @@
-"""The pipeline of one camera: decode, preprocess, encode, track, detect, masks. It uses no sockets and no files.
+"""Run one camera's frames: decode, preprocess, encode, track, detect, masks. It uses no sockets and no files.
 
-The tracks of a frame stay on the device until the end of the step, and are then copied to the host at once.
-
-Decoding and upload of a frame apart from its step, so that a thread can do both while the model is busy.
-
-Questions about the cached frames of a camera: they change nothing.
-
-Measure the duration of each stage of a frame.
+The tracks of a frame stay on the device until the end of the step, and are then copied to the host at once. A
+`FramePreparer` decodes and uploads a frame in another thread while the model is busy. `FrameQueries` answer questions
+about cached frames and change nothing. `StageTimer` measures the stages of a frame.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..detection.base import Detector, PromptSet
+from ..detection.detectors import Detector, PromptSet
 from ..errors import ReplayError, RequestError, Sam3NodeError
 from ..geometry import Scaling
 from ..models import Features, TrackerModel
@@ -30,7 +26,7 @@ from ..tracking import Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator, is_calibrated
 from ..tracking.everything import Census, EverythingOptions, segment_everything
 from ..tracking.names import is_calibrated as is_name_calibrated
-from ..tracking.slots import PromptTensors
+from ..tracking.tracks import PromptTensors
 from ..types import Frame, FramePose, Image, Instance, Job, Mask, MaskFrame, Priority, Shed, State
 from ..wire import decode_image
 from ..wire.frame_prompt import FramePrompt
@@ -121,7 +117,7 @@ class Pipeline:
         """Track all objects on the next frame. `find_robot`, called last, gives the gripper's pose at its capture.
 
         `prepared` holds this frame if a thread has decoded it already; the result is the same. `shed_level` says what
-        to leave out, see `shedding`. The result's `stages_us` holds the stages that ran, without that of packing it.
+        to shed, see `registry`. The result's `stages_us` holds the stages that ran; packing comes later.
         Raises WireError if the image cannot be decoded; nothing is changed then.
         """
         timer = self._timer
@@ -319,7 +315,7 @@ class Pipeline:
         self._tracker.restore(state["tracker"])
         self.registry.restore(state["objects"])
         self._confidence.restore(state["confidence"])
-        self.spatial.restore(state.get("spatial", {}))
+        self.spatial.restore(state["spatial"])
         pending = (PromptTensors(**prompt) for prompt in state["pending"])
         self._pending = {prompt.object_id: prompt for prompt in pending}
         self._frame_cache.restore(state["frame_cache"], self._model.device)
@@ -406,10 +402,6 @@ class Pipeline:
         return replace(instance, confidence=confidence, doubtful=doubtful, name_confidence=name)
 
 
-_new_plain_event: Callable[[], torch.cuda.Event] = torch.cuda.Event  # torch leaves the constructor untyped
-_new_stream: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
-
-
 class PreparedFrame(NamedTuple):
     """A frame whose image is decoded and preprocessed."""
 
@@ -440,7 +432,8 @@ class FramePreparer:
 
     def __init__(self, model: TrackerModel, max_frame_pixels: int) -> None:
         self._model, self._max_frame_pixels = model, max_frame_pixels
-        self._stream = _new_stream(model.device) if model.device.type == "cuda" else None
+        is_cuda = model.device.type == "cuda"
+        self._stream = torch.cuda.Stream(model.device) if is_cuda else None
 
     @torch.inference_mode()
     def __call__(self, frame: Frame) -> PreparedFrame:
@@ -450,13 +443,13 @@ class FramePreparer:
             return PreparedFrame(frame, image, self._model.preprocess(image), None)
         with torch.cuda.stream(self._stream):
             pixels = self._model.preprocess(image)
-            uploaded = _new_plain_event()
+            uploaded = torch.cuda.Event()
             uploaded.record(self._stream)
         return PreparedFrame(frame, image, pixels, uploaded)
 
 
 class FrameQueries:
-    """Answers questions about the frames in `cache`. `seq` is that of a cached frame, or None for the latest.
+    """Answers questions about the frames in `cache`. `seq` names a cached frame, or None the latest.
 
     All methods raise UnknownFrameError if the frame is not cached.
     """
@@ -498,10 +491,6 @@ class FrameQueries:
         return cached.seq, results, "" if results else census.explain(options.complete(self._model))
 
 
-# typed here, because torch does not annotate the constructor
-_new_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
-
-
 class StageTimer:
     """Times the stages of a frame in microseconds, without waiting for the device.
 
@@ -529,11 +518,12 @@ class StageTimer:
     def device(self, stage: str) -> Iterator[None]:
         """Time a stage that runs on the model's device."""
         if not self._is_cuda:
-            with self.host(stage):
-                yield
+            begin_ns = time.perf_counter_ns()
+            yield
+            self._spent_us[stage] = (time.perf_counter_ns() - begin_ns) // 1000
             return
         if stage not in self._events:
-            self._events[stage] = (_new_event(enable_timing=True), _new_event(enable_timing=True))
+            self._events[stage] = torch.cuda.Event(True), torch.cuda.Event(True)
         begin, end = self._events[stage]
         begin.record()
         yield
@@ -542,10 +532,9 @@ class StageTimer:
 
     def read(self) -> dict[str, int]:
         """Return the microseconds of each stage, in order. On a GPU, call it after the device has finished."""
-        return {stage: self._elapsed_us(stage, spent) for stage, spent in self._spent_us.items()}
-
-    def _elapsed_us(self, stage: str, spent_us: int) -> int:
-        if spent_us >= 0:
-            return spent_us
-        begin, end = self._events[stage]
-        return int(begin.elapsed_time(end) * 1000)
+        spent_us = dict(self._spent_us)
+        for stage in spent_us:
+            if spent_us[stage] < 0:
+                begin, end = self._events[stage]
+                spent_us[stage] = int(begin.elapsed_time(end) * 1000)
+        return spent_us

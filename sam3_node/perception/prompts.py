@@ -10,10 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..errors import RequestError
 from ..geometry import Scaling
-from ..models import TrackerModel
-from ..tracking.slots import PromptTensors
+from ..tracking.tracks import PromptTensors
 from ..types import Mask
 from ..wire.frame_prompt import FramePrompt
 
@@ -62,12 +60,3 @@ def _scale_mask(mask: Mask, scaling: Scaling) -> npt.NDArray[np.bool_]:
     covered = cv2.resize(mask.full().astype(np.float32), side, interpolation=cv2.INTER_AREA)
     kept: npt.NDArray[np.bool_] = covered >= min(0.5, float(covered.max()))
     return kept
-
-
-def require_tracking(model: TrackerModel) -> None:
-    """Raise RequestError for weights that cannot track objects."""
-    if not model.can_track:
-        raise RequestError(
-            f"{model.name} has no memory modules: expected weights that can track, such as nano or "
-            "facebook/sam3 (--model.name); segment works with these"
-        )

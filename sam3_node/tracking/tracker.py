@@ -11,10 +11,9 @@ from torch import Tensor
 from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded, Run
-from ..types import State
-from .last_masks import PRESENT_LOGIT, LastMasks
-from .memory import Ints, MemoryBank, confidence, get_rule, pad_to_batch
-from .slots import (
+from ..types import SavedFields
+from .memory import PRESENT_LOGIT, Ints, LastMasks, MemoryBank, confidence, get_rule, pad_to_batch
+from .tracks import (
     BOX_LABELS,
     ObjectPrompt,
     ObjectRows,
@@ -29,7 +28,7 @@ from .slots import (
 AnyPrompt = ObjectPrompt | PromptTensors
 
 
-class Tracker:
+class Tracker(SavedFields):
     """Tracks objects from prompts, frame by frame, with the memory of SAM 2 and SAM 3 (arXiv 2408.00714, 2511.16719).
 
     A prompted frame becomes a conditioning frame of its object only; other objects are not affected. A correction of a
@@ -40,8 +39,10 @@ class Tracker:
     afterwards.
 
     Weights without memory modules follow the last masks (`LastMasks`); there, a prompt on a past frame replaces the
-    last mask.
+    last mask. A state fits a tracker of the same model with the same bank `layout`.
     """
+
+    SAVED = ("frame_number", "_rows", "bank")
 
     def __init__(
         self,
@@ -99,7 +100,11 @@ class Tracker:
         following = [
             object_id for object_id in self.ids if object_id not in checked and object_id not in held
         ]
-        results = dict(zip(following, self._follow(features, following, frame), strict=True))
+        results: dict[int, Track] = {}
+        size = self.model.batch_size  # suits the device
+        for start in range(0, len(following), size):
+            batch = following[start : start + size]
+            results |= zip(batch, self._follow_batch(features, batch, frame), strict=True)
         for object_id, prompt in checked.items():
             results[object_id] = self._condition(features, frame, object_id, prompt)
         self.frame_number += 1
@@ -109,7 +114,7 @@ class Tracker:
     def prompt_at(self, features: Features, frame_number: int, prompt: AnyPrompt) -> tuple[Tensor, Tensor]:
         """Add or correct an object on an earlier frame; return its logits [h, w] and score [].
 
-        `features` are those of that frame. `frame_number` is the value of the attribute `frame_number` before that
+        `features` belong to that frame. `frame_number` is the value of the attribute `frame_number` before that
         frame was stepped. The next step starts to track a new object. The correction of a frame that was tracked
         uses the memory before that frame, which is complete for the `history` newest frames.
         """
@@ -127,7 +132,7 @@ class Tracker:
     ) -> tuple[Tensor, Tensor]:
         """Add or correct an object on an earlier frame, from which it catches up; return logits [h, w] and score [].
 
-        Arguments are those of `prompt_at`. The frame becomes a conditioning frame. Until `join`, steps do not track a
+        See `prompt_at` for the arguments. The frame becomes a conditioning frame. Until `join`, steps do not track a
         new object, and track a corrected one as before. Pass the frames after this one to `catch_up`. A second prompt
         begins again on its own frame, and keeps the first as a conditioning frame. Raises the errors of `prompt_at`,
         and CapacityError if too many corrections catch up.
@@ -217,20 +222,6 @@ class Tracker:
             self.bank.clear(self._rows.remove(key))
         self.frame_number = 0
 
-    def state(self) -> State:
-        """Return the state that `restore` takes: everything the next steps depend on, except the model."""
-        return {
-            "frame_number": self.frame_number,
-            "rows": self._rows.state(),
-            "bank": self.bank.state(),
-        }
-
-    def restore(self, state: State) -> None:
-        """Continue after the step at which `state` was called, on a tracker with the same bank `layout`."""
-        self.frame_number = state["frame_number"]
-        self._rows.restore(state["rows"])
-        self.bank.restore(state["bank"])
-
     def _check_past(self, frame_number: int) -> None:
         if not 0 <= frame_number < self.frame_number:
             raise RequestError(f"frame_number: expected 0 to {self.frame_number - 1}, found {frame_number}")
@@ -245,12 +236,6 @@ class Tracker:
         self._rows.check_capacity(len({i for i in ids if not {i, catching_key(i)} & set(self._rows)}))
         size, device = self.model.image_size, self.model.device
         return {prompt.object_id: prompt.to_tensors(size, device) for prompt in prompts}
-
-    def _follow(self, features: Features, ids: list[int], frame: int) -> list[Track]:
-        """Track the objects without prompts, in batches of the size that suits the device."""
-        size = self.model.batch_size
-        batches = (ids[start : start + size] for start in range(0, len(ids), size))
-        return [result for batch in batches for result in self._follow_batch(features, batch, frame)]
 
     def _follow_batch(self, features: Features, ids: list[int], frame: int) -> list[Track]:
         """Track one batch: read the bank, decode, write the bank."""

@@ -20,9 +20,8 @@ from ..wire import INTERNAL_ERROR, Failure, Reply, Request, pack_reply, unpack_r
 from ..wire.codec import count_items
 from ..wire.operations import FOR_READERS
 from .channels import FrameSubscriber
-from .guard import Rights
-from .keys import Key
-from .security import Security
+from .limits import Rights
+from .security import Key, Security
 from .sockets import (
     MAX_MESSAGE_BYTES,
     MAX_REQUEST_BYTES,

@@ -14,12 +14,12 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
+from sam3_node.engines.tracker_slot import make_fp8_encoder
 from torch import Tensor
 
 from sam3_node.engines.inductor import use_graphs
 from sam3_node.engines.quantize import Scales, find_layers, weights_digest
 from sam3_node.engines.specs import STAGES
-from sam3_node.engines.tracker_slot import make_fp8_encoder
 from sam3_node.engines.validation import cosine
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import cast_source
