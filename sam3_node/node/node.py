@@ -224,17 +224,19 @@ class Node:
         received = self._control.receive(timeout_ms)
         while received is not None:
             begin_s = time.monotonic()
-            self._answer(*received)
+            peer, request = received
+            answer = self._control.begun or handle_request(self, request)
+            reply = answer if isinstance(answer, Reply) else resume(answer)
+            if reply is not None:
+                self._answer(peer, request, reply)
+            elif not isinstance(answer, Reply):
+                self._control.put_back(answer)
             took_s = time.monotonic() - begin_s
             left_s, longest_s = left_s - took_s, max(longest_s, took_s)
             received = self._control.receive() if longest_s <= left_s else None
 
-    def _answer(self, peer: tuple[bytes, ...], request: Request) -> None:
-        """Carry out a request, or a turn of it. If it has changed the state, publish it as an event for recorders."""
-        answer = self._control.begun or handle_request(self, request)
-        reply = answer if isinstance(answer, Reply) else resume(answer)
-        if reply is None:
-            return self._control.put_back(answer)
+    def _answer(self, peer: tuple[bytes, ...], request: Request, reply: Reply) -> None:
+        """Reply to a request. If it has changed the state, publish it as an event for recorders."""
         if (change := describe_change(request, reply)) is not None:
             self.output.publish_event(request.op, change)
         self._control.reply(peer, reply)

@@ -293,7 +293,7 @@ class ControlServer(SocketOwner):
         A reply that cannot be packed, or that is too large for a message, becomes an error reply.
         """
         self._require_process()
-        self._replies.append((peer, self._pack(reply)))
+        self._replies.append((peer, _pack_reply(reply, self._node)))
         self._wake()
 
     @property
@@ -404,10 +404,10 @@ class ControlServer(SocketOwner):
                 self._rights.check(key, request.op if request else "")
         except (WireError, ForbiddenError, BusyError) as error:
             self._count_rejected(str(error))
-            self._send(peer, self._pack(Reply.failed(0, error)))
+            self._send(peer, _pack_reply(Reply.failed(0, error), self._node))
             return
         if request is not None and (reply := self._answer_now(request)) is not None:
-            self._send(peer, self._pack(reply))
+            self._send(peer, _pack_reply(reply, self._node))
             return
         items = ITEM_BYTES * count_items(request.args) if request else 0
         waiting = WaitingRequest(
@@ -437,9 +437,6 @@ class ControlServer(SocketOwner):
         key = self._bound.find_key(parts)
         self._rights.spend(key, sum(part.nbytes for part in parts))
         return key
-
-    def _pack(self, reply: Reply) -> bytes:
-        return _pack_any_reply(reply if reply.node else reply._replace(node=self._node))
 
     def _count_rejected(self, reason: str) -> None:
         with self._counting:
@@ -476,8 +473,10 @@ def _envelope(parts: list[memoryview]) -> Peer:
     return tuple(bytes(part) for part in parts[: 2 if len(parts) > 2 and not parts[1].nbytes else 1])
 
 
-def _pack_any_reply(reply: Reply) -> bytes:
+def _pack_reply(reply: Reply, node: str | None) -> bytes:
     """Pack a reply; if it cannot be packed or is too large, pack an error reply that says so."""
+    if reply.node is None:
+        reply = reply._replace(node=node)
     try:
         body = pack_reply(reply)
         if len(body) <= MAX_REPLY_BYTES:

@@ -186,7 +186,7 @@ class Fields:
         readers, plain = schema.readers, schema.plain
         for name, value in self._map.items():
             kind, low, high = plain.get(name, _NOT_PLAIN)
-            if type(value) is kind and low <= value <= high:
+            if type(value) is kind and (low is None or low <= value <= high):
                 values[name] = value
             elif name in readers and value is not None:
                 values[name] = readers[name](self, name)
@@ -200,10 +200,12 @@ class Fields:
             raise WireError(f"{self.what}: expected every key to be a string, found others")
         return tuple(self._map)
 
-    def as_map(self) -> dict[str, Any]:
-        """Return the whole map, its values unchecked. Its keys must be strings."""
-        self.names()
-        return self._map
+    def open_map(self, key: str) -> dict[str, Any]:
+        """Return a nested map, its values unchecked. Its keys must be strings."""
+        value: Any = self._map.get(key)
+        if type(value) is not dict or not all(type(name) is str for name in value):
+            self.fields(key).names()  # raises
+        return cast(dict[str, Any], value)
 
     def any(self, key: str) -> Any:
         """Return the value unchecked, or None if it is absent."""
@@ -320,9 +322,14 @@ class Fields:
 
 Read = Callable[[Fields, str], Any]
 """Reads one field: (map, name) -> value. Raises WireError if it is wrong or missing."""
-_PLAIN: dict[Read, tuple[type, Any, Any]] = {Fields.integer: (int, 0, MAX_INT)}
+_PLAIN: dict[Read, tuple[type | None, Any, Any]] = {
+    Fields.integer: (int, 0, MAX_INT),
+    Fields.text: (str, None, None),
+    Fields.flag: (bool, None, None),
+    Fields.sequence: (list, None, None),
+}
 """Type and bounds by which a reader returns a value as it is: `Fields.read` then need not call it."""
-_NOT_PLAIN = (None, None, None)
+_NOT_PLAIN: tuple[type | None, Any, Any] = (None, None, None)
 
 
 def integer(low: int = 0, high: int = MAX_INT) -> Read:

@@ -23,10 +23,7 @@ from .operations import OPERATIONS, find_operation
 INTERNAL_ERROR = "internal"
 """Code of a failure that is a fault of the node, and of no error class of this package."""
 _LIMITS = Limits(total_bytes=16 << 20)
-_ARGUMENTS: dict[str, Read] = {
-    "op": Fields.text,
-    "args": lambda fields, name: fields.fields(name).as_map(),
-}
+_ARGUMENTS: dict[str, Read] = {"op": Fields.text, "args": Fields.open_map}
 _REQUEST = Schema({"id": Fields.integer, **_ARGUMENTS})
 _EVENT = Schema({"n": Fields.integer, **_ARGUMENTS})
 
@@ -99,7 +96,7 @@ def unpack_request(data: Buffer) -> Request:
 
 def pack_reply(reply: Reply) -> bytes:
     """Pack a reply."""
-    body: dict[str, Any] = {"v": VERSION, "id": reply.id, "ok": reply.ok}
+    body: dict[str, Any] = {"v": VERSION, "id": reply.id, "ok": reply.error is None}
     if reply.error is None:
         body["result"] = reply.result
     else:

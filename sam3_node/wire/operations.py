@@ -51,14 +51,11 @@ class Operation:
         fields = Fields(args, op)
         values = fields.read(self.arguments)
         if self.takes_prompt:
-            values["prompt"] = _read_prompt(fields)
+            points, labels, box, mask = map(args.get, PROMPT)
+            if mask is not None:  # its pixels are decoded when they are first used
+                mask = read_mask(fields.fields("mask"), is_lazy=True)
+            values["prompt"] = FramePrompt(points, labels, box, mask)
         return values
-
-
-def _read_prompt(fields: Fields) -> FramePrompt:
-    """Read PROMPT. The pixels of a mask are decoded when they are first used."""
-    mask = read_mask(fields.fields("mask"), is_lazy=True) if fields.has("mask") else None
-    return FramePrompt(fields.any("points"), fields.any("labels"), fields.any("box"), mask)
 
 
 def _map(read: Read) -> Read:
@@ -105,9 +102,9 @@ _EVERYTHING = Schema(
         "most?": Fields.integer,
     }
 )
-_SEARCH = {"is_repeatable": True, "is_superseded": True}
-_SWITCH = {"is_repeatable": True, "is_in_console": True}
-_STATE = {"is_repeatable": True, "is_for_readers": True}
+_SEARCH: Any = {"is_repeatable": True, "is_superseded": True}
+_SWITCH: Any = {"is_repeatable": True, "is_in_console": True}
+_STATE: Any = {"is_repeatable": True, "is_for_readers": True}
 
 OPERATIONS = {
     "add_object": Operation("change", _ADD, takes_prompt=True, is_in_console=True),

@@ -53,8 +53,8 @@ def main() -> None:
         print(f"masks of {count}: {lazy} lazy, {whole} with pixels")
     intrinsics = Intrinsics(600, 600, 320, 240, "brown_conrady", (0.0,) * 5)
     frame = Frame("cam0", 7, 1, WIDTH, HEIGHT, "bgr8", bytes(WIDTH * HEIGHT * 3), intrinsics=intrinsics)
-    parts = pack_frame(frame)
-    print(f"header of a frame: {measure(lambda: unpack_frame(parts))}")
+    message = pack_frame(frame)
+    print(f"header of a frame: {measure(lambda: unpack_frame(message))}")
 
 
 if __name__ == "__main__":
