@@ -60,7 +60,7 @@ class PerceptionClient(MaskReader):
     Object ids begin again when the node is restarted. Before the client returns anything with ids of the new epoch, it
     raises NodeRestarted, once for each camera: forget the ids of that camera, and go on. With `on_restart`, it calls
     that with the error instead, and goes on itself. A request that names an id of an earlier epoch always raises it.
-    The argument `epoch` of such requests is that of the object (AddedObject.epoch); without it, the client takes the
+    The argument `epoch` of such requests is the object's epoch (AddedObject.epoch); without it, the client takes the
     one that it has seen last.
 
     Threads may share a client: each message is taken by one of them, requests take turns, and one thread of the client
@@ -181,7 +181,7 @@ class PerceptionClient(MaskReader):
         camera: str | None = None,
         epoch: int | None = None,
     ) -> Segmentation:
-        """Correct a tracked object at once. The prompts are those of `add_object`.
+        """Correct a tracked object at once. It takes the same prompts as `add_object`.
 
         They apply to the recent frame `seq` (default: the latest). Points correct the mask of the object on that
         frame. Raises RequestError for an object that has not been on a frame yet.
@@ -274,7 +274,7 @@ class PerceptionClient(MaskReader):
 
         Objects whose name stays in the list keep their ids. For each name, `scores` may set the minimum score of a
         detection to start an object, `most` the maximum number of objects, and `priorities` their priority. A number
-        as `most` is that of every name.
+        as `most` holds for every name.
         """
         names = check_names(prompts, "prompts", '["red mug"]')
         most = dict.fromkeys(names, most) if isinstance(most, int) else most

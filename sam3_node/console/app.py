@@ -1,13 +1,9 @@
-"""Access to the console: checks of host, origin and token before anything else sees a request.
+"""The console's web application: the page, its requests, the socket over which it gets views, and who may use them.
 
 A page of another site cannot speak to a console on loopback: browsers name that site in `Origin`, and a name that
 resolves to this machine later (DNS rebinding) is refused by `Host`. Elsewhere a page needs the token, which is in the
-fragment of the printed URL and so in no server's log, and then a cookie.
-
-The console's web application: the page, its requests, and the socket over which it gets views.
-
-A page has at most one view on its way. It asks for the next one when it has drawn the last, so a slow page gets fewer
-views, and never older ones. Nothing waits in a queue.
+fragment of the printed URL and so in no server's log, and then a cookie. A page has at most one view on its way. It
+asks for the next one when it has drawn the last, so a slow page gets fewer views, and never older ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The source of views that plays a recording, and compares its masks with those of another result."""
+"""Play a recording as views, and compare its masks with another result."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Results:
 class RecordedViews(Closeable):
     """Views of a recording by index, and the comparison of each in a background thread. A context manager.
 
-    The masks are those of the recording, or of `against` if it has none. Raises BagError for a file that is no
+    The masks come from the recording, or from `against` if it has none. Raises BagError for a file that is no
     recording, for one without frames, and for a result that has no masks of these frames.
     """
 

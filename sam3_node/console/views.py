@@ -1,10 +1,9 @@
-"""Views, which are pictures with the masks of exactly that frame, and the messages that carry them to the page.
+"""Make views of a live node, which are pictures with the masks of exactly that frame, and pack them for the page.
 
 A message is binary: the length of a header (uint32, little-endian), the header as JSON, the picture as JPEG or PNG, and
-the bits of each mask. The bits are those of the wire's bits+zstd without zstd: the crop inside the box, row after row
-without padding, eight pixels in a byte, the first in the highest bit.
-
-The live source of views: it subscribes to cameras and node, and pairs masks with their frames.
+the bits of each mask. The bits are as in the wire's bits+zstd, without zstd: the crop inside the box, row after row
+without padding, eight pixels in a byte, the first in the highest bit. `LiveViews` subscribes to cameras and node, and
+pairs masks with their frames.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -145,15 +144,6 @@ MAX_TEXT = 200
 Listener = Callable[[], None]
 
 
-class Source(Protocol):
-    """A source of the page's views: a live node or a recording."""
-
-    mode: str
-
-    def state(self) -> dict[str, Any]:
-        """Return what the page shows beside the views, as JSON values."""
-
-
 class LiveViews(Closeable):
     """Subscribes to frames, masks and events, and asks the node for its status. A context manager.
 
@@ -195,7 +185,7 @@ class LiveViews(Closeable):
     def next_view(self, seen: dict[str, int]) -> FrameView | None:
         """Return the newest view of the camera that has waited longest, if it is newer than `seen`, and note it there.
 
-        `seen` maps cameras to the number of the view that a page has had last, that of the longest wait first.
+        `seen` maps cameras to the number of the view that a page has had last, the longest wait first.
         """
         with self._lock:
             order = {camera: place for place, camera in enumerate(seen)}

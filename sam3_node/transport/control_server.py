@@ -21,7 +21,7 @@ from ..wire.codec import count_items
 from ..wire.operations import FOR_READERS
 from .channels import FrameSubscriber
 from .limits import Rights
-from .security import Key, Security
+from .security import Security
 from .sockets import (
     MAX_MESSAGE_BYTES,
     MAX_REQUEST_BYTES,
@@ -224,7 +224,7 @@ class ControlServer(SocketOwner):
     MAX_REQUESTS_PER_PEER waiting requests gets the error `busy` at once. A waiting request is answered `superseded`
     when a newer one of the same connection has the same `supersede_key`, also if its job has begun; requests of more
     than LARGE_BYTES are exempt. `node` is the `node` of replies without one. With keys, `security` says who may
-    connect. Any other request from a reader than those of the table of operations is refused with `forbidden`.
+    connect. Any request from a reader that the table of operations does not permit is refused with `forbidden`.
     It is a context manager, and serves DEALER and REQ peers. Raises TransportError when the endpoint is malformed or
     in use.
     """
@@ -395,7 +395,9 @@ class ControlServer(SocketOwner):
     def _accept(self, parts: list[memoryview], descriptor: int) -> None:
         peer = _envelope(parts)
         try:
-            key = self._spend(parts)
+            key = None if self._bound.is_plain else self._bound.find_key(parts)
+            if not self._bound.is_plain:
+                self._rights.spend(key, sum(part.nbytes for part in parts))
             if len(peer) + 1 != len(parts):
                 raise WireError(f"request: expected 1 part after the envelope, found {len(parts) - 1}")
             size = parts[-1].nbytes
@@ -426,17 +428,6 @@ class ControlServer(SocketOwner):
                 self._refuse(
                     refused, "too many requests wait for the node; wait for replies before sending more"
                 )
-
-    def _spend(self, parts: list[memoryview]) -> Key | None:
-        """Take a message from the budget of its peer's key, and return the key; None without keys.
-
-        Raises ForbiddenError or BusyError if there is not enough.
-        """
-        if self._bound.is_plain:
-            return None
-        key = self._bound.find_key(parts)
-        self._rights.spend(key, sum(part.nbytes for part in parts))
-        return key
 
     def _count_rejected(self, reason: str) -> None:
         with self._counting:

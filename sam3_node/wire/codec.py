@@ -1,9 +1,7 @@
-"""Bounded msgpack: `pack`, `unpack`, and `Fields`, which reads typed values from an unpacked map.
+"""Bounded msgpack: `pack`, `unpack`, and `Fields`, which reads typed values from an unpacked map by a `Schema`.
 
 For any bytes, `unpack` and `Fields` return a value or raise WireError. They allocate no memory for data that a header
-declares but the message does not contain.
-
-Zstandard compression of data whose size the receiver knows.
+declares but the message does not contain. `compress` and `decompress` are for data whose size the receiver knows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Control messages: a request {v, id, op, args} and its reply {v, id, ok, result | error {code, message}, node?}.
+"""Pack and unpack control messages and events.
 
-Arguments and results hold masks as maps of `masks.encode_mask`.
-
-Event messages: `[b"events", body]`. They report changes of the node between frames, in sequence with the masks.
-
-Events and masks together describe all actions of the node, so that a recording of both can be replayed.
+A request is {v, id, op, args}, its reply {v, id, ok, result | error {code, message}, node?}; both hold masks as maps of
+`masks.encode_mask`. An event message is `[b"events", body]`. Events report changes of the node between frames, in
+sequence with the masks: both together describe all actions of the node, so that a recording of them can be replayed.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class Request:
     def values(self) -> dict[str, Any]:
         """The arguments as the table of operations reads them, once. Raises RequestError for others."""
         try:
-            return find_operation(self.op).read(self.op, self.args)
+            return (OPERATIONS.get(self.op) or find_operation(self.op)).read(self.op, self.args)
         except WireError as error:
             raise RequestError(str(error)) from error
 
@@ -124,14 +122,14 @@ RESTORED = "restored"
 class Event:
     """The n-th event of a node; `n` counts from 0 without gaps.
 
-    For a control request that changed the node, `op` and `args` are those of the request, with its camera and without
+    For a control request that changed the node, `op` and `args` are the request's own, with its camera and without
     its epoch. The other events are FAILED (args: camera, seq, error, withheld?, shed?), a frame was processed without
     masks to publish, because of an error or, with `withheld` true, because they were too old; SERVED (args: camera),
     the node starts to serve a camera; DROPPED (args: camera), the node stops serving a camera and removes its objects;
     and CAUGHT_UP (args: camera, id, error?), an object that was prompted on a past frame was tracked up to the latest
     frame, and the next masks contain it as tracked from that prompt. With `error` it gave up: if new, it is removed.
     RESTORED (args: sha256, saved_ns, ids_continue, cameras): the node tracks what a snapshot holds, in the place of
-    everything before; sha256 is that of the snapshot's file.
+    everything before; sha256 identifies the snapshot's file.
     """
 
     n: int

@@ -32,7 +32,7 @@ Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
 def encode(mask: Mask) -> bytes:
-    """Return the compressed counts, equal to those of pycocotools."""
+    """Return the compressed counts, equal to pycocotools' own."""
     height, width = mask.size
     starts, lengths = _find_runs(mask)
     counts = np.zeros(2 * starts.size + 1, dtype=np.int64)
