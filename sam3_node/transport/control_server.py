@@ -395,8 +395,9 @@ class ControlServer(SocketOwner):
     def _accept(self, parts: list[memoryview], descriptor: int) -> None:
         peer = _envelope(parts)
         try:
-            key = None if self._bound.is_plain else self._bound.find_key(parts)
+            key = None
             if not self._bound.is_plain:
+                key = self._bound.find_key(parts)
                 self._rights.spend(key, sum(part.nbytes for part in parts))
             if len(peer) + 1 != len(parts):
                 raise WireError(f"request: expected 1 part after the envelope, found {len(parts) - 1}")
