@@ -79,7 +79,7 @@ def run_job(
         if summary is None:
             perception = load(session.schedule.settings)
             perception.calibrations = calibrations_for(job, session.schedule.description)
-            summary = _Run(session, perception, limits).replay()
+            summary = _JobRun(session, perception, limits).replay()
         return session.finish(summary)
 
 
@@ -121,7 +121,7 @@ def compare_job(job: Job) -> MaskComparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _JobRun:
     """Both passes of a job."""
 
     session: JobSession
