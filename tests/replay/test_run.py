@@ -36,16 +36,6 @@ SMALL = ShardLimits(frames=5)
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return tiny_settings(tmp_path_factory.mktemp("weights"))
-
-
-@pytest.fixture(scope="module")
-def load() -> PerceptionCache:
-    return PerceptionCache()
-
-
-@pytest.fixture(scope="module")
 def bag(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """List the edits that `edited` makes."""
     path = tmp_path_factory.mktemp("bag") / "live.mcap"

@@ -33,7 +33,7 @@ from sam3_node.replay.shards import ShardLimits
 from sam3_node.settings import Settings
 from sam3_node.types import MaskFrame
 from sam3_node.wire import pack_masks
-from tests.support.live import BOX, chosen, moving_frame, tiny_settings
+from tests.support.live import BOX, chosen, moving_frame
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -47,11 +47,6 @@ FILES = ("masks.mcap", "masks.json")
 def ray() -> Iterator[Any]:
     with connect_ray("local", 2) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return tiny_settings(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")
