@@ -19,7 +19,7 @@ from .progress import printable
 if TYPE_CHECKING:
     from ..detection.phrases import PhraseEncoder
     from ..detection.vocabulary import Vocabulary
-    from ..transport.keys import KeyFolder
+    from ..transport.security import KeyFolder
 
 DEFAULT_FOLDER = Path("~/.config/sam3_node/keys")
 PUBLIC_TEXT_ENCODER = "openai/clip-vit-base-patch32"
@@ -98,7 +98,7 @@ def keys_revoke(args: Namespace, settings: Settings) -> None:
 
 
 def _open_keys(settings: Settings) -> KeyFolder:
-    from ..transport.keys import KeyFolder
+    from ..transport.security import KeyFolder
 
     return KeyFolder((settings.transport.keys or DEFAULT_FOLDER).expanduser().absolute())
 

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ReplayError, Sam3NodeError, SettingsError, TransportError, WireError
 from ..transport import ControlClient, FramePublisher, MaskSubscriber, Security
-from ..transport.keys import ANY_CAMERA
-from ..transport.security import SecuritySettings
+from ..transport.security import ANY_CAMERA, SecuritySettings
 from ..types import Closeable, Frame, MaskFrame
 from .completion import JobSession, ProgressCallback, check_identity, clear_results, job_session, read_digests
 from .event_log import ADD_EVERYTHING, Action, Edit, Step
