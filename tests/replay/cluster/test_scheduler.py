@@ -196,7 +196,7 @@ def test_lost_and_stopped_jobs_continue(
     stopped = run(job, progress=lambda found: stop.set() if found.frames > 5 else None, stop=stop)
     assert stopped.is_stopped
     assert not stopped.is_complete
-    assert any("which are kept" in (bag.error or "") for bag in stopped.bags)
+    assert any("they are saved" in (bag.error or "") for bag in stopped.bags)
 
     seen: list[RunProgress] = []
     bill = run(job, progress=seen.append)
