@@ -44,7 +44,7 @@ from .second_pass import (
     play_backward,
     schedule_backward,
 )
-from .shards import LIMITS, SECOND_PASS, ShardLimits, Shards, ShardWriter
+from .shards import LIMITS, SECOND_PASS, CameraObject, ShardLimits, Shards, ShardWriter
 from .store import ReplayCounts, Summary, open_store
 
 Load = Callable[[Settings], Perception]
@@ -79,7 +79,7 @@ def run_job(
         if summary is None:
             perception = load(session.schedule.settings)
             perception.calibrations = calibrations_for(job, session.schedule.description)
-            summary = _Run(session, perception, limits).replay()
+            summary = _JobRun(session, perception, limits).replay()
         return session.finish(summary)
 
 
@@ -121,7 +121,7 @@ def compare_job(job: Job) -> MaskComparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _JobRun:
     """Both passes of a job."""
 
     session: JobSession
@@ -354,6 +354,7 @@ def compare_masks(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) 
 
     All fields must be equal, except the times of the stages and of publishing, and the node's session.
     """
+    unnamed: set[CameraObject] = set()
     remaining, count, identical, first = iter(replayed), 0, 0, None
     masks = next(remaining, None)
     for expected in recorded:
@@ -361,7 +362,7 @@ def compare_masks(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) 
         if masks is None or masks.key != expected.key:
             first = first or _describe(expected, "was not replayed")
             continue
-        difference = _find_difference(_without_session(masks), _without_session(expected))
+        difference = _find_difference(_without_session(masks), _without_session(expected), unnamed)
         identical += difference is None
         first = first or (difference and _describe(expected, difference))
         masks = next(remaining, None)
@@ -378,7 +379,7 @@ def _without_session(masks: MaskFrame) -> MaskFrame:
     return replace(masks, stages_us={}, published_ns=0, node=None, epoch=None)
 
 
-def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
+def _find_difference(masks: MaskFrame, expected: MaskFrame, unnamed: set[CameraObject]) -> str | None:
     for field in fields(MaskFrame):
         here, there = getattr(masks, field.name), getattr(expected, field.name)
         if field.name != "instances" and here != there:
@@ -386,15 +387,20 @@ def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
     ids, recorded = ([instance.id for instance in side.instances] for side in (masks, expected))
     if ids != recorded:
         return f"had the objects {recorded}, has {ids}"
-    pairs = zip(masks.instances, expected.instances, strict=True)
-    return next((text for pair in pairs if (text := _find_instance_difference(*pair))), None)
+    for instance, before in zip(masks.instances, expected.instances, strict=True):
+        # without a name's confidence, the recording is older than the doubt about names; other optional fields of the
+        # object depend on that doubt, also on later frames
+        if before.name_confidence is None and instance.name_confidence is not None:
+            unnamed.add((masks.camera, instance.id))
+        lacks_name = (masks.camera, instance.id) in unnamed
+        if difference := _find_instance_difference(instance, before, lacks_name):
+            return difference
+    return None
 
 
-def _find_instance_difference(instance: Instance, expected: Instance) -> str | None:
+def _find_instance_difference(instance: Instance, expected: Instance, lacks_name: bool) -> str | None:
     # a node gives each mask its confidence: without one, the recording is older than all optional fields
     is_older = expected.confidence is None and expected.mask.crop.any()
-    # without a name's confidence, it is older than the doubt about names, on which other optional fields depend
-    lacks_name = expected.name_confidence is None and instance.name_confidence is not None
     for field in fields(Instance):
         is_optional = field.default is not MISSING
         if is_optional and (is_older or (lacks_name and field.name != "confidence")):

@@ -22,7 +22,7 @@ from sam3_node.replay.shards import SECOND_PASS, ShardLimits, Shards
 from sam3_node.replay.store import FolderStore, Summary
 from sam3_node.settings import Settings
 from sam3_node.types import Instance, MaskFrame
-from tests.support.live import Live, edited, tiny_settings
+from tests.support.live import Live, edited
 from tests.support.tabletop import NANO, cut, ious, shown
 
 BALL, FIRST, SEAM, STOP = "orange ball", 92, 100, 104
@@ -53,16 +53,6 @@ class Killer:
     def __call__(self, what: str, done: int, total: int | None) -> None:
         if (what, done) == self._moment:
             raise Killed
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return tiny_settings(tmp_path_factory.mktemp("weights"))
-
-
-@pytest.fixture(scope="module")
-def load() -> PerceptionCache:
-    return PerceptionCache()
 
 
 @pytest.fixture(scope="module")

@@ -18,20 +18,10 @@ from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.run import PerceptionCache, run_job
 from sam3_node.replay.store import Summary
 from sam3_node.settings import Settings
-from tests.support.live import BOX, SIZE, chosen, moving_frame, tiny_settings
+from tests.support.live import BOX, SIZE, chosen, moving_frame
 
 FRAMES = 3
 PINHOLE = {"width_px": 64, "height_px": 48, "fx_px": 60.0, "fy_px": 60.0, "cx_px": 31.5, "cy_px": 23.5}
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return tiny_settings(tmp_path_factory.mktemp("weights"))
-
-
-@pytest.fixture(scope="module")
-def load() -> PerceptionCache:
-    return PerceptionCache()
 
 
 def write_folder(path: Path, depth_size: tuple[int, int] = SIZE, millimetres: int = 800) -> Path:

@@ -34,11 +34,6 @@ OUTPUTS = ("mcap-images", "coco", "png", "overlay", "images")
 
 
 @pytest.fixture(scope="module")
-def load() -> PerceptionCache:
-    return PerceptionCache()
-
-
-@pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bag")
     with Live(folder / "live.mcap", Perception.load(tiny_settings(folder))) as recorded:

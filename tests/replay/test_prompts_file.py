@@ -114,7 +114,7 @@ def test_an_annotation_of_255_is_one_object(tmp_path: Path) -> None:
     ("entry", "message"),
     [
         (3, "expected a map, found 3"),
-        ({}, "prompt: expected points, a box or a mask, found none"),
+        ({}, "prompt: expected points, a box or a mask"),
         ({"box": BOX, "mask": "a.png"}, "prompt: expected a mask alone, found points or a box"),
         ({"bocks": BOX}, "expected some of camera, frame, .* found 'bocks'"),
         ({"box": [1, 2, 3]}, r"box: expected \(x0, y0, x1, y1\), found shape \[3\]"),

@@ -36,16 +36,6 @@ SMALL = ShardLimits(frames=5)
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return tiny_settings(tmp_path_factory.mktemp("weights"))
-
-
-@pytest.fixture(scope="module")
-def load() -> PerceptionCache:
-    return PerceptionCache()
-
-
-@pytest.fixture(scope="module")
 def bag(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """List the edits that `edited` makes."""
     path = tmp_path_factory.mktemp("bag") / "live.mcap"
@@ -405,3 +395,6 @@ def test_a_recording_without_the_confidence_of_names_is_compared_in_the_rest() -
     assert "confidence 0.9 " in (differs(replace(named, confidence=0.8), older) or "")
     assert "name_confidence 0.5 " in (differs(replace(named, name_confidence=0.6), named) or "")
     assert "doubtful True" in (differs(older, named) or "")
+    later = [make_frame(replace(older, doubtful=True), seq=1)], [make_frame(older, seq=1)]
+    assert compare_masks([make_frame(named), *later[0]], [make_frame(older), *later[1]]).is_identical
+    assert not compare_masks(*later).is_identical

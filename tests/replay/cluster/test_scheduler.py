@@ -33,7 +33,7 @@ from sam3_node.replay.shards import ShardLimits
 from sam3_node.settings import Settings
 from sam3_node.types import MaskFrame
 from sam3_node.wire import pack_masks
-from tests.support.live import BOX, chosen, moving_frame, tiny_settings
+from tests.support.live import BOX, chosen, moving_frame
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -47,11 +47,6 @@ FILES = ("masks.mcap", "masks.json")
 def ray() -> Iterator[Any]:
     with connect_ray("local", 2) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return tiny_settings(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +196,7 @@ def test_lost_and_stopped_jobs_continue(
     stopped = run(job, progress=lambda found: stop.set() if found.frames > 5 else None, stop=stop)
     assert stopped.is_stopped
     assert not stopped.is_complete
-    assert any("which are kept" in (bag.error or "") for bag in stopped.bags)
+    assert any("they are saved" in (bag.error or "") for bag in stopped.bags)
 
     seen: list[RunProgress] = []
     bill = run(job, progress=seen.append)

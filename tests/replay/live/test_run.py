@@ -58,11 +58,6 @@ def endpoints(rig: Rig) -> Endpoints:
 
 
 @pytest.fixture(scope="module")
-def load() -> PerceptionCache:
-    return PerceptionCache()
-
-
-@pytest.fixture(scope="module")
 def bag(settings: Settings, load: PerceptionCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Record two cameras, each kind of edit, and a frame of left that cannot be decoded."""
     path = tmp_path_factory.mktemp("bag") / "edited.mcap"
