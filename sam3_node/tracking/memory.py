@@ -75,22 +75,14 @@ class SelectionRule:
         return order, ranks if self.by_rank else np.take_along_axis(ages, order, axis=1), valid
 
 
-def _recent(ages: Ints, scores: Floats, limit: int) -> Bools:
-    recent: Bools = ages <= limit
-    return recent
-
-
-def _confident(ages: Ints, scores: Floats, limit: int) -> Bools:
-    confident: Bools = (scores > CONFIDENT_SCORE) | (ages == 1)
-    return confident
-
-
 RULES = {
     # frames at most `limit` steps old: the reference's rule
-    "recent": SelectionRule(_recent, by_rank=False, by_score=False),
+    "recent": SelectionRule(lambda ages, scores, limit: ages <= limit, by_rank=False, by_score=False),
     # the newest frames with a confident mask, of any age, and always the last frame: SAM 3's memory selection
     # (`frame_filter` in facebookresearch/sam3), which keeps an occlusion from pushing the appearance out of memory
-    "confident": SelectionRule(_confident, by_rank=True, by_score=True),
+    "confident": SelectionRule(
+        lambda ages, scores, limit: (scores > CONFIDENT_SCORE) | (ages == 1), by_rank=True, by_score=True
+    ),
 }
 
 
