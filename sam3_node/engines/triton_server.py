@@ -315,10 +315,10 @@ def _find_plans(settings: Settings, image_size: int) -> StoredEngine:
 
 def _require_absent(folder: Path, models: Sequence[ServedModel]) -> None:
     """Raise EngineError if the folder holds one of these models."""
-    found = next((model.name for model in models if (folder / model.name).exists()), None)
-    if found is not None:
+    present = next((model.name for model in models if (folder / model.name).exists()), None)
+    if present is not None:
         raise EngineError(
-            f"{folder / found} exists already: expected a folder without it; delete the {PREFIX}* folders there, or "
+            f"{folder / present} exists already: expected a folder without it; delete the {PREFIX}* folders there, or "
             "choose another folder"
         )
 

@@ -539,7 +539,7 @@ class LastMasks:
             for n, row in enumerate(rows.tolist())
         ]
         kept, sure, withheld = (
-            torch.tensor([one in wanted for one in judged], device=last.device)[:, None, None]
+            torch.tensor([verdict in wanted for verdict in judged], device=last.device)[:, None, None]
             for wanted in ([(True, True), (True, False)], [(True, True)], [(False, False)])
         )
         logits, surest = decoded.logits.float(), self._sure[index]
@@ -564,10 +564,10 @@ class LastMasks:
         chosen = torch.from_numpy(again).to(last.device)
         tried = [Decoded(*(column[chosen] for column in decoded))]
         tried += [self._decode(features, last[chosen], margin) for margin in BOX_MARGINS[1:]]
-        found = [_levels(one.logits) for one in tried]
+        candidates = [_levels(attempt.logits) for attempt in tried]
         for position, row in enumerate(again.tolist()):
             wanted = before.inside[row]
-            best = int(np.argmax([_resemblance(one.inside[position], wanted) for one in found]))
+            best = int(np.argmax([_resemblance(masks.inside[position], wanted) for masks in candidates]))
             for column, better in zip(decoded, tried[best], strict=True):
                 column[row] = better[position]
         return decoded, _levels(decoded.logits)
@@ -638,7 +638,7 @@ def _levels(logits: Tensor) -> LevelSets:
 
 def _has_jumped(levels: LevelSets, before: LevelSets) -> Bools:
     """Return which of N masks have grown or shrunk suddenly since the masks `before`, [N]."""
-    now, then = (one.inside.sum(axis=(1, 2)).clip(min=1).astype(np.float64) for one in (levels, before))
+    now, then = (masks.inside.sum(axis=(1, 2)).clip(min=1).astype(np.float64) for masks in (levels, before))
     change = np.log(now / then)
     jumped: Bools = (change > STEP_GROWTH) | (change < -STEP_LOSS)
     return jumped
