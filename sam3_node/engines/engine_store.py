@@ -57,7 +57,7 @@ class EngineKey(Section):
     version: str
     """Version of the library; for inductor, of torch."""
     gpu: str
-    """Generation of the GPU, such as sm89; cpu for none."""
+    """Generation of the GPU, such as sm89; cpu without a GPU."""
     gpu_name: str = ""
     """Name of the GPU that they are built for; empty for all of the generation."""
     cpu: str = ""

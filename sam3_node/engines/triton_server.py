@@ -1,8 +1,8 @@
 """A model repository for Triton Inference Server: the stages of a tracker, and two ensembles that segment an image.
 
 Each stage is a model with an ONNX export, or with a TensorRT plan of the engine store. Prompts of a kind are decoded by
-one more model. An ensemble keeps nothing between two requests, so tracking is none: which memories an object has, and
-which of them are read, stays with a client that calls the stages.
+one more model. An ensemble keeps nothing between two requests, so it cannot track: the client that calls the stages
+keeps an object's memories and chooses which of them are read.
 
 Files of configuration are written as text here, because they need a dozen fields. The package that has the server's
 schema, tritonclient, would add gRPC and an older protobuf. The tests parse the files with its schema.

@@ -265,7 +265,7 @@ class Pipeline:
             self._tracker.remove(object_id)
 
     def rename(self, object_id: int, label: str) -> None:
-        """Change an object's label for good: detections no longer do. UnknownObjectError if there is none."""
+        """Change an object's label for good: detections change it no longer. UnknownObjectError for an unknown id."""
         self.registry.rename(object_id, label)
         if self._track_manager is not None:
             self._track_manager.forget(object_id)
@@ -329,7 +329,7 @@ class Pipeline:
 
     @torch.inference_mode()
     def _prompt(self, cached: CachedFrame, prompt: ObjectPrompt, stride: int | None) -> PromptResult:
-        """Add or correct an object. On an earlier frame than the latest, it begins to catch up."""
+        """Add or correct an object. It begins to catch up if the frame is not the latest."""
         is_latest = cached is self._frame_cache.get(None)
         if is_latest and prompt.object_id not in self.catch_ups:
             features = cached.features_on(self._model.device)
@@ -479,8 +479,7 @@ class FrameQueries:
     ) -> Turns[tuple[int, list[PromptResult], str]]:
         """Segment everything on the cached frame `seq`, or the latest for None.
 
-        Return its seq, the masks, and why there are none.
-        Frames may be stepped, objects and the frame itself removed between the turns: the masks are the same.
+        Return its seq, the masks, and the reason for an empty result. Steps and removals in between change nothing.
         """
         cached = self._frame_cache.get(seq)
         features, census = cached.features_on(self._model.device), Census()

@@ -2,7 +2,7 @@
 
 The method is SAM's automatic mask generation (arXiv 2304.02643, section B of the appendix) on the whole image. Each
 point gives three masks: a part, a larger part, the whole. A mask is kept if the decoder is sure of it, and if it does
-not depend on the threshold. Of masks with nearly the same box, the best is kept.
+not depend on the threshold. Only the best of masks with nearly the same box is kept.
 
 How sure a decoder says it is differs from model to model, so each kind has its own limits.
 """
