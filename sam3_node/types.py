@@ -117,6 +117,18 @@ def finish(work: Turns[T]) -> T:
 # Owners of resources
 
 
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches a socket on `host`, an address without brackets or a name."""
+    import ipaddress  # here, because it slows the start of a client
+
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    # an IPv4 address in IPv6 form is that of IPv4
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
 class Closeable:
     """Base of types that own a socket, a file or a process: a context manager that calls `close`."""
 
@@ -344,7 +356,7 @@ class Detection(NamedTuple):
 
 
 class Shed(NamedTuple):
-    """The work that the node left out on a frame, because its steps exceeded the latency budget."""
+    """The work that the node skipped on a frame, because its steps exceeded the latency budget."""
 
     level: int
     """1: objects are searched for by name less often; 2: low-priority objects are also tracked less often"""
@@ -376,13 +388,13 @@ class MaskFrame:
     node: str | None = None
     """The node's name for its present run, 16 random hex digits; None in results of a replay."""
     epoch: int | None = None
-    """Random number of the camera's ids. The ids of another epoch are those of other objects. None in a replay."""
+    """Random number of the camera's ids. An id of another epoch names another object. None in a replay."""
     camera_pose: FramePose | None = None
     """The camera's pose in the robot's base at the capture, if it is known."""
     robot_pose: FramePose | None = None
     """The gripper's pose in the base at the capture, interpolated, if the node gets poses."""
     shed: Shed | None = None
-    """What was left out on this frame to keep `deadline.budget_ms`; None if nothing."""
+    """What the node skipped on this frame to keep `deadline.budget_ms`; None if nothing."""
 
     @property
     def key(self) -> FrameKey:

@@ -13,7 +13,7 @@ import pytest
 from sam3_node.cli import main as cli
 from sam3_node.errors import SettingsError
 from sam3_node.settings import load_settings, split_address
-from sam3_node.transport.keys import KeyFolder
+from sam3_node.transport.security import KeyFolder
 from tests.support.paths import ROOT
 
 yaml = pytest.importorskip("yaml")

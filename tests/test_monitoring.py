@@ -19,7 +19,7 @@ import pytest
 from sam3_node.node import monitoring
 from sam3_node.node.monitoring import MetricsPage, NodeCollector
 from sam3_node.settings import Settings
-from tests.support.health_rig import HealthyNode, ask
+from tests.support.near_node import HealthyNode, ask
 from tests.support.node_rig import until
 from tests.support.paths import ROOT
 
@@ -41,9 +41,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HealthyNode]:
     """Return a node that has stepped frames, has tracks and has refused some input."""
     with ExitStack() as opened:
         served = HealthyNode(tmp_path_factory.mktemp("monitored"), opened, deadline_s=600.0)
-        until(lambda: served.send() and ask(served.url, "/readyz")[0] == 200, "masks")
+        until(lambda: served.send_as() and ask(served.url, "/readyz")[0] == 200, "masks")
         served.client.call("add_object", points=[[30, 20]])
-        until(lambda: served.send() and "state=" in ask(served.url, "/metrics")[1], "tracks")
+        until(lambda: served.send_as() and "state=" in ask(served.url, "/metrics")[1], "tracks")
         yield served
 
 
@@ -96,7 +96,7 @@ def test_metrics_count_what_the_node_does(served: HealthyNode) -> None:
 
     stepped, steps = 'sam3_node_frames_stepped_total{camera="cam1"}', "sam3_node_step_seconds_count"
     before, steps_before = value(stepped), value(steps)
-    until(lambda: served.send() and value(stepped) >= before + 3, "frames are counted")
+    until(lambda: served.send_as() and value(stepped) >= before + 3, "frames are counted")
     assert value(steps) >= steps_before + 3
     for name in (
         'sam3_node_stage_seconds_count{stage="encode"}',
@@ -173,7 +173,7 @@ def test_every_query_of_the_dashboard_is_answered(served: HealthyNode, tmp_path:
 
         def are_counted() -> bool:
             """Send frames until Prometheus has scraped their counts twice."""
-            served.send()
+            served.send_as()
             found = query("rate(sam3_node_frames_stepped_total[1m])")
             return bool(found) and float(found[0]["value"][1]) > 0
 

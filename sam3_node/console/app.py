@@ -33,6 +33,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ..errors import NoAnswerError, RequestError, Sam3NodeError, SettingsError, WireError
 from ..settings import Address, Settings, split_address
+from ..types import is_loopback
 from .controls import Controls
 from .player import RecordedSource
 from .views import LiveSource, View, pack_view
@@ -42,7 +43,6 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_LOGINS = 64
 OPEN_PATHS = ("/", "/login")
 """What a browser without a cookie may load, beside the static files: the page that logs in."""
@@ -140,9 +140,8 @@ class AccessControl:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
         name = host.rpartition(":")[0] or host
-        hosts = (*LOOPBACK, self._binding.host)
-        if self._binding.is_loopback and name.strip("[]") not in hosts:  # a tunnel may have another port
-            return 403, f"expected a request for {LOOPBACK[0]}, found one for another host"
+        if self._binding.is_loopback and not is_loopback(name.strip("[]")):  # a tunnel may have another port
+            return 403, "expected a request for 127.0.0.1, found one for another host"
         changes = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD")
         if changes and headers.get("origin") != f"{self._binding.scheme}://{host}":
             return 403, "expected a request from the console's own page, found another origin"

@@ -1,114 +1,90 @@
-"""The cameras that the node serves: new ones take free places, or that of one that sends no frames.
+"""Receive the frames of a node's cameras and the robot's poses, and decide what is in time.
 
-The limits on the age of frames and masks, so that no policy acts on what is long past.
-
-The pace at which objects that were prompted on a past frame catch up, so that live frames wait little for it.
-
-A slice is one frame of one object's way. It is begun if its usual time fits before the next frame is expected. So that
-an object arrives although nothing ever fits, each step, which adds a frame to its way, makes slices due that shorten it
-by two. A due slice is done in any case, and so is one with which an object arrives: a click on a frame that has just
-been succeeded takes one slice.
-
-Decoding ahead: while a step runs on a GPU, a thread decodes and uploads the frame that will be next.
-
-The gripper's poses that a live node receives, and its pose at the capture of an image.
+`AgeLimits` keeps policies from acting on what is long past, `CatchUpPace` lets objects that were prompted on a past
+frame catch up beside live frames, `DecodeAhead` prepares the next frame during a step.
 """
 
 from __future__ import annotations
 
-import logging
 import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from math import ceil
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ..calibration.poses import PoseTrack
 from ..errors import CalibrationError, TransportError
 from ..geometry import quaternion_from_rotation
+from ..models import TrackerModel
 from ..perception.catch_up import MAX_STRIDE, CatchUps
-from ..perception.perception import Perception
-from ..perception.pipeline import Pipeline, PreparedFrame
+from ..perception.pipeline import FramePreparer, Pipeline, PreparedFrame, prepares_ahead
 from ..perception.spatial import BASE, GRIPPER
 from ..settings import Settings, SpatialSettings
-from ..transport import ReceivedFrame, Security, choose_replaced
+from ..transport import FrameSubscriber, ReceivedFrame, Security
 from ..transport.tap import PoseSubscriber
 from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
-from ..wire import DROPPED, SERVED
-from .status import CameraStats
-
-log = logging.getLogger(__name__)
-
-CAMERA_IDLE_S = 10.0
-
-
-class ServedCameras:
-    """Serves up to `tracker.max_cameras` cameras.
-
-    `stats` gives the statistics of each. `publish` publishes an event. `forget` is called before a camera is dropped.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        perception: Perception,
-        stats: Callable[[], Mapping[str, CameraStats]],
-        publish: Callable[[str, dict[str, Any]], None],
-        forget: Callable[[str], None],
-    ) -> None:
-        self._max_cameras = settings.tracker.max_cameras
-        self._fair_share = max(1, self._max_cameras // len(settings.transport.frames))
-        self._perception, self._stats = perception, stats
-        self._publish, self._forget = publish, forget
-        self._endpoints: dict[str, str] = {}
-        self.refused = 0
-        """Number of frames of cameras that are not served."""
-
-    def admit(self, camera: str, endpoint: str) -> bool:
-        """Return True if the camera is served. A new camera may replace one that sends no frames."""
-        served = self._perception.pipelines
-        if camera in served:
-            self._endpoints[camera] = endpoint
-            return True
-        if len(served) >= self._max_cameras and not self._drop_camera_for(endpoint):
-            self.refused += 1
-            if self.refused == 1:
-                log.warning("camera %s is not served: tracker.max_cameras cameras are served already", camera)
-            return False
-        log.info("camera %s: new, served", camera)
-        self._perception.serve(camera)
-        self._publish(SERVED, {"camera": camera})
-        self._endpoints[camera] = endpoint
-        return True
-
-    def _drop_camera_for(self, endpoint: str) -> bool:
-        """Drop a camera for a new one of `endpoint`, so that an endpoint with many names takes nothing from others."""
-        camera = choose_replaced(
-            {
-                name: (self._endpoints.get(name, ""), stats.idle_s >= CAMERA_IDLE_S)
-                for name, stats in sorted(self._stats().items(), key=lambda item: -item[1].idle_s)
-            },
-            endpoint,
-            self._fair_share,
-        )
-        if camera is None:
-            return False
-        log.warning("camera %s is dropped for a new camera of %s", camera, endpoint)
-        self._forget(camera)
-        self._perception.drop(camera)
-        self._endpoints.pop(camera, None)
-        self._publish(DROPPED, {"camera": camera})
-        return True
-
 
 MAX_AHEAD_S = 1.0
 """Largest time by which a camera's clock may be ahead of the node's."""
 MEDIAN_STEPS = 3
 """Masks may be older than frames by this many median steps."""
 STEPS = 100
+FRAMES_PER_STEP = 2
+"""Frames that the way of an object gets shorter by in each step, while the step adds one."""
+USED_SHARE = 0.7
+"""Share of the time that steps leave which slices are to take on average: their times vary."""
+WINDOW = 15
+"""Frames and slices over which times are averaged."""
+SLICE_SHARE_OF_STEP = 0.5
+"""Time of a slice before one is measured. A slice reads no pixels and encodes nothing."""
+POLL_MS = 20
+CAPACITY = 4096
+"""Poses that are remembered: 4 s at 1000 Hz."""
+
+Peek = Callable[[Frame | None, int], Frame | None]
+Prepare = Callable[[Frame], PreparedFrame]
+
+
+class Cameras:
+    """The cameras of a node: frames, limits on their age, the pace of catching up, and robot poses.
+
+    `connect` opens the sockets. The attributes are for the thread of the main loop, but any thread may read the counts
+    of `frames`.
+    """
+
+    frames: FrameSubscriber
+    poses: RobotPoses
+
+    def __init__(self, settings: Settings) -> None:
+        live = settings.transport.delivery == "newest"
+        self.ages = AgeLimits(settings.tracker.max_age_ms, live)
+        self.pace = CatchUpPace(live)
+        self.ahead: DecodeAhead | None = None
+        self._settings = settings
+
+    def connect(self, stack: ExitStack, model: TrackerModel) -> None:
+        """Connect to the cameras and to the robot; `stack` closes the sockets. Raises TransportError."""
+        settings, transport = self._settings, self._settings.transport
+        security = Security.from_settings(transport)
+        max_cameras = settings.tracker.max_cameras
+        self.frames = stack.enter_context(
+            FrameSubscriber(transport.frames, transport.delivery, max_cameras=max_cameras, security=security)
+        )
+        self.poses = RobotPoses(settings.spatial, stack, security)
+        if prepares_ahead(model):
+            prepare = FramePreparer(model, settings.tracker.max_frame_pixels)
+            self.ahead = stack.enter_context(DecodeAhead(self.frames.peek, prepare))
+
+    def silent_s(self, camera: str) -> float | None:
+        """Return the seconds since the last frame of a camera arrived; None if none has. Any thread may call it."""
+        return self.frames.names.silent_s(camera)
+
+    def find_lost(self, served: Iterable[str]) -> str | None:
+        """Return a served camera that has lost its place to another; None if there is none."""
+        return next((camera for camera in served if not self.frames.names.has_place(camera)), None)
 
 
 class Refusal(NamedTuple):
@@ -130,7 +106,7 @@ class AgeLimits:
         self._steps_ns: deque[int] = deque(maxlen=STEPS)
 
     def check_frame(self, received: ReceivedFrame) -> Refusal | None:
-        """Return the reason not to step a frame, None if it is to be stepped now."""
+        """Return the reason to skip a frame; None to step it."""
         frame = received.frame
         origin_ns = frame.capture_ns if frame.clock == "system" else received.received_ns
         age_ns = time.time_ns() - origin_ns
@@ -148,33 +124,24 @@ class AgeLimits:
         return None
 
     def check_masks(self, masks: MaskFrame, step_ns: int) -> str | None:
-        """Return the reason to withhold masks that a step of `step_ns` gave, None if they are to be published."""
-        limit_ns = self._max_age_ns + MEDIAN_STEPS * self._median_step_ns()
+        """Return the reason to withhold the masks of a step of `step_ns`; None to publish them."""
+        # before the first step, there is none to compare with
+        median_ns = int(statistics.median(self._steps_ns)) if self._steps_ns else 0
+        limit_ns = self._max_age_ns + MEDIAN_STEPS * median_ns
         self._steps_ns.append(step_ns)
         age_ns = time.time_ns() - masks.age_origin_ns
         if not self._max_age_ns or age_ns <= limit_ns:
             return None
         return f"masks withheld: they were {age_ns / 1e9:.1f} s old, expected at most {limit_ns / 1e9:.1f} s"
 
-    def _median_step_ns(self) -> int:
-        """Return the median of the steps so far. Before the first, there is none to compare with: 0."""
-        return int(statistics.median(self._steps_ns)) if self._steps_ns else 0
-
-
-FRAMES_PER_STEP = 2
-"""Frames that the way of an object gets shorter by in each step, while the step adds one."""
-USED_SHARE = 0.7
-"""Share of the time that steps leave which slices are to take on average: their times vary."""
-WINDOW = 15
-"""Frames and slices over which times are averaged."""
-SLICE_SHARE_OF_STEP = 0.5
-"""Time of a slice before one is measured. A slice reads no pixels and encodes nothing."""
-
 
 class CatchUpPace:
     """Measures steps, slices and the arrival of frames, and says whether a slice may begin. Times are in ns.
 
-    With lossless delivery (`live` False), frames wait for the node, so slices need not fit.
+    A slice is one frame of one object's way. A slice begins if its usual time fits before the next expected frame. Each
+    step adds a frame to the way and makes slices due that shorten it by two, so an object arrives even if nothing ever
+    fits. A due slice always runs. So does the last slice of a way: a click on the frame before the newest takes one
+    slice. With lossless delivery (`live` False), frames wait for the node, so slices need not fit.
     """
 
     def __init__(self, live: bool) -> None:
@@ -187,7 +154,7 @@ class CatchUpPace:
         self._slices = 0
 
     def note_frame(self, camera: str, received_ns: int, skipped: int) -> None:
-        """Note a frame that was taken, and the number of frames between it and the one before."""
+        """Note a frame that was taken, and the number of frames skipped before it."""
         before_ns = self._arrivals_ns.get(camera)
         self._arrivals_ns[camera] = received_ns
         if before_ns is not None:
@@ -195,7 +162,7 @@ class CatchUpPace:
             intervals.append(max(0, received_ns - before_ns) / (skipped + 1))
 
     def note_step(self, catch_ups: CatchUps, step_ns: int, now_ns: int) -> None:
-        """Note a step of a camera and the usual time of one, and choose the stride of its objects that begin next."""
+        """Note a step of a camera and the usual step time, and choose the stride of the next objects that catch up."""
         self._step_ns = step_ns
         if catch_ups.behind:
             self._due += FRAMES_PER_STEP / (catch_ups.get_stride() or 1)
@@ -217,10 +184,12 @@ class CatchUpPace:
         """True if a slice is due."""
         return self._due >= 1
 
-    def choose(self, pipelines: Iterable[Pipeline], now_ns: int, frame_waits: bool) -> Pipeline | None:
+    def choose(
+        self, pipelines: Iterable[Pipeline], now_ns: int, frame_waits: Callable[[], bool]
+    ) -> Pipeline | None:
         """Return the camera whose slice may begin now, if any: cameras take turns.
 
-        `frame_waits` is True if a frame could be stepped instead.
+        `frame_waits` returns True if a frame could be stepped instead.
         """
         waiting = [pipeline for pipeline in pipelines if pipeline.catch_ups.behind]
         if not waiting:
@@ -228,9 +197,8 @@ class CatchUpPace:
             return None
         pipeline = waiting[self._slices % len(waiting)]
         arrives = pipeline.catch_ups.behind == 1
-        if arrives or self.is_due or (not frame_waits and self._fits(now_ns)):
-            return pipeline
-        return None
+        may_begin = arrives or self.is_due or (not frame_waits() and self._fits(now_ns))
+        return pipeline if may_begin else None
 
     def _fits(self, now_ns: int) -> bool:
         expected_ns = [
@@ -252,7 +220,7 @@ class CatchUpPace:
 
     def _find_intervals(self, now_ns: int) -> list[tuple[str, float]]:
         """Return the cameras that send, whose next frame is not overdue by a whole interval, with their intervals."""
-        medians = {camera: statistics.median(found) for camera, found in self._intervals_ns.items()}
+        medians = {camera: statistics.median(times) for camera, times in self._intervals_ns.items()}
         return [
             (camera, interval_ns)
             for camera, interval_ns in medians.items()
@@ -260,17 +228,11 @@ class CatchUpPace:
         ]
 
 
-POLL_MS = 20
-
-Peek = Callable[[Frame | None, int], Frame | None]
-Prepare = Callable[[Frame], PreparedFrame]
-
-
 class DecodeAhead(Closeable):
     """Prepares the frame that waits to be taken next, in a thread, while a step runs.
 
-    Frames are not taken early: if a newer frame replaces one that is prepared, the newer one is prepared, too, and the
-    other is forgotten. So the newest frame wins, and ages are as they were.
+    Frames are not taken early. If a newer frame replaces a prepared one, the thread prepares the newer one and forgets
+    the other. So the newest frame wins, and ages do not change.
     """
 
     def __init__(self, peek: Peek, prepare: Prepare) -> None:
@@ -292,7 +254,7 @@ class DecodeAhead(Closeable):
             self._set_stepping(False)
 
     def take(self, frame: Frame) -> PreparedFrame | None:
-        """Return what is prepared of a frame that was taken, and wait if it is in work; None if there is nothing."""
+        """Return the prepared form of a frame that was taken, after waiting for work on it; None if there is none."""
         with self._changed:
             self._changed.wait_for(lambda: self._busy_with is not frame)
             prepared, self._prepared = self._prepared, None
@@ -333,10 +295,6 @@ class DecodeAhead(Closeable):
         with self._changed:
             self._busy_with, self._prepared = None, prepared
             self._changed.notify_all()
-
-
-CAPACITY = 4096
-"""Poses that are remembered: 4 s at 1000 Hz."""
 
 
 class RobotPoses:

@@ -1,8 +1,7 @@
-"""An HTTP server for probes: a thread of its own answers GET, bounded in connections, bytes and time.
+"""Serve probes over HTTP, and the node's figures in the format of Prometheus.
 
-It is no web server: each connection carries one request, and each answer is a small text that is made at once.
-
-The node's figures in the format of Prometheus, made when they are asked for: the loop only counts.
+A thread answers GET and bounds connections, bytes and time. Each connection carries one request, and each answer is a
+small text. A request for metrics makes them: the loop only counts.
 """
 
 from __future__ import annotations
@@ -16,24 +15,53 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from importlib import metadata
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import MissingExtraError, SettingsError, TransportError, require
 from ..settings import Settings, split_address
-from ..types import Closeable
-from .saved_state import SnapshotCounts
-from .status import Health, Histogram, NodeSnapshot, Verdict
+from ..types import Closeable, is_loopback
+from .saved_state import Snapshots
+from .status import Health, Histogram, NodeStatus, Verdict
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 log = logging.getLogger(__name__)
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_CONNECTIONS = 16
 MAX_CONNECTION_S = 5.0
 POLL_S = 0.2
 TEXT = "text/plain; charset=utf-8"
+PREFIX = "sam3_node"
+SHOWN_SECTIONS = ("model", "engine", "tracker", "detector", "health", "group")
+"""Sections whose settings are shown. The others have addresses, which may hold passwords, and paths."""
+MAX_LABEL_CHARACTERS = 200
+FRESH_S = 0.2
+"""Age up to which a page is sent again, so that many who ask at once cost the loop no more than one."""
+WAIT_S = 1.0
+"""Time for which the first requests wait for one another."""
+CAMERA_REASONS = ("too_old", "clock_ahead", "withheld", "failed")
+"""Counts of CameraStats that are reasons of frames_rejected."""
+CAMERA_METRICS = (
+    ("Counter", "frames_received", "stats.received", "Frames that arrived or were skipped before."),
+    ("Counter", "frames_stepped", "stats.stepped", "Frames that the model stepped."),
+    ("Counter", "frames_skipped", "stats.skipped", "Frames skipped for newer ones, or because of their age."),
+    (
+        "Counter",
+        "frames_over_budget",
+        "stats.over_budget",
+        "Stepped frames that took longer than deadline.budget_ms.",
+    ),
+    ("Counter", "objects_turned_away", "turned_away", "Detected objects that found no free slot."),
+    ("Histogram", "frame_age_seconds", "stats.age", "Time from capture to the start of the step."),
+    ("Histogram", "latency_seconds", "stats.latency", "Time from capture to publication."),
+    ("Gauge", "shed_level", "stats.shed_level", "What is left out to keep deadline.budget_ms; 0: nothing."),
+    ("Gauge", "camera_silent_seconds", "stats.silent_s", "Time since the last frame came."),
+    ("Gauge", "bank_bytes", "bank_bytes", "Memory of the bank, allocated once."),
+    ("Gauge", "cache_bytes", "cached_bytes", "Features kept for prompts on past frames."),
+)
+"""Metrics of each camera: kind, name, attribute of CameraStatus, and text."""
 
 
 class Page(NamedTuple):
@@ -51,8 +79,8 @@ Pages = Mapping[str, Callable[[str], Page]]
 class HealthServer(Closeable):
     """Serves `pages` at `bind`, HOST:PORT. `url` has the port that was bound. A context manager.
 
-    At MAX_CONNECTIONS the oldest connection is closed for a new one, so that slow peers keep no probe out; each is
-    closed after MAX_CONNECTION_S. Raises SettingsError for a malformed address, TransportError for one that is taken.
+    At MAX_CONNECTIONS a new connection closes the oldest, so that slow peers keep no probe out. Each connection lasts
+    MAX_CONNECTION_S at most. Raises SettingsError for a malformed address, TransportError for one that is taken.
     """
 
     def __init__(self, bind: str, pages: Pages) -> None:
@@ -90,13 +118,13 @@ class _Server(socketserver.ThreadingTCPServer):
     def __init__(self, address: tuple[str, int], pages: Pages) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.pages = pages
-        self.checks_host = address[0] in LOOPBACK
+        self.checks_host = is_loopback(address[0])
         self._opened_s: dict[socket.socket, float] = {}
         self._changing = threading.Lock()
         super().__init__(address, _Handler)
 
     def get_request(self) -> Any:
-        """Accept a connection. Wait a moment where that fails, such as for want of descriptors."""
+        """Accept a connection. Wait a moment if that fails, such as without free descriptors."""
         try:
             return super().get_request()
         except OSError:
@@ -122,7 +150,7 @@ class _Server(socketserver.ThreadingTCPServer):
         """Hang up on connections that are too old. The server's loop calls this at least every POLL_S."""
         oldest_s = time.monotonic() - MAX_CONNECTION_S
         with self._changing:
-            for request in [found for found, opened_s in self._opened_s.items() if opened_s < oldest_s]:
+            for request in [request for request, opened_s in self._opened_s.items() if opened_s < oldest_s]:
                 _hang_up(request)
                 del self._opened_s[request]
 
@@ -166,8 +194,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _make_page(self) -> Page:
         host = self.headers.get("Host", "")
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self.server.checks_host and name.strip("[]") not in ("", *LOOPBACK):
+        name = (host if host.endswith("]") else host.rpartition(":")[0] or host).strip("[]")
+        if self.server.checks_host and name and not is_loopback(name):
             return Page(403, TEXT, b"expected a request for 127.0.0.1, found one for another host\n")
         make = self.server.pages.get(self.path.partition("?")[0])
         if make is None:
@@ -177,25 +205,6 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception:
             log.exception("health: %s failed", self.path)
             return Page(500, TEXT, b"this page failed in the node; see its log\n")
-
-
-PREFIX = "sam3_node"
-SHOWN_SECTIONS = ("model", "engine", "tracker", "detector", "health", "group")
-"""Sections whose settings are shown. The others have addresses, which may hold passwords, and paths."""
-MAX_LABEL_CHARACTERS = 200
-FRESH_S = 0.2
-"""Age up to which a page is sent again, so that many who ask at once cost the loop no more than one."""
-WAIT_S = 1.0
-"""Time for which the first requests wait for one another."""
-CAMERA_COUNTERS = {
-    "received": "Frames that arrived or were skipped before.",
-    "stepped": "Frames that the model stepped.",
-    "skipped": "Frames skipped for newer ones, or because of their age.",
-    "over_budget": "Stepped frames that took longer than deadline.budget_ms.",
-}
-"""Counts of CameraStats."""
-CAMERA_REASONS = ("too_old", "clock_ahead", "withheld", "failed")
-"""Counts of CameraStats that are reasons of frames_rejected."""
 
 
 class Totals(NamedTuple):
@@ -209,20 +218,23 @@ class Totals(NamedTuple):
     peers_refused: int
     """peers that were refused because of their key"""
     gpu_bytes: int | None
-    snapshots: SnapshotCounts
 
 
 class MeasuredNode(Protocol):
-    """The part of a node that metrics are made from. Nothing of it waits for a step."""
+    """The part of a node that metrics are made from. No part of it waits for a step."""
 
     @property
     def health(self) -> Health: ...
 
-    def snapshot(self) -> NodeSnapshot | None:
-        """Return the newest snapshot, None before the model is loaded."""
+    @property
+    def snapshots(self) -> Snapshots: ...
+
+    @property
+    def last_status(self) -> NodeStatus | None:
+        """The newest status; None before the model is loaded."""
 
     def totals(self) -> Totals:
-        """Return the counts of the node. Call it only when there is a snapshot."""
+        """Return the counts of the node. Call it only when there is a status."""
 
 
 def make_pages(node: MeasuredNode, settings: Settings) -> Pages:
@@ -281,7 +293,7 @@ class MetricsPage:
 
 
 class NodeCollector:
-    """Makes metric families of a node's health, snapshot and totals."""
+    """Makes metric families of a node's health, status and totals."""
 
     def __init__(self, node: MeasuredNode, settings: Settings) -> None:
         self._node, self._settings = node, settings
@@ -292,22 +304,27 @@ class NodeCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
-        health = self._node.health
-        yield _gauge("alive", "1 while the main loop turns.", {(): float(health.check_alive().ok)})
-        yield _gauge(
-            "ready",
-            "1 while masks were published within health.deadline_s.",
-            {(): float(health.check_ready().ok)},
-        )
-        yield _histogram("step_seconds", "Duration of a step with publication.", (), {(): health.step_times})
-        stages = {(stage,): times for stage, times in list(health.stages.items())}
-        yield _histogram("stage_seconds", "Duration of a stage of published frames.", ("stage",), stages)
+        health, status = self._node.health, self._node.last_status
+        yield _make("Gauge", "alive", "1 while the main loop turns.", health.check_alive().ok)
+        ready = health.check_ready().ok
+        yield _make("Gauge", "ready", "1 while masks were published within health.deadline_s.", ready)
+        yield _make("Histogram", "step_seconds", "Duration of a step with publication.", health.step_times)
+        text = "Duration of a stage of published frames."
+        yield _make_by("Histogram", "stage_seconds", text, "stage", dict(health.stages))
         yield self._make_settings()
-        snapshot = self._node.snapshot()
-        if snapshot is not None:
-            yield _make_info(snapshot.perception, self._settings)
-            yield from _collect_totals(self._node.totals(), snapshot)
-            yield from _collect_cameras(snapshot)
+        if status is not None:
+            yield _make_info(status.perception, self._settings)
+            yield from _collect_totals(self._node, status)
+            for kind, name, attribute, text in CAMERA_METRICS:
+                read = attrgetter(attribute)
+                values = {camera: read(of_camera) for camera, of_camera in status.cameras.items()}
+                yield _make_by(kind, name, text, "camera", values)
+            tracks = {
+                (name, state): count
+                for name, camera in status.cameras.items()
+                for state, count in camera.tracks.items()
+            }
+            yield _make("Gauge", "tracks", "Tracked objects by state.", tracks, ("camera", "state"))
 
     def _make_settings(self) -> Metric:
         values = {
@@ -316,110 +333,63 @@ class NodeCollector:
             for name, value in getattr(self._settings, section).model_dump(mode="json").items()
             if section != "group" or name != "cameras"
         }
-        return _gauge("setting_info", "A setting of the node.", values, ("name", "value"))
+        return _make("Gauge", "setting_info", "A setting of the node.", values, ("name", "value"))
 
 
 def _make_info(perception: Mapping[str, Any], settings: Settings) -> Metric:
     names = ("node", "model", "detector", "device", "dtype")
     labels = {name: str(perception.get(name) or "")[:MAX_LABEL_CHARACTERS] for name in names}
     labels |= {"engine": settings.engine.kind, "version": metadata.version("sam3-node")}
-    return _gauge("info", "The node, its model and its engine.", {tuple(labels.values()): 1.0}, tuple(labels))
+    values = {tuple(labels.values()): 1.0}
+    return _make("Gauge", "info", "The node, its model and its engine.", values, tuple(labels))
 
 
-def _collect_totals(totals: Totals, snapshot: NodeSnapshot) -> Iterator[Metric]:
+def _collect_totals(node: MeasuredNode, status: NodeStatus) -> Iterator[Metric]:
+    totals, snapshots = node.totals(), node.snapshots
+    saved, hand_overs = snapshots.describe(), snapshots.hand_over_state
     rejected = {
-        (camera, reason): getattr(found.stats, reason)
-        for camera, found in snapshot.cameras.items()
+        (name, reason): getattr(camera.stats, reason)
+        for name, camera in status.cameras.items()
         for reason in CAMERA_REASONS
     }
     rejected |= {("", "malformed"): totals.malformed, ("", "not_served"): totals.not_served}
-    yield _counter("frames_rejected", "Frames that gave no masks, by reason.", rejected, ("camera", "reason"))
-    yield _counter("requests_rejected", "Requests that were refused.", {(): totals.requests_rejected})
-    yield _counter("peers_refused", "Peers refused because of their key.", {(): totals.peers_refused})
-    yield _counter("events", "Events that were published.", {(): snapshot.events})
-    yield _gauge("paused", "1 while the node is paused.", {(): float(snapshot.perception["paused"])})
-    yield from _collect_snapshots(totals.snapshots)
+    labels = ("camera", "reason")
+    yield _make("Counter", "frames_rejected", "Frames that gave no masks, by reason.", rejected, labels)
+    yield _make("Counter", "requests_rejected", "Requests that were refused.", totals.requests_rejected)
+    yield _make("Counter", "peers_refused", "Peers refused because of their key.", totals.peers_refused)
+    yield _make("Counter", "events", "Events that were published.", status.events)
+    yield _make("Gauge", "paused", "1 while the node is paused.", status.perception["paused"])
+    yield _make("Counter", "snapshots_written", "Snapshots of snapshot.path on disk.", saved["saved"])
+    text = "Snapshots that could not be written."
+    yield _make_by("Counter", "snapshots_failed", text, "reason", snapshots.failed)
+    text = "Age of the last good snapshot; of the node, before the first."
+    yield _make("Gauge", "snapshot_age_seconds", text, snapshots.age_s)
+    text = "1 if the snapshot could not be used at the start, so that ids have begun again."
+    yield _make("Gauge", "snapshot_refused", text, saved["refused"] is not None)
+    text = "Hand-overs to other nodes, by outcome."
+    yield _make_by("Counter", "hand_overs", text, "outcome", hand_overs.outcomes)
+    text = "1 while another node has this one's work and ids."
+    yield _make("Gauge", "handed_over", text, hand_overs.is_over)
     if totals.gpu_bytes is not None:
-        yield _gauge("gpu_memory_bytes", "GPU memory that torch holds.", {(): totals.gpu_bytes})
+        yield _make("Gauge", "gpu_memory_bytes", "GPU memory that torch holds.", totals.gpu_bytes)
 
 
-def _collect_snapshots(counts: SnapshotCounts) -> Iterator[Metric]:
-    yield _counter("snapshots_written", "Snapshots of snapshot.path on disk.", {(): counts.written})
-    failed = {(reason,): count for reason, count in counts.failed.items()}
-    yield _counter("snapshots_failed", "Snapshots that could not be written.", failed, ("reason",))
-    ages = {(): counts.age_s} if counts.age_s is not None else {}
-    yield _gauge(
-        "snapshot_age_seconds", "Age of the last good snapshot; of the node, before the first.", ages
-    )
-    yield _gauge(
-        "snapshot_refused",
-        "1 if the snapshot could not be used at the start, so that ids have begun again.",
-        {(): float(counts.refused)},
-    )
-    outcomes = {(outcome,): count for outcome, count in counts.hand_overs.items()}
-    yield _counter("hand_overs", "Hand-overs to other nodes, by outcome.", outcomes, ("outcome",))
-    yield _gauge(
-        "handed_over", "1 while another node has this one's work and ids.", {(): float(counts.handed_over)}
-    )
+def _make_by(kind: str, name: str, text: str, label: str, values: Mapping[str, Any]) -> Metric:
+    """Return a family with a value for each value of one label."""
+    return _make(kind, name, text, {(key,): value for key, value in values.items()}, (label,))
 
 
-def _collect_cameras(snapshot: NodeSnapshot) -> Iterator[Metric]:
-    cameras, stats = snapshot.cameras, {name: found.stats for name, found in snapshot.cameras.items()}
-    for name, text in CAMERA_COUNTERS.items():
-        counts = {(camera,): getattr(found, name) for camera, found in stats.items()}
-        yield _counter(f"frames_{name}", text, counts, ("camera",))
-    turned_away = {(camera,): found.turned_away for camera, found in cameras.items()}
-    yield _counter(
-        "objects_turned_away", "Detected objects that found no free slot.", turned_away, ("camera",)
-    )
-    ages = {(camera,): found.age for camera, found in stats.items()}
-    yield _histogram("frame_age_seconds", "Time from capture to the start of the step.", ("camera",), ages)
-    latencies = {(camera,): found.latency for camera, found in stats.items()}
-    yield _histogram("latency_seconds", "Time from capture to publication.", ("camera",), latencies)
-    levels = {(camera,): found.shed_level for camera, found in stats.items()}
-    yield _gauge(
-        "shed_level", "What is left out to keep deadline.budget_ms; 0: nothing.", levels, ("camera",)
-    )
-    silent = {
-        (camera,): silent_s for camera, found in stats.items() if (silent_s := found.silent_s) is not None
-    }
-    yield _gauge("camera_silent_seconds", "Time since the last frame came.", silent, ("camera",))
-    tracks = {
-        (camera, state): count for camera, found in cameras.items() for state, count in found.tracks.items()
-    }
-    yield _gauge("tracks", "Tracked objects by state.", tracks, ("camera", "state"))
-    bank = {(camera,): found.cache["bank_bytes"] for camera, found in cameras.items()}
-    yield _gauge("bank_bytes", "Memory of the bank, allocated once.", bank, ("camera",))
-    cache = {(camera,): found.cache["cached_bytes"] for camera, found in cameras.items()}
-    yield _gauge("cache_bytes", "Features kept for prompts on past frames.", cache, ("camera",))
+def _make(kind: str, name: str, text: str, values: Any, labels: tuple[str, ...] = ()) -> Metric:
+    """Return a family of a kind (Gauge, Counter, Histogram) with values by tuples of labels, or with one value.
 
+    Values None are left out.
+    """
+    from prometheus_client import core
 
-Values = Mapping[Any, float]
-"""A value for each tuple of labels."""
-
-
-def _gauge(name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Metric:
-    from prometheus_client.core import GaugeMetricFamily
-
-    family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
-
-
-def _counter(name: str, text: str, values: Values, labels: tuple[str, ...] = ()) -> Metric:
-    from prometheus_client.core import CounterMetricFamily
-
-    family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
-
-
-def _histogram(name: str, text: str, labels: tuple[str, ...], values: Mapping[Any, Histogram]) -> Metric:
-    from prometheus_client.core import HistogramMetricFamily
-
-    family = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
-    for key, times in values.items():
-        family.add_metric(key, buckets=times.cumulative(), sum_value=times.sum_s)
+    family: Metric = getattr(core, f"{kind}MetricFamily")(f"{PREFIX}_{name}", text, labels=labels)
+    for key, value in (values if labels else {(): values}).items():
+        if isinstance(value, Histogram):
+            family.add_metric(key, buckets=value.cumulative(), sum_value=value.sum_s)  # type: ignore[attr-defined]
+        elif value is not None:
+            family.add_metric(key, float(value))  # type: ignore[attr-defined]
     return family

@@ -1,8 +1,8 @@
-"""The files of a node's snapshots: packed and written by a thread, read at the start, and counted.
+"""Save and restore the state of a node: it continues from its snapshot after a crash, and another node can take over.
 
-The snapshots of a running node: when they are taken, and what the node continues from.
-
-The state is copied between two frames, in the thread of the main loop. A thread packs and writes the copy.
+The state is copied between two frames, in the thread of the main loop. A thread packs and writes the copy. A node that
+takes over writes the state to its own snapshot before it confirms: from then on a start finds it there, whatever
+happens to either node. `hand_over` describes the two phases.
 """
 
 from __future__ import annotations
@@ -12,22 +12,35 @@ import hashlib
 import logging
 import os
 import re
+import secrets
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from ..errors import BusyError, RequestError, SettingsError, SnapshotError
+from ..client.values import fetch_snapshot
+from ..errors import (
+    BusyError,
+    ForbiddenError,
+    RequestError,
+    Sam3NodeError,
+    SettingsError,
+    SnapshotError,
+    TransportError,
+    WireError,
+)
 from ..files import atomic_file
 from ..perception.perception import Perception
 from ..perception.snapshot import MAX_BYTES, IdGiver, IdReserve, Kind, Snapshot, restore_snapshot
 from ..settings import SnapshotSettings
-from ..wire import RESTORED
-from .hand_over import HandOverStage, HandOverState
-from .status import CameraStats
+from ..transport import ControlClient, Security
+from ..wire import RESTORED, Fields
+from .hand_over import UNKNOWN, HandOverStage, HandOverState
+from .status import Output
 
 log = logging.getLogger(__name__)
 
@@ -46,21 +59,17 @@ FAILURES = {
 """Reasons of snapshots that could not be written, by the system's error number."""
 OTHER_IO, OTHER = "io", "other"
 REASONS = (*dict.fromkeys(FAILURES.values()), OTHER_IO, OTHER)
-
-
-class SnapshotCounts(NamedTuple):
-    """Counts of a node's snapshots and hand-overs since its start, for its metrics."""
-
-    written: int
-    failed: Mapping[str, int]
-    """number of automatic snapshots that could not be written, by each of REASONS"""
-    age_s: float | None
-    """since the last one was taken that is on disk, or since the start; None if none are due"""
-    refused: bool
-    """whether the node has started without its snapshot, because it could not be used"""
-    hand_overs: Mapping[str, int]
-    """number of hand-overs by outcome"""
-    handed_over: bool
+CHUNK_BYTES = 4 << 20
+KEEP_S = 120.0
+"""Time for which a packed snapshot waits in memory for the next request to read it."""
+RETRY_S = 5.0
+"""Pause after a snapshot that could not be written."""
+ANOTHER_NODE = "another node"
+ANSWER_MS = 10_000
+ASK_MS = 1000
+PAUSE_S = 0.1
+ANOTHER = "another"
+HAND_OVER, CONFIRM = "hand_over", "confirm_hand_over"
 
 
 class Packed(NamedTuple):
@@ -82,7 +91,7 @@ class Saved(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes, source: str) -> Self:
-        """Read the bytes of a snapshot. Raises SnapshotError for other ones."""
+        """Read the bytes of a snapshot. Raises SnapshotError for damaged ones."""
         return cls(source, Snapshot.unpack(data, source), data)
 
     @property
@@ -143,10 +152,10 @@ class SnapshotFolder:
         return path
 
     def list_names(self) -> list[str]:
-        """Return the names that there are."""
+        """Return the names of the named snapshots."""
         assert self._path is not None
-        found = self._path.parent.glob(f"*{SUFFIX}")
-        return sorted(path.stem for path in found if path != self._path)
+        paths = self._path.parent.glob(f"*{SUFFIX}")
+        return sorted(path.stem for path in paths if path != self._path)
 
     def read_saved(self) -> Saved | None:
         """Return the automatic snapshot, None if there is none. Raises SnapshotError if it cannot be used."""
@@ -177,7 +186,7 @@ def read_file(path: Path) -> bytes:
 
 
 def pack(snapshot: Snapshot, path: Path | None) -> Packed:
-    """Write a snapshot, or keep its bytes, in pieces: the interpreter's lock is held for none of them for long."""
+    """Write a snapshot, or keep its bytes, in pieces, so that no piece holds the interpreter's lock for long."""
     begin_s, digest = time.perf_counter(), hashlib.sha256()
     parts = [memoryview(part) for part in snapshot.parts()]
     pieces = [part[at : at + PIECE_BYTES] for part in parts for at in range(0, part.nbytes, PIECE_BYTES)]
@@ -211,16 +220,8 @@ def milliseconds_since(begin_s: float) -> float:
     return round((time.perf_counter() - begin_s) * 1000, 3)
 
 
-CHUNK_BYTES = 4 << 20
-KEEP_S = 120.0
-"""Time for which a packed snapshot waits in memory for the next request to read it."""
-RETRY_S = 5.0
-"""Pause after a snapshot that could not be written."""
-ANOTHER_NODE = "another node"
-
-
 @dataclass(slots=True)
-class _Job:
+class _Pending:
     """A snapshot that a thread packs."""
 
     number: int
@@ -234,33 +235,26 @@ class _Job:
 
 
 class Snapshots:
-    """Takes and restores the snapshots of one node.
+    """Takes and restores the snapshots of one node. `output` publishes what they change, and has each camera's counts.
 
-    `publish` publishes an event, with the state after it. `stats` returns the counts of each camera.
-
-    All methods but `describe` and `counts` are for the thread of the main loop. `close` ends the writing thread.
+    All methods but `describe` are for the thread of the main loop. `close` ends the writing thread.
     Raises SettingsError if snapshot.path is a folder.
     """
 
-    def __init__(
-        self,
-        settings: SnapshotSettings,
-        perception: Perception,
-        publish: Callable[[str, dict[str, Any]], None],
-        stats: Callable[[], Mapping[str, CameraStats]],
-    ) -> None:
+    def __init__(self, settings: SnapshotSettings, perception: Perception, output: Output) -> None:
         self._folder = SnapshotFolder(settings.path)
         self.confirm_s = settings.confirm_s
-        self._settings, self._perception, self._publish, self._stats = settings, perception, publish, stats
+        self._settings, self._perception, self._output = settings, perception, output
         self.hand_over_state = HandOverState(settings.confirm_s)
-        self._taken_over: Mapping[str, Any] = {}
+        self._origin: Mapping[str, Any] = {}
         self._ids = IdReserve(perception)
         self._writer = ThreadPoolExecutor(1, "snapshot")
         self._numbers = 0
-        self._automatic: _Job | None = None
-        self._requested: _Job | None = None
+        self._automatic: _Pending | None = None
+        self._requested: _Pending | None = None
         self._next_s = self._good_s = time.monotonic()
-        self._failed: Mapping[str, int] = dict.fromkeys(REASONS, 0)
+        self.failed: Mapping[str, int] = dict.fromkeys(REASONS, 0)
+        """Number of automatic snapshots that could not be written, by reason."""
         self._status: dict[str, Any] = {
             "path": None if settings.path is None else str(settings.path),
             "restored": None,
@@ -287,48 +281,42 @@ class Snapshots:
     @property
     def restored(self) -> dict[str, Any] | None:
         """The source, digest and cameras of the snapshot that the node continued from. Any thread may read it."""
-        found: dict[str, Any] | None = self._status["restored"]
-        return found
+        restored: dict[str, Any] | None = self._status["restored"]
+        return restored
 
     def describe(self) -> dict[str, Any]:
         """Return the fields of the node's status. Any thread may call it."""
         state = self.hand_over_state
         return {**self._status, "handed_over": state.is_over, "hand_over": state.describe()}
 
-    def counts(self) -> SnapshotCounts:
-        """Return the counts for the metrics. Any thread may call it."""
-        state = self.hand_over_state
-        due = self._settings.path is not None and not (state.waits or state.is_over)
-        return SnapshotCounts(
-            self._status["saved"],
-            self._failed,
-            time.monotonic() - self._good_s if due else None,
-            self._status["refused"] is not None,
-            state.outcomes,
-            state.is_over,
-        )
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the snapshot on disk was taken, or since the start; None if none are due. For any thread."""
+        is_due = self.keeps and not (self.hand_over_state.waits or self.hand_over_state.is_over)
+        return time.monotonic() - self._good_s if is_due else None
 
     def turn(self) -> None:
         """Take the automatic snapshot if it is due, and note what the thread has finished. Call it between frames."""
-        self._collect()
-        now_s = time.monotonic()
-        if self.hand_over_state.has_expired:
+        if self._automatic is not None:
+            self._collect(self._automatic)
+        now_s, state = time.monotonic(), self.hand_over_state
+        if state.stage == "waiting" and state.has_expired:
             self._work_on("expired", "the other node did not confirm in time")
         if self._requested is not None and now_s > self._requested.used_s + KEEP_S:
             self._requested = None
-        handed = self.hand_over_state.waits or self.hand_over_state.is_over
-        if self._settings.path is None or handed or self._automatic is not None:
+        is_handed_over = state.stage in ("waiting", "confirmed")
+        if self._settings.path is None or is_handed_over or self._automatic is not None:
             return
         if now_s >= self._next_s or (self._ids.run_low and self._status["error"] is None):
             self._next_s = now_s + self._settings.every_s
-            self._automatic = self._take("automatic", self._settings.path, self._taken_over)
+            self._automatic = self._take("automatic", self._settings.path, self._origin)
             self._ids.allow(self._automatic.limits, durable=False)
 
     def save(self) -> None:
         """Write an automatic snapshot and wait until it is on disk. Raises SnapshotError if it cannot be written."""
         if self._settings.path is not None:
             self.finish()
-            self._automatic = self._take("automatic", self._settings.path, self._taken_over)
+            self._automatic = self._take("automatic", self._settings.path, self._origin)
             self.finish()
             if self._status["error"] is not None:
                 raise SnapshotError(self._status["error"])
@@ -350,7 +338,8 @@ class Snapshots:
     def begin(self, name: str | None = None) -> int:
         """Begin to make a snapshot for a request, and return its number. With `name` it becomes a file.
 
-        Raises RequestError for a name that cannot be used, and BusyError while another one is made, or a taker reads.
+        Raises RequestError for a name that cannot be used, and BusyError while another one is made, or a successor
+        reads.
         """
         if self.hand_over_state.waits:
             self.hand_over_state.check_idle()
@@ -358,12 +347,12 @@ class Snapshots:
         self._requested = self._take("named", None if name is None else self._folder.make_path(name))
         return self._requested.number
 
-    def hand_over(self, taker: str | None, token: str) -> int:
-        """Pause, and return the number of the snapshot from which a taker continues this node's work.
+    def hand_over(self, successor: str | None, token: str) -> int:
+        """Pause, and return the number of the snapshot from which a successor continues this node's work.
 
-        The ids are the taker's once it has confirmed with the same token; without `taker`, at once. A request that is
-        repeated is answered as the first. Raises BusyError for another one meanwhile, and RequestError if the ids are
-        another node's already.
+        The ids are the successor's once it has confirmed with the same token; without `successor`, at once. A request
+        that is repeated is answered as the first. Raises BusyError for another one meanwhile, and RequestError if the
+        ids are another node's already.
         """
         state = self.hand_over_state
         repeated = state.find_snapshot(token)
@@ -372,33 +361,34 @@ class Snapshots:
         state.check_idle()
         self._check_free()
         self.finish()
-        origin = {"node": self.node, "token": token, "to": taker or ANOTHER_NODE}
-        if taker is None:
+        origin = {"node": self.node, "token": token, "to": successor or ANOTHER_NODE}
+        if successor is None:
             self.withdraw()
         self._requested = self._take("hand_over", None, origin)
         state.begin(origin["to"], token, self._requested.number, self._perception.paused)
         self._perception.paused = True
-        if taker is None:
+        if successor is None:
             state.end("confirmed")
-        self._publish("pause", {})
+        self._output.publish_event("pause", {})
         return self._requested.number
 
     def confirm_hand_over(self, token: str, accepted: bool) -> str:
-        """Give the ids to the taker, or work on if it has not `accepted`. Return the state of the hand-over.
+        """Give the ids to the successor, or work on if it has not `accepted`. Return the state of the hand-over.
 
         Raises SnapshotError if the own snapshot, from which these ids would be restored, cannot be deleted.
         """
         state = self.hand_over_state
-        if state.find_state(token) == "waiting" and accepted:
-            self.withdraw()
-            state.end("confirmed")
-            log.warning("%s", state.explain())
-        elif state.find_state(token) == "waiting":
-            self._work_on("cancelled", "the other node could not continue")
+        if state.find_snapshot(token) is not None:
+            if accepted:
+                self.withdraw()
+                state.end("confirmed")
+                log.warning("%s", state.explain())
+            else:
+                self._work_on("cancelled", "the other node could not continue")
         return state.find_state(token)
 
     def take_back(self) -> None:
-        """Let the node work again after it was resumed: with new epochs if the ids are a taker's, else as before."""
+        """Reclaim the work after a resume: with new epochs if the ids are a successor's, else as before."""
         was_over = self.hand_over_state.is_over
         if was_over or self.hand_over_state.waits:
             self.hand_over_state.end("taken_back")
@@ -444,9 +434,9 @@ class Snapshots:
             saved = saved._replace(snapshot=replace(saved.snapshot, kind="named"))
         restore_snapshot(self._perception, saved.snapshot, saved.source)
         self._status["restored"] = {"source": saved.source, **saved.describe()}
-        self._publish(RESTORED, saved.describe())
+        self._output.publish_event(RESTORED, saved.describe())
         if saved.snapshot.kind != "named":
-            for camera, stats in self._stats().items():
+            for camera, stats in self._output.stats.items():
                 stats.restore(saved.snapshot.counts.get(camera, {}))
         cameras, age_s = len(self._perception.pipelines), saved.snapshot.age_s
         log.info("continued from %s of %.1f s ago, with %d cameras", saved.source, age_s, cameras)
@@ -463,9 +453,9 @@ class Snapshots:
         self._perception.begin_epochs()
         self._status["restored"] = {**(self._status["restored"] or {}), "ids_continue": False}
 
-    def note_taken_over(self, hand_over: Mapping[str, Any]) -> None:
+    def note_origin(self, hand_over: Mapping[str, Any]) -> None:
         """Note where the work was taken over from, for the snapshots from now on. See `Snapshot.hand_over`."""
-        self._taken_over = dict(hand_over)
+        self._origin = dict(hand_over)
         self._next_s = time.monotonic()
 
     def read_saved(self) -> Saved | None:
@@ -476,13 +466,11 @@ class Snapshots:
             self._refuse(error)
             return None
 
-    def restore_saved(self, saved: Saved | None, new_epochs: bool = False) -> Saved | None:
+    def restore_saved(self, saved: Saved, new_epochs: bool = False) -> Saved | None:
         """Continue from what `read_saved` returned. None if it cannot be used.
 
         One that cannot be used is put aside, so that the next one does not replace it; the status says why.
         """
-        if saved is None:
-            return None
         try:
             saved.check_age(self._settings.max_age_s)
             return self.restore(saved, new_epochs)
@@ -505,40 +493,40 @@ class Snapshots:
         """Wait for the automatic snapshot that is being written, if there is one."""
         if self._automatic is not None:
             self._automatic.future.exception()  # waits
-            self._collect()
+            self._collect(self._automatic)
 
     def _check_free(self) -> None:
         if self._requested is not None and not self._requested.future.done():
             raise BusyError("expected no other snapshot under way, found one; try again in a second")
 
     def _work_on(self, outcome: HandOverStage, why: str) -> None:
-        """Go on with the same ids, because the taker has not taken them."""
+        """Keep serving with the same ids: the successor never confirmed."""
         state = self.hand_over_state
         state.end(outcome)
-        log.warning("the hand-over has ended without a taker, and this node works on: %s", why)
+        log.warning("the hand-over has ended without a successor, and this node works on: %s", why)
         self._next_s = time.monotonic()
         self._perception.paused = state.was_paused
         if not state.was_paused:
-            self._publish("resume", {})
+            self._output.publish_event("resume", {})
 
     def _refuse(self, error: SnapshotError) -> None:
+        """Put the own snapshot aside, and keep the reason."""
         log.error("the node starts without its snapshot, and ids begin again: %s", error)
         self._status["refused"] = str(error)
         self._folder.put_aside()
 
-    def _take(self, kind: Kind, path: Path | None, hand_over: Mapping[str, Any] | None = None) -> _Job:
+    def _take(self, kind: Kind, path: Path | None, hand_over: Mapping[str, Any] | None = None) -> _Pending:
         begin_s, now_s = time.perf_counter(), time.monotonic()
-        counts = {camera: stats.counts() for camera, stats in self._stats().items()}
+        counts = {camera: stats.counts() for camera, stats in self._output.stats.items()}
         snapshot = Snapshot.take(self._perception, kind, counts, hand_over)
         self._numbers += 1
         self._status["copy_ms"] = milliseconds_since(begin_s)
         packed = self._writer.submit(pack, snapshot, path)
-        return _Job(self._numbers, now_s, packed, self._ids.plan(), now_s)
+        return _Pending(self._numbers, now_s, packed, self._ids.plan(), now_s)
 
-    def _collect(self) -> None:
+    def _collect(self, job: _Pending) -> None:
         """Note how the automatic snapshot has ended, if it has."""
-        job = self._automatic
-        if job is None or not job.future.done():
+        if not job.future.done():
             return
         self._automatic = None
         failure = job.future.exception()
@@ -551,7 +539,7 @@ class Snapshots:
             self._ids.allow(job.limits, durable=True)
             return
         reason, error = find_reason(failure), explain_failure(failure)
-        self._failed = {**self._failed, reason: self._failed[reason] + 1}
+        self.failed = {**self.failed, reason: self.failed[reason] + 1}
         if self._status["error"] is None:
             log.error("%s", error)
         self._status["error"] = str(error)
@@ -565,3 +553,137 @@ class Snapshots:
             self.withdraw()
         except SnapshotError as error:
             log.error("%s; until then no object is added", error)
+
+
+def restore_at_start(snapshots: Snapshots, source: str | None, security: Security | None = None) -> None:
+    """Continue from `source`, a file or the control endpoint of another node; without it, from the node's own snapshot.
+
+    A node that has taken over from this `source` before, and is started again, continues from its own snapshot, unless
+    the other node works on. `security` has the key for another node. Raises SnapshotError, or TransportError or
+    RequestError of the other node; it works on then, if it did before.
+    """
+    saved = snapshots.read_saved()
+    if source is None:
+        _restore_own(snapshots, saved)
+    elif "://" not in source:
+        _restore_file(snapshots, saved, source)
+    elif (
+        saved is None
+        or saved.snapshot.hand_over.get("source") != source
+        or not _continue_after_take_over(snapshots, saved, source, security)
+    ):
+        _take_over(snapshots, source, security)
+
+
+def _restore_file(snapshots: Snapshots, saved: Saved | None, source: str) -> None:
+    """Continue from a file; from the own snapshot if an earlier run has continued the ids of the same file.
+
+    A supervisor repeats its command: to continue from the file again would give the same ids twice. Raises
+    SnapshotError if there is neither.
+    """
+    try:
+        file = Saved.unpack(read_file(Path(source)), source)
+    except SnapshotError as error:
+        if saved is None or saved.snapshot.hand_over.get("source") != source:
+            raise
+        log.warning("%s; it was continued before", error)
+        _restore_own(snapshots, saved)
+        return
+    origin = {"source": source, "token": file.sha256, "confirmed": True}
+    continues_ids = file.snapshot.kind != "named"
+    was_continued = continues_ids and saved is not None and saved.snapshot.hand_over == origin
+    if was_continued and _restore_own(snapshots, saved):
+        return
+    snapshots.restore(file)
+    snapshots.note_origin(origin if continues_ids else {})
+
+
+def _restore_own(snapshots: Snapshots, saved: Saved | None, confirmed: bool = False) -> bool:
+    """Continue from the node's own snapshot. Return False if it cannot be used.
+
+    Its ids begin again if another node may use them: if they were taken over and not `confirmed`.
+    """
+    if saved is None:
+        return False
+    origin = saved.snapshot.hand_over
+    confirmed = confirmed or not origin or origin.get("confirmed") is True
+    if snapshots.restore_saved(saved, new_epochs=not confirmed) is None:
+        return False
+    snapshots.note_origin({**origin, "confirmed": True} if origin else {})
+    return True
+
+
+def _continue_after_take_over(
+    snapshots: Snapshots, saved: Saved, source: str, security: Security | None
+) -> bool:
+    """Continue from the own snapshot of an earlier run that took over. Return False to take over again.
+
+    If it is too old, the node begins without objects, as after any long pause, unless the other node works on.
+    """
+    origin = saved.snapshot.hand_over
+    was_confirmed, token, node = (
+        origin.get("confirmed") is True,
+        str(origin.get("token")),
+        str(origin.get("node")),
+    )
+    state = _confirm(source, security, token, node, 0.0 if was_confirmed else snapshots.confirm_s)
+    works_on = state in ("expired", "cancelled", ANOTHER)
+    if state == "taken_back" or (works_on and not was_confirmed):
+        log.warning("%s works on since it has handed over: it is taken over again", source)
+        return False
+    if works_on:
+        log.warning("%s may work, too, with other epochs: stop it or this node", source)
+    log.info("%s was taken over before: continuing from %s", source, saved.source)
+    if _restore_own(snapshots, saved, confirmed=state == "confirmed"):
+        return True
+    snapshots.note_origin({**origin, "confirmed": True})
+    return was_confirmed or state == "confirmed"
+
+
+def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> None:
+    """Let another node pause, continue its work, and confirm. It pauses only after a trial with a copy of its state."""
+    token = secrets.token_hex(8)
+    with ControlClient(source, ANSWER_MS, security) as control:
+        snapshots.check(fetch_snapshot(control), source)
+        try:
+            successor = f"{snapshots.node} on {socket.gethostname()}"
+            data = fetch_snapshot(control, HAND_OVER, taker=successor, token=token)
+            saved = snapshots.restore(Saved.unpack(data, source))
+            origin = {**saved.snapshot.hand_over, "source": source}
+            snapshots.note_origin({**origin, "confirmed": False})
+            snapshots.save()
+        except Exception:
+            with suppress(Sam3NodeError):
+                control.call(CONFIRM, token=token, accepted=False)
+            raise
+    if not snapshots.keeps:
+        log.warning("without snapshot.path this node cannot continue after a restart: set it")
+    state = _confirm(source, security, token, origin["node"], snapshots.confirm_s)
+    if state is None:
+        snapshots.begin_epochs()
+        log.warning("%s did not answer the confirmation, and may work on: ids begin again here", source)
+    elif state != "confirmed":
+        snapshots.withdraw()
+        raise RequestError(f"{source} works on: expected that it waits for a confirmation, found {state!r}")
+    snapshots.note_origin({**origin, "confirmed": True})
+
+
+def _confirm(source: str, security: Security | None, token: str, node: str, patience_s: float) -> str | None:
+    """Confirm a hand-over of `node`, once or for `patience_s`. Return its state there; None without an answer.
+
+    ANOTHER means that the node has begun another hand-over since, UNKNOWN that it is another process.
+    """
+    deadline_s = time.monotonic() + patience_s
+    with ControlClient(source, ASK_MS, security) as control:
+        while True:
+            try:
+                reply = Fields(control.call(CONFIRM, token=token), CONFIRM)
+                is_same = reply.text("state") == UNKNOWN and reply.text("node") == node
+                return ANOTHER if is_same else reply.text("state")
+            except (TransportError, BusyError, ForbiddenError, WireError) as error:
+                if time.monotonic() >= deadline_s:
+                    log.warning("%s gives no answer: %s", source, error)
+                    return None
+                time.sleep(PAUSE_S)
+            except RequestError:  # a node of before this operation
+                return UNKNOWN

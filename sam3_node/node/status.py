@@ -1,8 +1,7 @@
-"""Health of the node: whether its loop turns, and whether the model steps frames.
+"""Keep what the node says about itself: verdicts for probes, counts and times of each camera, and its status.
 
-The thread of the loop writes, any thread reads. Each value is one reference or number, so nobody waits for a lock.
-
-Frame counts and times of each camera, and the memory of the process.
+The thread of the main loop writes, any thread reads. `Output` also publishes masks and events, so that the status
+contains the effect of each.
 """
 
 from __future__ import annotations
@@ -11,28 +10,41 @@ import logging
 import os
 import resource
 import statistics
+import threading
 import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
+from ..errors import Sam3NodeError
+from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.registry import LoadShedder
+from ..perception.spatial import SpatialStage
 from ..processes.logs import log_subject, warn_if_descriptors_run_out
 from ..processes.notify import Watchdog
 from ..settings import Settings
-from ..types import Frame, TrackState
-from ..wire import MAX_INT
+from ..transport import MaskPublisher, ReceivedFrame, Security
+from ..types import Frame, MaskFrame, TrackState
+from ..wire import FAILED, MAX_INT, Event, pose_fields
 
 STEPS = 25
 HANG_PER_STEP = 10.0
 """A step hangs if it takes this many times longer than the median of the last STEPS, and group.hang_step_s at least."""
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.033, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+WINDOW_FRAMES = 1000
+RATE_FRAMES = 100
+STEP_FRAMES = 15
+MAX_ERROR_CHARACTERS = 200
+LOG_EVERY_S = 10.0
+COUNTS = ("stepped", "failed", "skipped", "too_old", "clock_ahead", "withheld")
+
+log = logging.getLogger(__name__)
 
 
 class Histogram:
@@ -106,7 +118,10 @@ class Health:
         """Note that masks were published, and how long their stages took."""
         self._published_s = time.monotonic()
         for stage, duration_us in stages_us.items():
-            self.stages.setdefault(stage, Histogram()).observe(duration_us / 1e6)
+            histogram = self.stages.get(stage)
+            if histogram is None:
+                histogram = self.stages[stage] = Histogram()
+            histogram.observe(duration_us / 1e6)
 
     def check_alive(self) -> Verdict:
         """Return whether the loop turns: exactly while the watchdog is kicked."""
@@ -140,23 +155,12 @@ class Health:
         return min(self._hang_s, max(self._hang_step_s, HANG_PER_STEP * statistics.median(self._steps_s)))
 
 
-log = logging.getLogger(__name__)
-
-WINDOW_FRAMES = 1000
-RATE_FRAMES = 100
-STEP_FRAMES = 15
-MAX_ERROR_CHARACTERS = 200
-LOG_EVERY_S = 10.0
-STATS_LOG_EVERY_S = 60.0
-COUNTS = ("stepped", "failed", "skipped", "too_old", "clock_ahead", "withheld")
-
-
 class CameraStats:
     """Counts of one camera's frames (received = stepped + failed + skipped), and times of the last 1000 frames.
 
     Frames that were `too_old`, or whose clock was ahead of the node's, are among the skipped ones. Frames whose masks
     were `withheld`, and those that took longer than `budget_ms` from their arrival, `over_budget`, are among the
-    stepped ones. `epoch` is that of the camera's ids. `silent_s` returns the seconds since its last frame arrived.
+    stepped ones. `epoch` is the epoch of the camera's ids. `silent_s` returns the seconds since its last frame arrived.
     `age` is the time from capture to the start of the frame's step. `latency` is the time from capture to the
     publication of the masks. If the camera's clock is not Unix time, both count from the frame's arrival. `arrival` is
     the time from capture to arrival, which contains the difference of the two clocks; Unix time only.
@@ -171,7 +175,7 @@ class CameraStats:
     ) -> None:
         self.stepped = self.failed = self.skipped = 0
         self.too_old = self.clock_ahead = self.withheld = 0
-        self._left_out = 0  # since the last step
+        self._skipped_by_time = 0  # since the last step
         self._next_log_s = 0.0
         self.epoch, self._silent_s = epoch, silent_s
         self.shed_level = 0
@@ -208,25 +212,6 @@ class CameraStats:
         """Number of stepped frames that took longer than the budget."""
         return self._shedder.over_budget
 
-    @classmethod
-    def follow(
-        cls,
-        stats: Mapping[str, Self],
-        pipelines: Mapping[str, Pipeline],
-        silent_s: Callable[[str], float | None],
-        budget_ms: float,
-    ) -> dict[str, Self]:
-        """Return the statistics of the cameras that are served, with the epochs of their ids; begin new ones."""
-        found = {name: stats.get(name) or cls(None, partial(silent_s, name), budget_ms) for name in pipelines}
-        for name, pipeline in pipelines.items():
-            found[name].epoch = pipeline.epoch
-        return found
-
-    @property
-    def idle_s(self) -> float:
-        """Seconds since the last frame was stepped; infinite before the first."""
-        return time.monotonic() - self._ends_s[-1] if self._ends_s else float("inf")
-
     @property
     def median_step_s(self) -> float:
         """Median duration in seconds of the last steps, publication included; 0 before the first."""
@@ -236,9 +221,9 @@ class CameraStats:
         """Record that a frame's step starts, and that `skipped` frames before it were skipped."""
         self._begin_s = time.monotonic()
         self.shed_level = self._shedder.level
-        self.skipped = min(self.skipped + max(0, skipped - self._left_out), MAX_INT)
-        self._left_out = 0
-        age_ns = time.time_ns() - _origin_ns(frame, received_ns)
+        self.skipped = min(self.skipped + max(0, skipped - self._skipped_by_time), MAX_INT)
+        self._skipped_by_time = 0
+        age_ns = time.time_ns() - (frame.capture_ns if frame.clock == "system" else received_ns)
         self._ages_ns.append(age_ns)
         self.age.observe(age_ns / 1e9)
         if frame.clock == "system":
@@ -246,20 +231,17 @@ class CameraStats:
 
     def end(self, frame: Frame, received_ns: int) -> None:
         """Record that the frame's masks were published."""
-        self.origin_ns = _origin_ns(frame, received_ns)
+        self.origin_ns = frame.capture_ns if frame.clock == "system" else received_ns
         latency_ns = time.time_ns() - self.origin_ns
         self._latencies_ns.append(latency_ns)
         self.latency.observe(latency_ns / 1e9)
         self._end_step(frame, received_ns)
 
-    def leave_out(self, kind: Literal["too_old", "clock_ahead"], reason: str) -> bool:
+    def skip(self, kind: Literal["too_old", "clock_ahead"], reason: str) -> bool:
         """Record that a frame was skipped because of its time. Return True if the reason is to be logged."""
         self.skipped = min(self.skipped + 1, MAX_INT)
-        self._left_out += 1
-        if kind == "too_old":
-            self.too_old += 1
-        else:
-            self.clock_ahead += 1
+        self._skipped_by_time += 1
+        setattr(self, kind, getattr(self, kind) + 1)
         return self._note(reason)
 
     def withhold(self, frame: Frame, received_ns: int, reason: str) -> bool:
@@ -298,10 +280,9 @@ class CameraStats:
         return {name: getattr(self, name) for name in COUNTS}
 
     def restore(self, counts: Mapping[str, int]) -> None:
-        """Go on from the counts of an earlier run. The camera counts as one that was stepped just now."""
+        """Go on from the counts of an earlier run."""
         for name in COUNTS:
             setattr(self, name, min(max(int(counts.get(name, 0)), 0), MAX_INT))
-        self._ends_s.append(time.monotonic())
 
     def fail(self, error: Exception) -> None:
         """Record that the frame's step failed."""
@@ -309,7 +290,7 @@ class CameraStats:
         self.last_error = f"{type(error).__name__}: {describe_error(error)}"
 
     def describe_failure(self, frame: Frame, error: str) -> dict[str, Any]:
-        """Return the fields of the event FAILED: the newest frame, and what its step left out, if anything."""
+        """Return the fields of the event FAILED: the newest frame, and its step's level of shedding, if any."""
         shed = {"shed": {"level": self.shed_level}} if self.shed_level else {}
         return {"camera": frame.camera, "seq": frame.seq, "error": error, **shed}
 
@@ -353,10 +334,6 @@ class CameraStats:
         return round(len(ends_s) / max(time.monotonic() - ends_s[0], 1e-9), 2)
 
 
-def _origin_ns(frame: Frame, received_ns: int) -> int:
-    return frame.capture_ns if frame.clock == "system" else received_ns
-
-
 def _percentile_ms(values_ns: deque[int], fraction: float) -> float | None:
     ordered = sorted(values_ns)  # copies at once: another thread may append
     return _to_ms(ordered[int(fraction * (len(ordered) - 1))]) if ordered else None
@@ -372,7 +349,7 @@ def describe_error(error: Exception | str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class CameraSnapshot:
+class CameraStatus:
     """A camera between two frames: its counts, which go on, and its objects at that moment."""
 
     stats: CameraStats
@@ -385,10 +362,20 @@ class CameraSnapshot:
 
     @classmethod
     def take(cls, stats: CameraStats, pipeline: Pipeline) -> Self:
-        """Return the snapshot of a pipeline between two frames."""
+        """Return the status of a pipeline between two frames."""
         objects = pipeline.objects
-        tracks = Counter(found.state for found in objects)
+        tracks = Counter(status.state for status in objects)
         return cls(stats, len(objects), pipeline.turned_away, pipeline.cache_usage, tracks)
+
+    @property
+    def bank_bytes(self) -> int:
+        """Memory of the bank, allocated once."""
+        return self.cache["bank_bytes"]
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory of the features kept for prompts on past frames."""
+        return self.cache["cached_bytes"]
 
     def describe(self, offset_ns: int | None = None) -> dict[str, Any]:
         """Return the counts, the number of objects and of detections that found no free slot, and the cache's usage."""
@@ -397,43 +384,152 @@ class CameraSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSnapshot:
+class NodeStatus:
     """The node between two actions. `status` and `describe` are answered from it, also while a step runs."""
 
     perception: Mapping[str, Any]
     """`Perception.status()`"""
-    cameras: Mapping[str, CameraSnapshot]
+    cameras: Mapping[str, CameraStatus]
     events: int
-    """number of events that were published before this moment; the rest of the snapshot is their outcome"""
+    """number of events that were published before this moment; the rest of the status is their outcome"""
 
     def describe_cameras(self) -> dict[str, dict[str, Any]]:
         """Return what each camera's statistics say now, with the offset of its masks from the newest of all."""
-        origins_ns = {camera: found.stats.origin_ns for camera, found in self.cameras.items()}
-        stepped_ns = {camera: origin_ns for camera, origin_ns in origins_ns.items() if origin_ns is not None}
-        newest_ns = max(stepped_ns.values(), default=0)
+        origins_ns = {
+            camera: status.stats.origin_ns
+            for camera, status in self.cameras.items()
+            if status.stats.origin_ns is not None
+        }
+        newest_ns = max(origins_ns.values(), default=0)
         return {
-            camera: found.describe(stepped_ns[camera] - newest_ns if camera in stepped_ns else None)
-            for camera, found in self.cameras.items()
+            camera: status.describe(origins_ns[camera] - newest_ns if camera in origins_ns else None)
+            for camera, status in self.cameras.items()
         }
 
 
-class StatsLog:
-    """Logs the counts of all cameras every minute."""
+class Output:
+    """Publishes masks and events, and keeps the counts and the status that contain the effect of each.
 
-    def __init__(self) -> None:
-        self._next_s = time.monotonic() + STATS_LOG_EVERY_S
+    `bind` it, set `perception`, and then publish. One thread does so; any thread may call `wait_for_status` and read
+    `last_status`.
+    """
 
-    def write_if_due(self, snapshot: NodeSnapshot, frames_rejected: int) -> None:
-        """Log once a minute."""
-        now_s = time.monotonic()
-        if now_s < self._next_s:
-            return
-        self._next_s = now_s + STATS_LOG_EVERY_S
-        for camera, found in snapshot.describe_cameras().items():
+    publisher: MaskPublisher
+    perception: Perception
+
+    def __init__(self, settings: Settings, health: Health) -> None:
+        self.stats: Mapping[str, CameraStats] = {}
+        self.last_status: NodeStatus | None = None
+        """The newest status; None before the model is loaded."""
+        self._settings, self._health = settings, health
+        self._budget_ms = settings.deadline.budget_ms if settings.transport.delivery == "newest" else 0.0
+        self._events = 0
+        self._pack_us = 0
+        self._publishing = threading.Lock()
+        """Held from publishing masks or an event until the status contains their effect."""
+
+    def bind(self) -> MaskPublisher:
+        """Bind the endpoint of masks and events. Raises TransportError."""
+        transport, encoding = self._settings.transport, self._settings.tracker.mask_encoding
+        security = Security.from_settings(transport)
+        self.publisher = MaskPublisher(transport.masks, transport.delivery, encoding, security)
+        return self.publisher
+
+    def wait_for_status(self) -> NodeStatus:
+        """Return the newest status. It contains what has been published, but does not wait for a step."""
+        with self._publishing:
+            assert self.last_status is not None
+            return self.last_status
+
+    def publish(self, masks: MaskFrame, received: ReceivedFrame) -> bool:
+        """Send masks, and count them. Return False if a subscriber of lossless delivery has no space."""
+        begin_ns = time.perf_counter_ns()
+        pipeline, session = self.perception.pipelines[masks.camera], self.perception.session
+        # a message cannot contain the time of its own packing: `pack` is the time of the previous message
+        stages_us = {**masks.stages_us, "pack": self._pack_us}
+        with self._publishing:
+            message = replace(
+                masks,
+                stages_us=stages_us,
+                node=session.node if session else "",
+                epoch=pipeline.epoch,
+                published_ns=time.time_ns(),
+            )
+            if not self.publisher.send(message, timeout_ms=0):
+                return False
+            self.stats[masks.camera].end(received.frame, received.received_ns)
+            self._health.published(stages_us)
+            self.take_status()
+        self._pack_us = (time.perf_counter_ns() - begin_ns) // 1000
+        return True
+
+    def publish_event(self, op: str, args: dict[str, Any]) -> None:
+        """Publish a change of the node's state, for recorders."""
+        with self._publishing:
+            try:
+                self.publisher.send_event(Event(self._events, op, args))
+            except Sam3NodeError as error:  # recorders count the missing number as lost
+                log.error("event %d, %s, could not be published: %s", self._events, op, error)
+            self._events += 1
+            self._follow_cameras()
+            self.take_status()
+
+    def skip(self, received: ReceivedFrame, kind: Literal["too_old", "clock_ahead"], reason: str) -> None:
+        """Count a frame that is not stepped because of its time."""
+        camera = received.frame.camera
+        if self.stats[camera].skip(kind, reason):
+            log.warning("camera %s: %s", camera, reason)
+
+    def withhold(self, received: ReceivedFrame, masks: MaskFrame, reason: str) -> None:
+        """Count a step whose masks are too old to publish, and tell recorders that the frame was stepped."""
+        frame, stats = received.frame, self.stats[masks.camera]
+        if stats.withhold(frame, received.received_ns, reason):
+            log.warning("camera %s: %s", frame.camera, reason)
+        pose = {"robot_pose": pose_fields(masks.robot_pose)} if masks.robot_pose is not None else {}
+        self.publish_event(FAILED, {**stats.describe_failure(frame, reason), "withheld": True, **pose})
+
+    def fail(self, frame: Frame, error: Exception) -> None:
+        """Count a frame whose step failed, and tell recorders."""
+        stats, is_unexpected = self.stats[frame.camera], not isinstance(error, Sam3NodeError)
+        stats.fail(error)
+        log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=is_unexpected)
+        self.publish_event(FAILED, stats.describe_failure(frame, describe_error(error)))
+
+    def note_spatial_problem(self, camera: str, spatial: SpatialStage, poses_problem: str | None) -> None:
+        """Tell in the status why 3-D fields are missing, and log it once for each camera and reason."""
+        problem = spatial.problem
+        if problem and spatial.lacks_robot and poses_problem:
+            problem += f": {poses_problem}"
+        if self.stats[camera].note_spatial_problem(problem):
+            log.warning("camera %s: 3-D: %s", camera, problem)
+
+    def log_counts(self, frames_rejected: int) -> None:
+        """Log the counts of all cameras."""
+        for camera, counts in self.wait_for_status().describe_cameras().items():
             with log_subject(camera):
-                log.info("camera %s: %s", camera, found)
+                log.info("camera %s: %s", camera, counts)
         warn_if_descriptors_run_out()
         log.info("rss %.0f MB, %d frames rejected", rss_bytes() / 1e6, frames_rejected)
+
+    def take_status(self) -> None:
+        """Replace the status with the present one."""
+        cameras = {
+            camera: CameraStatus.take(self.stats[camera], pipeline)
+            for camera, pipeline in self.perception.pipelines.items()
+        }
+        self._health.paused = self.perception.paused
+        self.last_status = NodeStatus(self.perception.status(), cameras, self._events)
+
+    def _follow_cameras(self) -> None:
+        """Keep the counts of the cameras that are served, with the epochs of their ids; begin new ones."""
+        pipelines, session = self.perception.pipelines, self.perception.session
+        silent_s = session.silent_s if session else lambda camera: None
+        self.stats = {
+            name: self.stats.get(name) or CameraStats(None, partial(silent_s, name), self._budget_ms)
+            for name in pipelines
+        }
+        for name, pipeline in pipelines.items():
+            self.stats[name].epoch = pipeline.epoch
 
 
 def rss_bytes() -> int:

@@ -98,7 +98,11 @@ class Tracker(SavedFields):
         following = [
             object_id for object_id in self.ids if object_id not in checked and object_id not in held
         ]
-        results = dict(zip(following, self._follow(features, following, frame), strict=True))
+        results: dict[int, Track] = {}
+        size = self.model.batch_size  # suits the device
+        for start in range(0, len(following), size):
+            batch = following[start : start + size]
+            results |= zip(batch, self._follow_batch(features, batch, frame), strict=True)
         for object_id, prompt in checked.items():
             results[object_id] = self._condition(features, frame, object_id, prompt)
         self.frame_number += 1
@@ -230,12 +234,6 @@ class Tracker(SavedFields):
         self._rows.check_capacity(len({i for i in ids if not {i, catching_key(i)} & set(self._rows)}))
         size, device = self.model.image_size, self.model.device
         return {prompt.object_id: prompt.to_tensors(size, device) for prompt in prompts}
-
-    def _follow(self, features: Features, ids: list[int], frame: int) -> list[Track]:
-        """Track the objects without prompts, in batches of the size that suits the device."""
-        size = self.model.batch_size
-        batches = (ids[start : start + size] for start in range(0, len(ids), size))
-        return [result for batch in batches for result in self._follow_batch(features, batch, frame)]
 
     def _follow_batch(self, features: Features, ids: list[int], frame: int) -> list[Track]:
         """Track one batch: read the bank, decode, write the bank."""

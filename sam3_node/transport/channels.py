@@ -1,6 +1,4 @@
-"""The newest masks of each camera, which any number of threads may look at without taking them from another.
-
-Publishers and subscribers of frames and masks.
+"""Publish and receive frames and masks, and keep the newest masks of each camera.
 
 Delivery is live (`newest`: PUB/SUB, stale messages are skipped) or lossless (`every`: PUSH/PULL).
 """
@@ -8,6 +6,7 @@ Delivery is live (`newest`: PUB/SUB, stale messages are skipped) or lossless (`e
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from ..errors import TransportError
 from ..types import Buffer, Delivery, Frame, MaskEncoding, MaskFrame, count_missing_frames
 from ..wire import (
     BEAT_TOPIC,
+    MASKS_ROOT,
     Event,
     frame_topic,
     masks_topic,
@@ -32,7 +32,7 @@ from ..wire import (
     unpack_frame,
     unpack_masks,
 )
-from .receiver import MAX_TOPIC_BYTES, Receiver
+from .receiver import EVERY_QUEUE, MAX_TOPIC_BYTES, CameraInbox, Receiver, connect_cameras
 from .security import Security
 from .sockets import (
     BEAT_S,
@@ -48,81 +48,14 @@ from .sockets import (
     send_parts,
 )
 
-T = TypeVar("T")
-
-
-class NewestMasks:
-    """The newest masks of each of at most `capacity` cameras. The camera that is silent for longest is forgotten first.
-
-    One thread puts masks in; any thread may read them, and wait for more.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._masks: dict[str, MaskFrame] = {}  # the camera whose masks came last is the last
-        self._arrived = threading.Condition()
-        self._listeners: list[Callable[[], None]] = []
-        self._closed = False
-
-    def put(self, masks: MaskFrame) -> None:
-        """Replace the masks of a camera. Those who wait learn of it by `notify`."""
-        with self._arrived:
-            self._masks.pop(masks.camera, None)
-            self._masks[masks.camera] = masks
-            if len(self._masks) > self._capacity:
-                del self._masks[next(iter(self._masks))]
-
-    def notify(self) -> None:
-        """Wake all that wait, and call the listeners."""
-        with self._arrived:
-            self._arrived.notify_all()
-            listeners = tuple(self._listeners)
-        for listener in listeners:
-            listener()
-
-    def get(self, camera: str | None = None) -> MaskFrame | None:
-        """Return the newest masks of a camera, or those that came last of all; None if there are none yet."""
-        with self._arrived:
-            if camera is None:
-                return next(reversed(self._masks.values()), None)
-            return self._masks.get(camera)
-
-    def get_all(self) -> tuple[MaskFrame, ...]:
-        """Return the newest masks of every camera, those that came last at the end."""
-        with self._arrived:
-            return tuple(self._masks.values())
-
-    def wait(self, find: Callable[[], T | None], timeout_s: float | None) -> T | None:
-        """Return the first result of `find` that is not None. It is called now, and after each arrival.
-
-        Returns None when the time is over (None: no limit), and after `close`. `find` may raise, and must be quick.
-        """
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._arrived:
-            while (found := find()) is None and not self._closed:
-                left_s = None if deadline_s is None else deadline_s - time.monotonic()
-                if left_s is not None and left_s <= 0:
-                    break
-                self._arrived.wait(left_s)
-        return found
-
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each arrival and at the end, in the thread that receives. It must not raise."""
-        with self._arrived:
-            self._listeners.append(listener)
-
-    def close(self) -> None:
-        """Wake all that wait; nothing more will arrive. The newest masks stay readable. Idempotent."""
-        with self._arrived:
-            self._closed = True
-        self.notify()
-
-
-EVERY_QUEUE = 2
 FRAMES_QUEUE = 2
+MAX_FRAMES_CAMERAS = 16
 MASKS_QUEUE = 8
 MAX_MASKS_CAMERAS = 64
 SAMPLE_SIZE = 5
+
+
+T = TypeVar("T")
 
 
 class Publisher(SocketOwner):
@@ -131,7 +64,7 @@ class Publisher(SocketOwner):
     `newest` never waits. A peer that is too slow misses the messages beyond a short queue. A thread publishes a beat
     every BEAT_S seconds, by which subscribers tell an idle publisher from one that hangs. `every` waits for a peer and
     for space in its queue. With several peers, each message goes to one of them. Only one thread at a time may use a
-    publisher. `security` has the key of `role`; its default is that of the environment.
+    publisher. `security` has the key of `role`; it defaults to the environment.
     """
 
     role = ""
@@ -190,7 +123,8 @@ class Publisher(SocketOwner):
         self._bound.close(default_ms if linger_ms is None else linger_ms)
 
     def _send(self, pack: Callable[[], Sequence[Buffer]], timeout_ms: int | None) -> bool:
-        self._require_open()
+        if self._process != os.getpid() or self._closing.is_set():
+            self._require_open()
         # polling makes libzmq notice what peers have read. A send within 3 ms of the last one would not check that: it
         # would consider the short queue full and drop the message
         with self._lock:
@@ -240,7 +174,9 @@ class FramePublisher(Publisher):
         when there is none. Large pixel buffers are not copied, so do not modify them after the call.
         Raises WireError when the fields of the frame contradict each other.
         """
-        return self._send(lambda: pack_frame(_stamp_frame(frame)), timeout_ms)
+        return self._send(
+            lambda: pack_frame(frame if frame.sent_ns else replace(frame, sent_ns=time.time_ns())), timeout_ms
+        )
 
 
 class FrameSubscriber(Receiver[Frame]):
@@ -248,7 +184,8 @@ class FrameSubscriber(Receiver[Frame]):
 
     `newest`: one slot per camera holds its newest frame. The camera that was taken longest ago is next.
     `every`: a short queue in the order of arrival; publishers wait while it is full.
-    With `cameras`, frames of other cameras are ignored; else up to `max_cameras` are received.
+    With `cameras`, frames of other cameras are ignored. Up to `max_cameras` are received, by default
+    MAX_FRAMES_CAMERAS and at least one for each endpoint; CameraNames chooses them.
     Raises TransportError for a malformed endpoint; the peers may start later.
     """
 
@@ -257,28 +194,46 @@ class FrameSubscriber(Receiver[Frame]):
         endpoints: Sequence[str],
         delivery: Delivery = "newest",
         cameras: Sequence[str] = (),
-        max_cameras: int = 16,
+        max_cameras: int | None = None,
         security: Security | None = None,
     ) -> None:
         topics = [frame_topic(camera) for camera in cameras]
+        self._max_cameras = max_cameras or max(MAX_FRAMES_CAMERAS, len(endpoints))
         self._last_seq: dict[str, int] = {}
         self._seq_before: int | None = None  # of the frame that was taken last
         keys = (security or Security.from_environment()).frame_keys(endpoints)
         peers = list(zip(endpoints, keys, strict=True))
-        super().__init__(peers, delivery, topics, unpack_frame, MAX_FRAME_BYTES, max_cameras)
+        sockets = connect_cameras(peers, delivery, topics or [b""], MAX_FRAME_BYTES)
+        inbox: CameraInbox[Frame] = CameraInbox(delivery, self._max_cameras, len(peers))
+        self.names, self._queue = inbox.names, inbox.queue
+        """The cameras that are received, and the frames that wait."""
+        self.wakeup = self._queue.fileno()
+        """File descriptor that is readable exactly while a frame waits."""
+        super().__init__(
+            sockets,
+            unpack_frame,
+            inbox.store,
+            self._queue.close,
+            release=self._queue.release,
+            admit=inbox.admit,
+            select=inbox.select,
+            topics=topics,
+            per_turn=inbox.per_turn,
+        )
 
     def take(self, timeout_ms: int | None = None) -> ReceivedFrame | None:
         """Return the next frame, or None when none arrives within `timeout_ms` (None: no limit) or after `close`.
 
         Raises TransportError when the receiving thread has failed.
         """
-        taken = self._take(timeout_ms)
+        self._require_process()
+        taken = self._queue.take(timeout_ms)
         if taken is None:
+            self.check()
             return None
         frame, received_ns, endpoint = taken
-        self._seq_before = self._last_seq.get(frame.camera)
-        skipped = count_missing_frames(self._last_seq.get(frame.camera, frame.seq), frame.seq)
-        self._last_seq.pop(frame.camera, None)
+        self._seq_before = self._last_seq.pop(frame.camera, None)
+        skipped = 0 if self._seq_before is None else count_missing_frames(self._seq_before, frame.seq)
         self._last_seq[frame.camera] = frame.seq
         if len(self._last_seq) > self._max_cameras:  # forget the camera that was taken least recently
             del self._last_seq[next(iter(self._last_seq))]
@@ -287,19 +242,20 @@ class FrameSubscriber(Receiver[Frame]):
     def peek(self, other_than: Frame | None, timeout_ms: int) -> Frame | None:
         """Return the frame that `take` would return now, and leave it; None if none but `other_than` comes in time."""
         self._require_process()
-        waiting = self._inbox.peek(lambda item: item[0] is not other_than, timeout_ms)
+        waiting = self._queue.peek(lambda item: item[0] is not other_than, timeout_ms)
         return None if waiting is None else waiting[0]
 
-    def leave_out(self, received: ReceivedFrame) -> None:
+    @property
+    def waits(self) -> bool:
+        """True if `take` would return a frame now."""
+        return not self._queue.is_empty
+
+    def skip(self, received: ReceivedFrame) -> None:
         """Count the frame that was taken last as skipped, before the next frame of its camera."""
         if self._seq_before is None:
             self._last_seq.pop(received.frame.camera, None)
         else:
             self._last_seq[received.frame.camera] = self._seq_before
-
-
-def _stamp_frame(frame: Frame) -> Frame:
-    return frame if frame.sent_ns else replace(frame, sent_ns=time.time_ns())
 
 
 class MaskPublisher(Publisher):
@@ -326,12 +282,84 @@ class MaskPublisher(Publisher):
         `every` waits up to `timeout_ms` (None: no limit) for a subscriber with space in its queue, and returns False
         when there is none.
         """
-        return self._send(lambda: pack_masks(_stamp_masks(masks), self._encoding), timeout_ms)
+
+        def pack() -> Sequence[Buffer]:
+            stamped = masks if masks.published_ns else replace(masks, published_ns=time.time_ns())
+            return pack_masks(stamped, self._encoding)
+
+        return self._send(pack, timeout_ms)
 
     def send_event(self, event: Event) -> None:
         """Publish an event in sequence with the masks. With `every` nothing is sent: its only reader expects masks."""
         if self._newest:
             self._send(lambda: pack_event(event), 0)
+
+
+class NewestMasks:
+    """The newest masks of each of at most `capacity` cameras. The camera that is silent for longest is forgotten first.
+
+    One thread puts masks in; any thread may read them, and wait for more.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._masks: dict[str, MaskFrame] = {}  # the camera whose masks came last is the last
+        self._arrived = threading.Condition()
+        self._listeners: list[Callable[[], None]] = []
+        self._closed = False
+
+    def put(self, masks: MaskFrame) -> None:
+        """Replace the masks of a camera. Those who wait learn of it by `notify`."""
+        with self._arrived:
+            self._masks.pop(masks.camera, None)
+            self._masks[masks.camera] = masks
+            if len(self._masks) > self._capacity:
+                del self._masks[next(iter(self._masks))]
+
+    def notify(self) -> None:
+        """Wake all that wait, and call the listeners."""
+        with self._arrived:
+            self._arrived.notify_all()
+            listeners = tuple(self._listeners)
+        for listener in listeners:
+            listener()
+
+    def get(self, camera: str | None = None) -> MaskFrame | None:
+        """Return the newest masks of a camera, or those that came last of all; None if there are none yet."""
+        with self._arrived:
+            if camera is None:
+                return next(reversed(self._masks.values()), None)
+            return self._masks.get(camera)
+
+    def get_all(self) -> tuple[MaskFrame, ...]:
+        """Return the newest masks of every camera, those that came last at the end."""
+        with self._arrived:
+            return tuple(self._masks.values())
+
+    def wait(self, find: Callable[[], T | None], timeout_s: float | None) -> T | None:
+        """Return the first result of `find` that is not None. It is called now, and after each arrival.
+
+        Returns None when the time is over (None: no limit), and after `close`. `find` may raise, and must be quick.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._arrived:
+            while (result := find()) is None and not self._closed:
+                left_s = None if deadline_s is None else deadline_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    break
+                self._arrived.wait(left_s)
+        return result
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each arrival and at the end, in the thread that receives. It must not raise."""
+        with self._arrived:
+            self._listeners.append(listener)
+
+    def close(self) -> None:
+        """Wake all that wait; nothing more will arrive. The newest masks stay readable. Idempotent."""
+        with self._arrived:
+            self._closed = True
+        self.notify()
 
 
 class Arrivals(NamedTuple):
@@ -351,8 +379,6 @@ class MaskSubscriber(Receiver[MaskFrame]):
     their pixels are first used. Raises TransportError for a malformed endpoint; the node may start later.
     """
 
-    root = b"masks/"
-
     def __init__(
         self,
         endpoint: str,
@@ -363,23 +389,44 @@ class MaskSubscriber(Receiver[MaskFrame]):
     ) -> None:
         topics = [masks_topic(camera) for camera in cameras]
         keys = (security or Security.from_environment()).client_keys("node")
-        unpack = partial(unpack_masks, lazy=lazy)
+        sockets = connect_cameras([(endpoint, keys)], delivery, topics or [MASKS_ROOT], MAX_MESSAGE_BYTES)
         self.newest = NewestMasks(MAX_MASKS_CAMERAS)
         self._arrived = 0
-        super().__init__([(endpoint, keys)], delivery, topics, unpack, MAX_MESSAGE_BYTES, MAX_MASKS_CAMERAS)
+        self._inbox: CameraInbox[MaskFrame] = CameraInbox(delivery, MAX_MASKS_CAMERAS, 1)
+        self.wakeup = self._inbox.queue.fileno()
+        """File descriptor that is readable exactly while masks wait."""
+        super().__init__(
+            sockets,
+            partial(unpack_masks, lazy=lazy),
+            self._keep,
+            self._end_all,
+            release=self._inbox.queue.release,
+            admit=self._inbox.admit,
+            select=self._inbox.select,
+            topics=topics,
+            per_turn=self._inbox.per_turn,
+        )
 
     def take(self, timeout_ms: int | None = None) -> MaskFrame | None:
         """Return the next masks, or None when none arrive within `timeout_ms` (None: no limit) or after `close`.
 
         Raises TransportError when the receiving thread has failed.
         """
-        taken = self._take(timeout_ms)
-        return None if taken is None else taken[0]
+        self._require_process()
+        taken = self._inbox.queue.take(timeout_ms)
+        if taken is None:
+            self.check()
+            return None
+        return taken[0]
+
+    def silent_s(self, camera: str) -> float | None:
+        """Return the seconds since the last masks of a camera arrived; None if none have."""
+        return self._inbox.names.silent_s(camera)
 
     def count_arrivals(self, timeout_ms: int) -> Arrivals:
         """Return what came so far. If no masks did, look for at most `timeout_ms` at what else the peer publishes."""
         sample = self._unwanted.copy()
-        if self._newest and self.connected and not self._arrived and not sample:
+        if self._inbox.is_live and self.connected and not self._arrived and not sample:
             sample = self._sample(time.monotonic() + timeout_ms / 1000)
         topics = {topic.decode("ascii", "backslashreplace"): count for topic, count in sample.items()}
         return Arrivals(self._arrived, self.rejected, self.last_error, topics)
@@ -398,16 +445,14 @@ class MaskSubscriber(Receiver[MaskFrame]):
             socket.close(0)
         return sample
 
-    def _store(self, message: MaskFrame, received_ns: int, source: ReconnectingSocket) -> None:
+    def _keep(self, masks: MaskFrame, received_ns: int, source: ReconnectingSocket) -> bool:
+        self.newest.put(masks)
+        if not self._inbox.store(masks, received_ns, source):
+            return False
         self._arrived += 1
-        self.newest.put(message)
-        super()._store(message, received_ns, source)
         self.newest.notify()
+        return True
 
-    def _wake(self) -> None:
-        super()._wake()
+    def _end_all(self) -> None:
+        self._inbox.queue.close()
         self.newest.close()
-
-
-def _stamp_masks(masks: MaskFrame) -> MaskFrame:
-    return masks if masks.published_ns else replace(masks, published_ns=time.time_ns())

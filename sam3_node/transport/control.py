@@ -21,9 +21,8 @@ from ..errors import BusyError, ForbiddenError, SupersededError, TransportError,
 from ..types import Buffer, Turns
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, pack_reply, unpack_request
 from .channels import FrameSubscriber
-from .guard import Rights
-from .keys import Key
-from .security import Security
+from .limits import Rights
+from .security import Key, Security
 from .sockets import (
     MAX_MESSAGE_BYTES,
     MAX_REQUEST_BYTES,

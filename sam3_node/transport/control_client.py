@@ -85,7 +85,7 @@ class ControlClient(SocketOwner):
                 self._close()
                 self._socket = self._make_socket()
             self._is_lost = False
-            # only meanwhile, because nobody reads its events later
+            # only meanwhile: after the call no thread reads its events
             with closing(self._watch_connection()) as self._watch:
                 if not is_connected:
                     self._connect()

@@ -1,12 +1,11 @@
-"""Sockets for cameras of other protocols: a subscriber of a server, and a hub that senders connect to.
+"""Open sockets for cameras of other protocols: a subscriber of a server, and a hub that senders connect to.
 
-Their messages are handed over as they came, at most MAX_KEPT of those that wait: a reader that is slower than a flood
-gets the newest, and one sender's flood leaves those of the others. CONFLATE keeps one part of one camera.
+Messages are passed on as they came, at most MAX_KEPT of the waiting ones. A reader that is slower than a flood gets the
+newest messages, and the flood of one sender leaves the messages of the others. CONFLATE would keep one part only.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import Counter, deque
@@ -15,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 import zmq
 
 from ..errors import TransportError
+from .receiver import MAX_PER_TURN, Message, Receiver
 from .security import Security, is_local
 from .sockets import (
     BoundSocket,
-    Listener,
     ReconnectingSocket,
     SocketOwner,
+    WakePipe,
     check_endpoint,
     connect_all,
     describe_source,
@@ -31,7 +31,6 @@ from .sockets import (
 
 MAX_FOREIGN_BYTES = 1 << 25
 """Maximum size of a part of a message. A raw image of 3840x2160 pixels has 24.9 MB."""
-MAX_PER_TURN = 64
 MAX_KEPT = 16
 """Maximum number of waiting messages that are handed over; older ones are dropped and counted."""
 MAX_KEPT_BYTES = 2 * MAX_FOREIGN_BYTES
@@ -41,13 +40,13 @@ HUB_BUDGET = (1 << 28, 1 << 28, 1 << 28)
 """Of the hub's peers, as in sockets.py. A sender waits for the answer to an image before it sends the next."""
 HUB_ANSWER = b"OK"
 
-Message = tuple[list[memoryview], int, bytes]
+SentMessage = tuple[list[memoryview], int, bytes]
 Deliver = Callable[[list[memoryview], int, bytes], None]
 """Takes the parts of a message, its arrival (`time.time_ns`) and its sender. Runs in a thread of the socket, and raises
 nothing."""
 
 
-class ForeignSubscriber(Listener):
+class ForeignSubscriber(Receiver[list[memoryview]]):
     """A subscriber of everything that a server publishes on `endpoint`. A context manager.
 
     The server may start later and be restarted. Raises TransportError for a malformed endpoint.
@@ -57,23 +56,18 @@ class ForeignSubscriber(Listener):
         self.dropped = 0
         """Number of messages that were dropped because newer ones waited."""
         self._deliver = deliver
-        socket = open_subscriber([b""], MAX_FOREIGN_BYTES)
-        super().__init__(connect_all([(socket, endpoint, None)]), MAX_PER_TURN)
         self.endpoint = endpoint
-        self._listen()
+        sockets = connect_all([(open_subscriber([b""], MAX_FOREIGN_BYTES), endpoint, None)])
+        super().__init__(sockets, lambda parts: parts, self._pass_on, lambda: None, select=self._keep_newest)
 
-    def check(self) -> None:
-        """Raise TransportError if the thread has failed."""
-        self._raise_failure()
-
-    def _drain(self, source: ReconnectingSocket) -> None:
-        kept, dropped = _keep_newest((parts, received_ns, b"") for parts, received_ns in self._read(source))
+    def _keep_newest(self, messages: Iterator[Message]) -> Iterator[Message]:
+        kept, dropped = _keep_newest((*message, b"") for message in messages)
         self.dropped += dropped
-        for message in kept:
-            self._deliver(*message)
+        return (message[:2] for message in kept)
 
-    def _wake(self) -> None:
-        """Nobody waits here: the owner of `deliver` does."""
+    def _pass_on(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> bool:
+        self._deliver(parts, received_ns, b"")
+        return True
 
 
 class ForeignHub(SocketOwner):
@@ -105,7 +99,7 @@ class ForeignHub(SocketOwner):
             budget=HUB_BUDGET,
         )
         self.endpoint = self._bound.endpoint
-        self._stop_reader, self._stop_writer = os.pipe()
+        self._stop = WakePipe()
         self._thread = threading.Thread(target=self._run, name=f"hub {self.endpoint}", daemon=True)
         self._thread.start()
 
@@ -127,15 +121,14 @@ class ForeignHub(SocketOwner):
         self._closing = True
         if self._is_forked:
             return
-        os.write(self._stop_writer, b"\0")
+        self._stop.wake()
         self._thread.join()
         self._bound.close(0)
-        os.close(self._stop_writer)
-        os.close(self._stop_reader)
+        self._stop.close()
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._stop_reader, zmq.POLLIN)
+        poller.register(self._stop.fileno(), zmq.POLLIN)
         poller.register(self._bound.socket, zmq.POLLIN)
         try:
             while not self._closing:
@@ -147,8 +140,8 @@ class ForeignHub(SocketOwner):
         except Exception as error:  # of the socket: `deliver` raises nothing
             self._failure = error
 
-    def _receive(self) -> Iterator[Message]:
-        """Receive and answer the waiting messages, at most those of one turn."""
+    def _receive(self) -> Iterator[SentMessage]:
+        """Receive and answer at most MAX_PER_TURN waiting messages."""
         read: Counter[int] = Counter()
         parts: list[memoryview] | None = []
         for _ in range(MAX_PER_TURN):
@@ -164,9 +157,9 @@ class ForeignHub(SocketOwner):
         self._bound.count_read(read, is_all=parts is None)
 
 
-def _keep_newest(messages: Iterable[Message]) -> tuple[list[Message], int]:
+def _keep_newest(messages: Iterable[SentMessage]) -> tuple[list[SentMessage], int]:
     """Return the newest messages of each sender, and the number of the others. Who sends most loses first."""
-    kept: dict[bytes, deque[Message]] = {}
+    kept: dict[bytes, deque[SentMessage]] = {}
     count = size = dropped = 0
     for message in messages:
         kept.setdefault(message[2], deque()).append(message)
@@ -178,5 +171,5 @@ def _keep_newest(messages: Iterable[Message]) -> tuple[list[Message], int]:
     return [message for queue in kept.values() for message in queue], dropped
 
 
-def _count_bytes(message: Message) -> int:
+def _count_bytes(message: SentMessage) -> int:
     return sum(part.nbytes for part in message[0])

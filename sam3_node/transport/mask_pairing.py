@@ -1,4 +1,4 @@
-"""Pairing of masks with the frames that they belong to, for processes that show both.
+"""Pair masks with the frames that they belong to, for processes that show both.
 
 Masks come later than their frame, and may overtake it where the frame is large. What is shown together is always one
 frame and its own masks.
@@ -74,7 +74,7 @@ class MaskPairing:
 
     @property
     def cameras(self) -> Sequence[str]:
-        """Names of the cameras, that of the newest message last."""
+        """Names of the cameras, ordered by their newest message."""
         return list(self._cameras)
 
     def accept(self, parts: Sequence[memoryview]) -> MaskPair | None:

@@ -1,12 +1,10 @@
-"""ZeroMQ sockets with the options of this package: fast reconnects, bounded messages, input that never stops.
+"""Open ZeroMQ sockets with fast reconnects, bounded messages, and input that never stops.
 
 libzmq 4.3.5 aborts the process (`Assertion failed: !_io_error`) when three things meet. A receive queue is full, so the
 input of its connection is stopped. The peer goes away. Then a heartbeat is due, or a PING of the peer is among the
 bytes that were read before. Therefore no socket sends ZMTP heartbeats, and no socket that strangers reach, or that
 receives live messages, limits its receive queue: a thread empties it. Only lossless sockets stop their input, because
 that is how a publisher learns to wait.
-
-Connecting sockets that reconnect for as long as they are open, and the thread that reads messages from them.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ import logging
 import os
 import re
 import stat
+import struct
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,12 +26,10 @@ import zmq
 from ..errors import TransportError
 from ..types import Buffer, Closeable
 from ..wire import BEAT_TOPIC
-from .guard import read_event
-from .keys import Key
-from .security import CURVE_BYTES, ClientKeys, Security, Socket, explain_refusal
+from .security import CURVE_BYTES, ClientKeys, Key, Security, Socket, explain_refusal
 
 if TYPE_CHECKING:
-    from .guard import Authenticator
+    from .limits import Authenticator
 
 MAX_FRAME_BYTES = 1 << 28
 """Maximum size of a part of a frame message. ZeroMQ closes a connection that sends more."""
@@ -79,11 +75,33 @@ _BUDGETS: dict[int, tuple[int, int, int]] = {
 the process for which a peer is cut off while much is unread."""
 
 
-class SocketOwner(Closeable):
-    """Base of types that own sockets. They serve the process that made them, and no other one that is forked from it.
+BEAT_S = 0.5
+SILENCE_LIMIT_S = 1.5
+UPDATE_MS = 250
+MAX_TURN_S = 2 * UPDATE_MS / 1000
+_ATTEMPTS = zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_CONNECTED
+_REFUSED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+_EVENTS = _ATTEMPTS | _REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+MAX_UNEXPLAINED = 3
+"""Handshakes in a row that fail without detail before the key is named as the reason: the peer may just have ended."""
+MAX_UNEXPLAINED_PLAIN = 10
+"""The same without a key. A node that expects one may end the connection before it has said so."""
 
-    libzmq's threads are not there after a fork, so a call would wait without end. To close the owner there must not
-    touch what it shares with the first process: its pipes, which would wake the threads of that process.
+_EVENT_HEAD = struct.Struct("=Hi")
+
+_numbers = itertools.count()
+
+log = logging.getLogger(__name__)
+
+
+class SocketOwner(Closeable):
+    """Base of types that own sockets. They serve the process that made them, and no process forked from it. libzmq's
+    threads do not survive a fork, so a call would wait forever. Closing the owner in a fork must not touch the shared
+    pipes, which would wake the threads of the first process.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
@@ -100,12 +118,41 @@ class SocketOwner(Closeable):
 
     def _require_process(self) -> None:
         """Raise TransportError in a process that was forked after this was made."""
-        if self._is_forked:
+        if self._process != os.getpid():
             raise TransportError(
                 f"this {type(self).__name__} was made by process {self._process}, from which this process was forked:"
                 " expected one that this process has made, because sockets do not work after a fork. Make it in the"
                 " worker, such as in worker_init_fn of a DataLoader, or start workers by the method 'spawn'"
             )
+
+
+class WakePipe:
+    """A pipe that wakes a thread that polls it: readable from `wake` to `clear`, however often each is called."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+
+    def wake(self) -> None:
+        """Make the pipe readable. Any thread may call it."""
+        with suppress(BlockingIOError):  # a full pipe wakes the thread, too
+            os.write(self._writer, b"\0")
+
+    def clear(self) -> bool:
+        """Make the pipe unreadable. Return True if it was readable."""
+        with suppress(BlockingIOError):
+            return bool(os.read(self._reader, 4096))
+        return False
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll."""
+        return self._reader
+
+    def close(self) -> None:
+        """Close the pipe. Call it when no thread uses it any more."""
+        os.close(self._writer)
+        os.close(self._reader)
 
 
 def open_socket(
@@ -148,7 +195,7 @@ class BoundSocket(SocketOwner):
         lossless: bool = False,
         budget: tuple[int, int, int] | None = None,
     ) -> None:
-        from .guard import (
+        from .limits import (
             Authenticator,  # a client needs neither
             ConnectionGuard,
         )
@@ -319,7 +366,7 @@ def _has_ipv6_only(host: str) -> bool:
 
     def look_up() -> None:  # it may take long, and cannot be ended
         with suppress(OSError, UnicodeError):
-            families.update(found[0] for found in posix.getaddrinfo(host, None))
+            families.update(address[0] for address in posix.getaddrinfo(host, None))
 
     thread = threading.Thread(target=look_up, name=f"look up {host}", daemon=True)
     thread.start()
@@ -342,7 +389,7 @@ def check_ipc_free(endpoint: str) -> None:
         try:
             probe.connect(path)
         except OSError as error:
-            # its queue is full, or it is a socket of datagrams: somebody is there
+            # its queue is full, or it is a socket of datagrams: a process is there
             is_used = error.errno in (errno.EAGAIN, errno.EPROTOTYPE) or isinstance(error, TimeoutError)
         else:
             is_used = True
@@ -353,20 +400,12 @@ def check_ipc_free(endpoint: str) -> None:
     except (OSError, ValueError):
         return
     if not stat.S_ISSOCK(mode):
+        kinds = {"-": "file", "d": "folder", "l": "symbolic link", "p": "FIFO"}
+        kind = kinds.get(stat.filemode(mode)[0], "device")
         raise TransportError(
-            f"cannot bind {endpoint}: {path} is a {_describe_kind(mode)}, and only an abandoned socket is replaced; "
-            "choose another path, or move it away"
+            f"cannot bind {endpoint}: {path} is a {kind}, and only an abandoned socket is replaced; choose another"
+            " path, or move it away"
         )
-
-
-def _describe_kind(mode: int) -> str:
-    kinds = (
-        (stat.S_ISREG, "file"),
-        (stat.S_ISDIR, "folder"),
-        (stat.S_ISLNK, "symbolic link"),
-        (stat.S_ISFIFO, "FIFO"),
-    )
-    return next((name for is_kind, name in kinds if is_kind(mode)), "device")
 
 
 def _in_use_error(endpoint: str) -> TransportError:
@@ -389,25 +428,17 @@ def _explain(verb: str, endpoint: str, error: zmq.ZMQError) -> TransportError:
     return explained
 
 
-BEAT_S = 0.5
-SILENCE_LIMIT_S = 1.5
-UPDATE_MS = 250
-MAX_TURN_S = 2 * UPDATE_MS / 1000
-_ATTEMPTS = zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_CONNECTED
-_REFUSED = (
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-)
-_EVENTS = _ATTEMPTS | _REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-MAX_UNEXPLAINED = 3
-"""Handshakes in a row that fail without detail before the key is named as the reason: the peer may just have ended."""
-MAX_UNEXPLAINED_PLAIN = 10
-"""The same without a key. A node that expects one may end the connection before it has said so."""
+def read_event(monitor: Socket) -> tuple[int, int] | None:
+    """Return the next event of a monitor (zmq.EVENT_…) and its descriptor or error; None if no event waits.
 
-_numbers = itertools.count()
-
-log = logging.getLogger(__name__)
+    The reader in pyzmq would import asyncio, which slows the start of a client.
+    """
+    try:
+        head, _ = monitor.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+    kind, value = _EVENT_HEAD.unpack(head)
+    return kind, value
 
 
 class HandshakeWatch:
@@ -454,7 +485,7 @@ class ReconnectingSocket:
     """A socket that is connected to one endpoint. `alive` is true from the handshake with a peer to its loss.
 
     libzmq stops reconnecting when a peer violates the protocol or sends a part that is too large; `update` then
-    connects again. It does so, too, when a peer falls silent that has sent a beat on this connection or on the last:
+    connects again. It also connects again when a peer that has sent a beat on this connection or the last falls silent:
     that peer hangs. Peers without beats are not watched. Each socket has one endpoint, because monitor events may name
     the host by its address. With `keys`, it is connected only while the key of the other end is authorised.
     """
@@ -569,110 +600,3 @@ def connect_all(sockets: Iterable[tuple[Socket, str, ClientKeys | None]]) -> lis
             socket.close()
         raise
     return connected
-
-
-class Listener(SocketOwner):
-    """Base of receivers: it owns sockets and the thread that passes each of their messages to `_accept`.
-
-    A subclass calls `_listen` when it is ready for messages. The sockets take turns of at most `per_turn` messages,
-    so that a flood from one peer cannot starve the others.
-    """
-
-    def __init__(self, sockets: Sequence[ReconnectingSocket], per_turn: int) -> None:
-        self._sockets = sockets
-        self._per_turn = per_turn
-        self._failure: Exception | None = None
-        self._closing = False
-        self._updated_s = time.monotonic()
-        self._stop_reader, self._stop_writer = os.pipe()
-        self._thread = threading.Thread(target=self._run, name=f"receive {sockets[0].endpoint}", daemon=True)
-
-    @property
-    def connected(self) -> tuple[str, ...]:
-        """Endpoints that have a connected peer now."""
-        is_open = not (self._closing or self._is_forked)
-        return tuple(socket.endpoint for socket in self._sockets if socket.alive and is_open)
-
-    @property
-    def refusals(self) -> tuple[str, ...]:
-        """Reasons for which endpoints cannot be used: a key is refused, missing or revoked."""
-        return tuple(socket.refusal for socket in self._sockets if socket.refusal is not None)
-
-    @property
-    def is_over(self) -> bool:
-        """True when no message will come any more: the thread was stopped, or has failed."""
-        return self._closing or self._failure is not None
-
-    def close(self) -> None:
-        """Stop the thread and close its sockets. Calls that wait for a message return None. Idempotent."""
-        if self._closing:
-            return
-        self._closing = True
-        if self._is_forked:
-            return
-        os.write(self._stop_writer, b"\0")
-        self._wake()
-        self._thread.join()
-        os.close(self._stop_writer)
-        os.close(self._stop_reader)
-
-    def _listen(self) -> None:
-        self._thread.start()
-
-    def _accept(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> None:
-        """Process one message that came over `source`. Runs in the thread."""
-        raise NotImplementedError
-
-    def _wake(self) -> None:
-        """Wake all threads that wait for a message; no more messages will arrive."""
-        raise NotImplementedError
-
-    def _raise_failure(self) -> None:
-        """Raise TransportError if the thread has failed, or is that of another process."""
-        self._require_process()
-        if self._failure is not None:
-            raise TransportError(f"the receiver stopped: {self._failure}") from self._failure
-
-    def _update_sockets(self) -> None:
-        now_s = time.monotonic()
-        turn_s, self._updated_s = now_s - self._updated_s, now_s
-        for socket in self._sockets:
-            socket.update(turn_s)
-
-    def _run(self) -> None:
-        try:
-            self._receive_until_closed()
-        except Exception as error:
-            self._failure = error
-            self._wake()
-        finally:
-            for socket in self._sockets:
-                socket.close()
-
-    def _receive_until_closed(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._stop_reader, zmq.POLLIN)
-        for connection in self._sockets:
-            poller.register(connection.socket, zmq.POLLIN)
-            poller.register(connection.monitor, zmq.POLLIN)
-        while not self._closing:
-            poller.poll(UPDATE_MS)
-            for connection in self._sockets:
-                self._drain(connection)
-            self._update_sockets()
-
-    def _drain(self, source: ReconnectingSocket) -> None:
-        """Read the messages of one turn."""
-        for parts, received_ns in self._read(source):
-            self._accept(parts, received_ns, source)
-
-    def _read(self, source: ReconnectingSocket) -> Iterator[tuple[list[memoryview], int]]:
-        """Yield the waiting messages and their arrival (`time.time_ns`), at most those of one turn, without beats."""
-        for _ in range(self._per_turn):
-            parts = receive_parts(source.socket)
-            if parts is None or self._closing:
-                return
-            is_beat = len(parts) == 1 and parts[0] == BEAT_TOPIC
-            source.hear(is_beat)
-            if not is_beat:
-                yield parts, time.time_ns()

@@ -1,6 +1,6 @@
-"""Publisher and subscriber of poses, such as the gripper's in the robot's base: one stream for each frame.
+"""Tap all messages in the order of arrival, for recorders; publish and receive poses.
 
-A subscriber for recorders: it receives all messages of cameras, node and robot, in the order of arrival.
+There is one stream of poses for each frame, such as the gripper's in the robot's base.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from ..wire import (
     unpack_pose,
 )
 from .channels import Publisher
-from .receiver import UnpackingListener
+from .receiver import Receiver
 from .security import ClientKeys, Security, Socket
 from .sockets import (
     MAX_FRAME_BYTES,
     MAX_MESSAGE_BYTES,
-    Listener,
     ReconnectingSocket,
     connect_all,
     open_subscriber,
@@ -43,11 +42,18 @@ MAX_POSES = 4096
 """Maximum number of received poses that wait to be taken; the oldest are dropped beyond it."""
 
 
+# short, so that the tap is connected to a new camera before the node processes its first frame
+MIN_RECONNECT_MS, MAX_RECONNECT_MS = 20, 50
+OVERHEAD_BYTES = 1024  # approximate memory of a waiting message beside its parts
+
+log = logging.getLogger(__name__)
+
+
 class PosePublisher(Publisher):
     """A publisher of poses on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
 
-    It is a context manager. Raises TransportError when the endpoint is malformed or in use. The default of `security`
-    is that of the environment.
+    It is a context manager. Raises TransportError when the endpoint is malformed or in use. `security`
+    defaults to the environment.
     """
 
     role = "robot"
@@ -60,12 +66,12 @@ class PosePublisher(Publisher):
         return self._send(lambda: pack_pose(pose), 0)
 
 
-class PoseSubscriber(UnpackingListener[FramePose]):
+class PoseSubscriber(Receiver[FramePose]):
     """A subscriber of poses: a thread collects all of them in the order of arrival, for `take`.
 
-    Poses are needed from before and after each image, so none is skipped: the newest MAX_POSES wait, of all frames or
-    of those in `frames`. It is a context manager. Raises TransportError for a malformed endpoint; the publisher may
-    start later.
+    Each image needs the poses before and after it, so the subscriber skips no pose: the newest MAX_POSES wait, of all
+    frames or of `frames` only. It is a context manager. Raises TransportError for a malformed endpoint; the publisher
+    may start later.
     """
 
     def __init__(self, endpoint: str, frames: Sequence[str] = (), security: Security | None = None) -> None:
@@ -75,8 +81,14 @@ class PoseSubscriber(UnpackingListener[FramePose]):
         self._poses: deque[FramePose] = deque(maxlen=MAX_POSES)
         self._ended = False
         socket = open_subscriber(topics or (POSES_ROOT,), MAX_MESSAGE_BYTES)
-        super().__init__(connect_all([(socket, endpoint, keys)]), POSES_QUEUE, topics, unpack_pose)
-        self._listen()
+        super().__init__(
+            connect_all([(socket, endpoint, keys)]),
+            unpack_pose,
+            self._keep,
+            self._wake,
+            topics=topics,
+            per_turn=POSES_QUEUE,
+        )
 
     def take(self, timeout_ms: int | None = None) -> list[FramePose]:
         """Return all poses that wait, oldest first; [] when none arrives in time (None: no limit) or after `close`.
@@ -90,26 +102,19 @@ class PoseSubscriber(UnpackingListener[FramePose]):
             taken = list(self._poses)
             self._poses.clear()
         if not taken:
-            self._raise_failure()
+            self.check()
         return taken
 
-    def _store(self, message: FramePose, received_ns: int, source: ReconnectingSocket) -> None:
+    def _keep(self, pose: FramePose, received_ns: int, source: ReconnectingSocket) -> bool:
         with self._changed:
-            self._poses.append(message)
+            self._poses.append(pose)
             self._changed.notify_all()
+        return True
 
     def _wake(self) -> None:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-
-
-MAX_PER_TURN = 64
-# short, so that the tap is connected to a new camera before the node processes its first frame
-MIN_RECONNECT_MS, MAX_RECONNECT_MS = 20, 50
-OVERHEAD_BYTES = 1024  # approximate memory of a waiting message beside its parts
-
-log = logging.getLogger(__name__)
 
 
 class ReceivedMessage(NamedTuple):
@@ -119,14 +124,13 @@ class ReceivedMessage(NamedTuple):
     received_ns: int
 
 
-class StreamTap(Listener):
+class StreamTap(Receiver[list[memoryview]]):
     """A receiver of all frames, masks and events of live (`newest`) delivery, in the order of arrival.
 
     With `poses`, it also receives all poses of that endpoint. It is a context manager. At most `max_bytes` wait to be
     taken; further messages are dropped and counted. Publishers never wait for a tap. With `cameras`, frames and masks
     of other cameras are ignored. Messages are neither unpacked nor checked, but with keys, frames of a name that the
-    endpoint's key may not send are dropped. Raises TransportError for a malformed
-    endpoint; the peers may start later.
+    endpoint's key may not send are rejected. Raises TransportError for a malformed endpoint; the peers may start later.
     """
 
     def __init__(
@@ -143,7 +147,7 @@ class StreamTap(Listener):
         self.dropped = 0
         """Number of messages dropped because `max_bytes` were waiting."""
         self.refused = 0
-        """Number of frames dropped because their camera was not one of the key's."""
+        """Number of frames rejected because their camera was not one of the key's."""
         self._max_bytes = max_bytes
         self._bytes = 0
         self._closed = False
@@ -152,16 +156,14 @@ class StreamTap(Listener):
         security = security or Security.from_environment()
         frame_topics = [frame_topic(camera) for camera in cameras] or [FRAMES_ROOT]
         mask_topics = [*([masks_topic(camera) for camera in cameras] or [MASKS_ROOT]), EVENTS_TOPIC]
-        self._topics = frozenset(frame_topics + mask_topics) if cameras else frozenset()
+        self._wanted = frozenset(frame_topics + mask_topics) if cameras else frozenset()
         keys = security.frame_keys(frames)
         peers = [(endpoint, frame_topics, key) for endpoint, key in zip(frames, keys, strict=True)]
         peers.append((masks, mask_topics, security.client_keys("node")))
         if poses:
             peers.append((poses, [POSES_ROOT], security.client_keys("robot")))
-        super().__init__(
-            connect_all((_open(topics), endpoint, key) for endpoint, topics, key in peers), MAX_PER_TURN
-        )
-        self._listen()
+        sockets = connect_all((_open(topics), endpoint, key) for endpoint, topics, key in peers)
+        super().__init__(sockets, lambda parts: parts, self._keep, self._wake)
 
     def take(self, timeout_ms: int) -> ReceivedMessage | None:
         """Return the next message, or None when none arrives in time.
@@ -176,23 +178,24 @@ class StreamTap(Listener):
                 message = self._waiting.popleft()
                 self._bytes -= _count_bytes(message)
                 return message
-        self._raise_failure()
+        self.check()
         return None
 
-    def _accept(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> None:
+    def _keep(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> bool:
         is_pose = parts[0][: len(POSES_ROOT)] == POSES_ROOT
-        if self._topics and parts[0] not in self._topics and not is_pose:
-            return  # a subscription also matches longer topics
+        if self._wanted and parts[0] not in self._wanted and not is_pose:
+            return True  # a subscription also matches longer topics
         if source.keys is not None and not self._is_permitted(parts[0], source, source.keys):
-            return
+            return True
         message = ReceivedMessage(parts, received_ns)
         with self._changed:
             if self._waiting and self._bytes + _count_bytes(message) > self._max_bytes:
                 self.dropped += 1
-                return
-            self._waiting.append(message)
-            self._bytes += _count_bytes(message)
-            self._changed.notify()
+            else:
+                self._waiting.append(message)
+                self._bytes += _count_bytes(message)
+                self._changed.notify()
+        return True
 
     def _is_permitted(self, topic: memoryview, source: ReconnectingSocket, keys: ClientKeys) -> bool:
         """Return True if the other end's key may send a message of this topic. Count it otherwise."""

@@ -84,7 +84,7 @@ class Loop:
 
     def _may_slice(self) -> bool:
         cameras = cast(Any, [self._camera])
-        return self._pace.choose(cameras, self._now_ns, self._frame_waits()) is not None
+        return self._pace.choose(cameras, self._now_ns, self._frame_waits) is not None
 
     def _slice(self, number: int) -> None:
         took_ns = self._vary(self._slice_ms)
@@ -151,7 +151,7 @@ def test_without_frames_slices_need_not_wait() -> None:
     loop.way.begin()
     silent_ns = loop._now_ns + 10 * INTERVAL_NS
     cameras = cast(Any, [loop._camera])
-    assert loop._pace.choose(cameras, silent_ns, frame_waits=False) is loop._camera
+    assert loop._pace.choose(cameras, silent_ns, frame_waits=lambda: False) is loop._camera
 
 
 def test_lossless_delivery_tracks_on_every_frame() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,16 +14,14 @@ import torch
 
 from sam3_node.errors import WireError
 from sam3_node.models import load_tracker
-from sam3_node.node import node as node_module
+from sam3_node.node import cameras as cameras_module
 from sam3_node.node.cameras import DecodeAhead
-from sam3_node.node.node import Node
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.pipeline import PreparedFrame, prepares_ahead
 from sam3_node.perception.prompts import FramePrompt
-from sam3_node.settings import DetectorSettings, ModelSettings, Settings, TransportSettings
-from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import decode_image, encode_image
+from tests.support.near_node import NearNode
 from tests.support.node_frames import picture
 from tests.support.node_rig import PATIENCE_S, Rig
 
@@ -118,7 +117,7 @@ def jpeg(seq: int) -> Frame:
 def test_masks_of_a_node_that_decodes_ahead_equal_those_of_a_pipeline(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "prepares_ahead", lambda model: True)
+    monkeypatch.setattr(cameras_module, "prepares_ahead", lambda model: True)
     used: list[bool] = []
     take = DecodeAhead.take
 
@@ -128,43 +127,22 @@ def test_masks_of_a_node_that_decodes_ahead_equal_those_of_a_pipeline(
         return prepared
 
     monkeypatch.setattr(DecodeAhead, "take", count_use)
-    ends = [f"ipc://{tmp_path}/{name}" for name in "fmc"]
-    transport = TransportSettings(frames=(ends[0],), masks=ends[1], control=ends[2], delivery="every")
-    model = ModelSettings(name=str(rig.folder / "tiny"), device="cpu")
-    settings = Settings(transport=transport, model=model, detector=DetectorSettings(kind="none"))
     frames = [jpeg(seq) for seq in range(FRAMES)]
-    found = run_node(settings, frames)
+    with ExitStack() as opened:
+        near = NearNode(tmp_path, opened, rig.folder / "tiny", "every")
+        assert near.camera.send(frames[0], timeout_ms=10_000)
+        answered = [near.masks.take(timeout_ms=60_000)]
+        near.client.call("add_object", points=[[20.0, 20.0]], seq=0)
+        for frame in frames[1:]:
+            assert near.camera.send(frame, timeout_ms=10_000)
+        answered += [near.masks.take(timeout_ms=60_000) for _ in frames[1:]]
     assert any(used)
 
-    pipeline = Perception.load(settings).serve(frames[0].camera)
+    pipeline = Perception.load(near.settings).serve(frames[0].camera)
     expected = [pipeline.step(frames[0])]
     pipeline.add(FramePrompt(points=[(20.0, 20.0)]), seq=0)
     expected += [pipeline.step(frame) for frame in frames[1:]]
-    assert [shown(masks) for masks in found] == [shown(masks) for masks in expected]
-
-
-def run_node(settings: Settings, frames: list[Frame]) -> list[MaskFrame]:
-    """Send all frames to a node in this process, with an object added on the first; return the masks of all."""
-    transport, stop = settings.transport, threading.Event()
-    with (
-        Node(settings) as node,
-        FramePublisher(transport.frames[0], "every") as camera,
-        MaskSubscriber(transport.masks, "every") as masks,
-        ControlClient(transport.control, timeout_ms=60_000) as asker,
-    ):
-        loop = threading.Thread(target=node.main_loop, args=(stop,))
-        loop.start()
-        try:
-            assert camera.send(frames[0], timeout_ms=10_000)
-            found = [masks.take(timeout_ms=60_000)]
-            asker.call("add_object", points=[[20.0, 20.0]], seq=0)
-            for frame in frames[1:]:
-                assert camera.send(frame, timeout_ms=10_000)
-            found += [masks.take(timeout_ms=60_000) for _ in frames[1:]]
-        finally:
-            stop.set()
-            loop.join(PATIENCE_S)
-    return [masks for masks in found if masks is not None]
+    assert [shown(masks) for masks in answered if masks is not None] == [shown(masks) for masks in expected]
 
 
 def shown(masks: MaskFrame) -> object:

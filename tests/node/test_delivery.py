@@ -5,23 +5,22 @@ from __future__ import annotations
 import itertools
 import re
 import signal
-import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 import zmq
 
-from sam3_node.client import PerceptionClient
 from sam3_node.errors import DeviceError
-from sam3_node.node.node import Node
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.settings import ModelSettings, Settings, TrackerSettings, TransportSettings
+from sam3_node.settings import TrackerSettings
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import MaskFrame
+from tests.support.near_node import NearNode
 from tests.support.node_frames import picture
-from tests.support.node_rig import PATIENCE_S, Rig, until
+from tests.support.node_rig import Rig, until
 
 
 def test_lossless_delivery_keeps_every_frame_and_still_ends(rig: Rig, tmp_path: Path) -> None:
@@ -78,60 +77,25 @@ def test_lossless_delivery_ends_in_time_though_its_reader_hangs(rig: Rig, tmp_pa
 
 
 @pytest.fixture
-def near(rig: Rig, tmp_path: Path) -> Iterator[Node]:
+def near(rig: Rig, tmp_path: Path) -> Iterator[NearNode]:
     """Start a node for one camera in this process, so that tests can inject faults."""
-    transport = TransportSettings(
-        frames=(f"ipc://{tmp_path}/f",), masks=f"ipc://{tmp_path}/m", control=f"ipc://{tmp_path}/c"
-    )
-    model = ModelSettings(name=str(rig.folder / "tiny"), device="cpu")
-    settings = Settings(transport=transport, model=model, tracker=TrackerSettings(max_cameras=1))
-    stop = threading.Event()
-    with Node(settings) as node:
-        loop = threading.Thread(target=node.main_loop, args=(stop,))
-        loop.start()
-        yield node
-        stop.set()
-        loop.join(timeout=120)
-        assert not loop.is_alive()
+    with ExitStack() as opened:
+        yield NearNode(tmp_path, opened, rig.folder / "tiny", tracker=TrackerSettings(max_cameras=1))
 
 
 def test_an_unforeseen_failure_is_counted_and_logged(
-    near: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    near: NearNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    endpoints = f"ipc://{tmp_path}/m", f"ipc://{tmp_path}/c"
-    with FramePublisher(f"ipc://{tmp_path}/f") as camera, PerceptionClient(*endpoints) as client:
-        numbers = itertools.count()
-
-        def next_masks() -> MaskFrame | None:
-            camera.send(picture(next(numbers)))
-            return client.latest(timeout_ms=50)
-
-        until(next_masks, "masks")
-        with monkeypatch.context() as fault:
-            fault.setattr(Pipeline, "step", fail)
-            until(lambda: next_masks() or client.status()["cameras"]["cam1"]["failed"], "a failure")
-        until(next_masks, "masks after it")
-        assert "RuntimeError: out of memory" in client.status()["cameras"]["cam1"]["last_error"]
+    near.send()
+    with monkeypatch.context() as fault:
+        fault.setattr(Pipeline, "step", fail)
+        until(lambda: near.next_masks() or near.status()["cameras"]["cam1"]["failed"], "a failure")
+    near.send()
+    assert "RuntimeError: out of memory" in near.status()["cameras"]["cam1"]["last_error"]
     assert "Traceback" in caplog.text
-
-
-class SickNode:
-    """A node in a thread whose steps or prompts fail as after an illegal memory access; `error` is what ended it."""
-
-    def __init__(self, node: Node) -> None:
-        self.error: Exception | None = None
-        self._node = node
-        self.thread = threading.Thread(target=self._run)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._node.main_loop(threading.Event())
-        except DeviceError as error:
-            self.error = error
 
 
 def fail_on_the_device(*_: object) -> None:
@@ -140,50 +104,32 @@ def fail_on_the_device(*_: object) -> None:
 
 @pytest.mark.parametrize("failing", ["step", "add"])
 def test_a_lost_gpu_ends_the_node_with_the_reason(
-    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+    near: NearNode, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     """No later frame could succeed, and a supervisor starts processes again that end with an error."""
-    ends = [f"ipc://{tmp_path}/{name}" for name in "fmc"]
-    transport = TransportSettings(frames=(ends[0],), masks=ends[1], control=ends[2])
-    model = ModelSettings(name=str(rig.folder / "tiny"), device="cpu")
-    with (
-        Node(Settings(transport=transport, model=model)) as node,
-        FramePublisher(ends[0]) as camera,
-        PerceptionClient(*ends[1:]) as client,
-    ):
-        sick, numbers = SickNode(node), itertools.count()
-
-        def next_masks() -> MaskFrame | None:
-            camera.send(picture(next(numbers)))
-            return client.latest(timeout_ms=50)
-
-        until(next_masks, "masks")
-        monkeypatch.setattr(Pipeline, failing, fail_on_the_device)
-        if failing == "add":
-            with pytest.raises(DeviceError, match="illegal memory access"):
-                client.add_object(points=[(5, 5)])
-        until(lambda: (next_masks(), not sick.thread.is_alive())[1], "the end")
-        sick.thread.join(PATIENCE_S)
-    assert re.search("GPU has failed.*AcceleratorError: CUDA error: an illegal.*;", str(sick.error))
+    near.send()
+    monkeypatch.setattr(Pipeline, failing, fail_on_the_device)
+    if failing == "add":
+        with pytest.raises(DeviceError, match="illegal memory access"):
+            near.client.call("add_object", points=[(5, 5)])
+    until(lambda: (near.next_masks(), not near.loop.is_alive())[1], "the end")
+    assert re.search("GPU has failed.*AcceleratorError: CUDA error: an illegal.*;", str(near.error))
 
 
-def test_a_silent_camera_gives_its_place_to_another(
-    near: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with FramePublisher(f"ipc://{tmp_path}/f") as camera, MaskSubscriber(f"ipc://{tmp_path}/m") as masks:
+def test_a_silent_camera_gives_its_place_to_another(near: NearNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    def receives_masks(name: str, also: str = "") -> bool:
+        for seq, sender in enumerate(filter(None, (name, also))):
+            near.camera.send(picture(seq, sender))
+        masks = near.masks.take(timeout_ms=50)
+        return masks is not None and masks.camera == name
 
-        def receives_masks(name: str, also: str = "") -> bool:
-            for seq, sender in enumerate(filter(None, (name, also))):
-                camera.send(picture(seq, sender))
-            found = masks.take(timeout_ms=50)
-            return found is not None and found.camera == name
-
-        until(lambda: receives_masks("first"), "the first camera")
-        until(
-            lambda: receives_masks("first", also="second") and near.status()["frames_rejected"],
-            "a refused camera",
-        )
-        assert list(near.perception.pipelines) == ["first"]
-        monkeypatch.setattr("sam3_node.node.cameras.CAMERA_IDLE_S", 0.05)
-        until(lambda: receives_masks("second"), "the second camera")
-        assert list(near.perception.pipelines) == ["second"]
+    served = near.node.perception.pipelines
+    until(lambda: receives_masks("first"), "the first camera")
+    until(
+        lambda: receives_masks("first", also="second") and near.status()["frames_rejected"],
+        "a refused camera",
+    )
+    assert list(served) == ["first"]
+    monkeypatch.setattr("sam3_node.transport.receiver.CAMERA_IDLE_S", 0.05)
+    until(lambda: receives_masks("second"), "the second camera")
+    assert list(served) == ["second"]

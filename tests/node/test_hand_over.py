@@ -13,17 +13,16 @@ import pytest
 
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import BusyError, RequestError, SnapshotError
-from sam3_node.node import restoring
+from sam3_node.node import saved_state
 from sam3_node.node.operations import SNAPSHOT_OPERATIONS, handle_request
-from sam3_node.node.restoring import restore_at_start
-from sam3_node.node.saved_state import Snapshots
+from sam3_node.node.saved_state import Snapshots, restore_at_start
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.transport import ControlServer
 from sam3_node.types import MaskFrame, finish
 from sam3_node.wire import Fields
 from tests.node.test_warm_restart import keeper, served, with_object
-from tests.support.health_rig import ask
+from tests.support.near_node import ask
 from tests.support.node_frames import picture
 from tests.support.node_rig import READY_S, Process, Rig, ids, masks_where, until
 from tests.support.relay import Relay
@@ -56,9 +55,7 @@ class Cell:
             "TRANSPORT__CONTROL": self._control,
             "SNAPSHOT__PATH": str(self.rig.folder / "taker.snapshot"),
         }
-        return Process(
-            self.rig, ("run", "--restore-from", self.relay.endpoint), {**where, **LATE, **settings}
-        )
+        return self.rig.launch("run", "--restore-from", self.relay.endpoint, **{**where, **LATE, **settings})
 
     def doomed_taker(self, request: bytes, reply: bytes = b"") -> None:
         """Start a taker, and kill it when this request, or the reply to it with this text, is on its way."""
@@ -182,7 +179,7 @@ def test_a_taker_of_a_hand_over_that_is_past_takes_over_again(
 ) -> None:
     """It was killed before it confirmed. Meanwhile the old node has been taken over by another one, and resumed."""
     with monkeypatch.context() as patch:
-        patch.setattr(restoring, "_confirm", lambda *_: 1 / 0)
+        patch.setattr(saved_state, "_confirm", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             start(tmp_path / "new.snapshot", old.endpoint)
     old.snapshots.take_back()

@@ -19,7 +19,7 @@ from sam3_node.node.status import BOUNDS_S, Health, Histogram
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.processes.notify import Watchdog
 from sam3_node.settings import GroupSettings, HealthSettings, ModelSettings, Settings
-from tests.support.health_rig import HealthyNode, ask, connect, send_raw
+from tests.support.near_node import HealthyNode, ask, connect, send_raw
 from tests.support.node_rig import until
 
 NEVER_S = 300.0
@@ -47,7 +47,7 @@ def hung_step(served: HealthyNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
     with monkeypatch.context() as patch:
         patch.setattr(Pipeline, "step", hang)
-        until(lambda: served.send() and began.wait(0.05), "the step begins")
+        until(lambda: served.send_as() and began.wait(0.05), "the step begins")
     try:
         yield
     finally:
@@ -56,7 +56,7 @@ def hung_step(served: HealthyNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def test_ready_turns_false_when_frames_stop_and_true_again(served: HealthyNode) -> None:
     for _ in range(2):
-        until(lambda: served.send() and ready(served), "ready")
+        until(lambda: served.send_as() and ready(served), "ready")
         status, text = until(lambda: (found := ask(served.url, "/readyz"))[0] == 503 and found, "not ready")
         assert (status, text.startswith("no masks for ")) == (503, True)
         assert ask(served.url, "/healthz") == (200, "the main loop turns\n")
@@ -65,27 +65,27 @@ def test_ready_turns_false_when_frames_stop_and_true_again(served: HealthyNode) 
 def test_ready_turns_false_when_a_step_hangs_and_true_again(
     served: HealthyNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    until(lambda: served.send() and ready(served), "ready")
+    until(lambda: served.send_as() and ready(served), "ready")
     with hung_step(served, monkeypatch):
         until(lambda: "the step of a frame has run for" in ask(served.url, "/readyz")[1], "not ready")
         assert ask(served.url, "/healthz")[0] == 200, "a supervisor may still wait"
         assert "sam3_node_ready 0.0" in ask(served.url, "/metrics")[1], "metrics wait for no step, either"
-    until(lambda: served.send() and ready(served), "ready again")
+    until(lambda: served.send_as() and ready(served), "ready again")
 
 
 def test_a_paused_node_is_alive_and_not_ready(served: HealthyNode) -> None:
-    until(lambda: served.send() and ready(served), "ready")
+    until(lambda: served.send_as() and ready(served), "ready")
     served.client.call("pause")
     assert ask(served.url, "/readyz") == (503, "the node is paused: sam3-node resume\n")
     assert ask(served.url, "/healthz")[0] == 200
     served.client.call("resume")
-    until(lambda: served.send() and ready(served), "ready again")
+    until(lambda: served.send_as() and ready(served), "ready again")
 
 
 def test_a_step_that_takes_too_long_is_not_alive_until_it_ends(
     served: HealthyNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    until(lambda: served.send() and ready(served), "ready")
+    until(lambda: served.send_as() and ready(served), "ready")
     health = served.node.health
     monkeypatch.setattr(health, "_hang_step_s", 0.5)
     health._steps_s.clear()

@@ -18,9 +18,9 @@ from sam3_node.errors import AuthenticationError, ForbiddenError
 from sam3_node.perception.snapshot import MAGIC
 from sam3_node.settings import load_settings
 from sam3_node.transport import ControlClient, FramePublisher, Security
-from sam3_node.transport.keys import KeyFolder
-from tests.support.health_rig import ask
+from sam3_node.transport.security import KeyFolder
 from tests.support.key_rig import Keys
+from tests.support.near_node import ask
 from tests.support.node_frames import picture
 from tests.support.node_rig import Rig, ids, masks_where, until
 

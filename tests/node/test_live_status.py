@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,17 +13,18 @@ import pytest
 
 from sam3_node.errors import RequestError, Sam3NodeError
 from sam3_node.node import node as node_module
+from sam3_node.node import status as status_module
 from sam3_node.node.node import Node
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.processes.notify import Watchdog
-from sam3_node.settings import DetectorSettings, ModelSettings, Settings, TransportSettings
-from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
+from sam3_node.settings import Settings
+from sam3_node.transport import ControlClient
 from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Mask, MaskFrame
 from sam3_node.wire import EVENTS_TOPIC, MAX_INT, Request, codec, encode_mask, unpack_event
+from tests.support.near_node import NearNode
 from tests.support.node_frames import picture
 from tests.support.node_rig import until
-from tests.support.tiny import random_source
 
 
 class CountingWatchdog(Watchdog):
@@ -36,47 +36,12 @@ class CountingWatchdog(Watchdog):
         self.turns += 1
 
 
-class Served:
-    """A node in this process, a camera whose frames the test sends, and a client."""
+class Served(NearNode):
+    """A node whose watchdog counts."""
 
     def __init__(self, folder: Path, opened: ExitStack) -> None:
-        self.frames, self.masks_at, self.control = (f"ipc://{folder}/{name}" for name in "fmc")
-        random_source("sam3", presence=60.0).save_pretrained(folder / "tiny")
-        settings = Settings(
-            transport=TransportSettings(frames=(self.frames,), masks=self.masks_at, control=self.control),
-            model=ModelSettings(name=str(folder / "tiny"), device="cpu"),
-            detector=DetectorSettings(kind="none"),
-        )
         self.watchdog = CountingWatchdog()
-        self.node = opened.enter_context(Node(settings, watchdog=self.watchdog))
-        self._stop = threading.Event()
-        self._loop = threading.Thread(target=self.node.main_loop, args=(self._stop,))
-        self._loop.start()
-        opened.callback(self._end)
-        self.client = opened.enter_context(ControlClient(self.control, timeout_ms=60_000))
-        self.camera = opened.enter_context(FramePublisher(self.frames))
-        self.masks = opened.enter_context(MaskSubscriber(self.masks_at))
-        self._seqs = itertools.count()
-
-    def send(self, seq: int | None = None) -> MaskFrame:
-        """Send a frame until its masks come."""
-
-        def find() -> MaskFrame | None:
-            number = next(self._seqs) if seq is None else seq
-            self.camera.send(picture(number))
-            masks = self.masks.take(100)
-            return masks if masks is not None and seq in (None, masks.seq) else None
-
-        return until(find, "masks")
-
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.client.call("status")
-        return found
-
-    def _end(self) -> None:
-        self._stop.set()
-        self._loop.join(120)
-        assert not self._loop.is_alive()
+        super().__init__(folder, opened, watchdog=self.watchdog)
 
 
 @pytest.fixture(scope="module")
@@ -184,12 +149,12 @@ def test_jumps_of_seq_leave_the_counts_small(served: Served) -> None:
 
 def test_counts_stop_at_the_largest_integer_of_a_message(served: Served) -> None:
     served.send()
-    served.node._stats["cam1"].skipped = MAX_INT - 1
+    served.node.output.stats["cam1"].skipped = MAX_INT - 1
     served.send()
-    served.node._stats["cam1"].begin(picture(0), 0, MAX_INT)
+    served.node.output.stats["cam1"].begin(picture(0), 0, MAX_INT)
     assert served.status()["cameras"]["cam1"]["skipped"] == MAX_INT
     assert served.status()["cameras"]["cam1"]["received"] == MAX_INT
-    served.node._stats["cam1"].skipped = 0
+    served.node.output.stats["cam1"].skipped = 0
 
 
 def test_a_mask_of_another_size_is_refused_before_it_is_decoded(
@@ -204,7 +169,7 @@ def test_a_mask_of_another_size_is_refused_before_it_is_decoded(
     served.send()  # now: prompts on an old frame are refused for its age
     with monkeypatch.context() as patch:
         patch.setattr(codec, "decompress", fail)
-        patch.setattr(masks, "decode", fail)
+        patch.setattr("sam3_node.wire.masks.decode", fail)
         for mask in masks:
             for op in ("add_object", "segment"):
                 with pytest.raises(
@@ -219,7 +184,7 @@ def test_an_error_with_bytes_of_a_path_is_shown(served: Served, monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(Pipeline, "step", fail)
-        patch.setattr(node_module.log, "disabled", True)  # parallel test processes cannot send such a log
+        patch.setattr(status_module.log, "disabled", True)  # parallel test processes cannot send such a log
         until(lambda: served.camera.send(picture(0)) and served.status()["cameras"]["cam1"]["failed"], "it")
     shown = served.status()["cameras"]["cam1"]["last_error"]
     assert shown.startswith("RuntimeError: file \\udcffxxx")

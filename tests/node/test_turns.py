@@ -21,7 +21,7 @@ from sam3_node.tracking import everything
 from sam3_node.transport import ControlClient, control
 from sam3_node.types import Turns
 from sam3_node.wire import Request, pack_request, unpack_reply
-from tests.node.test_live_status import Served
+from tests.support.near_node import NearNode
 from tests.support.node_frames import picture
 from tests.support.node_rig import until
 
@@ -35,14 +35,14 @@ ALL = {
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NearNode]:
     with ExitStack() as opened:
-        served = Served(tmp_path_factory.mktemp("served"), opened)
+        served = NearNode(tmp_path_factory.mktemp("served"), opened)
         served.send()
         yield served
 
 
-def ask(served: Served, **args: Any) -> Future[Any]:
+def ask(served: NearNode, **args: Any) -> Future[Any]:
     """Ask for everything on a connection of its own."""
 
     def call() -> Any:
@@ -55,7 +55,7 @@ def ask(served: Served, **args: Any) -> Future[Any]:
     return future
 
 
-def test_a_frame_is_stepped_between_any_two_turns(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_is_stepped_between_any_two_turns(served: NearNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame is sent, and has arrived, before each turn ends; requests have no time beyond one turn."""
     order: list[str] = []
     decode, rasterize, step, send = (
@@ -68,7 +68,7 @@ def test_a_frame_is_stepped_between_any_two_turns(served: Served, monkeypatch: p
     def wait_for_frame() -> None:
         order.append("turn")
         arrived = zmq.Poller()
-        arrived.register(served.node._frames.wakeup, zmq.POLLIN)
+        arrived.register(served.node.cameras.frames.wakeup, zmq.POLLIN)
         until(lambda: served.camera.send(picture(1)) and arrived.poll(100), "a frame")
 
     def decode_then_wait(*args: Any) -> Any:
@@ -125,7 +125,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
         yield held
 
 
-def test_masks_and_requests_go_on_meanwhile(served: Served, held: Held) -> None:
+def test_masks_and_requests_go_on_meanwhile(served: NearNode, held: Held) -> None:
     reply = ask(served, grid=3, **ALL)
     until(lambda: held.begun, "the search begins")
     for seq in (5000, 5001):
@@ -139,7 +139,7 @@ def test_masks_and_requests_go_on_meanwhile(served: Served, held: Held) -> None:
     assert reply.result(300)["masks"]
 
 
-def test_while_paused(served: Served, held: Held) -> None:
+def test_while_paused(served: NearNode, held: Held) -> None:
     served.client.call("pause")
     reply = ask(served, grid=3, **ALL)
     until(lambda: held.begun, "the search begins")
@@ -150,7 +150,7 @@ def test_while_paused(served: Served, held: Held) -> None:
 
 
 def test_a_second_search_waits_for_the_first_and_goes_on_if_its_peer_departs(
-    served: Served, held: Held
+    served: NearNode, held: Held
 ) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as first:
         first.linger = 0
@@ -169,7 +169,7 @@ def test_a_second_search_waits_for_the_first_and_goes_on_if_its_peer_departs(
     assert not served.node.perception.searching
 
 
-def test_a_newer_search_of_the_same_peer_supersedes_it(served: Served, held: Held) -> None:
+def test_a_newer_search_of_the_same_peer_supersedes_it(served: NearNode, held: Held) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
         peer.linger = 0
         peer.connect(served.control)
@@ -192,7 +192,7 @@ def test_a_node_that_stops_refuses_it(tmp_path: Path, held: Held, monkeypatch: p
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
         peer.linger = 0
         with ExitStack() as opened:
-            served = Served(tmp_path, opened)
+            served = NearNode(tmp_path, opened)
             served.send()
             peer.connect(served.control)
             peer.send(pack_request(Request(1, "segment_everything", {"camera": "cam1"})))

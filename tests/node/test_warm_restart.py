@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import NodeRestarted, RequestError, SettingsError, SnapshotError
-from sam3_node.node.restoring import restore_at_start
-from sam3_node.node.saved_state import Snapshots
+from sam3_node.node.saved_state import Snapshots, restore_at_start
 from sam3_node.node.status import CameraStats
 from sam3_node.perception.perception import LiveIdentity, Perception
 from sam3_node.perception.prompts import FramePrompt
@@ -156,8 +156,8 @@ def keeper(
     """The snapshots of a node in this process."""
     perception = perception or served(**tracker)
     stats = {camera: CameraStats() for camera in perception.pipelines}
-    settings = SnapshotSettings(path=path, every_s=1000, max_age_s=max_age_s)
-    return Snapshots(settings, perception, lambda op, args: None, lambda: stats)
+    output: Any = SimpleNamespace(stats=stats, publish_event=lambda op, args: None)
+    return Snapshots(SnapshotSettings(path=path, every_s=1000, max_age_s=max_age_s), perception, output)
 
 
 def served(**tracker: Any) -> Perception:
@@ -245,13 +245,13 @@ def test_a_snapshot_that_may_not_be_read_keeps_no_node_from_starting(saved: Path
         restore_at_start(node, None)
         node.turn()
         until(lambda: (node.turn(), node.describe()["error"])[1], "an error")
-        counts = node.counts()
+        age_s = node.age_s
         node.close()
     saved.parent.chmod(0o755)
-    assert counts.failed["not_permitted"] >= 1
-    assert counts.written == 0
-    assert counts.age_s is not None
-    assert counts.age_s > 0
+    assert node.failed["not_permitted"] >= 1
+    assert node.describe()["saved"] == 0
+    assert age_s is not None
+    assert age_s > 0
 
 
 def test_a_full_disk_leaves_the_last_snapshot_and_is_counted(saved: Path) -> None:
@@ -266,12 +266,12 @@ def test_a_full_disk_leaves_the_last_snapshot_and_is_counted(saved: Path) -> Non
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "File too large" in node.describe()["error"]
-    assert node.counts().failed["no_space"] == 1
+    assert node.failed["no_space"] == 1
     assert saved.read_bytes() == content
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
     node.save()
     assert node.describe()["error"] is None
-    assert node.counts().written == 1
+    assert node.describe()["saved"] == 1
     node.close()
 
 
@@ -338,7 +338,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_ids_stay_safe(saved: Path) 
 def test_the_event_of_a_restore_names_the_snapshot(saved: Path) -> None:
     events = list[tuple[str, dict[str, Any]]]()
     node = keeper(saved)
-    node._publish = lambda op, args: events.append((op, args))
+    node._output.publish_event = lambda op, args: events.append((op, args))
     restore_at_start(node, None)
     ((op, args),) = events
     assert op == RESTORED

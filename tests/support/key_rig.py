@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from sam3_node.transport import ControlServer, Security
-from sam3_node.transport.keys import KeyFolder
+from sam3_node.transport.security import KeyFolder
 from sam3_node.wire import Reply, Request
 
 TCP = "tcp://127.0.0.1:*"
@@ -39,7 +39,7 @@ class Keys:
         return Security(path, **security)  # type: ignore[arg-type]
 
     def stranger(self, machine: str, role: str) -> Security:
-        """Create the folder of a machine with a secret key that nobody else knows, and all public keys."""
+        """Create the folder of a machine with a secret key that no other machine knows, and all public keys."""
         security = self.machine(machine)
         assert security.keys is not None
         KeyFolder(security.keys).create("stranger", role)

@@ -28,7 +28,7 @@ class Stream:
     count = 0
 
     def __init__(self) -> None:
-        self.cuda_stream = Stream.count  # that of the default stream is 0
+        self.cuda_stream = Stream.count  # the default stream has 0
         Stream.count += 1
         self.seen: dict[Stream, int] = {self: 0}
 

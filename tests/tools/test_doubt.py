@@ -13,8 +13,7 @@ from sam3_node.types import Instance, Mask
 from tests.support.tiny import tiny_model
 from tools.doubt import names
 from tools.doubt.fit import Fit, choose_threshold, fit_weights, write
-from tools.doubt.measure import auroc, calibration_error, reliability, risk_at, risk_coverage
-from tools.doubt.play import Played, play
+from tools.doubt.measure import Played, auroc, calibration_error, play, reliability, risk_at, risk_coverage
 from tools.doubt.pseudo import choose
 from tools.doubt.record import record
 from tools.vos.sequences import LabelledSequence, TrueFrame

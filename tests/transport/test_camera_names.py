@@ -65,7 +65,7 @@ def test_an_endpoint_with_many_names_takes_nothing_from_another(monkeypatch: pyt
             second.send(make_frame(number, f"new{number}"))
             time.sleep(0.02)
         take_cameras(subscriber)
-        assert "cam0" in subscriber._names._bindings
+        assert "cam0" in subscriber.names._bindings
         first.send(make_frame(1))
         second.send(make_frame(1))
         assert take_cameras(subscriber) == [("cam0", first.endpoint)]
@@ -84,7 +84,7 @@ def test_an_endpoint_that_comes_late_gets_its_share() -> None:
         wait_until(lambda: "at most 4 cameras, found another: c" in (subscriber.last_error or ""))
         first.send(make_frame(0, "cam0"))
         assert take_cameras(subscriber) in ([], [("cam0", first.endpoint)])
-        assert len(subscriber._names._bindings) == 4
+        assert len(subscriber.names._bindings) == 4
 
 
 A, B = "tcp://a:1", "tcp://b:1"

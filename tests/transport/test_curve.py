@@ -27,7 +27,7 @@ from sam3_node.transport import (
     PoseSubscriber,
     Security,
     StreamTap,
-    guard,
+    limits,
 )
 from tests.support.key_rig import TCP, Keys, revoke, serve
 from tests.support.transport_peer import make_frame, make_masks, wait_until
@@ -240,9 +240,9 @@ def test_encrypted_requests_count_as_read(keys: Keys) -> None:
 
 def test_requests_of_a_key_are_limited(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
-        guard.CAPS, "reader", guard.Cap(requests_per_s=0.001, bytes_per_s=1000, connections=256)
+        limits.CAPS, "reader", limits.Cap(requests_per_s=0.001, bytes_per_s=1000, connections=256)
     )
-    monkeypatch.setattr(guard, "BURST_S", 3000)
+    monkeypatch.setattr(limits, "BURST_S", 3000)
     with ExitStack() as stack:
         control = serve(stack, keys.machine("node", "node"))
         reader, operator = keys.machine("w", "watcher"), keys.machine("p", "policy")
@@ -259,7 +259,7 @@ def test_requests_of_a_key_are_limited(keys: Keys, monkeypatch: pytest.MonkeyPat
 def test_connections_of_a_role_are_limited(
     keys: Keys, tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(guard.CAPS, "reader", guard.CAPS["reader"]._replace(connections=2))
+    monkeypatch.setitem(limits.CAPS, "reader", limits.CAPS["reader"]._replace(connections=2))
     endpoint = TCP if scheme == "tcp" else f"ipc://{tmp_path}/masks"
     with ExitStack() as stack:
         masks = stack.enter_context(MaskPublisher(endpoint, security=keys.machine("node", "node")))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sam3_node.errors import AuthenticationError
-from sam3_node.transport.keys import KeyFolder
+from sam3_node.transport.security import KeyFolder
 from tests.support.transport_peer import wait_until
 
 

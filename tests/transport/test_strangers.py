@@ -133,7 +133,7 @@ def test_readers_of_many_cameras_and_peers_with_heartbeats_are_not_cut_off() -> 
 
 
 def test_connections_beyond_the_limit_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sam3_node.transport.guard.MAX_CONNECTIONS", 5)
+    monkeypatch.setattr("sam3_node.transport.limits.MAX_CONNECTIONS", 5)
     with ExitStack() as stack, ControlServer(TCP) as server:
         for _ in range(5):
             stack.enter_context(raw_peer(server.endpoint, "DEALER"))

@@ -1,8 +1,9 @@
 """Counts the calls of the package on the way of a frame and of a prompt: `python -m tools.docs.hops`.
 
 Camera, node and client run as threads of one process, on the drawn scene with one object. A profile function counts
-each call of a function of the package in the node's thread, with its depth. The call of `add_object` also counts the
-thread that receives requests. Needs the extra `node`.
+each call of a function of the package in the node's thread, with its depth, over whole frames. The call of `add_object`
+also counts the thread that receives requests. --all lists each function, and the deepest chain of calls. Needs the
+extra `node`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _BOX = (100, 100, 200, 200)
 _FRAMES = 6
 _TIMEOUT_MS = 60_000
 _NODE, _CONTROL = "node", "control "  # beginnings of the names of the node's threads
-_STEP = "node.node:Node._step_admitted"
+_STEP = "perception.pipeline:Pipeline.step"
 """A function that runs once a frame."""
 _SETTLE_S = 0.6  # a paused node finishes its frame meanwhile
 _PACKAGE = "sam3_node."
@@ -41,50 +42,73 @@ class Calls:
 
     functions: Counter[str] = field(default_factory=Counter)
     """module.function -> number of calls"""
-    depth: int = 0
-    """greatest number of functions of the package that were active at once in one thread"""
+    deepest: tuple[str, ...] = ()
+    """the most functions of the package that were active at once in one thread, the outermost first"""
 
     def describe(self, frames: int = 1) -> str:
         """Return the figures in one line; `frames` divides the number of calls."""
         modules = {name.rpartition(":")[0] for name in self.functions}
         return (
             f"{self.functions.total() / frames:.0f} calls of {len(self.functions)} functions in "
-            f"{len(modules)} modules, depth {self.depth}"
+            f"{len(modules)} modules, depth {len(self.deepest)}"
         )
 
 
 class Profile:
-    """Counts calls while `is_on`; a profile function of `sys.setprofile`."""
+    """A profile function for `sys.setprofile`, which counts calls within `counting` and `count_frames`."""
 
     def __init__(self) -> None:
-        self.is_on = False
-        self.calls = Calls()
+        self._calls: Calls | None = None
         self._threads: tuple[str, ...] = ()
+        self._frames = -1  # until frames are counted
+        self._counted = Calls()
+        self._all_counted = threading.Event()
         self._local = threading.local()
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         """Count one call or return of a function of the package; ignore comprehensions and other packages."""
         if event not in ("call", "return"):
             return
-        name = frame.f_globals.get("__name__", "")
-        function = frame.f_code.co_qualname
-        if not name.startswith(_PACKAGE) or frame.f_code.co_name.startswith("<"):
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(_PACKAGE) or frame.f_code.co_name.startswith("<"):
             return
-        depth = getattr(self._local, "depth", 0) + (1 if event == "call" else -1)
-        self._local.depth = max(depth, 0)
-        if event == "call" and self.is_on and threading.current_thread().name.startswith(self._threads):
-            self.calls.functions[f"{name.removeprefix(_PACKAGE)}:{function}"] += 1
-            self.calls.depth = max(self.calls.depth, depth)
+        stack: list[str] = self._local.__dict__.setdefault("stack", [])
+        if event == "return":
+            del stack[-1:]
+            return
+        stack.append(f"{module.removeprefix(_PACKAGE)}:{frame.f_code.co_qualname}")
+        if not threading.current_thread().name.startswith(self._threads):
+            return
+        if stack[-1] == _STEP and self._frames >= 0:
+            self._count_frame()
+        if (calls := self._calls) is not None:
+            calls.functions[stack[-1]] += 1
+            if len(stack) > len(calls.deepest):
+                calls.deepest = tuple(stack)
 
     @contextmanager
     def counting(self, *threads: str) -> Iterator[Calls]:
         """Count within the block, in the threads whose names begin with one of `threads`."""
-        self.calls, self._threads = Calls(), threads
-        self.is_on = True
+        self._threads, self._calls = threads, Calls()
         try:
-            yield self.calls
+            yield self._calls
         finally:
-            self.is_on = False
+            self._calls = None
+
+    def count_frames(self) -> Calls:
+        """Count in the node's thread from the step of a frame to the step of the _FRAMES-th frame after it."""
+        self._threads, self._counted = (_NODE,), Calls()
+        self._frames = 0
+        assert self._all_counted.wait(_TIMEOUT_MS / 1000)
+        self._all_counted.clear()
+        return self._counted
+
+    def _count_frame(self) -> None:
+        self._frames += 1
+        self._calls = self._counted
+        if self._frames > _FRAMES:
+            self._calls, self._frames = None, -1
+            self._all_counted.set()
 
 
 def count(profile: Profile, names: str, folder: Path) -> Iterator[tuple[str, Calls, int]]:
@@ -93,7 +117,7 @@ def count(profile: Profile, names: str, folder: Path) -> Iterator[tuple[str, Cal
         overrides={
             **{f"transport.{part}": f"ipc://{folder}/{part}" for part in ("frames", "masks", "control")},
             "camera.source": "scene:shapes",
-            "camera.fps": "3",
+            "camera.fps": "30",
             "detector.prompts": names,
             "detector.every": "1",
         }
@@ -124,15 +148,12 @@ def _measure(client: PerceptionClient, profile: Profile) -> Iterator[tuple[str, 
     client.add_object(box=_BOX)
     for _ in range(_FRAMES):
         client.latest(_TIMEOUT_MS)
-    with profile.counting(_NODE) as calls:
-        for _ in range(_FRAMES):
-            masks = client.latest(_TIMEOUT_MS)
-    assert masks is not None
-    yield "frame", calls, calls.functions[_STEP]
+    yield "frame", profile.count_frames(), _FRAMES
     client.pause()
     time.sleep(_SETTLE_S)
+    (camera,) = client.status()["cameras"].values()
     with profile.counting(_NODE, _CONTROL) as calls:  # frames still arrive meanwhile
-        client.add_object(box=_BOX, seq=masks.seq)
+        client.add_object(box=_BOX, seq=camera["last_seq"])
     yield "add_object", calls, 1
 
 
@@ -149,6 +170,8 @@ def main() -> None:
                 if "--all" in sys.argv:
                     for function, number in calls.functions.most_common():
                         print(f"  {number / frames:6.1f}  {function}")
+                    print("  deepest:", *calls.deepest, sep="\n    ")
+    sys.setprofile(None)
 
 
 if __name__ == "__main__":

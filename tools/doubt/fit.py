@@ -11,7 +11,6 @@ folder.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from pathlib import Path
@@ -22,8 +21,8 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 
 from sam3_node.tracking.confidence import DEPARTURES, FEATURES
-from tools.doubt.measure import auroc, risk_at
-from tools.doubt.play import Played, play
+from tools.command import new_parser
+from tools.doubt.measure import Played, auroc, play, risk_at
 
 Floats = npt.NDArray[np.float64]
 
@@ -151,14 +150,10 @@ def replace_part(path: Path, *lines: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("records", type=Path, nargs="+", help="folders of records")
     parser.add_argument("--without", default="", help="features to leave out, comma-separated")
-    parser.add_argument(
-        "--check", type=Path, nargs="*", default=[], help="folders of records to measure only"
-    )
+    parser.add_argument("--check", type=Path, nargs="*", default=[], help="records to measure only")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     args = parser.parse_args()
     used = [name for name in FEATURES if name not in args.without.split(",")]

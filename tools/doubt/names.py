@@ -10,7 +10,6 @@ object that has most of the mask's pixels has it. `--step` leaves frames out, to
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,13 +21,14 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 
 from sam3_node.detection.detectors import Detector, load_detector, prepare_prompts
-from sam3_node.errors import RequestError, Sam3NodeError
+from sam3_node.errors import RequestError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.tracking.names import FEATURES, estimate_name
 from sam3_node.types import NANOSECONDS, Frame, Instance
 from sam3_node.wire import encode_image
+from tools.command import errors_in_one_line, new_parser
 from tools.doubt.fit import TARGET, replace_part
 from tools.scenes.clips import Clip, list_clips, read_clip
 
@@ -195,22 +195,16 @@ def write(path: Path, weights: Floats, bias: float, neutral: Floats, sure: float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("folder", type=Path, help="rendered clips with names")
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder of the records")
     parser.add_argument("--step", type=int, default=3, help="play every N-th frame")
-    parser.add_argument(
-        "--every", type=int, default=2, help="as detector.every, of the frames that are played"
-    )
+    parser.add_argument("--every", type=int, default=2, help="as detector.every, of played frames")
     parser.add_argument("--sure", type=float, default=0.9, help="confidence below which names are doubtful")
     parser.add_argument("--record-only", action="store_true", help="fit and write nothing")
     args = parser.parse_args()
-    try:
+    with errors_in_one_line():
         paths = list(record_folder(args.folder, args.out, args.step, args.every))
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
     if args.record_only:
         return
     records, clip = load(paths)

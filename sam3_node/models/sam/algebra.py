@@ -39,8 +39,16 @@ def apply_linear(layer: nn.Linear, x: Tensor, activation: str = "none") -> Tenso
     quantised ones, and layers with hooks are called.
     """
     plain = type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
-    # the types differ under autocast
-    if plain and is_eager_on_cpu(x) and x.dtype == layer.weight.dtype and x.dtype in _fused_dtypes():
+    if (
+        plain
+        # `is_eager_on_cpu` without a call: this runs 70 times a frame
+        and x.device.type == "cpu"
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch.onnx.is_in_onnx_export()
+        and x.dtype == layer.weight.dtype  # they differ under autocast
+        and x.dtype in _fused_dtypes()
+    ):
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, activation, [], "none")
         return out
     out = layer(x)
@@ -60,19 +68,15 @@ def _fused_dtypes() -> frozenset[torch.dtype]:
 
 def apply_mlp(first: nn.Linear, activation: nn.Module, second: nn.Linear, x: Tensor) -> Tensor:
     """Apply two linear maps with an activation between them, fused with the first map where that is possible."""
-    name = _fused_name(activation)
-    hidden = apply_linear(first, x, name) if name else activation(first(x))
-    return apply_linear(second, hidden)
-
-
-def _fused_name(activation: nn.Module) -> str:
-    """Return the name of an activation for `apply_linear`; empty if it has none."""
     if isinstance(activation, nn.ReLU):
-        return "relu"
-    exact_gelu = (isinstance(activation, nn.GELU) and activation.approximate == "none") or (
+        hidden = apply_linear(first, x, "relu")
+    elif (isinstance(activation, nn.GELU) and activation.approximate == "none") or (
         isinstance(activation, GELUActivation) and activation.act is F.gelu
-    )
-    return "gelu" if exact_gelu else ""
+    ):
+        hidden = apply_linear(first, x, "gelu")
+    else:
+        hidden = activation(first(x))
+    return apply_linear(second, hidden)
 
 
 def is_eager_on_cpu(x: Tensor) -> bool:
@@ -251,7 +255,10 @@ class Attention(nn.Module):
         count, length, keys = query.shape[0], query.shape[1], key.shape[1]
         query = query * query.shape[-1] ** -0.5
         rows = min(length, max(1, MAX_SCORES // keys))
-        buffer = self._scores_buffer(rows, keys)
+        if self._buffer.numel() < rows * keys:  # it grows, and is reused
+            with torch.inference_mode(False):
+                self._buffer = torch.empty(rows * keys)
+        buffer = self._buffer[: rows * keys].view(rows, keys)
         out = query.new_empty(count, length, value.shape[-1])
         for i in range(count):
             for start in range(0, length, rows):
@@ -265,13 +272,6 @@ class Attention(nn.Module):
                 torch.softmax(scores, dim=-1, out=scores)
                 torch.mm(scores, value[i], out=out[i, some])
         return out
-
-    def _scores_buffer(self, rows: int, keys: int) -> Tensor:
-        """Return a buffer of this shape. It is reallocated only if it must grow."""
-        if self._buffer.numel() < rows * keys:
-            with torch.inference_mode(False):
-                self._buffer = torch.empty(rows * keys)
-        return self._buffer[: rows * keys].view(rows, keys)
 
 
 class _Attended(NamedTuple):

@@ -15,6 +15,8 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -28,15 +30,6 @@ from tools.bench.common import RATIO, Figures, make_parser, objects_text
 WIDTH, HEIGHT = 640, 480
 WARM_UP = 12
 """Steps until the ring of memories is full."""
-
-
-def arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--objects", type=int, default=16)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--snapshots", type=int, default=8, help="number of snapshots")
-    return parser.parse_args()
 
 
 def frame(seq: int) -> Frame:
@@ -70,13 +63,19 @@ def step_ms(perception: Perception, seq: int) -> float:
 
 
 def main() -> None:
-    args = arguments()
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", default="nano", help="as model.name of the node")
+    parser.add_argument("--objects", type=int, default=16)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--snapshots", type=int, default=8, help="number of snapshots")
+    args = parser.parse_args()
     figures = Figures("latency.snapshot")
     perception = open_perception(args)
     alone, beside, copies, writes = [], [], [], []
     with tempfile.TemporaryDirectory() as folder:
         settings = SnapshotSettings(path=Path(folder) / "node.snapshot", every_s=1e-6)
-        snapshots = Snapshots(settings, perception, lambda op, args: None, dict)
+        output: Any = SimpleNamespace(stats={}, publish_event=lambda op, args: None)
+        snapshots = Snapshots(settings, perception, output)
         for index in range(args.snapshots):
             alone += [step_ms(perception, 4 * index + place) for place in range(4)]
             saved = snapshots.describe()["saved"]
@@ -96,7 +95,6 @@ def main() -> None:
         ("copy for a snapshot in the main loop, longest", max(copies), "ms"),
         ("writing a snapshot in a thread, p50", statistics.median(writes), "ms"),
     ):
-        print(f"{name:56s} {value:8.2f} {unit}")
         figures.add(f"{name}: {what}", value, unit, "under 50 ms" if "copy" in name else "")
     figures.write(args.json)
 

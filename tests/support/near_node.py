@@ -1,0 +1,142 @@
+"""Nodes in this process with a camera whose frames the test sends, and requests to their health endpoint."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import urllib.error
+import urllib.request
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from sam3_node.errors import DeviceError
+from sam3_node.node.node import Node
+from sam3_node.processes.notify import Watchdog
+from sam3_node.settings import (
+    DetectorSettings,
+    HealthSettings,
+    ModelSettings,
+    Settings,
+    SnapshotSettings,
+    TransportSettings,
+)
+from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
+from sam3_node.types import Delivery, MaskFrame
+from tests.support.node_frames import picture
+from tests.support.node_rig import until
+from tests.support.tiny import random_source
+
+PATIENCE_S = 300.0
+
+
+class NearNode:
+    """A node with tiny weights whose main loop runs in a thread until `opened` closes; its camera, reader and client.
+
+    `error` is the DeviceError that has ended it, if any. `weights` are made unless they are given.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        opened: ExitStack,
+        weights: Path | None = None,
+        delivery: Delivery = "newest",
+        watchdog: Watchdog | None = None,
+        **sections: Any,
+    ) -> None:
+        self.frames, self.masks_at, self.control = (f"ipc://{folder}/{name}" for name in "fmc")
+        if weights is None:
+            weights = folder / "tiny"
+            random_source("sam3", presence=60.0).save_pretrained(weights)
+        self.settings = Settings(
+            transport=TransportSettings(
+                frames=(self.frames,), masks=self.masks_at, control=self.control, delivery=delivery
+            ),
+            model=ModelSettings(name=str(weights), device="cpu", threads=1),
+            detector=DetectorSettings(kind="none"),
+            **sections,
+        )
+        self.error: DeviceError | None = None
+        self.node = opened.enter_context(Node(self.settings, watchdog=watchdog))
+        self._stop = threading.Event()
+        self.loop = threading.Thread(target=self._run)
+        self.loop.start()
+        opened.callback(self._end)
+        self.client = opened.enter_context(ControlClient(self.control, timeout_ms=60_000))
+        self.camera = opened.enter_context(FramePublisher(self.frames, delivery))
+        self.masks = opened.enter_context(MaskSubscriber(self.masks_at, delivery))
+        self._seqs = itertools.count()
+
+    def send(self, seq: int | None = None) -> MaskFrame:
+        """Send a frame until its masks come."""
+
+        def find() -> MaskFrame | None:
+            masks = self.next_masks(seq)
+            return masks if masks is not None and seq in (None, masks.seq) else None
+
+        return until(find, "masks")
+
+    def next_masks(self, seq: int | None = None) -> MaskFrame | None:
+        """Send a frame. Return masks that come soon, if any do."""
+        self.camera.send(picture(next(self._seqs) if seq is None else seq))
+        return self.masks.take(100)
+
+    def status(self) -> dict[str, Any]:
+        """Return the node's reply to `status`."""
+        status: dict[str, Any] = self.client.call("status")
+        return status
+
+    def _run(self) -> None:
+        try:
+            self.node.main_loop(self._stop)
+        except DeviceError as error:
+            self.error = error
+
+    def _end(self) -> None:
+        self._stop.set()
+        self.loop.join(PATIENCE_S)
+        assert not self.loop.is_alive()
+
+
+class HealthyNode(NearNode):
+    """A node with a health endpoint on a free port, which keeps a snapshot."""
+
+    def __init__(self, folder: Path, opened: ExitStack, deadline_s: float) -> None:
+        health = HealthSettings(bind="127.0.0.1:0", deadline_s=deadline_s)
+        keep = SnapshotSettings(path=folder / "node.snapshot")
+        super().__init__(folder, opened, health=health, snapshot=keep)
+        self.url = self.node.health_url
+
+    def send_as(self, camera: str = "cam1") -> bool:
+        """Send the next frame of a camera."""
+        return self.camera.send(picture(next(self._seqs), camera))
+
+
+def ask(url: str, path: str) -> tuple[int, str]:
+    """Return the status and the text of a page."""
+    try:
+        with urllib.request.urlopen(url + path, timeout=PATIENCE_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def connect(url: str) -> socket.socket:
+    """Open a connection to the server at `url`."""
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname, parts.port or 0), timeout=PATIENCE_S)
+
+
+def send_raw(url: str, request: bytes) -> bytes:
+    """Send bytes and return all that comes until the server ends the connection."""
+    answer = b""
+    with connect(url) as peer:
+        peer.sendall(request)
+        with suppress(ConnectionResetError):  # it closed before it had read everything
+            while data := peer.recv(1 << 16):
+                answer += data
+    return answer

@@ -1,0 +1,29 @@
+"""Assert that something is refused, by the class of its error and what the message names, not by its sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def refuses(
+    error: type[Exception] | tuple[type[Exception], ...], *, field: str | Sequence[str] = ()
+) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """Assert that the block raises `error` and that its message names each `field`.
+
+    A field is what a user looks for: a setting, an argument, a value, a path, or the thing that is wrong. It matches as
+    a whole word, so `4` does not match 40.
+    """
+    with pytest.raises(error) as caught:
+        yield caught
+    for name in [field] if isinstance(field, str) else field:
+        assert names(str(caught.value), name), f"expected the error to name {name!r}, found: {caught.value}"
+
+
+def names(message: str, name: str) -> bool:
+    """Return whether a message contains a name as a whole word."""
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message) is not None
