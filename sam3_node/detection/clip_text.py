@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from transformers import AutoConfig, CLIPTextModelWithProjection, CLIPTokenizer
-from transformers.utils import logging as transformers_logging
 
 from ..errors import ModelError, RequestError, VocabularyError
-from ..models.weight_files import check_weight_files
+from ..models.weight_files import check_weight_files, quiet_transformers
 from .phrases import Vectors, clean_phrase, normalise_rows, phrase_key, quote_phrase
 
 BATCH = 64
@@ -93,23 +92,23 @@ def _load(folder: Path) -> tuple[CLIPTextModelWithProjection, CLIPTokenizer]:
         check_weight_files(folder)
     except ModelError as error:
         raise VocabularyError(str(error)) from error
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     try:
-        kind = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).model_type
-        if kind not in MODEL_TYPES:
-            raise VocabularyError(f"{folder} holds a {kind} model; {FILES_HINT}")
-        tower, report = CLIPTextModelWithProjection.from_pretrained(
-            folder,
-            local_files_only=True,
-            dtype=torch.float32,
-            output_loading_info=True,
-            use_safetensors=any((folder / name).is_file() for name in SAFE_WEIGHTS),
-            weights_only=True,  # of a pytorch_model.bin
-            trust_remote_code=False,
-        )
-        tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+        with quiet_transformers():
+            kind = AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            ).model_type
+            if kind not in MODEL_TYPES:
+                raise VocabularyError(f"{folder} holds a {kind} model; {FILES_HINT}")
+            tower, report = CLIPTextModelWithProjection.from_pretrained(
+                folder,
+                local_files_only=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+                use_safetensors=any((folder / name).is_file() for name in SAFE_WEIGHTS),
+                weights_only=True,  # of a pytorch_model.bin
+                trust_remote_code=False,
+            )
+            tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
     except VocabularyError:
         raise
     except Exception as error:  # transformers raises OSError, ValueError, SafetensorError, KeyError and more
@@ -117,10 +116,9 @@ def _load(folder: Path) -> tuple[CLIPTextModelWithProjection, CLIPTokenizer]:
         raise VocabularyError(
             f"cannot load {folder}: {type(error).__name__}: {text}; {FILES_HINT}"
         ) from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        transformers_logging.enable_progress_bar()
-    if wrong := [str(item) for key in ("missing_keys", "mismatched_keys") for item in sorted(report[key])]:
+    if wrong := [
+        str(tensor) for key in ("missing_keys", "mismatched_keys") for tensor in sorted(report[key])
+    ]:
         raise VocabularyError(
             f"{folder} lacks {len(wrong)} tensors of a CLIP text tower with projection, for example "
             f"{', '.join(wrong[:3])}; {FILES_HINT}"
@@ -132,12 +130,11 @@ def _check_files(folder: Path) -> None:
     """Check the folder first, before transformers searches other places for files."""
     if not folder.is_dir():
         raise VocabularyError(f"no folder {folder}; {FILES_HINT}")
-    missing = []
-    if not (folder / "config.json").is_file():
-        missing.append("config.json")
-    if not any((folder / name).is_file() for name in WEIGHTS):
+    present = {path.name for path in folder.iterdir() if path.is_file()}
+    missing = [] if "config.json" in present else ["config.json"]
+    if not present & set(WEIGHTS):
         missing.append(WEIGHTS[0])
-    if not (folder / "tokenizer.json").is_file():
-        missing += [name for name in ("vocab.json", "merges.txt") if not (folder / name).is_file()]
+    if "tokenizer.json" not in present:
+        missing += [name for name in ("vocab.json", "merges.txt") if name not in present]
     if missing:
         raise VocabularyError(f"{folder} lacks {', '.join(missing)}; {FILES_HINT}")

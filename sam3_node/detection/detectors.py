@@ -60,7 +60,7 @@ class Detector(Protocol):
     ) -> list[Detection]:
         """Return the detections on a BGR frame [h, w, 3] with a score above `threshold`, the best first.
 
-        Of overlapping boxes with the same phrase, only the best is returned. trunk: the features that the tracker's
+        Only the best of overlapping boxes with the same phrase is returned. trunk: the features that the tracker's
         encoder computed for the frame, for a detector that shares the encoder; others ignore it. Raises ModelError if
         the model fails.
         """

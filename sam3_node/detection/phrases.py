@@ -93,7 +93,7 @@ def quote_phrase(phrase: str) -> str:
 
 
 def _is_control(character: str) -> bool:
-    """Return True for control, surrogate and format characters; the joiners that some scripts need are none."""
+    """Return True for control, surrogate and format characters; False for the joiners that some scripts need."""
     return unicodedata.category(character) in ("Cc", "Cf", "Cs") and character not in JOINERS
 
 

@@ -135,9 +135,9 @@ class Vocabulary:
         """Return rows of phrases that are nearly `phrase`: the same thing of another look, another thing of its look.
 
         The look is the first word of several, "red" of "red mug"; another thing than "mug" is every single word. No
-        phrase counts that may be true of the same object: its words are among the other's words, one of both
-        is anything, or it has the same vector. Of each, at most MAX_CONTRASTS with the nearest vectors are returned,
-        the nearest first.
+        phrase counts that may be true of the same object: its words are among the other's words, one of both is
+        anything, or it has the same vector. Each list has the at most MAX_CONTRASTS rows with the nearest vectors, the
+        nearest first.
         """
         words, vector = phrase_key(phrase).split(), self.encode([phrase])[0]
         looks, things = [], []

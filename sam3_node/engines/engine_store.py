@@ -57,7 +57,7 @@ class EngineKey(Section):
     version: str
     """Version of the library; for inductor, of torch."""
     gpu: str
-    """Generation of the GPU, such as sm89; cpu for none."""
+    """Generation of the GPU, such as sm89; cpu without a GPU."""
     gpu_name: str = ""
     """Name of the GPU that they are built for; empty for all of the generation."""
     cpu: str = ""
@@ -188,16 +188,17 @@ class EngineStore:
 
     def find(self, required: EngineKey) -> StoredEngine:
         """Return the newest engines that can serve as `required`. Raises EngineError that describes the nearest."""
-        engines = list(self.all())
-        for stored in engines:
-            if not stored.manifest.key.describe_differences(required):
-                return stored
+        engines = [(stored, stored.manifest.key.describe_differences(required)) for stored in self.all()]
         if not engines:
             raise EngineError(f"no engines in {self.folder}; {BUILD_HINT}")
-        nearest = min(engines, key=lambda stored: len(stored.manifest.key.describe_differences(required)))
-        reasons = "; ".join(nearest.manifest.key.describe_differences(required))
+        nearest, differences = min(
+            engines, key=lambda engine: len(engine[1])
+        )  # the newest of equally near ones
+        if not differences:
+            return nearest
         raise EngineError(
-            f"no engines in {self.folder} can serve; the nearest, {nearest.folder.name}: {reasons}; {BUILD_HINT}"
+            f"no engines in {self.folder} can serve; the nearest, {nearest.folder.name}: {'; '.join(differences)}; "
+            + BUILD_HINT
         )
 
     def expected_s(self, key: EngineKey, stage: str) -> float | None:

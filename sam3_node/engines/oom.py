@@ -62,7 +62,7 @@ def find_device_error(error: BaseException) -> DeviceError | None:
 
 
 def _probe_device() -> Exception | None:
-    """Return the error that the current GPU answers to every call now; None if it answers well, or there is none."""
+    """Return the error with which the GPU answers every call now; None if it answers well, or without a GPU."""
     if not torch.cuda.is_initialized():
         return None
     try:

@@ -1,8 +1,8 @@
 """A model repository for Triton Inference Server: the stages of a tracker, and two ensembles that segment an image.
 
 Each stage is a model with an ONNX export, or with a TensorRT plan of the engine store. Prompts of a kind are decoded by
-one more model. An ensemble keeps nothing between two requests, so tracking is none: which memories an object has, and
-which of them are read, stays with a client that calls the stages.
+one more model. An ensemble keeps nothing between two requests, so it cannot track: the client that calls the stages
+keeps an object's memories and chooses which of them are read.
 
 Files of configuration are written as text here, because they need a dozen fields. The package that has the server's
 schema, tritonclient, would add gRPC and an older protobuf. The tests parse the files with its schema.
@@ -315,10 +315,10 @@ def _find_plans(settings: Settings, image_size: int) -> StoredEngine:
 
 def _require_absent(folder: Path, models: Sequence[ServedModel]) -> None:
     """Raise EngineError if the folder holds one of these models."""
-    found = next((model.name for model in models if (folder / model.name).exists()), None)
-    if found is not None:
+    present = next((model.name for model in models if (folder / model.name).exists()), None)
+    if present is not None:
         raise EngineError(
-            f"{folder / found} exists already: expected a folder without it; delete the {PREFIX}* folders there, or "
+            f"{folder / present} exists already: expected a folder without it; delete the {PREFIX}* folders there, or "
             "choose another folder"
         )
 

@@ -293,13 +293,24 @@ def _check_folder(name: str) -> None:
 
 
 @contextmanager
-def _reading(name: str, files: str) -> Iterator[None]:
-    """Suppress transformers' output in the block, and turn its errors into ModelError."""
+def quiet_transformers() -> Iterator[None]:
+    """Suppress transformers' warnings and progress bars in the block."""
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
         yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def _reading(name: str, files: str) -> Iterator[None]:
+    """Suppress transformers' output in the block, and turn its errors into ModelError."""
+    try:
+        with quiet_transformers():
+            yield
     except ModelError:
         raise
     except Exception as error:  # transformers raises OSError, ValueError, SafetensorError, KeyError and more
@@ -310,9 +321,6 @@ def _reading(name: str, files: str) -> Iterator[None]:
         )
         explained.may_pass = "connect to" in first_line  # the hub cannot be reached now
         raise explained from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        transformers_logging.enable_progress_bar()
 
 
 def _find(name: str, file: str) -> str | None:

@@ -62,7 +62,7 @@ class CachedFrame:
 
     @classmethod
     def from_step(cls, frame: Frame, received_ns: int, context: FrameContext, tracks: Tracks) -> CachedFrame:
-        """Build it from a step and its result. Of the features, the trunk is left out: no prompt needs it."""
+        """Build it from a step and its result, without the trunk, which no prompt needs."""
         logits = dict(zip(tracks.ids, tracks.logits, strict=True))
         origin_ns = frame.capture_ns if frame.clock == "system" else received_ns
         kept = context.features._replace(trunk=None)

@@ -98,8 +98,8 @@ class Perception:
 
     def _calibration_of(self, camera: str) -> Calibration | None:
         """Return the camera's own calibration, else the first that names no camera."""
-        named = [found for found in self.calibrations if found.camera == camera]
-        return next(iter([*named, *(found for found in self.calibrations if not found.camera)]), None)
+        fitting = [calibration for calibration in self.calibrations if calibration.camera in (camera, "")]
+        return min(fitting, key=lambda calibration: calibration.camera != camera, default=None)
 
     def drop(self, camera: str) -> None:
         """Remove a camera and its objects, if the camera has a pipeline."""
@@ -222,7 +222,7 @@ class Perception:
         return {
             **self.status(),
             "settings": self.settings.model_dump(mode="json"),
-            "calibrations": [found.model_dump(mode="json") for found in self.calibrations],
+            "calibrations": [calibration.model_dump(mode="json") for calibration in self.calibrations],
             **self.digests,
             "confidence": {"calibration": CALIBRATION, "calibrated": is_calibrated(self.model.name)},
             "device_name": _device_name(self.model.device),

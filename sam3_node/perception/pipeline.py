@@ -153,10 +153,10 @@ class Pipeline:
         )
 
     def _track(self, context: FrameContext, shed_level: int) -> tuple[Tracks, Shed | None]:
-        """Track the objects on a frame, and detect if it is time to; return also what was left out."""
+        """Track the objects on a frame, and detect if it is time to; return also what was shed."""
         detector = self._track_manager
         detects = detector is not None and detector.is_due(stretch_detection(shed_level))
-        objects = () if detects else self.registry  # one that is left out would be found as a new one
+        objects = () if detects else self.registry  # a held object would be found as a new one
         shed = choose_shed(shed_level, objects, self._tracker.ids, context.frame_number)
         with self._timer.device("track"), self._pending_prompts() as prompts:
             tracks = self._tracker.step_features(context.features, prompts, shed.held if shed else ())
@@ -194,7 +194,7 @@ class Pipeline:
     ) -> PromptOutcome:
         """Start to track an object: at once on the cached frame `seq`, or on the next frame if `seq` is None.
 
-        Objects of low `priority` are the first to be left out under load. An object that has to catch up is tracked on
+        Objects of low `priority` are the first to be held under load. An object that has to catch up is tracked on
         every `stride`-th frame, by default `catch_ups.stride`. Raises RequestError for a bad prompt, CapacityError if
         all slots are taken, UnknownFrameError if the frame is not cached.
         """
@@ -267,7 +267,7 @@ class Pipeline:
             self._tracker.remove(object_id)
 
     def rename(self, object_id: int, label: str) -> None:
-        """Change an object's label for good: detections no longer do. UnknownObjectError if there is none."""
+        """Change an object's label for good: detections change it no longer. UnknownObjectError for an unknown id."""
         self.registry.rename(object_id, label)
         if self._track_manager is not None:
             self._track_manager.forget(object_id)
@@ -377,10 +377,10 @@ class Pipeline:
         return self._tracker.updated(tracks, changed)
 
     def _instances(self, tracks: HostTracks, size: tuple[int, int], now_ns: int) -> tuple[Instance, ...]:
-        found = tracks.evidence
+        evidence = tracks.evidence
         read_masks = tracks.masks.rasterize(size)
-        confidences = self._confidence.observe(found)  # while a GPU makes the masks
-        columns = zip(found.ids, read_masks(), found.scores, found.visible, confidences, strict=True)
+        confidences = self._confidence.observe(evidence)  # while a GPU makes the masks
+        columns = zip(evidence.ids, read_masks(), evidence.scores, evidence.visible, confidences, strict=True)
         return tuple(self._observe(*values, now_ns) for values in columns)
 
     def _observe(
@@ -481,13 +481,12 @@ class FrameQueries:
     ) -> Job[tuple[int, list[PromptResult], str]]:
         """Segment everything on the cached frame `seq`, or the latest for None.
 
-        Return its seq, the masks, and why there are none.
-        Frames may be stepped, objects and the frame itself removed between the turns: the masks are the same.
+        Return its seq, the masks, and the reason for an empty result. Steps and removals in between change nothing.
         """
         cached = self._frame_cache.get(seq)
         features, census = cached.features_on(self._model.device), Census()
-        found = yield from segment_everything(self._model, features, options, census)
-        results = yield from to_results_job(cached.seq, cached.scaling, *found)
+        masks = yield from segment_everything(self._model, features, options, census)
+        results = yield from to_results_job(cached.seq, cached.scaling, *masks)
         return cached.seq, results, "" if results else census.explain(options.complete(self._model))
 
 

@@ -81,7 +81,7 @@ class ObjectRegistry:
             raise UnknownObjectError(f"no object {object_id}; there are {sorted(self._objects) or 'none'}")
 
     def remove(self, object_id: int) -> None:
-        """Remove an object; UnknownObjectError if there is none with this id."""
+        """Remove an object; UnknownObjectError for an unknown id."""
         self.require(object_id)
         del self._objects[object_id]
 
@@ -90,7 +90,7 @@ class ObjectRegistry:
         return self._objects[object_id].label
 
     def rename(self, object_id: int, label: str) -> None:
-        """Change the label of an object; UnknownObjectError if there is none with this id."""
+        """Change the label of an object; UnknownObjectError for an unknown id."""
         self.require(object_id)
         self._objects[object_id].label = label
 

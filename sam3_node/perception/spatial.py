@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import cv2
@@ -97,7 +97,7 @@ class SpatialStage:
         )
         intrinsics = self._intrinsics(frame)
         fits = frame.depth is not None and self._fits(frame.depth, frame)
-        shown = [item for item in instances if item.mask.crop.size and not item.doubtful]
+        shown = [seen for seen in instances if seen.mask.crop.size and not seen.doubtful]
         depth = self._depth_map(frame, intrinsics) if shown and fits and intrinsics is not None else None
         self._last = _LastFrame(frame.seq, depth, {instance.id: instance.mask for instance in shown})
         fields = self._describe(frame, shown, depth) if depth is not None else {}
@@ -142,10 +142,9 @@ class SpatialStage:
         }
         ids = [instances[index].id for index in surfaces.indices]
         if ids:
-            for object_id, found in zip(
-                ids, self._place_surfaces(ids, surfaces, frame.capture_ns), strict=True
-            ):
-                fields[object_id] |= found
+            placed = self._place_surfaces(ids, surfaces, frame.capture_ns)
+            for object_id, surface in zip(ids, placed, strict=True):
+                fields[object_id] |= surface
         return fields
 
     def _place_surfaces(self, ids: list[int], surfaces: Surfaces, stamp_ns: int) -> Iterator[_Fields]:
@@ -196,12 +195,12 @@ class SpatialStage:
         """Return the instances with their fields and velocities."""
         completed = []
         for instance in instances:
-            found = dict(fields.get(instance.id, {}))
+            added = dict(fields.get(instance.id, {}))
             velocity = self._velocities.velocity(instance.id, stamp_ns)
-            if velocity is not None and found.setdefault("frame", velocity.frame) == velocity.frame:
-                found["velocity_mps"] = tuple(round(value, _DIGITS) for value in velocity.mps.tolist())
-                found["velocity_age_s"] = round(velocity.age_s, _DIGITS)
-            completed.append(replace(instance, **found) if found else instance)
+            if velocity is not None and added.setdefault("frame", velocity.frame) == velocity.frame:
+                added["velocity_mps"] = tuple(round(value, _DIGITS) for value in velocity.mps.tolist())
+                added["velocity_age_s"] = round(velocity.age_s, _DIGITS)
+            completed.append(replace(instance, **added) if added else instance)
         return tuple(completed)
 
     def _sample(self, points: Float, count: int) -> Float:
@@ -269,8 +268,8 @@ class SpatialStage:
             self.problem = "depth without any valid value"
         if image.shape != size:
             image = np.asarray(cv2.resize(image, size[::-1], interpolation=cv2.INTER_NEAREST), np.uint16)
-        found = self._calibration.depth if self._calibration is not None else None
-        scale_m = depth.scale_m if found is None else found.scale_m or depth.scale_m
+        stated = self._calibration.depth if self._calibration is not None else None
+        scale_m = (stated.scale_m if stated is not None else None) or depth.scale_m
         focal_px = (intrinsics.fx * intrinsics.fy) ** 0.5
         return DepthMap(image, scale_m, self._rays.rays(intrinsics, size), focal_px)
 
@@ -345,31 +344,27 @@ class VelocityFilters:
         self, ids: Sequence[int], stamp_ns: int, frame: str, positions_m: Array, covariances_m2: Array
     ) -> None:
         """Take positions [n, 3] of objects at one time, with the covariances [n, 3, 3] of their errors."""
-        known = []
+        updated: dict[int, _Filter] = {}
         for row, object_id in enumerate(ids):
-            found = self._filters.get(object_id)
-            if (
-                found is not None
-                and found.frame == frame
-                and 0 < stamp_ns - found.stamp_ns <= MAX_AGE_S * NANOSECONDS
-            ):
-                known.append((row, found))
+            kept = self._filters.get(object_id)
+            if kept and kept.frame == frame and 0 < stamp_ns - kept.stamp_ns <= MAX_AGE_S * NANOSECONDS:
+                updated[row] = kept
                 continue
             covariance = np.zeros((6, 6))
             covariance[:3, :3], covariance[3:, 3:] = covariances_m2[row], START_SPEED_MPS**2 * _IDENTITY
             mean = np.append(positions_m[row], np.zeros(3))
             self._filters[object_id] = _Filter(frame, stamp_ns, mean, covariance)
-        if known:
-            rows = [row for row, _ in known]
-            _update([item for _, item in known], stamp_ns, positions_m[rows], covariances_m2[rows])
+        if updated:
+            rows = list(updated)
+            _update([*updated.values()], stamp_ns, positions_m[rows], covariances_m2[rows])
 
     def velocity(self, object_id: int, stamp_ns: int) -> Velocity | None:
         """Return the velocity of an object; None if it is unknown or too old."""
-        found = self._filters.get(object_id)
-        if found is None or found.count < MIN_POSITIONS:
+        kept = self._filters.get(object_id)
+        if kept is None or kept.count < MIN_POSITIONS:
             return None
-        age_s = (stamp_ns - found.stamp_ns) / NANOSECONDS
-        return Velocity(found.frame, found.mean[3:], age_s) if 0 <= age_s <= MAX_AGE_S else None
+        age_s = (stamp_ns - kept.stamp_ns) / NANOSECONDS
+        return Velocity(kept.frame, kept.mean[3:], age_s) if 0 <= age_s <= MAX_AGE_S else None
 
     def remove(self, object_id: int) -> None:
         """Forget an object."""
@@ -379,35 +374,30 @@ class VelocityFilters:
         """Return the state that `restore` takes."""
         return {
             str(object_id): {
-                "frame": item.frame,
-                "stamp_ns": item.stamp_ns,
-                "mean": item.mean.tolist(),
-                "covariance": item.covariance.ravel().tolist(),
-                "count": item.count,
+                **asdict(kept),
+                "mean": kept.mean.tolist(),
+                "covariance": kept.covariance.ravel().tolist(),
             }
-            for object_id, item in self._filters.items()
+            for object_id, kept in self._filters.items()
         }
 
     def restore(self, state: State) -> None:
         """Continue from the moment at which `state` was called."""
         self._filters = {
             int(object_id): _Filter(
-                item["frame"],
-                item["stamp_ns"],
-                np.array(item["mean"]),
-                np.array(item["covariance"]).reshape(6, 6),
-                item["count"],
+                **saved
+                | {"mean": np.array(saved["mean"]), "covariance": np.array(saved["covariance"]).reshape(6, 6)}
             )
-            for object_id, item in state.items()
+            for object_id, saved in state.items()
         }
 
 
 def _update(filters: Sequence[_Filter], stamp_ns: int, positions_m: Array, covariances_m2: Array) -> None:
     """Predict n filters at a time, and correct them by positions [n, 3] with covariances [n, 3, 3]."""
-    stamps_ns = np.array([item.stamp_ns for item in filters])
+    stamps_ns = np.array([each.stamp_ns for each in filters])
     dt = ((stamp_ns - stamps_ns) / NANOSECONDS)[:, None, None]
-    means = np.array([item.mean for item in filters])[:, :, None]
-    old = np.array([item.covariance for item in filters])
+    means = np.array([each.mean for each in filters])[:, :, None]
+    old = np.array([each.covariance for each in filters])
     noise = ACCELERATION_MPS2**2 * dt * _IDENTITY
     # blocks of the covariances [n, 6, 6]: of position, of position and velocity, of velocity
     old_cross, speed = old[:, :3, 3:], old[:, 3:, 3:]
@@ -422,5 +412,5 @@ def _update(filters: Sequence[_Filter], stamp_ns: int, positions_m: Array, covar
     covariances[:, 3:, :3], covariances[:, 3:, 3:] = cross.transpose(0, 2, 1), speed + noise
     covariances -= gain @ predicted.transpose(0, 2, 1)
     covariances = (covariances + covariances.transpose(0, 2, 1)) / 2
-    for item, mean, covariance in zip(filters, means[:, :, 0], covariances, strict=True):
-        item.mean, item.covariance, item.stamp_ns, item.count = mean, covariance, stamp_ns, item.count + 1
+    for each, mean, covariance in zip(filters, means[:, :, 0], covariances, strict=True):
+        each.mean, each.covariance, each.stamp_ns, each.count = mean, covariance, stamp_ns, each.count + 1

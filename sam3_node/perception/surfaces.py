@@ -175,7 +175,7 @@ class Surfaces:
 
 
 def measure_surfaces(masks: Sequence[Mask], depth: DepthMap, target: int = TARGET_PIXELS) -> Surfaces:
-    """Measure the surface of each mask from about `target` pixels. One with too few valid depths has none.
+    """Measure the surface of each mask from about `target` pixels. A mask with too few valid depths has no surface.
 
     No mask may be empty.
     """

@@ -348,7 +348,7 @@ class SideStream:
         self._ready = torch.cuda.Event() if is_cuda else None
 
     def mark(self) -> None:
-        """Mark the main stream's current end. Work in `run` waits for all work before it, and for none after it."""
+        """Mark the main stream's current end. Work in `run` waits for the work before it only."""
         if self._ready is not None:
             self._ready.record()
 

@@ -2,7 +2,7 @@
 
 The method is SAM's automatic mask generation (arXiv 2304.02643, section B of the appendix) on the whole image. Each
 point gives three masks: a part, a larger part, the whole. A mask is kept if the decoder is sure of it, and if it does
-not depend on the threshold. Of masks with nearly the same box, the best is kept.
+not depend on the threshold. Only the best of masks with nearly the same box is kept.
 
 How sure a decoder says it is differs from model to model, so each kind has its own limits.
 """
@@ -71,10 +71,8 @@ class EverythingOptions:
     def complete(self, model: TrackerModel) -> EverythingOptions:
         """Return the options with the model's own limits where none were given."""
         own = LIMITS.get(model.name) or LIMITS.get(model.model_type, PUBLISHED)
-        given = {name: getattr(self, name) for name in MaskLimits._fields}
-        return replace(
-            self, **{name: getattr(own, name) if given[name] is None else given[name] for name in given}
-        )
+        missing = {name: limit for name, limit in own._asdict().items() if getattr(self, name) is None}
+        return replace(self, **missing)
 
 
 class Everything(NamedTuple):
@@ -124,21 +122,21 @@ def segment_everything(
     """Find the masks of everything on one frame, from features = model.encode(pixels), a batch of points a turn.
 
     `census` is filled with the number of candidates.
-    What is found does not depend on what happens between the turns, as long as the features stay as they are.
+    The masks do not depend on what happens between the turns, as long as the features stay as they are.
     """
     options, census = options.complete(model), census or Census()
     limits = MaskLimits(options.min_iou or 0.0, options.min_stability or 0.0)
-    found = Everything(
+    masks = Everything(
         torch.zeros(0, *model.mask_size, device=model.device), torch.zeros(0, device=model.device)
     )
     for points in _grid(options.grid, model).split(model.batch_size):
         sure = _filter(_decode(model, features, points), limits, census)
-        found = Everything(*(torch.cat(pair) for pair in zip(found, sure, strict=True)))
-        if len(found.iou) > MAX_CANDIDATES:
-            found = found.select(found.iou.topk(MAX_CANDIDATES).indices)
+        masks = Everything(*(torch.cat(pair) for pair in zip(masks, sure, strict=True)))
+        if len(masks.iou) > MAX_CANDIDATES:
+            masks = masks.select(masks.iou.topk(MAX_CANDIDATES).indices)
         yield
-    boxes = mask_boxes(found.logits > 0)
-    return found.select(suppress(boxes, found.iou, options.max_overlap)[: options.most])
+    boxes = mask_boxes(masks.logits > 0)
+    return masks.select(suppress(boxes, masks.iou, options.max_overlap)[: options.most])
 
 
 def _grid(side: int, model: TrackerModel) -> Tensor:

@@ -75,22 +75,14 @@ class SelectionRule:
         return order, ranks if self.by_rank else np.take_along_axis(ages, order, axis=1), valid
 
 
-def _recent(ages: Ints, scores: Floats, limit: int) -> Bools:
-    recent: Bools = ages <= limit
-    return recent
-
-
-def _confident(ages: Ints, scores: Floats, limit: int) -> Bools:
-    confident: Bools = (scores > CONFIDENT_SCORE) | (ages == 1)
-    return confident
-
-
 RULES = {
     # frames at most `limit` steps old: the reference's rule
-    "recent": SelectionRule(_recent, by_rank=False, by_score=False),
+    "recent": SelectionRule(lambda ages, scores, limit: ages <= limit, by_rank=False, by_score=False),
     # the newest frames with a confident mask, of any age, and always the last frame: SAM 3's memory selection
     # (`frame_filter` in facebookresearch/sam3), which keeps an occlusion from pushing the appearance out of memory
-    "confident": SelectionRule(_confident, by_rank=True, by_score=True),
+    "confident": SelectionRule(
+        lambda ages, scores, limit: (scores > CONFIDENT_SCORE) | (ages == 1), by_rank=True, by_score=True
+    ),
 }
 
 
@@ -547,7 +539,7 @@ class LastMasks:
             for n, row in enumerate(rows.tolist())
         ]
         kept, sure, withheld = (
-            torch.tensor([one in wanted for one in judged], device=last.device)[:, None, None]
+            torch.tensor([verdict in wanted for verdict in judged], device=last.device)[:, None, None]
             for wanted in ([(True, True), (True, False)], [(True, True)], [(False, False)])
         )
         logits, surest = decoded.logits.float(), self._sure[index]
@@ -572,10 +564,10 @@ class LastMasks:
         chosen = torch.from_numpy(again).to(last.device)
         tried = [Decoded(*(column[chosen] for column in decoded))]
         tried += [self._decode(features, last[chosen], margin) for margin in BOX_MARGINS[1:]]
-        found = [_levels(one.logits) for one in tried]
+        candidates = [_levels(attempt.logits) for attempt in tried]
         for position, row in enumerate(again.tolist()):
             wanted = before.inside[row]
-            best = int(np.argmax([_resemblance(one.inside[position], wanted) for one in found]))
+            best = int(np.argmax([_resemblance(masks.inside[position], wanted) for masks in candidates]))
             for column, better in zip(decoded, tried[best], strict=True):
                 column[row] = better[position]
         return decoded, _levels(decoded.logits)
@@ -646,7 +638,7 @@ def _levels(logits: Tensor) -> LevelSets:
 
 def _has_jumped(levels: LevelSets, before: LevelSets) -> Bools:
     """Return which of N masks have grown or shrunk suddenly since the masks `before`, [N]."""
-    now, then = (one.inside.sum(axis=(1, 2)).clip(min=1).astype(np.float64) for one in (levels, before))
+    now, then = (masks.inside.sum(axis=(1, 2)).clip(min=1).astype(np.float64) for masks in (levels, before))
     change = np.log(now / then)
     jumped: Bools = (change > STEP_GROWTH) | (change < -STEP_LOSS)
     return jumped

@@ -7,6 +7,7 @@ without memory follow; it needs no fitted weights, because it compares each trac
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from math import log
 from typing import Any, NamedTuple
@@ -53,13 +54,8 @@ class MaskSignals(NamedTuple):
 
     def select(self, chosen: Bools) -> MaskSignals:
         """Return the signals of the masks where `chosen` [N] is True."""
-        return MaskSignals(
-            self.inside[chosen],
-            self.area[chosen],
-            self.centre[chosen],
-            self.stability[chosen],
-            self.overlap[chosen],
-        )
+        columns: Iterator[Any] = (column[chosen] for column in self)
+        return MaskSignals(*columns)
 
 
 def grid_side(side: int) -> int:

@@ -178,7 +178,7 @@ class ObjectRows:
         return row
 
     def rename(self, key: int, new_key: int) -> int | None:
-        """Give the row of `key` to `new_key`. Return the row that `new_key` had, which is free now; None for none."""
+        """Give the row of `key` to `new_key`. Return the row that `new_key` had before, which is free now."""
         freed = self._rows.get(new_key)
         self._rows[new_key] = self._rows.pop(key)
         if freed is not None:

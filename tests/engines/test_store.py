@@ -154,7 +154,7 @@ def test_a_damaged_plan_is_refused(store: EngineStore) -> None:
     assert built.read_plan("encode") == PLANS["encode"]
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"format": 2}', "[1]"])
+@pytest.mark.parametrize("text", ["", "{", '{"format": 2}', '{"format": 1, "identity": {}}', "[1]"])
 def test_a_damaged_manifest_hides_only_its_own(
     store: EngineStore, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -90,43 +90,38 @@ def is_eager_on_cpu(x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def join_linear(*layers: nn.Linear) -> nn.Linear:
-    """Join `layers` into one linear map with all their outputs, one after the other."""
-    joined = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers))
-    joined.to(layers[0].weight)
-    joined.weight.copy_(torch.cat([layer.weight for layer in layers]))
-    joined.bias.copy_(torch.cat([layer.bias for layer in layers]))
-    return joined
-
-
-@torch.no_grad()
-def patch_linear(layer: nn.Conv2d) -> nn.Linear:
-    """Return the linear map of flattened patches [C * p * p] that equals a convolution with stride = kernel size."""
-    linear = nn.Linear(layer.weight[0].numel(), layer.out_channels, bias=layer.bias is not None).to(
-        layer.weight
-    )
-    linear.weight.copy_(layer.weight.flatten(1))
-    if layer.bias is not None:
-        linear.bias.copy_(layer.bias)
+def make_linear(like: Tensor, weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a linear map with a weight [O, I] and a bias [O], with the dtype and on the device of `like`."""
+    outputs, inputs = weight.shape
+    linear = nn.Linear(inputs, outputs, bias=bias is not None).to(like).requires_grad_(False)
+    linear.weight.copy_(weight)
+    if bias is not None:
+        linear.bias.copy_(bias)
     return linear
 
 
-@torch.no_grad()
+def join_linear(*layers: nn.Linear) -> nn.Linear:
+    """Join `layers` into one linear map with all their outputs, one after the other."""
+    weight = torch.cat([layer.weight for layer in layers])
+    return make_linear(weight, weight, torch.cat([layer.bias for layer in layers]))
+
+
+def patch_linear(layer: nn.Conv2d) -> nn.Linear:
+    """Return the linear map of flattened patches [C * p * p] that equals a convolution with stride = kernel size."""
+    return make_linear(layer.weight, layer.weight.flatten(1), layer.bias)
+
+
 def fold_linear(first: nn.Linear, second: nn.Linear) -> nn.Linear:
     """Fold two linear maps into one that equals `second` after `first`. Computed in float64."""
-    folded = nn.Linear(first.in_features, second.out_features).to(first.weight)
-    folded.weight.copy_(second.weight.double() @ first.weight.double())
-    folded.bias.copy_(second.weight.double() @ first.bias.double() + second.bias.double())
-    return folded
+    outer = second.weight.double()
+    bias = outer @ first.bias.double() + second.bias.double()
+    return make_linear(first.weight, outer @ first.weight.double(), bias)
 
 
-@torch.no_grad()
 def scale_linear(layer: nn.Linear, scale: Tensor) -> nn.Linear:
     """Return the linear map that equals `layer` times `scale` [outputs]. Computed in float64."""
-    scaled = nn.Linear(layer.in_features, layer.out_features).to(layer.weight)
-    scaled.weight.copy_(scale.double()[:, None] * layer.weight.double())
-    scaled.bias.copy_(scale.double() * layer.bias.double())
-    return scaled
+    scale = scale.double()
+    return make_linear(layer.weight, scale[:, None] * layer.weight.double(), scale * layer.bias.double())
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import ModelError
-from .algebra import apply_linear, join_linear
+from .algebra import apply_linear, join_linear, make_linear
 from .memory_write import MemoryWrite
 
 IN_VIEW_LOGIT = 10.0  # presence logit of weights that cannot tell
@@ -117,10 +117,7 @@ def _subpixel_linear(layer: nn.ConvTranspose2d) -> nn.Linear:
     """Return the linear map of a token to its 2 x 2 pixels [2 * 2 * C] that equals a transposed convolution."""
     assert layer.kernel_size == layer.stride == (2, 2)
     assert layer.bias is not None
-    linear = nn.Linear(layer.in_channels, 4 * layer.out_channels).to(layer.weight).requires_grad_(False)
-    linear.weight.copy_(layer.weight.detach().permute(2, 3, 1, 0).flatten(0, 2))
-    linear.bias.copy_(layer.bias.detach().repeat(4))
-    return linear
+    return make_linear(layer.weight, layer.weight.permute(2, 3, 1, 0).flatten(0, 2), layer.bias.repeat(4))
 
 
 def _group(features: Tensor, height: int, width: int, levels: int) -> Tensor:

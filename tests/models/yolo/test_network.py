@@ -207,6 +207,7 @@ def test_damaged_folders_are_clear_errors(tmp_path: Path, damage: str) -> None:
         ({"depths": [1, 1, 1, -1]}, "4 positive integers"),
         ({"bins": 0}, "bins: expected a positive integer"),
         ({"bins": True}, "bins: expected a positive integer"),
+        ({"resize": "nearest"}, "resize: expected bilinear"),
         ({"channels": [8, 8, 16, 16, 24]}, "multiples of 16"),
     ],
 )
