@@ -29,8 +29,8 @@ test: lint
 
 # those that `make test` has run in full
 NEED_NO_ENGINES := $(addprefix tests/engines/,\
-	test_build_progress.py test_compile_cache.py test_frames.py test_graphs.py test_inductor.py test_specs.py \
-	tensorrt/test_library.py tensorrt/test_run.py)
+	test_frames.py test_graphs.py test_inductor.py test_specs.py \
+	tensorrt/test_run.py)
 
 test-engines: $(ENGINES_READY)
 	$(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/engines/test_*.py tests/engines/tensorrt/test_*.py)) \

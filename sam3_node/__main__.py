@@ -30,7 +30,7 @@ def main() -> int:
         code = INTERRUPTED
     exit_on_interrupt()
     if code in (INTERRUPTED, DEVICE_FAILED):
-        # leave without the interpreter's exit: it would wait for threads, such as those of a download, or for a GPU
+        # leave without the interpreter's exit: it would wait for threads, such as a download's, or for a GPU
         import logging
 
         logging.shutdown()
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def _explain(error: ModuleNotFoundError) -> int:
-    """Print which extra has a module, and return the exit code. Raises the error if none of the command line has."""
+    """Print which extra has a module, and return the exit code. Raises the error for a module of no extra."""
     from .errors import explain_missing
 
     missing = explain_missing(error)

@@ -1,4 +1,4 @@
-"""All errors of this package: each message names what was expected, what was found and, if useful, the remedy.
+"""Defines all errors of this package. Each message says what was expected, what was found and what to do.
 
 The first line of a class docstring states when the error is raised; the documentation is generated from it.
 """
@@ -18,7 +18,7 @@ class Sam3NodeError(Exception):
 
     code = "error"
     may_pass = False
-    """True if the same may succeed later without a change of settings: a device, an address or a host is absent now."""
+    """True if a retry may succeed with the same settings, such as when a device, an address or a host is absent now."""
 
 
 class WireError(Sam3NodeError):
@@ -34,25 +34,26 @@ class TransportError(Sam3NodeError):
 
 
 class NoAnswerError(TransportError):
-    """Raised when a node does not answer a request in time; it may still execute the request."""
+    """Raised when a node does not answer a request in time. It may still execute the request."""
 
     code = "no_answer"
 
 
 class AuthenticationError(TransportError):
-    """Raised when a key is absent, damaged or readable by others, or the other end of a connection refuses it."""
+    """Raised when a key is missing, damaged or readable by other users, or when the peer refuses it."""
 
     code = "authentication"
 
 
 class NotSeenError(Sam3NodeError):
-    """Raised when masks come, but no object with the wanted label is tracked in time; the message says what is."""
+    """Raised when masks arrive, but no object with the wanted label is tracked in time. The message names the
+    others."""
 
     code = "not_seen"
 
 
 class AmbiguousError(Sam3NodeError):
-    """Raised when more objects with the wanted label are tracked than were asked for; the message names them."""
+    """Raised when more objects have the wanted label than were asked for. The message names them."""
 
     code = "ambiguous"
 
@@ -70,7 +71,7 @@ class CameraError(Sam3NodeError):
 
 
 class CalibrationError(Sam3NodeError):
-    """Raised when images or poses cannot give a calibration: too few, too alike, inconsistent, or of a wrong board."""
+    """Raised when images or poses give no calibration: too few, too alike, inconsistent, or of another board."""
 
     code = "calibration"
 
@@ -82,7 +83,7 @@ class BagError(Sam3NodeError):
 
 
 class ReplayError(Sam3NodeError):
-    """Raised when a replay cannot start or continue, or its checkpoint is damaged or of another job, model or bank."""
+    """Raised when a replay cannot start or resume, or its checkpoint is damaged or from another job, model or bank."""
 
     code = "replay"
 
@@ -94,25 +95,25 @@ class ModelError(Sam3NodeError):
 
 
 class DeviceError(Sam3NodeError):
-    """Raised when the GPU has failed so that this process can use it no longer; a new process can."""
+    """Raised when this process has lost the GPU. Restart the process."""
 
     code = "device"
 
 
 class EngineError(Sam3NodeError):
-    """Raised when an engine cannot be built, is of another machine or model, or is rejected by the gate."""
+    """Raised when an engine cannot be built, belongs to another machine or model, or fails the gate."""
 
     code = "engine"
 
 
 class VocabularyError(Sam3NodeError):
-    """Raised when a vocabulary or text encoder is damaged, incomplete, or of another model than the detector."""
+    """Raised when a vocabulary or text encoder is damaged, incomplete, or does not match the detector's model."""
 
     code = "vocabulary"
 
 
 class SnapshotError(Sam3NodeError):
-    """Raised when a snapshot is damaged, of another version, model or tracker, or cannot be written or fetched."""
+    """Raised when a snapshot is damaged, does not match version, model or tracker, or cannot be written or fetched."""
 
     code = "snapshot"
 
@@ -136,7 +137,7 @@ class UnknownObjectError(RequestError):
 
 
 class UnknownFrameError(RequestError):
-    """Raised when the features of the requested frame are not held, or no longer held."""
+    """Raised when the node does not keep the features of the requested frame, or no longer keeps them."""
 
     code = "unknown_frame"
 
@@ -148,10 +149,10 @@ class UnknownPhraseError(RequestError):
 
 
 class NodeRestarted(Sam3NodeError):  # noqa: N818 - an occurrence to react to, such as StopIteration
-    """Raised when the object ids of a camera have begun again, so that an id names another object than before.
+    """Raised when the object ids of a camera have begun again. An id now names another object than before.
 
-    The node was started again, or it dropped a silent camera and serves it anew. `camera` names the camera. Unknown
-    attributes are None, such as `new_epoch` and `node` when the node has refused a request.
+    The node restarted, or it dropped a silent camera and serves it anew. `camera` names the camera. Unknown
+    attributes are None, such as `new_epoch` and `node` when the node refused a request.
     """
 
     code = "node_restarted"
@@ -170,31 +171,31 @@ class NodeRestarted(Sam3NodeError):  # noqa: N818 - an occurrence to react to, s
 
 
 class CapacityError(RequestError):
-    """Raised when the maximum number of objects is already tracked."""
+    """Raised when the node already tracks the maximum number of objects."""
 
     code = "full"
 
 
 class BusyError(RequestError):
-    """Raised when a request was not carried out because too many others wait for the node."""
+    """Raised when the node did not execute a request, because too many others were waiting."""
 
     code = "busy"
 
 
 class SupersededError(RequestError):
-    """Raised when a request was not carried out because a newer one of the same client made it useless."""
+    """Raised when the node did not execute a request, because a newer one of the same client replaced it."""
 
     code = "superseded"
 
 
 class PolicyError(Sam3NodeError):
-    """Raised when an observation for a policy cannot be made, or its server's reply is invalid or says an error."""
+    """Raised when an observation for a policy cannot be made, or the policy server's reply is invalid or an error."""
 
     code = "policy"
 
 
 class MissingExtraError(Sam3NodeError):
-    """Raised when an optional dependency is missing; the message names the extra that installs it."""
+    """Raised when an optional dependency is missing. The message names the extra that installs it."""
 
     code = "missing_extra"
 

@@ -92,6 +92,14 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file as `write_atomically` does. Raises OutputError that names the file."""
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another file") from error
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a binary file that replaces `path` at the end of the block, once it is on disk.
@@ -114,7 +122,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def child_path(folder: Path, name: str) -> Path:
-    """Return `folder`/`name` for a name that comes from a message or a recording, such as that of a camera.
+    """Return `folder`/`name` for a name from a message or a recording, such as a camera's name.
 
     Raises OutputError for a name that would lead out of the folder.
     """
@@ -157,7 +165,7 @@ def read_private(path: Path, max_bytes: int = -1) -> bytes:
         with open(descriptor, "rb", closefd=False) as file:
             return file.read(max_bytes)
     finally:
-        os.close(descriptor)  # open() does not close that of a folder
+        os.close(descriptor)  # open() leaves a folder's descriptor open
 
 
 def describe_exposure(folder: Path) -> str | None:

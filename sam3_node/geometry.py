@@ -32,13 +32,6 @@ def rigid(rotation: npt.ArrayLike, translation_m: npt.ArrayLike) -> Array:
     return transform
 
 
-def compose(first: Array, *others: Array) -> Array:
-    """Return the product of transforms: base_from_gripper and gripper_from_camera give base_from_camera."""
-    for other in others:
-        first = first @ other
-    return first
-
-
 def invert(parent_from_child: Array) -> Array:
     """Return child_from_parent, the inverse of a rigid transform [4, 4]."""
     inverse_rotation = parent_from_child[:3, :3].T
@@ -72,8 +65,8 @@ def quaternion_from_rotation(rotation: npt.ArrayLike) -> Array:
     quaternions = products[np.arange(len(flat)), largest]
     quaternions = quaternions / np.sqrt((quaternions * quaternions).sum(axis=1, keepdims=True))
     quaternions = quaternions * np.where(quaternions[:, 3:] < 0, -1.0, 1.0)
-    found: Array = quaternions.reshape(*np.shape(rotation)[:-2], 4)
-    return found
+    stacked: Array = quaternions.reshape(*np.shape(rotation)[:-2], 4)
+    return stacked
 
 
 def compute_ellipsoid(covariance_m2: Sequence[float]) -> tuple[list[float], list[float]]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,6 +51,36 @@ State = dict[str, Any]
 """Saved state of an object: maps with str keys, and lists, of int, float, str, bool, None and tensors on the host.
 
 A state and the tensors in it are never modified."""
+
+
+class SavedFields:
+    """An object whose state is the values of the attributes that `SAVED` lists, in this order.
+
+    The saved name of an attribute has no underscore in front. A set is saved as a sorted list. A part that has a state
+    of its own saves and restores itself.
+    """
+
+    SAVED: ClassVar[tuple[str, ...]] = ()
+
+    def state(self) -> State:
+        """Return the state that `restore` takes."""
+        return {name.lstrip("_"): _save(getattr(self, name)) for name in self.SAVED}
+
+    def restore(self, state: State) -> None:
+        """Continue from the moment at which `state` was called."""
+        for name in self.SAVED:
+            saved, part = state[name.lstrip("_")], getattr(self, name)
+            if hasattr(part, "restore"):
+                part.restore(saved)
+            else:
+                setattr(self, name, type(part)(saved))
+
+
+def _save(value: Any) -> Any:
+    if hasattr(value, "state"):
+        return value.state()
+    return sorted(value) if isinstance(value, set) else copy(value)
+
 
 T = TypeVar("T")
 Turns = Generator[None, None, T]
@@ -325,7 +356,7 @@ class Detection(NamedTuple):
 
 
 class Shed(NamedTuple):
-    """The work that the node left out on a frame, because its steps exceeded the latency budget."""
+    """The work that the node skipped on a frame, because its steps exceeded the latency budget."""
 
     level: int
     """1: objects are searched for by name less often; 2: low-priority objects are also tracked less often"""
@@ -357,13 +388,13 @@ class MaskFrame:
     node: str | None = None
     """The node's name for its present run, 16 random hex digits; None in results of a replay."""
     epoch: int | None = None
-    """Random number of the camera's ids. The ids of another epoch are those of other objects. None in a replay."""
+    """Random number of the camera's ids. An id of another epoch names another object. None in a replay."""
     camera_pose: FramePose | None = None
     """The camera's pose in the robot's base at the capture, if it is known."""
     robot_pose: FramePose | None = None
     """The gripper's pose in the base at the capture, interpolated, if the node gets poses."""
     shed: Shed | None = None
-    """What was left out on this frame to keep `deadline.budget_ms`; None if nothing."""
+    """What the node skipped on this frame to keep `deadline.budget_ms`; None if nothing."""
 
     @property
     def key(self) -> FrameKey:

@@ -33,7 +33,7 @@ from tools.docs.pages import PARTS, generated_names, outdated
 
 MAX_README_LINES = 200
 README = ROOT / "README.md"
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 MANUAL = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
 """The pages that are checked in full; of the others only links and paths are."""
 ALL = [
@@ -43,7 +43,7 @@ ALL = [
 ]
 COMMANDS = [words[1:] for words, _ in commands(cli._parser())]
 SETTINGS_SECTIONS = tuple(Settings.model_fields)
-FOLDERS = "calibration|docs|launch|sam3_node|tests|tools"
+FOLDERS = "calibration|docs|launch|research|sam3_node|tests|tools"
 EXAMPLES = {
     ("benchmarks.md", "tools/bench/results/NAME.json"),
     ("README.md", "calibration/wrist.toml"),
@@ -209,6 +209,23 @@ def test_modules_in_the_design_exist() -> None:
                 missing.append(name)
             package = name.split(".")[0] or package
     assert not missing
+
+
+TOUR = re.findall(r"`([\w/]+\.py)::([\w.]+)`", shown(ROOT / "docs" / "tour.md"))
+
+
+@pytest.mark.parametrize(("path", "name"), TOUR, ids=lambda value: value)
+def test_a_stop_of_the_tour_exists(path: str, name: str) -> None:
+    body = ast.parse((ROOT / path).read_text()).body
+    for part in name.split("."):
+        defined = {node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        assert part in defined, f"{path} does not define {name}"
+        body = defined[part].body
+
+
+def test_the_tour_has_twelve_stops() -> None:
+    stops = re.findall(r"^## (\d+)\.", shown(ROOT / "docs" / "tour.md"), flags=re.MULTILINE)
+    assert stops == [str(number) for number in range(1, 13)]
 
 
 def test_the_readme_is_short() -> None:

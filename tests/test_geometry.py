@@ -43,7 +43,7 @@ def test_a_quarter_turn_about_z_takes_x_to_y() -> None:
 def test_transforms_compose_from_left_to_right() -> None:
     base_from_gripper = g.rigid(g.rotation_from_vector([0, 0, np.pi / 2]), [1, 0, 0])
     gripper_from_camera = g.rigid(np.eye(3), [0, 0, 0.1])
-    base_from_camera = g.compose(base_from_gripper, gripper_from_camera)
+    base_from_camera = base_from_gripper @ gripper_from_camera
     np.testing.assert_allclose(g.transform_points(base_from_camera, [1, 0, 0]), [1, 1, 0.1], atol=1e-12)
     np.testing.assert_allclose(g.transform_points(base_from_camera, np.zeros((2, 3))), [[1, 0, 0.1]] * 2)
 

@@ -13,7 +13,10 @@ import pytest
 from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "sam3_node"
-SOURCES = sorted(path for folder in ("sam3_node", "tests", "tools") for path in (ROOT / folder).rglob("*.py"))
+ROS2_PACKAGE = ROOT / "launch/ros2/sam3_node_ros/sam3_node_ros"
+SOURCES = sorted(
+    path for folder in ("sam3_node", "launch", "tests", "tools") for path in (ROOT / folder).rglob("*.py")
+)
 MAX_LOOSE_MODULES, MAX_MODULES, MAX_ARROWS = 8, 330, 175
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 700, 50
 
@@ -214,9 +217,21 @@ def test_perception_never_meets_transport() -> None:
             }
 
 
-@pytest.mark.parametrize("module", ["client", "transport", "wire", "bridges.ros2"])
+HEAVY = {"cv2", "torch", "transformers", "scipy", "pydantic_settings"}
+
+
+@pytest.mark.parametrize("module", ["client", "transport", "wire"])
 def test_a_policy_needs_neither_opencv_nor_torch(module: str) -> None:
-    assert not needed(f"sam3_node.{module}") & {"cv2", "torch", "transformers", "scipy", "pydantic_settings"}
+    assert not needed(f"sam3_node.{module}") & HEAVY
+
+
+def test_the_ros_node_needs_neither_opencv_nor_torch() -> None:
+    trees = [ast.parse(path.read_text()) for path in ROS2_PACKAGE.glob("*.py")]
+    for tree in trees:
+        tree.body = [node for node in tree.body if not getattr(node, "level", 0)]
+    imported = {item.name for tree in trees for item in walk(tree, "", deferred=False) if not item.deferred}
+    assert "sam3_node.client" in imported
+    assert not set().union(imported, *map(needed, imported)) & HEAVY
 
 
 def test_a_camera_host_needs_no_torch() -> None:
@@ -225,7 +240,7 @@ def test_a_camera_host_needs_no_torch() -> None:
             assert not needed(module) & {"torch", "transformers"}, module
 
 
-@pytest.mark.parametrize("module", ["vocabulary", "vocabulary_build", "phrase_encoder"])
+@pytest.mark.parametrize("module", ["vocabulary", "phrases", "detectors"])
 def test_a_vocabulary_needs_no_torch(module: str) -> None:
     assert not needed(f"sam3_node.detection.{module}") & {"torch", "transformers"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from sam3_node.cli.main import main
 from sam3_node.errors import SettingsError
@@ -159,34 +160,26 @@ def test_every_field_has_a_help_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "now"),
-    [
-        ("detector.doubt", "min_track_score"),
-        ("detector.lost_s", "max_lost_s"),
-        ("engine.least_cosine", "min_cosine"),
-        ("engine.least_iou", "min_iou"),
-    ],
+    "old", ["detector.doubt", "detector.lost_s", "engine.least_cosine", "engine.least_iou"]
 )
-def test_an_old_name_is_accepted_and_logged_once(
-    old: str, now: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_name_from_before_the_first_release_is_refused(
+    old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sam3_node.settings.tree._WARNED_NAMES", set())
     section, name = old.split(".")
-    profile = tmp_path / "old.toml"
-    profile.write_text(f"[{section}]\n{now} = 0.1\n")
-    monkeypatch.setenv(f"SAM3_{section}__{name}".upper(), "0.25")
-    for _ in range(2):
-        assert getattr(getattr(load_settings(profile), section), now) == 0.25
-    assert getattr(getattr(load_settings(profile, {old: "0.75"}), section), now) == 0.75
-    assert getattr(getattr(Settings(**{section: {name: 0.5}}), section), now) == 0.5
-    assert [record.getMessage() for record in caplog.records] == [
-        f"setting {name!r} was renamed: use {now!r}"
-    ]
+    refused = f"{old}: no setting has this name"
+    assert refused in load_error(write(tmp_path, f"[{section}]\n{name} = 0.5\n"))
+    assert refused in load_error(**{old: "0.5"})
+    with pytest.raises(ValidationError):
+        Settings(**{section: {name: 0.5}})
+    variable = f"SAM3_{section}__{name}".upper()
+    monkeypatch.setenv(variable, "0.25")
+    assert f"{variable}: no setting has this name" in load_error()
 
 
-def test_the_command_line_hides_old_names_and_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--detector.doubt", "2"]) == 2
-    assert "detector.min_track_score" in capsys.readouterr().err
+def test_the_command_line_refuses_a_name_from_before(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--detector.doubt", "2"])
+    assert "--detector.doubt" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["run", "--help-settings"])
     assert "detector.doubt" not in capsys.readouterr().out

@@ -1,7 +1,7 @@
-"""Recordings: `open_bag` reads those of any robot, `RecordingWriter` and `RecordingReader` this package's own."""
+"""Recordings: `open_bag` reads any robot's, `RecordingWriter` and `RecordingReader` this package's own."""
 
 from .bag import Bag, open_bag
-from .native.layout import Pose
+from .native import Pose
 from .native.reader import LabelledClip, RecordingReader, read_masks
 from .native.writer import RecordingWriter
 

@@ -1,4 +1,4 @@
-"""Discovery of the cameras in a recording: colour topics, each with its depth and its intrinsics.
+"""Finds the cameras in a recording: colour topics, each with its depth and its intrinsics.
 
 Drivers name their topics NAMESPACE/STREAM/IMAGE/TRANSPORT. All parts but the first consist of common words (`color`,
 `aligned_depth_to_color`, `image_raw`, `compressed`). Topics that share a namespace belong to one device.
@@ -23,7 +23,7 @@ MAX_TOPICS = 1024
 """Maximum number of topics with images or calibration."""
 
 MAX_FAILURES = 32
-"""Maximum number of topics that cannot be read, each of which costs a pass over the recording."""
+"""Maximum number of topics that cannot be read: each costs a pass over the recording."""
 
 _MAX_OTHERS = 200  # messages of topics whose first has come, before a pass begins anew without these topics
 
@@ -96,7 +96,7 @@ def find_cameras(topics: Sequence[Topic], preferred: Collection[str] = ()) -> tu
     colours = _choose_per_sensor(topics, "colour", preferred)
     depths = [depth for depth in _choose_per_sensor(topics, "depth", preferred) if not depth.is_colour]
     served = _pair(colours, depths, preferred)
-    infos = [_Place(topic.name) for topic in topics if topic.kind == "intrinsics"]
+    infos = [TopicName(topic.name) for topic in topics if topic.kind == "intrinsics"]
     cameras = []
     for name, colour in zip(_names(colours), colours, strict=True):
         depth = served.get(colour.topic)
@@ -147,8 +147,7 @@ def probe(reader: SampleReader, topics: Collection[str]) -> dict[str, type[Paylo
     MAX_FAILURES topics that cannot be read, the topics that have not come are not read either.
     """
     found: dict[str, type[Payload] | BagError] = {}
-    is_sequential = getattr(reader, "is_sequential", False)
-    for group in [{name} for name in topics] if is_sequential else [set(topics)]:
+    for group in [{name} for name in topics] if reader.is_sequential else [set(topics)]:
         _probe_group(reader, group, found)
     return found
 
@@ -195,7 +194,7 @@ def _probe_together(
     return True
 
 
-class _Place:
+class TopicName:
     """A topic's name in parts: /robot/color/image_raw is image_raw of the stream color in the namespace robot."""
 
     def __init__(self, topic: str) -> None:
@@ -247,7 +246,7 @@ class _Place:
     def is_aligned(self) -> bool:
         return _ALIGNED.search(self.topic) is not None
 
-    def shared_with(self, other: _Place) -> int:
+    def shared_with(self, other: TopicName) -> int:
         """Return the number of leading parts that both names share."""
         return sum(
             1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.parts, other.parts, strict=False))
@@ -258,17 +257,17 @@ def _words(part: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(part)]
 
 
-def _choose_per_sensor(topics: Iterable[Topic], kind: Kind, preferred: Collection[str]) -> list[_Place]:
+def _choose_per_sensor(topics: Iterable[Topic], kind: Kind, preferred: Collection[str]) -> list[TopicName]:
     """Choose one topic per sensor: a preferred one, or raw colour before rectified, grey and compressed."""
-    best: dict[tuple[str, ...], _Place] = {}
-    for place in (_Place(topic.name) for topic in topics if topic.kind == kind):
+    best: dict[tuple[str, ...], TopicName] = {}
+    for place in (TopicName(topic.name) for topic in topics if topic.kind == kind):
         rival = best.get(place.folder)
         if rival is None or _rank(place, preferred) < _rank(rival, preferred):
             best[place.folder] = place
     return list(best.values())
 
 
-def _rank(place: _Place, preferred: Collection[str]) -> tuple[bool, int, int]:
+def _rank(place: TopicName, preferred: Collection[str]) -> tuple[bool, int, int]:
     image = place.image
     quality = 3 if "mono" in image else 2 if "rect" in image else 0 if _COLOUR.search(image) else 1
     # "compressed" of depth may be a JPEG to look at
@@ -276,7 +275,9 @@ def _rank(place: _Place, preferred: Collection[str]) -> tuple[bool, int, int]:
     return place.topic not in preferred, transport, quality
 
 
-def _pair(colours: list[_Place], depths: list[_Place], preferred: Collection[str]) -> dict[str, _Place]:
+def _pair(
+    colours: list[TopicName], depths: list[TopicName], preferred: Collection[str]
+) -> dict[str, TopicName]:
     """Map colour topics to depth: of the same device, the nearest by name; each depth serves one camera."""
     pairs = [
         (_distance(colour, depth, preferred), colour, depth)
@@ -284,7 +285,7 @@ def _pair(colours: list[_Place], depths: list[_Place], preferred: Collection[str
         for depth in depths
         if len(colours) == 1 or colour.namespace == depth.namespace
     ]
-    served: dict[str, _Place] = {}
+    served: dict[str, TopicName] = {}
     taken: set[str] = set()
     devices: set[tuple[str, ...]] = set()  # devices with a colour camera that has depth
     for _, colour, depth in sorted(pairs, key=lambda pair: pair[0]):
@@ -296,7 +297,7 @@ def _pair(colours: list[_Place], depths: list[_Place], preferred: Collection[str
     return served
 
 
-def _distance(colour: _Place, depth: _Place, preferred: Collection[str]) -> tuple[object, ...]:
+def _distance(colour: TopicName, depth: TopicName, preferred: Collection[str]) -> tuple[object, ...]:
     rank = 0 if colour.is_colour else 1 if "left" in colour.streams else 2
     return (
         colour.is_infrared,
@@ -309,8 +310,8 @@ def _distance(colour: _Place, depth: _Place, preferred: Collection[str]) -> tupl
 
 
 def _find_intrinsics(
-    colour: _Place, depth: _Place | None, infos: list[_Place], colours: list[_Place]
-) -> _Place | None:
+    colour: TopicName, depth: TopicName | None, infos: list[TopicName], colours: list[TopicName]
+) -> TopicName | None:
     """Find the topic beside the image, else above it if the device has one camera, else beside its aligned depth."""
     folders = [colour.folder]
     mates = [other for other in colours if other.namespace == colour.namespace and not other.is_infrared]
@@ -332,7 +333,7 @@ def _find_intrinsics(
     return usable[0] if len(colours) == len(usable) == 1 else None
 
 
-def _names(colours: list[_Place]) -> list[str]:
+def _names(colours: list[TopicName]) -> list[str]:
     """Return the shortest unique name of each camera, from its device's name to its whole topic."""
     levels = [[_clean(parts) for parts in _name_parts(colour)] for colour in colours]
     chosen = [0] * len(levels)
@@ -344,7 +345,7 @@ def _names(colours: list[_Place]) -> list[str]:
     return _numbered([own[at] for own, at in zip(levels, chosen, strict=True)])
 
 
-def _name_parts(colour: _Place) -> list[tuple[str, ...]]:
+def _name_parts(colour: TopicName) -> list[tuple[str, ...]]:
     namespace, streams = colour.namespace, colour.streams
     device = namespace[-1:]
     return [device or streams[:1], device + streams, namespace or streams, namespace + streams, colour.parts]

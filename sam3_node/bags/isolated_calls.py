@@ -257,7 +257,7 @@ def list_hdf5(path: str) -> dict[str, Any]:
         if len(attributes) + len(datasets) >= MAX_ITEMS:
             raise CallError(f"expected at most {MAX_ITEMS} groups and datasets, found more")
         if not isinstance(name, str):
-            return  # no Unicode, so it can be none of the names that are looked for
+            return  # no Unicode, so it is not a name that the caller looks for
         if isinstance(item, h5py.Dataset):
             variable = h5py.check_vlen_dtype(item.dtype)
             datasets[name] = {

@@ -1,6 +1,6 @@
-"""Pairing of samples into Frames: each colour image with the depth image of the same moment.
+"""Pairs samples to Frames: each colour image with the depth image of the same moment.
 
-Spans of time in a recording, given in seconds from its first frame or in Unix time.
+`TimeSpan` is a part of a recording, given in seconds from its first frame or in Unix time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import BagError
 from ..types import NANOSECONDS, Depth, Frame, Intrinsics
 from .discovery import Camera
-from .samples import CameraInfo, Colour, Losses, MillimetreDepth, Sample
+from .samples import CameraInfo, Colour, MillimetreDepth, ReadReport, Sample
 
 TOLERANCE_NS = 20_000_000
 """Least of the maximum distances between the stamps of a colour image and its depth: 0.6 of a period at 30 Hz."""
@@ -47,6 +47,9 @@ LATE_NS = 250_000_000
 
 SILENCE_NS = 1_000_000_000
 """Least distance of the next depth, from a colour image after the first depth, that counts as a gap of depth."""
+
+DISORDER_NS = 10 * NANOSECONDS
+"""Samples may come this much out of order: reading ends when all cameras are this far past the end of the span."""
 
 _GAP_PERIODS = 3  # periods that such a gap has at least
 _GAP_SHARE = 20  # a loss if one of so many frames lies in a gap
@@ -121,8 +124,8 @@ class _CameraState:
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """A colour image that waits, because its own depth or that of an earlier image is still to come."""
+class _WaitingImage:
+    """A colour image that waits for its own depth, or for an earlier image that waits."""
 
     state: _CameraState
     seq: int
@@ -146,8 +149,8 @@ class Pairing:
     def __init__(self, cameras: Sequence[Camera], patience_ns: int = PATIENCE_NS) -> None:
         self._patience_ns = patience_ns
         self._states = [_CameraState(camera) for camera in cameras]
-        self._queue: deque[_Waiting] = deque()
-        self._losses = Losses()
+        self._queue: deque[_WaitingImage] = deque()
+        self._report = ReadReport()
 
     def add(self, sample: Sample) -> list[Frame]:
         """Take one sample; return the frames that are complete now."""
@@ -168,15 +171,12 @@ class Pairing:
         return self._settled()
 
     def describe_losses(self, minimum: int = 1) -> str | None:
-        """Describe what was left out so far: intrinsics and depth that fit no frame. None if nothing was.
+        """Describe what was skipped so far: intrinsics and depth that fit no frame. None if nothing was.
 
         Depth that reaches few frames, or stops, counts once there are `minimum` frames and depth images.
         """
-        losses = Losses()
-        losses.add(self._losses.text())
-        for state in self._states:
-            losses.add(_describe_depth(state, minimum, self._patience_ns))
-        return losses.text()
+        depths = (_describe_depth(state, minimum, self._patience_ns) for state in self._states)
+        return ReadReport(self._report.text(), *depths).text()
 
     def notes(self) -> list[str]:
         """Return what a reader of the frames should know, though nothing is missing."""
@@ -195,7 +195,7 @@ class Pairing:
                 )
         return notes
 
-    def _overdue(self, now_ns: int) -> Iterator[_Waiting]:
+    def _overdue(self, now_ns: int) -> Iterator[_WaitingImage]:
         spare = MAX_WAITING * len(self._states) - len(self._queue)
         spare_bytes = MAX_BYTES - sum(_size(waiting.colour) for waiting in self._queue)
         for index, waiting in enumerate(self._queue):
@@ -211,14 +211,14 @@ class Pairing:
         camera = state.camera
         if isinstance(payload, Colour) and topic == camera.colour:
             seq = state.seq if number is None else number
-            self._queue.append(_Waiting(state, seq, stamp_ns, logged_ns, payload))
+            self._queue.append(_WaitingImage(state, seq, stamp_ns, logged_ns, payload))
             state.seq = seq + 1
             state.colour_times.add(sample)
             self._note_distance(state, stamp_ns, (depth.stamp_ns for depth in state.depths))
         elif isinstance(payload, Depth) and topic == camera.depth:
             self._take_depth(state, sample, payload)
         elif isinstance(payload, Colour) and topic == camera.depth:
-            self._losses.skip(topic, f"expected depth, found a colour image in {payload.encoding}")
+            self._report.skip(topic, f"expected depth, found a colour image in {payload.encoding}")
         elif isinstance(payload, CameraInfo) and topic == camera.intrinsics:
             state.info = payload
         elif isinstance(payload, Intrinsics) and topic == camera.intrinsics:
@@ -229,10 +229,10 @@ class Pairing:
         if state.is_metric is None and _has_values(depth):
             state.is_metric = not is_guess
         if is_guess and state.is_metric:
-            self._losses.skip(sample.topic, "values above 100 m after others in metres")
+            self._report.skip(sample.topic, "values above 100 m after others in metres")
             return
         if is_guess:
-            self._losses.add(
+            self._report.add(
                 f"{sample.topic}: expected metres, as 32FC1 has in ROS (REP 118), found values above 100 alone: they "
                 "are read as millimetres"
             )
@@ -246,8 +246,8 @@ class Pairing:
 
     def _note_distance(self, state: _CameraState, stamp_ns: int, others_ns: Iterable[int]) -> None:
         if not state.paired:
-            known = () if state.nearest_ns is None else (state.nearest_ns,)
-            state.nearest_ns = min((*known, *(abs(stamp_ns - other) for other in others_ns)), default=None)
+            nearest = () if state.nearest_ns is None else (state.nearest_ns,)
+            state.nearest_ns = min((*nearest, *(abs(stamp_ns - other) for other in others_ns)), default=None)
 
     def _settled(self) -> list[Frame]:
         frames = []
@@ -269,12 +269,12 @@ class Pairing:
             try:
                 lens = info.fit(size, state.camera.rectified)
             except BagError as error:
-                self._losses.skip(f"the intrinsics of {state.camera.name}", error)
+                self._report.skip(f"the intrinsics of {state.camera.name}", error)
             state.lens = (info, size, lens)
         return state.lens[2]
 
 
-def _is_ready(waiting: _Waiting) -> bool:
+def _is_ready(waiting: _WaitingImage) -> bool:
     """Return True if no later sample can fit better."""
     state = waiting.state
     if waiting.has_paired or state.camera.depth is None:
@@ -286,13 +286,13 @@ def _is_ready(waiting: _Waiting) -> bool:
     return has_periods or _distance(_nearest(waiting), waiting) <= TOLERANCE_NS
 
 
-def _settle(waiting: _Waiting) -> None:
+def _settle(waiting: _WaitingImage) -> None:
     """End the waiting."""
     _pair(waiting)
     waiting.settled = True
 
 
-def _pair(waiting: _Waiting) -> None:
+def _pair(waiting: _WaitingImage) -> None:
     """Assign the nearest depth within the tolerance, once."""
     nearest = None if waiting.has_paired else _nearest(waiting)
     waiting.has_paired = True
@@ -301,11 +301,11 @@ def _pair(waiting: _Waiting) -> None:
         waiting.depth = nearest.payload
 
 
-def _nearest(waiting: _Waiting) -> Sample | None:
+def _nearest(waiting: _WaitingImage) -> Sample | None:
     return min(waiting.state.depths, key=lambda depth: _distance(depth, waiting), default=None)
 
 
-def _count_gap(waiting: _Waiting) -> None:
+def _count_gap(waiting: _WaitingImage) -> None:
     """Count an image without depth that is far from any depth."""
     state, nearest = waiting.state, _nearest(waiting)
     if state.camera.depth is None or waiting.depth is not None:
@@ -316,7 +316,7 @@ def _count_gap(waiting: _Waiting) -> None:
         state.in_gaps += 1
 
 
-def _distance(depth: Sample | None, waiting: _Waiting) -> int:
+def _distance(depth: Sample | None, waiting: _WaitingImage) -> int:
     return MAX_TOLERANCE_NS + 1 if depth is None else abs(depth.stamp_ns - waiting.stamp_ns)
 
 
@@ -357,8 +357,8 @@ def _describe_depth(state: _CameraState, minimum: int, patience_ns: int) -> str 
         return text
     side = "behind" if late_ns > 0 else "ahead of"
     return (
-        f"{text}; by the times of recording its clock is about {abs(late_ns) / NANOSECONDS:.3f} s {side} that of "
-        "colour: images of two clocks are not paired, give both the same clock"
+        f"{text}; by the times of recording its clock is about {abs(late_ns) / NANOSECONDS:.3f} s {side} "
+        "the clock of colour: images of two clocks are not paired, give both the same clock"
     )
 
 
@@ -366,7 +366,7 @@ def _ms(time_ns: int) -> str:
     return f"{time_ns / 1e6:g} ms" if time_ns < NANOSECONDS else f"{time_ns / NANOSECONDS:.3f} s"
 
 
-def _frame(waiting: _Waiting, intrinsics: Intrinsics | None) -> Frame:
+def _frame(waiting: _WaitingImage, intrinsics: Intrinsics | None) -> Frame:
     camera, colour, depth = waiting.state.camera, waiting.colour, waiting.depth
     if depth is not None:
         same_size = (depth.width, depth.height) == (colour.width, colour.height)
@@ -386,12 +386,8 @@ def _frame(waiting: _Waiting, intrinsics: Intrinsics | None) -> Frame:
     )
 
 
-DISORDER_NS = 10 * NANOSECONDS
-"""Samples may come this much out of order: reading ends when all cameras are this far behind the end of the span."""
-
-
 class TimeSpan(NamedTuple):
-    """A span of the times at which messages were recorded, in ns: from `begin_ns` to before `end_ns`; None is open.
+    """A span of recording times in ns, from `begin_ns` to before `end_ns`; None leaves an end open.
 
     Values before UNIX_SINCE_NS count from the first frame of the recording, later ones are Unix time.
     """

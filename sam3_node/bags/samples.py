@@ -1,9 +1,7 @@
-"""The interface between readers of recordings and cameras: topics, samples, and the report of losses.
+"""Defines what readers of recordings give: topics, samples, and a report of what was lost.
 
-A reader of any format gives `Topic`s and `Sample`s. `discovery` finds cameras among the topics, and `pairing` makes
-Frames of the samples.
-
-Selection of episodes in a dataset: `PATH#episode=3`, `#episode=2-5`, and `#fps=50` where a file has no times.
+A reader of any format is a `SampleReader`. `discovery` finds cameras among its topics, and `pairing` makes Frames of
+its samples. `split_selection` parses the episodes that a path selects: `PATH#episode=3`, `#episode=2-5&fps=50`.
 """
 
 from __future__ import annotations
@@ -12,13 +10,20 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Literal, NamedTuple, Self
 
-from ..errors import BagError, WireError
-from ..types import Buffer, ColourEncoding, Depth, Intrinsics
+from ..errors import BagError
+from ..types import Buffer, Closeable, ColourEncoding, Depth, FramePose, Intrinsics
 from ..wire.images import identify_compressed
 
 MAX_REASONS = 20
+MAX_MISSES = 2000
+"""Rows of a dataset in succession that cannot be read before reading ends: a small file can declare endless rows."""
+MAX_FPS = 1000.0
+
+_SELECTIONS = "expected #episode=3, #episode=2-5, #fps=50 or both joined by & after the path"
+_EPISODES = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_RATE = re.compile(r"\d{1,4}(\.\d{1,6})?")
 
 Kind = Literal["colour", "depth", "intrinsics", "other"]
 
@@ -42,11 +47,8 @@ class Colour:
 
     @classmethod
     def from_compressed(cls, data: Buffer) -> Self:
-        """Create one of the bytes of a JPEG or PNG. Raises BagError for other bytes."""
-        try:
-            encoding, width, height = identify_compressed(data)
-        except WireError as error:
-            raise BagError(str(error)) from error
+        """Create one from the bytes of a JPEG or PNG. Raises WireError for other bytes."""
+        encoding, width, height = identify_compressed(data)
         return cls(width, height, encoding, data)
 
 
@@ -103,7 +105,7 @@ class CameraInfo:
         if is_whole and abs(size[0] * full[1] - size[1] * full[0]) < max(full):
             return _cut_and_scale(lens, (0, 0), (size[0] / full[0], size[1] / full[1]))
         raise BagError(
-            f"expected intrinsics of {size[0]} x {size[1]} pixels, or of their aspect ratio, found those of "
+            f"expected intrinsics of {size[0]} x {size[1]} pixels, or of their aspect ratio, found intrinsics of "
             f"{full[0]} x {full[1]}{'' if is_whole else f' with the region {self.roi}'}, binning {self.binning}"
         )
 
@@ -127,7 +129,7 @@ Payload = Colour | Depth | Intrinsics | CameraInfo | VideoPacket
 class Sample(NamedTuple):
     """One message of a camera. Stamps are Unix ns: `stamp_ns` of its capture, `logged_ns` of its recording.
 
-    `number` is the place of a colour image among those of its topic, from 0; None: one after the previous sample's.
+    `number` counts the colour images of a topic from 0; None: one after the previous sample's.
     """
 
     topic: str
@@ -145,84 +147,88 @@ class UnreadableTopicError(BagError):
         self.topic = topic
 
 
-class SampleReader(Protocol):
-    """An open recording of a known format, with at least one topic.
+class ReadReport:
+    """Collects why parts of a recording could not be read, and counts the items that were skipped at each place.
 
-    The constructor raises BagError for another file or folder, MissingExtraError if the format's library is absent.
+    The first MAX_REASONS different reasons are listed, the others counted.
     """
 
-    path: Path
+    def __init__(self, *reasons: str | None) -> None:
+        self._reasons: dict[str, None] = {}
+        self._skipped: dict[str, tuple[int, str]] = {}
+        self.add(*reasons)
+
+    def add(self, *reasons: str | None) -> None:
+        """Note each reason once; ignore None."""
+        self._reasons |= dict.fromkeys(reason for reason in reasons if reason is not None)
+
+    def skip(self, place: str, reason: object) -> None:
+        """Count an item at `place` (a topic, a folder) that was skipped; keep the first reason of each place."""
+        count, first = self._skipped.get(place, (0, str(reason)))
+        self._skipped[place] = count + 1, first
+
+    def text(self) -> str | None:
+        """Return all losses in one sentence; None if nothing was lost."""
+        reasons = [*self._reasons]
+        more = [f"{len(reasons) - MAX_REASONS} more losses"] if len(reasons) > MAX_REASONS else []
+        skipped = [
+            f"skipped {count} of {place} (first error: {first})"
+            for place, (count, first) in self._skipped.items()
+        ]
+        return "; ".join([*reasons[:MAX_REASONS], *more, *skipped]) or None
+
+
+class SampleReader(Closeable):
+    """An open recording of a known format, with at least one topic.
+
+    Raises BagError for another file or folder, MissingExtraError if the format's library is absent.
+    """
+
     topics: tuple[Topic, ...]
+    episode_starts: tuple[int, ...] = ()
+    """Numbers of the first colour image of each episode; empty for a recording without episodes."""
+    is_sequential = False
+    """True if reading one topic costs nothing for the others, so that each is probed alone."""
+    can_seek = False
+    """True if `samples` can begin in the middle without decoding what comes before."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.report = path, ReadReport()
+
+    @staticmethod
+    def recognises(path: Path) -> bool:
+        """Return True if the file or folder has this format."""
+        raise NotImplementedError
 
     @property
     def lost(self) -> str | None:
         """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
+        return self.report.text()
 
-    def samples(self, topics: Collection[str]) -> Iterator[Sample]:
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Assumptions that the reader has made so far."""
+        return ()
+
+    def samples(self, topics: Collection[str], begin_ns: int = 0) -> Iterator[Sample]:
         """Yield the messages on these topics in the order of the recording; from the beginning each time.
 
+        A reader that can seek begins at `begin_ns` (recording time) or a little before, and numbers colour images.
         Damage ends the iteration without an error, and `lost` describes it. Raises BagError for an unknown encoding, an
-        UnreadableTopicError where it has a topic of its own.
+        UnreadableTopicError where it concerns one topic.
         """
+        self.report = ReadReport()
+        yield from self._read(topics, begin_ns)
+
+    def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        raise NotImplementedError
+
+    def robot_poses(self) -> Iterator[FramePose]:
+        """Yield the robot's poses; nothing if the format has none."""
+        return iter(())
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
-
-
-@runtime_checkable
-class SeekableReader(SampleReader, Protocol):
-    """A SampleReader that can begin in the middle of a recording, without decoding what comes before."""
-
-    def samples_from(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
-        """Yield as `samples` does, from `begin_ns` (recording time) or a little before; colour with its number."""
-
-
-class Losses:
-    """Collects the reasons why parts of a recording were lost. Repeated reasons are counted, not listed.
-
-    Of different reasons the first MAX_REASONS are listed, and the others counted.
-    """
-
-    def __init__(self) -> None:
-        self._reasons: dict[str, None] = {}
-        self._counts: dict[str, int] = {}
-        self._first: dict[str, str] = {}
-
-    def add(self, reason: str | None) -> None:
-        """Note the reason of a loss once; ignore None and repetitions."""
-        if reason is not None:
-            self._reasons[reason] = None
-
-    def skip(self, place: str, reason: object) -> None:
-        """Count an item at `place` (a topic, a folder) that was passed over; keep the first reason of each place."""
-        self._counts[place] = self._counts.get(place, 0) + 1
-        self._first.setdefault(place, str(reason))
-
-    def text(self) -> str | None:
-        """Return all losses in one sentence; None if nothing was lost."""
-        skipped = [
-            f"{count} of {place} passed over, the first because: {self._first[place]}"
-            for place, count in self._counts.items()
-        ]
-        reasons = [*self._reasons]
-        more = [f"{len(reasons) - MAX_REASONS} more losses"] if len(reasons) > MAX_REASONS else []
-        return "; ".join([*reasons[:MAX_REASONS], *more, *skipped]) or None
-
-
-class LossLimit:
-    """Ends the reading of a dataset after many losses one after the other: a small file can declare endless rows."""
-
-    def __init__(self, limit: int = 2000) -> None:
-        self._limit, self._count = limit, 0
-
-    def reset(self) -> None:
-        """Note that something could be read."""
-        self._count = 0
-
-    def is_reached(self, count: int = 1) -> bool:
-        """Note `count` losses; return True if there were too many since the last success."""
-        self._count += count
-        return self._count > self._limit
+        """Close what the reader keeps open. Idempotent."""
 
 
 def natural_order(path: Path) -> tuple[tuple[int, str], ...]:
@@ -232,12 +238,7 @@ def natural_order(path: Path) -> tuple[tuple[int, str], ...]:
     )
 
 
-MAX_FPS = 1000.0
-_EXPECTED = "expected #episode=3, #episode=2-5, #fps=50 or both joined by & after the path"
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-
-
-class Selection(NamedTuple):
+class EpisodeSelection(NamedTuple):
     """A dataset's path, the first and last number of the chosen episodes, and a rate that the user gave, in Hz."""
 
     path: Path
@@ -255,27 +256,22 @@ class Selection(NamedTuple):
         return self.first == 0 and self.last is None
 
 
-def split_selection(path: Path) -> Selection:
+def split_selection(path: Path) -> EpisodeSelection:
     """Split a path from the selection behind its last #. Raises BagError for a selection of another form.
 
     A path that exists as it is has none, and what is behind a # without `=` belongs to the name.
     """
     name, mark, text = path.name.rpartition("#")
     if not mark or "=" not in text or path.exists():
-        return Selection(path)
-    selection = Selection(path.with_name(name))
+        return EpisodeSelection(path)
+    selection = EpisodeSelection(path.with_name(name))
     for part in text.split("&"):
         key, _, value = part.partition("=")
-        found = _RANGE.fullmatch(value)
-        if key == "episode" and found:
-            first = int(found[1])
-            selection = selection._replace(first=first, last=int(found[2] or first))
-        elif key == "fps" and _is_rate(value):
+        if key == "episode" and (episodes := _EPISODES.fullmatch(value)):
+            first, last = episodes.groups()
+            selection = selection._replace(first=int(first), last=int(last or first))
+        elif key == "fps" and _RATE.fullmatch(value) and 0 < float(value) <= MAX_FPS:
             selection = selection._replace(fps=float(value))
         else:
-            raise BagError(f"{path}: {_EXPECTED}, found {part!r:.60}")
+            raise BagError(f"{path}: {_SELECTIONS}, found {part!r:.60}")
     return selection
-
-
-def _is_rate(text: str) -> bool:
-    return re.fullmatch(r"\d{1,4}(\.\d{1,6})?", text) is not None and 0 < float(text) <= MAX_FPS

@@ -1,4 +1,4 @@
-"""A board as a PDF page with true dimensions and a ruler: vector rectangles, so that no printer driver resamples it."""
+"""Writes a board as a PDF page with true dimensions and a ruler, in vectors, which no printer driver resamples."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import cv2
 import numpy as np
 
-from ..errors import CalibrationError, OutputError
-from ..files import write_atomically
+from ..errors import CalibrationError
+from ..files import write_output
 from .boards import Board
 
 POINTS_PER_MM = 72 / 25.4
@@ -31,10 +30,7 @@ def write_board(path: Path, board: Board, paper: str = "auto") -> str:
     Raises CalibrationError if the board does not fit on the paper, OutputError if the file cannot be written.
     """
     name, width, height = _choose_paper(board, paper)
-    try:
-        write_atomically(path, make_pdf(_draw(board, width, height), width, height))
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    write_output(path, make_pdf(_draw(board, width, height), width, height))
     return name
 
 
@@ -134,14 +130,3 @@ def make_pdf(content: str, width_mm: float, height_mm: float) -> bytes:
     table = b"".join(b"%010d 00000 n \n" % place for place in places)
     data += b"xref\n0 %d\n0000000000 65535 f \n%s" % (len(objects) + 1, table)
     return data + b"trailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (len(objects) + 1, start)
-
-
-def rasterise(board: Board, pixels_per_mm: float, border_mm: float = 10.0) -> np.ndarray:
-    """Draw the pattern as a grey image with a white border, to show on a screen or to render views of it."""
-    width, height = (round((side * 1e3 + 2 * border_mm) * pixels_per_mm) for side in board.size_m)
-    image = np.full((height, width), 255, np.uint8)
-    for x, y, wide, high in pattern(board):
-        first = np.round((np.array([x, y]) + border_mm) * pixels_per_mm).astype(int)
-        last = np.round((np.array([x + wide, y + high]) + border_mm) * pixels_per_mm).astype(int)
-        cv2.rectangle(image, tuple(map(int, first)), tuple(map(int, last - 1)), 0, cv2.FILLED)
-    return image

@@ -1,4 +1,4 @@
-"""Calibration boards: their geometry, their text form, and their corners in images.
+"""Describes calibration boards, finds their corners in images, and explains why a board is not found.
 
 A board's frame lies in its printed plane, in metres: x to the right, y down, z away from the viewer. The origin of a
 chessboard is its first inner corner; the origin of the others is the top-left corner of the printed pattern.
@@ -221,15 +221,15 @@ class Board:
         them cut two pixels off their corners, too much of a small tag. A tag with a border of two bits is also found
         with one bit, inside its true corners: the border that fits the board counts.
         """
-        found, tags = _NO_MARKERS, self.kind == "apriltag"
+        markers_found, tags = _NO_MARKERS, self.kind == "apriltag"
         for enlarge in (1, 2) if tags else (1,):
             if enlarge > 1 and enlarge * max(grey.shape) > _MAX_SEARCHED_PX:
                 break
             other = self._detect_border(grey, enlarge)
-            found = max(found, other, key=lambda markers: len(markers.ids))
-            if 5 * len(found.ids) >= 4 * self._marker_count:
+            markers_found = max(markers_found, other, key=lambda markers: len(markers.ids))
+            if 5 * len(markers_found.ids) >= 4 * self._marker_count:
                 break
-        return found
+        return markers_found
 
     def _detect_border(self, grey: GreyImage, enlarge: int) -> Markers:
         """Return the markers with a border of one bit or of two, whichever finds more or fits the board better."""
@@ -252,10 +252,10 @@ class Board:
         in the image speak against it. Then Kalibr's black squares between the tags tell, and of a ChArUco board
         that may be legacy or not, there is no layout.
         """
-        index, known = self.select(markers)
-        if not known.any() or self._is_part_of_another(markers):
+        index, on_board = self.select(markers)
+        if not on_board.any() or self._is_part_of_another(markers):
             return None
-        quads, layouts = markers.quads[known], self._layouts
+        quads, layouts = markers.quads[on_board], self._layouts
         misfits = [_measure_misfit(layout.plane[index], quads) for layout in layouts]
         best = min(misfits)
         if not best < _MAX_MISFIT:
@@ -273,8 +273,8 @@ class Board:
     def select(self, markers: Markers) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
         """Return the index of each marker that is on the board, and which of the markers these are."""
         index = markers.ids - self.first
-        known = (index >= 0) & (index < self._marker_count)
-        return index[known], known
+        on_board = (index >= 0) & (index < self._marker_count)
+        return index[on_board], on_board
 
     def _is_part_of_another(self, markers: Markers) -> bool:
         """Return True if all markers fit a board with another first id, where this one has a part of them."""
@@ -286,8 +286,8 @@ class Board:
 
     def measure_misfit(self, markers: Markers) -> float:
         """Return the misfit of the markers of the board in the layout that fits best, in sides of a marker."""
-        index, known = self.select(markers)
-        return min(_measure_misfit(layout.plane[index], markers.quads[known]) for layout in self._layouts)
+        index, on_board = self.select(markers)
+        return min(_measure_misfit(layout.plane[index], markers.quads[on_board]) for layout in self._layouts)
 
     @property
     def _marker_count(self) -> int:
@@ -306,9 +306,7 @@ class Board:
 
     @cached_property
     def _legacy(self) -> Any:
-        ids = np.arange(self.first, self.first + self._marker_count)
-        size = (self.columns, self.rows)
-        board = cv2.aruco.CharucoBoard(size, self.pitch_m, self.second_m, self._dictionary, ids)
+        board = replace(self)._aruco
         board.setLegacyPattern(True)
         return board
 
@@ -324,7 +322,7 @@ class Board:
             ]
         places = np.arange(self._marker_count).reshape(self.rows, self.columns)
         layouts = []
-        for turn in (0, 2, 1, 3):  # the tags of the AprilTag library are those of OpenCV after half a turn
+        for turn in (0, 2, 1, 3):  # a tag of the AprilTag library equals OpenCV's after half a turn
             for from_below in (False, True):
                 order = places[::-1] if from_below else places
                 slots = (4 * order.reshape(-1, 1) + np.roll(np.arange(4), turn)).astype(np.intp)
@@ -347,8 +345,8 @@ class Board:
                 return None
             corners = np.asarray(pixels, np.float64).reshape(-1, 2)
             return Corners(np.asarray(ids).ravel().astype(np.intp), corners)
-        index, known = self.select(markers)
-        refined = [_refine_tag(quad, grey) for quad in markers.quads[known]]
+        index, on_board = self.select(markers)
+        refined = [_refine_tag(quad, grey) for quad in markers.quads[on_board]]
         slots = layout.slots[index].ravel()
         order = np.argsort(slots)
         return Corners(slots[order], np.concatenate(refined)[order])
@@ -357,10 +355,10 @@ class Board:
         size = (self.columns, self.rows)
         flags = cv2.CALIB_CB_ADAPTIVE_THRESH | cv2.CALIB_CB_NORMALIZE_IMAGE
         # the fast check avoids seconds of search in images without a board
-        found, corners = cv2.findChessboardCorners(grey, size, flags=flags | cv2.CALIB_CB_FAST_CHECK)
-        if not found:
-            found, corners = cv2.findChessboardCornersSB(grey, size, flags=cv2.CALIB_CB_NORMALIZE_IMAGE)
-        if not found:
+        is_found, corners = cv2.findChessboardCorners(grey, size, flags=flags | cv2.CALIB_CB_FAST_CHECK)
+        if not is_found:
+            is_found, corners = cv2.findChessboardCornersSB(grey, size, flags=cv2.CALIB_CB_NORMALIZE_IMAGE)
+        if not is_found:
             return None
         grid = np.asarray(corners, np.float32).reshape(self.rows, self.columns, 2)
         spacing = min(np.linalg.norm(np.diff(grid, axis=axis), axis=2).min() for axis in (0, 1))
@@ -478,8 +476,7 @@ def _has_squares(quads: npt.NDArray[np.float32], board: Board, grey: GreyImage) 
 
 
 def explain_absence(board: Board, image: npt.NDArray[np.uint8]) -> str | None:
-    """Return the reason why a board is not found in an image that shows another one, or None if nothing is
-    recognised.
+    """Return why a board is not found in an image that shows another one; None if nothing is recognised.
 
     It recognises mirrored and inverted images, markers of other dictionaries, other ids, other arrangements, and
     chessboards of another size.
@@ -487,46 +484,46 @@ def explain_absence(board: Board, image: npt.NDArray[np.uint8]) -> str | None:
     grey = _to_grey(image)
     if board.kind == "chessboard":
         return _explain_chessboard(board, grey) or _explain_dictionary(board, grey)
-    found = board.detect_markers(grey)
-    if len(board.detect_markers(grey[:, ::-1]).ids) > max(2, len(found.ids)):
+    markers = board.detect_markers(grey)
+    if len(board.detect_markers(grey[:, ::-1]).ids) > max(2, len(markers.ids)):
         return f"the board is mirrored: expected {board} as printed; turn off the camera's mirror image"
-    if len(board.detect_markers(255 - grey).ids) > max(2, len(found.ids)):
+    if len(board.detect_markers(255 - grey).ids) > max(2, len(markers.ids)):
         return f"its black and white are inverted: expected {board} as printed, in black on white"
-    if len(found.ids) >= 3:
-        return _explain_arrangement(board, found, grey)
+    if len(markers.ids) >= 3:
+        return _explain_arrangement(board, markers, grey)
     return _explain_dictionary(board, grey)
 
 
 def _explain_dictionary(board: Board, grey: GreyImage) -> str | None:
     """Name the dictionary that has the most markers in the image, and their ids."""
-    found, family = _NO_MARKERS, ""
+    markers, family = _NO_MARKERS, ""
     for name in _FAMILIES:
         dictionary = cv2.aruco.getPredefinedDictionary(getattr(cv2.aruco, f"DICT_{name}"))
         for border in (1, 2):
             other = _detect_markers(dictionary, grey, border)
-            if len(other.ids) > len(found.ids):
-                found, family = other, name
-    if len(found.ids) < 4:
+            if len(other.ids) > len(markers.ids):
+                markers, family = other, name
+    if len(markers.ids) < 4:
         return None
     if family.endswith(f"_{_SIZES[-1]}"):
-        size = next(size for size in _SIZES if found.ids.max() < size)
+        size = next(size for size in _SIZES if markers.ids.max() < size)
         family = family.replace(f"_{_SIZES[-1]}", f"_{size}")
-    seen = f"found {len(found.ids)} of {family} (ids {found.ids.min()} to {found.ids.max()})"
+    seen = f"found {len(markers.ids)} of {family} (ids {markers.ids.min()} to {markers.ids.max()})"
     if board.kind == "chessboard":
         return f"expected a chessboard without markers, {seen}; describe a charuco or an apriltag board"
     return f"expected markers of {board.dictionary}, {seen}; correct the dictionary to {_shorten(family)}"
 
 
-def _explain_arrangement(board: Board, found: Markers, grey: GreyImage) -> str:
+def _explain_arrangement(board: Board, markers: Markers, grey: GreyImage) -> str:
     """Say how the markers of the board's dictionary lie, and how to describe that."""
-    lowest, listed = int(found.ids.min()), ", ".join(map(str, sorted(found.ids)[:12]))
-    _, known = board.select(found)
-    if known.all() and board.measure_misfit(found) < _FITS:
+    lowest, listed = int(markers.ids.min()), ", ".join(map(str, sorted(markers.ids)[:12]))
+    _, on_board = board.select(markers)
+    if on_board.all() and board.measure_misfit(markers) < _FITS:
         return f"found markers {listed} of {board}, too few to tell its corners; show more of the board, and sharper"
     said = f"found markers {listed} of its dictionary, but not the arrangement of {board}"
-    fits = sorted(_fit_boards(board, found), key=lambda fit: fit[0])
+    fits = sorted(_fit_boards(board, markers), key=lambda fit: fit[0])
     if not fits or fits[0][0] > _FITS:
-        first = "" if known.all() else f", and the first id: the lowest here is {lowest}"
+        first = "" if on_board.all() else f", and the first id: the lowest here is {lowest}"
         return f"{said}; check columns and rows{first}"
     alike = [other for misfit, other in fits if misfit < fits[0][0] + _SAME_MISFIT]
     other = min(alike, key=lambda fit: _rank(fit, board))
@@ -544,7 +541,7 @@ def _rank(fit: Board, board: Board) -> tuple[bool, bool, bool, int]:
     return fit.kind != board.kind, fit.columns != board.columns, fit.rows > board.rows, fit.first
 
 
-def _fit_boards(board: Board, found: Markers) -> Iterator[tuple[float, Board]]:
+def _fit_boards(board: Board, markers: Markers) -> Iterator[tuple[float, Board]]:
     """Yield boards of other kinds, columns and first ids, with the misfit of the markers."""
     pitches = {board.kind: (board.pitch_m, board.second_m)}
     if board.kind == "charuco":
@@ -552,15 +549,15 @@ def _fit_boards(board: Board, found: Markers) -> Iterator[tuple[float, Board]]:
     else:
         pitches["charuco"] = (board.pitch_m + board.second_m, board.pitch_m)
     for kind, (pitch, second) in pitches.items():
-        for first in sorted({board.first, int(found.ids.min())}):
-            count = int(found.ids.max()) - first + 1
+        for first in sorted({board.first, int(markers.ids.min())}):
+            count = int(markers.ids.max()) - first + 1
             for columns in range(3 if kind == "charuco" else 1, 21):
                 fewest = -(-count // columns) if kind == "apriltag" else max(3, -(-2 * count // columns))
                 for rows in range(fewest, fewest + (2 if kind == "charuco" else 1)):
-                    if found.ids.min() >= first and rows <= MAX_SIDE:
+                    if markers.ids.min() >= first and rows <= MAX_SIDE:
                         with suppress(CalibrationError):  # the dictionary has fewer markers
                             other = Board(kind, columns, rows, pitch, second, board.dictionary, first)
-                            yield other.measure_misfit(found), other
+                            yield other.measure_misfit(markers), other
 
 
 def _explain_chessboard(board: Board, grey: GreyImage) -> str | None:

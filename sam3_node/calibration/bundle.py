@@ -1,12 +1,9 @@
-"""Bundle adjustment of one camera: intrinsics, the pose of the board in each view and, on request, the board's shape.
+"""Adjusts one camera to views of a board: intrinsics, the board's pose in each view and, on request, its shape.
 
-The shape are small offsets of the board's corners from their printed places: paper is seldom flat. Estimating them
-with the camera follows K. H. Strobl and G. Hirzinger, "More accurate pinhole camera calibration with imperfect planar
-target", ICCV Workshops 2011. A weak prior on the offsets keeps pose and scale of the board determined.
-
-First guesses of bundle adjustment: camera and poses by OpenCV's own calibration.
-
-The pose of a board in one image, for a camera with known intrinsics, and its covariance.
+The first guess comes from OpenCV's own calibration. A known camera gives the pose of a board in one image, with its
+covariance. The shape consists of small offsets of the board's corners from their printed places: paper is seldom flat.
+Estimating them with the camera follows K. H. Strobl and G. Hirzinger, "More accurate pinhole camera calibration with
+imperfect planar target", ICCV Workshops 2011. A weak prior on the offsets keeps pose and scale of the board determined.
 """
 
 from __future__ import annotations
@@ -31,10 +28,13 @@ _SHAPE_PRIOR = 0.02  # standard deviation of a corner's offset, as a share of th
 _MAX_ITERATIONS = 60
 _HUBER = 2.5  # robust standard deviations beyond which a residual's weight falls
 _MIN_SIGMA_PX = 0.01
+_FISHEYE_GUESSES = (0.25, 0.35, 0.5, 0.7)  # focal lengths as shares of the image's width
+_MIN_POSE_SIGMA_PX = 0.05
+"""Minimum noise of a corner: few corners may agree by chance."""
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class BoardView:
     """Corners of the board in one image: `ids` int [n] index the board's points, `pixels` are float64 [n, 2]."""
 
     name: str
@@ -60,7 +60,7 @@ class Solution:
     """Fitted camera: `camera` is fx, fy, cx, cy; `points` [p, 3] are the corners on the board as it really is.
 
     `poses` [v, 6] are rotation vectors and translations, camera from board. `sigma_px` is the noise of one
-    coordinate. `covariance` is that of camera and active coefficients.
+    coordinate. `covariance` belongs to the camera and the active coefficients.
     """
 
     lens: Lens
@@ -104,7 +104,7 @@ def project_points(points: Array, pose: Array, camera: Array, coeffs: Array, mod
     return Projection(pixels.reshape(-1, 2), *parts)
 
 
-def compute_residuals(solution: Solution, views: Sequence[View]) -> list[Array]:
+def compute_residuals(solution: Solution, views: Sequence[BoardView]) -> list[Array]:
     """Return measured minus projected pixels [n, 2] of each view."""
     return [
         view.pixels
@@ -116,7 +116,7 @@ def compute_residuals(solution: Solution, views: Sequence[View]) -> list[Array]:
 
 
 def adjust(
-    views: Sequence[View],
+    views: Sequence[BoardView],
     start: Solution,
     *,
     printed: Array,
@@ -150,7 +150,13 @@ class _Problem:
     """The parameter vector (camera, active coefficients, offsets, poses), residuals and Jacobian."""
 
     def __init__(
-        self, views: Sequence[View], start: Solution, printed: Array, pitch_m: float, shape: bool, fixed: bool
+        self,
+        views: Sequence[BoardView],
+        start: Solution,
+        printed: Array,
+        pitch_m: float,
+        shape: bool,
+        fixed: bool,
     ) -> None:
         self.views, self.lens, self._start = views, start.lens, start
         self._printed, self._fixed = printed, fixed
@@ -197,11 +203,11 @@ class _Problem:
         row = 0
         for index, (view, pose) in enumerate(zip(self.views, solution.poses, strict=True)):
             rows = slice(row, row + 2 * len(view.ids))
-            found = project_points(
+            projection = project_points(
                 solution.points[view.ids], pose, solution.camera, solution.coeffs, self.lens.model
             )
-            residuals[rows] = (found.pixels - view.pixels).ravel()
-            self._fill(jacobian[rows], index, view, pose, found)
+            residuals[rows] = (projection.pixels - view.pixels).ravel()
+            self._fill(jacobian[rows], index, view, pose, projection)
             row = rows.stop
         prior = np.zeros((self.size, 2))
         if self._shape_count:
@@ -210,18 +216,21 @@ class _Problem:
             prior[offsets, 0], prior[offsets, 1] = weight * parameters[offsets], weight
         return residuals, jacobian, prior
 
-    def _fill(self, rows: Array, index: int, view: View, pose: Array, found: Projection) -> None:
+    def _fill(self, rows: Array, index: int, view: BoardView, pose: Array, projection: Projection) -> None:
         if not self._fixed:
-            rows[:, :4] = found.by_camera
-            rows[:, 4 : self.camera_count] = found.by_coeffs[:, list(self.lens.active)]
+            rows[:, :4] = projection.by_camera
+            rows[:, 4 : self.camera_count] = projection.by_coeffs[:, list(self.lens.active)]
         if self._shape_count:
-            by_point = found.by_translation @ cv2.Rodrigues(pose[:3])[0]
+            by_point = projection.by_translation @ cv2.Rodrigues(pose[:3])[0]
             columns = self.camera_count + 3 * view.ids[:, None] + np.arange(3)
             numbers = 2 * np.arange(len(view.ids))
             for axis in (0, 1):
                 rows[(numbers + axis)[:, None], columns] = by_point[axis::2]
         first = self.first_pose + 6 * index
-        rows[:, first : first + 3], rows[:, first + 3 : first + 6] = found.by_rotation, found.by_translation
+        rows[:, first : first + 3], rows[:, first + 3 : first + 6] = (
+            projection.by_rotation,
+            projection.by_translation,
+        )
 
 
 def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, Array, float]:
@@ -277,11 +286,12 @@ def _estimate_sigma(residuals: Array, robust: bool, size: int) -> float:
     return max(sigma, _MIN_SIGMA_PX)
 
 
-_FISHEYE_GUESSES = (0.25, 0.35, 0.5, 0.7)  # focal lengths as shares of the image's width
 _START_LENS = {"pinhole": Lens("pinhole", (0, 1, 2, 3)), "fisheye": Lens("fisheye", (0, 1, 2, 3))}
 
 
-def guess_solution(views: Sequence[View], points: Array, size: tuple[int, int], model: LensModel) -> Solution:
+def guess_solution(
+    views: Sequence[BoardView], points: Array, size: tuple[int, int], model: LensModel
+) -> Solution:
     """Calibrate with OpenCV on a flat board with corners [p, 3]; `size` is (height, width) in pixels.
 
     Raises CalibrationError if OpenCV finds no camera that fits.
@@ -299,7 +309,7 @@ def guess_solution(views: Sequence[View], points: Array, size: tuple[int, int], 
         ) from error
 
 
-def _guess_pinhole(views: Sequence[View], points: Array, size: tuple[int, int]) -> Solution:
+def _guess_pinhole(views: Sequence[BoardView], points: Array, size: tuple[int, int]) -> Solution:
     objects = [points[view.ids].astype(np.float32) for view in views]
     pixels = [view.pixels.astype(np.float32)[:, None] for view in views]
     flags = cv2.CALIB_FIX_K3 | cv2.CALIB_ZERO_TANGENT_DIST
@@ -311,25 +321,25 @@ def _guess_pinhole(views: Sequence[View], points: Array, size: tuple[int, int]) 
     return Solution(_START_LENS["pinhole"], camera, coeffs.ravel()[:5], poses, points)
 
 
-def _guess_fisheye(views: Sequence[View], points: Array, size: tuple[int, int], lens: Lens) -> Solution:
+def _guess_fisheye(views: Sequence[BoardView], points: Array, size: tuple[int, int], lens: Lens) -> Solution:
     """Try rough focal lengths: without one, cv2.fisheye.calibrate often converges to a wrong camera."""
     best: tuple[float, Solution] | None = None
     for share in _FISHEYE_GUESSES:
         camera = np.array([share * size[1], share * size[1], (size[1] - 1) / 2, (size[0] - 1) / 2])
         try:
             start = estimate_poses(views, Solution(lens, camera, np.zeros(4), np.zeros((0, 6)), points))
-            found = adjust(views, start, printed=points, pitch_m=1.0, robust=True)
+            solution = adjust(views, start, printed=points, pitch_m=1.0, robust=True)
         except (cv2.error, CalibrationError):
             continue
-        error = float(np.median(np.abs(np.concatenate(compute_residuals(found, views)))))
-        if np.isfinite(error) and found.camera[:2].min() > 0 and (best is None or error < best[0]):
-            best = error, found
+        error = float(np.median(np.abs(np.concatenate(compute_residuals(solution, views)))))
+        if np.isfinite(error) and solution.camera[:2].min() > 0 and (best is None or error < best[0]):
+            best = error, solution
     if best is None:
         raise np.linalg.LinAlgError("no focal length converged")
     return best[1]
 
 
-def estimate_poses(views: Sequence[View], solution: Solution) -> Solution:
+def estimate_poses(views: Sequence[BoardView], solution: Solution) -> Solution:
     """Return the solution with the pose of the board in each view, for a known camera.
 
     Raises cv2.error for views from which no pose follows.
@@ -337,10 +347,10 @@ def estimate_poses(views: Sequence[View], solution: Solution) -> Solution:
     return replace(solution, poses=np.array([estimate_pose(view, solution) for view in views]).reshape(-1, 6))
 
 
-def estimate_pose(view: View, solution: Solution) -> Array:
+def estimate_pose(view: BoardView, solution: Solution) -> Array:
     """Return the pose [6] of a board for a known camera: the best of the two planar solutions, then refined."""
     points = solution.points[view.ids]
-    rays = undistort(view.pixels, solution)
+    rays = deproject(view.pixels, 1.0, solution.intrinsics)[:, :2]  # normalised image coordinates
     flat = points * (1, 1, 0)
     count, rotations, translations, _ = cv2.solvePnPGeneric(
         flat[:, None], rays[:, None], np.eye(3), None, flags=cv2.SOLVEPNP_IPPE
@@ -356,15 +366,6 @@ def estimate_pose(view: View, solution: Solution) -> Array:
     return min(errors, key=lambda item: item[0])[1]
 
 
-def undistort(pixels: Array, solution: Solution) -> Array:
-    """Return normalised image coordinates [n, 2] of pixels."""
-    return deproject(pixels, 1.0, solution.intrinsics)[:, :2]
-
-
-_MIN_POSE_SIGMA_PX = 0.05
-"""Minimum noise of a corner: few corners may agree by chance."""
-
-
 def to_solution(intrinsics: Intrinsics, points: Array) -> Solution:
     """Return known intrinsics in the form of a fit, with corners [p, 3] of a board."""
     fisheye = intrinsics.model == "fisheye"
@@ -374,32 +375,32 @@ def to_solution(intrinsics: Intrinsics, points: Array) -> Solution:
     return Solution(lens, camera, coeffs, np.zeros((0, 6)), points)
 
 
-def locate_board(view: View, board: Board, intrinsics: Intrinsics) -> tuple[Array, Array, float]:
+def locate_board(view: BoardView, board: Board, intrinsics: Intrinsics) -> tuple[Array, Array, float]:
     """Return camera_from_board [4, 4], its covariance [6, 6] for a noise of 1 px, and the error of the corners in px.
 
-    The covariance is that of a motion (translation m, rotation vector rad) in the board's frame. The error is the
+    The covariance describes a motion (translation m, rotation vector rad) in the board's frame. The error is the
     standard deviation of one coordinate. Raises CalibrationError if no pose follows.
     """
     solution = to_solution(intrinsics, board.points)
     try:
         start = replace(solution, poses=estimate_pose(view, solution)[None])
-        found = adjust([view], start, printed=board.points, pitch_m=board.pitch_m, fixed_camera=True)
-        covariance = pose_covariance(view.ids, found.poses[0], found)
+        located = adjust([view], start, printed=board.points, pitch_m=board.pitch_m, fixed_camera=True)
+        covariance = pose_covariance(view.ids, located.poses[0], located)
     except (cv2.error, np.linalg.LinAlgError, CalibrationError) as error:
         raise CalibrationError(
             f"{view.name}: no pose of the board follows from its {len(view.ids)} corners"
         ) from error
-    residuals = compute_residuals(found, [view])[0]
+    residuals = compute_residuals(located, [view])[0]
     sigma = float(np.sqrt((residuals**2).sum() / max(residuals.size - 6, 1)))
-    pose = found.poses[0]
+    pose = located.poses[0]
     return rigid(cv2.Rodrigues(pose[:3])[0], pose[3:]), covariance, max(sigma, _MIN_POSE_SIGMA_PX)
 
 
 def pose_covariance(ids: npt.NDArray[np.intp], pose: Array, solution: Solution) -> Array:
     """Return the covariance [6, 6] of a pose [6], a motion in the board's frame, for corners with a noise of 1 px."""
     points = solution.points[ids]
-    found = project_points(points, pose, solution.camera, solution.coeffs, solution.lens.model)
-    by_point = (found.by_translation @ cv2.Rodrigues(pose[:3])[0]).reshape(-1, 2, 3)
+    projection = project_points(points, pose, solution.camera, solution.coeffs, solution.lens.model)
+    by_point = (projection.by_translation @ cv2.Rodrigues(pose[:3])[0]).reshape(-1, 2, 3)
     slopes = np.concatenate([by_point, -by_point @ cross_matrices(points)], axis=2).reshape(-1, 6)
     return np.asarray(np.linalg.inv(slopes.T @ slopes), np.float64)
 

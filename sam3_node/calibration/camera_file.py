@@ -1,4 +1,4 @@
-"""Calibration file of one camera: intrinsics, depth scale and hand-eye, each with how it was measured.
+"""Reads and writes the calibration file of one camera: intrinsics, depth scale and hand-eye, and their measurement.
 
 See calibration/example.toml. Files without `version` are of version 1.
 """
@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ..errors import OutputError, SettingsError
-from ..files import describe_stand_in, write_atomically
-from ..geometry import Array, compose, rigid, rotation_from_quaternion, rotation_from_vector, scale_intrinsics
+from ..files import describe_stand_in, write_output
+from ..geometry import Array, rigid, rotation_from_quaternion, rotation_from_vector, scale_intrinsics
 from ..settings import Section, read_toml
 from ..types import Intrinsics
 
@@ -56,7 +56,7 @@ class Measured(_Finite):
     views: int = Field(ge=0)
     """Number of views that took part."""
     rejected: dict[str, str] = Field(default_factory=dict)
-    """Names of the views that were left out, with the reason of each."""
+    """Names of the rejected views, each with the reason."""
     inputs: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)
     """Names of the input files, with the SHA-256 of each."""
 
@@ -78,11 +78,11 @@ class HandEyeMeasured(Measured):
     leave_one_out_mm: float = Field(ge=0)
     """Root mean square error of the board's position in each view, with the other views as the calibration."""
     leave_one_out_deg: float = Field(ge=0)
-    """The same of its orientation."""
+    """The same for its orientation."""
     position_95_mm: float = Field(ge=0)
     """Error of the camera's position that is not exceeded with 95 % confidence."""
     rotation_95_deg: float = Field(ge=0)
-    """The same of its orientation."""
+    """The same for its orientation."""
     scale: float | None = Field(None, gt=0)
     """Size of the board by the robot's motion, as a share of the described size."""
     scale_sd: float = Field(0.0, ge=0)
@@ -200,7 +200,7 @@ class Calibration(_Finite):
             raise SettingsError(
                 "the camera is on the gripper: expected base_from_gripper at the time of the image, found none"
             )
-        return compose(base_from_gripper, self.hand_eye.parent_from_camera)
+        return base_from_gripper @ self.hand_eye.parent_from_camera
 
     def intrinsics_for(self, size: tuple[int, int]) -> Intrinsics:
         """Return the intrinsics for the camera's images of `size` (height, width).
@@ -238,10 +238,7 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
     """Write a calibration file, replacing an older one as a whole. Raises OutputError."""
     fields = calibration.model_dump(exclude_none=True, exclude_defaults=True)
     fields = {"version": calibration.version} | fields
-    try:
-        write_atomically(path, "\n".join(_format_table(fields, ())).lstrip().encode())
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    write_output(path, "\n".join(_format_table(fields, ())).lstrip().encode())
 
 
 def back_up(path: Path) -> Path:
@@ -251,9 +248,10 @@ def back_up(path: Path) -> Path:
         number += 1
         copy = path.with_name(f"{path.name}.old{number}")
     try:
-        write_atomically(copy, path.read_bytes())
+        data = path.read_bytes()
     except OSError as error:
         raise OutputError(f"cannot copy {path} to {copy}: {error.strerror or error}") from error
+    write_output(copy, data)
     return copy
 
 

@@ -1,4 +1,4 @@
-"""Hand-eye calibration: the pose of a camera on the gripper, or beside the robot, with its error.
+"""Calibrates hand-eye: the pose of a camera on the gripper, or beside the robot, with its error.
 
 Each view pairs the pose of the gripper, as the robot reports it, with the pose of a board in the camera. The board is
 fixed in the base's frame for a camera on the gripper (eye_in_hand), and on the gripper for a fixed camera
@@ -64,29 +64,28 @@ _VISIBLE, _MIN_DIFFERENCE = 0.85, 0.1  # shares of the board in the image
 _ON_GRIPPER_M, _BESIDE_ROBOT_M = 0.25, 0.5
 _SAME_M, _SAME_RAD = 1e-4, 1e-3
 _MOVED_M, _MOVED_RAD = 5e-3, np.radians(1)
-_DEFAULT_COVARIANCE = np.zeros((6, 6))
 
 
 @dataclass(frozen=True, slots=True)
 class HandEyeView:
     """One view: base_from_gripper and camera_from_board [4, 4], in metres.
 
-    `covariance` [6, 6] is that of camera_from_board as a motion (translation, rotation vector) in the board's frame,
-    such as `board_poses.locate_board` gives; None if it is not known.
+    `covariance` [6, 6] belongs to camera_from_board, as a motion (translation, rotation vector) in the board's frame,
+    as `bundle.locate_board` returns it.
     """
 
     name: str
     base_from_gripper: Array
     camera_from_board: Array
-    covariance: Array | None = None
+    covariance: Array
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Camera and board of poses that come without images: they say where the board can have been seen.
+    """Camera and board for poses without images: they tell where the camera can have seen the board.
 
-    `size` (height, width) is that of the images, `points_m` [p, 3] are the corners in the frame of the board, and
-    `pitch_m` is the side of a square.
+    `size` is (height, width) of the images, `points_m` [p, 3] are the corners in the frame of the board, and `pitch_m`
+    is the side of a square.
     """
 
     intrinsics: Intrinsics
@@ -118,7 +117,7 @@ class Sight:
         return float(np.linalg.norm(np.ptp(self.points_m, axis=0))) / 2
 
     def can_have_seen(self, b: Array) -> bool:
-        """Return if boards at these poses are large enough in the image, and fit into it."""
+        """Return True if boards at these poses are large enough in the image, and fit into it."""
         square_px = self.pitch_m * self.intrinsics.fx / max(_measure_distance(b), 1e-12)
         return square_px >= _MIN_SQUARE_PX and float(self.measure_visible(b).mean()) >= _MIN_VISIBLE
 
@@ -143,11 +142,11 @@ class LeaveOneOut:
 class HandEyeResult:
     """The pose `parent_from_camera` [4, 4]: the parent is the gripper (eye_in_hand) or the base (eye_to_hand).
 
-    `other_from_board` is the pose of the board in the other frame. `covariance` [6, 6] is that of a motion
-    (translation m, rotation vector rad) in the camera's frame, and `position_95_m`, `rotation_95_rad` are the radii
-    that its length stays below with 95 % confidence. `robot_noise` are standard deviations of the gripper's pose (m,
+    `other_from_board` is the pose of the board in the other frame. `covariance` [6, 6] describes a
+    motion (translation m, rotation vector rad) in the camera's frame, and its length stays below `position_95_m` and
+    `rotation_95_rad` with 95 % confidence. `robot_noise` are standard deviations of the gripper's pose (m,
     rad). `scale` is the share by which the board seems larger than described, and its standard deviation, from a
-    refinement in which the scale of the board is free. `warnings` are doubts that did not refuse the result.
+    refinement in which the scale of the board is free. `warnings` are doubts that do not refuse the result.
     """
 
     mounting: Mounting
@@ -173,7 +172,7 @@ def calibrate_hand_eye(
     rejected: Sequence[Rejected] = (),
     sight: Sight | None = None,
 ) -> HandEyeResult:
-    """Estimate the pose of the camera from all views jointly; views that disagree are left out by name.
+    """Estimate the pose of the camera from all views jointly; views that disagree are rejected by name.
 
     Errors are measured at `board_centre_m`, in the frame of the board. `scaled` is true for poses of the board that
     come without images: the covariances of the views are known but for a factor, and `sight` says where the camera can
@@ -181,7 +180,7 @@ def calibrate_hand_eye(
     camera sees there, and poses or lengths that do not fit the board, with the reason.
     """
     _check_motion(views)
-    views, hidden = _leave_out_hidden(views, board_centre_m)
+    views, hidden = _reject_hidden(views, board_centre_m)
     centre = rigid(np.eye(3), board_centre_m)
     observations = observe(views, mounting, board_centre_m, scaled)
     # in another unit than the centre, positions fit only at the board's own origin
@@ -226,17 +225,9 @@ def observe(
     # a rotation about the board's origin also moves its centre
     move_to_centre = np.eye(6)
     move_to_centre[:3, 3:] = -cross_matrices(np.array([board_centre_m], np.float64))[0]
-    covariances = np.array(
-        [
-            _DEFAULT_COVARIANCE
-            if view.covariance is None
-            else move_to_centre @ view.covariance @ move_to_centre.T
-            for view in views
-        ]
-    )
-    known = all(view.covariance is not None for view in views)
+    covariances = np.array([move_to_centre @ view.covariance @ move_to_centre.T for view in views])
     left = mounting == "eye_to_hand"
-    return Observations(invert_all(a) if left else a, b, covariances, left, scaled and known)
+    return Observations(invert_all(a) if left else a, b, covariances, left, scaled)
 
 
 def leave_one_out(
@@ -262,7 +253,7 @@ def compare_methods(
 ) -> dict[str, LeaveOneOut]:
     """Return the leave-one-out errors of OpenCV's methods on the same views; a method that fails is absent."""
     observations = observe(views, mounting, board_centre_m)
-    found: dict[str, LeaveOneOut] = {}
+    compared: dict[str, LeaveOneOut] = {}
     for method in methods:
 
         def fit(part: Observations, method: str = method) -> tuple[Array, Array]:
@@ -270,10 +261,10 @@ def compare_methods(
             return x, average(part.a @ x @ part.b)
 
         try:
-            found[method] = leave_one_out(observations, fit)
+            compared[method] = leave_one_out(observations, fit)
         except (CalibrationError, np.linalg.LinAlgError):
             continue
-    return found
+    return compared
 
 
 def _refit(part: Observations, refined: Refined) -> tuple[Array, Array]:
@@ -291,10 +282,10 @@ class _Fit:
     errors: Array
 
 
-def _leave_out_hidden(
+def _reject_hidden(
     views: Sequence[HandEyeView], board_centre_m: Sequence[float]
 ) -> tuple[Sequence[HandEyeView], list[Rejected]]:
-    """Leave out the views whose board lies behind the camera, unless they are too many to be mistakes."""
+    """Reject the views whose board lies behind the camera, unless they are too many to be mistakes."""
     centre = rigid(np.eye(3), board_centre_m)
     poses = np.array([view.camera_from_board for view in views], np.float64)
     # the frame of another detector may have its origin elsewhere on the board
@@ -401,7 +392,7 @@ def _check_repeats(views: Sequence[HandEyeView]) -> None:
         board = _distance(before.camera_from_board, after.camera_from_board)
         if robot[0] < _SAME_M and robot[1] < _SAME_RAD and (board[0] > _MOVED_M or board[1] > _MOVED_RAD):
             stale.append(f"{after.name} ({board[0] * 1e3:.0f} mm)")
-    if len(stale) > 1:  # a single one may be a wrong view of the board, which is left out as an outlier
+    if len(stale) > 1:  # a single one may be a wrong view of the board, which is rejected as an outlier
         raise CalibrationError(
             f"the robot's pose is stale in {len(stale)} views: it did not change while the board moved in the image: "
             f"{', '.join(stale[:5])}; check the source of the poses"
@@ -457,9 +448,13 @@ def _explain_disagreement(
             continue
         errors = measure_errors(guess.observations.a, scale_positions(guess.observations.b, scale), x, y)
         median_m, median_rad = _measure_median(errors)
-        found = float(np.median(score_errors(errors)))
-        if median_m <= _MAX_ERROR_M and median_rad <= _MAX_ERROR_RAD and (best is None or found < best[0]):
-            best = found, scale / robot, guess
+        guess_score = float(np.median(score_errors(errors)))
+        if (
+            median_m <= _MAX_ERROR_M
+            and median_rad <= _MAX_ERROR_RAD
+            and (best is None or guess_score < best[0])
+        ):
+            best = guess_score, scale / robot, guess
     unknown = (
         "check that each pose belongs to its image, that the robot stood still, and that nothing was moved"
     )

@@ -1,6 +1,6 @@
-"""Coverage of the image by views of a board: which views differ, and which are still missing.
+"""Measures the intrinsics of a camera from views of a board, and tells which views are missing.
 
-Intrinsics of a camera from views of a board: lens model by held-out error, bad views left out by name.
+The held-out error chooses the lens model. Bad views are rejected by name.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ..errors import CalibrationError
 from ..geometry import Array
 from .boards import MIN_CORNERS, Board
 from .bundle import (
+    BoardView,
     Lens,
     LensModel,
     Solution,
-    View,
     adjust,
     compute_residuals,
     estimate_pose,
@@ -44,9 +44,121 @@ _TILTS = (
     (1, 1, "the bottom edge of the board farther away"),
     (1, -1, "the top edge of the board farther away"),
 )
+MIN_VIEWS = 6
+"""Minimum number of views for intrinsics, without the rejected ones."""
+_FOLDS = 5
+_SIMPLER = 1.005  # a richer model must lower the held-out error by more than this factor
+_FLAT = 1.05  # an estimated board shape must lower it by more than this one
+_MIN_SHAPE_VIEWS = 8
+_BAD_RATIO, _BAD_PX = (
+    3.0,
+    0.3,
+)  # a view is bad if its error exceeds both this multiple of the median and this distance
+_OUTLIER_SIGMAS = 6.0
+_MAX_BAD_SHARE = 0.5
+_MAX_FOCAL_SD = 0.02  # standard deviation of the focal length, as a share of it
+_MAX_RMS_SHARE = 0.05  # of the distance between corners: more is not noise but another board
+_MAX_GUESS_SHARE = 0.2  # of the same, before bad views are rejected
+_LENSES: dict[str, tuple[Lens, ...]] = {
+    "pinhole": (Lens("pinhole", (0, 1, 2, 3)), Lens("pinhole", (0, 1, 2, 3, 4))),
+    "fisheye": (Lens("fisheye", (0, 1, 2, 3)),),
+}
+_ON_REQUEST = (Lens("pinhole", (0, 1)), Lens("pinhole", (0, 1, 2, 3, 4, 5, 6, 7)))
+Report = Callable[[str], None]
 
 
-def measure_coverage(views: Sequence[View], size: tuple[int, int]) -> npt.NDArray[np.int64]:
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A view that is not used, and the reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class IntrinsicsResult:
+    """Intrinsics of a camera with images of `size` (height, width), and how well the views agree with them.
+
+    `errors_px` are root mean squares over the corners of each view, `residuals` the measured minus the projected
+    pixels. `held_out_px` is the same error on views that did not take part in the fit. `sd` are standard deviations
+    of fx, fy, cx and cy in pixels. `flat` is false if the shape of the board was estimated; `bend_mm` is then its
+    largest offset.
+    """
+
+    size: tuple[int, int]
+    board: Board
+    solution: Solution
+    views: tuple[BoardView, ...]
+    residuals: tuple[Array, ...]
+    rejected: tuple[Rejected, ...]
+    held_out_px: float
+    flat: bool
+    sd: tuple[float, float, float, float]
+    advice: tuple[str, ...] = field(default=())
+
+    @property
+    def errors_px(self) -> tuple[float, ...]:
+        return tuple(float(np.sqrt((part**2).sum(1).mean())) for part in self.residuals)
+
+    @property
+    def rms_px(self) -> float:
+        return float(np.sqrt((np.concatenate(self.residuals) ** 2).sum(1).mean()))
+
+    @property
+    def bend_mm(self) -> float:
+        return float(np.linalg.norm(self.solution.points - self.board.points, axis=1).max() * 1e3)
+
+
+def calibrate_intrinsics(
+    views: Sequence[BoardView],
+    board: Board,
+    size: tuple[int, int],
+    *,
+    model: LensModel = "pinhole",
+    coefficients: int = 0,
+    shape: bool | None = None,
+    max_views: int = 40,
+    rejected: Sequence[Rejected] = (),
+    report: Report = lambda line: None,
+) -> IntrinsicsResult:
+    """Estimate the intrinsics from views of images of one `size` (height, width).
+
+    `coefficients` fixes the number of distortion coefficients (pinhole: 2, 4, 5 or 8); 0 chooses 4 or 5 by the held-out
+    error. `shape` estimates the board's shape, or not; None decides by the held-out error. At most `max_views` views
+    take part, the ones that differ most. Raises CalibrationError that names what is missing.
+    """
+    dropped = list(rejected)
+    chosen, repeated = choose_views(views, board, size, max_views)
+    report(f"{len(chosen)} views take part, {repeated} are too like another one")
+    _require_views(chosen, board, size, dropped)
+    lenses = _choose_lenses(model, coefficients)
+    start = _with_lens(guess_solution(chosen, board.points, size, model), lenses[-1])
+    _check_guess(chosen, start, board)
+    kept, start = _drop_bad_views(chosen, start, board, False, dropped, gross=True)
+    _require_views(kept, board, size, dropped)
+    flat = not (shape if shape is not None else _prefers_shape(kept, start, board, report))
+    lens = _choose_lens(kept, start, board, lenses, flat, report)
+    kept, solution = _drop_bad_views(kept, _with_lens(start, lens), board, not flat, dropped)
+    _require_views(kept, board, size, dropped)
+    kept = _drop_outlying_corners(kept, solution)
+    solution = adjust(kept, solution, printed=board.points, pitch_m=board.pitch_m, shape=not flat)
+    result = IntrinsicsResult(
+        size,
+        board,
+        solution,
+        tuple(kept),
+        tuple(compute_residuals(solution, kept)),
+        tuple(dropped),
+        measure_held_out(kept, solution, board, shape=not flat),
+        flat,
+        _standard_deviations(solution),
+        tuple(describe_missing(kept, board, size)),
+    )
+    _check(result)
+    return result
+
+
+def measure_coverage(views: Sequence[BoardView], size: tuple[int, int]) -> npt.NDArray[np.int64]:
     """Return the number of corners in each cell of GRID, for images of `size` (height, width)."""
     counts = np.zeros(GRID, np.int64)
     for view in views:
@@ -63,9 +175,11 @@ def _cells(
     return rows, columns
 
 
-def outline(view: View, board: Board, size: tuple[int, int]) -> Array | None:
+def outline(view: BoardView, board: Board, size: tuple[int, int]) -> Array | None:
     """Return the outer corners [4, 2] of the board in a view, as shares of the width; None if undetermined."""
-    homography = _fit_homography(view, board)
+    homography = None
+    if len(view.ids) >= 4:
+        homography, _ = cv2.findHomography(board.points[view.ids, :2], view.pixels)
     if homography is None:
         return None
     low, high = board.points[:, :2].min(0), board.points[:, :2].max(0)
@@ -78,16 +192,9 @@ def outline(view: View, board: Board, size: tuple[int, int]) -> Array | None:
     return np.asarray(image[:, :2] / image[:, 2:] / size[1], np.float64)
 
 
-def _fit_homography(view: View, board: Board) -> Array | None:
-    if len(view.ids) < 4:
-        return None
-    homography, _ = cv2.findHomography(board.points[view.ids, :2], view.pixels)
-    return None if homography is None else np.asarray(homography, np.float64)
-
-
 def choose_views(
-    views: Sequence[View], board: Board, size: tuple[int, int], limit: int
-) -> tuple[list[View], int]:
+    views: Sequence[BoardView], board: Board, size: tuple[int, int], limit: int
+) -> tuple[list[BoardView], int]:
     """Return at most `limit` views that differ most, in their order, and the number that repeat another view.
 
     Views are compared by the outer corners of the board. The next view is the one farthest from those already chosen.
@@ -110,7 +217,7 @@ def _distances(features: Array, index: int) -> Array:
     return np.asarray(np.sqrt(((features - features[index]) ** 2).mean(axis=1)), np.float64)
 
 
-def measure_tilts(views: Sequence[View], board: Board, size: tuple[int, int]) -> list[float]:
+def measure_tilts(views: Sequence[BoardView], board: Board, size: tuple[int, int]) -> list[float]:
     """Return the angle in degrees between board and image plane in each view, with a rough focal length."""
     normals = [_find_normal(view, board, size) for view in views]
     return [
@@ -118,28 +225,20 @@ def measure_tilts(views: Sequence[View], board: Board, size: tuple[int, int]) ->
     ] or [0.0]
 
 
-def _find_normal(view: View, board: Board, size: tuple[int, int]) -> Array | None:
+def _find_normal(view: BoardView, board: Board, size: tuple[int, int]) -> Array | None:
     """Return the normal [3] of the board, away from the camera, with the image's width as focal length."""
     focal = float(size[1])
     rays = (view.pixels - ((size[1] - 1) / 2, (size[0] - 1) / 2)) / focal
     try:
-        found, rotation, _ = cv2.solvePnP(
+        is_solved, rotation, _ = cv2.solvePnP(
             board.points[view.ids], rays, np.eye(3), None, flags=cv2.SOLVEPNP_IPPE
         )
     except cv2.error:
         return None
-    return np.asarray(cv2.Rodrigues(rotation)[0][:, 2], np.float64) if found else None
+    return np.asarray(cv2.Rodrigues(rotation)[0][:, 2], np.float64) if is_solved else None
 
 
-def _see_regions(views: Sequence[View], size: tuple[int, int]) -> npt.NDArray[np.bool_]:
-    """Return [5, 5] bool: True for each part of the image that holds a corner."""
-    seen = np.zeros((5, 5), np.bool_)
-    for view in views:
-        seen[_cells(view.pixels, size, (5, 5))] = True
-    return seen
-
-
-def describe_missing(views: Sequence[View], board: Board, size: tuple[int, int]) -> list[str]:
+def describe_missing(views: Sequence[BoardView], board: Board, size: tuple[int, int]) -> list[str]:
     """Return what is still missing, the most useful view first; nothing if coverage is complete."""
     missing = []
     normals = [normal for view in views if (normal := _find_normal(view, board, size)) is not None]
@@ -147,7 +246,9 @@ def describe_missing(views: Sequence[View], board: Board, size: tuple[int, int])
     for axis, sign, text in _TILTS:
         if not any(-sign * normal[axis] > sine for normal in normals):
             missing.append(f"a view with {text}, by 20 to 45 degrees")
-    seen = _see_regions(views, size)
+    seen = np.zeros((5, 5), np.bool_)  # the parts of the image that hold a corner
+    for view in views:
+        seen[_cells(view.pixels, size, (5, 5))] = True
     for row, names in enumerate(_REGION_NAMES):
         for column, name in enumerate(names):
             if not seen[2 * row, 2 * column]:
@@ -158,122 +259,6 @@ def describe_missing(views: Sequence[View], board: Board, size: tuple[int, int])
     if not any(width < _FAR for width in widths):
         missing.append("a view from farther away: the board fills a quarter of the width")
     return missing
-
-
-MIN_VIEWS = 6
-"""Minimum number of views for intrinsics, after bad ones are left out."""
-
-_FOLDS = 5
-_SIMPLER = 1.005  # a richer model must lower the held-out error by more than this factor
-_FLAT = 1.05  # an estimated board shape must lower it by more than this one
-_MIN_SHAPE_VIEWS = 8
-_BAD_RATIO, _BAD_PX = (
-    3.0,
-    0.3,
-)  # a view is bad if its error exceeds both this multiple of the median and this distance
-_OUTLIER_SIGMAS = 6.0
-_MAX_BAD_SHARE = 0.5
-_MAX_FOCAL_SD = 0.02  # standard deviation of the focal length, as a share of it
-_MAX_RMS_SHARE = 0.05  # of the distance between corners: more is not noise but another board
-_MAX_GUESS_SHARE = 0.2  # of the same, before bad views are left out
-_LENSES: dict[str, tuple[Lens, ...]] = {
-    "pinhole": (Lens("pinhole", (0, 1, 2, 3)), Lens("pinhole", (0, 1, 2, 3, 4))),
-    "fisheye": (Lens("fisheye", (0, 1, 2, 3)),),
-}
-_ON_REQUEST = (Lens("pinhole", (0, 1)), Lens("pinhole", (0, 1, 2, 3, 4, 5, 6, 7)))
-
-Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A view that was left out, and the reason."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class IntrinsicsResult:
-    """Intrinsics of a camera with images of `size` (height, width), and how well the views agree with them.
-
-    `errors_px` are root mean squares over the corners of each view, `residuals` the measured minus the projected
-    pixels. `held_out_px` is the same error on views that did not take part in the fit. `sd` are standard deviations
-    of fx, fy, cx and cy in pixels. `flat` is false if the shape of the board was estimated; `bend_mm` is then its
-    largest offset.
-    """
-
-    size: tuple[int, int]
-    board: Board
-    solution: Solution
-    views: tuple[View, ...]
-    residuals: tuple[Array, ...]
-    rejected: tuple[Rejected, ...]
-    held_out_px: float
-    flat: bool
-    sd: tuple[float, float, float, float]
-    advice: tuple[str, ...] = field(default=())
-
-    @property
-    def errors_px(self) -> tuple[float, ...]:
-        return tuple(float(np.sqrt((part**2).sum(1).mean())) for part in self.residuals)
-
-    @property
-    def rms_px(self) -> float:
-        return float(np.sqrt((np.concatenate(self.residuals) ** 2).sum(1).mean()))
-
-    @property
-    def bend_mm(self) -> float:
-        return float(np.linalg.norm(self.solution.points - self.board.points, axis=1).max() * 1e3)
-
-
-def calibrate_intrinsics(
-    views: Sequence[View],
-    board: Board,
-    size: tuple[int, int],
-    *,
-    model: LensModel = "pinhole",
-    coefficients: int = 0,
-    shape: bool | None = None,
-    max_views: int = 40,
-    rejected: Sequence[Rejected] = (),
-    report: Report = lambda line: None,
-) -> IntrinsicsResult:
-    """Estimate the intrinsics from views of images of one `size` (height, width).
-
-    `coefficients` fixes the number of distortion coefficients (pinhole: 2, 4, 5 or 8); 0 chooses 4 or 5 by the
-    held-out error. `shape` estimates the board's shape, or not; None decides by the held-out error. Of more than
-    `max_views` views those that differ most take part. Raises CalibrationError that names what is missing.
-    """
-    dropped = list(rejected)
-    chosen, repeated = choose_views(views, board, size, max_views)
-    report(f"{len(chosen)} views take part, {repeated} are too like another one")
-    _require_views(chosen, board, size, dropped)
-    lenses = _choose_lenses(model, coefficients)
-    start = _with_lens(guess_solution(chosen, board.points, size, model), lenses[-1])
-    _check_guess(chosen, start, board)
-    kept, start = _drop_bad_views(chosen, start, board, False, dropped, gross=True)
-    _require_views(kept, board, size, dropped)
-    flat = not (shape if shape is not None else _prefers_shape(kept, start, board, report))
-    lens, _ = _choose_lens(kept, start, board, lenses, flat, report)
-    kept, solution = _drop_bad_views(kept, _with_lens(start, lens), board, not flat, dropped)
-    _require_views(kept, board, size, dropped)
-    kept = _drop_outlying_corners(kept, solution)
-    solution = adjust(kept, solution, printed=board.points, pitch_m=board.pitch_m, shape=not flat)
-    result = IntrinsicsResult(
-        size,
-        board,
-        solution,
-        tuple(kept),
-        tuple(compute_residuals(solution, kept)),
-        tuple(dropped),
-        measure_held_out(kept, solution, board, shape=not flat),
-        flat,
-        _standard_deviations(solution),
-        tuple(describe_missing(kept, board, size)),
-    )
-    _check(result)
-    return result
 
 
 def _choose_lenses(model: LensModel, coefficients: int) -> tuple[Lens, ...]:
@@ -295,27 +280,27 @@ def _with_lens(solution: Solution, lens: Lens) -> Solution:
 
 
 def _require_views(
-    views: Sequence[View], board: Board, size: tuple[int, int], rejected: Sequence[Rejected]
+    views: Sequence[BoardView], board: Board, size: tuple[int, int], rejected: Sequence[Rejected]
 ) -> None:
     if len(views) >= MIN_VIEWS:
         return
     reasons = "; ".join(f"{view.name}: {view.reason}" for view in rejected[:5])
     raise CalibrationError(
         f"expected at least {MIN_VIEWS} different views of {board}, found {len(views)}"
-        + (f" (left out: {reasons})" if reasons else "")
+        + (f" (rejected: {reasons})" if reasons else "")
         + f"; add: {'; '.join(describe_missing(views, board, size)[:4])}"
     )
 
 
 def _drop_bad_views(
-    views: Sequence[View],
+    views: Sequence[BoardView],
     start: Solution,
     board: Board,
     shape: bool,
     rejected: list[Rejected],
     gross: bool = False,
-) -> tuple[list[View], Solution]:
-    """Fit with robust weights and leave out views whose error is far above the median, one after the other."""
+) -> tuple[list[BoardView], Solution]:
+    """Fit with robust weights, and reject views whose error is far above the median, one after the other."""
     kept, solution = list(views), start
     limit = len(kept) * (1 - _MAX_BAD_SHARE)
     ratio, floor = (2 * _BAD_RATIO, 2.0) if gross else (_BAD_RATIO, _BAD_PX)
@@ -339,19 +324,19 @@ def _drop_bad_views(
         solution = replace(solution, poses=np.delete(solution.poses, worst, axis=0))
 
 
-def _drop_outlying_corners(views: Sequence[View], solution: Solution) -> list[View]:
-    """Leave out single corners that are far off, such as those beside a reflection."""
+def _drop_outlying_corners(views: Sequence[BoardView], solution: Solution) -> list[BoardView]:
+    """Drop single corners that are far off, such as those beside a reflection."""
     residuals = compute_residuals(solution, views)
     limit = max(_OUTLIER_SIGMAS * solution.sigma_px, _BAD_PX)
     kept = []
     for view, part in zip(views, residuals, strict=True):
         good = np.abs(part).max(axis=1) <= limit
         enough = np.count_nonzero(good) >= MIN_CORNERS
-        kept.append(View(view.name, view.ids[good], view.pixels[good]) if enough else view)
+        kept.append(BoardView(view.name, view.ids[good], view.pixels[good]) if enough else view)
     return kept
 
 
-def _prefers_shape(views: Sequence[View], start: Solution, board: Board, report: Report) -> bool:
+def _prefers_shape(views: Sequence[BoardView], start: Solution, board: Board, report: Report) -> bool:
     """Return True if estimating the board's shape lowers the error of held-out views."""
     counts = np.bincount(np.concatenate([view.ids for view in views]), minlength=len(board.points))
     if len(views) < _MIN_SHAPE_VIEWS or np.median(counts) < _MIN_SHAPE_VIEWS / 2:
@@ -363,19 +348,24 @@ def _prefers_shape(views: Sequence[View], start: Solution, board: Board, report:
 
 
 def _choose_lens(
-    views: Sequence[View], start: Solution, board: Board, lenses: Sequence[Lens], flat: bool, report: Report
-) -> tuple[Lens, float]:
-    """Return the simplest lens whose held-out error is near the lowest, and that error."""
+    views: Sequence[BoardView],
+    start: Solution,
+    board: Board,
+    lenses: Sequence[Lens],
+    flat: bool,
+    report: Report,
+) -> Lens:
+    """Return the simplest lens whose held-out error is near the lowest."""
     errors = []
     for lens in lenses:
         error = measure_held_out(views, _with_lens(start, lens), board, shape=not flat)
         errors.append((error, lens))
         report(f"held-out error {error:.4f} px with {len(lens.active)} coefficients")
     lowest = min(error for error, _ in errors)
-    return next((lens, error) for error, lens in errors if error <= lowest * _SIMPLER)
+    return next(lens for error, lens in errors if error <= lowest * _SIMPLER)
 
 
-def measure_held_out(views: Sequence[View], start: Solution, board: Board, *, shape: bool) -> float:
+def measure_held_out(views: Sequence[BoardView], start: Solution, board: Board, *, shape: bool) -> float:
     """Return the root mean square error in pixels on views that take no part in the fit, by cross-validation.
 
     The pose of a held-out view comes from half of its corners, and the error from the other half, both ways.
@@ -397,12 +387,12 @@ def measure_held_out(views: Sequence[View], start: Solution, board: Board, *, sh
     return float(np.sqrt(np.concatenate(squares).mean()))
 
 
-def _square_errors(view: View, solution: Solution) -> Array:
+def _square_errors(view: BoardView, solution: Solution) -> Array:
     """Return the square errors [n] of the corners, each half with a pose from the other half."""
     squares = []
     for half in (0, 1):
         fitted = np.arange(len(view.ids)) % 2 == half
-        part = View(view.name, view.ids[fitted], view.pixels[fitted])
+        part = BoardView(view.name, view.ids[fitted], view.pixels[fitted])
         try:
             pose = estimate_pose(part, solution)
             single = replace(solution, poses=pose[None])
@@ -410,14 +400,14 @@ def _square_errors(view: View, solution: Solution) -> Array:
         except (cv2.error, CalibrationError):
             continue  # half of a few corners may lie on one line
         ids = view.ids[~fitted]
-        found = project_points(
+        projection = project_points(
             solution.points[ids], pose, solution.camera, solution.coeffs, solution.lens.model
         )
-        squares.append(((found.pixels - view.pixels[~fitted]) ** 2).sum(1))
+        squares.append(((projection.pixels - view.pixels[~fitted]) ** 2).sum(1))
     return np.concatenate(squares) if squares else np.zeros(0)
 
 
-def _check_guess(views: Sequence[View], start: Solution, board: Board) -> None:
+def _check_guess(views: Sequence[BoardView], start: Solution, board: Board) -> None:
     """Raise CalibrationError if most views fit no camera at all."""
     errors = [float(np.median(np.abs(part))) for part in compute_residuals(start, views)]
     spacing = float(np.median([_corner_distance(view) for view in views]))
@@ -458,5 +448,5 @@ def _check(result: IntrinsicsResult) -> None:
         )
 
 
-def _corner_distance(view: View) -> float:
+def _corner_distance(view: BoardView) -> float:
     return float(np.sort(np.linalg.norm(view.pixels - view.pixels[0], axis=1))[1])

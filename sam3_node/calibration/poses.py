@@ -1,4 +1,4 @@
-"""Poses of the robot: a file of them, and a track that is interpolated at the time of an image.
+"""Reads a file of robot poses, and interpolates a track of poses at the time of an image.
 
 A pose file is JSON, TOML, CSV or TUM's text; docs/calibration.md describes them. Poses are base_from_gripper:
 position in metres (or the unit that the file names) and a unit quaternion x, y, z, w or a rotation vector, or a 4x4
@@ -129,7 +129,7 @@ class _FileEntry(_Entry):
     """Pose of the board in the camera, for a file without images."""
 
 
-class _File(BaseModel):
+class _PosesFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     unit: Unit = "m"
@@ -158,7 +158,7 @@ def read_poses(path: Path) -> list[RobotPose]:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise CalibrationError(f"{path}: expected at most {MAX_FILE_BYTES} bytes")
         content, label = _read(path)
-        file = _File.model_validate(content)
+        file = _PosesFile.model_validate(content)
     except UnicodeDecodeError as error:
         raise CalibrationError(
             f"cannot read poses from {path}: expected text in UTF-8 as {_SUFFIXES}, found other data"
@@ -189,12 +189,12 @@ def _describe_wrong(item: Any) -> str:
     place = ".".join(map(str, item["loc"]))
     if item["type"] != "extra_forbidden":
         return f"{place}: {item['msg']}"
-    models: dict[int, type[BaseModel]] = {1: _File, 3: _FileEntry}
+    models: dict[int, type[BaseModel]] = {1: _PosesFile, 3: _FileEntry}
     model = models.get(len(item["loc"]), _Entry)
     return f"{place}: unknown, expected {', '.join(model.model_fields)}"
 
 
-def _make_pose(name: str, entry: _FileEntry, file: _File) -> RobotPose:
+def _make_pose(name: str, entry: _FileEntry, file: _PosesFile) -> RobotPose:
     pose = entry.to_matrix(_UNITS[file.unit])
     board = entry.board.to_matrix(_UNITS[file.board_unit]) if entry.board is not None else None
     return RobotPose(name, invert(pose) if file.inverse else pose, entry.image, entry.stamp_ns, board)
@@ -299,10 +299,10 @@ def _parse_stamp(cell: str, unit_ns: int) -> int:
 
 def _check_columns(label: str, names: Sequence[str]) -> None:
     """Refuse rows without the columns of a pose, with the columns that they have."""
-    known = set(names)
-    positions = any(known.issuperset(keys) for keys in _POSITION_KEYS.values())
-    rotations = any(known.issuperset(keys) for keys in _ROTATION_KEYS)
-    if (positions and rotations) or known.issuperset(_MATRIX_KEYS):
+    columns = set(names)
+    positions = any(columns.issuperset(keys) for keys in _POSITION_KEYS.values())
+    rotations = any(columns.issuperset(keys) for keys in _ROTATION_KEYS)
+    if (positions and rotations) or columns.issuperset(_MATRIX_KEYS):
         twice = {name for name in names if name and names.count(name) > 1}
         if twice:
             raise CalibrationError(
@@ -313,7 +313,7 @@ def _check_columns(label: str, names: Sequence[str]) -> None:
         raise CalibrationError(
             f"{label}: expected a header, a first line that names the columns {_COLUMNS}; found {', '.join(names)[:80]}"
         )
-    hints = [f"; {', '.join(keys)}: {hint}" for keys, hint in _HINTS.items() if known.issuperset(keys)]
+    hints = [f"; {', '.join(keys)}: {hint}" for keys, hint in _HINTS.items() if columns.issuperset(keys)]
     raise CalibrationError(
         f"{label}: expected the columns {_COLUMNS}; found {', '.join(names)[:200]}{''.join(hints[:1])}"
     )
@@ -394,9 +394,9 @@ class PoseTrack:
             nearest = min(
                 (abs(stamp - stamp_ns) for stamp in (self._stamps[:1] + self._stamps[-1:])), default=None
             )
-            found = "none" if nearest is None else f"the nearest {nearest / 1e6:.0f} ms away"
+            distance = "none" if nearest is None else f"the nearest {nearest / 1e6:.0f} ms away"
             raise CalibrationError(
-                f"stale pose: expected robot poses before and after the image, found {found}"
+                f"stale pose: expected robot poses before and after the image, found {distance}"
             )
         before_ns, after_ns = self._stamps[after - 1], self._stamps[after]
         if after_ns - before_ns > max_gap_ns:

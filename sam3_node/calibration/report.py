@@ -1,4 +1,4 @@
-"""Pictures of a calibration: coverage of the image, residual arrows of each view, and errors by view."""
+"""Draws pictures of a calibration: coverage of the image, residual arrows of each view, and errors by view."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import OutputError
-from ..files import write_atomically
+from ..files import write_output
 from ..geometry import Array
 from ..types import Image
 from .hand_eye import HandEyeResult
@@ -37,7 +36,7 @@ def draw_intrinsics(result: IntrinsicsResult) -> Image:
         f"(sd {result.sd[0]:.2f} {result.sd[1]:.2f} {result.sd[2]:.2f} {result.sd[3]:.2f})",
         f"rms {result.rms_px:.3f} px  held out {result.held_out_px:.3f} px  "
         + ("flat board" if result.flat else f"board bent by {result.bend_mm:.2f} mm"),
-        *[f"left out {item.name}: {item.reason}" for item in result.rejected[:4]],
+        *[f"rejected {item.name}: {item.reason}" for item in result.rejected[:4]],
     ]
     typical = max(float(np.median(np.linalg.norm(np.concatenate(result.residuals), axis=1))), 1e-3)
     scale = _ARROW_LENGTH * result.size[1] / typical / 2
@@ -64,7 +63,7 @@ def draw_hand_eye(result: HandEyeResult) -> Image:
         f"95 % bounds: {result.position_95_m * 1e3:.2f} mm, {np.degrees(result.rotation_95_rad):.3f} degrees",
         f"leave one out: rms {errors.rms_mm:.2f} mm, {errors.rms_deg:.3f} degrees, scale of the board "
         f"{1 + result.scale[0]:.4f} +- {2 * result.scale[1]:.4f}",
-        *[f"left out {item.name}: {item.reason}" for item in result.rejected[:6]],
+        *[f"rejected {item.name}: {item.reason}" for item in result.rejected[:6]],
     ]
     width = 2 * _PANEL_PX
     return np.vstack(
@@ -78,11 +77,7 @@ def draw_hand_eye(result: HandEyeResult) -> Image:
 
 def write_picture(path: Path, image: Image) -> None:
     """Write a PNG. Raises OutputError."""
-    done, data = cv2.imencode(".png", image)
-    try:
-        write_atomically(path, data.tobytes() if done else b"")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    write_output(path, cv2.imencode(".png", image)[1].tobytes())
 
 
 def _blank(height: int, width: int) -> Image:

@@ -1,18 +1,11 @@
-"""Stacks of rigid transforms [n, 4, 4]: residuals, adjoints and means.
+"""Solves A X B = Y for stacks of rigid transforms [n, 4, 4]: closed forms of OpenCV, then a joint refinement.
 
-A small motion is xi = (translation [3] in metres, rotation vector [3] in radians), applied on the right: T exp(xi),
-that is, in the frame of the child.
+A is base_from_gripper for a camera on the gripper and gripper_from_base for a camera beside the robot, B is
+camera_from_board, X is the pose of the camera in its parent's frame, and Y is the pose of the board in the other
+frame. A small motion is xi = (translation [3] in metres, rotation vector [3] in radians), applied on the right:
+T exp(xi), that is, in the frame of the child. The start of the refinement is one that outliers do not spoil.
 
-OpenCV's methods of hand-eye calibration, and a start for the joint refinement that outliers do not spoil.
-
-All solve A X B = Y over views: A is base_from_gripper for a camera on the gripper and gripper_from_base for a camera
-beside the robot, B is camera_from_board, X is the pose of the camera in its parent's frame, and Y that of the board
-in the other frame.
-
-Joint refinement of hand-eye and board pose over all views, with the noise of robot and camera estimated beside
-them.
-
-The error of a view is E = Y^-1 A X B, see `closed_form`. Its covariance is the sum of the camera's part, which the
+The error of a view is E = Y^-1 A X B. Its covariance is the sum of the camera's part, which the
 corners of the board give, and the robot's part: independent errors of the gripper's pose with standard deviations in
 metres and radians. These are variance components, estimated by restricted maximum likelihood (H. D. Patterson and R.
 Thompson, Biometrika 1971); views are whitened by the sum. The covariance of X follows from the whitened Jacobian.
@@ -32,6 +25,29 @@ from scipy.stats import chi2
 
 from ..errors import CalibrationError
 from ..geometry import Array, invert, rigid, rotation_from_vector
+
+HAND_EYE_METHODS = {
+    "tsai": cv2.CALIB_HAND_EYE_TSAI,
+    "park": cv2.CALIB_HAND_EYE_PARK,
+    "horaud": cv2.CALIB_HAND_EYE_HORAUD,
+    "andreff": cv2.CALIB_HAND_EYE_ANDREFF,
+    "daniilidis": cv2.CALIB_HAND_EYE_DANIILIDIS,
+}
+"""OpenCV's methods that solve for X alone."""
+ROBOT_WORLD_METHODS = {
+    "robot-world-shah": cv2.CALIB_ROBOT_WORLD_HAND_EYE_SHAH,
+    "robot-world-li": cv2.CALIB_ROBOT_WORLD_HAND_EYE_LI,
+}
+"""OpenCV's methods that solve for X and Y."""
+CLOSED_FORMS = (*HAND_EYE_METHODS, *ROBOT_WORLD_METHODS)
+_TRIALS, _SAMPLE = 60, 5
+_LEVER_M = 0.2  # converts angles to lengths in scores
+_CHECK_SEED = 7
+_MIN_NOISE = (1e-5, 1e-5)  # metres, radians
+_MAX_NOISE = (1.0, 1.0)
+_ROUNDS = 3
+_SEARCH = {"xatol": 1e-2, "fatol": 1e-3, "maxiter": 200}
+_DRAWS, _SEED = 100_000, 11
 
 
 def invert_all(transforms: Array) -> Array:
@@ -63,11 +79,11 @@ def to_motions(transforms: Array) -> Array:
 
 def adjoints(transforms: Array) -> Array:
     """Return [n, 6, 6] that convert motions xi of the child's frame to the parent's: T exp(xi) = exp(Ad xi) T."""
-    found = np.zeros((len(transforms), 6, 6))
+    matrices = np.zeros((len(transforms), 6, 6))
     rotations = transforms[:, :3, :3]
-    found[:, :3, :3] = found[:, 3:, 3:] = rotations
-    found[:, :3, 3:] = cross_matrices(transforms[:, :3, 3]) @ rotations
-    return found
+    matrices[:, :3, :3] = matrices[:, 3:, 3:] = rotations
+    matrices[:, :3, 3:] = cross_matrices(transforms[:, :3, 3]) @ rotations
+    return matrices
 
 
 def cross_matrices(vectors: Array) -> Array:
@@ -90,28 +106,6 @@ def measure_rotations(transforms: Array) -> Array:
     vectors = Rotation.from_matrix(turned).as_rotvec()
     scatter = vectors.T @ vectors / max(len(vectors), 1)
     return np.asarray(np.sqrt(np.maximum(np.linalg.eigvalsh(scatter)[::-1], 0)), np.float64)
-
-
-HAND_EYE_METHODS = {
-    "tsai": cv2.CALIB_HAND_EYE_TSAI,
-    "park": cv2.CALIB_HAND_EYE_PARK,
-    "horaud": cv2.CALIB_HAND_EYE_HORAUD,
-    "andreff": cv2.CALIB_HAND_EYE_ANDREFF,
-    "daniilidis": cv2.CALIB_HAND_EYE_DANIILIDIS,
-}
-"""OpenCV's methods that solve for X alone."""
-
-ROBOT_WORLD_METHODS = {
-    "robot-world-shah": cv2.CALIB_ROBOT_WORLD_HAND_EYE_SHAH,
-    "robot-world-li": cv2.CALIB_ROBOT_WORLD_HAND_EYE_LI,
-}
-"""OpenCV's methods that solve for X and Y."""
-
-CLOSED_FORMS = (*HAND_EYE_METHODS, *ROBOT_WORLD_METHODS)
-
-_TRIALS, _SAMPLE = 60, 5
-_LEVER_M = 0.2  # converts angles to lengths in scores
-_CHECK_SEED = 7
 
 
 def solve_closed_form(a: Array, b: Array, method: str) -> tuple[Array, Array]:
@@ -196,8 +190,8 @@ def _solve_positions(a: Array, b: Array, rotation: Array) -> tuple[Array, float]
     slopes = np.zeros((count, 3, 7))
     slopes[:, :, :3], slopes[:, :, 3:6] = a[:, :3, :3], -np.eye(3)
     slopes[:, :, 6] = (a[:, :3, :3] @ rotation @ b[:, :3, 3:])[..., 0]
-    found = np.linalg.lstsq(slopes.reshape(-1, 7), -a[:, :3, 3].ravel(), rcond=None)[0]
-    return np.asarray(found[:3], np.float64), float(found[6])
+    solved = np.linalg.lstsq(slopes.reshape(-1, 7), -a[:, :3, 3].ravel(), rcond=None)[0]
+    return np.asarray(solved[:3], np.float64), float(solved[6])
 
 
 def score_errors(errors: Array) -> Array:
@@ -211,13 +205,6 @@ def _median_board(boards: Array) -> Array:
     """Return the mean of the half of the boards' poses that is nearest to their median position."""
     distances = np.linalg.norm(boards[:, :3, 3] - np.median(boards[:, :3, 3], axis=0), axis=1)
     return average(boards[np.argsort(distances)[: max(len(boards) // 2, 1)]])
-
-
-_MIN_NOISE = (1e-5, 1e-5)  # metres, radians
-_MAX_NOISE = (1.0, 1.0)
-_ROUNDS = 3
-_SEARCH = {"xatol": 1e-2, "fatol": 1e-3, "maxiter": 200}
-_DRAWS, _SEED = 100_000, 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +240,8 @@ class Observations:
 class Refined:
     """X and Y [4, 4], the noise of the robot (m, rad) and the camera's factor, and the covariance of X and Y.
 
-    The covariance [12, 12] is that of motions on the right, see `rigid_motion`, and `degrees` are the degrees of
-    freedom behind it. `scale` multiplies the positions of the board; where it was free, it is the 13th parameter of
-    the covariance [13, 13].
+    The covariance [12, 12] describes motions on the right, and `degrees` are the degrees of freedom behind it. `scale`
+    multiplies the positions of the board; where it was free, it is the 13th parameter of the covariance [13, 13].
     """
 
     x: Array
@@ -309,11 +295,11 @@ def _minimise(
         return np.asarray((roots @ errors[..., None]).ravel(), np.float64)
 
     start = np.zeros(slopes.shape[1])
-    found = least_squares(
+    step = least_squares(
         whitened, start, jac=lambda _: slopes, method="lm", x_scale=np.full(len(start), 1e-3)
     ).x
-    factor = float(np.clip(1 + found[12], 0.1, 10)) if free else 1.0
-    return move(x, found[:6]), move(y, found[6:12]), factor
+    factor = float(np.clip(1 + step[12], 0.1, 10)) if free else 1.0
+    return move(x, step[:6]), move(y, step[6:12]), factor
 
 
 def covariances(observations: Observations, x: Array, noise: tuple[float, float, float]) -> Array:
@@ -336,7 +322,7 @@ def _whiteners(observations: Observations, x: Array, noise: tuple[float, float, 
     return np.asarray(np.linalg.inv(np.linalg.cholesky(covariances(observations, x, noise))), np.float64)
 
 
-def jacobians(observations: Observations, free: bool = False) -> Array:
+def jacobians(observations: Observations, free: bool) -> Array:
     """Return the derivatives [n, 6, 12] of the errors by motions of X and Y, for small errors.
 
     With `free`, the 13th column is by the relative change of the board's positions.
@@ -377,7 +363,7 @@ def _estimate_noise(
         inverse = np.linalg.inv(total)
         normal = (np.swapaxes(slopes, 1, 2) @ inverse @ slopes).sum(0)
         product = np.einsum("ni,nij,nj->", errors, inverse, errors)
-        # the errors are those of another weighting: project out what X and Y could still explain
+        # the errors come from another weighting: project out what X and Y could still explain
         gradient = np.einsum("nik,nij,nj->k", slopes, inverse, errors)
         explained = gradient @ np.linalg.solve(normal, gradient)
         return float(np.linalg.slogdet(total)[1].sum() + np.linalg.slogdet(normal)[1] + product - explained)
@@ -385,15 +371,15 @@ def _estimate_noise(
     low = np.log([*_MIN_NOISE, 1e-3])[:count]
     high = np.log([*_MAX_NOISE, 1e3])[:count]
     start = np.clip(np.log(noise)[:count], low, high)
-    found = minimize(
+    minimum = minimize(
         cost, start, method="Nelder-Mead", bounds=list(zip(low, high, strict=True)), options=_SEARCH
     )
-    sizes = np.exp(found.x)
+    sizes = np.exp(minimum.x)
     return float(sizes[0]), float(sizes[1]), float(sizes[2]) if count == 3 else noise[2]
 
 
-def bound(covariance: Array, degrees: int, confidence: float = 0.95) -> float:
-    """Return the radius that the length of an error [3] of this covariance stays below with this confidence.
+def bound(covariance: Array, degrees: int) -> float:
+    """Return the radius that the length of an error [3] of this covariance stays below with 95 % confidence.
 
     `degrees` are the degrees of freedom of the estimate of the covariance. A fixed sample of normal numbers makes the
     quantile the same each time.
@@ -401,7 +387,7 @@ def bound(covariance: Array, degrees: int, confidence: float = 0.95) -> float:
     generator = np.random.default_rng(_SEED)
     lengths = (generator.standard_normal((_DRAWS, 3)) ** 2) @ np.linalg.eigvalsh(covariance)
     ratio = generator.chisquare(degrees, _DRAWS) / degrees
-    return float(np.sqrt(np.quantile(lengths / ratio, confidence)))
+    return float(np.sqrt(np.quantile(lengths / ratio, 0.95)))
 
 
 def mahalanobis(observations: Observations, refined: Refined) -> Array:

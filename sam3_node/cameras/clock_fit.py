@@ -1,4 +1,4 @@
-"""Mapping of a device's clock to the host's clock, with an estimate of the drift between them."""
+"""Maps a device's clock to the host's clock, and estimates the drift between them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _MAX_JUMPS = 3
 class ClockFit:
     """Estimates how long before its arrival an image was stamped, from the stamps of a device's own clock.
 
-    An image arrives after its stamp by a delay of at least the shortest one, which no one-way measurement can see. The
-    fit is a line through the shortest delay of each second: Theil-Sen (P. K. Sen, 1968), which seconds of congestion or
-    wrong stamps cannot bend while they are less than 29 %. A clock that jumps is fitted anew after three images.
+    An image arrives after its stamp by a delay of at least the shortest one, which a one-way measurement cannot see.
+    The fit is a line through the shortest delay of each second: Theil-Sen (P. K. Sen, 1968), which seconds of
+    congestion or wrong stamps cannot bend while they are less than 29 %. A clock that jumps is fitted anew after three
+    images.
     """
 
     def __init__(self) -> None:
@@ -64,14 +65,11 @@ class ClockFit:
         """Take a pair, and fit anew at each new second."""
         second = x // NANOSECONDS
         if self._minima and self._minima[-1][0] // NANOSECONDS == second:
-            if y < self._minima[-1][1]:
-                self._minima[-1] = (x, y)
-            if len(self._minima) < _MIN_BINS:
-                self._offset = min(y for _, y in self._minima)
-            return
-        if len(self._minima) >= _MIN_BINS:
-            self._fit()
-        self._minima.append((x, y))
+            self._minima[-1] = min(self._minima[-1], (x, y), key=lambda point: point[1])
+        else:
+            if len(self._minima) >= _MIN_BINS:
+                self._fit()
+            self._minima.append((x, y))
         if len(self._minima) < _MIN_BINS:
             self._offset = min(y for _, y in self._minima)
 

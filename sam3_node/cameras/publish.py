@@ -1,4 +1,4 @@
-"""The camera process: opens a source, then captures, resizes, encodes and publishes until the source ends or a stop."""
+"""Runs a camera process: captures, resizes, encodes and publishes images until the source ends or a stop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..settings import CameraSettings, Settings
 from ..transport import FramePublisher, Security
 from ..types import Buffer, Delivery, Depth, Frame
 from ..wire import encode_depth, encode_image
-from .base import CameraSource, CapturedImage
+from .camera_source import CameraSource, CapturedImage
 from .sources import open_camera
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,9 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
             details = f"{source.name}, {camera.encoding}, {transport.delivery}"
             announce(f"camera {camera.name} publishing on {publisher.endpoint} ({details})")
             if source.is_finite and camera.wait:
-                _wait_for_receiver(publisher, stop)
+                while not publisher.wait_for_peer(_SEND_TIMEOUT_MS) and not stop.is_set():
+                    pass
+                stop.wait(_SUBSCRIBE_S)
             try:
                 summary = _publish(source, publisher, camera, calibration, stop, watchdog)
             finally:
@@ -73,19 +75,12 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
     return summary
 
 
-def _wait_for_receiver(publisher: FramePublisher, stop: threading.Event) -> None:
-    """Wait until a peer is connected, or `stop` is set."""
-    while not publisher.wait_for_peer(_SEND_TIMEOUT_MS) and not stop.is_set():
-        pass
-    stop.wait(_SUBSCRIBE_S)
-
-
 def _explain_wait(publisher: FramePublisher, delivery: Delivery) -> str:
-    """Say why nobody receives frames; "" if somebody does."""
+    """Say why no node receives frames; "" if one does."""
     if publisher.wait_for_peer(0):
         return ""
     return (
-        f"camera: nobody receives frames from {publisher.endpoint}: start the node with sam3-node run, or correct "
+        f"camera: no node receives frames from {publisher.endpoint}: start the node with sam3-node run, or correct "
         f"transport.frames or transport.delivery (here {delivery!r}) of the camera or the node"
     )
 
@@ -148,7 +143,7 @@ def _publish(
                 unsent += not _send(publisher, frame_from(image, seq, camera, calibration), stop, watchdog)
             except WireError as error:
                 unsent += 1
-                _log.warning("%s: image %d of %s is left out: %s", source.name, seq, name, error)
+                _log.warning("%s: skipped image %d of %s: %s", source.name, seq, name, error)
         captured += 1
         report.count(unsent)
         if captured == camera.frames or stop.is_set():

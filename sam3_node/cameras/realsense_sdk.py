@@ -1,7 +1,4 @@
-"""The RealSense SDK: its import, its devices by their serial numbers, and its errors in terms of what to do.
-
-Streams of a RealSense camera: the choice of their modes, and their lenses.
-"""
+"""Wraps the RealSense SDK: its import, devices by serial number, streams and their modes, lenses, and its errors."""
 
 from __future__ import annotations
 
@@ -14,11 +11,14 @@ from ..bags.formats.realsense import make_intrinsics
 from ..errors import BagError, CameraError, MissingExtraError, did_you_mean, require
 from ..settings import CameraSettings
 from ..types import Intrinsics
-from .base import Mode, choose_mode
+from .camera_source import Mode, choose_mode, wanted_mode, warn_about_mode
 
 _BUSY = ("busy", "in use", "already", "is streaming")
 _FORBIDDEN = ("permission", "access denied", "errno=13")
+_COLOUR_FORMATS = ("bgr8", "rgb8", "yuyv", "y8")
 _LIST_HINT = "sam3-node camera list shows the cameras that are found"
+
+_log = logging.getLogger(__name__)
 
 
 def load_sdk() -> Any:
@@ -80,12 +80,6 @@ def explain(name: str, error: RuntimeError) -> CameraError:
     return CameraError(f"{name}: the SDK says {str(error).strip()!r}; {advice}")
 
 
-DEFAULT_MODE = Mode(640, 480, 30.0, "")
-_COLOUR_FORMATS = ("bgr8", "rgb8", "yuyv", "y8")
-
-_log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class Stream:
     """A stream of a sensor in one of its modes."""
@@ -100,12 +94,7 @@ def choose_streams(rs: Any, device: Any, settings: CameraSettings, name: str) ->
 
     Raises CameraError for a camera without colour.
     """
-    wanted = Mode(
-        settings.width or DEFAULT_MODE.width,
-        settings.height or DEFAULT_MODE.height,
-        settings.fps or DEFAULT_MODE.fps,
-        "",
-    )
+    wanted = wanted_mode(settings)
     colour = _choose(list_streams(rs, device, rs.stream.color), wanted, _COLOUR_FORMATS)
     if colour is None:
         raise CameraError(
@@ -116,40 +105,33 @@ def choose_streams(rs: Any, device: Any, settings: CameraSettings, name: str) ->
         _choose(list_streams(rs, device, rs.stream.depth), colour.mode, ("z16",)) if settings.depth else None
     )
     if not device.is_playback():
-        _warn_about_mode(rs, device, colour.mode, wanted, name)
+        usb = read_info(rs, device, "usb_type_descriptor")
+        if usb.startswith("2"):
+            _log.warning(
+                "%s: expected USB 3, found USB %s, which has few modes: uses %s; use a USB 3 port and its own cable",
+                *(name, usb, colour.mode),
+            )
+        else:
+            warn_about_mode(name, colour.mode, wanted)
     return colour, depth
 
 
 def list_streams(rs: Any, device: Any, kind: Any) -> list[Stream]:
     """List the streams of one kind, such as rs.stream.color, in all modes."""
-    found = []
+    streams = []
     for sensor in device.query_sensors():
         for profile in sensor.get_stream_profiles():
             if profile.stream_type() == kind and profile.is_video_stream_profile():
                 video = profile.as_video_stream_profile()
                 mode = Mode(video.width(), video.height(), float(video.fps()), video.format().name)
-                found.append(Stream(sensor, video, mode))
-    return found
+                streams.append(Stream(sensor, video, mode))
+    return streams
 
 
 def _choose(streams: Sequence[Stream], wanted: Mode, forms: Sequence[str]) -> Stream | None:
     by_mode = {stream.mode: stream for stream in reversed(streams)}
     mode = choose_mode(by_mode, wanted, forms)
     return None if mode is None else by_mode[mode]
-
-
-def _warn_about_mode(rs: Any, device: Any, mode: Mode, wanted: Mode, name: str) -> None:
-    usb = read_info(rs, device, "usb_type_descriptor")
-    if usb.startswith("2"):
-        _log.warning(
-            "%s: expected USB 3, found USB %s, which has few modes: uses %s; use a USB 3 port and its own cable",
-            *(name, usb, mode),
-        )
-    elif wanted[:2] != mode[:2] or mode.fps < wanted.fps - 0.5:
-        _log.warning(
-            "%s: expected %dx%d at %g fps, the camera has %s; frames are resized if camera.width or height is set",
-            *(name, *wanted[:3], mode),
-        )
 
 
 def has_extrinsics(depth: Any, colour: Any) -> bool:

@@ -1,6 +1,4 @@
-"""Drawings for scene:shapes: shaded shapes, and the table that they lie on.
-
-scene:shapes - a drawn table top with moving objects and exact masks.
+"""Draws scene:shapes: a table top with moving, shaded objects and exact masks.
 
 `Scene.render` is a pure function of the frame's index, so that any process can compute the truth of the frame with that
 `seq`. The first object passes behind the second. The third leaves the image and comes back.
@@ -21,8 +19,8 @@ import numpy.typing as npt
 
 from ..errors import CameraError, did_you_mean
 from ..types import Image
-from .base import CapturedImage
-from .live import Pacer
+from .camera_source import CapturedImage
+from .live_source import Pacer
 
 Plane = npt.NDArray[np.float32]
 
@@ -41,6 +39,8 @@ COLOURS = {  # BGR
     "white": (228, 232, 234),
     "pink": (160, 130, 236),
 }
+_SHADOW_OFFSET = 0.012  # of the height, away from the light at the upper left
+_PERIOD_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +227,6 @@ _LIMITS = {
     "height": (64, 4096),
     "fps": (1, 1000),
 }
-_SHADOW_OFFSET = 0.012  # of the height, away from the light at the upper left
-_PERIOD_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +316,7 @@ class Scene:
 class SceneSource:
     """A scene as a camera: its frames starting at index 0, at `fps`, or at the scene's own rate if that is 0.
 
-    A scene with an end that loops starts again at index 0: the truth of `seq` is that of seq % frames.
+    A scene with an end that loops starts again at index 0: the truth of `seq` is the truth of seq % frames.
     """
 
     lost = 0

@@ -1,7 +1,4 @@
-"""Opening of a camera source by its uri.
-
-List of the cameras and recordings that can be opened, with their modes.
-"""
+"""Opens a camera source by its uri, and lists the cameras and recordings that can be opened, with their modes."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 
 from ..errors import CameraError, Sam3NodeError, did_you_mean
 from ..settings import CameraSettings
-from .base import CameraSource, Mode
+from .camera_source import CameraSource, Mode
 
 SOURCES = (
     "scene:tabletop, scene:shapes, bag:FILE, video:FILE, images:FOLDER, realsense:SERIAL, rtsp://HOST/PATH, "
@@ -21,6 +18,8 @@ SOURCES = (
 _SCHEMES = ("scene", "bag", "video", "images", "realsense", "rtsp", "v4l2", "webcam")
 _STREAMS = ("rtsp", "rtsps", "http", "https")
 _VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
+_MAX_RECORDINGS = 200
+_SUFFIXES = (".mcap", ".bag", ".db3", ".mp4", ".mov", ".avi", ".mkv", ".webm")
 
 
 def open_camera(
@@ -29,14 +28,13 @@ def open_camera(
     """Open one of SOURCES with the rate and looping of `settings`.
 
     Setting `stop` ends the iteration, also while it waits for the next image. With `insecure`, a hub of camera.dialect
-    may bind other addresses than those of this machine. Raises CameraError for an unknown scheme, and for a device or
+    may bind addresses that other machines reach. Raises CameraError for an unknown scheme, and for a device or
     file that cannot be opened or read; for a recording, BagError; for an address, TransportError.
     """
-    # each scheme imports its own source, so that a webcam needs no library of recordings
     scheme, separator, address = uri.partition(":")
     stop = stop or threading.Event()
     if settings.dialect != "none" or scheme in ("tcp", "ipc"):
-        from .dialects.source import open_server
+        from .server_source import open_server
 
         return open_server(uri, settings, stop, insecure)
     if not separator and uri != "realsense":
@@ -49,32 +47,25 @@ def open_camera(
     return source
 
 
+# each scheme imports its own source, so that a webcam needs no library of recordings
 def _open_recording(
     uri: str, scheme: str, address: str, settings: CameraSettings, stop: threading.Event
 ) -> CameraSource | None:
     """Open a scene, a recording, a video or a folder of images; None for another scheme."""
     path, rate = Path(address).expanduser(), (settings.fps, settings.loop, stop)
-    if uri == "scene:tabletop":
-        from .bag import TABLETOP, BagSource
-
-        return BagSource(uri, TABLETOP, *rate)
-    if scheme == "bag":
-        from .bag import BagSource
-
-        return BagSource(uri, path, *rate)
-    if scheme == "video":
-        from .bag import open_video
-
-        return open_video(uri, path, *rate)
-    if scheme == "scene":
+    if scheme == "scene" and uri != "scene:tabletop":
         from .scene import SceneSource
 
         return SceneSource(uri, *rate)
-    if scheme == "images":
-        from .bag import open_images
+    if scheme not in ("scene", "bag", "video", "images"):
+        return None
+    from . import playback
 
-        return open_images(uri, path, *rate)
-    return None
+    if scheme == "video":
+        return playback.open_video(uri, path, *rate)
+    if scheme == "images":
+        return playback.open_images(uri, path, *rate)
+    return playback.BagSource(uri, playback.TABLETOP if scheme == "scene" else path, *rate)
 
 
 def _open_device(
@@ -82,22 +73,18 @@ def _open_device(
 ) -> CameraSource | None:
     """Open a camera of this machine, or a stream of the network; None for another scheme."""
     if scheme == "realsense":
-        from .realsense import open_realsense
+        from .realsense_device import open_realsense
 
         return open_realsense(address, settings, stop)
-    if scheme == "v4l2":
-        from .webcam import open_v4l2
+    is_stream = scheme in _STREAMS and address.startswith("//")
+    if scheme not in ("v4l2", "webcam") and not is_stream:
+        return None
+    from . import webcam
 
-        return open_v4l2(address, settings, stop)
-    if scheme == "webcam":
-        from .webcam import open_webcam
-
-        return open_webcam(address, settings, stop)
-    if scheme in _STREAMS and address.startswith("//"):
-        from .webcam import open_stream
-
-        return open_stream(uri, settings, stop)
-    return None
+    if is_stream:
+        return webcam.open_stream(uri, settings, stop)
+    open_one = webcam.open_v4l2 if scheme == "v4l2" else webcam.open_webcam
+    return open_one(address, settings, stop)
 
 
 def _suggest_source(uri: str) -> str:
@@ -126,14 +113,10 @@ def _is_recording(path: Path) -> bool:
     return True
 
 
-_MAX_RECORDINGS = 200
-_SUFFIXES = (".mcap", ".bag", ".db3", ".mp4", ".mov", ".avi", ".mkv", ".webm")
-
-
 def list_cameras(folder: Path) -> Iterator[str]:
     """Yield a line for each camera of this machine and each recording in `folder`, and below it a line for each mode.
 
-    A kind that cannot be listed gives a line that says why and what to do. Raises nothing.
+    For a kind that cannot be listed, a line says why and what to do. Raises nothing.
     """
     for title, lines in (
         ("RealSense", list_realsense()),

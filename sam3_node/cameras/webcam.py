@@ -1,86 +1,100 @@
-"""webcam:INDEX and rtsp://HOST/PATH - cameras of the operating system and of the network, read through OpenCV.
+"""Reads cameras through OpenCV: webcam:INDEX, rtsp://HOST/PATH, and v4l2:NAME in a chosen mode.
 
-Names and modes of V4L2 cameras, asked from the kernel (linux/videodev2.h).
-
-v4l2:NAME - a camera of Linux by its name, in a chosen mode; MJPEG is passed on as it comes.
+The kernel tells the names and modes of V4L2 cameras (linux/videodev2.h). Their MJPEG is passed on as it comes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
 from ..errors import CameraError, WireError, did_you_mean
 from ..settings import CameraSettings
-from ..types import NANOSECONDS, Frame
+from ..types import NANOSECONDS, Frame, Image
 from ..wire.images import compressed_size
-from .base import CapturedImage, Mode, choose_mode
-from .live import LiveSource
+from .camera_source import CapturedImage, Mode, choose_mode, wanted_mode, warn_about_mode
+from .live_source import DeviceSource
 
 STREAM_TIMEOUT_MS = 5000
 """Time after which a stream of the network that cannot be opened, or that gives nothing, counts as lost."""
 _FFMPEG_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+DEVICES = Path("/dev")
+_QUERYCAP, _ENUM_FMT, _ENUM_SIZES, _ENUM_INTERVALS = 0x80685600, 0xC0405602, 0xC02C564A, 0xC034564B
+_CAPTURE, _HAS_DEVICE_CAPS = 0x1, 0x80000000
+_DISCRETE = 1
+_MAX_ENTRIES = 256
+Ask = Callable[[int, bytearray], object]
+"""An ioctl of an open device: it fills the structure of a request. Raises OSError at the end of a list."""
+_JPEG = ("MJPG", "JPEG")
+_RAW = ("YUYV", "UYVY", "BGR3", "RGB3", "GREY")
+_MANUAL_EXPOSURE = 1  # V4L2_EXPOSURE_MANUAL
+_EXPOSURES_PER_MS = 10  # V4L2 counts in 100 us
+_MAX_DELAY_NS = NANOSECONDS
 
 
 class OpenCvDevice:
-    """A device that OpenCV has opened: a LiveDevice. OpenCV does not say which images its driver lost."""
-
-    lost = 0
+    """A LiveDevice that OpenCV has opened. OpenCV does not say which images its driver lost."""
 
     def __init__(self, capture: cv2.VideoCapture) -> None:
         self._capture = capture
         self._capture_ns = 0
+        self.lost = 0
 
     def grab(self) -> bool:
-        try:
-            is_there = self._capture.grab()
-        except cv2.error:  # some backends raise on a damaged image
-            is_there = False
-        if not is_there:
-            raise CameraError("no image")
+        self._call(self._capture.grab)
         self._capture_ns = time.time_ns()
         return True
 
     def retrieve(self) -> CapturedImage | None:
-        try:
-            is_decoded, image = self._capture.retrieve()
-        except cv2.error as error:
-            raise CameraError("no image") from error
-        if not is_decoded:
-            raise CameraError("no image")
-        return CapturedImage(image, self._capture_ns)
+        return CapturedImage(self._read(), self._capture_ns)
 
     def close(self) -> None:
         self._capture.release()
 
+    def _read(self) -> Image:
+        taken: tuple[bool, Image] = self._call(self._capture.retrieve)
+        if not taken[0]:
+            raise CameraError("no image")
+        return taken[1]
 
-def open_webcam(address: str, settings: CameraSettings, stop: threading.Event) -> LiveSource:
+    def _call(self, take: Callable[[], Any]) -> Any:
+        """Call a method of OpenCV. Raises CameraError if it raises or returns False."""
+        try:
+            taken = take()
+        except cv2.error as error:  # some backends raise on a damaged image
+            raise CameraError("no image") from error
+        if taken is False:
+            raise CameraError("no image")
+        return taken
+
+
+def open_webcam(address: str, settings: CameraSettings, stop: threading.Event) -> DeviceSource:
     """Open the device with index `address` at the size and rate of `settings`; CameraError if it is absent."""
     if not (address.isascii() and address.isdigit() and len(address) < 4):
         raise CameraError(f"expected webcam:INDEX with an index from 0, found 'webcam:{address}'")
-    return LiveSource(f"webcam:{address}", lambda: _open_index(int(address), settings), settings.fps, stop)
+    return DeviceSource(f"webcam:{address}", lambda: _open_index(int(address), settings), settings.fps, stop)
 
 
-def open_stream(uri: str, settings: CameraSettings, stop: threading.Event) -> LiveSource:
+def open_stream(uri: str, settings: CameraSettings, stop: threading.Event) -> DeviceSource:
     """Open a stream of the network by its address; CameraError if it gives no image.
 
     RTSP is received over TCP, so that no packet is lost; OPENCV_FFMPEG_CAPTURE_OPTIONS sets other options of FFmpeg.
     """
     os.environ.setdefault(_FFMPEG_OPTIONS, "rtsp_transport;tcp")
-    return LiveSource(_hide_password(uri), lambda: _open_uri(uri), settings.fps, stop)
+    return DeviceSource(_hide_password(uri), lambda: _open_uri(uri), settings.fps, stop)
 
 
 def _open_uri(uri: str) -> OpenCvDevice:
@@ -106,25 +120,31 @@ def _hide_password(uri: str) -> str:
 
 
 def _open_index(index: int, settings: CameraSettings) -> OpenCvDevice:
+    properties = {
+        cv2.CAP_PROP_FRAME_WIDTH: settings.width,
+        cv2.CAP_PROP_FRAME_HEIGHT: settings.height,
+        cv2.CAP_PROP_FPS: settings.fps,
+        cv2.CAP_PROP_BUFFERSIZE: 1,
+    }
+    set_ones = {name: value for name, value in properties.items() if value}
+    absent = (
+        f"webcam:{index}: expected a camera, found none; check that it is plugged in, that no other program "
+        "holds it and that this user may read it"
+    )
+    return OpenCvDevice(_open_capture(index, cv2.CAP_ANY, set_ones, absent))
+
+
+def _open_capture(index: int, backend: int, properties: Mapping[int, float], absent: str) -> cv2.VideoCapture:
+    """Open a device with these properties. Raises CameraError with the text `absent` if it gives no image."""
     with quiet():
-        capture = cv2.VideoCapture(index)
-        properties = {
-            cv2.CAP_PROP_FRAME_WIDTH: settings.width,
-            cv2.CAP_PROP_FRAME_HEIGHT: settings.height,
-            cv2.CAP_PROP_FPS: settings.fps,
-            cv2.CAP_PROP_BUFFERSIZE: 1,
-        }
-        for property_, value in properties.items():
-            if value:
-                capture.set(property_, value)
+        capture = cv2.VideoCapture(index, backend)
+        for name, value in properties.items():
+            capture.set(name, value)
         delivers = capture.isOpened() and capture.grab()
     if not delivers:
         capture.release()
-        raise CameraError(
-            f"webcam:{index}: expected a camera, found none; check that it is plugged in, that no other program "
-            "holds it and that this user may read it"
-        )
-    return OpenCvDevice(capture)
+        raise CameraError(absent)
+    return capture
 
 
 @contextmanager
@@ -136,16 +156,6 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         cv2.utils.logging.setLogLevel(level)
-
-
-DEVICES = Path("/dev")
-_QUERYCAP, _ENUM_FMT, _ENUM_SIZES, _ENUM_INTERVALS = 0x80685600, 0xC0405602, 0xC02C564A, 0xC034564B
-_CAPTURE, _HAS_DEVICE_CAPS = 0x1, 0x80000000
-_DISCRETE = 1
-_MAX_ENTRIES = 256
-
-Ask = Callable[[int, bytearray], object]
-"""An ioctl of an open device: it fills the structure of a request. Raises OSError at the end of a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +175,12 @@ class V4l2Camera:
 def list_v4l2(folder: Path = DEVICES) -> list[V4l2Camera]:
     """Return the cameras of this machine, in the order of their files. One that cannot be opened has no modes."""
     paths = [path for path in folder.glob("video*") if path.name.removeprefix("video").isdecimal()]
-    found = []
+    cameras = []
     for path in sorted(paths, key=lambda path: int(path.name.removeprefix("video"))):
         try:
             device = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         except OSError as error:
-            found.append(V4l2Camera(path, f"({error.strerror})", ()))
+            cameras.append(V4l2Camera(path, f"({error.strerror})", ()))
             continue
         try:
             camera = read_camera(path, partial(fcntl.ioctl, device))
@@ -179,8 +189,8 @@ def list_v4l2(folder: Path = DEVICES) -> list[V4l2Camera]:
         finally:
             os.close(device)
         if camera is not None:
-            found.append(camera)
-    return found
+            cameras.append(camera)
+    return cameras
 
 
 def read_camera(path: Path, ask: Ask) -> V4l2Camera | None:
@@ -218,54 +228,29 @@ def _enumerate(
             yield struct.unpack_from(fields, data, offset)
 
 
-DEFAULT_MODE = Mode(640, 480, 30.0, "")
-_JPEG = ("MJPG", "JPEG")
-_RAW = ("YUYV", "UYVY", "BGR3", "RGB3", "GREY")
-_MANUAL_EXPOSURE = 1  # V4L2_EXPOSURE_MANUAL
-_EXPOSURES_PER_MS = 10  # V4L2 counts in 100 us
-_MAX_DELAY_NS = NANOSECONDS
-
-_log = logging.getLogger(__name__)
-
-
-class V4l2Device:
-    """A LiveDevice of OpenCV's V4L2 backend, in `mode`. The kernel's stamp is used if it is of the monotonic clock."""
+class V4l2Device(OpenCvDevice):
+    """A device of OpenCV's V4L2 backend, in `mode`. The kernel's stamp is used if it is of the monotonic clock."""
 
     def __init__(self, capture: cv2.VideoCapture, mode: Mode) -> None:
-        self._capture, self._mode = capture, mode
-        self._capture_ns = 0
+        super().__init__(capture)
+        self._mode = mode
         self._stamp_ns = 0
-        self.lost = 0
 
     def grab(self) -> bool:
-        try:
-            is_grabbed = self._capture.grab()
-        except cv2.error:
-            is_grabbed = False
-        if not is_grabbed:
-            raise CameraError("no image")
-        unix_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
+        super().grab()
+        monotonic_ns = time.monotonic_ns()
         self._stamp_ns = round(self._capture.get(cv2.CAP_PROP_POS_MSEC) * 1e6)
         delay_ns = monotonic_ns - self._stamp_ns
-        self._capture_ns = unix_ns - (delay_ns if 0 <= delay_ns <= _MAX_DELAY_NS else 0)
+        self._capture_ns -= delay_ns if 0 <= delay_ns <= _MAX_DELAY_NS else 0
         return True
 
     def retrieve(self) -> CapturedImage | None:
-        try:
-            is_read, image = self._capture.retrieve()
-        except cv2.error as error:
-            raise CameraError("no image") from error
-        if not is_read:
-            raise CameraError("no image")
-        times = {"v4l2_ns": self._stamp_ns}
+        image, times = self._read(), {"v4l2_ns": self._stamp_ns}
         if self._mode.form not in _JPEG:
             return CapturedImage(image, self._capture_ns, times=times)
         frame = read_jpeg(np.asarray(image, np.uint8).tobytes())
         self.lost += frame is None
         return None if frame is None else CapturedImage(frame, self._capture_ns, times=times)
-
-    def close(self) -> None:
-        self._capture.release()
 
 
 def read_jpeg(data: bytes) -> Frame | None:
@@ -292,15 +277,15 @@ def find_camera(name: str, cameras: Sequence[V4l2Camera]) -> V4l2Camera:
     partial = [camera for camera in cameras if name and name.casefold() in camera.name.casefold()]
     if len(partial) == 1:
         return partial[0]
-    known = ", ".join(f"{camera.path} ({camera.name})" for camera in partial or cameras) or "none"
+    listed = ", ".join(f"{camera.path} ({camera.name})" for camera in partial or cameras) or "none"
     near = did_you_mean(name, [camera.name for camera in cameras]) if not partial else ""
     raise CameraError(
-        f"v4l2:{name}: expected the name or file of one camera, found {known}{near}; "
+        f"v4l2:{name}: expected the name or file of one camera, found {listed}{near}; "
         "sam3-node camera list shows them with their modes"
     )
 
 
-def open_v4l2(address: str, settings: CameraSettings, stop: threading.Event) -> LiveSource:
+def open_v4l2(address: str, settings: CameraSettings, stop: threading.Event) -> DeviceSource:
     """Open the camera with the name or file `address` in the mode nearest to the settings.
 
     Raises CameraError if it is absent, gives no image, or has no mode that can be read.
@@ -310,41 +295,27 @@ def open_v4l2(address: str, settings: CameraSettings, stop: threading.Event) -> 
         camera = find_camera(address, list_v4l2())
         return _open(camera, choose_v4l2_mode(camera, settings), settings)
 
-    return LiveSource(f"v4l2:{address}", open_device, settings.fps, stop)
+    return DeviceSource(f"v4l2:{address}", open_device, settings.fps, stop)
 
 
 def choose_v4l2_mode(camera: V4l2Camera, settings: CameraSettings) -> Mode:
     """Choose the mode nearest to the settings: JPEG if frames are sent as JPEG, else raw if it is as fast."""
-    wanted = Mode(
-        settings.width or DEFAULT_MODE.width,
-        settings.height or DEFAULT_MODE.height,
-        settings.fps or DEFAULT_MODE.fps,
-        "",
-    )
+    wanted = wanted_mode(settings)
     forms = (*_JPEG, *_RAW) if settings.encoding == "jpeg" else (*_RAW, *_JPEG)
     mode = choose_mode(camera.modes, wanted, forms)
     if mode is None:
-        found = ", ".join(sorted({mode.form for mode in camera.modes})) or "none that can be listed"
-        raise CameraError(f"v4l2:{camera.name}: expected one of {', '.join(forms)}, found {found}")
-    if mode[:2] != wanted[:2] or mode.fps < wanted.fps - 0.5:
-        _log.warning(
-            "v4l2:%s: expected %dx%d at %g fps, the camera has %s", *(camera.name, *wanted[:3], mode)
-        )
+        forms_found = ", ".join(sorted({mode.form for mode in camera.modes})) or "none that can be listed"
+        raise CameraError(f"v4l2:{camera.name}: expected one of {', '.join(forms)}, found {forms_found}")
+    warn_about_mode(f"v4l2:{camera.name}", mode, wanted)
     return mode
 
 
 def _open(camera: V4l2Camera, mode: Mode, settings: CameraSettings) -> V4l2Device:
-    with quiet():
-        capture = cv2.VideoCapture(camera.index, cv2.CAP_V4L2)
-        for property_, value in _properties(mode, settings).items():
-            capture.set(property_, value)
-        delivers = capture.isOpened() and capture.grab()
-    if not delivers:
-        capture.release()
-        raise CameraError(
-            f"v4l2:{camera.name}: expected images in {mode}, found none; check that no other program holds "
-            f"{camera.path} and that this user may read it (group video)"
-        )
+    absent = (
+        f"v4l2:{camera.name}: expected images in {mode}, found none; check that no other program holds "
+        f"{camera.path} and that this user may read it (group video)"
+    )
+    capture = _open_capture(camera.index, cv2.CAP_V4L2, _properties(mode, settings), absent)
     return V4l2Device(capture, mode)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
-from pathlib import Path
+from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from ..calibration import load_calibration
 from ..errors import CalibrationError, require
 from ..settings import Settings
-from .commands import AddCommand
+from . import engine
+from .parser import CommandParser, Commands
 
 if TYPE_CHECKING:
     from ..calibration import Calibration
@@ -28,42 +29,22 @@ EVERY = 5
 MAX_GAP_MS = 100
 MAX_CHECK_PX, MAX_HAND_EYE_MM = 1.0, 10.0
 _EXTRA = "calibration"
+Pairs = tuple[list["HandEyeView"], list[Any], dict[str, str], bool]
 
 
-def add_calibration_commands(calibrate: Any, add: AddCommand) -> None:
-    """Add board, intrinsics, hand-eye and check to the subparsers of `calibrate`."""
-    board = add(
-        calibrate, "board", calibrate_board, "write a calibration board as a PDF with true dimensions"
+def add_commands(commands: Commands) -> None:
+    """Add the commands `calibrate …`."""
+    group = commands.add_group(
+        "calibrate", "calibrate a camera and its place on a robot, or the scales of FP8 engines"
     )
+    board = group.add("board", calibrate_board, "write a calibration board as a PDF with true dimensions")
     board.add_argument("board", metavar="BOARD", help=BOARD_HELP)
-    board.add_argument("-o", "--out", type=Path, required=True, metavar="FILE.pdf", help="file to write")
+    board.add_path("-o", "--out", required=True, metavar="FILE.pdf", help="file to write")
     board.add_argument("--paper", default="auto", help="a4, a3, a2, letter, or auto for the smallest [auto]")
-    intrinsics = add(
-        calibrate, "intrinsics", calibrate_intrinsics, "measure focal length, principal point and distortion"
-    )
-    _add_views(intrinsics, required=True)
-    intrinsics.add_argument(
-        "--model", choices=("pinhole", "fisheye"), default="pinhole", help="lens model [pinhole]"
-    )
-    intrinsics.add_argument(
-        "--coefficients",
-        type=int,
-        default=0,
-        metavar="N",
-        help="distortion coefficients of a pinhole lens: 2, 4, 5 or 8; 0 chooses 4 or 5 by held-out error [0]",
-    )
-    intrinsics.add_argument(
-        "--shape",
-        choices=("auto", "flat", "estimate"),
-        default="auto",
-        help="shape of the board: flat, estimated with the camera, or chosen by held-out error [auto]",
-    )
-    intrinsics.add_argument(
-        "--max-views", type=int, default=40, metavar="N", help="use at most the N most different views [40]"
-    )
-    _add_hand_eye(calibrate, add)
-    check = add(calibrate, "check", calibrate_check, "validate a calibration file, and test it on new images")
-    check.add_argument("file", type=Path, metavar="CALIBRATION.toml", help="calibration file to check")
+    _add_intrinsics(group)
+    _add_hand_eye(group)
+    check = group.add("check", calibrate_check, "validate a calibration file, and test it on new images")
+    check.add_path("file", metavar="CALIBRATION.toml", help="calibration file to check")
     _add_views(check, required=False)
     check.add_argument(
         "--limit", type=float, default=MAX_CHECK_PX, metavar="PX", help="largest error that passes [1.0]"
@@ -75,32 +56,56 @@ def add_calibration_commands(calibrate: Any, add: AddCommand) -> None:
         metavar="MM",
         help="largest leave-one-out error of the hand-eye calibration that passes [10]",
     )
+    engine.add_fp8_command(group)
 
 
-def _add_hand_eye(calibrate: Any, add: AddCommand) -> None:
-    hand_eye = add(
-        calibrate, "hand-eye", calibrate_hand_eye, "measure the pose of the camera on or beside a robot"
+def _add_intrinsics(group: Commands) -> None:
+    parser = group.add(
+        "intrinsics", calibrate_intrinsics, "measure focal length, principal point and distortion"
     )
-    _add_views(hand_eye, required=False)
-    hand_eye.add_argument(
+    _add_views(parser, required=True)
+    _add_live_views(parser)
+    parser.add_argument(
+        "--model", choices=("pinhole", "fisheye"), default="pinhole", help="lens model [pinhole]"
+    )
+    parser.add_argument(
+        "--coefficients",
+        type=int,
+        default=0,
+        metavar="N",
+        help="distortion coefficients of a pinhole lens: 2, 4, 5 or 8; 0 chooses 4 or 5 by held-out error [0]",
+    )
+    parser.add_argument(
+        "--shape",
+        choices=("auto", "flat", "estimate"),
+        default="auto",
+        help="shape of the board: flat, estimated with the camera, or chosen by held-out error [auto]",
+    )
+    parser.add_argument(
+        "--max-views", type=int, default=40, metavar="N", help="use at most the N most different views [40]"
+    )
+
+
+def _add_hand_eye(group: Commands) -> None:
+    parser = group.add("hand-eye", calibrate_hand_eye, "measure the pose of the camera on or beside a robot")
+    _add_views(parser, required=False)
+    _add_live_views(parser)
+    parser.add_path(
         "--calibration",
-        type=Path,
         metavar="FILE.toml",
         help="file with the camera's intrinsics; it is completed unless -o names another file",
     )
-    hand_eye.add_argument(
+    parser.add_argument(
         "--mount",
         choices=("eye_in_hand", "eye_to_hand"),
         required=True,
         help="camera on the gripper, or beside the robot",
     )
-    hand_eye.add_argument(
-        "--poses", type=Path, metavar="FILE", help="file of robot poses: .csv, .json, .toml or .tum"
-    )
-    hand_eye.add_argument(
+    parser.add_path("--poses", metavar="FILE", help="file of robot poses: .csv, .json, .toml or .tum")
+    parser.add_argument(
         "--pose-stream", default="", metavar="ENDPOINT", help="for live: endpoint of pose messages"
     )
-    hand_eye.add_argument(
+    parser.add_argument(
         "--max-gap-ms",
         type=float,
         default=MAX_GAP_MS,
@@ -109,23 +114,24 @@ def _add_hand_eye(calibrate: Any, add: AddCommand) -> None:
     )
 
 
-def _add_views(parser: ArgumentParser, required: bool) -> None:
+def _add_views(parser: CommandParser, required: bool) -> None:
     parser.add_argument("sources", nargs="+" if required else "*", metavar="SOURCE", help=SOURCES_HELP)
     parser.add_argument("--board", required=required, metavar="BOARD", help=BOARD_HELP)
-    if parser.prog.endswith("check"):
-        parser.add_argument("--topic", default="", metavar="NAME", help="camera of a recording with several")
-    else:
-        parser.add_argument("-o", "--out", type=Path, metavar="FILE.toml", help="calibration file to write")
-        parser.add_argument("--topic", default="", metavar="NAME", help="camera of a recording with several")
-        parser.add_argument(
-            "--count",
-            type=int,
-            default=0,
-            metavar="N",
-            help="for live: stop after N views [0: when nothing is missing]",
-        )
+    parser.add_argument("--topic", default="", metavar="NAME", help="camera of a recording with several")
     parser.add_argument(
         "--every", type=int, default=EVERY, metavar="N", help=f"use every N-th frame of a recording [{EVERY}]"
+    )
+    parser.set_defaults(count=0, pose_stream="")
+
+
+def _add_live_views(parser: CommandParser) -> None:
+    parser.add_path("-o", "--out", metavar="FILE.toml", help="calibration file to write")
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=0,
+        metavar="N",
+        help="for live: stop after N views [0: when nothing is missing]",
     )
 
 
@@ -185,7 +191,7 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     out = args.out or args.calibration
     if args.calibration is None or out is None:
         raise CalibrationError("expected --calibration FILE.toml with the intrinsics, found none")
-    calibration = _load(args.calibration)
+    calibration = load_calibration(args.calibration)
     board = _parse_board(args.board)
     pairs, rejected, inputs, scaled = _pair(args, settings, board, calibration)
     centre = tuple(map(float, board.points.mean(axis=0)))
@@ -221,7 +227,7 @@ def calibrate_check(args: Namespace, settings: Settings) -> int:
     require("scipy", _EXTRA)
     from .calibration_views import describe_calibration, judge_hand_eye
 
-    calibration = _load(args.file)
+    calibration = load_calibration(args.file)
     for line in describe_calibration(calibration):
         print(line)
     results = []
@@ -258,12 +264,6 @@ def _parse_board(text: str | None) -> Board:
     return Board.parse(text)
 
 
-def _load(path: Path) -> Calibration:
-    from ..calibration import load_calibration
-
-    return load_calibration(path)
-
-
 def _is_live(args: Namespace) -> bool:
     from .calibration_views import LIVE
 
@@ -277,15 +277,11 @@ def _collect(args: Namespace, settings: Settings, board: Board) -> Views:
         return collect_views(args.sources, board, args.topic, max(args.every, 1))
     from ..processes.signals import stop_on_signals
 
-    stream = getattr(args, "pose_stream", "")
-    return collect_live(settings, board, stop_on_signals(), stream, getattr(args, "count", 0))
-
-
-Pairs = tuple[list["HandEyeView"], list[Any], dict[str, str], bool]
+    return collect_live(settings, board, stop_on_signals(), args.pose_stream, args.count)
 
 
 def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibration) -> Pairs:
-    """Return pairs of poses, views left out, digests of the inputs, and True if covariances lack a factor."""
+    """Return pairs of poses, rejected views, digests of the inputs, and True if covariances lack a factor."""
     from ..calibration.poses import read_poses
     from .calibration_views import compute_digest, pair_board_poses, pair_views
 

@@ -1,8 +1,7 @@
-"""Views for calibration: boards found in image files, recordings and live frames, with a guide in the terminal.
+"""What `calibrate` reads and writes: views of a board, robot poses paired with them, and results.
 
-Pairs of robot and board poses for hand-eye calibration, by the name or the time of each image.
-
-Results of calibrations: as sections of a calibration file, and in the terminal.
+Views come from image files, recordings and live frames, with a guide in the terminal. A pose belongs to an image by its
+name or its time. Results go to sections of a calibration file and to the terminal.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
-from typing import TextIO
 
 import cv2
 import numpy as np
@@ -23,7 +21,7 @@ from ..bags.bag import open_bag
 from ..bags.samples import natural_order
 from ..calibration import Calibration, load_calibration, save_calibration
 from ..calibration.boards import Board, explain_absence
-from ..calibration.bundle import View, expected_covariance, locate_board
+from ..calibration.bundle import BoardView, expected_covariance, locate_board
 from ..calibration.camera_file import HandEye, HandEyeMeasured, back_up
 from ..calibration.hand_eye import HandEyeResult, HandEyeView, LeaveOneOut
 from ..calibration.intrinsics import IntrinsicsResult, Rejected, describe_missing, measure_coverage, outline
@@ -44,6 +42,8 @@ GUIDE_VIEWS = 15
 """Minimum number of live views before the calibration begins."""
 
 _STILL_SHARE, _NEW_SHARE = 0.004, 0.04  # of the width: motion between frames, distance from the views so far
+MAX_LEAVE_ONE_OUT_MM, MAX_LEAVE_ONE_OUT_DEG = 10.0, 2.0
+"""Largest leave-one-out errors of a hand-eye calibration that passes a check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class Picture:
 class Views:
     """Views of a board in images of one size (height, width), in the order of the source."""
 
-    views: list[View] = field(default_factory=list)
+    views: list[BoardView] = field(default_factory=list)
     stamps_ns: list[int | None] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     inputs: dict[str, str] = field(default_factory=dict)
     poses: list[FramePose] = field(default_factory=list)
     size: tuple[int, int] = (0, 0)
 
-    def add(self, view: View, stamp_ns: int | None) -> None:
+    def add(self, view: BoardView, stamp_ns: int | None) -> None:
         self.views.append(view)
         self.stamps_ns.append(stamp_ns)
 
@@ -77,26 +77,26 @@ def collect_views(sources: Sequence[str], board: Board, camera: str, every: int)
 
     Raises CalibrationError if the images differ in size or no image shows the board, with the reason.
     """
-    found, sizes, advice = Views(), dict[tuple[int, int], list[str]](), ""
-    for picture in _open_sources(sources, camera, every, found.inputs):
+    views, sizes, advice = Views(), dict[tuple[int, int], list[str]](), ""
+    for picture in _open_sources(sources, camera, every, views.inputs):
         sizes.setdefault((picture.image.shape[0], picture.image.shape[1]), []).append(picture.name)
         corners = board.detect(picture.image)
         if corners is not None:
-            found.add(View(picture.name, corners.ids, corners.pixels), picture.stamp_ns)
+            views.add(BoardView(picture.name, corners.ids, corners.pixels), picture.stamp_ns)
             continue
-        if not found.views and not advice:
+        if not views.views and not advice:
             advice = explain_absence(board, picture.image) or ""
         if picture.stamp_ns is None:
-            found.rejected.append(Rejected(picture.name, "the board was not found"))
+            views.rejected.append(Rejected(picture.name, "the board was not found"))
     _require_one_size(sizes)
-    if not found.views:
+    if not views.views:
         total = sum(map(len, sizes.values()))
         raise CalibrationError(
-            f"expected {board} in the images, found it in none of {total}"
+            f"expected {board} in the images, found it in 0 of {total}"
             + (f": {advice}" if advice else "; check the board's description, light and sharpness")
         )
-    found.size = next(iter(sizes))
-    return found
+    views.size = next(iter(sizes))
+    return views
 
 
 def _require_one_size(sizes: dict[tuple[int, int], list[str]]) -> None:
@@ -171,16 +171,17 @@ def compute_digest(path: Path) -> str:
 class LiveViews:
     """Chooses views among live frames: the board is at rest, and unlike the views so far."""
 
-    def __init__(self, board: Board, out: TextIO | None = None) -> None:
-        self._board, self._out = board, out or sys.stderr
+    def __init__(self, board: Board) -> None:
+        self._board = board
         self._last: np.ndarray | None = None
         self._outlines: list[np.ndarray] = []
         self.found = Views()
 
-    @property
-    def complete(self) -> bool:
-        """True when GUIDE_VIEWS views are taken and no view is missing."""
+    def is_enough(self, count: int) -> bool:
+        """Return True when `count` views are taken. With 0: GUIDE_VIEWS views, and no view is missing."""
         taken = self.found
+        if count:
+            return len(taken.views) >= count
         return len(taken.views) >= GUIDE_VIEWS and not describe_missing(taken.views, self._board, taken.size)
 
     def offer(self, picture: Picture) -> bool:
@@ -193,7 +194,7 @@ class LiveViews:
             self.found.size = size
         _require_one_size({self.found.size: ["earlier frames"]} | {size: [picture.name]})
         corners = self._board.detect(picture.image)
-        view = None if corners is None else View(picture.name, corners.ids, corners.pixels)
+        view = None if corners is None else BoardView(picture.name, corners.ids, corners.pixels)
         place = None if view is None else outline(view, self._board, size)
         at_rest = self._last is not None and place is not None and _differ(place, self._last) < _STILL_SHARE
         self._last = place
@@ -207,7 +208,7 @@ class LiveViews:
         self._print(view)
         return True
 
-    def _print(self, view: View) -> None:
+    def _print(self, view: BoardView) -> None:
         missing = describe_missing(self.found.views, self._board, self.found.size)
         more = GUIDE_VIEWS - len(self.found.views)
         text = (
@@ -218,7 +219,9 @@ class LiveViews:
             else "complete"
         )
         print(
-            f"view {len(self.found.views)}: {len(view.ids)} corners. Next: {text}", file=self._out, flush=True
+            f"view {len(self.found.views)}: {len(view.ids)} corners. Next: {text}",
+            file=sys.stderr,
+            flush=True,
         )
 
 
@@ -230,30 +233,30 @@ def collect_live(
     settings: Settings,
     board: Board,
     stop: threading.Event,
-    poses: str = "",
-    count: int = 0,
-    out: TextIO | None = None,
+    poses: str,
+    count: int,
 ) -> Views:
     """Collect views from live frames of camera `camera.name` until coverage is complete, `count` views, or `stop`.
 
     With the endpoint `poses`, poses of the gripper are collected beside them. The guide says which view comes next.
     Raises CalibrationError without any view, and TransportError for a malformed endpoint.
     """
-    guide, out, clock = LiveViews(board, out), out or sys.stderr, ""
+    guide, clock = LiveViews(board), ""
     print(
         f"looking for {board} from camera {settings.camera.name}; hold the board still for each view",
-        file=out,
+        file=sys.stderr,
     )
     security = Security.from_settings(settings.transport)
     subscriber = PoseSubscriber(poses, ["gripper"], security) if poses else None
     try:
         cameras = [settings.camera.name]
         with FrameSubscriber(settings.transport.frames, cameras=cameras, security=security) as frames:
-            while not stop.is_set() and not _is_enough(guide, count):
+            while not stop.is_set() and not guide.is_enough(count):
                 received = frames.take(200)
                 if received is not None and (image := _decode(received.frame)) is not None:
                     frame, clock = received.frame, received.frame.clock
-                    guide.offer(Picture(f"seq {frame.seq}", image, frame.capture_ns, _digest(frame)))
+                    digest = hashlib.sha256(frame.colour).hexdigest()
+                    guide.offer(Picture(f"seq {frame.seq}", image, frame.capture_ns, digest))
                 if subscriber is not None:
                     guide.found.poses += subscriber.take(0)
         if subscriber is not None:  # the pose after the last image
@@ -276,18 +279,10 @@ def _require_one_clock(poses: Sequence[FramePose], clock: str) -> None:
         )
 
 
-def _is_enough(guide: LiveViews, count: int) -> bool:
-    return len(guide.found.views) >= count if count else guide.complete
-
-
-def _digest(frame: Frame) -> str:
-    return hashlib.sha256(frame.colour).hexdigest()
-
-
 def pair_board_poses(poses: Sequence[RobotPose], board: Board, calibration: Calibration) -> list[HandEyeView]:
     """Return views from a file that holds the poses of the board, too. Raises CalibrationError if they are absent.
 
-    The covariances are those of all corners with a noise of 1 px.
+    The covariances assume that all corners are seen, with a noise of 1 px.
     """
     lens = calibration.intrinsics
     intrinsics = calibration.intrinsics_for((lens.height_px, lens.width_px))
@@ -355,10 +350,6 @@ class _PoseFinder:
             named = f"; it names {', '.join(list(self._by_name)[:3])}" if self._by_name else ""
             raise CalibrationError(f"the file of poses names no pose for this image{named}")
         return self._track.at(stamp_ns, self._max_gap_ns)
-
-
-MAX_LEAVE_ONE_OUT_MM, MAX_LEAVE_ONE_OUT_DEG = 10.0, 2.0
-"""Largest leave-one-out errors of a hand-eye calibration that passes a check."""
 
 
 def make_intrinsics_file(result: IntrinsicsResult, inputs: dict[str, str], camera: str) -> Calibration:
@@ -456,7 +447,7 @@ def describe_calibration(calibration: Calibration) -> list[str]:
 
 
 def judge_hand_eye(measured: HandEyeMeasured, limit_mm: float = MAX_LEAVE_ONE_OUT_MM) -> tuple[bool, str]:
-    """Return if the record of a hand-eye calibration passes, and a line that says why."""
+    """Return whether the record of a hand-eye calibration passes, and a line that says why."""
     passed = measured.leave_one_out_mm <= limit_mm and measured.leave_one_out_deg <= MAX_LEAVE_ONE_OUT_DEG
     return passed, (
         f"{'passed' if passed else 'FAILED'}: leave-one-out error of the hand-eye calibration "
@@ -503,9 +494,9 @@ def _describe_change(before: Calibration, after: Calibration) -> str:
 
 
 def print_intrinsics(path: Path, result: IntrinsicsResult) -> None:
-    """Print the result, the views left out, and which views would improve it."""
+    """Print the result, the rejected views, and which views would improve it."""
     for item in result.rejected:
-        print(f"left out {item.name}: {item.reason}")
+        print(f"rejected {item.name}: {item.reason}")
     for advice in result.advice:
         print(f"better with: {advice}")
     fx, fy, cx, cy = result.solution.camera
@@ -516,9 +507,9 @@ def print_intrinsics(path: Path, result: IntrinsicsResult) -> None:
 
 
 def print_hand_eye(path: Path, result: HandEyeResult) -> None:
-    """Print the result with its error, and the views left out."""
+    """Print the result with its error, and the rejected views."""
     for item in result.rejected:
-        print(f"left out {item.name}: {item.reason}")
+        print(f"rejected {item.name}: {item.reason}")
     x, y, z = result.parent_from_camera[:3, 3] * 1e3
     print(
         f"{path}: camera at {x:.2f} {y:.2f} {z:.2f} mm, within {result.position_95_m * 1e3:.2f} mm and "

@@ -2,9 +2,8 @@
 
 It prompts for the objects by their names in the recording. After some seconds it adds the missing objects by boxes, as
 soon as they are in view. If the node has no detector, it adds all objects by boxes. The boxes come from the true masks
-of the recording, on the frame of the latest message.
-
-Results of the demonstration: a table, a video, a contact sheet, a bag and a summary.
+of the recording, on the frame of the latest message. The results are a table, a video, a contact sheet, a bag and a
+summary.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ import json
 import sys
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +22,10 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from ..bags import LabelledClip, RecordingWriter
-from ..cameras.bag import TABLETOP
+from ..cameras.playback import TABLETOP
 from ..client import PerceptionClient
-from ..errors import OutputError, ProcessError, UnknownFrameError
-from ..files import prepare_output
+from ..errors import ProcessError, UnknownFrameError
+from ..files import prepare_output, write_output
 from ..processes.supervisor import CAMERA_READY, NODE_READY, Group, Process, print_line
 from ..settings import CameraSettings, Settings, TransportSettings
 from ..types import NANOSECONDS, Image, Mask, MaskFrame
@@ -41,16 +38,16 @@ READY_S, SILENCE_S = 180.0, 20.0
 MIN_PIXELS, MIN_FRACTION = 150, 0.25  # of an object in view
 MAX_SLOWDOWN = 3.0
 NAME_SEARCH_S = 3.0  # before objects without a detection are added by boxes
+SHEET_IMAGES, SHEET_COLUMNS = 9, 3
 
 
-def run_demo(out: Path, seconds: float | None = None, settings: Settings | None = None) -> DemoResults:
-    """Run for `seconds` (default: the recording once). Write overlay.mp4, contact.png, masks.mcap and summary.json.
+def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResults:
+    """Run for `seconds` (None: the recording once). Write overlay.mp4, contact.png, masks.mcap and summary.json.
 
-    The files are written to the folder `out`. Model, tracker and detector are those of `settings`. Raises ProcessError,
+    The files are written to the folder `out`. `settings` names model, tracker and detector. Raises ProcessError,
     with the last lines of output, when a process ends or no masks arrive; OutputError when `out` cannot be written; and
     BagError for a damaged recording.
     """
-    settings = settings or Settings()
     prepare_output(out / "overlay.mp4")
     recording = LabelledClip.load(TABLETOP)
     frames = len(recording) if seconds is None else max(2, round(seconds * recording.fps))
@@ -88,7 +85,6 @@ def _start_node(group: Group, settings: Settings, frames_endpoint: str) -> tuple
     )
     group.start(Process("node", _make_command("run"), NODE_READY, environment))
     ready = group.wait_ready("node", READY_S)
-    assert ready is not None
     return ready.group(1), ready.group(2)
 
 
@@ -114,12 +110,12 @@ def make_environment(**sections: BaseModel) -> dict[str, str]:
     }
 
 
-def _collect(group: Group, client: PerceptionClient, prompter: Prompter, frames: int) -> DemoResults:
+def _collect(group: Group, client: PerceptionClient, prompter: BoxPrompter, frames: int) -> DemoResults:
     """Receive masks and prompt for objects until the camera has published `frames` frames."""
-    progress, recording = ProgressLine(), prompter.recording
-    received: list[MaskFrame] = []
+    recording, received = prompter.recording, list[MaskFrame]()
     status = client.status()
     start, deadline = time.monotonic(), time.monotonic() + MAX_SLOWDOWN * frames / recording.fps + SILENCE_S
+    due_s = 1.0  # of the next line of progress
     while not received or received[-1].seq < frames - 1:
         group.check()
         masks = client.latest(200)
@@ -128,7 +124,10 @@ def _collect(group: Group, client: PerceptionClient, prompter: Prompter, frames:
                 break
             received.append(masks)
             prompter.update(masks)
-            progress.print_if_due(masks, len(received), time.monotonic() - start)
+            elapsed_s = time.monotonic() - start
+            if elapsed_s >= due_s:
+                due_s = elapsed_s + 1.0
+                _print_progress(masks, len(received), elapsed_s)
         elif time.monotonic() > deadline or (not received and time.monotonic() > start + SILENCE_S):
             raise ProcessError(
                 f"expected masks of {frames} camera frames, found {len(received)} messages; see above"
@@ -136,10 +135,18 @@ def _collect(group: Group, client: PerceptionClient, prompter: Prompter, frames:
     return DemoResults(recording, received, prompter.truth_ids, prompter.prompted_at, prompter.events, status)
 
 
-class Prompter(ABC):
-    """Base of classes that prompt for the objects of the recording.
+def _print_progress(masks: MaskFrame, count: int, elapsed_s: float) -> None:
+    age_ms = (masks.published_ns - masks.age_origin_ns) / 1e6
+    ids = " ".join(str(instance.id) for instance in masks.instances) or "none"
+    print_line(
+        f"{elapsed_s:5.1f} s  {count} mask messages  capture to publish {age_ms:.0f} ms  objects {ids}"
+    )
 
-    `truth_ids`, `prompted_at` and `events` are those of DemoResults.
+
+class BoxPrompter:
+    """A prompter that adds each object of the recording once, by its true box, when it is in view.
+
+    `truth_ids`, `prompted_at` and `events` are the fields of DemoResults.
     """
 
     def __init__(self, recording: LabelledClip, client: PerceptionClient) -> None:
@@ -148,21 +155,6 @@ class Prompter(ABC):
         self.prompted_at: dict[int, int] = {}
         self.events: list[tuple[int, str]] = []
         self._client = client
-
-    @abstractmethod
-    def update(self, masks: MaskFrame) -> None:
-        """Send the prompts that are due after the newest masks."""
-
-    def _log_event(self, seq: int, text: str) -> None:
-        self.events.append((seq, text))
-        print_line(f"frame {seq}: {text}")
-
-
-class BoxPrompter(Prompter):
-    """A prompter that adds each object once, by its true box, when it is in view."""
-
-    def __init__(self, recording: LabelledClip, client: PerceptionClient) -> None:
-        super().__init__(recording, client)
         self._waiting = dict(recording.labels)
         self._min_pixels = {
             truth: max(MIN_PIXELS, MIN_FRACTION * recording.areas(truth).max()) for truth in self._waiting
@@ -184,6 +176,10 @@ class BoxPrompter(Prompter):
             self.truth_ids[added.id] = truth
             self.prompted_at.setdefault(truth, masks.seq)
             self._log_event(masks.seq, f"added {added.id}, {label}, by a box")
+
+    def _log_event(self, seq: int, text: str) -> None:
+        self.events.append((seq, text))
+        print_line(f"frame {seq}: {text}")
 
 
 class NamePrompter(BoxPrompter):
@@ -225,31 +221,11 @@ class NamePrompter(BoxPrompter):
         self._log_event(seq, f"not found by name: {', '.join(self._waiting.values())}")
 
 
-class ProgressLine:
-    """A printer of one line of progress each second."""
-
-    _due_s = 1.0
-
-    def print_if_due(self, masks: MaskFrame, count: int, elapsed_s: float) -> None:
-        """Print the progress if a second has passed since the last line."""
-        if elapsed_s < self._due_s:
-            return
-        self._due_s = elapsed_s + 1.0
-        age_ms = (masks.published_ns - masks.age_origin_ns) / 1e6
-        ids = " ".join(str(instance.id) for instance in masks.instances) or "none"
-        print_line(
-            f"{elapsed_s:5.1f} s  {count} mask messages  capture to publish {age_ms:.0f} ms  objects {ids}"
-        )
-
-
-SHEET_IMAGES, SHEET_COLUMNS = 9, 3
-
-
 @dataclass(slots=True)
 class DemoResults:
     """The received masks, in order, and the recording with the true masks.
 
-    `truth_ids` maps object ids of the node to those of the recording. `prompted_at` maps the latter to the seq of their
+    `truth_ids` maps object ids of the node to ids of the recording. `prompted_at` maps the latter to the seq of their
     first prompt. `events` are pairs (seq, text).
     """
 
@@ -348,24 +324,16 @@ def write_results(out: Path, results: DemoResults) -> None:
         VideoWriter(out / "overlay.mp4", rate) as video,
         RecordingWriter(out / "masks.mcap", overwrite=True) as bag,
     ):
-        for number, (masks, picture) in enumerate(_draw(results)):
+        for number, masks in enumerate(frames):
+            results.score(masks)
+            picture = overlay(results.recording.image(masks.seq), masks)
             video.write(picture)
             bag.write_masks(pack_masks(masks, "rle")[1], masks, masks.age_origin_ns)
             if number in sampled:
                 pictures.append(picture)
     captions = [f"frame {frames[number].seq}: {_list_objects(frames[number])}" for number in sorted(sampled)]
     write_image(out / "contact.png", contact_sheet(pictures, captions, SHEET_COLUMNS))
-    try:
-        (out / "summary.json").write_text(json.dumps(results.summary(), indent=2) + "\n")
-    except OSError as error:
-        raise OutputError(f"cannot write {out / 'summary.json'}: {error.strerror}") from error
-
-
-def _draw(results: DemoResults) -> Iterator[tuple[MaskFrame, Image]]:
-    """Score each message, and yield it with its overlay on the recorded frame."""
-    for masks in results.frames:
-        results.score(masks)
-        yield masks, overlay(results.recording.image(masks.seq), masks)
+    write_output(out / "summary.json", json.dumps(results.summary(), indent=2).encode() + b"\n")
 
 
 def _list_objects(masks: MaskFrame) -> str:

@@ -118,17 +118,22 @@ def _check_dependency(requirement: PackageRequirement) -> CheckResult:
     title = f"{name} [{extra}]" if extra else name
     hint = install_advice(extra) if extra else f"pip install '{name}{bounds}'"
     status: Literal["warn", "fix"] = "warn" if extra else "fix"
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
+    version = _find_version(name)
+    if version is None:
         return CheckResult(title, status, "not installed", hint)
-    if not is_within(version, bounds):
-        return CheckResult(title, status, f"{version}, expected {bounds}", f"pip install '{name}{bounds}'")
-    return CheckResult(title, "ok", version)
+    return _check_version(title, version, name, bounds, status)
+
+
+def _check_version(
+    title: str, version: str, package: str, bounds: str, status: Literal["warn", "fix"]
+) -> CheckResult:
+    if is_within(version, bounds):
+        return CheckResult(title, "ok", version)
+    return CheckResult(title, status, f"{version}, expected {bounds}", f"pip install '{package}{bounds}'")
 
 
 def _check_opencv() -> Iterator[CheckResult]:
-    builds = [name for name in OPENCV_BUILDS if _is_installed(name)]
+    builds = [name for name in OPENCV_BUILDS if _find_version(name)]
     if len(builds) > 1:
         hint = f"pip uninstall {' '.join(builds)}, then pip install 'opencv-python{OPENCV}'"
         yield CheckResult("cv2", "fix", f"{' and '.join(builds)} overwrite each other", hint)
@@ -139,19 +144,14 @@ def _check_opencv() -> Iterator[CheckResult]:
         hint = "on a machine without a display: apt-get install libgl1 libglib2.0-0"
         yield CheckResult("cv2", "fix", f"does not import: {error}", hint)
         return
-    if is_within(cv2.__version__, OPENCV):
-        yield CheckResult("cv2", "ok", cv2.__version__)
-    else:
-        detail = f"{cv2.__version__}, expected {OPENCV}"
-        yield CheckResult("cv2", "fix", detail, f"pip install 'opencv-python{OPENCV}'")
+    yield _check_version("cv2", cv2.__version__, "opencv-python", OPENCV, "fix")
 
 
-def _is_installed(name: str) -> bool:
+def _find_version(package: str) -> str | None:
     try:
-        metadata.version(name)
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        return None
 
 
 def _check_torch() -> Iterator[CheckResult]:
@@ -194,13 +194,13 @@ def _check_gpu(torch: object, index: int) -> CheckResult:
 def _check_realsense() -> CheckResult:
     """Check that the RealSense SDK loads, and list its cameras. It may be missing: other cameras do not need it."""
     try:
-        found = list(list_realsense())
+        lines = list(list_realsense())
     except Sam3NodeError as error:
         return CheckResult("realsense", "warn", f"{error}", "only RealSense cameras need it")
-    if not found:
+    if not lines:
         hint = "if one is plugged in: install the udev rules of librealsense, and plug it in again"
         return CheckResult("realsense", "ok", "the SDK loads, and finds no camera", hint)
-    return CheckResult("realsense", "ok", ", ".join(line for line in found if line.startswith("realsense:")))
+    return CheckResult("realsense", "ok", ", ".join(line for line in lines if line.startswith("realsense:")))
 
 
 def _count_cpus() -> int:

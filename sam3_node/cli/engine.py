@@ -9,8 +9,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +17,11 @@ import numpy.typing as npt
 from ..errors import require
 from ..files import prepare_output
 from ..settings import Settings
-from .commands import AddCommand
+from .parser import Commands, parse_count
+from .progress import ProgressBar, StepProgress
 
 if TYPE_CHECKING:
-    from ..engines.store import StoredEngine
+    from ..engines.engine_store import StoredEngine
 
 COLUMNS = ("ENGINE", "MODEL", "PRECISION", "SIZE", "OBJECTS", "GPU", "LIBRARY", "MB", "BUILT", "GATE")
 DETECTOR_WITH_ENGINE = "yolo-world"  # TensorRT only
@@ -30,36 +30,45 @@ CALIBRATION_FRAMES = 32
 SOURCE_HELP = "a recording (.mcap), a video or a folder of images"
 
 
-def add_engine_commands(parsers: Any, add: AddCommand) -> None:
-    """Add `engine build|list|check|export-triton` to the command line's subparsers."""
-    text = (
-        "build, list and check engines of the model: TensorRT, or compiled by torch (--engine.kind inductor)"
+def add_commands(commands: Commands) -> None:
+    """Add the commands `engine …`."""
+    group = commands.add_group(
+        "engine",
+        "build, list and check engines of the model: TensorRT, or compiled by torch (--engine.kind inductor)",
     )
-    engine = parsers.add_parser("engine", help=text, description=text).add_subparsers(
-        metavar="COMMAND", required=True
-    )
-    build = add(engine, "build", engine_build, "export the model's stages, build their engines, store them")
+    build = group.add("build", engine_build, "export the model's stages, build their engines, store them")
     build.add_argument(
         "--gpu",
         default="this",
         metavar="GENERATION",
         help="GPU generation to build for, such as sm89 (needs tensorrt_rtx) [the GPU of this machine]",
     )
-    build.add_argument("--scales", type=Path, metavar="FILE.json", help="for fp8: output of `calibrate fp8`")
-    build.add_argument(
-        "--recipe", type=Path, metavar="FILE.toml", help="for fp8: which layers are not quantised"
-    )
-    add(engine, "list", engine_list, "print a table of the stored engines")
-    check = add(engine, "check", engine_check, "compare the engines with torch in float32: may they serve?")
+    build.add_path("--scales", metavar="FILE.json", help="for fp8: output of `calibrate fp8`")
+    build.add_path("--recipe", metavar="FILE.toml", help="for fp8: which layers are not quantised")
+    group.add("list", engine_list, "print a table of the stored engines")
+    check = group.add("check", engine_check, "compare the engines with torch in float32: may they serve?")
     check.add_argument("source", nargs="?", metavar="SOURCE", help=f"{SOURCE_HELP} [the bundled recording]")
-    triton = add(
-        engine, "export-triton", engine_export_triton, "write a model repository for Triton Inference Server"
+    triton = group.add(
+        "export-triton", engine_export_triton, "write a model repository for Triton Inference Server"
     )
-    triton.add_argument(
-        "-o", "--out", type=Path, required=True, metavar="FOLDER", help="model repository, new or existing"
-    )
+    triton.add_path("-o", "--out", required=True, metavar="FOLDER", help="model repository, new or existing")
     triton.add_argument(
         "--plans", action="store_true", help="copy the TensorRT plans of `engine build` [export ONNX files]"
+    )
+
+
+def add_fp8_command(group: Commands) -> None:
+    """Add the command `calibrate fp8`."""
+    fp8 = group.add("fp8", calibrate_fp8, "measure the range of the encoder's numbers, for FP8 engines")
+    fp8.add_argument("sources", nargs="+", metavar="SOURCE", help=SOURCE_HELP)
+    fp8.add_path("-o", "--out", required=True, metavar="FILE.json", help="file to write the scales to")
+    fp8.add_path("--recipe", metavar="FILE.toml", help="which kinds of layers will be quantised")
+    fp8.add_argument(
+        "--frames",
+        type=parse_count,
+        default=CALIBRATION_FRAMES,
+        metavar="N",
+        help=f"number of frames to use, over all sources [{CALIBRATION_FRAMES}]",
     )
 
 
@@ -68,7 +77,6 @@ def engine_build(args: Namespace, settings: Settings) -> None:
     _require_node()
     from ..engines.build import build_engines, read_quantisation
     from ..engines.detector import build_detector
-    from .progress import StepProgress
 
     quantisation = read_quantisation(args.scales, args.recipe)
     with closing(StepProgress()) as bars:
@@ -80,7 +88,7 @@ def engine_build(args: Namespace, settings: Settings) -> None:
 def engine_list(args: Namespace, settings: Settings) -> None:
     """Print a table of the engines in engine.folder, the newest first."""
     _require_node()
-    from ..engines.store import EngineStore
+    from ..engines.engine_store import EngineStore
 
     store = EngineStore(settings.engine.folder)
     rows = [_make_row(stored, settings) for stored in store.all()]
@@ -97,7 +105,7 @@ def engine_check(args: Namespace, settings: Settings) -> int:
     """Run the gate on the settings' engines and print its reports; return 0 if they may serve, else 1."""
     _require_node()
     from ..engines.detector import check_detector
-    from ..engines.tracker_slot import check_tracker
+    from ..engines.slot import check_tracker
 
     reports = [check_tracker(settings, args.source)]
     print(*reports[0].lines(), sep="\n")
@@ -111,7 +119,6 @@ def engine_export_triton(args: Namespace, settings: Settings) -> None:
     """Write the stages of the settings' model as a Triton model repository; print the folder of each model."""
     _require_node()
     from ..engines.triton_server import export_repository
-    from .progress import StepProgress
 
     with closing(StepProgress()) as bars:
         print(*export_repository(settings, args.out, plans=args.plans, progress=bars.report), sep="\n")
@@ -153,35 +160,15 @@ def _read_verdict(stored: StoredEngine, settings: Settings) -> str:
     return "passed" if apply_thresholds(report, settings.engine).passed else "refused"
 
 
-def add_fp8_command(calibrate: Any, add: AddCommand) -> None:
-    """Add `fp8` to the subparsers of `calibrate`."""
-    fp8 = add(calibrate, "fp8", calibrate_fp8, "measure the range of the encoder's numbers, for FP8 engines")
-    fp8.add_argument("sources", nargs="+", metavar="SOURCE", help=SOURCE_HELP)
-    fp8.add_argument(
-        "-o", "--out", type=Path, required=True, metavar="FILE.json", help="file to write the scales to"
-    )
-    fp8.add_argument(
-        "--recipe", type=Path, metavar="FILE.toml", help="which kinds of layers will be quantised"
-    )
-    fp8.add_argument(
-        "--frames",
-        type=_parse_count,
-        default=CALIBRATION_FRAMES,
-        metavar="N",
-        help=f"number of frames to use, over all sources [{CALIBRATION_FRAMES}]",
-    )
-
-
 def calibrate_fp8(args: Namespace, settings: Settings) -> None:
     """Run frames of the sources through the model that the settings name; write the scales, print a summary."""
     _require_node()
     from ..engines.quantize import calibrate, load_recipe
     from ..models import load_tracker
-    from .progress import ProgressBar
 
     prepare_output(args.out)
     source = settings.model
-    recipe = load_recipe(args.recipe) if args.recipe else None
+    recipe = load_recipe(args.recipe)
     dtype = "float32" if source.dtype == "auto" else source.dtype
     model = load_tracker(source.name, device=source.device, dtype=dtype, image_size=source.image_size)
     images = _read_images(args.sources, args.frames)
@@ -198,10 +185,3 @@ def _read_images(sources: list[str], count: int) -> Iterator[npt.NDArray[np.uint
     for index, source in enumerate(sources):
         share = (index + 1) * count // len(sources) - index * count // len(sources)
         yield from sample_images(source, share)
-
-
-def _parse_count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise ValueError
-    return count

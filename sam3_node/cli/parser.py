@@ -1,4 +1,4 @@
-"""Parsers of the command line: settings have a help of their own, and a misspelt name is answered with the nearest."""
+"""Parsers of the command line. Settings have a help of their own, and a misspelt name is answered with the nearest."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import did_you_mean
-from ..settings import old_names, options
-from .commands import ANSWER_TIMEOUT_S, Command
+from ..settings import Settings, options
 
 MAX_TIMEOUT_S = 86_400.0
+ANSWER_TIMEOUT_S = 3.0
 FAILED, NO_ANSWER, DEVICE_FAILED = 2, 3, 4
 """Exit codes of errors. argparse exits with 2, too."""
+
+Command = Callable[[argparse.Namespace, Settings], int | None]
+"""A command. It returns its exit code; None means 0."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -35,6 +38,30 @@ class CommandParser(argparse.ArgumentParser):
         """Print the usage and the option that is most similar to an unknown word, and exit with 2."""
         nearest = did_you_mean(word.partition("=")[0], self._option_string_actions)
         self.error(f"unknown argument {word}{nearest if word.startswith('-') else ''}")
+
+    def add_path(self, *names: str, metavar: str, help: str, **options: Any) -> None:
+        """Add an argument that names a file or a folder."""
+        self.add_argument(*names, type=Path, metavar=metavar, help=help, **options)
+
+    def add_repeated(self, name: str, help: str, **options: Any) -> None:
+        """Add an option that may be repeated. Its values are a list."""
+        self.add_argument(name, action="append", default=[], help=f"{help}; may be repeated", **options)
+
+    def add_setting(self, *names: str, help: str, **options: Any) -> None:
+        """Add an argument that sets a setting: the only name of a positional one, else `dest`."""
+        if not names[0].startswith("-"):
+            options["nargs"] = "?"
+        self.add_argument(*names, default=argparse.SUPPRESS, help=help, **options)
+
+    def add_timeout(self) -> None:
+        """Add the option --timeout of commands that send requests."""
+        self.add_argument(
+            "--timeout",
+            type=parse_timeout,
+            default=ANSWER_TIMEOUT_S,
+            metavar="S",
+            help=f"seconds to wait for the node's answer [{ANSWER_TIMEOUT_S:g}]; exit code {NO_ANSWER} when they pass",
+        )
 
     def format_help(self) -> str:
         """Return the help without the settings."""
@@ -60,6 +87,28 @@ class CommandParser(argparse.ArgumentParser):
             )
 
 
+class Commands:
+    """The commands of a parser. Each gets the options of `common`."""
+
+    def __init__(
+        self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser, **options: Any
+    ) -> None:
+        self._parsers: Any = parser.add_subparsers(metavar="COMMAND", required=True, **options)
+        self._common = common
+
+    def add(self, name: str, run: Command, text: str) -> CommandParser:
+        """Add a command with its function and its help text."""
+        parser: CommandParser = self._parsers.add_parser(
+            name, parents=[self._common], help=text, description=text
+        )
+        parser.set_defaults(run=run, parser=parser)
+        return parser
+
+    def add_group(self, name: str, text: str) -> Commands:
+        """Add a command that has commands of its own. Return them."""
+        return Commands(self._parsers.add_parser(name, help=text, description=text), self._common)
+
+
 class _HelpFormatter(argparse.HelpFormatter):
     """A formatter that leaves the settings out of the usage line, which they would fill."""
 
@@ -81,23 +130,7 @@ def _is_setting(action: argparse.Action) -> bool:
 
 
 def _holds_settings(group: Any) -> bool:
-    return any(_is_setting(action) for action in group._group_actions if action.help != argparse.SUPPRESS)
-
-
-def add_command(
-    common: argparse.ArgumentParser, parsers: Any, name: str, run: Command, text: str
-) -> argparse.ArgumentParser:
-    """Add a command with its function and its help text, and with the options of `common`."""
-    parser: argparse.ArgumentParser = parsers.add_parser(name, parents=[common], help=text, description=text)
-    parser.set_defaults(run=run, parser=parser)
-    return parser
-
-
-def add_command_group(parsers: Any, name: str, text: str) -> Any:
-    """Add a command that has commands of its own. Return their subparsers."""
-    return parsers.add_parser(name, help=text, description=text).add_subparsers(
-        metavar="COMMAND", required=True
-    )
+    return any(map(_is_setting, group._group_actions))
 
 
 def make_settings_parser() -> argparse.ArgumentParser:
@@ -125,9 +158,14 @@ def make_settings_parser() -> argparse.ArgumentParser:
             help=f"{option.help} [{option.default}]".replace("%", "%%"),
             **({"nargs": "?", "const": "true"} if option.is_flag else {}),
         )
-    for old_name in old_names():
-        parser.add_argument(f"--{old_name}", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
+
+
+def parse_count(text: str) -> int:
+    """Parse a whole number from 1."""
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {text!r}")
+    return int(text)
 
 
 def parse_limit(parse: Callable[[str], float]) -> Callable[[str], tuple[str, float]]:
@@ -146,30 +184,24 @@ def parse_limit(parse: Callable[[str], float]) -> Callable[[str], tuple[str, flo
     return limit
 
 
-def parse_numbers(count: int) -> Callable[[str], tuple[float, ...]]:
-    """Return a parser of `count` numbers with commas between them."""
-
-    def numbers(text: str) -> tuple[float, ...]:
-        try:
-            values = tuple(float(part) for part in text.split(","))
-        except ValueError:
-            values = ()
-        if len(values) != count:
-            raise argparse.ArgumentTypeError(f"expected {count} numbers separated by commas, found {text!r}")
-        return values
-
-    return numbers
+def parse_point(text: str) -> tuple[float, ...]:
+    """Parse X,Y."""
+    return _parse_numbers(text, 2)
 
 
-def add_timeout(parser: argparse.ArgumentParser) -> None:
-    """Add the option --timeout of commands that send requests."""
-    parser.add_argument(
-        "--timeout",
-        type=parse_timeout,
-        default=ANSWER_TIMEOUT_S,
-        metavar="S",
-        help=f"seconds to wait for the node's answer [{ANSWER_TIMEOUT_S:g}]; exit code {NO_ANSWER} when they pass",
-    )
+def parse_box(text: str) -> tuple[float, ...]:
+    """Parse X0,Y0,X1,Y1."""
+    return _parse_numbers(text, 4)
+
+
+def _parse_numbers(text: str, count: int) -> tuple[float, ...]:
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) != count:
+        raise argparse.ArgumentTypeError(f"expected {count} numbers separated by commas, found {text!r}")
+    return values
 
 
 def parse_timeout(text: str) -> float:

@@ -12,6 +12,9 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+TERMINAL_S, LOG_S = 0.2, 10.0
+STEP_REFRESH_S = 1.0
+
 
 def printable(text: str, line_feeds: bool = False) -> str:
     """Return the text with "?" for each control, invisible or direction-changing character.
@@ -20,10 +23,6 @@ def printable(text: str, line_feeds: bool = False) -> str:
     """
     kept = "\n" if line_feeds else ""
     return "".join(letter if letter.isprintable() or letter in kept else "?" for letter in text)
-
-
-TERMINAL_S, LOG_S = 0.2, 10.0
-STEP_REFRESH_S = 1.0
 
 
 class ProgressBar:

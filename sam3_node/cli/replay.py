@@ -6,18 +6,17 @@ Heavy modules are imported inside the functions that need them, so that other co
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ReplayError, require
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
-from .commands import AddCommand
-from .parser import parse_numbers
+from .parser import CommandParser, Commands, parse_box, parse_count
+from .progress import ProgressBar, format_duration
 
 if TYPE_CHECKING:
     from ..replay.cluster.usage_report import RunProgress, UsageReport
@@ -30,9 +29,9 @@ INTERRUPTED = 130
 REPORT = "bill.json"
 
 
-def add_replay_command(parsers: Any, add: AddCommand) -> None:
-    """Add the command `replay` to the subparsers of the command line."""
-    parser = add(parsers, "replay", replay, "run recordings through the node's pipeline, without sockets")
+def add_commands(commands: Commands) -> None:
+    """Add the command `replay`."""
+    parser = commands.add("replay", replay, "run recordings through the node's pipeline, without sockets")
     parser.add_argument(
         "bags",
         nargs="+",
@@ -79,10 +78,10 @@ def add_replay_command(parsers: Any, add: AddCommand) -> None:
         action="store_true",
         help="delete existing results and start over; the default continues them",
     )
-    add_ray_options(parser)
+    _add_ray(parser)
 
 
-def _add_mode(parser: ArgumentParser) -> None:
+def _add_mode(parser: CommandParser) -> None:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
         "--as-recorded",
@@ -112,29 +111,21 @@ def _add_mode(parser: ArgumentParser) -> None:
     )
 
 
-def _add_prompts(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--prompt",
-        action="append",
-        default=[],
-        dest="names",
-        metavar="NAME",
-        help='detect and track this object, such as "red mug"; may be repeated',
+def _add_prompts(parser: CommandParser) -> None:
+    parser.add_repeated(
+        "--prompt", dest="names", metavar="NAME", help='detect and track this object, such as "red mug"'
     )
-    parser.add_argument(
+    parser.add_path(
         "--objects",
-        type=Path,
         metavar="FILE",
         help="objects marked on frames: a .json or .toml file, a DAVIS annotation (.png) or its folder",
     )
-    parser.add_argument(
+    parser.add_repeated(
         "--box",
-        type=parse_numbers(4),
-        action="append",
-        default=[],
+        type=parse_box,
         dest="boxes",
         metavar="X0,Y0,X1,Y1",
-        help="the box around an object on the first frame, in pixels; may be repeated",
+        help="the box around an object on the first frame, in pixels",
     )
     parser.add_argument(
         "--everything",
@@ -143,19 +134,14 @@ def _add_prompts(parser: ArgumentParser) -> None:
     )
 
 
-def _add_calibration(parser: ArgumentParser) -> None:
-    parser.add_argument(
+def _add_part(parser: CommandParser) -> None:
+    parser.add_path(
         "--calibration",
-        type=Path,
         action="append",
         default=[],
         metavar="FILE",
         help="calibration file for 3-D fields, instead of the recorded node's; may be repeated, one for each camera",
     )
-
-
-def _add_part(parser: ArgumentParser) -> None:
-    _add_calibration(parser)
     parser.add_argument(
         "--depth-aligned",
         action="store_true",
@@ -167,7 +153,49 @@ def _add_part(parser: ArgumentParser) -> None:
             f"--{name}", type=_parse_time, dest=f"{name}_ns", metavar="TIME", help=f"{text}: {time_help}"
         )
     parser.add_argument(
-        "--frames", type=_parse_count, metavar="N", help="end after N frames, of all cameras together"
+        "--frames", type=parse_count, metavar="N", help="end after N frames, of all cameras together"
+    )
+
+
+def _add_ray(parser: CommandParser) -> None:
+    group = parser.add_argument_group(
+        "many recordings at once", "on a Ray cluster or this machine; needs the extra 'cloud'"
+    )
+    group.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="local: workers on this machine; auto: the Ray cluster of this machine; or a cluster's address",
+    )
+    group.add_argument(
+        "--workers",
+        type=parse_count,
+        metavar="N",
+        help="maximum number of workers [number of GPUs; local without GPUs: 2]",
+    )
+    group.add_argument(
+        "--gpus-per-worker",
+        type=float,
+        metavar="N",
+        help="GPUs of each worker: 0 for the CPU, a fraction of 1 to share one [1; local without GPUs: 0]",
+    )
+    group.add_argument(
+        "--price-per-hour", type=float, metavar="P", help="price of one worker; adds the cost to the table"
+    )
+    group.add_argument(
+        "--by-camera", action="store_true", help="replay each camera separately, in a subfolder"
+    )
+    group.add_argument(
+        "--segment-frames",
+        type=parse_count,
+        metavar="N",
+        help="cut recordings into segments of N frames; needs --prompt",
+    )
+    group.add_argument(
+        "--overlap",
+        type=int,
+        default=30,
+        metavar="M",
+        help="frames that consecutive segments share, to match object ids [30]",
     )
 
 
@@ -194,7 +222,7 @@ def replay(args: Namespace, settings: Settings) -> int:
     if not args.ray and (args.by_camera or args.segment_frames):
         raise ReplayError("--by-camera, --segment-frames: expected --ray with them, such as --ray local")
     if args.ray:
-        code = replay_many(args, job, stop)
+        code = _replay_many(args, job, stop)
         return code or (max(map(_compare, job.split_by_recording())) if args.compare else 0)
     run = _make_runner(args, settings, stop)
     for single in job.split_by_recording():
@@ -214,11 +242,11 @@ def _make_runner(args: Namespace, settings: Settings, stop: Event) -> Callable[.
         return partial(run_job, load=PerceptionCache(), stop=stop, again=args.again)
     from ..replay.live import Endpoints, run_live
 
-    given = settings.transport.model_fields_set
+    named = settings.transport.model_fields_set
     endpoints = Endpoints(
         args.connect,
-        settings.transport.frames[0] if "frames" in given else None,
-        settings.transport.masks if "masks" in given else None,
+        settings.transport.frames[0] if "frames" in named else None,
+        settings.transport.masks if "masks" in named else None,
         settings.transport,
     )
     return partial(run_live, endpoints=endpoints, stop=stop, again=args.again)
@@ -226,7 +254,6 @@ def _make_runner(args: Namespace, settings: Settings, stop: Event) -> Callable[.
 
 def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
     from ..replay.run import is_finished
-    from .progress import ProgressBar
 
     was_finished = not args.again and is_finished(job)
     bar = ProgressBar()
@@ -305,55 +332,11 @@ def _parse_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def add_ray_options(parser: ArgumentParser) -> None:
-    """Add the options for replaying many recordings at once."""
-    group = parser.add_argument_group(
-        "many recordings at once", "on a Ray cluster or this machine; needs the extra 'cloud'"
-    )
-    group.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="local: workers on this machine; auto: the Ray cluster of this machine; or a cluster's address",
-    )
-    group.add_argument(
-        "--workers",
-        type=_parse_count,
-        metavar="N",
-        help="maximum number of workers [number of GPUs; local without GPUs: 2]",
-    )
-    group.add_argument(
-        "--gpus-per-worker",
-        type=float,
-        metavar="N",
-        help="GPUs of each worker: 0 for the CPU, a fraction of 1 to share one [1; local without GPUs: 0]",
-    )
-    group.add_argument(
-        "--price-per-hour", type=float, metavar="P", help="price of one worker; adds the cost to the table"
-    )
-    group.add_argument(
-        "--by-camera", action="store_true", help="replay each camera separately, in a subfolder"
-    )
-    group.add_argument(
-        "--segment-frames",
-        type=_parse_count,
-        metavar="N",
-        help="cut recordings into segments of N frames; needs --prompt",
-    )
-    group.add_argument(
-        "--overlap",
-        type=int,
-        default=30,
-        metavar="M",
-        help="frames that consecutive segments share, to match object ids [30]",
-    )
-
-
-def replay_many(args: Namespace, job: Job, stop: Event) -> int:
+def _replay_many(args: Namespace, job: Job, stop: Event) -> int:
     """Replay the recordings of a job on workers. Returns 0 if all are done, 1 if one failed, 130 if stopped."""
-    from ..replay.cluster.job_plan import Split
     from ..replay.cluster.scheduler import run_many
+    from ..replay.cluster.tasks import Split
     from ..replay.store import open_store
-    from .progress import ProgressBar
 
     bar = ProgressBar("recordings")
     try:
@@ -379,8 +362,6 @@ def replay_many(args: Namespace, job: Job, stop: Event) -> int:
 
 def describe_progress(run: RunProgress) -> str:
     """Describe workers, frames, rate and time left of a run over many recordings."""
-    from .progress import format_duration
-
     text = f"{run.workers} workers, {run.frames} frames, {run.frames_per_s:.1f} frames/s"
     if run.left_s is not None and run.done < run.total:
         text += f", {format_duration(run.left_s)} left"
@@ -393,10 +374,3 @@ def _print_report(report: UsageReport) -> None:
     print(*report.lines(), sep="\n")
     if report.is_stopped:
         print("stopped; results so far are kept, the same command continues")
-
-
-def _parse_count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number

@@ -1,8 +1,7 @@
-"""The command `watch`: it shows masks as a live table in a terminal or as plain lines, and writes a video.
+"""The command `watch`: shows masks as a live table in a terminal, or as plain lines, and writes overlay videos.
 
-Overlay videos: background threads draw masks on their frames and write one video for each camera.
-
-Questions to the node about what keeps a command waiting.
+Background threads draw masks on their frames and write one video for each camera. `NodeProbe` asks the node what keeps
+a command waiting.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import shutil
 import sys
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, cast
@@ -26,6 +25,7 @@ from ..files import child_path, prepare_output
 from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings, TransportSettings
 from ..transport import ControlClient, FrameSubscriber, MaskSubscriber, Security
+from ..transport.mask_pairing import RecentFrames
 from ..types import NANOSECONDS, Closeable, Frame, Image, Instance, MaskFrame
 from ..visualization import TimedVideoWriter, overlay
 from ..wire import decode_image
@@ -37,6 +37,67 @@ REDRAW_S = 0.1
 RATE_WINDOW = 30
 MAX_AGES = 100_000
 MAX_CAMERAS = 64
+SUFFIXES = (".mp4", ".mov", ".mkv", ".avi")
+MAX_BYTES = 256 << 20
+MAX_MESSAGES = 16
+MAX_VIDEOS = 16
+LATE_FRAME_S = 0.2
+PROBE_TIMEOUT_MS = 1000
+
+
+def run_watch(
+    settings: Settings, overlay: Path | None, frames: int, stop: threading.Event, out: TextIO | None = None
+) -> int:
+    """Show masks until `stop` is set or `frames` messages are received (0: no limit). Return their number.
+
+    With `overlay` it also subscribes to frames, and writes a video to that path.
+    Raises SettingsError for an overlay with lossless delivery, TransportError for a malformed endpoint, and OutputError
+    when the video cannot be written.
+    """
+    screen, statistics = Screen(out or sys.stdout), Statistics()
+    transport = settings.transport
+    if overlay is not None:
+        check_video_path(overlay)
+    with (
+        MaskSubscriber(
+            transport.masks, transport.delivery, security=Security.from_settings(transport)
+        ) as subscriber,
+        NodeProbe(settings) as probe,
+        _open_overlay(settings, overlay, screen) as video,
+        WaitingNotice(
+            lambda: probe.explain_masks(lambda: bool(subscriber.connected)), screen.notify
+        ) as notice,
+    ):
+        screen.print_line(f"watch masks from {transport.masks}")
+        while not stop.is_set() and (not frames or statistics.frames < frames):
+            masks = subscriber.take(100)
+            if masks is None:
+                continue
+            notice.progress()
+            age_ms = statistics.add(masks, time.time_ns())
+            screen.show(masks, age_ms, statistics.fps(masks.camera))
+            if video is not None:
+                video.draw(masks)
+        screen.print_line(statistics.summary())
+        if subscriber.rejected:
+            screen.print_line(
+                f"{subscriber.rejected} messages were malformed, the last: {printable(str(subscriber.last_error))}"
+            )
+    return statistics.frames
+
+
+@contextlib.contextmanager
+def _open_overlay(settings: Settings, path: Path | None, screen: Screen) -> Iterator[OverlayVideo | None]:
+    if path is None:
+        yield None
+        return
+    video = OverlayVideo(settings, path)
+    try:
+        yield video
+    finally:
+        for line in video.close():
+            screen.print_line(line)
+    video.check()
 
 
 class Statistics:
@@ -74,7 +135,7 @@ class Statistics:
 
 
 def _keep_recent(values: dict[str, T], camera: str, value: T) -> None:
-    """Set the value of a camera. Beyond MAX_CAMERAS, delete that of the least recently updated camera."""
+    """Set the value of a camera. Beyond MAX_CAMERAS, forget the least recently updated camera."""
     values.pop(camera, None)
     values[camera] = value
     if len(values) > MAX_CAMERAS:
@@ -145,69 +206,6 @@ class Screen:
         self._out.flush()
 
 
-def run_watch(
-    settings: Settings, overlay: Path | None, frames: int, stop: threading.Event, out: TextIO | None = None
-) -> int:
-    """Show masks until `stop` is set or `frames` messages are received (0: no limit). Return their number.
-
-    With `overlay` it also subscribes to frames, and writes a video to that path.
-    Raises SettingsError for an overlay with lossless delivery, TransportError for a malformed endpoint, and OutputError
-    when the video cannot be written.
-    """
-    screen, statistics = Screen(out or sys.stdout), Statistics()
-    transport = settings.transport
-    if overlay is not None:
-        check_video_path(overlay)
-    with (
-        MaskSubscriber(
-            transport.masks, transport.delivery, security=Security.from_settings(transport)
-        ) as subscriber,
-        NodeProbe(settings) as probe,
-        _open_overlay(settings, overlay, screen) as video,
-        WaitingNotice(
-            lambda: probe.explain_masks(lambda: bool(subscriber.connected)), screen.notify
-        ) as notice,
-    ):
-        screen.print_line(f"watch masks from {transport.masks}")
-        while not stop.is_set() and (not frames or statistics.frames < frames):
-            masks = subscriber.take(100)
-            if masks is None:
-                continue
-            notice.progress()
-            age_ms = statistics.add(masks, time.time_ns())
-            screen.show(masks, age_ms, statistics.fps(masks.camera))
-            if video is not None:
-                video.draw(masks)
-        screen.print_line(statistics.summary())
-        if subscriber.rejected:
-            screen.print_line(
-                f"{subscriber.rejected} messages were malformed, the last: {printable(str(subscriber.last_error))}"
-            )
-    return statistics.frames
-
-
-@contextlib.contextmanager
-def _open_overlay(settings: Settings, path: Path | None, screen: Screen) -> Iterator[OverlayVideo | None]:
-    if path is None:
-        yield None
-        return
-    video = OverlayVideo(settings, path)
-    try:
-        yield video
-    finally:
-        for line in video.close():
-            screen.print_line(line)
-    video.check()
-
-
-SUFFIXES = (".mp4", ".mov", ".mkv", ".avi")
-MAX_FRAMES = 48
-MAX_BYTES = 256 << 20
-MAX_MESSAGES = 16
-MAX_VIDEOS = 16
-LATE_FRAME_S = 0.2
-
-
 def check_video_path(path: Path) -> None:
     """Create the folder of a new video. Raises OutputError if it cannot be written, or exists already."""
     if path.suffix.lower() not in SUFFIXES:
@@ -220,7 +218,7 @@ def check_video_path(path: Path) -> None:
 class OverlayVideo:
     """A writer that pairs masks with their frames, by the whole key of a frame, and writes one video for each camera.
 
-    The file of the first camera is `path`; those of other cameras have the camera's name added. `draw` never waits: a
+    The file of the first camera is `path`; the camera's name is added for other cameras. `draw` never waits: a
     thread draws the messages of a short queue. Raises SettingsError for lossless delivery.
     """
 
@@ -235,7 +233,7 @@ class OverlayVideo:
         self._failure: Exception | None = None
         self._videos: dict[str, TimedVideoWriter] = {}
         self._waiting: queue.Queue[tuple[MaskFrame, Frame | None] | None] = queue.Queue(MAX_MESSAGES)
-        self._frames = _RecentFrames(settings.transport)
+        self._frames = _FrameBuffer(settings.transport)
         self._thread = threading.Thread(target=self._run, name="overlay", daemon=True)
         self._thread.start()
 
@@ -243,7 +241,7 @@ class OverlayVideo:
         """Queue one message for drawing. Raises the error that stopped the writing of an earlier message."""
         self.check()
         try:
-            self._waiting.put_nowait((masks, self._frames.pop(masks)))
+            self._waiting.put_nowait((masks, self._frames.find(masks)))
         except queue.Full:
             self._dropped += 1
 
@@ -283,7 +281,7 @@ class OverlayVideo:
         if frame is None:
             # a frame may arrive shortly after its masks; wait for it only if no message waits behind this one
             late_s = LATE_FRAME_S if self._waiting.empty() else 0.0
-            frame = self._frames.pop(masks, late_s)
+            frame = self._frames.find(masks, late_s)
         image = _decode(frame)
         if image is None:
             self._unpaired += 1
@@ -307,23 +305,22 @@ def _decode(frame: Frame | None) -> Image | None:
         return None
 
 
-class _RecentFrames:
-    """A buffer of at most MAX_FRAMES recent frames and MAX_BYTES, which a thread fills."""
+class _FrameBuffer:
+    """The recent frames of each camera, which a thread receives. They share MAX_BYTES."""
 
     def __init__(self, transport: TransportSettings) -> None:
-        self._frames: OrderedDict[tuple[str, int], Frame] = OrderedDict()
-        self._bytes = 0
+        self._cameras: dict[str, RecentFrames] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._subscriber = FrameSubscriber(transport.frames, security=Security.from_settings(transport))
         self._thread = threading.Thread(target=self._collect, name="overlay frames", daemon=True)
         self._thread.start()
 
-    def pop(self, masks: MaskFrame, timeout_s: float = 0.0) -> Frame | None:
-        """Remove and return the frame of `masks`; wait for it up to `timeout_s`. Return None if it is not here then."""
+    def find(self, masks: MaskFrame, timeout_s: float = 0.0) -> Frame | None:
+        """Return the frame of `masks`; wait for it up to `timeout_s`. Return None if it is not here then."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._holds(masks), timeout_s)
-            return self._remove(masks.key[:2]) if self._holds(masks) else None
+            self._changed.wait_for(lambda: self._closed or self._find(masks) is not None, timeout_s)
+            return self._find(masks)
 
     def close(self) -> None:
         """Stop receiving. The buffered frames remain available."""
@@ -333,32 +330,17 @@ class _RecentFrames:
             self._closed = True
             self._changed.notify_all()
 
+    def _find(self, masks: MaskFrame) -> Frame | None:
+        frames = self._cameras.get(masks.camera)
+        return None if frames is None else frames.find(masks)
+
     def _collect(self) -> None:
         while (received := self._subscriber.take()) is not None:
+            camera = received.frame.camera
             with self._changed:
-                self._add(received.frame)
+                _keep_recent(self._cameras, camera, self._cameras.get(camera) or RecentFrames())
+                self._cameras[camera].add(received.frame, MAX_BYTES // len(self._cameras))
                 self._changed.notify_all()
-
-    def _add(self, frame: Frame) -> None:
-        key = frame.camera, frame.seq
-        self._remove(key)  # an older frame with this key is from before a restart of the camera
-        self._frames[key] = frame
-        self._bytes += memoryview(frame.colour).nbytes
-        while len(self._frames) > 1 and (len(self._frames) > MAX_FRAMES or self._bytes > MAX_BYTES):
-            self._remove(next(iter(self._frames)))
-
-    def _holds(self, masks: MaskFrame) -> bool:
-        frame = self._frames.get(masks.key[:2])
-        return frame is not None and frame.key == masks.key
-
-    def _remove(self, key: tuple[str, int]) -> Frame | None:
-        frame = self._frames.pop(key, None)
-        if frame is not None:
-            self._bytes -= memoryview(frame.colour).nbytes
-        return frame
-
-
-PROBE_TIMEOUT_MS = 1000
 
 
 class NodeProbe(Closeable):
@@ -367,9 +349,9 @@ class NodeProbe(Closeable):
     Its methods return one line of text, "" if there is nothing to say, and None if there is nothing to wait for.
     """
 
-    def __init__(self, settings: Settings, control: str | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         transport = settings.transport
-        self._wanted = Wanted(transport.masks, control or transport.control, transport.delivery, ())
+        self._wanted = Wanted(transport.masks, transport.control, transport.delivery, ())
         self._client = ControlClient(
             self._wanted.control, PROBE_TIMEOUT_MS, Security.from_settings(transport)
         )

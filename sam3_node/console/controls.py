@@ -95,7 +95,7 @@ class Controls(Closeable):
 
 def find_vocabulary(detector: Mapping[str, Any]) -> Path | None:
     """Return the vocabulary file of a detector by its settings; None if it has none on this machine."""
-    from ..detection.load import NANO, VOCABULARY
+    from ..detection.detectors import NANO, VOCABULARY
 
     if detector.get("kind") != "yolo-world":
         return None

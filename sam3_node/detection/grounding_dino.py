@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,13 +19,14 @@ from ..models.weight_files import (
     Normalisation,
     load_tokenizer,
     load_whole,
+    name_weights,
     pick_device,
     pick_dtype,
     read_normalisation,
     read_preprocessing,
 )
 from ..types import Detection
-from .base import raise_model_error
+from .detectors import raise_model_error
 from .phrases import quote_phrase
 
 CLASSES = {"grounding-dino": GroundingDinoForObjectDetection}
@@ -69,9 +69,7 @@ class GroundingDinoDetector:
     ) -> None:
         self.name = name
         self._model, self._tokenizer, self._dtype = model, tokenizer, dtype
-        self._mean, self._std = (
-            torch.tensor(values, device=model.device).view(1, 3, 1, 1) for values in normalisation
-        )
+        self._mean, self._std = normalisation.to_tensors(model.device)
         self._shortest, self._longest = shortest, longest
         self._iou, self._limit = iou, limit
 
@@ -160,7 +158,7 @@ def load_grounding_dino(
 ) -> GroundingDinoDetector:
     """Load Grounding DINO from a folder in transformers' layout, or by hub name: "IDEA-Research/grounding-dino-tiny".
 
-    `device` and `dtype` are those of `load_tracker`. Raises ModelError if the weights or the tokenizer cannot be used.
+    See `load_tracker` for `device` and `dtype`. Raises ModelError if the weights or the tokenizer cannot be used.
     """
     place = pick_device(device)
     name = os.fspath(name_or_path)
@@ -170,7 +168,7 @@ def load_grounding_dino(
     return GroundingDinoDetector(
         model.to(place),
         tokenizer,
-        name=Path(name).name if os.path.isdir(name) else name,
+        name=name_weights(name),
         dtype=pick_dtype(dtype, place),
         normalisation=read_normalisation(name, IMAGENET),
         shortest=shortest,
@@ -179,7 +177,7 @@ def load_grounding_dino(
 
 
 def _limits(size: Any) -> tuple[int, int]:
-    """Return the input's shorter and longer side from a preprocessor's `size`, or those of the public weights."""
+    """Return the input's shorter and longer side from a preprocessor's `size`, by default of the public weights."""
     if isinstance(size, dict):
         shortest, longest = size.get("shortest_edge"), size.get("longest_edge")
         if isinstance(shortest, int) and isinstance(longest, int) and 32 <= shortest <= longest:

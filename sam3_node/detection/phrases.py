@@ -1,7 +1,4 @@
-"""Phrases that name objects: clean them, limit them and compare them.
-
-The interface of phrase encoders, which turn phrases into vectors for a detector, and checks of these vectors.
-"""
+"""Clean, limit and compare phrases that name objects, and define phrase encoders, which turn them into vectors."""
 
 from __future__ import annotations
 
@@ -141,7 +138,7 @@ def check_phrase_encoder(encoder: PhraseEncoder, dimension: int, model: str | No
         )
     if model is not None and _last_part(model) != _last_part(encoder.model):
         raise VocabularyError(
-            f"expected phrase vectors from {model}, found those from {encoder.model}; use a vocabulary or text "
+            f"expected phrase vectors from {model}, found vectors from {encoder.model}; use a vocabulary or text "
             "encoder of that model, or name the model with --model when building, if it is the same"
         )
 

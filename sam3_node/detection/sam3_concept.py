@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from transformers.models.sam3.modeling_sam3 import inverse_sigmoid
 from ..errors import RequestError
 from ..models.pixels import (
     MAX_CANDIDATES,
-    Selection,
+    SelectedBoxes,
     normalise_frame,
     select,
     to_corners,
@@ -32,12 +31,13 @@ from ..models.weight_files import (
     Normalisation,
     load_tokenizer,
     load_whole,
+    name_weights,
     pick_device,
     pick_dtype,
     read_normalisation,
 )
 from ..types import Detection
-from .base import raise_model_error
+from .detectors import raise_model_error
 from .phrases import quote_phrase
 
 CLASSES = {"sam3": Sam3Model, "sam3_video": Sam3Model}
@@ -128,9 +128,7 @@ class Sam3ConceptDetector:
         self.name = name
         self._network, self._tokenizer = ConceptNetwork(model), tokenizer
         self._device, self._dtype = model.device, model.dtype
-        self._mean, self._std = (
-            torch.tensor(values, device=self._device).view(1, 3, 1, 1) for values in normalisation
-        )
+        self._mean, self._std = normalisation.to_tensors(self._device)
         self._side = side(model.config.vision_config.image_size)
         self._max_tokens = model.config.text_config.max_position_embeddings
         self._iou, self._limit = iou, limit
@@ -189,7 +187,7 @@ class Sam3ConceptDetector:
         """Return the normalised pixels [1, 3, S, S]."""
         return normalise_frame(image, (self._side, self._side), self._mean, self._std, self._dtype)
 
-    def _choose(self, boxes: Tensor, scores: Tensor, threshold: float) -> Selection:
+    def _choose(self, boxes: Tensor, scores: Tensor, threshold: float) -> SelectedBoxes:
         """Select among boxes [K, Q, 4] with scores [K, Q]. A box counts only for its own phrase."""
         best, index = scores.flatten().topk(min(MAX_CANDIDATES, scores.numel()))
         table = best[:, None] * F.one_hot(index // scores.shape[1], len(scores))
@@ -213,7 +211,7 @@ def load_sam3_concept(
 ) -> Sam3ConceptDetector:
     """Load SAM 3's detector from a folder in transformers' layout, or by hub name, such as "facebook/sam3".
 
-    `device` and `dtype` are those of `load_tracker`. tracker: a model whose trunk is shared if it is equal. Raises
+    See `load_tracker` for `device` and `dtype`. tracker: a model whose trunk is shared if it is equal. Raises
     ModelError if the weights or the tokenizer cannot be used.
     """
     place = pick_device(device)
@@ -223,7 +221,7 @@ def load_sam3_concept(
     detector = Sam3ConceptDetector(
         model.to(place),
         tokenizer,
-        name=Path(name).name if os.path.isdir(name) else name,
+        name=name_weights(name),
         normalisation=read_normalisation(name, CENTRED),
     )
     if tracker is not None:

@@ -1,7 +1,4 @@
-"""Vocabularies: phrases with their vectors in one file, for detectors on machines without a text encoder.
-
-Build vocabularies from vocabulary files, from vectors computed elsewhere, and with a text encoder.
-"""
+"""Read, write and build vocabularies: phrases with their vectors, for detectors on machines without a text encoder."""
 
 from __future__ import annotations
 
@@ -138,7 +135,7 @@ class Vocabulary:
         """Return rows of phrases that are nearly `phrase`: the same thing of another look, another thing of its look.
 
         The look is the first word of several, "red" of "red mug"; another thing than "mug" is every single word. No
-        phrase counts that may be true of the same object: its words are among those of the other, one of both
+        phrase counts that may be true of the same object: its words are among the other's words, one of both
         is anything, or it has the same vector. Of each, at most MAX_CONTRASTS with the nearest vectors are returned,
         the nearest first.
         """

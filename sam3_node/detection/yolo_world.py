@@ -14,7 +14,7 @@ from ..errors import ModelError
 from ..models.pixels import letterbox, select, to_detections
 from ..models.yolo.network import STRIDES, Detections, YoloWorld
 from ..types import Detection
-from .base import raise_model_error
+from .detectors import raise_model_error
 from .phrases import PhraseEncoder, check_phrase_encoder
 from .vocabulary import find_contrasts
 

@@ -6,16 +6,15 @@ import tempfile
 from pathlib import Path
 
 from ..errors import EngineError
-from ..models import TrackerModel, load_tracker
+from ..models import TrackerModel
 from ..settings import EngineSettings, Settings
-from .build_progress import BuildStep, ReportProgress, ignore_progress
-from .export import MAX_OBJECTS, export
+from .engine_store import FP8, EngineKey, EngineStore, StoredEngine, compute_key, load_stages
+from .export import MAX_OBJECTS, BuildStep, ReportProgress, export, ignore_progress
 from .inductor import INDUCTOR, build_package, require_compiler
 from .oom import reraise_out_of_memory
 from .quantize import Quantisation, Scales, export_quantised, load_recipe
 from .specs import StageSpec, tracker_stages
-from .store import FP8, EngineKey, EngineStore, StoredEngine, compute_key, resolve_dtype
-from .tensorrt.build import LOCAL, OPTIMAL_OBJECTS, build, count_fp8_layers, find_library
+from .tensorrt.builder import LOCAL, OPTIMAL_OBJECTS, build, count_fp8_layers, find_library
 
 OBJECTS_A_CALL = {"read": OPTIMAL_OBJECTS}
 """Largest number of objects of a call, by stage: so many fill a GPU, and each needs memory (256 MB at 1008 pixels)."""
@@ -79,7 +78,6 @@ def build_engines(
         build_s,
         scales=quantisation.digest if quantisation else "",
         fp8_layers=builder.fp8_layers,
-        any_memories=True,
     )
     if quantisation is not None:
         quantisation.save(stored)
@@ -92,15 +90,12 @@ def read_quantisation(scales: Path | None, recipe: Path | None) -> Quantisation 
         if recipe is not None:
             raise EngineError(f"expected --scales FILE with --recipe {recipe}, found the recipe alone")
         return None
-    return Quantisation(Scales.load(scales), load_recipe(recipe) if recipe else None)
+    return Quantisation(Scales.load(scales), load_recipe(recipe))
 
 
 def _load_model(settings: Settings) -> TrackerModel:
     """Load the model in the dtype of its engines."""
-    source, dtype = settings.model, resolve_dtype(settings.engine.precision)
-    model = load_tracker(source.name, device=source.device, dtype=dtype, image_size=source.image_size)
-    if not model.has_memory:
-        raise EngineError(f"{model.name} has no memory modules: expected weights that have them for engines")
+    model = load_stages(settings)
     if model.trunk is not None:
         model.share_trunk()  # an output that costs little, and spares a detector an encoder of its own
     return model
@@ -126,7 +121,7 @@ def _build_stages(
 
 def _export_fp8(model: TrackerModel, quantisation: Quantisation, path: Path) -> int:
     """Write the quantised encoder; return the number of FP8 layers that TensorRT reads from it."""
-    export_quantised(model, quantisation.scales, quantisation.recipe, path)
+    export_quantised(model, quantisation.scales, path, quantisation.recipe)
     count = count_fp8_layers(path)
     if not count:
         raise EngineError(
@@ -137,18 +132,14 @@ def _export_fp8(model: TrackerModel, quantisation: Quantisation, path: Path) -> 
 
 def _check_scales(engine: EngineSettings, quantisation: Quantisation | None) -> None:
     """Raise EngineError if there are no scales for fp8, or if there are scales for any other engine."""
-    if engine.kind == INDUCTOR and quantisation is None:
-        return
-    if engine.kind == INDUCTOR:
-        raise EngineError(
-            "scales are for fp8, which TensorRT has: expected no scales with engine.kind inductor"
-        )
-    if engine.precision == FP8 and quantisation is None:
+    needs_scales = engine.kind != INDUCTOR and engine.precision == FP8
+    if needs_scales and quantisation is None:
         raise EngineError(
             "engine.precision fp8: expected the scales of a calibration, found none; make them with `sam3-node "
             "calibrate fp8 SOURCE -o FILE` and build with --scales FILE"
         )
-    if engine.precision != FP8 and quantisation is not None:
+    if quantisation is not None and not needs_scales:
         raise EngineError(
-            f"scales are for fp8: expected --engine.precision fp8 with them, found {engine.precision}"
+            "scales are for fp8 engines of TensorRT: expected --engine.kind tensorrt --engine.precision fp8 with "
+            f"scales, found {engine.kind} and {engine.precision}"
         )

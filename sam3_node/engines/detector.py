@@ -1,6 +1,6 @@
-"""The detector as an engine: YOLO-World's network for square frames of one size and a fixed number of phrases.
+"""Run YOLO-World's network as an engine, for square frames of one size and a fixed number of phrases.
 
-The detector's engine slot: an engine in the place of YOLO-World's network.
+The detector's engine slot puts it in the place of torch's network.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..detection.base import Detector
-from ..detection.load import NANO, VOCABULARY, load_detector
+from ..detection.detectors import NANO, VOCABULARY, Detector, load_detector
 from ..detection.vocabulary import Vocabulary
 from ..detection.yolo_world import YoloWorldDetector
 from ..errors import EngineError
@@ -23,14 +22,13 @@ from ..models.sam.stages import Run
 from ..models.yolo.network import Detections, YoloWorld, anchors, load_yolo_world
 from ..settings import DetectorSettings, Settings
 from ..types import Image
-from .build_progress import BuildStep, ReportProgress, ignore_progress
-from .export import export
+from .engine_store import EngineKey, EngineStore, StoredEngine, checkpoint_digest
+from .export import BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
 from .slot import EngineSlot, GateClip, LoadedEngines, require_gpu, shorten_reason
 from .specs import StageSpec, detector_stage
-from .store import EngineKey, EngineStore, StoredEngine, checkpoint_digest
-from .tensorrt.build import LOCAL, build, find_library, find_target
-from .tensorrt.run import TensorRTRun
+from .tensorrt.builder import LOCAL, build, find_library, find_target
+from .tensorrt.runtime import TensorRTRun
 from .validation import Report, StageComparator, without_tf32
 
 PHRASES = 16
@@ -55,7 +53,7 @@ class FixedPhrases:
 
 
 def pad_phrases(text: Tensor) -> Tensor:
-    """Return vectors of PHRASES phrases [PHRASES, D]: those of `text`, 1 to PHRASES, then repeats of the first."""
+    """Return vectors of PHRASES phrases [PHRASES, D]: the 1 to PHRASES vectors of `text`, then repeats of the first."""
     return torch.cat([text, text[:1].expand(PHRASES - len(text), -1)])
 
 

@@ -1,10 +1,14 @@
-"""Export of stages to ONNX files: typed as their specs, with one axis for any number of objects, attention unfused."""
+"""Export stages to ONNX files: typed as their specs, with one axis for any number of objects, attention unfused.
+
+`BuildStep` measures and reports the steps of exports and builds.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +21,10 @@ from ..errors import EngineError, require
 from .oom import reraise_as_engine_error
 from .specs import MEMORIES, MIN_MEMORIES, OBJECTS, StageSpec
 
+ReportProgress = Callable[[str, float], None]
+"""Called with the title of a build step and the fraction of it that is done, 0 to 1."""
+MAX_FRACTION = 0.99
+"""Fraction of a step that has not ended: a builder reports 1 before it returns, and estimates may be short."""
 OPSET = 22  # has bfloat16 convolutions, and not yet a fused Attention
 MAX_OBJECTS = 64
 EXTRA = "onnx"
@@ -146,7 +154,7 @@ def _remove_source_notes(model: Any) -> None:
 
 
 def _write(program: Any, path: Path, external_data: bool) -> None:
-    """Save beside the target, check, then move: the weights first, so that no model lies beside those of another."""
+    """Save beside the target, check, then move: the weights first, so that no model lies beside foreign weights."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         model = Path(folder) / path.name
         program.save(model, external_data=external_data)
@@ -170,3 +178,44 @@ def silence_exporters() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def ignore_progress(title: str, fraction: float) -> None:
+    """Do nothing: the default of callers that show no progress."""
+
+
+class BuildStep:
+    """A step of a build: it measures how long the step takes, and reports which fraction is done.
+
+    expected_s: how long the same step took before, in seconds. It is a better estimate than the builder's own fraction,
+    so the reported fraction is of that time where it is known.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        report: ReportProgress,
+        expected_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._title, self._report = title, report
+        self._expected_s, self._clock = expected_s, clock
+        self._start_s = clock()
+        report(title, 0.0)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the step began."""
+        return self._clock() - self._start_s
+
+    def update(self, fraction: float) -> None:
+        """Report progress; `fraction`, 0 to 1, is the builder's."""
+        if self._expected_s:
+            fraction = self.elapsed_s / self._expected_s
+        self._report(self._title, min(fraction, MAX_FRACTION))
+
+    def finish(self) -> float:
+        """Report the end of the step; return the seconds that it took, rounded to 0.1."""
+        elapsed_s = self.elapsed_s
+        self._report(self._title, 1.0)
+        return round(elapsed_s, 1)

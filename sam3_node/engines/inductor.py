@@ -1,11 +1,8 @@
-"""Stages compiled by torch's inductor, for devices without TensorRT.
+"""Compile stages by torch's inductor, for devices without TensorRT, and capture stages in CUDA graphs.
 
 Engines are packages that torch compiles ahead of time (AOTInductor). They fit one machine: one kind of processor, or
-one generation of GPU. For stages that torch.compile compiles as they run, the module keeps the cache for restarts.
-
-CUDA graphs: stages captured once for each number of objects, and replayed on every later frame.
-
-A replay launches all kernels of a stage at once, so the GPU does not wait for Python between two kernels.
+one generation of GPU. `keep_compiled` keeps the cache of torch.compile for restarts. A CUDA graph is captured once for
+each number of objects. Its replay launches all kernels of a stage at once, so the GPU does not wait for Python.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +30,7 @@ from ..models.sam.stages import Run, Stages
 from .export import MAX_OBJECTS, dynamic_axes, silence_exporters
 from .oom import MEMORY_HINT, is_out_of_memory, reraise_as_engine_error, summarize_error, to_engine_error
 from .specs import StageSpec, as_tuple, ensure_aligned, find_sizes
-from .tensorrt.build import LOCAL, find_local_gpu
+from .tensorrt.builder import LOCAL, find_local_gpu
 
 INDUCTOR = "inductor"
 PRECISIONS = ("float32", "float16", "bfloat16")
@@ -299,8 +296,7 @@ def capture_cuda_graph(run: Run, inputs: Inputs, pool: Any) -> CapturedGraph:
 
 def _warm_up(run: Run, inputs: Inputs) -> None:
     """Run the stage on a side stream, because a capture must not contain the work of first calls."""
-    new_stream = cast(Callable[[], torch.cuda.Stream], torch.cuda.Stream)  # torch leaves it untyped
-    current, side = torch.cuda.current_stream(), new_stream()
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
         for _ in range(WARM_UP_CALLS):

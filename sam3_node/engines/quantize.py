@@ -1,10 +1,9 @@
-"""Recipes: which layers of an encoder are quantised, and which are left out for which reason.
+"""Quantise an encoder to FP8 after training (E4M3, arXiv 2209.05433).
 
-Post-training quantisation of an encoder to FP8 (E4M3, arXiv 2209.05433).
-
-`calibrate` runs frames through the model and notes how large the inputs of each layer become (`Scales`). From these,
-`quantise_encoder` makes an encoder whose layers round to FP8 in torch, and `export_quantised` writes it to ONNX with
-QuantizeLinear and DequantizeLinear. Inputs have one scale for each layer, weights one for each output channel.
+A recipe names the layers to quantise, and the reason for each layer that it excludes. `calibrate` runs frames through
+the model and notes how large the inputs of each layer become (`Scales`). From these, `quantise_encoder` makes an
+encoder whose layers round to FP8 in torch, and `export_quantised` writes it to ONNX with QuantizeLinear and
+DequantizeLinear. Inputs have one scale for each layer, weights one for each output channel.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from ..files import make_folder
 from ..models import TrackerModel
 from ..settings import Section, read_toml
 from ..types import Image
+from .engine_store import StoredEngine
 from .export import export
 from .specs import tracker_stages
-from .store import StoredEngine
 
 KINDS: dict[str, type[nn.Module]] = {"linear": nn.Linear, "convolution": nn.Conv2d}
 NEAREST_NAMES = 5
@@ -59,7 +58,7 @@ PATCHES = Exclusion(
 
 
 class Recipe(Section):
-    """The layers to quantise. The defaults are those of calibration/fp8/default.toml."""
+    """The layers to quantise. The defaults equal calibration/fp8/default.toml."""
 
     kinds: tuple[Literal["linear", "convolution"], ...] = Field(("linear",), min_length=1)
     """Kinds of layers to quantise."""
@@ -91,8 +90,13 @@ class Recipe(Section):
         return layers
 
 
-def load_recipe(path: Path) -> Recipe:
-    """Read and check a recipe. Raises SettingsError with each wrong field, what it needs and what it has."""
+DEFAULT_RECIPE = Recipe()
+
+
+def load_recipe(path: Path | None) -> Recipe:
+    """Read and check a recipe; the default for None. Raises SettingsError with each wrong field, and what it needs."""
+    if path is None:
+        return DEFAULT_RECIPE
     try:
         return Recipe(**read_toml(path))
     except ValidationError as error:
@@ -188,7 +192,7 @@ class Scales(Section):
     """
 
     version: int = Field(2, ge=2, le=2)
-    """Version of this format. Version 1 identified weights in float16."""
+    """Version of this format."""
     model: str
     """Name of the weights, for people."""
     digest: str = Field(pattern="[0-9a-f]{64}")
@@ -229,7 +233,7 @@ class Scales(Section):
         """Raise EngineError unless the scales belong to the model's weights."""
         if weights_digest(model) != self.digest:
             raise EngineError(
-                f"expected FP8 scales of the weights of {model.name}, found those of other ones ({self.model}); "
+                f"these FP8 scales belong to other weights ({self.model}) than the weights of {model.name}; "
                 + CALIBRATE_HINT
             )
 
@@ -251,7 +255,7 @@ def weights_digest(model: TrackerModel) -> str:
 def calibrate(
     model: TrackerModel,
     images: Iterable[Image],
-    recipe: Recipe | None = None,
+    recipe: Recipe = DEFAULT_RECIPE,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Scales:
     """Encode BGR uint8 [h, w, 3] images, and note the amax of every layer of the recipe's kinds.
@@ -260,7 +264,6 @@ def calibrate(
     `progress` is called with the number of frames done. Raises EngineError where there is no image or the recipe does
     not fit, MissingExtraError without modelopt.
     """
-    recipe = recipe or Recipe()
     _check_dtype(model)
     recipe.select_layers(model.encode_stage)
     stage = copy.deepcopy(model.encode_stage)
@@ -280,13 +283,12 @@ def calibrate(
     return Scales(model=model.name, digest=weights_digest(model), frames=count, amax=amax)
 
 
-def quantise_encoder(model: TrackerModel, scales: Scales, recipe: Recipe | None = None) -> nn.Module:
+def quantise_encoder(model: TrackerModel, scales: Scales, recipe: Recipe = DEFAULT_RECIPE) -> nn.Module:
     """Return a copy of the encode stage that rounds to FP8 as an engine would; the model is not changed.
 
     The copy may replace `model.stages.encode`. Raises EngineError for scales of other weights, for scales that lack a
     layer of the recipe, and for a recipe that does not fit.
     """
-    recipe = recipe or Recipe()
     _check_dtype(model)
     scales.check(model)
     stage = copy.deepcopy(model.encode_stage)
@@ -303,7 +305,9 @@ def quantise_encoder(model: TrackerModel, scales: Scales, recipe: Recipe | None 
     return stage.requires_grad_(False).eval()
 
 
-def export_quantised(model: TrackerModel, scales: Scales, recipe: Recipe | None, path: Path) -> Path:
+def export_quantised(
+    model: TrackerModel, scales: Scales, path: Path, recipe: Recipe = DEFAULT_RECIPE
+) -> Path:
     """Export the encode stage with FP8 QuantizeLinear and DequantizeLinear around the layers of the recipe.
 
     The rest is in the model's dtype: bfloat16 for an engine, float32 to compare on a CPU. Raises EngineError as
@@ -314,27 +318,25 @@ def export_quantised(model: TrackerModel, scales: Scales, recipe: Recipe | None,
 
 
 class Quantisation(NamedTuple):
-    """Scales and recipe of an FP8 encoder; without a recipe, `Recipe()`."""
+    """Scales and recipe of an FP8 encoder."""
 
     scales: Scales
-    recipe: Recipe | None = None
+    recipe: Recipe = DEFAULT_RECIPE
 
     @property
     def digest(self) -> str:
         """SHA-256 of everything in it that changes an engine."""
-        recipe = self.recipe or Recipe()
-        text = f"{self.scales.model_dump_json()} {recipe.model_dump_json()}"
+        text = f"{self.scales.model_dump_json()} {self.recipe.model_dump_json()}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def save(self, stored: StoredEngine) -> None:
         """Write it into the folder of its engines, so that the gate can name the layers that differ."""
-        recipe = self.recipe or Recipe()
-        for name, section in ((SCALES_FILE, self.scales), (RECIPE_FILE, recipe)):
+        for name, section in ((SCALES_FILE, self.scales), (RECIPE_FILE, self.recipe)):
             (stored.folder / name).write_text(section.model_dump_json(indent=1) + "\n")
 
     @classmethod
     def load(cls, stored: StoredEngine) -> Self | None:
-        """Read what `save` wrote; None where it is absent, or is not that of these engines."""
+        """Read what `save` wrote; None where it is absent or belongs to other engines."""
         try:
             scales = Scales.load(stored.folder / SCALES_FILE)
             recipe = Recipe.model_validate_json((stored.folder / RECIPE_FILE).read_bytes())

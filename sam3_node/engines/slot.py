@@ -1,10 +1,8 @@
-"""The engine slot: the place where stored engines may run instead of torch, once the gate has passed them.
+"""Let stored engines run instead of torch, once the gate has passed them.
 
 `EngineSlot` holds the steps that the tracker's and the detector's slots share. It opens the stored engines, runs the
-gate unless its report is stored, and puts the engines in place. Where this fails, torch serves and says why, or the
-error is raised.
-
-The clip on which the gate compares: frames of a recording, with prompts of its objects where these are known.
+gate on a clip unless its report is stored, and puts the engines in place. Where this fails, torch serves and says why,
+or the error is raised. `TrackerSlot` is the slot of a tracker's four stages.
 """
 
 from __future__ import annotations
@@ -13,26 +11,43 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..bags.bag import sample_images
 from ..bags.native.reader import TABLETOP, LabelledClip
 from ..errors import EngineError, OutputError, Sam3NodeError
-from ..models.sam.stages import Run
+from ..models import TrackerModel
+from ..models.sam.stages import Run, Stages
 from ..settings import EngineSettings, Settings
 from ..tracking import ObjectPrompt
+from ..tracking.association import mask_boxes
 from ..types import Image
+from .engine_store import (
+    FP8,
+    EngineKey,
+    EngineStore,
+    StoredEngine,
+    choose_model_dtype,
+    compute_key,
+    load_model_in,
+    resolve_dtype,
+)
+from .inductor import INDUCTOR, InductorRun
 from .oom import STAGE_ERRORS, reraise_out_of_memory, to_engine_error
-from .specs import StageSpec
-from .store import EngineKey, EngineStore, StoredEngine
-from .validation import Report
+from .quantize import Quantisation, quantise_encoder
+from .specs import STAGES, StageSpec, has_trunk, tracker_stages
+from .tensorrt.runtime import TensorRTRun, Workspace
+from .validation import Report, compare_stages, fit_stages
 
 REPORT = "gate.json"
 MAX_REASON_CHARS = 100
+CLIP_FRAMES, CLIP_STEP = 16, 2
 CHECK_HINT = "see `sam3-node engine check`"
 _log = logging.getLogger(__name__)
 
@@ -129,11 +144,119 @@ class EngineSlot(ABC):
         self.install(engines)
 
 
+def serve_tracker(model: TrackerModel, settings: Settings) -> None:
+    """Put the engines that `settings` ask for into `model.stages`, once the gate has passed them.
+
+    Torch still answers prompts. Where engines cannot serve and `engine.fallback` is on, the model keeps its stages and
+    its name says why. See `EngineSlot.serve` for the errors.
+    """
+    if settings.engine.kind != "torch":
+        TrackerSlot(model, settings).serve()
+
+
+def check_tracker(settings: Settings, source: str | Path | None = None) -> Report:
+    """Run the gate on the engines that `settings` ask for, and store its report beside them; see `EngineSlot.check`."""
+    with reraise_out_of_memory(EngineError, f"while {settings.model.name} was loaded"):
+        model = load_model_in(settings, choose_model_dtype(settings))
+    return TrackerSlot(model, settings).check(source)
+
+
+def use_torch(model: TrackerModel, stages: Stages, settings: Settings, reason: EngineError) -> None:
+    """Let the model's own torch stages serve in the place of engines that failed; the model's name says why."""
+    _log.warning("engines cannot serve, torch does: %s", reason)
+    model.stages, model.static_shapes = stages, settings.model.compile
+    model.name = f"{model.name} (torch: {shorten_reason(reason)})"
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+class TrackerSlot(EngineSlot):
+    """The slot of a tracker's four stages."""
+
+    subject = "engines"
+
+    def __init__(self, model: TrackerModel, settings: Settings) -> None:
+        super().__init__(settings)
+        self.model, self._torch_stages = model, model.stages
+
+    def require_device(self) -> None:
+        if self.settings.engine.kind != INDUCTOR:
+            require_gpu(self.model.device)
+
+    def compute_key(self) -> EngineKey:
+        return compute_key(self.model, self.settings)
+
+    def load(self, stored: StoredEngine) -> LoadedEngines:
+        dtype = resolve_dtype(self.settings.engine.precision)
+        specs = tracker_stages(self.model, dtype=dtype, trunk=stored.manifest.key.trunk)
+        load = self._load_packages if self.settings.engine.kind == INDUCTOR else self._load_plans
+        return LoadedEngines(stored, load(stored, specs), specs)
+
+    def _load_packages(self, stored: StoredEngine, specs: Mapping[str, StageSpec]) -> dict[str, Run]:
+        device = self.model.device
+        return {name: InductorRun(stored.read_plan(name), specs[name], device) for name in STAGES}
+
+    def _load_plans(self, stored: StoredEngine, specs: Mapping[str, StageSpec]) -> dict[str, Run]:
+        """Load plans that share one block of memory, and allocate it: it is known now whether it fits."""
+        device = self.model.device
+        workspace = Workspace(device)
+        runs: dict[str, Run] = {
+            name: TensorRTRun(
+                stored.read_plan(name), specs[name], device, workspace, stored.kernels_path(name)
+            )
+            for name in STAGES
+        }
+        workspace.allocate()
+        return runs
+
+    def compare(self, engines: LoadedEngines, clip: GateClip) -> Report:
+        engine = self.settings.engine
+        reference = load_model_in(self.settings, torch.float32)
+        if has_trunk(engines.specs):
+            reference.share_trunk()
+        return compare_stages(
+            reference,
+            _list_runs(engines),
+            clip.frames,
+            engine.min_cosine,
+            engine.min_iou,
+            dtype=resolve_dtype(engine.precision),
+            prompts=clip.prompts(reference.image_size),
+            find_module=partial(self._load_module, engines),
+            served=self.model,
+        )
+
+    def install(self, engines: LoadedEngines) -> None:
+        self.model.stages = fit_stages(_list_runs(engines), engines.specs, self.model)
+        self.model.static_shapes = True
+
+    def fall_back(self, reason: EngineError) -> None:
+        use_torch(self.model, self._torch_stages, self.settings, reason)
+
+    def _load_module(self, engines: LoadedEngines, name: str) -> nn.Module | None:
+        """Load the torch module of a stage in the dtype of its engine, to compare layers.
+
+        None for an FP8 encoder whose scales and recipe are not stored beside its engines.
+        """
+        precision = self.settings.engine.precision
+        model = load_model_in(self.settings, resolve_dtype(precision))
+        if has_trunk(engines.specs):
+            model.share_trunk()
+        if precision == FP8 and name == "encode":
+            quantisation = Quantisation.load(engines.stored)
+            return quantise_encoder(model, *quantisation) if quantisation else None
+        return tracker_stages(model)[name].module
+
+
+def _list_runs(engines: LoadedEngines) -> Stages:
+    return Stages(*(engines.runs[name] for name in STAGES))
+
+
 def attempt(serve: Callable[[], None], engine: EngineSettings) -> EngineError | None:
     """Put engines in place by `serve`; return the reason if that fails and torch may serve.
 
     The reason has no reference to the failed engines, so their memory is free when this returns. Without
-    `engine.fallback`, raises the error, as an EngineError if it is none of this package's.
+    `engine.fallback`, raises the error, as an EngineError if it comes from outside this package.
     """
     try:
         serve()
@@ -162,15 +285,8 @@ def apply_thresholds(report: Report, engine: EngineSettings) -> Report:
 
 def read_report(stored: StoredEngine) -> Report | None:
     """Read the gate's report that is stored beside engines; None where it is absent, damaged, or of other plans."""
-    path = stored.folder / REPORT
-    try:
-        report = Report.from_json(path.read_text(encoding="utf-8", errors="replace"))
-    except FileNotFoundError:
-        return None
-    except (OSError, EngineError) as error:
-        _log.warning("%s is ignored: %s", path, error)
-        return None
-    return report if report.plans == stored.manifest.plans else None
+    report = Report.load(stored.folder / REPORT)
+    return report if report is not None and report.plans == stored.manifest.plans else None
 
 
 def write_report(stored: StoredEngine, report: Report) -> None:
@@ -188,14 +304,11 @@ def shorten_reason(error: Exception) -> str:
     return text if len(text) <= MAX_REASON_CHARS else text[: MAX_REASON_CHARS - 1].rsplit(" ", 1)[0] + " …"
 
 
-CLIP_FRAMES, CLIP_STEP = 16, 2
-
-
 class GateClip(NamedTuple):
     """Frames, BGR uint8 [h, w, 3] each, and the boxes of the objects in view on the first.
 
-    boxes: by the object's id (x0, y0, x1, y1) as fractions of the image's width and height; empty where nobody knows
-    the objects.
+    boxes: by the object's id (x0, y0, x1, y1) as fractions of the image's width and height; empty where the
+    objects are unknown.
     """
 
     frames: list[Image]
@@ -224,7 +337,6 @@ def read_gate_clip(source: str | Path = TABLETOP) -> GateClip:
 
 def _bound(mask: np.ndarray) -> tuple[float, float, float, float]:
     """Return the tight box of a mask [h, w] as fractions of its width and height."""
-    (height, width), (rows, columns) = mask.shape, mask.nonzero()
-    x0, x1 = columns.min() / width, (columns.max() + 1) / width
-    y0, y1 = rows.min() / height, (rows.max() + 1) / height
-    return float(x0), float(y0), float(x1), float(y1)
+    height, width = mask.shape
+    x0, y0, x1, y1 = mask_boxes(torch.from_numpy(mask)[None])[0].tolist()
+    return x0 / width, y0 / height, x1 / width, y1 / height

@@ -126,38 +126,6 @@ def tracker_stages(
     return {stage.name: stage for stage in stages}
 
 
-def fix_memories(stage: StageSpec) -> StageSpec:
-    """Specify a stage that takes the most memories alone, as the reads of earlier versions do."""
-    numbers = {
-        side: TensorSpec("", (side,), torch.bool).shape_for(0, stage.max_memories)[0]
-        for spec in stage.inputs
-        for side in spec.shape
-        if side != OBJECTS
-    }
-    inputs = tuple(
-        spec._replace(shape=tuple(numbers.get(side, side) for side in spec.shape)) for spec in stage.inputs
-    )
-    return stage._replace(inputs=inputs, max_memories=0)
-
-
-class WholeBankRead:
-    """A read that takes the whole bank alone, in the place of one that takes any number of memories."""
-
-    def __init__(self, run: Run, memories: int) -> None:
-        self.run, self._memories = run, memories
-        self.max_objects = getattr(run, "max_objects", None)  # see `Stages`
-
-    def __call__(
-        self, top: Tensor, memory: Tensor, offset: Tensor, pointers: Tensor, age: Tensor, valid: Tensor
-    ) -> Any:
-        """Read with masked memories added."""
-        held = memory.shape[1]
-        added = self._memories - held
-        valid = torch.cat([nn.functional.pad(valid[:, :held], (0, added)), valid[:, held:]], dim=1)
-        memory = nn.functional.pad(memory, (0, 0, 0, 0, 0, added))
-        return self.run(top, memory, nn.functional.pad(offset, (0, added)), pointers, age, valid)
-
-
 def detector_stage(
     net: YoloWorld, phrases: int, size: tuple[int, int], dtype: torch.dtype | None = None
 ) -> StageSpec:
@@ -268,7 +236,7 @@ def allocate_aligned(shape: Sequence[int], dtype: torch.dtype, device: torch.dev
 class DtypeAdapter:
     """An engine in the place of a stage, where the model around it computes in another dtype.
 
-    `run` gets tensors in the dtypes of the spec `inside`. The caller gets them in those of the spec `outside`.
+    `run` gets tensors in the dtypes of the spec `inside`. The caller gets them in the dtypes of the spec `outside`.
     """
 
     def __init__(self, run: Run, inside: StageSpec, outside: StageSpec) -> None:

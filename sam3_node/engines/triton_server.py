@@ -21,15 +21,14 @@ from torch import Tensor, nn
 
 from ..errors import EngineError, OutputError, require
 from ..files import make_folder
-from ..models import TrackerModel, load_tracker
+from ..models import TrackerModel
 from ..models.sam.stages import Decoder
 from ..settings import Settings
-from ..tracking.slots import BOX_LABELS
-from .build_progress import BuildStep, ReportProgress, ignore_progress
-from .export import EXTRA, export
+from ..tracking.tracks import BOX_LABELS
+from .engine_store import BUILD_HINT, EngineStore, StoredEngine, checkpoint_digest, load_stages
+from .export import EXTRA, BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
 from .specs import OBJECTS, STAGES, StageSpec, TensorSpec, tracker_stages
-from .store import BUILD_HINT, EngineStore, StoredEngine, checkpoint_digest, resolve_dtype
 
 PREFIX = "sam3_"
 ONNX, PLAN, ENSEMBLE = "onnxruntime_onnx", "tensorrt_plan", "ensemble"
@@ -155,14 +154,7 @@ def export_repository(
     if not plans or precision in ONNX_PRECISIONS:
         require("onnx", EXTRA)
     with reraise_out_of_memory(EngineError, "while models were exported"):
-        source = settings.model
-        model = load_tracker(
-            source.name, device=source.device, dtype=resolve_dtype(precision), image_size=source.image_size
-        )
-        if not model.has_memory:
-            raise EngineError(
-                f"{model.name} has no memory modules: expected weights that have them for engines"
-            )
+        model = load_stages(settings)
         stored = _find_plans(settings, model.image_size) if plans else None
         models = make_models(model, settings.tracker.bank_size, stored)
         _require_absent(folder, models)
@@ -315,7 +307,7 @@ def _find_plans(settings: Settings, image_size: int) -> StoredEngine:
     what = f"plans of {settings.model.name} in {engine.precision} at {image_size} pixels"
     if fitting:
         raise EngineError(
-            f"{what}: expected some of {TENSORRT}, found those of {fitting[0].manifest.key.library}, which Triton "
+            f"{what}: expected plans of {TENSORRT}, found plans of {fitting[0].manifest.key.library}, which Triton "
             "cannot run; build them where the extra tensorrt is installed, or export ONNX without --plans"
         )
     raise EngineError(f"{what}: found none in {engine.folder}; {BUILD_HINT}, or export ONNX without --plans")
@@ -334,7 +326,7 @@ def _require_absent(folder: Path, models: Sequence[ServedModel]) -> None:
 def _write_models(
     folder: Path, models: Sequence[ServedModel], stored: StoredEngine | None, progress: ReportProgress
 ) -> list[Path]:
-    """Write all models, or none of them."""
+    """Write all models or nothing."""
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
             for model in models:

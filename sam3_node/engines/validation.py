@@ -1,25 +1,21 @@
-"""Reports of the gate: the figures of a comparison with torch, the verdict, and their text and JSON forms.
+"""Compare engines with the torch stages in float32 before they serve: this is the gate.
 
-The gate: engines are compared with the torch stages in float32 before they serve.
-
-There are two comparisons. First each stage by itself: while the reference tracks a clip, a `StageComparator` runs the
-candidate on the reference's own inputs and compares the outputs. Then all stages together, as they will serve: in the
-served model, whose modules preprocess and answer the prompts, the candidates track the same clip. Their masks are
-compared with those of the reference.
-
-Comparison of two networks of the same structure, layer by layer, to find where their outputs differ.
-
-Prompts for the gate's clip where nobody has prompted: the objects that a tracker segments with confidence.
+First each stage by itself: while the reference tracks a clip, a `StageComparator` runs the candidate on the reference's
+own inputs and compares the outputs. Then all stages together, as they will serve: the candidates track the same clip in
+the served model, whose modules preprocess and answer the prompts, and their masks are compared with the reference's.
+A `Report` holds figures and verdict. `worst_layers` finds the layers in which two networks of one structure differ.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -31,7 +27,7 @@ from ..errors import EngineError, ModelError
 from ..models import TrackerModel
 from ..models.sam.stages import Decoded, Run, Stages
 from ..tracking import ObjectPrompt, Tracker
-from ..tracking.association import mask_iou
+from ..tracking.association import mask_boxes, mask_iou
 from ..types import Image
 from .specs import (
     OBJECTS,
@@ -47,6 +43,7 @@ from .specs import (
 )
 
 _EXACT = ConfigDict(extra="forbid")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ class OutputFigures:
 
 @dataclass(frozen=True, slots=True)
 class TrackFigures:
-    """IoU of the engines' masks with those of the reference, over the `masks` masks of a tracked clip."""
+    """IoU of the engines' masks with the reference's masks, over the `masks` masks of a tracked clip."""
 
     mean_iou: float
     worst_iou: float
@@ -146,6 +143,17 @@ class Report:
                 "run `sam3-node engine check`"
             ) from error
 
+    @classmethod
+    def load(cls, path: Path) -> Self | None:
+        """Read a report from a file; None where it is absent or damaged, with a warning if it is damaged."""
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8", errors="replace"))
+        except FileNotFoundError:
+            return None
+        except (OSError, EngineError) as error:
+            _log.warning("%s is ignored: %s", path, error)
+            return None
+
     def _reasons(self) -> Iterator[str]:
         yield from self.faults
         for row in self.outputs:
@@ -188,7 +196,7 @@ def compare_stages(
 ) -> Report:
     """Compare `stages` with the reference, a model in float32 whose stages are its own modules.
 
-    frames: a clip, BGR uint8 [h, w, 3] each. dtype: that of the inputs and outputs of `stages`. prompts: of the first
+    frames: a clip, BGR uint8 [h, w, 3] each. dtype: of the inputs and outputs of `stages`. prompts: of the first
     frame; by default, what the reference itself segments there with confidence. find_module: gives the
     module whose layers are compared for a stage that is no torch module itself. served: the model in whose place
     `stages` will run, in its own dtype and with its own modules still there; by default, the reference. Raises
@@ -238,7 +246,7 @@ def fit_stages(stages: Stages, specs: Mapping[str, StageSpec], model: TrackerMod
 
 
 class StageComparator:
-    """A stage that returns the reference's outputs, and compares those of a candidate on the same inputs.
+    """A stage that returns the reference's outputs, and compares a candidate's outputs on the same inputs.
 
     stage: the spec of the candidate. frame: set it to the number of the frame, for the figures. fault: set where the
     candidate's outputs cannot be compared at all; the candidate does not run again then.
@@ -421,8 +429,8 @@ def worst_layers(
 ) -> list[tuple[str, float]]:
     """Return the `count` layers whose outputs differ most, the lowest cosine first: (name, cosine).
 
-    Layers are the leaf modules of the reference that `other` has under the same name. `inputs` are those of one forward
-    pass, `other_inputs` the same in the dtypes of `other`. Of large outputs it compares an evenly spread sample.
+    Layers are the leaf modules of the reference that `other` has under the same name. `inputs` belong to one forward
+    pass, `other_inputs` are the same in the dtypes of `other`. Of large outputs it compares an evenly spread sample.
     """
     names = [name for name in _list_leaves(reference) if _find_module(other, name) is not None]
     expected = _record_outputs(reference, names, inputs)
@@ -514,12 +522,13 @@ def find_confident_prompts(
     """
     features, tracker = model.encode(pixels), Tracker(model, 1)
     batches = torch.split(grid_boxes(model.image_size), model.batch_size)
-    proposals = [tracker.propose(features, boxes) for boxes in batches]
+    proposals = [tracker.propose(features, batch) for batch in batches]
     decoded = Decoded(*(torch.cat(parts).float() for parts in zip(*proposals, strict=True)))
     masks = decoded.logits > 0
     rows = _select_distinct(masks, _compute_sureness(decoded), max_prompts)
     scale = model.image_size / masks.shape[-1]
-    return [ObjectPrompt(number, box=_bound_mask(masks[row], scale)) for number, row in enumerate(rows, 1)]
+    boxes = mask_boxes(masks[rows]).tolist()
+    return [ObjectPrompt(number, box=[edge * scale for edge in box]) for number, box in enumerate(boxes, 1)]
 
 
 def grid_boxes(side: int) -> Tensor:
@@ -550,10 +559,3 @@ def _select_distinct(masks: Tensor, sureness: Tensor, max_count: int) -> list[in
         if masks[row].any() and bool((overlap < SAME_IOU).all()):
             selected.append(row)
     return selected
-
-
-def _bound_mask(mask: Tensor, scale: float) -> list[float]:
-    """Return the tight box of a mask [h, w], its coordinates multiplied by `scale`."""
-    rows, columns = mask.any(1).nonzero()[:, 0], mask.any(0).nonzero()[:, 0]
-    x0, y0, x1, y1 = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
-    return [float(edge) * scale for edge in (x0, y0, x1, y1)]

@@ -1,9 +1,8 @@
 """Load a tracker from the bundled nano weights, a local folder in transformers' layout, or a hub name.
 
-Set another image size than that of the weights, in the configuration, before the model is built.
-
-No weights depend on the size: SAM 3 tiles its position map and scales its rotary positions to the window (see
-`Sam3ViTLayer` of transformers), Hiera interpolates one position map and tiles the other, EdgeTAM's windows grow.
+`set_image_size` chooses another image size in the configuration, before the model is built. No weights depend on the
+size: SAM 3 tiles its position map and scales its rotary positions to the window (see `Sam3ViTLayer` of transformers),
+Hiera interpolates one position map and tiles the other, EdgeTAM's windows grow.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from .weight_files import (
     IMAGENET,
     check_digest,
     load_pretrained,
+    name_weights,
     pick_device,
     pick_dtype,
     read_normalisation,
@@ -80,7 +80,7 @@ def load_tracker(
     `device` may be "auto": CUDA if available, else CPU. `dtype` None or "auto" is bfloat16 on CUDA, else float32.
     A CUDA device becomes the current one of this thread, so that streams, events and graphs are made on it.
     `image_size` is in pixels; 0 selects the weights' own size. Raises ModelError if the weights are missing, damaged,
-    or not those of a SAM model, and for an image size that their encoder does not support.
+    or belong to no SAM model, and for an image size that their encoder does not support.
     """
     target = pick_device(device)
     chosen_dtype = pick_dtype(dtype, target)
@@ -96,7 +96,7 @@ def load_tracker(
     source = cast_source(source, target, chosen_dtype)
     model = TrackerModel(
         adapt_sam1(source) if isinstance(source, SamModel) else source,
-        name=Path(name).name if os.path.isdir(name) else name,
+        name=name_weights(name),
         mean=normalisation.mean,
         std=normalisation.std,
         has_memory=has_memory,

@@ -1,7 +1,4 @@
-"""Convert frames to the input of networks, and boxes on this input back to the frame.
-
-Boxes (x0 y0 x1 y1) of detectors: overlap, non-maximum suppression, and conversion to detections.
-"""
+"""Convert frames to the input of networks, and a network's boxes (x0 y0 x1 y1) to detections in the frame."""
 
 from __future__ import annotations
 
@@ -124,7 +121,7 @@ def _as_tensor(image: npt.NDArray[np.uint8]) -> Tensor:
 MAX_CANDIDATES = 1000  # best boxes that enter the suppression
 
 
-class Selection(NamedTuple):
+class SelectedBoxes(NamedTuple):
     """The selected n boxes, the best first."""
 
     boxes: Tensor
@@ -139,7 +136,7 @@ class Selection(NamedTuple):
 
 def select(
     boxes: Tensor, scores: Tensor, thresholds: Tensor | float, *, iou: float = 0.7, limit: int = 100
-) -> Selection:
+) -> SelectedBoxes:
     """Suppress all but the best of overlapping boxes [A, 4] with scores [A, K] of one image, on their device.
 
     The class of a box is the one with its highest score, among those whose threshold it exceeds. `thresholds` is [K],
@@ -150,7 +147,7 @@ def select(
     index = best.nonzero()[:, 0]
     index = index[best[index].argsort(descending=True, stable=True)[:MAX_CANDIDATES]]
     index = index[_survivors(boxes[index], classes[index], iou)][:limit]
-    return Selection(boxes[index], best[index], classes[index], index)
+    return SelectedBoxes(boxes[index], best[index], classes[index], index)
 
 
 def suppress(boxes: Tensor, scores: Tensor, iou: float) -> Tensor:
@@ -206,7 +203,7 @@ def to_corners(boxes: Tensor) -> Tensor:
 
 
 def to_detections(
-    selection: Selection, frame: Letterbox, phrases: Sequence[str], margins: Tensor | None = None
+    selection: SelectedBoxes, frame: Letterbox, phrases: Sequence[str], margins: Tensor | None = None
 ) -> list[Detection]:
     """Convert the selected boxes to detections in pixels of the frame, without empty boxes, in one copy to the host.
 

@@ -1,15 +1,9 @@
-"""Check of a folder of weights before they are loaded: every file lies in the folder, so a digest of it sees all.
+"""Read weights, tokenizers and preprocessing in transformers' layout, from a folder or the hub, and check the files.
 
-An index of shards may name files elsewhere, and links may lead there. The hub's cache consists of links, from
-`snapshots/REVISION` to `blobs` beside it, and these are followed.
-
-Common steps of loading weights: choose the device and the dtype, and check the file against its SHA-256 digest.
-
-The digest of FILE is in FILE.sha256 beside it, in the format of sha256sum, so `sha256sum -c` can check it too.
-
-Read weights, tokenizers and preprocessing in transformers' layout, from a folder or the hub.
-
-Transformers' progress bars and warnings are suppressed. Errors are raised as ModelError.
+Every file must lie in its folder, so that a digest of the folder covers all: an index of shards may name files
+elsewhere, and links may lead there. The hub's cache consists of links, from `snapshots/REVISION` to `blobs` beside it,
+and these are followed. The digest of FILE is in FILE.sha256 beside it, in the format of sha256sum. Transformers'
+progress bars and warnings are suppressed, and its errors become ModelError.
 """
 
 from __future__ import annotations
@@ -182,6 +176,11 @@ class Normalisation(NamedTuple):
     mean: list[float]
     std: list[float]
 
+    def to_tensors(self, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both as tensors [1, 3, 1, 1]."""
+        mean, std = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in self)
+        return mean, std
+
 
 IMAGENET = Normalisation([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 CENTRED = Normalisation([0.5] * 3, [0.5] * 3)
@@ -226,6 +225,11 @@ def load_pretrained(
     return model.eval(), sorted(report["missing_keys"])
 
 
+def name_weights(name: str) -> str:
+    """Return the name of weights for status and messages: the last part of a folder's path, or the hub name itself."""
+    return Path(name).name if os.path.isdir(name) else name
+
+
 def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
     """Load a model as `load_pretrained` does. Raises ModelError if tensors are missing."""
     model, missing = load_pretrained(name, classes, dtype)
@@ -266,7 +270,7 @@ def read_preprocessing(name: str) -> dict[str, Any]:
 
 
 def read_normalisation(name: str, default: Normalisation) -> Normalisation:
-    """Return the normalisation in preprocessor_config.json, or `default` if it has none of three numbers each."""
+    """Return the normalisation in preprocessor_config.json, or `default` unless it has three numbers each."""
     config = read_preprocessing(name)
     try:
         mean, std = ([float(value) for value in config[key]] for key in ("image_mean", "image_std"))

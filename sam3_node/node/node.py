@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from ..engines.oom import find_device_error
 from ..errors import DeviceError
-from ..perception.perception import Perception, Session
+from ..perception.perception import LiveIdentity, Perception
 from ..perception.pipeline import Pipeline
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
@@ -91,7 +91,7 @@ class Node:
             self.health_url = stack.enter_context(server).url
             log.info("health at %s", self.health_url)
         stack.callback(self.output.bind().close, LINGER_MS)
-        session = Session(self.cameras.silent_s, settings.tracker.max_prompt_age_s, live)
+        session = LiveIdentity(self.cameras.silent_s, settings.tracker.max_prompt_age_s, live)
         self._control = stack.enter_context(
             ControlServer(
                 settings.transport.control,

@@ -1,12 +1,10 @@
-"""The newest frames of one camera with their features, kept so that users can prompt on a frame that they have seen.
+"""Cache one camera's newest frames, and track objects that were prompted on a past frame up to the latest.
 
-Objects that were prompted on a past frame, and are tracked through the cached frames up to the latest.
-
-The work is done one frame of one object at a time, between the steps of live frames. An object is tracked alone, on
-every frame that was cached after its prompt, or on every second to sixth one and the latest: its stride. It is tracked
-on such a frame before the cache drops that. So what an object has become when it joins depends on the prompts, the
-frames, the stride, and the step after which it joins, and not on how the work was divided. A replay that knows stride
-and step repeats it bit for bit.
+The cache keeps the features, so that users can prompt on a frame that they have seen. An object then catches up, one
+frame at a time, between the steps of live frames. It is tracked alone, on every frame that was cached after its prompt,
+or on every second to sixth frame and the latest: its stride. It is tracked on such a frame before the cache drops it.
+So what an object has become when it joins depends on the prompts, the frames, the stride, and the step after which it
+joins, and not on how the work was divided. A replay that knows stride and step repeats it bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from ..settings import TrackerSettings
 from ..tracking import ObjectPrompt, Track, Tracker, Tracks
 from ..tracking.confidence import ConfidenceEstimator
 from ..tracking.host_copy import copy_pinned
-from ..tracking.slots import catching_key
+from ..tracking.tracks import catching_key
 from ..types import Frame, State
 from .output_masks import copy_masks, copy_to_host
 from .registry import ObjectRegistry
@@ -158,7 +156,7 @@ class FrameCache:
     def add(self, frame: CachedFrame, held: Iterable[int] = ()) -> list[CachedFrame]:
         """Add the newest frame. Drop the oldest ones beyond the limits, and return them.
 
-        Objects that were `held` have no mask on it: points on them correct those of the frame before.
+        Objects that were `held` have no mask on it: points on them correct their masks on the frame before.
         """
         for object_id in held:
             if self._frames and object_id in self._frames[-1].logits:
@@ -242,7 +240,7 @@ class CaughtUp(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Place:
+class _CatchUpProgress:
     """The place of an object on its way to the newest frame."""
 
     frame_number: int
@@ -268,7 +266,7 @@ class CatchUps:
     ) -> None:
         self._tracker, self._frames, self._objects = tracker, frames, objects
         self._confidence, self._remove = confidence, remove
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, _CatchUpProgress] = {}
         self.stride = 1
         """Stride of objects whose prompt does not say one, 1 to MAX_STRIDE. 1 makes of an object what a prompt at the
         time would have made of it."""
@@ -311,7 +309,7 @@ class CatchUps:
         object_id = prompt.object_id
         features = cached.features_on(self._tracker.model.device)
         logits, score = self._tracker.begin_catch_up(features, cached.frame_number, prompt)
-        self._places[object_id] = _Place(cached.frame_number, stride=stride or self.stride)
+        self._places[object_id] = _CatchUpProgress(cached.frame_number, stride=stride or self.stride)
         self._confidence.remove(catching_key(object_id))
         self._confidence.start(catching_key(object_id), copy_masks(logits[None])[0].levels)
         self._join_if_done(object_id)
@@ -366,7 +364,7 @@ class CatchUps:
 
     def restore(self, state: State) -> None:
         """Replace everything by what `state` returned."""
-        self._places = {key: _Place(*values) for key, *values in state["places"]}
+        self._places = {key: _CatchUpProgress(*values) for key, *values in state["places"]}
         self._failed = [CaughtUp(*failure) for failure in state["failed"]]
 
     def _go_on(self, object_id: int) -> None:

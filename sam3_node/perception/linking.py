@@ -20,7 +20,7 @@ BASE = "base"
 """The frame in which positions of several cameras can be compared."""
 
 
-class ObjectKey(NamedTuple):
+class CameraObject(NamedTuple):
     """An object of one camera."""
 
     camera: str
@@ -32,11 +32,11 @@ class LinkRules:
     """Thresholds of links between objects of different cameras."""
 
     max_distance_m: float
-    """Distance between two positions up to which they may be those of one thing."""
+    """Distance between two positions up to which they may belong to one thing."""
     release_factor: float = 2.0
     """A link is doubted where the distance is above `max_distance_m` times this, plus the things' own motion."""
     max_size_ratio: float = 2.5
-    """Ratio of the diagonals of two extents up to which they may be those of one thing. Cameras see different sides."""
+    """Ratio of the diagonals of two extents up to which they may belong to one thing. Cameras see different sides."""
     max_apart_s: float = 0.5
     """Time between two positions up to which they are compared."""
     confirmations: int = 3
@@ -63,11 +63,11 @@ class _Thing:
     """One thing in the world, which is at most one object of each camera."""
 
     id: int
-    members: dict[ObjectKey, Sighting | None]
+    members: dict[CameraObject, Sighting | None]
     """its objects, each with its sighting; None if the newest frame of its camera does not say its position"""
     agreed: dict[int, int] = field(default_factory=dict)
     """other thing -> observations in a row that took it for the same"""
-    contradicted: dict[ObjectKey, int] = field(default_factory=dict)
+    contradicted: dict[CameraObject, int] = field(default_factory=dict)
     """member -> observations in a row that contradict its link"""
 
     @property
@@ -93,21 +93,21 @@ class WorldLinker:
         self.id_limit: int | None = None
         """The last id that may be given; None: any. Things beyond it have no id until it is raised."""
         self._things: dict[int, _Thing] = {}  # in the order of their ids
-        self._ids: dict[ObjectKey, int] = {}
+        self._ids: dict[CameraObject, int] = {}
 
     def observe(self, masks: MaskFrame) -> MaskFrame:
         """Return the masks with a `world_id` for each object that has one."""
         self._forget_absent(masks)
         for instance in masks.instances:
             sighting = _make_sighting(instance, masks.age_origin_ns) if _says_position(instance) else None
-            self._note(ObjectKey(masks.camera, instance.id), sighting)
-        seen = [ObjectKey(masks.camera, found.id) for found in masks.instances if _says_position(found)]
+            self._note(CameraObject(masks.camera, instance.id), sighting)
+        seen = [CameraObject(masks.camera, found.id) for found in masks.instances if _says_position(found)]
         for key in seen:
             if key in self._ids:
                 self._check_link(key)
         self._join_things(masks.camera, [key for key in seen if key in self._ids])
         instances = tuple(
-            replace(instance, world_id=self._ids.get(ObjectKey(masks.camera, instance.id)))
+            replace(instance, world_id=self._ids.get(CameraObject(masks.camera, instance.id)))
             for instance in masks.instances
         )
         return replace(masks, instances=instances)
@@ -130,14 +130,14 @@ class WorldLinker:
         self._things = {saved["id"]: _restore_thing(saved) for saved in state["things"]}
         self._ids = {key: thing.id for thing in self._things.values() for key in thing.members}
 
-    def _note(self, key: ObjectKey, sighting: Sighting | None) -> None:
+    def _note(self, key: CameraObject, sighting: Sighting | None) -> None:
         if key in self._ids:
             members = self._things[self._ids[key]].members
             members[key] = sighting and _with_speed(sighting, members[key])
         elif sighting is not None and (self.id_limit is None or self.last_id < self.id_limit):
             self._begin(key, sighting)
 
-    def _begin(self, key: ObjectKey, sighting: Sighting | None) -> None:
+    def _begin(self, key: CameraObject, sighting: Sighting | None) -> None:
         self.last_id += 1
         self._things[self.last_id] = _Thing(self.last_id, {key: sighting})
         self._ids[key] = self.last_id
@@ -148,7 +148,7 @@ class WorldLinker:
         for key in [key for key in self._ids if key.camera == masks.camera and key.id not in present]:
             self._remove(key)
 
-    def _remove(self, key: ObjectKey) -> None:
+    def _remove(self, key: CameraObject) -> None:
         thing = self._things[self._ids.pop(key)]
         del thing.members[key]
         thing.contradicted.pop(key, None)
@@ -160,7 +160,7 @@ class WorldLinker:
         for other in self._things.values():
             other.agreed.pop(thing.id, None)
 
-    def _check_link(self, key: ObjectKey) -> None:
+    def _check_link(self, key: CameraObject) -> None:
         """Count an observation that contradicts the object's link, and end the link after several in a row."""
         thing, rules = self._things[self._ids[key]], self._rules
         own = thing.members[key]
@@ -175,7 +175,7 @@ class WorldLinker:
             self._remove(key)
             self._note(key, own)
 
-    def _join_things(self, camera: str, seen: list[ObjectKey]) -> None:
+    def _join_things(self, camera: str, seen: list[CameraObject]) -> None:
         """Count which things of this camera agree with things of others, and join those that agree several times."""
         own = [self._things[self._ids[key]] for key in seen]
         others = [thing for thing in self._things.values() if camera not in thing.cameras]
@@ -260,9 +260,12 @@ def _save_thing(thing: _Thing) -> State:
 def _restore_thing(saved: State) -> _Thing:
     return _Thing(
         saved["id"],
-        {ObjectKey(camera, number): _restore_sighting(fields) for camera, number, fields in saved["members"]},
+        {
+            CameraObject(camera, number): _restore_sighting(fields)
+            for camera, number, fields in saved["members"]
+        },
         dict(saved["agreed"]),
-        {ObjectKey(camera, number): count for camera, number, count in saved["contradicted"]},
+        {CameraObject(camera, number): count for camera, number, count in saved["contradicted"]},
     )
 
 

@@ -1,22 +1,15 @@
-"""Turn low-resolution logits into binary masks at frame size. Only the objects' regions are upsampled.
+"""Bring tracks and masks to the host in one transfer, with binary masks at frame size made from low-resolution logits.
 
 A pixel belongs to the mask if the bilinear interpolation of the logits at its centre is positive (half-pixel centres,
 as torch's align_corners=False). `Axis` and `blend` define its bits: integer weights, and products and sums in float32,
 each rounded by itself, rows before columns. IEEE 754 leaves no choice there, so every processor finds the same mask
-for the same logits. On a CPU, `rasterize` lets OpenCV interpolate. That is faster, but rounds differently from one
-processor to the next, so `rasterize` decides again by the definition where the result is too near to zero to trust.
-`perception.output_masks` follows the definition on a GPU.
+for the same logits. Only the objects' regions are upsampled, in one of two ways:
 
-Masks at frame size made on the model's device: only the bits of the objects' regions come to the host.
-
-The host knows each object's box at low resolution, so it knows how many bytes all regions take. The device interpolates
-the logits in operations that round one by one, so its masks equal the masks of `rasterize` bit for bit.
-The number of operations does not depend on the number of objects.
-
-Copies of tracks and of masks of prompts on the host, in one transfer.
-
-From a GPU, bits are copied instead of logits: the level sets that confidence needs, and, once the host knows the boxes,
-the masks at frame size (`device_masks`). All copies go through pinned memory and wait for an event, not for the device.
+- From a CPU model, `rasterize` lets OpenCV interpolate. That is faster, but rounds differently from one processor to
+  the next, so pixels whose result is too near to zero to trust are decided again by the definition.
+- From a GPU, bits are copied instead of logits: first the level sets that confidence needs. The host then knows each
+  object's box, so it knows how many bytes all regions take, and `rasterize_on_device` follows the definition in a
+  number of operations that does not depend on the number of objects.
 """
 
 from __future__ import annotations
@@ -24,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import cv2
 import numpy as np
@@ -40,6 +33,8 @@ from ..tracking.track_history import LevelSets, compare_levels, find_level_sets
 from ..types import Mask, Turns
 from .prompts import PromptResult
 
+Values = TypeVar("Values", npt.NDArray[Any], Tensor)
+
 LIMIT = 32768.0
 """Logits are clamped to -LIMIT..LIMIT, and NaN counts as -LIMIT."""
 _ROUNDING = 2.0**-21
@@ -49,21 +44,22 @@ A coordinate of 24 bits is wrong by its 2^-24th part, which enters two weights o
 8 pixels more, are for the roundings of the products and sums, and a margin for other builds of OpenCV."""
 
 
-class Axis(NamedTuple):
+class Axis(NamedTuple, Generic[Values]):
     """Interpolation along one axis, for each of its `high` pixels: first[i] * near[i] + second[i] * far[i]."""
 
-    first: npt.NDArray[np.int64]
-    """index of the low pixel before"""
-    second: npt.NDArray[np.int64]
-    """index of the one after, or of the same at the end"""
-    near: npt.NDArray[np.float32]
-    far: npt.NDArray[np.float32]
-    """integer weights; their sum is 2 * high for all pixels"""
+    first: Values
+    """int64, index of the low pixel before"""
+    second: Values
+    """int64, index of the one after, or of the same at the end"""
+    near: Values
+    far: Values
+    """float32, integer weights; their sum is 2 * high for all pixels"""
 
 
 @lru_cache(maxsize=64)
-def axis(low: int, high: int) -> Axis:
+def axis(low: int, high: int) -> Axis[npt.NDArray[Any]]:
     """Return the interpolation from `low` pixels to `high` pixels."""
+    # half-pixel centres: pixel i lies at (i + 1/2) * low / high - 1/2, here in units of 1 / (2 * high) low pixels
     whole = 2 * high
     place = np.clip((2 * np.arange(high) + 1) * low - high, 0, (low - 1) * whole)
     first, far = np.divmod(place, whole)
@@ -79,6 +75,7 @@ def blend(before: Any, after: Any, near: Any, far: Any) -> Any:
 
 def rasterize(logits: npt.NDArray[np.float32], frame_size: tuple[int, int]) -> Mask:
     """Return the mask at `frame_size` (height, width) where the interpolation of logits float32 [h, w] is positive."""
+    # the interpolation is positive next to positive logits only, so the rest of the frame needs no work
     x0, y0, width, height = _bounding_box(logits > 0)
     if not width:
         return Mask.empty(frame_size)
@@ -91,6 +88,7 @@ def rasterize(logits: npt.NDArray[np.float32], frame_size: tuple[int, int]) -> M
     # with dsize=None cv2 scales by exactly fx and fy; warpAffine would round coordinates to 1/32 pixel
     region = cv2.resize(low, None, fx=x_scale, fy=y_scale, interpolation=cv2.INTER_LINEAR)
     error = largest * (max(low.shape) + 8) * _ROUNDING
+    # between the two thresholds, rounding may have decided: these few pixels follow the definition
     inside, possible = region > error, region > -error
     if _count(inside) != _count(possible):
         y, x = _find(possible ^ inside)
@@ -156,7 +154,7 @@ def _aligned_span(begin: int, end: int, low: int, high: int) -> tuple[slice, int
     The span has one pixel more at each side, because a positive logit reaches that far. At both ends, pixel edges of
     the two axes coincide, so the span scales to a whole number of pixels.
     """
-    step = low // gcd(low, high)
+    step = low // gcd(low, high)  # low pixels after which the edges of both axes meet again
     first = max(begin - 1, 0) // step * step
     last = min(-(-(end + 1) // step) * step, low)
     return slice(first, last), first * high // low, high / low
@@ -189,12 +187,15 @@ def find_edges(positive: Tensor) -> Tensor:
     for dim in (1, 2):  # the dimension that is left out
         hit = positive.any(dim=dim)
         places = _places_on(hit.shape[1], hit.device)
-        sides.append((hit[:, None] * places).amax(dim=2))
+        sides.append(
+            (hit[:, None] * places).amax(dim=2)
+        )  # the last place, counted from either end; 0 for none
     return torch.cat(sides, dim=1)
 
 
 def read_boxes(edges: npt.NDArray[np.int16], low: Sequence[int]) -> Ints:
     """Return the boxes (x0, y0, x1, y1), [N, 4], of masks of size `low` (h, w); zeros if a mask is empty."""
+    # the last place from the right, r, is the first from the left, low - r
     x1, from_right, y1, from_below = edges.astype(np.int64).T
     boxes = np.stack([low[1] - from_right, low[0] - from_below, x1, y1], axis=1)
     boxes[x1 == 0] = 0
@@ -226,7 +227,7 @@ class PackedMasks(NamedTuple):
 def rasterize_on_device(logits: Tensor, boxes: Ints, frame_size: tuple[int, int]) -> PackedMasks:
     """Begin to make the masks of logits [N, h, w] at `frame_size` (height, width), as `rasterize` does.
 
-    boxes: those of `read_boxes`, [N, 4]. Nothing waits for the device until the masks are read.
+    boxes: [N, 4], as `read_boxes` returns them. Nothing waits for the device until the masks are read.
     """
     shape = (int(logits.shape[1]), int(logits.shape[2]))
     regions = [_enlarge(box, shape, frame_size) for box in boxes.tolist()]
@@ -256,6 +257,7 @@ def _enlarge(box: Sequence[int], low: tuple[int, int], high: tuple[int, int]) ->
     x0, y0, x1, y1 = box
     if not x1:
         return Region(0, 0, 0, 0)
+    # from the first pixel whose second neighbour is in the box, to the last whose first neighbour is
     (top, bottom), (left, right) = (
         (int(np.searchsorted(side.second, begin)), int(np.searchsorted(side.first, end)))
         for side, begin, end in ((axis(low[0], high[0]), y0, y1), (axis(low[1], high[1]), x0, x1))
@@ -287,14 +289,15 @@ def _pack_rows(logits: Tensor, rows: Ints, frame_size: tuple[int, int]) -> Tenso
     vertical, horizontal = axis(height, frame_size[0]), _axis_on(width, frame_size[1], device)
     size = int(stride.sum())
     shift = left - 8 * (np.cumsum(stride) - stride)  # from a bit's number among all to its column
+    # one row of a region takes two rows of logits, each at its own weight
     lines = [index * height + side[y] for side in (vertical.first, vertical.second)]
     columns = np.stack(
         [*lines, vertical.near[y], vertical.far[y], shift, stride], dtype=np.int64, casting="unsafe"
     )
-    table = copy_to_device(columns, device)
+    table = copy_to_device(columns, device)  # one copy of integers; float32 holds the weights exactly
     above, below = clamp_tensor(logits.reshape(count * height, width)[table[:2]].float())
     near, far = table[2:4, :, None].float()
-    values = blend(above, below, near, far).flatten()
+    values = blend(above, below, near, far).flatten()  # rows before columns, as the definition says
     row = torch.repeat_interleave(table[5], output_size=size)
     bits = torch.arange(8 * size, device=device).view(size, 8)
     x = (bits + table[4][row, None]).clamp(
@@ -310,15 +313,6 @@ def clamp_tensor(logits: Tensor) -> Tensor:
     return logits.nan_to_num(nan=-LIMIT).clamp(-LIMIT, LIMIT)
 
 
-class _DeviceAxis(NamedTuple):
-    """An `Axis` on a device."""
-
-    first: Tensor
-    second: Tensor
-    near: Tensor
-    far: Tensor
-
-
 @lru_cache(maxsize=8)
 def _bits_on(device: torch.device) -> Tensor:
     return torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=device)
@@ -332,8 +326,8 @@ def _places_on(size: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _axis_on(low: int, high: int, device: torch.device) -> _DeviceAxis:
-    return _DeviceAxis(*(torch.from_numpy(values).to(device) for values in axis(low, high)))
+def _axis_on(low: int, high: int, device: torch.device) -> Axis[Tensor]:
+    return Axis(*(torch.from_numpy(values).to(device) for values in axis(low, high)))
 
 
 MASKS_A_TURN = 8
@@ -405,6 +399,7 @@ def copy_masks(logits: Tensor, columns: Sequence[Tensor] = ()) -> tuple[LowMasks
     if not rasterizes(logits.device):
         logits = logits.float()
         return LowMasks(logits, find_level_sets(logits.numpy()), None), [column.numpy() for column in columns]
+    # a bit for each cell and level instead of four bytes of logits
     levels = torch.stack(compare_levels(logits), dim=1)
     bits, edges, *values = columns_to_host([pack_bits(levels.flatten(2)), find_edges(logits > 0), *columns])
     boxes = read_boxes(edges, logits.shape[-2:])
@@ -417,7 +412,9 @@ def copy_masks(logits: Tensor, columns: Sequence[Tensor] = ()) -> tuple[LowMasks
 def columns_to_host(columns: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
     """Copy tensors [N, ...] of one device to arrays of the same shapes and dtypes, in one transfer."""
     parts = [
-        column.reshape(len(column), column.shape[1:].numel()).contiguous().view(torch.uint8)
+        column.reshape(len(column), column.shape[1:].numel())
+        .contiguous()
+        .view(torch.uint8)  # bytes of any dtype
         for column in columns
     ]
     rows = HostCopy(torch.cat(parts, dim=1)).read()

@@ -1,10 +1,7 @@
-"""The perception core of the node and of a replay: the model, the detector, and a pipeline for each camera.
+"""Hold the pipelines of all cameras with one model, one detector and one set of prompts; load and warm up the models.
 
-The session of a live node: its name, the epochs of its cameras' ids, and which cameras send.
-
-A replay has no session: its results depend neither on random numbers nor on the time at which it runs.
-
-Load the tracker and the detector that the settings name, and warm them up for the first frame.
+Node and replay share it. A live node also has a `LiveIdentity`: its name, the epochs of its cameras' ids, and which
+cameras send. A replay has none, so its results depend neither on random numbers nor on the time at which it runs.
 """
 
 from __future__ import annotations
@@ -21,16 +18,14 @@ import cv2
 import torch
 
 from ..calibration import Calibration, load_calibration
-from ..detection.base import Detector, PromptSet, prepare_prompts, restore_prompts
-from ..detection.load import NANO as NANO_DETECTOR
-from ..detection.load import load_detector
+from ..detection.detectors import Detector, PromptSet, load_detector, prepare_prompts, restore_prompts
 from ..detection.phrases import clean_prompts
-from ..engines.auto_dtype import has_open_dtype, load_by_gate
-from ..engines.detector import serve_detector
+from ..engines.detector import resolve_folder, serve_detector
+from ..engines.engine_store import checkpoint_digest, choose_model_dtype
+from ..engines.fast_torch import has_open_dtype, load_by_gate, serve_fast_torch
 from ..engines.inductor import keep_compiled, use_graphs
 from ..engines.oom import STAGE_ERRORS, find_device_error, reraise_out_of_memory, to_engine_error
-from ..engines.store import checkpoint_digest, choose_model_dtype
-from ..engines.tracker_slot import serve_fast_torch, serve_tracker, use_torch
+from ..engines.slot import serve_tracker, use_torch
 from ..errors import EngineError, ModelError, NodeRestarted, RequestError, SettingsError, UnknownFrameError
 from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages
@@ -54,7 +49,7 @@ class Perception:
         self.paused = False
         self.searching = False
         """True while everything on a frame is searched for, which takes many turns."""
-        self.session: Session | None = None
+        self.session: LiveIdentity | None = None
         """Set by a live node before it serves a camera."""
         self.settings, self.model, self.detector = settings, model, detector
         self.calibrations: tuple[Calibration, ...] = ()
@@ -135,7 +130,7 @@ class Perception:
         """Detect these phrases on all cameras, starting with the next frame; no phrases stop detection.
 
         scores: the thresholds of some phrases. max_counts: the maximum number of objects of some phrases. priorities:
-        those of the objects of some phrases. Return the cleaned phrases. Raises RequestError for phrases that cannot
+        of the objects of some phrases. Return the cleaned phrases. Raises RequestError for phrases that cannot
         be used; nothing is changed then.
         """
         if self.detector is None:
@@ -157,7 +152,7 @@ class Perception:
     def state(self, whole: bool = True) -> State:
         """Return the state that `restore` takes: prompts, cameras with their objects and epochs, links, the pause.
 
-        `whole` is that of `Pipeline.state`.
+        See `Pipeline.state` for `whole`.
         """
         return {
             "prompts": self._prompt_set and self._prompt_set.state(),
@@ -170,7 +165,7 @@ class Perception:
     def restore(self, state: State) -> None:
         """Replace all cameras, and continue from the moment at which `state` was called.
 
-        Raises ReplayError if model or settings differ from those of the state, and RequestError if the detector cannot
+        Raises ReplayError for the state of another model or other settings, and RequestError if the detector cannot
         search for its prompts. Some cameras may be missing then.
         """
         for camera in list(self._pipelines):
@@ -250,7 +245,9 @@ class Perception:
         settings = self.settings
         return {
             "model_digest": compute_digest(settings.model.name),
-            "detector_digest": compute_digest(_detector_folder(settings)) if self.detector else "",
+            "detector_digest": compute_digest(str(resolve_folder(settings.detector)))
+            if self.detector
+            else "",
         }
 
 
@@ -262,11 +259,6 @@ def compute_digest(name: str) -> str:
         return ""
 
 
-def _detector_folder(settings: Settings) -> str:
-    name = settings.detector.name
-    return str(NANO_DETECTOR) if name == "nano" else name
-
-
 def _device_name(device: torch.device) -> str:
     """Return the device's name. A CPU's includes its instruction set, which decides how torch's kernels round."""
     if device.type == "cuda":
@@ -274,7 +266,7 @@ def _device_name(device: torch.device) -> str:
     return f"{platform.processor() or 'cpu'} {torch.backends.cpu.get_cpu_capability()}"
 
 
-class Session:
+class LiveIdentity:
     """One run of a live node; `node` is its name, 16 random hex digits.
 
     `silent_s` returns the seconds since the last frame of a camera; None if none has come. Prompts on frames that are

@@ -1,12 +1,8 @@
-"""The pipeline of one camera: decode, preprocess, encode, track, detect, masks. It uses no sockets and no files.
+"""Run one camera's frames: decode, preprocess, encode, track, detect, masks. It uses no sockets and no files.
 
-The tracks of a frame stay on the device until the end of the step, and are then copied to the host at once.
-
-Decoding and upload of a frame apart from its step, so that a thread can do both while the model is busy.
-
-Questions about the cached frames of a camera: they change nothing.
-
-Measure the duration of each stage of a frame.
+The tracks of a frame stay on the device until the end of the step, and are then copied to the host at once. A
+`FramePreparer` decodes and uploads a frame in another thread while the model is busy. `FrameQueries` answer questions
+about cached frames and change nothing. `StageTimer` measures the stages of a frame.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..detection.base import Detector, PromptSet
+from ..detection.detectors import Detector, PromptSet
 from ..errors import ReplayError, RequestError, Sam3NodeError
 from ..geometry import Scaling
 from ..models import Features, TrackerModel
@@ -119,7 +115,7 @@ class Pipeline:
         """Track all objects on the next frame. `find_robot`, called last, gives the gripper's pose at its capture.
 
         `prepared` holds this frame if a thread has decoded it already; the result is the same. `shed_level` says what
-        to leave out, see `shedding`. The result's `stages_us` holds the stages that ran, without that of packing it.
+        to shed, see `registry`. The result's `stages_us` holds the stages that ran; packing comes later.
         Raises WireError if the image cannot be decoded; nothing is changed then.
         """
         timer = self._timer
@@ -317,7 +313,7 @@ class Pipeline:
         self._tracker.restore(state["tracker"])
         self.registry.restore(state["objects"])
         self._confidence.restore(state["confidence"])
-        self.spatial.restore(state.get("spatial", {}))
+        self.spatial.restore(state["spatial"])
         pending = (ObjectPrompt.from_state(prompt) for prompt in state["pending"])
         self._pending = {prompt.object_id: prompt for prompt in pending}
         self._frame_cache.restore(state["frame_cache"], self._model.device)
@@ -404,10 +400,6 @@ class Pipeline:
         return replace(instance, confidence=confidence, doubtful=doubtful, name_confidence=name)
 
 
-_new_plain_event: Callable[[], torch.cuda.Event] = torch.cuda.Event  # torch leaves the constructor untyped
-_new_stream: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
-
-
 class PreparedFrame(NamedTuple):
     """A frame whose image is decoded and preprocessed."""
 
@@ -438,7 +430,8 @@ class FramePreparer:
 
     def __init__(self, model: TrackerModel, max_frame_pixels: int) -> None:
         self._model, self._max_frame_pixels = model, max_frame_pixels
-        self._stream = _new_stream(model.device) if model.device.type == "cuda" else None
+        is_cuda = model.device.type == "cuda"
+        self._stream = torch.cuda.Stream(model.device) if is_cuda else None
 
     @torch.inference_mode()
     def __call__(self, frame: Frame) -> PreparedFrame:
@@ -448,13 +441,13 @@ class FramePreparer:
             return PreparedFrame(frame, image, self._model.preprocess(image), None)
         with torch.cuda.stream(self._stream):
             pixels = self._model.preprocess(image)
-            uploaded = _new_plain_event()
+            uploaded = torch.cuda.Event()
             uploaded.record(self._stream)
         return PreparedFrame(frame, image, pixels, uploaded)
 
 
 class FrameQueries:
-    """Answers questions about the frames in `cache`. `seq` is that of a cached frame, or None for the latest.
+    """Answers questions about the frames in `cache`. `seq` names a cached frame, or None the latest.
 
     All methods raise UnknownFrameError if the frame is not cached.
     """
@@ -496,10 +489,6 @@ class FrameQueries:
         return cached.seq, results, "" if results else census.explain(options.complete(self._model))
 
 
-# typed here, because torch does not annotate the constructor
-_new_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
-
-
 class StageTimer:
     """Times the stages of a frame in microseconds, without waiting for the device.
 
@@ -532,7 +521,7 @@ class StageTimer:
             self._spent_us[stage] = (time.perf_counter_ns() - begin_ns) // 1000
             return
         if stage not in self._events:
-            self._events[stage] = (_new_event(enable_timing=True), _new_event(enable_timing=True))
+            self._events[stage] = torch.cuda.Event(True), torch.cuda.Event(True)
         begin, end = self._events[stage]
         begin.record()
         yield

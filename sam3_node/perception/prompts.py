@@ -12,9 +12,8 @@ from torch import Tensor
 
 from ..errors import RequestError
 from ..geometry import Scaling
-from ..models import TrackerModel
 from ..tracking import ObjectPrompt
-from ..tracking.slots import MAX_POINTS, check_box, check_labels, check_parts, check_points
+from ..tracking.tracks import MAX_POINTS, check_box, check_labels, check_parts, check_points
 from ..types import Mask
 
 __all__ = ["MAX_POINTS", "AddedObject", "FramePrompt", "PromptResult"]
@@ -138,12 +137,3 @@ def _check_mask(mask: Mask, size: tuple[int, int]) -> None:
         raise RequestError(f"mask: expected the frame's size {size} (h, w), found {mask.size}")
     if not mask.area:
         raise RequestError("mask: expected at least one pixel, found an empty mask")
-
-
-def require_tracking(model: TrackerModel) -> None:
-    """Raise RequestError for weights that cannot track objects."""
-    if not model.can_track:
-        raise RequestError(
-            f"{model.name} has no memory modules: expected weights that can track, such as nano or "
-            "facebook/sam3 (--model.name); segment works with these"
-        )

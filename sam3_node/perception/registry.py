@@ -1,9 +1,7 @@
-"""The registry of one camera's objects: id, label, age and state of each, without its memory.
+"""Keep one camera's objects (id, label, age and state, without memory), and decide what a late step sheds.
 
-Shedding of load: what a step leaves out while the node exceeds its latency budget, and how much of it.
-
-The order is fixed. At level 1 objects are searched for by name at DETECTION_STRETCH times the period. At level 2,
-objects of low priority are also tracked on every second frame only. What a step leaves out depends only on the level
+The order of shedding is fixed. At level 1 objects are searched for by name at DETECTION_STRETCH times the period. At
+level 2, objects of low priority are also tracked on every second step only. What a step sheds depends only on the level
 and on the objects, so a replay that knows the level of each step repeats it.
 """
 
@@ -201,7 +199,7 @@ def choose_shed(
 ) -> Shed | None:
     """Return what step number `step` leaves out, None at level 0.
 
-    Of the `tracked` objects those of low priority are held on every second step: even and odd ids in turn, so that no
+    `tracked` objects of low priority are held on every second step: even and odd ids in turn, so that no
     object is held twice in a row.
     """
     if not level:

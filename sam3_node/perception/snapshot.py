@@ -4,7 +4,7 @@ Format: MAGIC, the version as uint32 (little-endian), SHA-256 of the rest [32], 
 no pickle, and a damaged file is refused before anything in it is read.
 
 An automatic snapshot reserves ids: the node that wrote it gives at most ID_BLOCK more before a newer one is on disk,
-and a node that restores it gives none of these. So no id names two objects, whenever the node is killed.
+and a node that restores it skips these ids. So no id names two objects, whenever the node is killed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Snapshot:
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was taken: on the same host by the time since its boot, which nobody sets."""
+        """Seconds since it was taken: on the same host by the time since its boot, which cannot be set."""
         now = read_uptime()
         then_ns = self.uptime.get("ns")
         if now and now["boot"] == self.uptime.get("boot") and isinstance(then_ns, int):
@@ -117,7 +117,7 @@ class Snapshot:
                 "another one"
             )
         try:
-            fields = {"hand_over": {}, "uptime": {}, **unpack_tensors(body)}
+            fields = unpack_tensors(body)
             snapshot = cls(**fields)
             for name, kind in (("kind", str), ("saved_ns", int), *((name, dict) for name in MAPS)):
                 if not isinstance(fields[name], kind):

@@ -1,10 +1,9 @@
-"""Adds 3-D fields to the instances of one camera, from depth, calibration and the robot's pose. Runs on the host.
+"""Add 3-D fields to the instances of one camera, from depth, calibration and the robot's pose. It runs on the host.
 
-Fields that need what a frame does not have are absent, and so are those of a doubtful mask: it would give the position
-of something else. Depth is used if it is `aligned` to colour, of colour's size or
-of its aspect ratio (then depth is resampled to the nearest pixel). Intrinsics are the calibration's, else the frame's.
-
-Velocities of objects, by a Kalman filter with constant velocity for each object.
+A field is absent if the frame lacks what it needs, or if the mask is doubtful: it would give the position of something
+else. Depth is used if it is `aligned` to colour, of colour's size or of its aspect ratio (then depth is resampled to
+the nearest pixel). Intrinsics are the calibration's, else the frame's. Velocities come from a Kalman filter with
+constant velocity for each object.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class SpatialFrame(NamedTuple):
     """the camera's pose in the base; None if fields are in the camera's frame"""
 
 
-class SurfacePoints(NamedTuple):
+class MeasuredPoints(NamedTuple):
     """Points of an object's surface."""
 
     seq: int
@@ -104,7 +103,7 @@ class SpatialStage:
         fields = self._describe(frame, shown, depth) if depth is not None else {}
         return self._complete(instances, fields, frame.capture_ns), place
 
-    def points(self, object_id: int, count: int) -> SurfacePoints | None:
+    def points(self, object_id: int, count: int) -> MeasuredPoints | None:
         """Return up to `count` measured points of an object's surface on the last frame; None if it has none."""
         last = self._last
         mask = last.masks.get(object_id) if last is not None else None
@@ -113,7 +112,7 @@ class SpatialStage:
         surfaces = measure_surfaces([mask], last.depth, count)
         frame = CAMERA if self._place is None else BASE
         return (
-            SurfacePoints(last.seq, frame, self._sample(surfaces.points_m[0], count))
+            MeasuredPoints(last.seq, frame, self._sample(surfaces.points_m[0], count))
             if surfaces.indices
             else None
         )
@@ -243,7 +242,7 @@ class SpatialStage:
             )
         if frame.intrinsics is not None and _is_of_larger_image(frame.intrinsics, frame):
             self.problem = (
-                f"intrinsics of another size: expected those of {frame.width}x{frame.height}, found the principal "
+                f"intrinsics of another size: expected some for {frame.width}x{frame.height}, found the principal "
                 f"point ({frame.intrinsics.cx:g}, {frame.intrinsics.cy:g}) outside; scale them as the image was, or "
                 "set spatial.calibration"
             )

@@ -1,21 +1,16 @@
-"""Samples of the depth under masks: one image with the thinned masks of all objects, one below the other.
-
-Each filter is then one call for all objects. With masks of a few hundred samples, a call costs more than its samples.
-
-Robust geometry of the visible surfaces of objects, from their masks and an aligned depth image, on the host.
+"""Measure the visible surfaces of objects robustly, from their masks and an aligned depth image, on the host.
 
 1. Each mask is thinned to about TARGET_PIXELS pixels, and eroded: depth at its rim belongs to the object or to what
    lies behind it, or to neither (flying pixels).
 2. Depths of the eroded mask are separated into modes where they are sparse over the length of a gap. The largest mode
-   stays, and those at most GAP_SHARE of the object's width away from it: the inner wall of a mug, but not the table
-   behind its rim.
-3. Rim pixels come back if their depth lies within the range of the inner pixels beside them. Those without such a
+   stays, and so does each mode at most GAP_SHARE of the object's width away from it: the inner wall of a mug, but not
+   the table behind its rim.
+3. Rim pixels come back if their depth lies within the range of the inner pixels beside them. Pixels without such a
    depth get the middle of this range, so that erosion and holes of the sensor at edges do not shift the position.
 
 The position is the mean of the visible surface's points, one for each pixel of the mask. All results are in the
-camera's frame, in metres.
-
-The masks of all objects are measured together, as `depth_samples` lays them out.
+camera's frame, in metres. `Samples` lays the masks one below the other in one image, so that each filter is one call
+for all objects: with masks of a few hundred samples, a call costs more than its samples.
 """
 
 from __future__ import annotations
@@ -106,7 +101,7 @@ class Samples:
         return counts
 
     def find_bounds(self, indices: Ints) -> Ints:
-        """Return N + 1 places in sorted flat indices of samples: those of each mask lie between two of them."""
+        """Return N + 1 places in sorted flat indices of samples: each mask's samples lie between two places."""
         return np.searchsorted(indices, self.bounds)
 
 
@@ -227,7 +222,7 @@ def _keep_objects(samples: Samples, core: Bools, widths_per_depth: Array) -> Non
     sizes = bounds[1:] - bounds[:-1]
     depths = samples.z.ravel().take(used)
     farthest_m = float(depths.max())
-    # sorted together: all depths of the first mask, then those of the next one, farther apart than any gap is long
+    # sorted together: all depths of the first mask, then all depths of the next, farther apart than any gap is long
     apart = np.repeat(np.arange(len(sizes)) * 2 * (farthest_m + _gap_m(farthest_m)), sizes)
     keys = np.sort(depths + apart)
     depths = keys - apart

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..detection.base import Detector, PromptSet, restore_prompts
+from ..detection.detectors import Detector, PromptSet, restore_prompts
 from ..geometry import Scaling
 from ..models import Features
 from ..models.sam.stages import Decoded
@@ -30,7 +30,7 @@ from ..tracking.association import (
     compute_pairwise_scores,
 )
 from ..tracking.names import estimate_name, is_calibrated, measure_names
-from ..types import Detection, Priority, State
+from ..types import Detection, Priority, SavedFields, State
 from .registry import ObjectRegistry
 
 # A detection with this part of its prompt's threshold still counts for an object that is already tracked
@@ -40,10 +40,6 @@ CORRECTION_IOU = 0.8  # a detection corrects the tracked mask if their IoU is be
 SAME_PLACE_IOU = 0.5  # below it, what was known of the name of an object is void
 MIN_DETECTION_GAP = 2  # frames between two detections, if only an uncertain mask asks for the second
 MAX_DETECTIONS = 32  # best detections of a frame that are used; each costs the decoding of a mask
-
-# typed here, because torch does not annotate the constructors
-_new_stream: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
-_new_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
 
 
 class FrameContext(NamedTuple):
@@ -68,12 +64,24 @@ class _Candidates(NamedTuple):
     """features of the names, see `tracking.names`"""
 
 
-class TrackManager:
+class TrackManager(SavedFields):
     """Runs the detector at intervals, and adds, corrects or recovers objects of the tracker with its detections.
 
     remove: a function that removes an object everywhere. Objects that users added are never changed. A detection that
     matches such an object is ignored.
     """
+
+    SAVED = (
+        *(
+            "_frames_since_detection",
+            "_requested",
+            "_uncertain",
+            "_confident_ids",
+            "turned_away",
+            "best_scores",
+        ),
+        "_lifecycle",
+    )
 
     def __init__(
         self,
@@ -117,16 +125,7 @@ class TrackManager:
 
     def state(self) -> State:
         """Return the state that `restore` takes. It includes the prompts and their limits."""
-        return {
-            "prompts": self._prompt_set and self._prompt_set.state(),
-            "frames_since_detection": self._frames_since_detection,
-            "requested": self._requested,
-            "uncertain": self._uncertain,
-            "confident_ids": sorted(self._confident_ids),
-            "turned_away": self.turned_away,
-            "best_scores": dict(self.best_scores),
-            "lifecycle": self._lifecycle.state(),
-        }
+        return {"prompts": self._prompt_set and self._prompt_set.state(), **super().state()}
 
     def restore(self, state: State) -> None:
         """Continue from the moment at which `state` was called, with the same prompts.
@@ -134,11 +133,7 @@ class TrackManager:
         Raises RequestError if the detector cannot search for these prompts; nothing is changed then.
         """
         self._prompt_set = restore_prompts(self._detector, state["prompts"])
-        self._frames_since_detection = state["frames_since_detection"]
-        self._requested, self._uncertain = state["requested"], state["uncertain"]
-        self._confident_ids, self.turned_away = set(state["confident_ids"]), state["turned_away"]
-        self.best_scores = dict(state.get("best_scores", {}))
-        self._lifecycle.restore(state["lifecycle"])
+        super().restore(state)
 
     def forget(self, object_id: int) -> None:
         """Drop the state of a removed object."""
@@ -349,8 +344,8 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
-        self._stream = _new_stream(device) if is_cuda else None
-        self._ready = _new_event() if is_cuda else None
+        self._stream = torch.cuda.Stream(device) if is_cuda else None
+        self._ready = torch.cuda.Event() if is_cuda else None
 
     def mark(self) -> None:
         """Mark the main stream's current end. Work in `run` waits for all work before it, and for none after it."""

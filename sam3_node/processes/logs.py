@@ -2,8 +2,7 @@
 
 A kind is a logger, a level, a message without its arguments, and a camera. So a fault of every frame of one camera
 neither fills the disk nor hides what else happens.
-
-File descriptors of this process: a higher limit, and a warning before they run out.
+The limit of open files of this process is raised here, and a warning comes before they run out.
 """
 
 from __future__ import annotations
@@ -27,6 +26,9 @@ MAX_KINDS = 1000
 Kind = tuple[str, int, str, str | None]
 
 _subject: ContextVar[tuple[str | None, int | None]] = ContextVar("subject", default=(None, None))
+MAX_DESCRIPTORS = 65536
+NEARLY_FULL = 0.8
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -51,7 +53,7 @@ class _Window:
 class LogHandler(logging.StreamHandler[TextIO]):
     """A handler that writes at most `limit` lines of one kind in WINDOW_S; 0 is no limit.
 
-    The number of lines left out is logged after their window, at the latest when the process ends.
+    The number of suppressed lines is logged after their window, at the latest when the process ends.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -75,7 +77,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
     def close(self) -> None:
-        """Log what was left out, and close the handler."""
+        """Log what was suppressed, and close the handler."""
         self._report(float("inf"))
         super().close()
 
@@ -123,7 +125,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def announce(line: str) -> None:
-    """Print a line on stdout. Where it cannot be written, as to a full disk, the process goes on without stdout."""
+    """Print a line on stdout. If it cannot be written, such as to a full disk, the process continues without stdout."""
     try:
         print(line, flush=True)
     except OSError:
@@ -131,7 +133,7 @@ def announce(line: str) -> None:
 
 
 def discard_stdout() -> None:
-    """Let stdout lead nowhere, so that neither further lines nor the interpreter's last flush fail."""
+    """Redirect stdout to the null device, so that neither further lines nor the interpreter's last flush fail."""
     descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(descriptor, sys.stdout.fileno())
     os.close(descriptor)
@@ -142,12 +144,6 @@ def install_log_handler() -> LogHandler:
     handler = LogHandler(sys.stderr)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     return handler
-
-
-MAX_DESCRIPTORS = 65536
-NEARLY_FULL = 0.8
-
-log = logging.getLogger(__name__)
 
 
 def raise_descriptor_limit() -> int:

@@ -1,7 +1,4 @@
-"""Reactions to stop signals: end at once, raise KeyboardInterrupt, or set an event.
-
-Notices on stderr that say what a command waits for.
-"""
+"""Reacts to stop signals (end at once, raise KeyboardInterrupt, set an event), and says what a command waits for."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from ..types import Closeable
@@ -18,6 +15,10 @@ from ..types import Closeable
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 and the number of SIGINT, as shells count."""
 PATIENCE_S = 3.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+NOTICE_S = 3.0
+"""Seconds without progress after which a command says what it waits for."""
+REPEAT_S = 1.0
 
 
 def exit_on_interrupt() -> None:
@@ -32,12 +33,9 @@ def raise_on_interrupt() -> None:
     that runs no Python code, and at once if the exception would be raised where Python ignores exceptions.
     """
     interruption = _Interruption()
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
     signal.signal(signal.SIGINT, interruption.handle)
-    signal.set_wakeup_fd(writer)
     sys.unraisablehook = interruption.report_unraisable
-    threading.Thread(target=interruption.watch, args=(reader,), name="interrupt", daemon=True).start()
+    _run_after_signal((signal.SIGINT,), interruption.exit_unless_raised, "interrupt")
 
 
 class _Interruption:
@@ -54,10 +52,8 @@ class _Interruption:
         self._is_raised = True
         raise KeyboardInterrupt
 
-    def watch(self, reader: int) -> None:
+    def exit_unless_raised(self) -> None:
         """Exit if the main thread has not raised PATIENCE_S after a SIGINT. Runs in a thread."""
-        while os.read(reader, 1) != bytes([signal.SIGINT]):
-            pass
         time.sleep(PATIENCE_S)
         if not self._is_raised and signal.getsignal(signal.SIGINT) == self.handle:
             _exit(signal.SIGINT, None)
@@ -73,9 +69,6 @@ def _exit(number: int, frame: FrameType | None) -> None:
     os._exit(INTERRUPTED)
 
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
 def stop_on_signals(once: bool = False) -> threading.Event:
     """Return an event that SIGTERM and SIGINT set; the signals have no other effect.
 
@@ -84,29 +77,29 @@ def stop_on_signals(once: bool = False) -> threading.Event:
     A thread sets the event, because a signal handler runs in the main thread, which may hold the event's lock then.
     """
     stop = threading.Event()
+    _run_after_signal(STOP_SIGNALS, stop.set, "signals")
+    for number in STOP_SIGNALS:
+        signal.signal(number, _arm_interrupt if once else lambda *_: None)
+    return stop
+
+
+def _run_after_signal(numbers: Sequence[int], react: Callable[[], None], name: str) -> None:
+    """Run `react` in a thread after one of these signals, which need a handler."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
-    for number in STOP_SIGNALS:
-        signal.signal(number, _arm_interrupt if once else lambda *_: None)
 
-    def set_after_signal() -> None:
-        while os.read(reader, 1)[0] not in STOP_SIGNALS:
+    def wait() -> None:
+        while os.read(reader, 1)[0] not in numbers:
             pass  # other signals that have a handler wake this thread, too
-        stop.set()
+        react()
 
-    threading.Thread(target=set_after_signal, name="signals", daemon=True).start()
-    return stop
+    threading.Thread(target=wait, name=name, daemon=True).start()
 
 
 def _arm_interrupt(*_: object) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler)
-
-
-NOTICE_S = 3.0
-"""Seconds without progress after which a command says what it waits for."""
-REPEAT_S = 1.0
 
 
 def print_notice(line: str) -> None:

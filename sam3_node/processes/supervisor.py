@@ -1,10 +1,8 @@
-"""A supervisor that starts, watches and stops a group of processes.
+"""Starts, watches and stops a group of processes, such as the processes of a profile (`launch/start`).
 
 It forwards the output of each process with its name in front. To stop a process it sends SIGTERM and, after a grace
 time, SIGKILL. It kills a process that reports that it is alive (see `notify`) and then falls silent. On Linux, the
 kernel kills all members if the supervisor is killed. It needs only the standard library and no service manager.
-
-Start the processes of a profile as one group: `python -m sam3_node.processes.supervisor PROFILE.toml`.
 
 When a process ends for good, or on SIGINT or SIGTERM, the group stops all processes.
 """
@@ -44,6 +42,17 @@ STALL_S = 5.0
 MAX_SOCKET_FOLDER_BYTES = 80  # a socket's path may have 107 bytes
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+CAMERA_READY = r"^camera \S+ publishing on (\S+)"
+NODE_READY = r"^node ready: .* masks on (\S+), control on (\S+)"
+WATCH_READY = r"^watch masks from"
+RECORD_READY = r"^record frames from"
+CONSOLE_READY = r"^console at "
+COMMANDS = {
+    "node": ("run", NODE_READY),
+    "watch": ("watch", WATCH_READY),
+    "record": ("record", RECORD_READY),
+    "console": ("console", CONSOLE_READY),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +144,9 @@ class _Child:
     def add_line(self, line: str) -> None:
         """Keep a line of output, and check whether it marks the process as ready."""
         self.tail.append(line)
-        found = re.search(self.process.ready, line)
-        self.ready = self.ready or found
-        self.is_up |= found is not None
+        match = re.search(self.process.ready, line)
+        self.ready = self.ready or match
+        self.is_up |= match is not None
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process and to all processes that it has started."""
@@ -168,16 +177,14 @@ class Group:
         self._children[process.name] = child = _Child(process, reports)
         self._selector.register(child.pipe, selectors.EVENT_READ, child)
 
-    def wait_ready(
-        self, name: str, timeout_s: float = math.inf, stop: threading.Event | None = None
-    ) -> re.Match[str] | None:
-        """Wait for the ready line of `name` and return its match, or None when `stop` is set first.
+    def wait_ready(self, name: str, timeout_s: float) -> re.Match[str]:
+        """Wait for the ready line of `name` and return its match.
 
         Raises ProcessError, with the last lines of output, when any member ends or the timeout expires.
         """
         deadline = time.monotonic() + timeout_s
         child = self._children[name]
-        while child.ready is None and not (stop and stop.is_set()):
+        while child.ready is None:
             self.check()
             if time.monotonic() > deadline:
                 raise ProcessError(f"{name} was not ready within {timeout_s:g} s{self._last_lines(name)}")
@@ -350,19 +357,6 @@ def describe_exit(code: int) -> str:
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
-CAMERA_READY = r"^camera \S+ publishing on (\S+)"
-NODE_READY = r"^node ready: .* masks on (\S+), control on (\S+)"
-WATCH_READY = r"^watch masks from"
-RECORD_READY = r"^record frames from"
-CONSOLE_READY = r"^console at "
-COMMANDS = {
-    "node": ("run", NODE_READY),
-    "watch": ("watch", WATCH_READY),
-    "record": ("record", RECORD_READY),
-    "console": ("console", CONSOLE_READY),
-}
-
-
 def list_processes(settings: Settings, profile: Path) -> list[Process]:
     """Return the processes of `settings.group`. Each is a command of `sam3-node` with the same profile.
 
@@ -457,7 +451,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Sam3NodeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,7 @@
-"""Quota of recordings in a folder: by total size and by age.
+"""Records everything that cameras and node publish into MCAP files, without slowing them down.
 
-A ring of the last seconds in memory, and the trigger that has it written.
-
-Recorder: writes everything that cameras and node publish into MCAP files, without slowing them down.
+`Quota` limits the recordings in a folder by total size and by age. `MessageRing` keeps the last seconds in memory until
+a `Trigger` has them written.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from ..bags.formats.mcap import McapStream
-from ..bags.native.layout import NODE, RECORDER, RING
+from ..bags.native import NODE, RECORDER, RING
 from ..bags.native.reader import MAX_RECORDS_TO_LAYOUT
 from ..errors import BagError, OutputError, Sam3NodeError, SettingsError, TransportError
 from ..processes.notify import Watchdog
@@ -33,141 +32,11 @@ from ..transport import ControlClient, ReceivedMessage, Security, StreamTap
 from ..transport.sockets import SocketOwner
 from ..types import NANOSECONDS, Closeable
 from ..wire import EVENTS_TOPIC, unpack_event
-from .series import LossCounter, RecordedSeries
+from .series import RecordedSeries, RecordReport
 
 TIME_FORMAT = "%Y%m%dT%H%M%SZ"
 _TIME, _PART = r"\d{8}T\d{6}Z(-\d+)?", r"(_\d{4,})?"
-
-
-class _File(NamedTuple):
-    """A recording that may be deleted; files sort from the oldest to the newest."""
-
-    changed_s: float
-    path: Path
-    size: int
-
-
-class Quota:
-    """Deletes the oldest recordings of one output, so that they keep to `record.max_total_gb` and `record.max_age_h`.
-
-    Only files that a recorder made itself are deleted: they have the output's prefix and the recorder's metadata. Files
-    that a recorder still writes, links, and files of any other name or content stay.
-    """
-
-    def __init__(self, record: RecordSettings) -> None:
-        is_file = record.out.suffix == ".mcap"
-        self._folder = record.out.parent if is_file else record.out
-        prefix = rf"{re.escape(record.out.stem)}(-{_TIME})?" if is_file else _TIME
-        self._name = re.compile(rf"{prefix}{_PART}\.mcap")
-        self._max_bytes, self._max_age_s = record.max_total_gb * 1e9, record.max_age_h * 3600
-
-    def enforce(self, current: Path | None) -> list[Path]:
-        """Delete the files that are too old or too many, except `current`. Return the deleted files."""
-        if not (self._max_bytes or self._max_age_s):
-            return []
-        files = sorted(self._list_files())
-        total = sum(file.size for file in files)
-        deleted = []
-        for file in files:
-            too_old = self._max_age_s and time.time() - file.changed_s > self._max_age_s
-            too_many = self._max_bytes and total > self._max_bytes
-            if (too_old or too_many) and file.path != current and _delete(file.path):
-                total -= file.size
-                deleted.append(file.path)
-        return deleted
-
-    def _list_files(self) -> list[_File]:
-        files = []
-        with contextlib.suppress(OSError):
-            for path in self._folder.iterdir():
-                if self._name.fullmatch(path.name) and path.is_file() and not path.is_symlink():
-                    status = path.stat()
-                    files.append(_File(status.st_mtime, path, status.st_size))
-        return files
-
-
-def _delete(path: Path) -> bool:
-    """Delete a finished recording of a recorder. Return False if this is none, or if it cannot be deleted."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a recorder locks the file that it writes
-            names = [name for name, _ in McapStream(path).metadata(MAX_RECORDS_TO_LAYOUT)]
-            if RECORDER not in names:
-                return False
-            path.unlink()
-    except (OSError, BagError):
-        return False
-    return True
-
-
 OVERHEAD_BYTES = 1024  # approximate memory of a message beside its parts
-
-
-class MessageRing:
-    """The messages of the last `seconds`, of at most `max_bytes`; older ones are dropped."""
-
-    def __init__(self, seconds: float, max_bytes: int) -> None:
-        self.dropped = 0
-        """Number of messages that were dropped because they were old, or too many."""
-        self.bytes = 0
-        """Memory of all messages."""
-        self._length_ns, self._max_bytes = round(seconds * NANOSECONDS), max_bytes
-        self._messages: deque[ReceivedMessage] = deque()
-
-    def add(self, message: ReceivedMessage) -> None:
-        """Append the newest message."""
-        self._messages.append(message)
-        self.bytes += _count_bytes(message)
-        self._drop_before(message.received_ns - self._length_ns)
-
-    def take_all(self, now_ns: int) -> Iterator[ReceivedMessage]:
-        """Remove and yield the messages of the last seconds before `now_ns`, the oldest first."""
-        self._drop_before(now_ns - self._length_ns)
-        while self._messages:
-            yield self._take()
-
-    def _drop_before(self, oldest_ns: int) -> None:
-        while self._messages and (self._messages[0].received_ns < oldest_ns or self.bytes > self._max_bytes):
-            self._take()
-            self.dropped += 1
-
-    def _take(self) -> ReceivedMessage:
-        message = self._messages.popleft()
-        self.bytes -= _count_bytes(message)
-        return message
-
-
-def _count_bytes(message: ReceivedMessage) -> int:
-    return OVERHEAD_BYTES + sum(part.nbytes for part in message.parts)
-
-
-class Trigger:
-    """Counts requests to write the ring. It has no lock, because a signal handler may interrupt its user."""
-
-    def __init__(self) -> None:
-        self._count = self._taken = 0
-
-    def fire(self) -> None:
-        """Request that the ring be written."""
-        self._count += 1
-
-    def take(self) -> bool:
-        """Return True if there was a request since the last call."""
-        count = self._count
-        is_new, self._taken = count > self._taken, count
-        return is_new
-
-    def listen(self, keys: TextIO) -> None:
-        """Fire at each SIGUSR1, and at each Enter if `keys` is a terminal. Call it in the main thread."""
-        signal.signal(signal.SIGUSR1, lambda *_: self.fire())
-        if keys.isatty():
-            threading.Thread(target=self._read_keys, args=(keys,), name="keys", daemon=True).start()
-
-    def _read_keys(self, keys: TextIO) -> None:
-        for _ in keys:
-            self.fire()
-
-
 POLL_MS = 100
 FLUSH_S = 0.5
 PROGRESS_S = RATE_S = 5.0
@@ -315,7 +184,7 @@ class Recorder(SocketOwner):
         if self._series is not None:
             self._series.files.add_metadata(NODE, description)
             if isinstance(events, int):
-                self._series.counter.add_description(events)
+                self._series.report.add_description(events)
         self._print(f"node described itself: model {description.get('model')}, {events} events so far")
 
     def _flush_and_report(self) -> None:
@@ -344,14 +213,14 @@ class Recorder(SocketOwner):
             self._print(f"deleted {path}: beyond record.max_total_gb or record.max_age_h")
 
     def _report_progress(self, series: RecordedSeries) -> None:
-        lost = series.counter.lost + series.counter.rejected
+        lost = series.report.lost + series.report.rejected
         if self._out.isatty() or lost > self._reported_lost:
-            self._print(f"{_format_counts(series)}{self._format_losses(series.counter)}")
+            self._print(f"{_format_counts(series)}{self._format_losses(series.report)}")
         self._reported_lost = lost
 
     def _report_result(self, series: RecordedSeries) -> None:
         files = " ".join(map(str, series.files.paths))
-        self._print(f"recorded {_format_counts(series)} in {files}{self._format_losses(series.counter)}")
+        self._print(f"recorded {_format_counts(series)} in {files}{self._format_losses(series.report)}")
         if series.files.bytes:
             self._print(series.format_rate())
 
@@ -363,19 +232,19 @@ class Recorder(SocketOwner):
                 f"no node answered at {self._transport.control}: its settings are not in the recording"
             )
 
-    def _format_losses(self, counter: LossCounter) -> str:
+    def _format_losses(self, report: RecordReport) -> str:
         lost = [
             f"{camera} {counts.frames_lost} frames, {counts.masks_lost} masks"
-            for camera, counts in counter.cameras.items()
+            for camera, counts in report.cameras.items()
             if counts.frames_lost or counts.masks_lost
         ]
-        if counter.events_lost:
-            lost.append(f"{counter.events_lost} events")
+        if report.events_lost:
+            lost.append(f"{report.events_lost} events")
         text = f"; lost: {', '.join(lost)}" if lost else ""
         if self._tap.dropped:
             text += f" ({self._tap.dropped} messages were dropped: they came faster than the disk writes)"
-        if counter.rejected:
-            text += f"; {counter.rejected} messages were malformed, the last: {counter.last_error}"
+        if report.rejected:
+            text += f"; {report.rejected} messages were malformed, the last: {report.last_error}"
         return text
 
     def _describe_target(self) -> str:
@@ -393,11 +262,11 @@ class Recorder(SocketOwner):
 
 
 def _format_counts(series: RecordedSeries) -> str:
-    cameras = series.counter.cameras.values()
+    cameras = series.report.cameras.values()
     frames, masks = sum(counts.frames for counts in cameras), sum(counts.masks for counts in cameras)
-    poses = f", {series.counter.poses} poses" if series.counter.poses else ""
+    poses = f", {series.report.poses} poses" if series.report.poses else ""
     return (
-        f"{frames} frames, {masks} masks, {series.counter.events} events{poses}, "
+        f"{frames} frames, {masks} masks, {series.report.events} events{poses}, "
         f"{series.files.bytes / 1e6:.1f} MB"
     )
 
@@ -479,3 +348,129 @@ def _check_folder(out: Path) -> None:
         raise OutputError(f"cannot write into {folder}: {error.strerror}") from error
     if not os.access(folder, os.W_OK):
         raise OutputError(f"cannot write into {folder}: expected a folder that may be written")
+
+
+class _RecordedFile(NamedTuple):
+    """A recording that may be deleted; files sort from the oldest to the newest."""
+
+    changed_s: float
+    path: Path
+    size: int
+
+
+class Quota:
+    """Deletes the oldest recordings of one output, so that they keep to `record.max_total_gb` and `record.max_age_h`.
+
+    Only files that a recorder made itself are deleted: they have the output's prefix and the recorder's metadata. Files
+    that a recorder still writes, links, and files of any other name or content stay.
+    """
+
+    def __init__(self, record: RecordSettings) -> None:
+        is_file = record.out.suffix == ".mcap"
+        self._folder = record.out.parent if is_file else record.out
+        prefix = rf"{re.escape(record.out.stem)}(-{_TIME})?" if is_file else _TIME
+        self._name = re.compile(rf"{prefix}{_PART}\.mcap")
+        self._max_bytes, self._max_age_s = record.max_total_gb * 1e9, record.max_age_h * 3600
+
+    def enforce(self, current: Path | None) -> list[Path]:
+        """Delete the files that are too old or too many, except `current`. Return the deleted files."""
+        if not (self._max_bytes or self._max_age_s):
+            return []
+        files = sorted(self._list_files())
+        total = sum(file.size for file in files)
+        deleted = []
+        for file in files:
+            too_old = self._max_age_s and time.time() - file.changed_s > self._max_age_s
+            too_many = self._max_bytes and total > self._max_bytes
+            if (too_old or too_many) and file.path != current and _delete(file.path):
+                total -= file.size
+                deleted.append(file.path)
+        return deleted
+
+    def _list_files(self) -> list[_RecordedFile]:
+        files = []
+        with contextlib.suppress(OSError):
+            for path in self._folder.iterdir():
+                if self._name.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                    status = path.stat()
+                    files.append(_RecordedFile(status.st_mtime, path, status.st_size))
+        return files
+
+
+def _delete(path: Path) -> bool:
+    """Delete a finished recording of a recorder. Return False if this is none, or if it cannot be deleted."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a recorder locks the file that it writes
+            names = [name for name, _ in McapStream(path).metadata(MAX_RECORDS_TO_LAYOUT)]
+            if RECORDER not in names:
+                return False
+            path.unlink()
+    except (OSError, BagError):
+        return False
+    return True
+
+
+class MessageRing:
+    """The messages of the last `seconds`, of at most `max_bytes`; older ones are dropped."""
+
+    def __init__(self, seconds: float, max_bytes: int) -> None:
+        self.dropped = 0
+        """Number of messages that were dropped because they were old, or too many."""
+        self.bytes = 0
+        """Memory of all messages."""
+        self._length_ns, self._max_bytes = round(seconds * NANOSECONDS), max_bytes
+        self._messages: deque[ReceivedMessage] = deque()
+
+    def add(self, message: ReceivedMessage) -> None:
+        """Append the newest message."""
+        self._messages.append(message)
+        self.bytes += _count_bytes(message)
+        self._drop_before(message.received_ns - self._length_ns)
+
+    def take_all(self, now_ns: int) -> Iterator[ReceivedMessage]:
+        """Remove and yield the messages of the last seconds before `now_ns`, the oldest first."""
+        self._drop_before(now_ns - self._length_ns)
+        while self._messages:
+            yield self._take()
+
+    def _drop_before(self, oldest_ns: int) -> None:
+        while self._messages and (self._messages[0].received_ns < oldest_ns or self.bytes > self._max_bytes):
+            self._take()
+            self.dropped += 1
+
+    def _take(self) -> ReceivedMessage:
+        message = self._messages.popleft()
+        self.bytes -= _count_bytes(message)
+        return message
+
+
+def _count_bytes(message: ReceivedMessage) -> int:
+    return OVERHEAD_BYTES + sum(part.nbytes for part in message.parts)
+
+
+class Trigger:
+    """Counts requests to write the ring. It has no lock, because a signal handler may interrupt its user."""
+
+    def __init__(self) -> None:
+        self._count = self._taken = 0
+
+    def fire(self) -> None:
+        """Request that the ring be written."""
+        self._count += 1
+
+    def take(self) -> bool:
+        """Return True if there was a request since the last call."""
+        count = self._count
+        is_new, self._taken = count > self._taken, count
+        return is_new
+
+    def listen(self, keys: TextIO) -> None:
+        """Fire at each SIGUSR1, and at each Enter if `keys` is a terminal. Call it in the main thread."""
+        signal.signal(signal.SIGUSR1, lambda *_: self.fire())
+        if keys.isatty():
+            threading.Thread(target=self._read_keys, args=(keys,), name="keys", daemon=True).start()
+
+    def _read_keys(self, keys: TextIO) -> None:
+        for _ in keys:
+            self.fire()

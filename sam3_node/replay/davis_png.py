@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import cv2
 import numpy as np
@@ -22,6 +22,10 @@ from ..types import Buffer, Mask, MaskFrame
 from ..wire.images import MAX_FRAME_PIXELS, check_png_pixels, read_png_header
 
 Labels = npt.NDArray[np.uint8]
+MaskSource = Callable[[], Iterator[MaskFrame]]
+"""Each call yields all masks from the beginning, each camera's in the order of its frames."""
+K = TypeVar("K", bound=Hashable)
+
 INDICES = 255
 TABLE = "objects.json"
 
@@ -93,6 +97,19 @@ def read_labels(path: Path) -> Labels:
         raise ReplayError(f"mask {path}: {error}") from error
 
 
+class NumberTable(Generic[K]):
+    """Assigns numbers from 1 to keys, in the order in which they are first looked up."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[K, int] = {}
+
+    def __getitem__(self, key: K) -> int:
+        return self._numbers.setdefault(key, len(self._numbers) + 1)
+
+    def __iter__(self) -> Iterator[tuple[K, int]]:
+        return iter(self._numbers.items())
+
+
 def palette_index(object_id: int) -> int:
     """Return the palette index of an object, 1..255: its id up to 255; above, indices repeat."""
     return 1 + (object_id - 1) % INDICES
@@ -109,29 +126,20 @@ def paint_indices(masks: MaskFrame) -> Labels:
 def write_palette_pngs(folder: Path, masks: Iterable[MaskFrame], progress: Callable[[int], None]) -> None:
     """Write the PNGs and object tables of all cameras into `folder`.
 
-    Of several frames with one camera and seq, the last one stays.
+    If several frames have one camera and seq, the last one stays.
     """
     tables: dict[str, dict[int, dict[str, Any]]] = {}
     for count, frame in enumerate(masks, start=1):
         camera_folder = child_path(folder, frame.camera)
-        if frame.camera not in tables:
-            camera_folder.mkdir(parents=True, exist_ok=True)
-        _add_rows(tables.setdefault(frame.camera, {}), frame)
+        camera_folder.mkdir(parents=True, exist_ok=True)
+        table = tables.setdefault(frame.camera, {})
+        for instance in frame.instances:
+            row = {"index": palette_index(instance.id), "id": instance.id, "label": instance.label}
+            table.setdefault(instance.id, {**row, "first_seq": frame.seq})
         (camera_folder / f"{frame.seq:05d}.png").write_bytes(encode_labels(paint_indices(frame)))
         progress(count)
     for camera, table in tables.items():
         (child_path(folder, camera) / TABLE).write_text(json.dumps(list(table.values()), indent=1) + "\n")
-
-
-def _add_rows(table: dict[int, dict[str, Any]], frame: MaskFrame) -> None:
-    for instance in frame.instances:
-        row = {
-            "index": palette_index(instance.id),
-            "id": instance.id,
-            "label": instance.label,
-            "first_seq": frame.seq,
-        }
-        table.setdefault(instance.id, row)
 
 
 def _chunk(kind: bytes, body: bytes) -> bytes:

@@ -52,7 +52,7 @@ class Step(NamedTuple):
     robot_pose: FramePose | None = None
     """The gripper's pose that the live node used for this frame, None if it had none."""
     shed_level: int = 0
-    """How much the live node left out on this frame"""
+    """How much work the live node shed on this frame."""
 
 
 Action = Step | Edit
@@ -82,7 +82,7 @@ class Notes:
 
 
 WINDOW = 256
-"""Steps to look ahead: the recorded order of steps and that of frames may differ by this number of steps."""
+"""Steps to look ahead: the recorded orders of steps and of frames may differ by this number of steps."""
 
 
 class LoggedStep(NamedTuple):
@@ -169,7 +169,7 @@ class _LogReader:
             self.last_seq.clear()
             yield Edit(RESTARTED)
             yield Gap(
-                f"camera {masks.camera}: expected masks of node {self.node}, found those of {masks.node}: it was "
+                f"camera {masks.camera}: expected masks of node {self.node}, found masks of {masks.node}: it was "
                 "started again, and its first events are not in the recording"
             )
         self.node = masks.node
@@ -241,10 +241,10 @@ def _describe_restore(restored: Mapping[str, Any]) -> Gap:
 
 
 def match_frames(entries: Iterable[LogEntry], frames: Iterable[Frame], notes: Notes) -> Iterator[Action]:
-    """Yield the log's actions, with the recorded frame of each step. A step without a frame is left out and noted.
+    """Yield the log's actions, with the recorded frame of each step. A step without a frame is skipped and noted.
 
-    `frames` are those of all cameras, in order for each camera. Of the frames read ahead, only those that the next
-    WINDOW steps need are kept in memory.
+    `frames` come from all cameras, in order for each camera. Memory holds only the frames read ahead that
+    the next WINDOW steps need.
     """
     upcoming, source = deque[LogEntry](), iter(entries)
     matcher = _FrameMatcher(iter(frames))

@@ -1,21 +1,15 @@
-"""A replay job: the recordings, the options, and the settings that the model is loaded with.
+"""Defines a replay job: the recordings, the options, and the settings that the model is loaded with.
 
 A job is a plain value, so that it can be written to JSON and sent to other machines. Its settings are the recorded
-node's, overridden by those that the user set for the replay.
-
-Reads the objects to track from a file: a JSON or TOML list, or the first annotation of a DAVIS sequence.
-
-Each object is a map {camera?, frame?, label?, box | points and labels | mask, value?}. `frame` is a seq or "first", the
-default. `box` [x0, y0, x1, y1] and `points` [[x, y], ...] are in frame pixels; `labels` are 1 inside and 0 outside.
-`mask` is a palette or grey PNG of the frame's size, with a path relative to the file; its pixels of this `value`
-(default: all nonzero pixels) are the object. JSON has the list at the top level or as "objects", TOML as [[objects]].
+node's, overridden by those that the user set for the replay. `read_prompts` reads the objects to track from a file.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self, get_args
@@ -26,11 +20,11 @@ from pydantic import ValidationError
 from ..bags.pairing import TimeSpan
 from ..bags.samples import natural_order
 from ..calibration import Calibration
-from ..detection.phrases import clean_label
+from ..detection.phrases import clean_label, clean_prompts
 from ..errors import ReplayError, RequestError, WireError
 from ..files import safe_file_name
 from ..settings import Settings
-from ..tracking.slots import MAX_POINTS, check_box, check_labels, check_parts, check_points
+from ..tracking.tracks import MAX_POINTS, check_box, check_labels, check_parts, check_points
 from ..wire import Fields
 from .davis_png import read_labels, read_mask
 
@@ -40,6 +34,7 @@ Output = Literal["mcap", "mcap-images", "coco", "png", "overlay", "images", "ler
 MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OUTPUTS: tuple[Output, ...] = get_args(Output)
+NAMES = ("camera", "frame", "label", "box", "points", "labels", "mask", "value")
 SECTIONS = ("model", "tracker", "detector", "engine", "spatial")
 """The sections of the settings that masks depend on."""
 
@@ -87,7 +82,7 @@ class Job:
     (exclusive) limit the recording to a `TimeSpan`, and of its frames `start` to `stop` (exclusive; None for the end)
     are taken, counted from 0 over all these cameras. With `allow_gaps`, a replay goes on where the recording lacks
     data. `depth_aligned` states that depth is registered to colour. `calibrations`, each a calibration file as JSON,
-    replace those of the recorded node.
+    replace the recorded node's.
     """
 
     bags: tuple[str, ...]
@@ -171,13 +166,8 @@ class Job:
 
 def _check_objects(names: Sequence[str], objects: Sequence[ObjectOnFrame]) -> None:
     """Raise ReplayError for a name, box or points that no frame can have."""
-    from ..detection.phrases import clean_prompts
-
     try:
         clean_prompts(names)
-        if objects:
-            from ..tracking.slots import check_box, check_points
-
         for marked in objects:
             if marked.box is not None:
                 check_box(np.asarray(marked.box, np.float64))
@@ -191,7 +181,7 @@ def _check_objects(names: Sequence[str], objects: Sequence[ObjectOnFrame]) -> No
 
 def _check_fields(kind: type, value: object, what: str) -> dict[str, Any]:
     """Return the map if each of its keys is a field of the dataclass `kind`."""
-    names = [item.name for item in fields(kind)]
+    names = [field.name for field in fields(kind)]
     if not isinstance(value, dict) or not set(value) <= set(names):
         raise ReplayError(f"{what}: expected a map of {', '.join(names)}, found {value!r:.200}")
     return dict(value)
@@ -230,7 +220,7 @@ def chosen_settings(settings: Settings) -> Sections:
 def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
     """Build the settings of a job. `description` is the recorded node's own, None if the recording has none.
 
-    In `as-recorded`, device, data type and threads are those of the recorded node: on a CPU the number of threads
+    In `as-recorded`, device, data type and threads are the recorded node's: on a CPU the number of threads
     changes how sums are rounded. Raises ReplayError if the settings are not valid.
     """
     base = _recorded_sections(description, job) if description else {}
@@ -238,25 +228,26 @@ def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
     tree["spatial"].pop("calibration", None)  # the files' contents are in the description or in the job
     if job.mode == "every":  # each prompt is made on the newest frame, so checkpoints need not hold many
         tree["tracker"]["feature_cache_s"] = 0.0
-    try:
+    with _checking("recording's settings do"):
         return Settings(**tree)  # type: ignore[arg-type]
-    except ValidationError as error:
-        raise ReplayError(
-            f"the recording's settings do not fit this version: {error.errors()[0]['loc']}, {error.errors()[0]['msg']}"
-        ) from error
 
 
 def calibrations_for(job: Job, description: Mapping[str, Any] | None) -> tuple[Calibration, ...]:
-    """Return the calibrations of a job: its own, else those of the recorded node. Raises ReplayError."""
+    """Return the calibrations of a job: its own, else the recorded node's. Raises ReplayError."""
+    recorded = (description or {}).get("calibrations", ())
+    with _checking("calibration does"):
+        texts = job.calibrations or map(json.dumps, recorded)
+        return tuple(map(Calibration.model_validate_json, texts))
+
+
+@contextmanager
+def _checking(what: str) -> Iterator[None]:
+    """Turn a failed validation into ReplayError."""
     try:
-        if job.calibrations:
-            return tuple(map(Calibration.model_validate_json, job.calibrations))
-        recorded = (description or {}).get("calibrations", ())
-        return tuple(Calibration.model_validate_json(json.dumps(found)) for found in recorded)
+        yield
     except ValidationError as error:
-        raise ReplayError(
-            f"the calibration does not fit this version: {error.errors()[0]['loc']}, {error.errors()[0]['msg']}"
-        ) from error
+        first = error.errors()[0]
+        raise ReplayError(f"the {what} not fit this version: {first['loc']}, {first['msg']}") from error
 
 
 def _recorded_sections(description: Mapping[str, Any], job: Job) -> Sections:
@@ -312,15 +303,15 @@ def _collect_facts(description: Mapping[str, Any]) -> dict[str, Any]:
     return {**facts, **description.get("versions", {})}
 
 
-NAMES = ("camera", "frame", "label", "box", "points", "labels", "mask", "value")
-
-
 def read_prompts(path: Path) -> tuple[ObjectOnFrame, ...]:
     """Read the objects of a .json or .toml file, of a palette PNG (one object for each index), or of a folder.
 
-    A folder is a DAVIS sequence, of which the first PNG is read, or holds such folders, each named like its camera.
-    Objects of a PNG are on the first frame. Raises ReplayError with the object and the expectation that it fails, also
-    for a missing mask file.
+    JSON has a list or "objects", TOML [[objects]]. Each object is a map {camera?, frame?, label?,
+    box | points and labels | mask, value?}. `frame` is a seq or "first", the default. `box` [x0, y0, x1, y1] and
+    `points` [[x, y], ...] are in frame pixels; `labels` are 1 inside and 0 outside. `mask` is a palette or grey PNG of
+    the frame's size, with a path relative to the file; its pixels of this `value` (default: all nonzero pixels) are the
+    object. A folder is a DAVIS sequence, whose first PNG is read, or holds such folders, each named like its
+    camera. Objects of a PNG are on the first frame. Raises ReplayError that names the object, also for a missing mask.
     """
     if path.is_dir():
         return tuple(_read_folder(path))
@@ -379,46 +370,31 @@ def _read_entries(path: Path) -> list[Any]:
 def _read_object(what: str, folder: Path, entry: object) -> ObjectOnFrame:
     try:
         marked = _parse_object(Fields(entry, what), folder)
-    except WireError as error:
-        raise ReplayError(str(error)) from error
-    try:
         if marked.mask is not None:
             read_mask(Path(marked.mask), marked.value)
-    except ReplayError as error:
+        return marked
+    except WireError as error:
+        raise ReplayError(str(error)) from error
+    except (RequestError, ReplayError) as error:
         raise ReplayError(f"{what}: {error}") from error
-    return marked
 
 
 def _parse_object(fields: Fields, folder: Path) -> ObjectOnFrame:
-    _check_names(fields)
+    unknown = sorted(set(fields.names()) - set(NAMES))
+    if unknown:
+        raise WireError(f"{fields.what}: expected some of {', '.join(NAMES)}, found {unknown[0]!r:.60}")
+    parts = ("points", "box", "mask")
+    check_parts(**{name: fields.any(name) if fields.has(name) else None for name in parts})
     return ObjectOnFrame(
         camera=fields.text("camera") if fields.has("camera") else None,
         seq=_parse_seq(fields),
-        label=_parse_label(fields),
+        label=clean_label(fields.text("label") if fields.has("label") else ""),
         points=_parse_points(fields) if fields.has("points") else None,
         labels=_parse_labels(fields) if fields.has("labels") else None,
         box=_parse_box(fields) if fields.has("box") else None,
         mask=str(folder / fields.text("mask")) if fields.has("mask") else None,
         value=fields.integer("value", 1, 255) if fields.has("value") else None,
     )
-
-
-def _parse_label(fields: Fields) -> str:
-    try:
-        return clean_label(fields.text("label") if fields.has("label") else "")
-    except RequestError as error:
-        raise WireError(f"{fields.what}: {error}") from error
-
-
-def _check_names(fields: Fields) -> None:
-    unknown = sorted(set(fields.names()) - set(NAMES))
-    if unknown:
-        raise WireError(f"{fields.what}: expected some of {', '.join(NAMES)}, found {unknown[0]!r:.60}")
-    given = {name: fields.any(name) if fields.has(name) else None for name in ("points", "box", "mask")}
-    try:
-        check_parts(**given)
-    except RequestError as error:
-        raise WireError(f"{fields.what}: {error}") from error
 
 
 def _parse_seq(fields: Fields) -> int | None:
@@ -434,7 +410,7 @@ def _parse_points(fields: Fields) -> tuple[tuple[float, float], ...]:
     points = [Fields({"point": pair}, fields.what).numbers("point", 2) for pair in fields.sequence("points")]
     if any(len(point) != 2 for point in points):
         raise fields.wrong("points", "pairs [x, y]")
-    _check(fields, check_points, points)
+    check_points(np.asarray(points, np.float64))
     return tuple((x, y) for x, y in points)
 
 
@@ -442,20 +418,12 @@ def _parse_labels(fields: Fields) -> tuple[int, ...]:
     if not fields.has("points"):
         raise fields.wrong("labels", "beside points")
     labels = fields.numbers("labels", MAX_POINTS)
-    _check(fields, check_labels, labels, len(fields.sequence("points")))
+    check_labels(np.asarray(labels, np.float64), len(fields.sequence("points")))
     return tuple(map(int, labels))
 
 
 def _parse_box(fields: Fields) -> tuple[float, float, float, float]:
     box = fields.numbers("box", 4)
-    _check(fields, check_box, box)
+    check_box(np.asarray(box, np.float64))
     x0, y0, x1, y1 = box
     return x0, y0, x1, y1
-
-
-def _check(fields: Fields, check: Callable[..., None], values: object, *others: int) -> None:
-    """Apply a check of prompts to numbers of the file. Raises WireError with the object's place in the file."""
-    try:
-        check(np.asarray(values, np.float64), *others)
-    except RequestError as error:
-        raise WireError(f"{fields.what}: {error}") from error

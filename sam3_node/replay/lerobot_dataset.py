@@ -1,6 +1,4 @@
-"""Exact statistics of images that a LeRobot dataset stores with a feature, by episode and over all episodes.
-
-Writes masks into a copy of a LeRobot dataset, as an added feature of each camera that lerobot's own loader opens.
+"""Writes masks into a copy of a LeRobot dataset, as an added feature of each camera that lerobot's own loader opens.
 
 The feature `observation.masks.<camera>` is a PNG in the table, which has no loss, of the size of the camera's frames.
 Its pixels are (label, object, score x 255), 0 for the background: three channels, so that policies take it as any
@@ -28,76 +26,7 @@ from ..bags.isolated import IsolatedCalls
 from ..bags.samples import split_selection
 from ..errors import BagError, ReplayError
 from ..types import Instance, MaskFrame
-from .davis_png import palette_index
-from .images import MaskSource, NumberTable
-
-COLOUR_CHANNELS = 3
-QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-STATISTICS = ("min", "max", "mean", "std", *QUANTILES)
-
-Histogram = npt.NDArray[np.int64]
-"""Number of pixels of each value, [3 channels, 256]."""
-Stats = npt.NDArray[np.float64]
-"""The values of STATISTICS of each channel, in 0..1."""
-
-
-class PixelStatistics:
-    """Statistics of one camera's pixels by episode, [number of values][3 channels] each, and of all together."""
-
-    def __init__(self) -> None:
-        self._total = np.zeros((COLOUR_CHANNELS, 256), np.int64)
-        self._episode = np.zeros_like(self._total)
-        self._number: int | None = None
-        self._done: dict[int, Stats] = {}
-
-    def add(self, episode: int, image: npt.NDArray[np.uint8]) -> None:
-        """Add an image of an episode; all of an episode come one after the other."""
-        if episode != self._number:
-            self._finish()
-            self._number = episode
-        for channel, histogram in enumerate(self._episode):
-            histogram += np.bincount(image[..., channel].ravel(), minlength=256)
-
-    def describe_episode(self, episode: int) -> Stats:
-        """Return the statistics of an episode; zeros for one without rows."""
-        self._finish()
-        return self._done.get(episode, np.zeros((len(STATISTICS), COLOUR_CHANNELS)))
-
-    def describe_all(self) -> Stats:
-        """Return the statistics of all episodes."""
-        self._finish()
-        return _compute_stats(self._total)
-
-    def _finish(self) -> None:
-        if self._number is not None:
-            self._done[self._number] = _compute_stats(self._episode)
-            self._total += self._episode
-            self._episode[:] = 0
-            self._number = None
-
-
-def _compute_stats(histogram: Histogram) -> Stats:
-    """Compute the STATISTICS of pixels, which are exact."""
-    values = np.arange(256) / 255
-    total = np.maximum(histogram.sum(axis=1), 1)
-    mean = histogram @ values / total
-    variance = np.maximum(histogram @ values**2 / total - mean**2, 0)
-    present, cumulated = histogram > 0, histogram.cumsum(axis=1)
-    least = np.where(present.any(axis=1), values[present.argmax(axis=1)], 0)
-    most = np.where(present.any(axis=1), values[255 - present[:, ::-1].argmax(axis=1)], 0)
-    quantiles = [values[(cumulated >= share * total[:, None]).argmax(axis=1)] for share in QUANTILES.values()]
-    return np.stack([least, most, mean, np.sqrt(variance), *quantiles])
-
-
-def name_stats(stats: Stats, frames: int, names: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the statistics with these names, each [3][1][1]; `count` is [frames]."""
-    named: dict[str, Any] = {
-        name: [[[float(value)]] for value in row]
-        for name, row in zip(STATISTICS, stats, strict=True)
-        if name in names
-    }
-    return {**named, "count": [frames]} if "count" in names else named
-
+from .davis_png import MaskSource, NumberTable, palette_index
 
 FOLDER = "lerobot"
 FEATURE = "observation.masks.{}"
@@ -106,6 +35,14 @@ STATS = "meta/stats.json"
 EPISODE_STATS_V2 = "meta/episodes_stats.jsonl"
 CHANNELS = ("label", "object", "score")
 COPIED = ("meta", "data", "videos", "images")
+COLOUR_CHANNELS = 3
+QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+STATISTICS = ("min", "max", "mean", "std", *QUANTILES)
+
+Histogram = npt.NDArray[np.int64]
+"""Number of pixels of each value, [3 channels, 256]."""
+Stats = npt.NDArray[np.float64]
+"""The values of STATISTICS of each channel, in 0..1."""
 
 
 def check_lerobot(path: Path) -> None:
@@ -156,11 +93,11 @@ def _scan(
     masks: Iterator[MaskFrame], numbers: NumberTable[str], labels: Sequence[str]
 ) -> dict[str, tuple[int, int]]:
     """Number all labels, and return the size (width, height) of each camera."""
-    sizes, found = {}, set()
+    sizes, others = {}, set()
     for frame in masks:
         sizes[frame.camera] = frame.width, frame.height
-        found |= {instance.label for instance in frame.instances}
-    for label in (*labels, *sorted(found - set(labels))):
+        others |= {instance.label for instance in frame.instances}
+    for label in (*labels, *sorted(others - set(labels))):
         _ = numbers[label]
     return dict(sorted(sizes.items()))
 
@@ -231,11 +168,8 @@ class _TableWriter:
         """Return the episode of a row; None for a row of a table that is longer than its episodes."""
         at = bisect_right(self._starts, row) - 1
         episode = self._episodes[at] if at >= 0 else None
-        return (
-            episode
-            if episode and episode.table == table and row - episode.first_row < episode.length
-            else None
-        )
+        is_in = episode and episode.table == table and row - episode.first_row < episode.length
+        return episode if is_in else None
 
     def _draw(self, camera: str, row: int, episode: Episode | None) -> bytes:
         """Return the PNG of a camera's masks in a row."""
@@ -248,20 +182,16 @@ class _TableWriter:
         else:
             self._written += 1
             self._progress(self._written)
-            for instance in sorted(masks.instances, key=lambda item: item.paint_order):
+            for instance in sorted(masks.instances, key=lambda instance: instance.paint_order):
                 self._paint(image, instance, self.objects[camera, number])
         self.statistics[camera].add(number, image)
         return cv2.imencode(".png", image[..., ::-1])[1].tobytes()
 
-    def _paint(self, image: npt.NDArray[np.uint8], instance: Instance, known: dict[int, str]) -> None:
-        known.setdefault(instance.id, instance.label)
+    def _paint(self, image: npt.NDArray[np.uint8], instance: Instance, labels: dict[int, str]) -> None:
+        labels.setdefault(instance.id, instance.label)
+        label, number = self.numbers[instance.label], list(labels).index(instance.id) + 1
         score = round(min(max(instance.score, 0.0), 1.0) * 255)
-        value = (
-            palette_index(self.numbers[instance.label]),
-            palette_index(list(known).index(instance.id) + 1),
-            score,
-        )
-        instance.mask.paint(image, value)
+        instance.mask.paint(image, (palette_index(label), palette_index(number), score))
 
 
 class _CameraRows:
@@ -279,30 +209,18 @@ class _CameraRows:
 
 def _write_meta(layout: LeRobotLayout, target: Path, writer: _TableWriter, tables: IsolatedCalls) -> None:
     """Write what describes the added features: info, statistics and names."""
-    info = dict(layout.info)
-    names = [
-        "height",
-        "width",
-        "channels",
-    ]  # names that lerobot looks for; NAMES has the meaning of the channels
-    info["features"] = {
-        **info["features"],
-        **{
-            FEATURE.format(camera): {
-                "dtype": "image",
-                "shape": [height, width, len(CHANNELS)],
-                "names": names,
-            }
-            for camera, (width, height) in writer.cameras.items()
-        },
+    # lerobot looks for these names; NAMES has the meaning of the channels
+    names = ["height", "width", "channels"]
+    added = {
+        FEATURE.format(camera): {"dtype": "image", "shape": [height, width, len(CHANNELS)], "names": names}
+        for camera, (width, height) in writer.cameras.items()
     }
+    info = {**layout.info, "features": {**layout.info["features"], **added}}
     (target / INFO).write_text(json.dumps(info, indent=4, ensure_ascii=False), encoding="utf-8")
     (target / NAMES).write_text(
         json.dumps(_describe(writer), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
     )
-    described = next(
-        image.key for image in layout.images
-    )  # its names of statistics are those that the loader needs
+    described = layout.images[0].key  # the loader needs the names of its statistics
     _write_stats(layout, target, writer, described)
     if layout.version == "v3.0":
         _write_episodes_v3(layout, target, writer, described, tables)
@@ -316,8 +234,8 @@ def _describe(writer: _TableWriter) -> dict[str, Any]:
         "labels": {number: label for label, number in writer.numbers},
         "objects": [
             {"episode": episode, "camera": camera, "index": index, "id": object_id, "label": label}
-            for (camera, episode), known in sorted(writer.objects.items())
-            for index, (object_id, label) in enumerate(known.items(), start=1)
+            for (camera, episode), labels in sorted(writer.objects.items())
+            for index, (object_id, label) in enumerate(labels.items(), start=1)
         ],
         "frames_without_masks": dict(sorted(writer.missing.items())),
     }
@@ -348,9 +266,9 @@ def _write_episode_stats_v2(
         row = json.loads(line)
         number = row["episode_index"]
         for camera, statistics in writer.statistics.items():
-            found = statistics.describe_episode(number)
             names = row["stats"].get(described, ())
-            row["stats"][FEATURE.format(camera)] = name_stats(found, lengths.get(number, 0), names)
+            stats = name_stats(statistics.describe_episode(number), lengths.get(number, 0), names)
+            row["stats"][FEATURE.format(camera)] = stats
         lines.append(json.dumps(row))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -371,8 +289,66 @@ def _write_episodes_v3(
             added: dict[str, list[Any]] = defaultdict(list)
             for number in numbers["episode_index"]:
                 for camera, statistics in writer.statistics.items():
-                    found = name_stats(statistics.describe_episode(number), lengths.get(number, 0), names)
-                    for name, value in found.items():
+                    stats = name_stats(statistics.describe_episode(number), lengths.get(number, 0), names)
+                    for name, value in stats.items():
                         added[f"stats/{FEATURE.format(camera)}/{name}"].append(value)
             done += count
             count = tables.call("append_copy", path, added=dict(added))
+
+
+class PixelStatistics:
+    """Statistics of one camera's pixels by episode, [number of values][3 channels] each, and of all together."""
+
+    def __init__(self) -> None:
+        self._total = np.zeros((COLOUR_CHANNELS, 256), np.int64)
+        self._episode = np.zeros_like(self._total)
+        self._number: int | None = None
+        self._done: dict[int, Stats] = {}
+
+    def add(self, episode: int, image: npt.NDArray[np.uint8]) -> None:
+        """Add an image of an episode; all of an episode come one after the other."""
+        if episode != self._number:
+            self._finish()
+            self._number = episode
+        for channel, histogram in enumerate(self._episode):
+            histogram += np.bincount(image[..., channel].ravel(), minlength=256)
+
+    def describe_episode(self, episode: int) -> Stats:
+        """Return the statistics of an episode; zeros for one without rows."""
+        self._finish()
+        return self._done.get(episode, np.zeros((len(STATISTICS), COLOUR_CHANNELS)))
+
+    def describe_all(self) -> Stats:
+        """Return the statistics of all episodes."""
+        self._finish()
+        return _compute_stats(self._total)
+
+    def _finish(self) -> None:
+        if self._number is not None:
+            self._done[self._number] = _compute_stats(self._episode)
+            self._total += self._episode
+            self._episode[:] = 0
+            self._number = None
+
+
+def _compute_stats(histogram: Histogram) -> Stats:
+    """Compute the STATISTICS of pixels, which are exact."""
+    values = np.arange(256) / 255
+    total = np.maximum(histogram.sum(axis=1), 1)
+    mean = histogram @ values / total
+    variance = np.maximum(histogram @ values**2 / total - mean**2, 0)
+    present, cumulated = histogram > 0, histogram.cumsum(axis=1)
+    least = np.where(present.any(axis=1), values[present.argmax(axis=1)], 0)
+    most = np.where(present.any(axis=1), values[255 - present[:, ::-1].argmax(axis=1)], 0)
+    quantiles = [values[(cumulated >= share * total[:, None]).argmax(axis=1)] for share in QUANTILES.values()]
+    return np.stack([least, most, mean, np.sqrt(variance), *quantiles])
+
+
+def name_stats(stats: Stats, frames: int, names: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the statistics with these names, each [3][1][1]; `count` is [frames]."""
+    named: dict[str, Any] = {
+        name: [[[float(value)]] for value in row]
+        for name, row in zip(STATISTICS, stats, strict=True)
+        if name in names
+    }
+    return {**named, "count": [frames]} if "count" in names else named

@@ -5,36 +5,33 @@ Each output is complete or absent. File names from a recording never lead out of
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
 
-from ..bags.native.layout import COLOUR
-from ..bags.native.writer import RecordingWriter, describe_compression
+from ..bags.native import COLOUR
+from ..bags.native.writer import RecordingWriter, compress_colour, describe_compression
 from ..errors import BagError, OutputError, ReplayError, WireError
-from ..files import child_path
-from ..types import Frame, MaskFrame
+from ..files import child_path, safe_file_name
+from ..types import Frame, Instance, MaskFrame
 from ..visualization import TimedVideoWriter, overlay
-from ..wire import decode_image, pack_masks
-from .davis_png import write_palette_pngs
-from .images import (
-    QUALITY,
-    CameraFrames,
-    FrameSource,
-    MaskSource,
-    compress_frame,
-    join_frames,
-    name_images,
-    write_coco,
-    write_images,
-)
+from ..wire import decode_image, encode_mask, pack_masks
+from ..wire.images import CHANNELS
+from .davis_png import MaskSource, NumberTable, write_palette_pngs
 from .lerobot_dataset import write_lerobot
 
 T = TypeVar("T", MaskFrame, Frame)
+FrameSource = Callable[[], Iterator[Frame]]
+"""Each call yields the frames of the recording from the beginning."""
+
+JPEG_QUALITY = 95
+_IMAGES, _SUFFIXES = "images", {"jpeg": ".jpg", "png": ".png"}
 
 
 class Dataset(NamedTuple):
@@ -123,7 +120,7 @@ def _write_mcap_with_images(folder: Path, sources: _Sources, progress: Callable[
             image = compress_frame(frame)
             if image is not frame and not is_described:
                 is_described = True
-                bag.write_metadata(COLOUR, describe_compression("jpeg", QUALITY))
+                bag.write_metadata(COLOUR, describe_compression("jpeg", JPEG_QUALITY))
             if image is not None:
                 bag.write_frame(image, masks.age_origin_ns)
             _, body = pack_masks(masks, "rle")
@@ -134,10 +131,6 @@ def _write_mcap_with_images(folder: Path, sources: _Sources, progress: Callable[
 def _write_json(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
     names = name_images(sources.masks, sources.frames) if sources.has_images else None
     write_coco(folder / "masks.json", sources.masks, progress, sources.recording, names)
-
-
-def _write_images(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
-    write_images(folder, sources.masks, sources.frames, progress)
 
 
 def _write_png(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
@@ -168,22 +161,201 @@ def _write_lerobot(folder: Path, sources: _Sources, progress: Callable[[int], No
     write_lerobot(folder, sources.dataset.path, sources.masks, progress, sources.dataset.prompts)
 
 
-_WRITERS: dict[str, Callable[[Path, _Sources, Callable[[int], None]], None]] = {
-    "mcap": _write_mcap,
-    "mcap-images": _write_mcap_with_images,
-    "coco": _write_json,
-    "png": _write_png,
-    "overlay": _write_overlays,
-    "images": _write_images,
-    "lerobot": _write_lerobot,
-}
-KINDS = tuple(_WRITERS)
-"""masks.mcap, a recording of masks alone, or (mcap-images) with their frames; masks.json in COCO format; png/<camera>/
-in DAVIS format; overlay-<camera>.mp4; images/<camera>/, the frames; lerobot/, the dataset with masks."""
+def write_coco(
+    path: Path,
+    masks: MaskSource,
+    progress: Callable[[int], None],
+    recording: str,
+    image_names: Iterator[str | None] | None = None,
+) -> None:
+    """Write all masks as COCO JSON with run-length encoding, in two passes, row by row.
+
+    The fields that join images to videos follow TAO (Dave et al. 2020): `videos` are cameras, images and
+    annotations have a `video_id`, images a `frame_index`, and `tracks` are objects. Additional fields are `seq` and
+    `capture_ns` of a frame, `instance_id`, which is the object's id on its camera, and `score` in 0..1. `file_name` is
+    the path of the frame's image beside the JSON file, or without images its place RECORDING#CAMERA/SEQ. An object
+    without a mask on a frame has no annotation there. pycocotools loads each image on its own.
+
+    `image_names` are the files of all frames in the order of the masks, None for a frame without one.
+    """
+    cameras = NumberTable[str]()
+    tracks = NumberTable[tuple[str, int]]()
+    labels = NumberTable[str]()
+    with path.open("w", encoding="utf-8") as file:
+        file.write("{")
+        _write_rows(file, "images", _make_images(masks(), cameras, recording, image_names or repeat(None)))
+        rows = _make_annotations(masks(), cameras, tracks, labels, progress)
+        _write_rows(file, "annotations", rows, before=",\n")
+        videos = ({"id": number, "name": camera} for camera, number in cameras)
+        _write_rows(file, "videos", videos, before=",\n")
+        _write_rows(file, "tracks", _make_tracks(cameras, tracks), before=",\n")
+        categories = ({"id": number, "name": label} for label, number in labels)
+        _write_rows(file, "categories", categories, before=",\n")
+        file.write("}\n")
+
+
+def _write_rows(file: TextIO, name: str, rows: Iterable[dict[str, Any]], before: str = "\n") -> None:
+    file.write(f'{before}"{name}": [')
+    separator = "\n"
+    for row in rows:
+        file.write(separator + json.dumps(row, separators=(",", ":")))
+        separator = ",\n"
+    file.write("\n]")
+
+
+def _make_images(
+    masks: Iterator[MaskFrame], cameras: NumberTable[str], recording: str, names: Iterable[str | None]
+) -> Iterator[dict[str, Any]]:
+    last_index: dict[str, int] = {}
+    # `names` may be endless
+    for number, (frame, name) in enumerate(zip(masks, names, strict=False), start=1):
+        index = last_index[frame.camera] = last_index.get(frame.camera, -1) + 1
+        yield {
+            "id": number,
+            "video_id": cameras[frame.camera],
+            "file_name": name or f"{recording}#{frame.camera}/{frame.seq}",
+            "width": frame.width,
+            "height": frame.height,
+            "frame_index": index,
+            "seq": frame.seq,
+            "capture_ns": frame.capture_ns,
+        }
+
+
+def _make_annotations(
+    masks: Iterator[MaskFrame],
+    cameras: NumberTable[str],
+    tracks: NumberTable[tuple[str, int]],
+    labels: NumberTable[str],
+    progress: Callable[[int], None],
+) -> Iterator[dict[str, Any]]:
+    count = 0
+    for image, frame in enumerate(masks, start=1):
+        for instance in filter(lambda instance: instance.mask.crop.size, frame.instances):
+            count += 1
+            yield {
+                "id": count,
+                "image_id": image,
+                "video_id": cameras[frame.camera],
+                "track_id": tracks[frame.camera, instance.id],
+                "category_id": labels[instance.label],
+                "instance_id": instance.id,
+                **_make_region(instance),
+            }
+        progress(image)
+
+
+def _make_region(instance: Instance) -> dict[str, Any]:
+    x0, y0, x1, y1 = instance.box
+    mask = encode_mask(instance.mask, "rle")
+    return {
+        "score": instance.score,
+        "iscrowd": 0,
+        "area": instance.area,
+        "bbox": [x0, y0, x1 - x0, y1 - y0],
+        "segmentation": {"size": mask["size"], "counts": mask["data"].decode("ascii")},
+    }
+
+
+def _make_tracks(cameras: NumberTable[str], tracks: NumberTable[tuple[str, int]]) -> Iterator[dict[str, Any]]:
+    for (camera, object_id), number in tracks:
+        yield {"id": number, "video_id": cameras[camera], "instance_id": object_id}
+
+
+class CameraFrames:
+    """Finds the frames of one camera's masks, both in the same order."""
+
+    def __init__(self, frames: Iterator[Frame]) -> None:
+        self._frames = frames
+        self._frame = next(frames, None)
+
+    @property
+    def ended(self) -> bool:
+        """True if no frame is left."""
+        return self._frame is None
+
+    def find(self, masks: MaskFrame) -> Frame | None:
+        """Return the frame of the next masks, None if it is missing."""
+        while self._frame is not None and self._frame.key != masks.key and not _is_past(masks, self._frame):
+            self._frame = next(self._frames, None)
+        return self._frame if self._frame is not None and self._frame.key == masks.key else None
+
+
+def _is_past(masks: MaskFrame, frame: Frame) -> bool:
+    # both are compared: seq starts again when a camera is restarted
+    return frame.seq > masks.seq and frame.capture_ns > masks.capture_ns
+
+
+def join_frames(masks: MaskSource, frames: FrameSource) -> Iterator[tuple[MaskFrame, Frame | None]]:
+    """Yield all masks in their order, each with its frame, or None where that is missing.
+
+    Each camera has its own pass over the recording, because masks and frames may come in different orders.
+    """
+    cameras: dict[str, CameraFrames] = {}
+    for frame_masks in masks():
+        camera = frame_masks.camera
+        if camera not in cameras:
+            cameras[camera] = CameraFrames(_select_camera(camera, frames()))
+        yield frame_masks, cameras[camera].find(frame_masks)
+
+
+def compress_frame(frame: Frame | None) -> Frame | None:
+    """Return a frame whose colour is JPEG or PNG: as it was, or JPEG of JPEG_QUALITY if it was raw.
+
+    Return None if there is no frame, or if it cannot be decoded.
+    """
+    if frame is None or frame.encoding not in CHANNELS:
+        return frame
+    try:
+        return compress_colour(frame, "jpeg", JPEG_QUALITY)
+    except WireError:
+        return None
+
+
+class ImageNames:
+    """Names the image files of masks, which come in the order of each camera's frames.
+
+    The name is images/<camera>/<seq>.jpg or .png. After a restart of the camera, numbers that come again get -1, -2
+    and so on.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, int]] = {}
+
+    def name(self, masks: MaskFrame, frame: Frame) -> str:
+        """Return the path of the next image below the folder of the outputs."""
+        last_seq, restarts = self._last.get(masks.camera, (-1, 0))
+        restarts += masks.seq <= last_seq
+        self._last[masks.camera] = masks.seq, restarts
+        restart = f"-{restarts}" if restarts else ""
+        folder = f"{_IMAGES}/{safe_file_name(masks.camera)}"
+        return f"{folder}/{masks.seq:05d}{restart}{_SUFFIXES.get(frame.encoding, '.jpg')}"
+
+
+def write_images(
+    folder: Path, masks: MaskSource, frames: FrameSource, progress: Callable[[int], None]
+) -> None:
+    """Write the image of each frame that has masks, as `compress_frame` makes it."""
+    names = ImageNames()
+    (folder / _IMAGES).mkdir()
+    for count, (frame_masks, frame) in enumerate(join_frames(masks, frames), start=1):
+        image = compress_frame(frame)
+        if image is not None:
+            path = folder / names.name(frame_masks, image)  # raw colour has become JPEG
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(image.colour)
+        progress(count)
+
+
+def name_images(masks: MaskSource, frames: FrameSource) -> Iterator[str | None]:
+    """Yield for each masks in their order the name that `write_images` gives its image, None without an image."""
+    names = ImageNames()
+    for frame_masks, frame in join_frames(masks, frames):
+        yield names.name(frame_masks, frame) if frame is not None else None
 
 
 def pair_frames(masks: Iterator[MaskFrame], frames: Iterator[Frame]) -> Iterator[tuple[MaskFrame, Frame]]:
-    """Yield the masks of one camera with their frames, both in the same order. Masks without a frame are left out."""
+    """Yield the masks of one camera with their frames, both in the same order. Masks without a frame are skipped."""
     finder = CameraFrames(frames)
     for frame_masks in masks:
         frame = finder.find(frame_masks)
@@ -203,3 +375,17 @@ def _draw(film: TimedVideoWriter, masks: MaskFrame, frame: Frame) -> None:
     except WireError:
         return
     film.write(overlay(image, masks), masks.capture_ns)
+
+
+_WRITERS: dict[str, Callable[[Path, _Sources, Callable[[int], None]], None]] = {
+    "mcap": _write_mcap,
+    "mcap-images": _write_mcap_with_images,
+    "coco": _write_json,
+    "png": _write_png,
+    "overlay": _write_overlays,
+    "images": lambda folder, sources, progress: write_images(folder, sources.masks, sources.frames, progress),
+    "lerobot": _write_lerobot,
+}
+KINDS = tuple(_WRITERS)
+"""masks.mcap, a recording of masks alone, or (mcap-images) with their frames; masks.json in COCO format; png/<camera>/
+in DAVIS format; overlay-<camera>.mp4; images/<camera>/, the frames; lerobot/, the dataset with masks."""

@@ -205,6 +205,6 @@ def update_masks(masks: MaskFrame, edit: Edit, reply: Any) -> MaskFrame:
     if edited is None:
         state: TrackState = "tracked" if mask.area else "occluded"
         edited = Instance(reply["id"], edit.args.get("label", "object"), score, state, 0, 0, mask)
-    stale: dict[str, Any] = dict.fromkeys(DEPTH_FIELDS)  # they are those of the old mask
+    stale: dict[str, Any] = dict.fromkeys(DEPTH_FIELDS)  # they belong to the old mask
     instances[edited.id] = replace(edited, score=score, mask=mask, **stale)
     return replace(masks, instances=tuple(instances.values()))

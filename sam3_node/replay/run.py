@@ -1,10 +1,7 @@
-"""Compares replayed masks with recorded ones, bit for bit.
+"""Runs a job: steps its frames, writes shards as it goes, then the outputs, and the summary as completion marker.
 
-Prefetching: threads read and decode frames ahead of the model, so that the model does not wait for them.
-
-Runs a job: steps its frames, writes shards as it goes, then the outputs, and the summary as completion marker.
-
-A job that was killed at any moment continues from its last complete shard.
+A job that was killed at any moment continues from its last complete shard. Threads decode frames ahead of the model.
+`compare_job` compares the replayed masks with recorded ones, bit for bit.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,19 +21,19 @@ from ..settings import Settings
 from ..types import Closeable, Frame, Instance, MaskFrame
 from ..wire import decode_image, encode_image
 from .completion import (
-    Completion,
+    JobSession,
     ProgressCallback,
     StoppedError,
-    build_identity,
     check_identity,
     clear_results,
+    job_session,
     read_complete_summary,
     read_digests,
 )
 from .event_log import Action, Edit, Step
 from .job import Job, Strategy, calibrations_for, describe_differences, have_equal_sections
 from .player import PlayedAction, Player, play_forward
-from .schedule import Schedule
+from .schedule import open_schedule
 from .second_pass import (
     ReverseFrameBuffer,
     Span,
@@ -48,90 +44,199 @@ from .second_pass import (
     play_backward,
     schedule_backward,
 )
-from .shards import SECOND_PASS, ShardLimits, Shards, ShardWriter
-from .store import ReplayCounts, Summary, local_bag, open_store
+from .shards import LIMITS, SECOND_PASS, ShardLimits, Shards, ShardWriter
+from .store import ReplayCounts, Summary, open_store
 
-
-@dataclass(frozen=True, slots=True)
-class MaskComparison:
-    """Number of frames with recorded masks, number of these with identical replayed masks, and the first difference."""
-
-    frames: int
-    identical: int
-    first: str | None
-
-    @property
-    def is_identical(self) -> bool:
-        return self.first is None
-
-    def __str__(self) -> str:
-        if self.first is None:
-            return f"identical: the masks of all {self.frames} recorded frames, bit for bit"
-        return f"different: the masks of {self.frames - self.identical} of {self.frames} recorded frames; {self.first}"
-
-
-def compare_masks(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) -> MaskComparison:
-    """Compare replayed masks with recorded ones, both in the order of the steps.
-
-    All fields must be equal, except the times of the stages and of publishing, and the node's session.
-    """
-    remaining, count, identical, first = iter(replayed), 0, 0, None
-    masks = next(remaining, None)
-    for expected in recorded:
-        count += 1
-        if masks is None or masks.key != expected.key:
-            first = first or _describe(expected, "was not replayed")
-            continue
-        difference = _find_difference(_without_session(masks), _without_session(expected))
-        identical += difference is None
-        first = first or (difference and _describe(expected, difference))
-        masks = next(remaining, None)
-    if masks is not None:
-        first = first or _describe(masks, "was not recorded")
-    return MaskComparison(count, identical, first)
-
-
-def _describe(masks: MaskFrame, difference: str) -> str:
-    return f"camera {masks.camera}, frame {masks.seq} {difference}"
-
-
-def _without_session(masks: MaskFrame) -> MaskFrame:
-    return replace(masks, stages_us={}, published_ns=0, node=None, epoch=None)
-
-
-def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
-    for item in fields(MaskFrame):
-        here, there = getattr(masks, item.name), getattr(expected, item.name)
-        if item.name != "instances" and here != there:
-            return f"had {item.name} {there!r}, has {here!r}"
-    ids, recorded = ([instance.id for instance in side.instances] for side in (masks, expected))
-    if ids != recorded:
-        return f"had the objects {recorded}, has {ids}"
-    pairs = zip(masks.instances, expected.instances, strict=True)
-    return next((text for pair in pairs if (text := _find_instance_difference(*pair))), None)
-
-
-def _find_instance_difference(instance: Instance, expected: Instance) -> str | None:
-    # a node gives each mask its confidence: without one, the recording is older than all optional fields
-    is_older = expected.confidence is None and expected.mask.crop.any()
-    # without that of a name, it is older than the doubt about names, on which other optional fields depend
-    lacks_name = expected.name_confidence is None and instance.name_confidence is not None
-    for item in fields(Instance):
-        is_optional = item.default is not MISSING
-        if is_optional and (is_older or (lacks_name and item.name != "confidence")):
-            continue
-        here, there = getattr(instance, item.name), getattr(expected, item.name)
-        if item.name != "mask" and here != there:
-            return f"had {item.name} {there!r} of object {instance.id}, has {here!r}"
-    if instance.mask.box == expected.mask.box and np.array_equal(instance.mask.crop, expected.mask.crop):
-        return None
-    pixels = np.count_nonzero(instance.mask.full() != expected.mask.full())
-    return f"has another mask of object {instance.id}: {pixels} pixels differ"
-
-
+Load = Callable[[Settings], Perception]
+SPAN_FINDERS: dict[Strategy, Callable[[Iterable[MaskFrame], float, Sequence[int]], Iterator[Span]]] = {
+    "bidirectional": find_bidirectional_spans,
+    "multi-shot": find_multi_shot_spans,
+}
+"""For each strategy with a second pass: finds the spans to track again, from the first pass's masks,
+`detector.min_track_score`, and the numbers at which episodes begin."""
 THREADS = 2
 MAX_FRAMES = 32
 MAX_BYTES = 256 << 20
+
+
+def run_job(
+    job: Job,
+    load: Load = Perception.load,
+    progress: ProgressCallback = lambda *_: None,
+    stop: threading.Event | None = None,
+    again: bool = False,
+    limits: ShardLimits = LIMITS,
+) -> Summary:
+    """Replay a job's first recording into the folder `job.out`, and write its outputs.
+
+    For several recordings, see `Job.split_by_recording`. A killed job continues from its last complete shard. For a
+    finished job, only missing outputs are written. `again` starts over. After `stop` is set, the outputs of what is
+    done are written, and StoppedError is raised. Raises ReplayError if the folder has results of another job, and the
+    exceptions of reading, loading and writing. Results so far are kept.
+    """
+    with job_session(job, progress, stop, again) as session:
+        summary = session.read_finished()
+        if summary is None:
+            perception = load(session.schedule.settings)
+            perception.calibrations = calibrations_for(job, session.schedule.description)
+            summary = _Run(session, perception, limits).replay()
+        return session.finish(summary)
+
+
+class PerceptionCache:
+    """Loads a Perception, and keeps it for the next job with the same settings."""
+
+    def __init__(self) -> None:
+        self._perception: Perception | None = None
+
+    def __call__(self, settings: Settings) -> Perception:
+        if self._perception is None or not have_equal_sections(self._perception.settings, settings):
+            self._perception = None  # memory may not hold two at once
+            self._perception = Perception.load(settings)
+        return self._perception
+
+
+def is_finished(job: Job) -> bool:
+    """Return True if the results of a job are complete."""
+    return read_finished_summary(job) is not None
+
+
+def read_finished_summary(job: Job) -> Summary | None:
+    """Return the summary of a finished job, None for another one."""
+    summary = read_complete_summary(open_store(job.out))
+    return summary if summary and set(job.outputs) <= set(summary.outputs) else None
+
+
+def clear_job(job: Job) -> None:
+    """Delete all results of a job, except its outputs, which later outputs replace."""
+    store = open_store(job.out)
+    with store.held():
+        clear_results(store)
+
+
+def compare_job(job: Job) -> MaskComparison:
+    """Compare the masks in a job's folder with the live node's."""
+    with open_schedule(job) as schedule:
+        return compare_masks(Shards(open_store(job.out)).masks(), schedule.recorded_masks())
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Both passes of a job."""
+
+    session: JobSession
+    perception: Perception
+    limits: ShardLimits
+
+    def replay(self) -> Summary:
+        """Play all actions that are not in shards yet, up to a stop."""
+        self._check_weights()
+        schedule, model = self.session.schedule, self.perception.model
+        player = Player(self.perception, schedule.has_recorded_joins)
+        writer = ShardWriter(Shards(self.session.store), player, self.limits)
+        resumed_from, second_from = writer.frames, 0
+        unfound, notes, is_complete = dict[str, str](), list[str](), True
+        try:
+            self._play("replaying", schedule.actions(), schedule.count_frames(), player, writer)
+            unfound = writer.totals.describe_unfound(self.perception.status())
+            second_from, notes = self._run_second_pass(writer.totals)
+        except StoppedError:
+            is_complete = False
+        stepped = max(writer.frames - resumed_from, 1)
+        return Summary.from_counts(
+            writer.totals,
+            schedule.job,
+            model=model.name,
+            device=str(model.device),
+            resumed_from=resumed_from + second_from,
+            lost=schedule.lost,
+            notes=[*schedule.remarks, *player.notes, *writer.totals.describe_missing_3d(), *notes],
+            unfound=unfound,
+            complete=is_complete,
+            stages_ms={name: round(us / stepped / 1e3, 3) for name, us in player.stages_us.items()},
+        )
+
+    def _run_second_pass(self, first: ReplayCounts) -> tuple[int, list[str]]:
+        """Run the strategy's second pass if it has spans to track again, and add its time to the first pass's.
+
+        Return the number of frames that earlier runs of it had done, and notes for the summary.
+        """
+        session, schedule = self.session, self.session.schedule
+        masks, detector = Shards(session.store).masks, schedule.settings.detector
+        find_spans = SPAN_FINDERS.get(schedule.job.strategy)
+        if find_spans is None:
+            return 0, []
+        spans = list(find_spans(masks(), detector.min_track_score, schedule.episode_starts))
+        if not spans:
+            return 0, []
+        with ReverseFrameBuffer(session.store.folder) as buffer:
+            for count in buffer_frames(buffer, spans, index_frames(masks(), schedule.frames())):
+                session.progress("reading", count, None)
+                if session.stop.is_set():
+                    raise StoppedError(first.counts["frames"])
+            player = Player(self.perception)
+            writer = ShardWriter(Shards(session.store, SECOND_PASS), player, self.limits)
+            resumed_from = writer.frames
+            actions = schedule_backward(buffer, spans, bool(detector.prompts))
+            play = partial(play_backward, labels=first.objects)
+            self._play("tracking backward", actions, len(buffer), player, writer, play)
+        first.work_s += writer.totals.work_s
+        return resumed_from, _make_notes(spans, writer.totals)
+
+    def _play(
+        self,
+        task: str,
+        actions: Iterable[Action],
+        total: int | None,
+        player: Player,
+        writer: ShardWriter,
+        play: Callable[[Iterable[Action], Player], Iterator[PlayedAction]] = play_forward,
+    ) -> None:
+        """Play the actions of one pass, on about `total` frames, from where the writer stands."""
+        with Prefetcher(islice(actions, writer.cursor.actions, None)) as prefetched:
+            for outcome in play(_flush_on_error(prefetched, writer), player):
+                writer.add(outcome)
+                self.session.progress(task, writer.frames, total)
+                if self.session.stop.is_set():
+                    writer.flush()
+                    raise StoppedError(writer.frames)
+        writer.flush()
+
+    def _check_weights(self) -> None:
+        """Raise ReplayError if the existing shards or the recorded node had other weights."""
+        schedule, description = self.session.schedule, self.perception.describe()
+        digests, recorded = read_digests(description), schedule.description
+        check_identity(self.session.store, digests)
+        if schedule.job.mode != "as-recorded" or recorded is None:
+            return
+        for name, digest in digests.items():
+            if digest != recorded.get(name, digest):
+                schedule.notes.add_gap(
+                    f"{name}: expected the weights that were recorded, {recorded[name]:.12}…, found {digest:.12}…"
+                )
+        for line in describe_differences(schedule.settings, description, recorded):
+            schedule.notes.add(line)
+
+
+def _flush_on_error(actions: Iterable[Action], writer: ShardWriter) -> Iterator[Action]:
+    """Yield the actions. If reading them fails, write the outcomes of earlier ones to disk first."""
+    try:
+        yield from actions
+    except Exception:
+        writer.flush()
+        raise
+
+
+def _make_notes(spans: Sequence[Span], second: ReplayCounts) -> list[str]:
+    refused = second.counts["refused"]
+    notes = [
+        f"{len(spans) - refused} spans of objects tracked again, backward over {second.counts['frames']} frames"
+    ]
+    if refused:
+        notes.append(
+            f"{refused} more spans were not tracked: too many objects at once; raise tracker.max_objects"
+        )
+    return notes
 
 
 class Prefetcher(Closeable):
@@ -226,209 +331,78 @@ def decode_colour(frame: Frame) -> Frame:
         return frame
 
 
-Load = Callable[[Settings], Perception]
-LIMITS = ShardLimits()
-SPAN_FINDERS: dict[Strategy, Callable[[Iterable[MaskFrame], float, Sequence[int]], Iterator[Span]]] = {
-    "bidirectional": find_bidirectional_spans,
-    "multi-shot": find_multi_shot_spans,
-}
-"""For each strategy with a second pass: finds the spans to track again, from the first pass's masks,
-`detector.min_track_score`, and the numbers at which episodes begin."""
+@dataclass(frozen=True, slots=True)
+class MaskComparison:
+    """Number of frames with recorded masks, number of these with identical replayed masks, and the first difference."""
+
+    frames: int
+    identical: int
+    first: str | None
+
+    @property
+    def is_identical(self) -> bool:
+        return self.first is None
+
+    def __str__(self) -> str:
+        if self.first is None:
+            return f"identical: the masks of all {self.frames} recorded frames, bit for bit"
+        return f"different: the masks of {self.frames - self.identical} of {self.frames} recorded frames; {self.first}"
 
 
-class PerceptionCache:
-    """Loads a Perception, and keeps it for the next job with the same settings."""
+def compare_masks(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) -> MaskComparison:
+    """Compare replayed masks with recorded ones, both in the order of the steps.
 
-    def __init__(self) -> None:
-        self._perception: Perception | None = None
-
-    def __call__(self, settings: Settings) -> Perception:
-        if self._perception is None or not have_equal_sections(self._perception.settings, settings):
-            self._perception = None  # memory may not hold two at once
-            self._perception = Perception.load(settings)
-        return self._perception
-
-
-def run_job(
-    job: Job,
-    load: Load = Perception.load,
-    progress: ProgressCallback = lambda *_: None,
-    stop: threading.Event | None = None,
-    again: bool = False,
-    limits: ShardLimits = LIMITS,
-) -> Summary:
-    """Replay a job's first recording into the folder `job.out`, and write its outputs.
-
-    For several recordings, see `Job.split_by_recording`. A killed job continues from its last complete shard. For a
-    finished job, only missing outputs are written. `again` starts over. After `stop` is set, the outputs of what is
-    done are written, and StoppedError is raised. Raises ReplayError if the folder has results of another job, and the
-    exceptions of reading, loading and writing. Results so far are kept.
+    All fields must be equal, except the times of the stages and of publishing, and the node's session.
     """
-    store = open_store(job.out)
-    with store.held(), local_bag(job.bags[0]) as path, Schedule(job, path) as schedule:
-        if again:
-            clear_results(store)
-        check_identity(store, build_identity(job, schedule.settings, path))
-        run = _JobRun(schedule, store, progress, stop or threading.Event())
-        summary = run.read_finished()
-        if summary is None:
-            perception = load(schedule.settings)
-            perception.calibrations = calibrations_for(job, schedule.description)
-            summary = run.replay(perception, limits)
-        summary = run.write(summary)
-        if not summary.complete:
-            raise StoppedError(summary.frames)
-        return summary
+    remaining, count, identical, first = iter(replayed), 0, 0, None
+    masks = next(remaining, None)
+    for expected in recorded:
+        count += 1
+        if masks is None or masks.key != expected.key:
+            first = first or _describe(expected, "was not replayed")
+            continue
+        difference = _find_difference(_without_session(masks), _without_session(expected))
+        identical += difference is None
+        first = first or (difference and _describe(expected, difference))
+        masks = next(remaining, None)
+    if masks is not None:
+        first = first or _describe(masks, "was not recorded")
+    return MaskComparison(count, identical, first)
 
 
-def is_finished(job: Job) -> bool:
-    """Return True if the results of a job are complete."""
-    return read_finished_summary(job) is not None
+def _describe(masks: MaskFrame, difference: str) -> str:
+    return f"camera {masks.camera}, frame {masks.seq} {difference}"
 
 
-def read_finished_summary(job: Job) -> Summary | None:
-    """Return the summary of a finished job, None for another one."""
-    summary = read_complete_summary(open_store(job.out))
-    return summary if summary and set(job.outputs) <= set(summary.outputs) else None
+def _without_session(masks: MaskFrame) -> MaskFrame:
+    return replace(masks, stages_us={}, published_ns=0, node=None, epoch=None)
 
 
-def clear_job(job: Job) -> None:
-    """Delete all results of a job, except its outputs, which later outputs replace."""
-    store = open_store(job.out)
-    with store.held():
-        clear_results(store)
+def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
+    for field in fields(MaskFrame):
+        here, there = getattr(masks, field.name), getattr(expected, field.name)
+        if field.name != "instances" and here != there:
+            return f"had {field.name} {there!r}, has {here!r}"
+    ids, recorded = ([instance.id for instance in side.instances] for side in (masks, expected))
+    if ids != recorded:
+        return f"had the objects {recorded}, has {ids}"
+    pairs = zip(masks.instances, expected.instances, strict=True)
+    return next((text for pair in pairs if (text := _find_instance_difference(*pair))), None)
 
 
-def compare_job(job: Job) -> MaskComparison:
-    """Compare the masks in a job's folder with those of the live node."""
-    with local_bag(job.bags[0]) as path, Schedule(job, path) as schedule:
-        return compare_masks(Shards(open_store(job.out)).masks(), schedule.recorded_masks())
-
-
-class _Pass(NamedTuple):
-    """One pass over the recording: actions on about `total` frames."""
-
-    name: str
-    actions: Iterable[Action]
-    total: int | None
-    player: Player
-    writer: ShardWriter
-    play: Callable[[Iterable[Action], Player], Iterator[PlayedAction]] = play_forward
-
-
-class _SecondPassResult(NamedTuple):
-    """Number of frames that earlier runs of the second pass had done, and notes for the summary."""
-
-    resumed_from: int
-    notes: list[str]
-
-
-class _JobRun(Completion):
-    """Both passes of a job, and its completion."""
-
-    def replay(self, perception: Perception, limits: ShardLimits) -> Summary:
-        """Play all actions that are not in shards yet, up to a stop."""
-        self._check_weights(perception)
-        player = Player(perception, self.schedule.has_recorded_joins)
-        writer = ShardWriter(Shards(self.store), player, limits)
-        resumed_from, schedule, job = writer.frames, self.schedule, self.schedule.job
-        total, unfound = schedule.count_frames(), dict[str, str]()
-        second, is_complete = _SecondPassResult(0, []), True
-        try:
-            self._run_pass(_Pass("replaying", schedule.actions(), total, player, writer))
-            unfound = writer.totals.describe_unfound(perception.status())
-            second = self._run_second_pass(perception, limits, writer.totals)
-        except StoppedError:
-            is_complete = False
-        stepped = max(writer.frames - resumed_from, 1)
-        return Summary.from_counts(
-            writer.totals,
-            bag=job.bags[0],
-            mode=job.mode,
-            strategy=job.strategy,
-            model=perception.model.name,
-            device=str(perception.model.device),
-            resumed_from=resumed_from + second.resumed_from,
-            lost=schedule.lost,
-            notes=[
-                *schedule.remarks,
-                *player.notes,
-                *writer.totals.describe_missing_3d(),
-                *second.notes,
-            ],
-            unfound=unfound,
-            complete=is_complete,
-            stages_ms={name: round(us / stepped / 1e3, 3) for name, us in player.stages_us.items()},
-        )
-
-    def _run_second_pass(
-        self, perception: Perception, limits: ShardLimits, first: ReplayCounts
-    ) -> _SecondPassResult:
-        """Run the strategy's second pass if it has spans to track again, and add its time to the first pass's."""
-        masks, detector = Shards(self.store).masks, self.schedule.settings.detector
-        find_spans = SPAN_FINDERS.get(self.schedule.job.strategy)
-        starts = self.schedule.episode_starts
-        spans = list(find_spans(masks(), detector.min_track_score, starts)) if find_spans else []
-        if not spans:
-            return _SecondPassResult(0, [])
-        with ReverseFrameBuffer(self.store.folder) as buffer:
-            frames = index_frames(masks(), self.schedule.frames())
-            for count in buffer_frames(buffer, spans, frames):
-                self.progress("reading", count, None)
-                if self.stop.is_set():
-                    raise StoppedError(first.counts["frames"])
-            player = Player(perception)
-            writer = ShardWriter(Shards(self.store, SECOND_PASS), player, limits)
-            resumed_from = writer.frames
-            actions = schedule_backward(buffer, spans, bool(detector.prompts))
-            play = partial(play_backward, labels=first.objects)
-            self._run_pass(_Pass("tracking backward", actions, len(buffer), player, writer, play))
-        first.work_s += writer.totals.work_s
-        return _SecondPassResult(resumed_from, _make_notes(spans, writer.totals))
-
-    def _run_pass(self, current: _Pass) -> None:
-        writer = current.writer
-        with Prefetcher(islice(current.actions, writer.cursor.actions, None)) as actions:
-            for outcome in current.play(_flush_on_error(actions, writer), current.player):
-                writer.add(outcome)
-                self.progress(current.name, writer.frames, current.total)
-                if self.stop.is_set():
-                    writer.flush()
-                    raise StoppedError(writer.frames)
-        writer.flush()
-
-    def _check_weights(self, perception: Perception) -> None:
-        """Raise ReplayError if the weights differ from those of the existing shards or of the recorded node."""
-        schedule, digests = self.schedule, read_digests(perception.describe())
-        check_identity(self.store, digests)
-        recorded = schedule.description
-        if schedule.job.mode != "as-recorded" or recorded is None:
-            return
-        for name, digest in digests.items():
-            if digest != recorded.get(name, digest):
-                schedule.notes.add_gap(
-                    f"{name}: expected the weights that were recorded, {recorded[name]:.12}…, found {digest:.12}…"
-                )
-        for line in describe_differences(schedule.settings, perception.describe(), recorded):
-            schedule.notes.add(line)
-
-
-def _flush_on_error(actions: Iterable[Action], writer: ShardWriter) -> Iterator[Action]:
-    """Yield the actions. If reading them fails, write the outcomes of earlier ones to disk first."""
-    try:
-        yield from actions
-    except Exception:
-        writer.flush()
-        raise
-
-
-def _make_notes(spans: Sequence[Span], second: ReplayCounts) -> list[str]:
-    refused = second.counts["refused"]
-    notes = [
-        f"{len(spans) - refused} spans of objects tracked again, backward over {second.counts['frames']} frames"
-    ]
-    if refused:
-        notes.append(
-            f"{refused} more spans were not tracked: too many objects at once; raise tracker.max_objects"
-        )
-    return notes
+def _find_instance_difference(instance: Instance, expected: Instance) -> str | None:
+    # a node gives each mask its confidence: without one, the recording is older than all optional fields
+    is_older = expected.confidence is None and expected.mask.crop.any()
+    # without a name's confidence, it is older than the doubt about names, on which other optional fields depend
+    lacks_name = expected.name_confidence is None and instance.name_confidence is not None
+    for field in fields(Instance):
+        is_optional = field.default is not MISSING
+        if is_optional and (is_older or (lacks_name and field.name != "confidence")):
+            continue
+        here, there = getattr(instance, field.name), getattr(expected, field.name)
+        if field.name != "mask" and here != there:
+            return f"had {field.name} {there!r} of object {instance.id}, has {here!r}"
+    if instance.mask.box == expected.mask.box and np.array_equal(instance.mask.crop, expected.mask.crop):
+        return None
+    pixels = np.count_nonzero(instance.mask.full() != expected.mask.full())
+    return f"has another mask of object {instance.id}: {pixels} pixels differ"

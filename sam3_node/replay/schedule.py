@@ -1,4 +1,4 @@
-"""The schedule of a job on one recording: the settings, and the actions in their order.
+"""Schedules a job on one recording: its settings, and its actions in their order.
 
 Actions repeat the steps of the recorded node, or step all frames with objects and edits on the frames that they belong
 to. The recording's index gives the number of frames, for progress.
@@ -9,13 +9,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ..bags.bag import open_bag
 from ..bags.formats.mcap import count_messages
-from ..bags.native.layout import COLOUR, NODE, RING
+from ..bags.native import COLOUR, NODE, RING
 from ..bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from ..bags.samples import natural_order
 from ..calibration.poses import PoseTrack
@@ -41,6 +42,7 @@ from .event_log import (
 from .job import Job, ObjectOnFrame, calibrations_for, settings_for
 from .lerobot_dataset import check_lerobot
 from .outputs import Dataset
+from .store import local_bag
 
 FramePlace = tuple[str, int]
 """Camera and seq of a frame."""
@@ -49,9 +51,16 @@ FramePlace = tuple[str, int]
 MAX_FIRST_FRAMES = 300
 """Frames of all cameras in which the first one of each camera is looked for."""
 NOTHING_ASKED = (
-    "no object will be followed, because none was asked for: name what to detect with --prompt NAME, mark objects with "
-    "--box or --objects FILE, follow all there is with --everything, or repeat a recorded node with --as-recorded"
+    "no object will be followed, because the job names no object: name what to detect with --prompt NAME, mark objects "
+    "with --box or --objects FILE, follow all there is with --everything, or repeat a recorded node with --as-recorded"
 )
+
+
+@contextmanager
+def open_schedule(job: Job) -> Iterator[Schedule]:
+    """Open a job's first recording, which is copied to this machine if it is at a URL."""
+    with local_bag(job.bags[0]) as path, Schedule(job, path) as schedule:
+        yield schedule
 
 
 class Schedule(Closeable):
@@ -62,7 +71,7 @@ class Schedule(Closeable):
     """
 
     def __init__(self, job: Job, path: Path) -> None:
-        self.job, self._path = job, path
+        self.job, self.path = job, path
         if "lerobot" in job.outputs:
             check_lerobot(path)
         self.notes = Notes(job.allow_gaps)
@@ -89,7 +98,7 @@ class Schedule(Closeable):
     @property
     def dataset(self) -> Dataset:
         """The recording as a dataset to write masks into."""
-        return Dataset(self._path, self.job.names or self.settings.detector.prompts)
+        return Dataset(self.path, self.job.names or self.settings.detector.prompts)
 
     @property
     def episode_starts(self) -> tuple[int, ...]:
@@ -98,7 +107,7 @@ class Schedule(Closeable):
 
     @property
     def has_recorded_joins(self) -> bool:
-        """True if events say when objects that were prompted on past frames caught up; those of older nodes do not."""
+        """True if events say when objects that were prompted on past frames caught up; older nodes' events do not."""
         settings = (self.description or {}).get("settings", {})
         return self.job.mode == "as-recorded" and "feature_cache_s" in settings.get("tracker", {})
 
@@ -109,7 +118,7 @@ class Schedule(Closeable):
 
     @property
     def remarks(self) -> list[str]:
-        """The notes, and those of the recording so far."""
+        """The notes on the schedule and, so far, on the recording."""
         return [*self.notes.lines, *self._bag.notes]
 
     def actions(self) -> Iterator[Action]:
@@ -168,11 +177,11 @@ class Schedule(Closeable):
         return (masks.robot_pose for masks in self.recorded_masks() if masks.robot_pose is not None)
 
     def _note_inexact_recording(self) -> None:
-        """Note what keeps masks from being those of the live node: compressed colour, or a ring's late beginning."""
+        """Note what makes masks differ from the live node's: compressed colour, or a ring's late beginning."""
         metadata = self._recorded.metadata() if self._recorded else {}
         if any(record.get("exact") is False for record in metadata.get(COLOUR, ())):
             self.notes.add(
-                "the recorder compressed raw colour as JPEG: the masks are not bit-exact with those of the live node; "
+                "the recorder compressed raw colour as JPEG: the masks are not bit-exact with the live node's; "
                 "record with record.colour raw or png for that"
             )
         if any(record.get("dropped") for record in metadata.get(RING, ())):
@@ -181,7 +190,7 @@ class Schedule(Closeable):
             )
 
     def _skip_edits(self, frames: Iterator[Frame], edits: FrameEdits) -> Iterator[Frame]:
-        """Yield the frames; before a camera's first one, leave out recorded edits that belong to earlier frames."""
+        """Yield the frames; before a camera's first one, skip recorded edits that belong to earlier frames."""
         begun: set[str] = set()
         for frame in frames:
             if frame.camera not in begun:
@@ -189,7 +198,7 @@ class Schedule(Closeable):
                 dropped = edits.skip_to(frame.camera, frame.seq)
                 if dropped:
                     self.notes.add(
-                        f"{dropped} recorded edits of {frame.camera} before the beginning are left out: objects that "
+                        f"skipped {dropped} recorded edits of {frame.camera} before the beginning: objects that "
                         "were marked on earlier frames are not followed"
                     )
             yield frame
@@ -237,7 +246,7 @@ def _read_description(recorded: RecordingReader | None) -> Mapping[str, Any] | N
 
 
 def _select_cameras(entries: Iterable[LogEntry], cameras: Collection[str]) -> Iterator[LogEntry]:
-    """Leave out steps and edits of other cameras.
+    """Skip steps and edits of other cameras.
 
     Other cameras are still served: an edit that names no camera depends on how many cameras are served.
     """
@@ -266,9 +275,9 @@ class FrameEdits:
         return any(edit.op == "add_object" or edit.args.get("prompts") for edit in edits)
 
     def skip_to(self, camera: str, seq: int) -> int:
-        """Leave out edits of the camera's frames before `seq`, but for the last names to detect.
+        """Skip edits of the camera's frames before `seq`, but for the last names to detect.
 
-        Return the number of edits that are left out.
+        Return the number of skipped edits.
         """
         places = [place for place in (*self.before, *self.on) if place[0] == camera and place[1] < seq]
         skipped = [
@@ -382,7 +391,7 @@ def _to_lists(value: object) -> object:
 
 
 def group_edits(log: Iterable[RecordedMasks | Event]) -> FrameEdits:
-    """Group a live node's edits by the frames that they took effect on. Edits after the last frame are left out."""
+    """Group a live node's edits by the frames that they took effect on. Edits after the last frame are dropped."""
     edits = FrameEdits()
     pending: list[Edit] = []
     last: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The second pass of a strategy: spans of a recording in which objects are tracked again, backward in time.
+"""Tracks spans of a recording again, backward in time, and merges the masks of both passes.
 
 The bidirectional strategy tracks each object backward from the frame where it first appears. The multi-shot strategy
 tracks an object again through frames where the forward pass was uncertain, backward from the next certain frame. Most
@@ -12,7 +12,7 @@ import tempfile
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,21 +20,20 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from ..errors import OutputError
+from ..errors import OutputError, ReplayError
+from ..geometry import mask_iou
 from ..types import Closeable, Frame, Instance, MaskFrame
 from ..wire import encode_mask, pack_frame, unpack_frame
 from .event_log import REMOVED, Action, Edit, Step
 from .player import PlayedAction, Player, play_forward
+from .shards import SECOND_PASS, CameraObject, Shards
+from .store import Store
 
 MIN_FRAMES = 3
 """Minimum number of uncertain frames in a span of the multi-shot strategy."""
 
-
-class ObjectKey(NamedTuple):
-    """Identity of an object among all cameras."""
-
-    camera: str
-    id: int
+MIN_AGREEMENT_IOU = 0.5
+"""Minimum IoU of both passes on the first frame of a span for them to agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +50,31 @@ class Span:
     mask: Mapping[str, Any]
 
     @classmethod
-    def from_instance(cls, first: int, last: int, key: ObjectKey, instance: Instance) -> Span:
+    def from_instance(cls, first: int, last: int, camera: str, instance: Instance) -> Span:
         """Make the span that starts from an instance on the frame `last`."""
-        return cls(key.camera, key.id, first, last, encode_mask(instance.mask))
+        return cls(camera, instance.id, first, last, encode_mask(instance.mask))
 
 
 def find_bidirectional_spans(
     masks: Iterable[MaskFrame], min_score: float, episode_starts: Sequence[int] = ()
 ) -> Iterator[Span]:
-    """Yield a span for each object, from its prompt frame back to its camera's first frame, or that of the episode.
+    """Yield a span for each object, from its prompt frame back to its camera's first frame in the episode.
 
     `masks` are all of the forward pass. The prompt frame is the one that the object was marked on. For other objects
     (detected by name, or added without a frame) it is the first frame with the object in view and a score of at least
     `min_score`; an object without such a frame has no span. False detections are tracked backward as well.
     """
     first_frames: dict[tuple[str, int], int] = {}
-    with_span: set[ObjectKey] = set()
+    with_span: set[CameraObject] = set()
     for index, frame_masks in enumerate(masks):
         episode = bisect_right(episode_starts, frame_masks.seq)
         first = first_frames.setdefault((frame_masks.camera, episode), index)
         for instance in frame_masks.instances:
-            key = ObjectKey(frame_masks.camera, instance.id)
+            key = frame_masks.camera, instance.id
             if key not in with_span and (_is_prompt_frame(instance) or is_confident(instance, min_score)):
                 with_span.add(key)
                 if first < index:
-                    yield Span.from_instance(first, index, key, instance)
+                    yield Span.from_instance(first, index, frame_masks.camera, instance)
 
 
 def is_confident(instance: Instance, min_score: float) -> bool:
@@ -88,14 +87,6 @@ def _is_prompt_frame(instance: Instance) -> bool:
     return instance.age == 0 and instance.area > 0
 
 
-@dataclass(slots=True)
-class _LastConfident:
-    """Index of the last frame where an object was confident, and the number of its frames since then."""
-
-    index: int
-    uncertain: int = 0
-
-
 def find_multi_shot_spans(
     masks: Iterable[MaskFrame], min_score: float, _: Sequence[int] = ()
 ) -> Iterator[Span]:
@@ -103,23 +94,25 @@ def find_multi_shot_spans(
 
     `masks` are all of the forward pass. In the gap, the object is out of view or scores below `min_score`. The mask on
     the confident frame after the gap is the prompt. The span includes the confident frame before the gap: if both
-    passes disagree there, `merge` leaves the second one out (forward-backward error: Kalal et al. 2010).
+    passes disagree there, `merge` ignores the second one (forward-backward error: Kalal et al. 2010).
 
     This repairs frames lost while an object comes back into view, and drift with a low score. It does not find objects
     that the forward pass never found again, and does not question high scores on a wrong object. An object that was
     dropped and detected again by name has a new id and counts as another object.
     """
-    last: dict[ObjectKey, _LastConfident] = {}
+    # the last frame where an object was confident, and the number of its frames since then
+    last: dict[CameraObject, tuple[int, int]] = {}
     for index, frame_masks in enumerate(masks):
         for instance in frame_masks.instances:
-            key = ObjectKey(frame_masks.camera, instance.id)
+            key = frame_masks.camera, instance.id
             if is_confident(instance, min_score):
-                before = last.get(key)
-                if before is not None and before.uncertain >= MIN_FRAMES:
-                    yield Span.from_instance(before.index, index, key, instance)
-                last[key] = _LastConfident(index)
+                before, uncertain = last.get(key, (index, 0))
+                if uncertain >= MIN_FRAMES:
+                    yield Span.from_instance(before, index, frame_masks.camera, instance)
+                last[key] = index, 0
             elif key in last:
-                last[key].uncertain += 1
+                before, uncertain = last[key]
+                last[key] = before, uncertain + 1
 
 
 class IndexedFrame(NamedTuple):
@@ -244,3 +237,100 @@ def _restore_ids(masks: MaskFrame, labels: Mapping[str, Mapping[str, str]]) -> M
         if instance.age
     )
     return replace(masks, instances=instances)
+
+
+def read_results(store: Store, min_score: float) -> Iterator[MaskFrame]:
+    """Yield the masks of a replay whose shards are complete, merged if there are two passes.
+
+    `min_score` is the parameter of `merge`.
+    """
+    first, second = Shards(store), Shards(store, SECOND_PASS)
+    if not len(second):
+        return first.masks()
+    return merge(first.masks(), reverse_shards(second.readers()), min_score)
+
+
+def reverse_shards(readers: Sequence[Callable[[], Iterable[MaskFrame]]]) -> Iterator[MaskFrame]:
+    """Yield the masks of a backward pass in the order of the frames, one shard in memory at a time.
+
+    `readers` come from `Shards.readers`. The shards, and the frames in them, are stored latest first.
+    """
+    for read in reversed(readers):
+        yield from reversed(list(read()))
+
+
+def merge(
+    forward: Iterable[MaskFrame], backward: Iterable[MaskFrame], min_score: float
+) -> Iterator[MaskFrame]:
+    """Yield the forward pass's frames. An object in both passes has the mask with the higher score, forward on a tie.
+
+    `backward` has some of these frames in the same order, which is the recording's over all cameras. Ids mean the same
+    objects in both. A backward span is ignored if the forward pass was confident (`min_score`) on the span's first
+    frame and both masks there have an IoU below MIN_AGREEMENT_IOU: then the span follows another object.
+
+    A frame keeps the forward pass's times. Its objects are in the forward pass's order, then come the backward pass's
+    own. `age` and `frames_since_seen` are counted again in frame order. Two frames are in memory. Raises ReplayError
+    at the end if a frame of `backward` is not in `forward`.
+    """
+    ages, selector, remaining = _AgeCounter(), _PassSelector(min_score), iter(backward)
+    behind = next(remaining, None)
+    for masks in forward:
+        if behind is not None and behind.key == masks.key:
+            masks, behind = selector.select(masks, behind), next(remaining, None)
+        yield ages.count(masks)
+    if behind is not None:
+        raise ReplayError(
+            f"camera {behind.camera}: expected the second pass's frame {behind.seq} among the first pass's, found "
+            "no such frame; start over with --again"
+        )
+
+
+class _AgeCounter:
+    """Counts for each object the frames that it was tracked on, and the frames since it was seen."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def count(self, masks: MaskFrame) -> MaskFrame:
+        """Return the frame with both counts updated."""
+        instances = tuple(
+            self._count_instance((masks.camera, instance.id), instance) for instance in masks.instances
+        )
+        return replace(masks, instances=instances)
+
+    def _count_instance(self, key: tuple[str, int], instance: Instance) -> Instance:
+        # the age is 0 only on a first frame that the object was marked on
+        age, since = self._counts.get(key, (min(instance.age, 1) - 1, 0))
+        age, since = age + 1, since + 1 if instance.frames_since_seen else 0
+        self._counts[key] = age, since
+        return replace(instance, age=age, frames_since_seen=since)
+
+
+class _PassSelector:
+    """Selects masks of both passes, whose frames come in order. On the last frame of a span, an object has age 1."""
+
+    def __init__(self, min_score: float) -> None:
+        self._min_score = min_score
+        self._spans: dict[tuple[str, int], tuple[int, bool]] = {}
+
+    def select(self, forward: MaskFrame, backward: MaskFrame) -> MaskFrame:
+        """Return one frame as `merge` describes it."""
+        selected: dict[int, Instance] = {instance.id: instance for instance in forward.instances}
+        for instance in backward.instances:
+            before = selected.get(instance.id)
+            agrees = self._check_span(forward.camera, before, instance)
+            if agrees and (before is None or instance.score > before.score):
+                selected[instance.id] = replace(instance, world_id=before.world_id if before else None)
+        return replace(forward, instances=tuple(selected.values()))
+
+    def _check_span(self, camera: str, before: Instance | None, instance: Instance) -> bool:
+        """Return True if the instance belongs to a span that agrees with the forward pass on its first frame."""
+        age, agrees = self._spans.get((camera, instance.id), (1, True))
+        if age <= 1:
+            agrees = (
+                before is None
+                or not is_confident(before, self._min_score)
+                or mask_iou(before.mask, instance.mask) >= MIN_AGREEMENT_IOU
+            )
+        self._spans[camera, instance.id] = instance.age, agrees
+        return agrees

@@ -1,13 +1,10 @@
-"""Results on disk while a replay runs: numbered shards, each complete or absent, and the state to continue from.
+"""Keeps the results of a running replay in numbered shards on disk, and stitches the masks of overlapping segments.
 
 A shard is the file `<folder>/<number>.masks`, in a folder for each pass. It has MAGIC, the SHA-256 of the rest, and a
 msgpack map: the position in the schedule at its end, the counts until then, and camera and body of its masks messages
-in order. `<folder>/<number>.state` is written before it, and deleted when the next shard is complete.
-
-Long recordings cut into overlapping segments, and the masks of the segments stitched to one stream.
-
-The frames that two segments share tell which of their objects are the same: objects with one label whose masks overlap
-enough, in the best assignment of all pairs at once (Kuhn 1955).
+in order. `<folder>/<number>.state` is written before it, and deleted when the next shard is complete. The frames that
+two segments share tell which objects are the same: those with one label whose masks overlap enough, in the best
+assignment of all pairs at once (Kuhn 1955).
 """
 
 from __future__ import annotations
@@ -35,7 +32,11 @@ from .store import ReplayCounts, Store
 FIRST_PASS, SECOND_PASS = "parts", "second"
 """The folders of the forward and the backward pass."""
 MAGIC = b"SAM3PRT1"
-BODY_START = len(MAGIC) + hashlib.sha256().digest_size
+MIN_IOU = 0.5
+CameraObject = tuple[str, int]
+"""Camera and id of an object."""
+
+_BODY_START = len(MAGIC) + hashlib.sha256().digest_size
 
 
 class Cursor(NamedTuple):
@@ -127,13 +128,13 @@ class Shards:
 
     def _read(self, number: int) -> dict[str, Any]:
         data = self._store.read(self._masks_name(number))
-        digest = data[len(MAGIC) : BODY_START]
-        if data[: len(MAGIC)] != MAGIC or hashlib.sha256(data[BODY_START:]).digest() != digest:
+        digest = data[len(MAGIC) : _BODY_START]
+        if data[: len(MAGIC)] != MAGIC or hashlib.sha256(data[_BODY_START:]).digest() != digest:
             raise ReplayError(
                 f"{self._masks_name(number)}: expected a whole shard of a replay, found {len(data)} bytes that are "
                 "damaged; start over with --again"
             )
-        content: dict[str, Any] = msgpack.unpackb(data[BODY_START:], strict_map_key=False)
+        content: dict[str, Any] = msgpack.unpackb(data[_BODY_START:], strict_map_key=False)
         return content
 
     def _masks_name(self, number: int) -> str:
@@ -162,6 +163,9 @@ class ShardLimits(NamedTuple):
     frames: int = 1000
     seconds: float = 15.0
     bytes: int = 32 << 20
+
+
+LIMITS = ShardLimits()
 
 
 class ShardWriter:
@@ -212,12 +216,6 @@ class ShardWriter:
         limits, seconds = self._limits, time.monotonic() - self._begin_s
         frames = self.frames - self._frames_before
         return frames >= limits.frames or seconds >= limits.seconds or self._shard.size >= limits.bytes
-
-
-MIN_IOU = 0.5
-
-CameraObject = tuple[str, int]
-"""Camera and id of an object."""
 
 
 class Segment(NamedTuple):
@@ -295,7 +293,8 @@ class _StitchedIds:
     def rename(self, masks: MaskFrame) -> MaskFrame:
         """Return the frame's masks with the ids of the stream."""
         instances = (
-            replace(item, id=self._get_id(masks.camera, item.id), world_id=None) for item in masks.instances
+            replace(instance, id=self._get_id(masks.camera, instance.id), world_id=None)
+            for instance in masks.instances
         )
         return replace(masks, instances=tuple(instances))
 

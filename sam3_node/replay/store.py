@@ -1,9 +1,8 @@
-"""The results of a replay in numbers: counts that are kept with each shard, and the summary written at the end.
-
-Stores for the results of a replay, in a folder or at a URL (s3://, gs:// and other protocols of fsspec).
+"""Stores the results of a replay in a folder or at a URL (s3://, gs:// and other protocols of fsspec), and counts them.
 
 A store keeps named values, each complete or absent. An object store does so by itself, but has no locks: the process
 that came last writes, and the one before it fails at its next write. Recordings at URLs are copied to this machine.
+`ReplayCounts` are kept with each shard, the `Summary` is written at the end.
 """
 
 from __future__ import annotations
@@ -16,33 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 from urllib.parse import unquote
 
 from ..errors import BagError, MissingExtraError, OutputError, ReplayError, require
 from ..files import UNFINISHED, child_path, temp_dir, write_atomically
 from ..types import MaskFrame
 
+if TYPE_CHECKING:
+    from .job import Job
+
+LOCK = ".lock"
+LOCAL_PROTOCOLS = ("file", "local")
 WITH_DEPTH, NO_3D = "with_depth", "no_3d"
 """Begins of counts: of frames with depth (then the camera), and of those without 3-D (then camera and reason)."""
-
-
-def _describe_unfound(name: str, score: float, limit: float) -> str:
-    """Say that nothing was found for a prompt, with the best score of its detections and the limit, and what to do."""
-    if score >= limit:
-        return (
-            f"nothing was found for {name!r}: its best detection had the score {score:.2f}, above {limit:g}, but was "
-            "not confirmed, or all slots were taken (tracker.max_objects)"
-        )
-    best = (
-        f"its best detection had the score {score:.2f}"
-        if score
-        else f"no detection had the score {limit / 2:g}"
-    )
-    return (
-        f"nothing was found for {name!r}: {best}, and {limit:g} begins an object; use another name, or lower "
-        "detector.score"
-    )
 
 
 @dataclass(slots=True)
@@ -115,6 +101,24 @@ class ReplayCounts:
         return {name: _describe_unfound(name, scores.get(name, 0.0), limits[name]) for name in names}
 
 
+def _describe_unfound(name: str, score: float, limit: float) -> str:
+    """Say that nothing was found for a prompt, with the best score of its detections and the limit, and what to do."""
+    if score >= limit:
+        return (
+            f"nothing was found for {name!r}: its best detection had the score {score:.2f}, above {limit:g}, but was "
+            "not confirmed, or all slots were taken (tracker.max_objects)"
+        )
+    best = (
+        f"its best detection had the score {score:.2f}"
+        if score
+        else f"no detection had the score {limit / 2:g}"
+    )
+    return (
+        f"nothing was found for {name!r}: {best}, and {limit:g} begins an object; use another name, or lower "
+        "detector.score"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The result of one recording's replay."""
@@ -137,7 +141,7 @@ class Summary:
     seconds: float
     """Time of all runs together, without loading the model."""
     frames_per_s: float
-    resumed_from: int
+    resumed_from: int = 0
     """Frames that earlier runs had done when the last run began."""
     lost: str | None = None
     """Parts of the recording that could not be read."""
@@ -151,10 +155,13 @@ class Summary:
     """False if the replay was stopped: outputs hold the frames until then, and the same command goes on."""
 
     @classmethod
-    def from_counts(cls, totals: ReplayCounts, **others: Any) -> Self:
-        """Build a summary from counts; `others` are the fields that counts do not have."""
+    def from_counts(cls, totals: ReplayCounts, job: Job, **others: Any) -> Self:
+        """Build the summary of a job from counts; `others` are the fields that neither has."""
         frames = totals.counts["frames"]
         return cls(
+            bag=job.bags[0],
+            mode=job.mode,
+            strategy=job.strategy,
             frames=frames,
             failed=totals.counts["failed"],
             refused=totals.counts["refused"],
@@ -194,10 +201,6 @@ class Summary:
         if self.lost:
             lines.append(f"lost: {self.lost}")
         return [*lines, *self.notes, *self.unfound.values()]
-
-
-LOCK = ".lock"
-LOCAL_PROTOCOLS = ("file", "local")
 
 
 class HeldError(OutputError):

@@ -1,15 +1,13 @@
 """All settings of a deployment, and the layers that set them."""
 
-from .load import load_settings, read_toml
+from .layers import load_settings, read_toml
 from .tree import (
     Address,
     CameraSettings,
-    DeadlineSettings,
     DetectorSettings,
     EngineSettings,
     GroupSettings,
     HealthSettings,
-    LoggingSettings,
     ModelSettings,
     Option,
     RecordSettings,
@@ -19,7 +17,6 @@ from .tree import (
     SpatialSettings,
     TrackerSettings,
     TransportSettings,
-    old_names,
     options,
     split_address,
 )
@@ -27,12 +24,10 @@ from .tree import (
 __all__ = [
     "Address",
     "CameraSettings",
-    "DeadlineSettings",
     "DetectorSettings",
     "EngineSettings",
     "GroupSettings",
     "HealthSettings",
-    "LoggingSettings",
     "ModelSettings",
     "Option",
     "RecordSettings",
@@ -43,7 +38,6 @@ __all__ = [
     "TrackerSettings",
     "TransportSettings",
     "load_settings",
-    "old_names",
     "options",
     "read_toml",
     "split_address",

@@ -1,14 +1,8 @@
-"""The base of the sections of the settings tree.
-
-Settings of what watches a process: its health endpoint and its log.
-
-The tree of all settings. The string under each field is its help on the command line and in the documentation.
-"""
+"""The tree of all settings. The string under each field is its help on the command line and in the documentation."""
 
 from __future__ import annotations
 
 import ipaddress
-import logging
 import os
 import re
 import socket
@@ -16,16 +10,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Literal, NamedTuple, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from ..types import ColourEncoding, Delivery, MaskEncoding, is_loopback
 
-_WARNED_NAMES: set[str] = set()
-_log = logging.getLogger(__name__)
+PREFIX, DELIMITER = "SAM3_", "__"
+"""An environment variable SAM3_SECTION__FIELD is the setting section.field."""
+
+CAMERA_PATTERN = r"^\.*[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
+"""Names of cameras: letters, digits, _, . and -, and not of dots alone."""
 
 
 def join_path(folder: Path | None, text: str) -> str:
@@ -66,30 +63,15 @@ SourceName = Annotated[str, InProfile(_join_source)]
 
 
 class Section(BaseModel):
-    """One section of the tree. A renamed field accepts its old name as an alias, see `renamed`."""
+    """One section of the tree."""
 
     model_config = ConfigDict(
         extra="forbid", use_attribute_docstrings=True, validate_default=True, frozen=True
     )
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """Maps the old name of each renamed field to its present name."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_old_names(cls, fields: object) -> object:
-        return cls.with_current_names(fields) if isinstance(fields, Mapping) else fields
-
-    @classmethod
-    def with_current_names(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields under their current names. Log a warning once for each old name."""
-        for old in fields.keys() & cls.renamed.keys() - _WARNED_NAMES:
-            _WARNED_NAMES.add(old)
-            _log.warning("setting %r was renamed: use %r", old, cls.renamed[old])
-        return {cls.renamed.get(name, name): value for name, value in fields.items()}
 
     @classmethod
     def with_full_paths(cls, fields: object, folder: Path | None) -> object:
-        """Return the fields as a layer gives them, with their paths in full; `folder` is that of a profile."""
+        """Return the fields of a layer with their paths in full. `folder` is the folder of a profile."""
         if not isinstance(fields, Mapping):
             return fields
         return {
@@ -190,16 +172,16 @@ def _normalise_host(host: str) -> str:
 class HealthSettings(Section):
     bind: str = ""
     """Address and port of the node's /healthz, /readyz and /metrics, such as 127.0.0.1:9464; port 0 takes a free one.
-    Empty: none. There is no authentication: use loopback, or a network that you trust."""
+    Empty: none. It has no authentication: use loopback, or a network that you trust."""
     deadline_s: float = Field(5.0, gt=0.0, le=86400.0)
-    """The node is ready while it has published masks of some camera within this many seconds."""
+    """The node counts as ready if it published masks of any camera within this many seconds."""
 
 
 class LoggingSettings(Section):
     format: Literal["text", "json"] = "text"
     """Format of the log on stderr. json: one object a line, with camera and seq where a line is about a frame."""
     limit: int = Field(20, ge=0, le=1_000_000)
-    """Maximum number of lines of one kind in ten seconds; further ones are counted, and the count is logged. 0: no
+    """Maximum number of lines of one kind in ten seconds. Further lines are counted, and the count is logged. 0: no
     limit."""
 
 
@@ -207,14 +189,7 @@ def _split(value: object) -> object:
     return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
 
 
-PREFIX, DELIMITER = "SAM3_", "__"
-"""An environment variable SAM3_SECTION__FIELD is the setting section.field."""
-
 CommaSeparated = (NoDecode, BeforeValidator(_split))  # the environment and the command line give "a,b"
-
-
-CAMERA_PATTERN = r"^\.*[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
-"""Names of cameras: letters, digits, _, . and -, and not of dots alone."""
 
 
 class TransportSettings(Section):
@@ -227,15 +202,15 @@ class TransportSettings(Section):
     delivery: Delivery = "newest"
     """newest: live; stale frames are skipped and counted. every: lossless, with back-pressure."""
     keys: OptionalProfilePath = None
-    """Folder of keys, made by `sam3-node keys new`. All sockets are then encrypted, and admit authorised keys only.
+    """Folder of keys, made by `sam3-node keys new`. All sockets are then encrypted and admit only authorised keys.
     Empty: plain sockets, on this machine only."""
     key: str = ""
-    """Name of this process's own key in that folder. Empty: the only one of the role that the process needs."""
+    """Name of this process's own key in that folder. Empty: the only key of the role that the process needs."""
     camera_keys: Annotated[tuple[str, ...], *CommaSeparated] = ()
     """Names of the keys of the cameras, in the order of transport.frames. Empty: the only key of role camera."""
     insecure: bool = False
-    """true: bind other addresses than those of this machine without keys. Everybody on the network may then see the
-    frames and control the node."""
+    """true: bind addresses that other machines reach, without keys. Anyone on the network can then see the frames and
+    control the node."""
 
 
 class CameraSettings(Section):
@@ -247,7 +222,7 @@ class CameraSettings(Section):
     in PUB/SUB mode. imagezmq-hub binds the source's address for senders in REQ/REP mode, and answers them. jpeg: any
     publisher of JPEGs or PNGs, one a message, alone or after a topic."""
     swap_red_blue: Literal["auto", "yes", "no"] = "auto"
-    """Exchange red and blue of the images of a camera server. auto: as the servers of its dialect need it."""
+    """Exchange red and blue in the images of a camera server. auto: as the dialect's servers need it."""
     name: str = Field("cam0", max_length=64, pattern=CAMERA_PATTERN)
     """Name of the camera, used as the last part of its topics."""
     fps: float = Field(0.0, ge=0.0, le=1000.0)
@@ -259,9 +234,9 @@ class CameraSettings(Section):
     encoding: ColourEncoding = "bgr8"
     """Encoding of the colour image: bgr8 takes no encoding time, jpeg about a tenth of the bytes."""
     jpeg_quality: int = Field(90, ge=1, le=100)
-    """JPEG quality. Frames that are recorded as jpeg are sent unchanged."""
+    """JPEG quality. Frames recorded as jpeg are sent unchanged."""
     depth: bool = True
-    """Send depth, aligned to colour, if a RealSense camera has it. Recordings always keep theirs."""
+    """Send depth, aligned to colour, if a RealSense camera has it. Recordings always keep their depth."""
     exposure_ms: float = Field(0.0, ge=0.0, le=10_000.0)
     """Exposure of the colour image of a RealSense or V4L2 camera in ms; 0: automatic."""
     depth_exposure_ms: float = Field(0.0, ge=0.0, le=10_000.0)
@@ -275,7 +250,7 @@ class CameraSettings(Section):
     loop: bool = False
     """Start a finite source again when it ends."""
     wait: bool = True
-    """Start a finite source when somebody receives its frames. false: start it at once."""
+    """Start a finite source when a node receives its frames. false: start it at once."""
     frames: int = Field(0, ge=0)
     """Stop after this many frames; 0 never stops."""
 
@@ -286,9 +261,9 @@ class ModelSettings(Section):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device: auto, cpu, cuda or cuda:N. auto uses CUDA if it is available."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Data type of the arithmetic. auto is bfloat16 on CUDA, or the engines' own where engine.kind names some. On a CPU
-    it is bfloat16 where the CPU has its arithmetic and the masks have agreed with those of float32 (mean IoU 0.97) on
-    the bundled recording, which is tried at the first start; else float32."""
+    """Data type of the arithmetic. auto is bfloat16 on CUDA, or the engines' own type if engine.kind names engines. On
+    a CPU it is bfloat16 if the CPU computes it in hardware and the masks on the bundled recording agree with float32's
+    (mean IoU 0.97), which the first start checks; else float32."""
     compile: bool = False
     """Compile the stages with torch.compile. The first minute is slower, later frames are faster."""
     threads: int = Field(0, ge=0, le=1024)
@@ -298,8 +273,6 @@ class ModelSettings(Section):
 
 
 class EngineSettings(Section):
-    renamed: ClassVar[Mapping[str, str]] = {"least_cosine": "min_cosine", "least_iou": "min_iou"}
-
     kind: Literal["torch", "tensorrt", "inductor"] = "torch"
     """Runtime of the model: torch, or engines of TensorRT or inductor made by `sam3-node engine build`."""
     precision: Literal["float32", "float16", "bfloat16", "fp8"] = "bfloat16"
@@ -311,8 +284,8 @@ class EngineSettings(Section):
     recipe: OptionalProfilePath = None
     """For kind torch and precision fp8: recipe of the layers to quantise. Empty: all linear layers but the patches'."""
     read_kernel: Literal["torch", "triton"] = "torch"
-    """For kind torch on a GPU: kernels of the memory read. triton: our own, once the gate has compared them with
-    torch."""
+    """For kind torch on a GPU: kernels of the memory read. triton: this project's own, once the gate has compared them
+    with torch."""
     graphs: bool = False
     """On a GPU, capture the work of each frame in CUDA graphs."""
     fallback: bool = True
@@ -327,31 +300,32 @@ class TrackerSettings(Section):
     max_objects: int = Field(16, ge=1, le=256)
     """Maximum number of objects per camera. Memory for all of them is allocated at startup."""
     bank_size: int = Field(7, ge=2, le=240)
-    """Frames remembered per object, including the conditioning frame. With selection recent, values above the model's 7
-    change nothing."""
+    """Frames remembered per object, including the conditioning frame. With selection recent, more than the model's 7
+    changes nothing."""
     selection: Literal["recent", "confident"] = "recent"
-    """Remembered frames to attend to: recent (the newest, as the model), or confident (newest with confident masks)."""
+    """Remembered frames to attend to: recent (the newest, as in the model), or confident (the newest with confident
+    masks)."""
     read: Literal["exact", "pooled", "sparse"] = "exact"
-    """Attention to memories, with engine.kind torch: exact (as the model), or approximations with less than half of the
+    """Attention to memories, with engine.kind torch: exact (as in the model), or approximations with less than half the
     arithmetic: pooled (older frames at half their resolution), sparse (a quarter of the positions of older frames)."""
     mask_encoding: MaskEncoding = "bits+zstd"
     """Encoding of masks in messages: bits+zstd (fast) or rle (COCO compressed counts)."""
     feature_cache: int = Field(4, ge=1, le=64)
     """Minimum number of recent frames whose features are kept, whatever their age and size."""
     feature_cache_s: float = Field(2.0, ge=0.0, le=3600.0)
-    """Seconds of recent frames of each camera whose features are kept, so that prompts can name one of them and catch
-    up from there."""
+    """Seconds of recent frames of each camera whose features are kept. A prompt can name one of these frames, and its
+    object catches up from there."""
     feature_cache_mb: float = Field(1024.0, ge=0.0, le=1e6)
-    """Maximum memory in MB of the kept features of one camera. With a GPU of less than 16 times this memory, the host
-    keeps them."""
+    """Maximum memory in MB for the kept features of one camera. The host keeps them if the GPU has less than 16 times
+    this memory."""
     min_confidence: float = Field(0.84, ge=0.0, le=1.0)
     """Confidence below which a mask is marked doubtful: 5 % wrong masks above it on the training clips. 0: never."""
     hide_below: float = Field(0.1, ge=0.0, le=1.0)
-    """Confidence below which no mask is published and the object is occluded. 0: never. Only for weights that the
-    confidence is calibrated for."""
+    """Confidence below which the node withholds a mask and marks the object occluded. 0: never. Only for weights that
+    the confidence is calibrated for."""
     everything_min_iou: float = Field(0.0, ge=0.0, le=1.0)
-    """Lowest IoU that the model predicts for a mask of segment-everything and replay --everything. 0: the model's own
-    limit, 0.5 for nano, 0.8 for SAM 2 and EdgeTAM, 0.88 for others."""
+    """Lowest IoU that the model may predict for a mask of segment-everything and replay --everything. 0: the model's
+    own limit, 0.5 for nano, 0.8 for SAM 2 and EdgeTAM, 0.88 for others."""
     everything_min_stability: float = Field(0.0, ge=0.0, le=1.0)
     """Lowest stability of such a mask, its IoU at logits -1 and +1. 0: the model's own limit, 0.5 for nano, 0.95 for
     others."""
@@ -359,15 +333,16 @@ class TrackerSettings(Section):
     """Link objects of several calibrated cameras by a world_id if label and size agree and their positions in the base
     frame are at most this far apart, in metres; 0 links none."""
     max_cameras: int = Field(4, ge=1, le=64)
-    """Maximum number of cameras. Frames of others are counted and dropped. A camera silent for 10 s frees its slot."""
+    """Maximum number of cameras. Frames of further cameras are counted and skipped. A camera silent for 10 s frees its
+    slot."""
     max_age_ms: float = Field(1000.0, ge=0.0, le=1e9)
     """Skip frames that are older than this when their step starts, and withhold masks that are older than this plus
-    three median steps; 0 uses frames of any age. Live delivery only. Ages count from the capture if the camera's clock
-    is system, else from the arrival."""
+    three median steps. 0 uses frames of any age. Live delivery only. An age counts from the capture if the camera's
+    clock is system, else from the arrival."""
     max_prompt_age_s: float = Field(10.0, ge=0.0, le=1e6)
-    """Refuse prompts on a frame that is older than this; 0 accepts frames of any age. Live delivery only."""
+    """Reject prompts on a frame that is older than this. 0 accepts frames of any age. Live delivery only."""
     max_frame_pixels: int = Field(8192 * 8192, ge=1, le=16384 * 16384)
-    """Maximum number of pixels of a frame. Larger frames, and compressed ones that decode slower, are refused."""
+    """Maximum number of pixels of a frame. Larger frames, and compressed ones that decode slower, are rejected."""
 
 
 class DeadlineSettings(Section):
@@ -378,8 +353,6 @@ class DeadlineSettings(Section):
 
 
 class DetectorSettings(Section):
-    renamed: ClassVar[Mapping[str, str]] = {"doubt": "min_track_score", "lost_s": "max_lost_s"}
-
     kind: Literal["none", "yolo-world", "sam3-concept", "grounding-dino"] = "yolo-world"
     """Detector that finds objects by name. none: objects are added only by points, box or mask."""
     name: WeightsName = "nano"
@@ -399,22 +372,22 @@ class DetectorSettings(Section):
     max_lost_s: float = Field(5.0, gt=0.0, le=3600.0)
     """Seconds to keep an object that was found by name while it has neither a confident mask nor a detection."""
     min_name_confidence: float = Field(0.9, ge=0.0, le=1.0)
-    """Confidence of a name below which a mask is marked doubtful. 0: never. Only for the bundled detector, which it is
-    calibrated for."""
+    """Confidence of a name below which a mask is marked doubtful. 0: never. Calibrated for the bundled detector
+    alone."""
     association: bool = True
     """true: detections also correct, recover and merge tracked objects. false: detections only start new objects."""
 
 
 class SpatialSettings(Section):
     calibration: Annotated[tuple[ProfilePath, ...], *CommaSeparated] = ()
-    """Calibration files, separated by commas; each is for the camera that it names, or for all others if it names none.
-    They give positions in the robot's base, and replace the intrinsics and the depth scale of the frames."""
+    """Calibration files, separated by commas; each applies to the camera that it names, or to all others if it names
+    none. They give positions in the robot's base, and replace the intrinsics and the depth scale of the frames."""
     poses: str = ""
     """Endpoint of the robot's poses, such as tcp://127.0.0.1:5553, for cameras on the gripper. Empty: none."""
     max_pose_gap_ms: float = Field(100.0, gt=0.0, le=10_000.0)
     """Longest time between the two poses before and after an image."""
     max_pose_ahead_ms: float = Field(20.0, ge=0.0, le=1000.0)
-    """Longest time from the last pose to an image: the pose is extrapolated up to there at constant velocity."""
+    """Longest time from the last pose to an image. The pose is extrapolated to the image at constant velocity."""
     points: int = Field(0, ge=0, le=2000)
     """Number of surface points of each instance in the masks messages; 0: none."""
 
@@ -431,7 +404,7 @@ class RecordSettings(Section):
     split_s: float = Field(0.0, ge=0.0, le=1e9)
     """Start a new file after this many seconds; 0 never does."""
     queue_mb: float = Field(256.0, gt=0.0, le=1e6)
-    """Maximum size in MB of the queue to the disk. Messages beyond it are dropped and counted."""
+    """Maximum size in MB of the queue to the disk. Further messages are dropped and counted."""
     colour: Literal["raw", "jpeg", "png"] = "raw"
     """Format of colour that arrives raw. raw: as received. png: the same pixels. jpeg: smaller, but not bit-exact."""
     max_total_gb: float = Field(0.0, ge=0.0, le=1e9)
@@ -441,44 +414,44 @@ class RecordSettings(Section):
     ring_s: float = Field(0.0, ge=0.0, le=86400.0)
     """Keep this many seconds in memory, and write them only at SIGUSR1 or Enter; 0 writes everything."""
     ring_mb: float = Field(1024.0, gt=0.0, le=1e6)
-    """Maximum memory of the ring in MB. The oldest messages beyond it are dropped."""
+    """Maximum memory of the ring in MB. Beyond it, the oldest messages are dropped."""
     after_s: float = Field(10.0, ge=0.0, le=86400.0)
     """Seconds after a trigger that are written with the ring."""
 
 
 class SnapshotSettings(Section):
     path: OptionalProfilePath = None
-    """File of the snapshot from which the node continues with the same objects and ids when it is started again. In
-    memory, such as below /run, it survives a crash of the node; on a disk also one of the machine. Empty: none."""
+    """File of the snapshot from which a restarted node continues with the same objects and ids. In memory, such as
+    below /run, it survives a crash of the node; on a disk, a crash of the machine too. Empty: none."""
     every_s: float = Field(2.0, gt=0.0, le=86400.0)
     """Seconds between two snapshots: the largest loss when the node is killed."""
     max_age_s: float = Field(60.0, ge=0.0, le=1e9)
-    """Age in seconds up to which the snapshot is restored at the start. An older one is left out: the things have
-    moved, so objects would be taken for others. 0: any age."""
+    """Age in seconds up to which the node restores the snapshot at its start. It ignores an older one: the things have
+    moved, so objects would be confused. 0: any age."""
     confirm_s: float = Field(10.0, gt=0.0, le=3600.0)
-    """Seconds after which a node that hands over works on if the other node has not confirmed, and for which the other
-    node asks for the answer to its confirmation before it begins new ids."""
+    """Seconds that a node waits for its successor's confirmation before it keeps serving, and that the successor asks
+    for the answer to its confirmation before it begins new ids."""
 
 
 class ConsoleSettings(Section):
     bind: str = "127.0.0.1:8460"
-    """Address and port of the console's page. Another address than loopback needs certificate and key, and then the
-    page needs the token that the console prints."""
+    """Address and port of the console's page. Any address but loopback needs certificate and key, and the page then
+    needs the token that the console prints."""
     certificate: OptionalProfilePath = None
     """TLS certificate, a PEM file with its chain."""
     key: OptionalProfilePath = None
     """Private key of the certificate, a PEM file."""
     token: bool = False
-    """Ask for the token on loopback, too, where other users of this machine could open the page."""
+    """Ask for the token on loopback, too: other users of this machine could open the page."""
     read_only: bool = False
-    """Show pictures and masks, and refuse everything that would change the node."""
+    """Show pictures and masks, and refuse whatever would change the node."""
 
 
 class BridgeSettings(Section):
     bind: str = "127.0.0.1:8765"
-    """Address and port of the Foxglove bridge. Another address than loopback needs bridge.insecure."""
+    """Address and port of the Foxglove bridge. Any address but loopback needs bridge.insecure."""
     insecure: bool = False
-    """true: serve the Foxglove bridge to other machines, without encryption and to everybody who connects."""
+    """true: serve the Foxglove bridge to other machines, without encryption and to anyone who connects."""
 
 
 class GroupSettings(Section):
@@ -489,7 +462,7 @@ class GroupSettings(Section):
         "node",
         "watch",
     )
-    """Processes that launch/start starts, in this order. When one ends, all are stopped."""
+    """Processes that launch/start starts, in this order. When one ends, it stops all."""
     cameras: tuple[CameraSettings, ...] = ()
     """Several cameras; the n-th uses the n-th endpoint of transport.frames. Empty: start the camera of [camera]."""
     restart: Literal["never", "on-failure"] = "never"
@@ -497,12 +470,13 @@ class GroupSettings(Section):
     grace_s: float = Field(3.0, gt=0.0, le=60.0)
     """Seconds between SIGTERM and SIGKILL when processes are stopped."""
     watchdog_s: float = Field(10.0, ge=0.0, le=86400.0)
-    """Seconds of silence after which a camera, node or recorder that hangs is killed, as if it had failed; 0: never."""
+    """Seconds of silence after which launch/start kills a hung camera, node or recorder, as if it had failed; 0:
+    never."""
     hang_s: float = Field(600.0, gt=0.0, le=86400.0)
-    """Seconds after which a process counts as hung while its main loop does not go on. The first frame must take less,
-    such as where it compiles a model; so must each request, and each step with model.compile."""
+    """Seconds without progress after which the main loop of a process counts as hung. The first frame must take less,
+    even if it compiles a model; so must each request, and each step with model.compile."""
     hang_step_s: float = Field(8.0, gt=0.0, le=86400.0)
-    """Seconds after which a later step of the node counts as hung; ten times the median of the last 25 steps, if that
+    """Seconds after which a later step of the node counts as hung, or ten times the median of the last 25 steps if that
     is more."""
 
 
@@ -569,13 +543,6 @@ def options() -> Iterator[Option]:
             is_text = not (get_origin(kind) is tuple and kind.__args__[0] is CameraSettings)
             default, help_text = _format_value(field.default), " ".join((field.description or "").split())
             yield Option(f"{section}.{name}", default, help_text, choices, kind is bool, is_text)
-
-
-def old_names() -> Iterator[str]:
-    """Yield each old name that is still accepted, as section.field."""
-    for section, holder in Settings.model_fields.items():
-        for name in holder.annotation.renamed:  # type: ignore[union-attr]
-            yield f"{section}.{name}"
 
 
 def _format_value(value: object) -> str:

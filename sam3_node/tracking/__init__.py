@@ -1,6 +1,6 @@
 """Promptable tracking of many objects with a bounded memory."""
 
-from .slots import ObjectPrompt, Track, Tracks
 from .tracker import Tracker
+from .tracks import ObjectPrompt, Track, Tracks
 
 __all__ = ["ObjectPrompt", "Track", "Tracker", "Tracks"]

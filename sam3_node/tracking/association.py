@@ -1,8 +1,7 @@
-"""Match the detections of a frame to the tracked objects, by overlap of masks and boxes and by appearance.
+"""Match the detections of a frame to the tracked objects, and decide how long a detected object lives.
 
-All pairs are assigned at once, so that the sum over all pairs is the greatest possible.
-
-The life of objects that the detector found: tentative at first, kept while there is evidence, then removed.
+Overlap of masks and boxes and appearance score each pair. All pairs are assigned at once, so that the sum over all
+pairs is the greatest possible. A detected object is tentative at first, kept while there is evidence, then removed.
 """
 
 from __future__ import annotations
@@ -227,7 +226,9 @@ class Lifecycle:
     def restore(self, state: State) -> None:
         """Replace everything by what `state` returned."""
         self._lives = {
-            object_id: _TrackLife(**{**life, "votes": dict(life["votes"]), "names": _read_names(life)})
+            object_id: _TrackLife(
+                **life | {"votes": dict(life["votes"]), "names": _restore_names(life["names"])}
+            )
             for object_id, life in state["lives"]
         }
 
@@ -336,9 +337,5 @@ class Lifecycle:
         return min(weaker, key=lambda i: self._lives[i].score) if weaker else None
 
 
-def _read_names(life: State) -> dict[str, NameEvidence]:
-    """Return the evidence in a state; none in those of earlier versions."""
-    return {
-        label: NameEvidence(list(found["means"]), found["count"])
-        for label, found in life.get("names", {}).items()
-    }
+def _restore_names(names: State) -> dict[str, NameEvidence]:
+    return {label: NameEvidence(list(name["means"]), name["count"]) for label, name in names.items()}

@@ -1,7 +1,7 @@
 """Confidence of tracked masks: the probability that a mask is right, from the decoder and from the track's history.
 
 A mask is right if its IoU with the true mask is at least 0.5. The probability is a logistic function of the features
-below; `tracking.calibration` holds the weights, which `python -m tools.doubt.fit` fits. Everything runs on the host in
+below; `confidence_weights` holds the weights, which `python -m tools.doubt.fit` fits. Everything runs on the host in
 numpy, for all objects at once. The results depend only on the frames and prompts since the objects were added.
 """
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from ..types import State
-from .calibration import BIAS, CALIBRATED_FOR, JUMPED, WEIGHTS
+from .confidence_weights import JUMPED, MASK_BIAS, MASK_WEIGHTS, MASKS_CALIBRATED_FOR
 from .track_history import Departure, LevelSets, MaskSignals, TrackHistory, grid_side, measure
 
 Floats = npt.NDArray[np.float64]
@@ -30,7 +30,9 @@ MAX_LOG = 3.0  # bound of features that are logarithms of ratios
 MAX_EVIDENCE = 6.0  # bound of the evidence of a frame in the running mean
 CARRY = 0.8  # share of the running mean that a frame keeps
 
-CALIBRATION = hashlib.sha256(repr((BIAS, JUMPED, sorted(WEIGHTS.items()))).encode()).hexdigest()[:16]
+CALIBRATION = hashlib.sha256(repr((MASK_BIAS, JUMPED, sorted(MASK_WEIGHTS.items()))).encode()).hexdigest()[
+    :16
+]
 """Identity of the weights. A saved state fits only the same weights."""
 
 OWN = ("score", "presence", "stability", "overlap", "appearance")
@@ -43,7 +45,7 @@ FEATURES = (*OWN, *DEPARTURES, "carried")
 
 def is_calibrated(model_name: str) -> bool:
     """Return True if the weights were fitted to the masks of the model with this name."""
-    return model_name in CALIBRATED_FOR
+    return model_name in MASKS_CALIBRATED_FOR
 
 
 class Evidence(NamedTuple):
@@ -68,8 +70,8 @@ class ConfidenceEstimator:
     """
 
     def __init__(self, capacity: int, side: int, channels: int) -> None:
-        self._weights: Floats = np.array([WEIGHTS.get(name, 0.0) for name in FEATURES])
-        self._bias, self._jumped = BIAS, JUMPED
+        self._weights: Floats = np.array([MASK_WEIGHTS.get(name, 0.0) for name in FEATURES])
+        self._bias, self._jumped = MASK_BIAS, JUMPED
         self._rows: dict[int, int] = {}
         self._free = list(range(capacity))
         self._history = TrackHistory(capacity, (grid_side(side),) * 2)

@@ -25,7 +25,7 @@ MAX_MASKS = 256
 MAX_CANDIDATES = 512  # of which logits are in memory at once
 
 
-class Limits(NamedTuple):
+class MaskLimits(NamedTuple):
     """Lowest predicted IoU and lowest stability of masks that are kept."""
 
     min_iou: float
@@ -33,15 +33,15 @@ class Limits(NamedTuple):
 
 
 LIMITS = {
-    "nano": Limits(0.5, 0.5),  # measured on rendered scenes: docs/running.md
-    "sam2_video": Limits(0.8, 0.95),  # SAM 2's SAM2AutomaticMaskGenerator
-    "sam2": Limits(0.8, 0.95),
-    "edgetam_video": Limits(0.8, 0.95),  # EdgeTAM's copy of it
-    "edgetam": Limits(0.8, 0.95),
+    "nano": MaskLimits(0.5, 0.5),  # measured on rendered scenes: docs/running.md
+    "sam2_video": MaskLimits(0.8, 0.95),  # SAM 2's SAM2AutomaticMaskGenerator
+    "sam2": MaskLimits(0.8, 0.95),
+    "edgetam_video": MaskLimits(0.8, 0.95),  # EdgeTAM's copy of it
+    "edgetam": MaskLimits(0.8, 0.95),
 }
-"""Limits by the model's name or type."""
-PUBLISHED = Limits(0.88, 0.95)
-"""Limits of SAM's SamAutomaticMaskGenerator, for all others; SAM 3 has published none of its own."""
+"""MaskLimits by the model's name or type."""
+PUBLISHED = MaskLimits(0.88, 0.95)
+"""MaskLimits of SAM's SamAutomaticMaskGenerator, for all others; SAM 3 has published no limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class EverythingOptions:
     def complete(self, model: TrackerModel) -> EverythingOptions:
         """Return the options with the model's own limits where none were given."""
         own = LIMITS.get(model.name) or LIMITS.get(model.model_type, PUBLISHED)
-        given = {name: getattr(self, name) for name in Limits._fields}
+        given = {name: getattr(self, name) for name in MaskLimits._fields}
         return replace(
             self, **{name: getattr(own, name) if given[name] is None else given[name] for name in given}
         )
@@ -127,7 +127,7 @@ def segment_everything(
     What is found does not depend on what happens between the turns, as long as the features stay as they are.
     """
     options, census = options.complete(model), census or Census()
-    limits = Limits(options.min_iou or 0.0, options.min_stability or 0.0)
+    limits = MaskLimits(options.min_iou or 0.0, options.min_stability or 0.0)
     found = Everything(
         torch.zeros(0, *model.mask_size, device=model.device), torch.zeros(0, device=model.device)
     )
@@ -158,7 +158,7 @@ def _decode(model: TrackerModel, features: Features, points: Tensor) -> Everythi
     return Everything(logits.flatten(0, 1).float(), iou.flatten().float())
 
 
-def _filter(candidates: Everything, limits: Limits, census: Census) -> Everything:
+def _filter(candidates: Everything, limits: MaskLimits, census: Census) -> Everything:
     """Return the masks that the decoder is sure of and that do not depend on the threshold; count them."""
     sure = candidates.select(candidates.iou > limits.min_iou)
     inner, outer = ((sure.logits > level).flatten(1).sum(dim=1) for level in (1.0, -1.0))

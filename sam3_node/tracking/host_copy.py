@@ -1,15 +1,12 @@
-"""Copies between device and host that wait for nothing but themselves."""
+"""Copy between device and host, waiting for nothing but the copy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
-
-_new_event: Callable[[], torch.cuda.Event] = torch.cuda.Event  # torch leaves the constructor untyped
 
 
 class HostCopy:
@@ -24,7 +21,7 @@ class HostCopy:
         self._ready: torch.cuda.Event | None = None
         self._values = copy_pinned(values)
         if values.is_cuda:
-            self._ready = _new_event()
+            self._ready = torch.cuda.Event()
             self._ready.record()
 
     def read(self) -> npt.NDArray[Any]:

@@ -1,9 +1,15 @@
-"""Rules that select the memories an object attends to. Pure functions of host arrays: no step waits for the device.
+"""Remember objects from frame to frame: their memories, or their last masks where the weights have no memory modules.
 
-The memory bank: the memories of all objects in two preallocated tensors, written by index.
+`MemoryBank` holds the memories of all objects in two preallocated tensors, written by index. Each object has a row: a
+ring of the newest frames, then slots for conditioning frames, which are the prompted frames. Tables on the host record
+which frame each slot holds, and `SelectionRule` chooses among them, so reading the bank never waits for the device.
 
-Each object has a row: a ring of the newest frames, then slots for conditioning frames, which are the prompted frames.
-Slot tables on the host record which frame each slot holds, so reading the bank never waits for the device.
+`LastMasks` uses the interface of SAM for single images (arXiv 2304.02643, 2408.00714): the next prompt is a box and the
+logits of an earlier mask. The box has a margin, because the object may have moved. An object that is out of view, or
+whose mask is empty, keeps its last mask as the prompt of each later frame. Nothing but that mask says what the object
+is, so a mask that takes in a part of the background would grow from frame to frame. Two things stop this. A mask that
+grew at once is searched again in tighter boxes. A mask whose size or place departs from the track's history
+(`SureHistory`) is withheld: the object counts as out of view, and the next frame is searched with its last sure mask.
 """
 
 from __future__ import annotations
@@ -19,9 +25,24 @@ import torch
 from torch import Tensor
 
 from ..errors import SettingsError
-from ..models import TrackerModel
+from ..models import Features, TrackerModel
+from ..models.pixels import mask_boxes
+from ..models.sam.algebra import resize_matrix
+from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
+from ..models.sam.stages import ABSENT_LOGIT, Decoded
 from ..types import State
 from .host_copy import HostCopy
+from .track_history import (
+    BOX_MARGINS,
+    STEP_GROWTH,
+    STEP_LOSS,
+    LevelSets,
+    SureHistory,
+    aligned_iou,
+    compare_levels,
+    measure,
+)
+from .tracks import BOX_LABELS
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -90,7 +111,7 @@ class Memories(NamedTuple):
     """The memories that N objects attend to, in the order of the arguments of `MemoryRead`."""
 
     memory: Tensor
-    """[N, S, T, 64]; the first is that of the newest conditioning frame"""
+    """[N, S, T, 64]; the first is the memory of the newest conditioning frame"""
     offset: Tensor
     """int64 [N, S]"""
     pointers: Tensor
@@ -107,7 +128,7 @@ class ReadGroup(NamedTuple):
     positions: Ints
     """int64 [n], places in the rows that were asked for"""
     gather: Callable[[], Memories]
-    """Returns those of the objects at `positions`; with static shapes, more rows follow to be ignored."""
+    """Returns the memories of the objects at `positions`; with static shapes, more rows follow to be ignored."""
 
 
 class _Slots(NamedTuple):
@@ -279,7 +300,7 @@ class MemoryBank:
     ) -> list[ReadGroup]:
         """Return what `read` does, in groups with equally many memories, so that no memory is masked.
 
-        With `static`, there are few different shapes: numbers of memories are those of `read_widths`, numbers of
+        With `static`, there are few different shapes: numbers of memories are in `read_widths`, numbers of
         objects are 1, 2, 4, 8, …, and numbers of pointers are equal. Objects with another number of memories read the
         whole bank with a mask. An engine takes up to `engine_objects` objects at once, always with a mask; it reads as
         many memories as the next of these widths.
@@ -451,3 +472,189 @@ def _join(first: _Slots, second: _Slots) -> _Slots:
     """Concatenate both along axis 1 and move the valid slots of each row to the front."""
     joined = _Slots(*(np.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)))
     return joined.reorder(np.argsort(~joined.valid, axis=1, kind="stable"))
+
+
+PRESENT_LOGIT = 10.0  # presence logit of an object whose prompt is a mask
+MAX_LOGIT = 32.0  # larger ones are beyond what the prompt encoder has learnt
+
+
+class LastMasks:
+    """The last mask of up to `max_objects` objects, in tensors that are allocated once.
+
+    It takes the place of the memory bank for weights without memory modules.
+    """
+
+    def __init__(self, model: TrackerModel, max_objects: int) -> None:
+        self._model = model
+        self._logits = torch.zeros((max_objects, *model.mask_size), device=model.device)
+        self._sure = torch.zeros_like(self._logits)  # of the last sure mask
+        self._pointers = torch.zeros((max_objects, model.hidden), device=model.device, dtype=model.dtype)
+        self._labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device)
+        self._to_logits = resize_matrix((model.image_size, model.mask_size[0])).to(model.device)
+        self._prompted: Ints = np.full(max_objects, NO_FRAME, dtype=np.int64)
+        self._history = SureHistory(max_objects)
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory in bytes. It never changes."""
+        return self._logits.nbytes + self._sure.nbytes + self._pointers.nbytes
+
+    @property
+    def layout(self) -> list[Any]:
+        """Shapes and dtype. A state fits any object with the same layout."""
+        return [list(self._logits.shape), list(self._pointers.shape), str(self._pointers.dtype)]
+
+    @torch.inference_mode()
+    def clear(self, row: int) -> None:
+        """Erase the object in `row`."""
+        self._prompted[row] = NO_FRAME
+        self._logits[row] = 0
+        self._pointers[row] = 0
+
+    def start(self, row: int, frame: int, decoded: Decoded) -> None:
+        """Store the mask of a prompt or a detection on one row; its pointer stands for the object's appearance."""
+        self._prompted[row] = frame
+        self._logits[row] = self._sure[row] = decoded.logits[0].float()
+        self._pointers[row] = decoded.pointer[0]
+        self._history.start(row, frame, _levels(decoded.logits).inside[0])
+
+    def is_conditioning(self, row: int, frame: int) -> bool:
+        """Return True if the last prompt of the object in `row` was on this frame."""
+        return bool(self._prompted[row] == frame)
+
+    def forget_recent(self, row: int) -> None:
+        """Do nothing: a prompt has replaced the last mask already."""
+
+    def copy_conditioning(self, row: int, target: int) -> None:
+        """Do nothing: only the newest prompt counts."""
+
+    def follow(self, features: Features, rows: Ints, frame: int) -> Decoded:
+        """Decode the objects of N rows on frame number `frame`, and keep the masks of those in view.
+
+        A mask that departs from its track's history is withheld: its object is out of view in the result.
+        """
+        index = torch.from_numpy(rows).to(self._logits.device)
+        last = self._logits[index]
+        decoded, levels = self._search(features, last)
+        present = decoded.presence.cpu().numpy() > 0
+        signals = measure(levels, present)
+        quality = decoded.iou.float().cpu().numpy() * signals.stability
+        before = _levels(last).inside
+        judged = [
+            self._history.judge(row, frame, signals.inside[n], before[n], float(quality[n]))
+            if present[n] and signals.inside[n].any()
+            else None
+            for n, row in enumerate(rows.tolist())
+        ]
+        kept, sure, withheld = (
+            torch.tensor([one in wanted for one in judged], device=last.device)[:, None, None]
+            for wanted in ([(True, True), (True, False)], [(True, True)], [(False, False)])
+        )
+        logits, surest = decoded.logits.float(), self._sure[index]
+        self._sure[index] = torch.where(sure, logits, surest)
+        self._logits[index] = torch.where(kept, logits, torch.where(withheld, surest, last))
+        return decoded._replace(
+            logits=decoded.logits.masked_fill(withheld, ABSENT_LOGIT),
+            presence=decoded.presence.masked_fill(withheld[:, 0, 0], -PRESENT_LOGIT),
+        )
+
+    def _search(self, features: Features, last: Tensor) -> tuple[Decoded, LevelSets]:
+        """Decode N objects from their last masks in the widest box; in tighter ones, too, if an area has jumped.
+
+        The mask that resembles the last one most is taken then. Return also the level sets.
+        """
+        before = _levels(last)
+        decoded = self._decode(features, last, BOX_MARGINS[0])
+        levels = _levels(decoded.logits)
+        again = np.flatnonzero(_has_jumped(levels, before))
+        if not again.size:
+            return decoded, levels
+        chosen = torch.from_numpy(again).to(last.device)
+        tried = [Decoded(*(column[chosen] for column in decoded))]
+        tried += [self._decode(features, last[chosen], margin) for margin in BOX_MARGINS[1:]]
+        found = [_levels(one.logits) for one in tried]
+        for position, row in enumerate(again.tolist()):
+            wanted = before.inside[row]
+            best = int(np.argmax([_resemblance(one.inside[position], wanted) for one in found]))
+            for column, better in zip(decoded, tried[best], strict=True):
+                column[row] = better[position]
+        return decoded, _levels(decoded.logits)
+
+    def decode_mask(self, features: Features, mask: Tensor) -> Decoded:
+        """Return a mask prompt [1, 1, S, S] in 0..1 as the result of its frame, with the pointer of its object."""
+        high = mask[0].float() * MASK_SCALE + MASK_BIAS
+        logits = self._to_logits @ high @ self._to_logits.T
+        pointer = self._decode(features, logits, BOX_MARGINS[0]).pointer
+        presence = torch.where(mask.any(), PRESENT_LOGIT, -PRESENT_LOGIT).reshape(1)
+        return Decoded(logits.to(self._model.dtype), torch.ones_like(presence), presence, pointer)
+
+    def _decode(self, features: Features, last: Tensor, share: float) -> Decoded:
+        """Decode N objects from the boxes, with a margin of `share`, and logits of their last masks, [N, 4h, 4w]."""
+        decoder, scale = self._model.decode_stage, self._model.image_size / last.shape[-1]
+        boxes = mask_boxes(last > 0)
+        margin = share * (boxes[:, 2:] - boxes[:, :2])
+        corners = (
+            torch.stack([boxes[:, :2] - margin, boxes[:, 2:] + margin], dim=1).clamp(0, last.shape[-1])
+            * scale
+        )
+        labels = self._labels.expand(len(last), -1)
+        sparse, dense = decoder.prompt(corners, labels, last.clamp(-MAX_LOGIT, MAX_LOGIT))
+        top = (features.top + decoder.no_memory.reshape(1, -1, 1, 1)).expand(len(last), -1, -1, -1)
+        competes = self._model.competes(len(BOX_LABELS), True)
+        decoded: Decoded = decoder(top, features.fine, features.middle, sparse, dense, competes)
+        return decoded
+
+    def conditioning_pointers(self, rows: Ints) -> tuple[Tensor, Tensor]:
+        """Return the pointers of N rows' prompts, [N, 1, C], and bool [N, 1]: True if valid."""
+        index = torch.from_numpy(rows).to(self._pointers.device)
+        return self._pointers[index, None], torch.from_numpy(self._prompted[rows, None] != NO_FRAME).to(
+            index.device
+        )
+
+    @torch.inference_mode()
+    def state(self) -> State:
+        """Return the state that `restore` takes: the rows in use."""
+        rows = np.flatnonzero(self._prompted != NO_FRAME)
+        index = torch.from_numpy(rows).to(self._logits.device)
+        return {
+            "used": rows.tolist(),
+            "prompted": self._prompted[rows].tolist(),
+            "logits": self._logits[index].cpu(),
+            "sure": self._sure[index].cpu(),
+            "history": self._history.state(rows),
+            "pointers": self._pointers[index].cpu(),
+        }
+
+    @torch.inference_mode()
+    def restore(self, state: State) -> None:
+        """Replace everything by what `state` returned, with the same `layout`."""
+        rows = np.array(state["used"], np.int64)
+        self._prompted[:] = NO_FRAME
+        self._prompted[rows] = state["prompted"]
+        index = torch.from_numpy(rows).to(self._logits.device)
+        self._logits[index] = state["logits"].to(self._logits.device)
+        self._sure[index] = state["sure"].to(self._sure.device)
+        self._history.restore(rows, state["history"])
+        self._pointers[index] = state["pointers"].to(self._pointers.device)
+
+
+def _levels(logits: Tensor) -> LevelSets:
+    """Return the level sets of logits [N, h, w], on the host."""
+    inside, core, around = (level.cpu().numpy() for level in compare_levels(logits))
+    return LevelSets(inside, core, around, ~inside.any(axis=(1, 2)))
+
+
+def _has_jumped(levels: LevelSets, before: LevelSets) -> Bools:
+    """Return which of N masks have grown or shrunk suddenly since the masks `before`, [N]."""
+    now, then = (one.inside.sum(axis=(1, 2)).clip(min=1).astype(np.float64) for one in (levels, before))
+    change = np.log(now / then)
+    jumped: Bools = (change > STEP_GROWTH) | (change < -STEP_LOSS)
+    return jumped
+
+
+def _resemblance(inside: Bools, other: Bools) -> float:
+    """Return the IoU of two masks [h, w], moved so that their centres coincide."""
+    if not (inside.any() and other.any()):
+        return 0.0
+    (y, x), (v, u) = (np.argwhere(mask).mean(axis=0) for mask in (inside, other))
+    return aligned_iou(inside, other, (round(x - u), round(y - v)))

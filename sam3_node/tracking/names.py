@@ -1,7 +1,7 @@
 """Confidence of names: the probability that an object is what its label says, from the detections that named it.
 
 A detector gives things that it does not know the name that was asked for. The probability is a logistic function of the
-features below, averaged over the detections of a track; `tracking.name_calibration` holds the weights, which
+features below, averaged over the detections of a track; `confidence_weights` holds the weights, which
 `python -m tools.doubt.names` fits to the bundled detector. It depends only on the detections since the object came into
 view.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..types import Detection
-from .name_calibration import BIAS, CALIBRATED_FOR, NEUTRAL, WEIGHTS
+from .confidence_weights import NAME_BIAS, NAME_WEIGHTS, NAMES_CALIBRATED_FOR, USUAL_MARGINS
 
 FEATURES = ("score", "rival", "other", "look", "thing", "agreement")
 """Logit of the detection's score; its margin to the best detection of the same phrase elsewhere, and to the best of
@@ -33,7 +33,7 @@ class NameEvidence:
     """Evidence of the detections of one object for one label."""
 
     means: list[float] = field(default_factory=list)
-    """of the features, without the agreement; those of the last MEMORY detections count most"""
+    """of the features, without the agreement; the last MEMORY detections count most"""
     count: int = 0
     """number of detections"""
 
@@ -47,13 +47,13 @@ class NameEvidence:
 
 def is_calibrated(detector_name: str) -> bool:
     """Return True if the weights were fitted to the detections of the detector with this name."""
-    return detector_name in CALIBRATED_FOR
+    return detector_name in NAMES_CALIBRATED_FOR
 
 
 def measure_names(detections: Sequence[Detection], with_margins: bool) -> list[list[float]]:
     """Return the features of each of the detections of one frame, without the agreement.
 
-    Without margins, those of `Detection.margins` are as they usually are.
+    Without margins, the usual margins take the place of `Detection.margins`.
     """
     logits = [_logit(each.score) for each in detections]
     found = []
@@ -70,7 +70,8 @@ def measure_names(detections: Sequence[Detection], with_margins: bool) -> list[l
         own = logits[index]
         margins = each.margins if with_margins else (None, None)
         usual = [
-            usual if value is None else value for usual, value in zip(NEUTRAL.values(), margins, strict=True)
+            usual if value is None else value
+            for usual, value in zip(USUAL_MARGINS.values(), margins, strict=True)
         ]
         found.append([own, *(_bound(value) for value in (own - rival, own - other, *usual))])
     return found
@@ -83,7 +84,9 @@ def list_features(evidence: NameEvidence, rounds: int) -> list[float]:
 
 def estimate_name(features: Sequence[float]) -> float:
     """Return the probability that a label with these features is right."""
-    logit = BIAS + sum(WEIGHTS.get(name, 0.0) * value for name, value in zip(FEATURES, features, strict=True))
+    logit = NAME_BIAS + sum(
+        NAME_WEIGHTS.get(name, 0.0) * value for name, value in zip(FEATURES, features, strict=True)
+    )
     return 1 / (1 + math.exp(-max(-30.0, min(30.0, logit))))
 
 

@@ -1,16 +1,17 @@
-"""Signals that masks give of themselves: size, place, stability and overlap, from low-resolution logits.
+"""Measure how far tracked masks depart from their history: size, place and shape, learned on sure frames only.
 
-The history of tracked masks: size, place, shape and appearance of each object, learned on sure frames only.
-
-The arrays are allocated once, a row for each object. `observe` measures how far masks depart from their history, and
-`learn` then changes the history. A sudden change of place or size stays in `offset` until the mask jumps back.
+`measure` takes the signals from low-resolution logits. Two histories use them, with arrays that are allocated once, a
+row for each object: `TrackHistory` feeds the confidence of all masks. `SureHistory` judges the masks that models
+without memory follow; it needs no fitted weights, because it compares each track with its own past alone.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from math import log
 from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -130,7 +131,6 @@ def _overlap(flat: Bools, visible: Bools) -> Floats:
     return _count(flat & (cover > shown))
 
 
-Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
 AREAS = 15  # sure frames whose areas are remembered
@@ -160,13 +160,26 @@ class Departure(NamedTuple):
     """[N] in 0..1: 1 - IoU with the last sure mask, moved so that the centres coincide"""
 
 
-class TrackHistory:
+class RowTables:
+    """Histories of objects. Every attribute is an array with a row for each object."""
+
+    def state(self, rows: Ints) -> State:
+        """Return the histories of these rows, as `restore` takes them."""
+        return {name.lstrip("_"): torch.from_numpy(table[rows].copy()) for name, table in vars(self).items()}
+
+    def restore(self, rows: Ints, state: State) -> None:
+        """Replace the histories of these rows with the histories that `state` returned."""
+        for name, table in vars(self).items():
+            table[rows] = state[name.lstrip("_")].numpy()
+
+
+class TrackHistory(RowTables):
     """Histories of up to `capacity` objects with masks on a grid of `size` (height, width) cells."""
 
     def __init__(self, capacity: int, size: tuple[int, int]) -> None:
         self._areas: Floats = np.zeros(
             (capacity, AREAS)
-        )  # logarithms, a ring; at first all are that of the prompt
+        )  # logarithms, a ring; at first all have the prompt's area
         self._writes: Ints = np.zeros(capacity, np.int64)
         self._last: Floats = np.zeros((capacity, 3))  # log area, centre
         self._velocity: Floats = np.zeros((capacity, 2))
@@ -251,26 +264,151 @@ class TrackHistory:
         self._velocity[rows] = np.where(smooth[:, None], velocity + VELOCITY_GAIN * (step - velocity), 0)
         self._last[rows] = np.concatenate([log_area[:, None], centre], axis=1)
 
-    def state(self, rows: Ints) -> State:
-        """Return the histories of these rows, as `restore` takes them."""
-        return {name: torch.from_numpy(table[rows].copy()) for name, table in self._tables().items()}
-
-    def restore(self, rows: Ints, state: State) -> None:
-        """Replace the histories of these rows by those that `state` returned."""
-        for name, table in self._tables().items():
-            table[rows] = state[name].numpy()
-
-    def _tables(self) -> dict[str, Array]:
-        return {name.lstrip("_"): table for name, table in vars(self).items()}
-
 
 def _touches_edge(inside: Bools) -> Bools:
-    """Return which of the masks [N, h, w] touch the image's edge, [N]."""
-    rows, columns = inside[:, [0, -1]], inside[:, :, [0, -1]]
-    return np.asarray(rows.any(axis=(1, 2)) | columns.any(axis=(1, 2)), np.bool_)
+    """Return which of the masks [..., h, w] touch the image's edge, [...]."""
+    rows, columns = inside[..., [0, -1], :], inside[..., [0, -1]]
+    return np.asarray(rows.any(axis=(-2, -1)) | columns.any(axis=(-2, -1)), np.bool_)
 
 
 def _median(values: Floats) -> Floats:
     """Return the median [N] of [N, AREAS], an odd number."""
     median: Floats = np.sort(values, axis=1)[:, AREAS // 2]
     return median
+
+
+# shares of the box's sides, at each side: in a tight box, the mask of an object that moves shrinks away, and in a wide
+# one, a mask takes in what lies around it. The widest is tried first.
+BOX_MARGINS = (0.2, 0.1, 0.0)
+# growth of the log area over the last mask from which tighter boxes are tried, and loss in a frame that is a jump
+STEP_GROWTH, STEP_LOSS = log(1.2), log(3)
+# log area above the track's bound from which a mask is withheld: of a shape like the prompt's, and of another
+BURST_ALIKE, BURST_OTHER = log(2.5), log(2)
+SURE_GROWTH = log(1.25)  # log area above the bound up to which a mask of another shape can be sure
+# rise of the bound's log area for each frame, at most: of masks that keep their shape, and of all others, which grow
+# rather because they take in the background
+RISE_ALIKE, RISE_OTHER = 0.06, 0.02
+# the same of an object that the image's edge has cut off since its prompt, n frames ago: MAX_ENTERING, and ENTERING
+# over n, because the area of what comes in at a constant speed grows as n to n ** 1.5
+MAX_ENTERING, ENTERING = 0.35, 1.5
+FALL = 0.02  # fall of the bound for each frame, at most: an object that was half hidden appears again at once
+MIN_AREA = 16  # cells; the areas of smaller masks say nothing
+MIN_MARGIN = 2  # cells that the centre of a mask may lie outside of the last mask's box, at least
+MAX_GAP = 8  # frames without a mask after which tolerances grow no more
+ALIKE = 0.8  # IoU of two masks brought to one place, area and direction from which their shapes are alike
+SAME_AREA = (
+    0.15  # departure of the log area up to which the newest sure shape becomes the one to compare with
+)
+SHAPE_SIDE = 32  # cells of a stored shape
+SHAPE_SPAN = 2.5  # extent of a stored shape, in square roots of the mask's area
+MIN_QUALITY = 0.7  # share of the usual quality of the track's masks from which a mask is sure
+QUALITY_GAIN = 0.1  # share of the newest quality in the usual one
+
+
+class SureHistory(RowTables):
+    """Histories of the sure masks of up to `capacity` objects: a bound of their area, their shape and their quality.
+
+    It needs no fitted weights, because each track is compared with its own past alone. Quality is the predicted IoU
+    times the stability. Areas are in cells of a grid over the image.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        # log area that follows the areas of sure masks, at a limited rate
+        self._bound: Floats = np.zeros(capacity)
+        self._area: Floats = np.zeros(capacity)  # log area of the prompt's mask, to which `shape` belongs
+        self._shape: Bools = np.zeros((capacity, 2, SHAPE_SIDE, SHAPE_SIDE), np.bool_)
+        self._entering: Bools = np.zeros(capacity, np.bool_)  # cut off by the image's edge since the prompt
+        self._quality: Floats = np.zeros(capacity)  # 0 while no mask was followed
+        self._started: Ints = np.zeros(capacity, np.int64)  # frame of the prompt
+        self._judged: Ints = np.zeros(capacity, np.int64)  # frame of the last mask
+        self._withheld: Ints = np.zeros(capacity, np.int64)  # masks in a row
+
+    def start(self, row: int, frame: int, inside: Bools) -> None:
+        """Begin the history of a row with the mask [h, w] of its prompt."""
+        self._area[row] = self._bound[row] = _log_area(inside)
+        self._shape[row], self._entering[row] = _shape_of(inside), _touches_edge(inside)
+        self._quality[row] = self._withheld[row] = 0
+        self._started[row] = self._judged[row] = frame
+
+    def judge(self, row: int, frame: int, inside: Bools, last: Bools, quality: float) -> tuple[bool, bool]:
+        """Return whether the mask [h, w] of a row is plausible, and whether it is sure, and learn from it.
+
+        `last` is the mask that was the prompt. Only a sure mask changes the bound and the shape.
+        """
+        gap = float(np.clip(frame - self._judged[row], 1, MAX_GAP))
+        shape, area = _shape_of(inside), _log_area(inside)
+        alike = shape_iou(shape, self._shape[row]) >= ALIKE
+        rise = RISE_ALIKE if alike else RISE_OTHER
+        if entering := bool(self._entering[row]):
+            rise = max(rise, min(MAX_ENTERING, ENTERING / max(frame - self._started[row], 1)))
+        grown, waited = area - self._bound[row], RISE_OTHER * min(self._withheld[row], MAX_GAP)
+        burst = (BURST_ALIKE if alike or entering else BURST_OTHER) + rise * (gap - 1) + waited
+        self._judged[row] = frame
+        if grown > burst or self._is_lost(inside, last, gap, waited):
+            self._withheld[row] += 1
+            return False, False
+        usual = self._quality[row] or quality
+        sure = quality >= MIN_QUALITY * usual and (alike or entering or grown <= SURE_GROWTH)
+        self._withheld[row] = 0
+        if sure:
+            self._quality[row] = usual + QUALITY_GAIN * (quality - usual)
+            self._learn(row, shape, area, rise * gap, FALL * gap, bool(_touches_edge(inside)))
+        return True, bool(sure)
+
+    def _learn(self, row: int, shape: Bools, area: float, rise: float, fall: float, at_edge: bool) -> None:
+        self._bound[row] += np.clip(area - self._bound[row], 0 if at_edge else -fall, rise)
+        if self._entering[row]:
+            self._area[row] = area
+        self._entering[row] &= at_edge
+        if abs(area - self._area[row]) <= SAME_AREA:
+            self._shape[row] = shape
+
+    @staticmethod
+    def _is_lost(inside: Bools, last: Bools, gap: float, waited: float) -> bool:
+        """Return True for a mask that lies elsewhere than `last`, or shrank suddenly away from the image's edge."""
+        lost = _log_area(last) - _log_area(inside)
+        return not _is_near(inside, last, gap) or (
+            lost > STEP_LOSS + RISE_ALIKE * (gap - 1) + waited and not _touches_edge(inside)
+        )
+
+
+def shape_iou(shape: Bools, other: Bools) -> float:
+    """Return the greatest IoU of two shapes: upright, and turned so that their long axes coincide, either way."""
+    pairs = ((shape[0], other[0]), (shape[1], other[1]), (shape[1], other[1, ::-1, ::-1]))
+    return max(np.count_nonzero(a & b) / max(int(np.count_nonzero(a | b)), 1) for a, b in pairs)
+
+
+def _shape_of(inside: Bools) -> Bools:
+    """Return the shape of a mask [h, w], its centre in the middle and its area brought to one size, [2, S, S].
+
+    The first is upright, the second is turned so that its long axis is level.
+    """
+    shapes: Bools = np.zeros((2, SHAPE_SIDE, SHAPE_SIDE), np.bool_)
+    y, x = np.nonzero(inside)
+    if not len(x):
+        return shapes
+    centre = np.array([x.mean(), y.mean()])
+    scale = SHAPE_SIDE / (SHAPE_SPAN * np.sqrt(len(x)))
+    xx, yy, xy = x.var(), y.var(), ((x - centre[0]) * (y - centre[1])).mean()
+    for shape, angle in zip(shapes, (0.0, np.arctan2(2 * xy, xx - yy) / 2), strict=True):
+        turn = scale * np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+        move = np.column_stack([turn, (SHAPE_SIDE - 1) / 2 - turn @ centre])
+        shape[:] = cv2.warpAffine(inside.astype(np.float32), move, (SHAPE_SIDE, SHAPE_SIDE)) > 0.5
+    return shapes
+
+
+def _log_area(inside: Bools) -> float:
+    return log(max(int(np.count_nonzero(inside)), MIN_AREA))
+
+
+def _is_near(inside: Bools, last: Bools, gap: float) -> bool:
+    """Return True if the centre of a mask lies in the box of `last`, with the widest margin a frame of `gap`."""
+    for axis in (0, 1):
+        place, span = (np.flatnonzero(mask.any(axis=axis)) for mask in (inside, last))
+        if not span.size:
+            return True
+        weights = inside.sum(axis=axis)[place]
+        margin = gap * max(MIN_MARGIN, BOX_MARGINS[0] * (span[-1] - span[0] + 1))
+        if not span[0] - margin <= (place * weights).sum() / weights.sum() <= span[-1] + margin:
+            return False
+    return True

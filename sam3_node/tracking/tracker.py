@@ -11,10 +11,9 @@ from torch import Tensor
 from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded, Run
-from ..types import State
-from .last_masks import PRESENT_LOGIT, LastMasks
-from .memory import Ints, MemoryBank, confidence, get_rule, pad_to_batch
-from .slots import (
+from ..types import SavedFields
+from .memory import PRESENT_LOGIT, Ints, LastMasks, MemoryBank, confidence, get_rule, pad_to_batch
+from .tracks import (
     BOX_LABELS,
     ObjectPrompt,
     ObjectRows,
@@ -27,7 +26,7 @@ from .slots import (
 )
 
 
-class Tracker:
+class Tracker(SavedFields):
     """Tracks objects from prompts, frame by frame, with the memory of SAM 2 and SAM 3 (arXiv 2408.00714, 2511.16719).
 
     A prompted frame becomes a conditioning frame of its object only; other objects are not affected. A correction of a
@@ -38,8 +37,10 @@ class Tracker:
     afterwards.
 
     Weights without memory modules follow the last masks (`LastMasks`); there, a prompt on a past frame replaces the
-    last mask.
+    last mask. A state fits a tracker of the same model with the same bank `layout`.
     """
+
+    SAVED = ("frame_number", "_rows", "bank")
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class Tracker:
     def prompt_at(self, features: Features, frame_number: int, prompt: ObjectPrompt) -> tuple[Tensor, Tensor]:
         """Add or correct an object on an earlier frame; return its logits [h, w] and score [].
 
-        `features` are those of that frame. `frame_number` is the value of the attribute `frame_number` before that
+        `features` belong to that frame. `frame_number` is the value of the attribute `frame_number` before that
         frame was stepped. The next step starts to track a new object. The correction of a frame that was tracked
         uses the memory before that frame, which is complete for the `history` newest frames.
         """
@@ -129,7 +130,7 @@ class Tracker:
     ) -> tuple[Tensor, Tensor]:
         """Add or correct an object on an earlier frame, from which it catches up; return logits [h, w] and score [].
 
-        Arguments are those of `prompt_at`. The frame becomes a conditioning frame. Until `join`, steps do not track a
+        See `prompt_at` for the arguments. The frame becomes a conditioning frame. Until `join`, steps do not track a
         new object, and track a corrected one as before. Pass the frames after this one to `catch_up`. A second prompt
         begins again on its own frame, and keeps the first as a conditioning frame. Raises the errors of `prompt_at`,
         and CapacityError if too many corrections catch up.
@@ -218,20 +219,6 @@ class Tracker:
         for key in list(self._rows):
             self.bank.clear(self._rows.remove(key))
         self.frame_number = 0
-
-    def state(self) -> State:
-        """Return the state that `restore` takes: everything the next steps depend on, except the model."""
-        return {
-            "frame_number": self.frame_number,
-            "rows": self._rows.state(),
-            "bank": self.bank.state(),
-        }
-
-    def restore(self, state: State) -> None:
-        """Continue after the step at which `state` was called, on a tracker with the same bank `layout`."""
-        self.frame_number = state["frame_number"]
-        self._rows.restore(state["rows"])
-        self.bank.restore(state["bank"])
 
     def _check_past(self, frame_number: int) -> None:
         if not 0 <= frame_number < self.frame_number:

@@ -127,10 +127,8 @@ def test_every_format_gives_the_same_frames_whatever_the_file_is_called(tmp_path
             ]
     for index, frame in enumerate(frames):
         assert np.array_equal(decode_image(frame), colour_pixels(index))
-        assert frame.depth is not None
         assert frame.depth.aligned
         assert np.array_equal(decode_depth(frame.depth), depth_pixels(index))
-        assert frame.intrinsics is not None
         assert (frame.intrinsics.fx, frame.intrinsics.model) == (60.0, "brown_conrady")
 
 
@@ -193,9 +191,8 @@ def test_a_damaged_split_costs_only_its_own_end(tmp_path: Path, write) -> None: 
     assert seqs[:2] == [0, 1]
     assert seqs[-3:] == [6, 7, 8]
     assert len(seqs) < 9
-    assert lost is not None
-    assert "run_0.mcap" in lost
-    assert "run_1.mcap" not in lost
+    assert "run_0.mcap" in str(lost)
+    assert "run_1.mcap" not in str(lost)
 
 
 @pytest.mark.parametrize("write", [write_recording, write_earlier_layout, record, *WRITERS.values()])
@@ -240,8 +237,7 @@ def test_a_camera_that_cannot_be_read_is_left_out_unless_it_is_chosen(tmp_path: 
     path = write_json(tmp_path / "odd.mcap", [good, odd])
     frames, lost = read(path)
     assert [frame.camera for frame in frames] == ["front"]
-    assert lost is not None
-    assert "thermal is left out: /thermal/image: expected an encoding of" in lost
+    assert "skipped the camera thermal: /thermal/image: expected an encoding of" in str(lost)
     with pytest.raises(BagError, match=r"/thermal/image: expected an encoding of .*, found 'hsv8'"):
         read(path, ["thermal"])
     assert len(read(path, ["front"])[0]) == 1

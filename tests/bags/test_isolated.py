@@ -40,7 +40,6 @@ def test_a_child_that_ends_is_replaced_for_other_files(path: Path, tmp_path: Pat
 def test_an_interrupt_of_the_terminal_does_not_reach_the_child(path: Path) -> None:
     with IsolatedCalls("h5py", "hdf5") as calls:
         calls.call("list_hdf5", path)
-        assert calls._child is not None
         assert os.getpgid(calls._child.pid) != os.getpgid(0)
 
 

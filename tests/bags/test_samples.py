@@ -65,7 +65,6 @@ def test_binning_and_region_are_those_of_the_full_resolution(
     info = replace(INFO, binning=binning, roi=roi)
     assert pinhole(info.fit(size, False)) == pytest.approx(expected)
     rectified = info.fit(size, True)
-    assert rectified is not None
     assert rectified.fx / P.fx == pytest.approx(expected[0] / K.fx)
     assert K.cx - P.cx == pytest.approx((expected[2] - rectified.cx) * K.fx / expected[0])
 

@@ -96,12 +96,12 @@ def test_a_part_has_the_frames_of_the_whole(
 def test_chunks_outside_are_not_read(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
 
-    class Watched(mcap._File):
+    class Watched(mcap._McapFile):
         def read(self, length: int) -> bytes:
             lengths.append(length)
             return super().read(length)
 
-    monkeypatch.setattr(mcap, "_File", Watched)
+    monkeypatch.setattr(mcap, "_McapFile", Watched)
     whole = len(read(native)), sum(lengths)
     lengths.clear()
     assert len(read(native, TimeSpan(2 * SECOND, 3 * SECOND))) == 20

@@ -27,9 +27,8 @@ def test_a_depth_of_an_unknown_encoding_is_left_out(tmp_path: Path) -> None:
     moments = [replace(m, encoding="rvl") if m.topic == DEPTH else m for m in rgbd(5)]
     with open_bag(write_ros2(tmp_path / "r.mcap", moments)) as bag:
         frames = list(bag)
-        assert bag.lost is not None
-        assert f"{DEPTH} is left out" in bag.lost
-        assert "'rvl'" in bag.lost
+        assert f"skipped {DEPTH}" in str(bag.lost)
+        assert "'rvl'" in str(bag.lost)
     assert len(frames) == 5
     assert all(frame.depth is None and frame.intrinsics is not None for frame in frames)
 
@@ -40,8 +39,7 @@ def test_a_camera_of_an_unknown_encoding_is_left_out_unless_chosen(tmp_path: Pat
     with open_bag(path) as bag:
         assert len(bag.cameras) == 1
         assert len(list(bag)) == 5
-        assert bag.lost is not None
-        assert "the camera odd is left out" in bag.lost
+        assert "skipped the camera odd" in str(bag.lost)
     with pytest.raises(BagError, match="found 'nv24'"):
         open_bag(path, ["odd"])
     with pytest.raises(BagError, match="found 'nv24'"):

@@ -136,8 +136,7 @@ def test_what_comes_before_a_key_frame_and_damaged_packets_are_told(tmp_path: Pa
     frames, lost = read(write_foxglove(tmp_path / "r.mcap", data, "vp9"))
     assert frames
     assert frames[0].capture_ns == T0 + 3 * PERIOD_NS  # the key frame
-    assert lost is not None
-    assert f"of {TOPIC} passed over" in lost
+    assert f"of {TOPIC} (first" in str(lost)
 
 
 def test_a_part_is_decoded_from_what_was_before_it(tmp_path: Path) -> None:
@@ -263,7 +262,7 @@ def test_a_stream_that_begins_within_a_group_of_pictures_begins_at_its_key_frame
     frames, lost = read(write_messages(tmp_path / "bag", "MCAP", as_video(data, kind, "h264")))
     assert frames[0].capture_ns == T0 + 3 * PERIOD_NS
     assert len(frames) == len(data) - 4  # three before the key frame, and an empty one
-    assert "4 of /cam/image/compressed passed over" in str(lost)
+    assert "skipped 4 of /cam/image/compressed" in str(lost)
 
 
 def test_images_of_other_formats_stay_images_and_unknown_ones_are_named(tmp_path: Path) -> None:

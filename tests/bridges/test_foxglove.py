@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sam3_node.bags.messages import foxglove_out
-from sam3_node.bridges import foxglove as bridge
-from sam3_node.bridges.foxglove import MAX_BACKLOG, MAX_CAMERAS, FoxgloveServer
+from sam3_node.bridges import foxglove_server as bridge
+from sam3_node.bridges.foxglove_server import MAX_BACKLOG, MAX_CAMERAS, FoxgloveServer
 from sam3_node.errors import MissingExtraError, SettingsError, TransportError
 from sam3_node.geometry import rotation_from_quaternion
 from sam3_node.settings import Settings

@@ -20,7 +20,7 @@ TOPICS = ("/cam0/image", "/cam0/annotations")
 
 @pytest.fixture(scope="module")
 def bridge(rig: BridgeRig) -> tuple[Process, str]:
-    process = Process(rig, ("bridge", "foxglove", "127.0.0.1:0"), {})
+    process = rig.launch("bridge", "foxglove", "127.0.0.1:0")
     line = process.next_line()
     assert line.startswith("bridge: foxglove at ws://127.0.0.1:"), line
     return process, line.split()[-1]

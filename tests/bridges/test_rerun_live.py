@@ -12,7 +12,7 @@ import pytest
 
 from tests.bridges.conftest import NAME, BridgeRig
 from tests.support.console_rig import iou, is_in_view, true_mask
-from tests.support.node_rig import Process, until
+from tests.support.node_rig import until
 from tests.support.rrd_files import count_rows, read_rrd, rerun_program
 from tools.bench.processes import free_ports
 
@@ -35,7 +35,7 @@ def drawn(row: dict[str, Any]) -> npt.NDArray[np.uint8]:
 
 def test_the_file_has_the_pictures_and_the_masks_on_their_objects(rig: BridgeRig, tmp_path: Path) -> None:
     path = tmp_path / "live.rrd"
-    process = Process(rig, ("bridge", "rerun", str(path)), {})
+    process = rig.launch("bridge", "rerun", str(path))
     assert process.next_line() == f"bridge: rerun to {path}"
 
     def mugs() -> list[int]:
@@ -60,7 +60,7 @@ def test_the_file_has_the_pictures_and_the_masks_on_their_objects(rig: BridgeRig
 def test_a_signal_ends_it_while_the_viewer_hangs(rig: BridgeRig, tmp_path: Path) -> None:
     port = free_ports(1)[0]
     with rerun_program(port, tmp_path / "viewer.rrd") as viewer:
-        process = Process(rig, ("bridge", "rerun", f"rerun+http://127.0.0.1:{port}/proxy"), {})
+        process = rig.launch("bridge", "rerun", f"rerun+http://127.0.0.1:{port}/proxy")
         process.next_line()
         until(lambda: count_rows(viewer.path, BOXES), "what the viewer has")
         viewer.stop()

@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +14,10 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from sam3_node_ros import link
+from sam3_node_ros.link import MAX_HEADERS, Ros2Bridge, Ros2Settings
+from sam3_node_ros.messages import Header
 
-from sam3_node.bridges import ros2
-from sam3_node.bridges.ros2 import MAX_HEADERS, Ros2Bridge, Ros2Settings
-from sam3_node.bridges.ros2_messages import Header
 from sam3_node.errors import SettingsError, TransportError, WireError
 from sam3_node.transport import FrameSubscriber, MaskPublisher
 from sam3_node.types import Frame, Intrinsics, MaskFrame
@@ -116,11 +116,25 @@ class Site:
         return until(attempt, "masks")
 
 
+OpenSite = Callable[..., Site]
+
+
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    yield made
-    made.close()
+def open_site(tmp_path: Path) -> Iterator[OpenSite]:
+    made: list[Site] = []
+
+    def open_one(**settings: Any) -> Site:
+        made.append(Site(tmp_path, **settings))
+        return made[-1]
+
+    yield open_one
+    for site in made:
+        site.close()
+
+
+@pytest.fixture
+def site(open_site: OpenSite) -> Site:
+    return open_site()
 
 
 @pytest.mark.parametrize("padding", [0, 5])
@@ -132,39 +146,32 @@ def test_an_image_is_sent_with_its_pixels_and_stamp(site: Site, padding: int) ->
     assert not site.warnings
 
 
-def test_a_compressed_image_is_passed_on_unchanged(tmp_path: Path) -> None:
+def test_a_compressed_image_is_passed_on_unchanged(open_site: OpenSite) -> None:
     topic = f"{IMAGE}/compressed"
-    site = Site(tmp_path, image_topic=topic)
-    try:
-        assert site.bridge.subscriptions == ((topic, "sensor_msgs/msg/CompressedImage"),)
-        message = compressed(time.time_ns())
-        frame = site.send((topic, message))
-        assert (frame.encoding, bytes(frame.colour)) == ("jpeg", message.data.tobytes())
-    finally:
-        site.close()
+    site = open_site(image_topic=topic)
+    assert site.bridge.subscriptions == ((topic, "sensor_msgs/msg/CompressedImage"),)
+    message = compressed(time.time_ns())
+    frame = site.send((topic, message))
+    assert (frame.encoding, bytes(frame.colour)) == ("jpeg", message.data.tobytes())
 
 
-def test_depth_and_intrinsics_go_with_their_image(tmp_path: Path) -> None:
-    site = Site(tmp_path, depth_topic=DEPTH, camera_info_topic=INFO)
-    try:
-        assert [one.type.rpartition("/")[2] for one in site.bridge.subscriptions] == [
-            "Image",
-            "Image",
-            "CameraInfo",
-        ]
-        now_ns = time.time_ns()
-        frame = site.send(
-            (INFO, camera_info(now_ns)),
-            (IMAGE, image(now_ns)),
-            (DEPTH, image(now_ns + 3_000_000, MILLIMETRES, "16UC1")),
-        )
-        assert frame.depth is not None
-        assert frame.depth.aligned
-        assert np.array_equal(decode_depth(frame.depth), MILLIMETRES)
-        assert frame.intrinsics == Intrinsics(60.0, 61.0, 7.5, 5.5)
-        assert frame.capture_ns == now_ns
-    finally:
-        site.close()
+def test_depth_and_intrinsics_go_with_their_image(open_site: OpenSite) -> None:
+    site = open_site(depth_topic=DEPTH, camera_info_topic=INFO)
+    assert [one.type.rpartition("/")[2] for one in site.bridge.subscriptions] == [
+        "Image",
+        "Image",
+        "CameraInfo",
+    ]
+    now_ns = time.time_ns()
+    frame = site.send(
+        (INFO, camera_info(now_ns)),
+        (IMAGE, image(now_ns)),
+        (DEPTH, image(now_ns + 3_000_000, MILLIMETRES, "16UC1")),
+    )
+    assert frame.depth.aligned
+    assert np.array_equal(decode_depth(frame.depth), MILLIMETRES)
+    assert frame.intrinsics == Intrinsics(60.0, 61.0, 7.5, 5.5)
+    assert frame.capture_ns == now_ns
 
 
 PROJECTION = [50.0, 0, 7.0, 0, 0, 51.0, 5.0, 0, 0, 0, 1, 0]
@@ -179,59 +186,45 @@ PROJECTION = [50.0, 0, 7.0, 0, 0, 51.0, 5.0, 0, 0, 0, 1, 0]
     ],
 )
 def test_rectified_images_have_the_projection(
-    tmp_path: Path, topic: str, settings: dict[str, Any], resolved: str | None
+    open_site: OpenSite, topic: str, settings: dict[str, Any], resolved: str | None
 ) -> None:
-    site = Site(tmp_path, image_topic=topic, camera_info_topic=INFO, resolved=resolved, **settings)
-    try:
-        now_ns = time.time_ns()
-        info = camera_info(now_ns)
-        info.p = np.array(PROJECTION)
-        frame = site.send((INFO, info), (topic, image(now_ns)))
-        assert frame.intrinsics == Intrinsics(50.0, 51.0, 7.0, 5.0)
-    finally:
-        site.close()
+    site = open_site(image_topic=topic, camera_info_topic=INFO, resolved=resolved, **settings)
+    now_ns = time.time_ns()
+    info = camera_info(now_ns)
+    info.p = np.array(PROJECTION)
+    frame = site.send((INFO, info), (topic, image(now_ns)))
+    assert frame.intrinsics == Intrinsics(50.0, 51.0, 7.0, 5.0)
 
 
-def test_intrinsics_of_another_size_are_scaled_or_left_out_with_a_warning(tmp_path: Path) -> None:
-    site = Site(tmp_path, camera_info_topic=INFO)
-    try:
-        now_ns = time.time_ns()
-        info = camera_info(now_ns)
-        info.width, info.height = 2 * SIZE[1], 2 * SIZE[0]
-        assert site.send((INFO, info), (IMAGE, image(now_ns))).intrinsics == Intrinsics(
-            30.0, 30.5, 3.75, 2.75
-        )
-        assert not site.warnings
-        info.width = 3 * SIZE[1]
-        # the frames that were lost on the way were told of, too
-        assert site.send((INFO, info), (IMAGE, image(time.time_ns()))).intrinsics is None
-        assert f"found those of {3 * SIZE[1]} x {2 * SIZE[0]}" in site.warnings[0]
-    finally:
-        site.close()
+def test_intrinsics_of_another_size_are_scaled_or_left_out_with_a_warning(open_site: OpenSite) -> None:
+    site = open_site(camera_info_topic=INFO)
+    now_ns = time.time_ns()
+    info = camera_info(now_ns)
+    info.width, info.height = 2 * SIZE[1], 2 * SIZE[0]
+    assert site.send((INFO, info), (IMAGE, image(now_ns))).intrinsics == Intrinsics(30.0, 30.5, 3.75, 2.75)
+    assert not site.warnings
+    info.width = 3 * SIZE[1]
+    # the frames that were lost on the way were told of, too
+    assert site.send((INFO, info), (IMAGE, image(time.time_ns()))).intrinsics is None
+    assert f"found those of {3 * SIZE[1]} x {2 * SIZE[0]}" in site.warnings[0]
 
 
-def test_depth_that_reaches_no_image_is_told(tmp_path: Path) -> None:
-    site = Site(tmp_path, depth_topic=DEPTH)
-    try:
-        now_ns = time.time_ns()
-        for index in range(ros2.MIN_FRAMES + 4):
-            stamp_ns = now_ns + index * 33_000_000
-            site.bridge.take(IMAGE, image(stamp_ns))
-            site.bridge.take(DEPTH, image(stamp_ns + 3600 * 10**9, MILLIMETRES, "16UC1"))
-        (warning,) = site.warnings
-        assert DEPTH in warning
-        assert re.search(r"its clock is about 3[56]\d\d\.\d+ s ahead of that of colour", warning)
-    finally:
-        site.close()
+def test_depth_that_reaches_no_image_is_told(open_site: OpenSite) -> None:
+    site = open_site(depth_topic=DEPTH)
+    now_ns = time.time_ns()
+    for index in range(link.MIN_FRAMES + 4):
+        stamp_ns = now_ns + index * 33_000_000
+        site.bridge.take(IMAGE, image(stamp_ns))
+        site.bridge.take(DEPTH, image(stamp_ns + 3600 * 10**9, MILLIMETRES, "16UC1"))
+    (warning,) = site.warnings
+    assert DEPTH in warning
+    assert re.search(r"its clock is about 3[56]\d\d\.\d+ s ahead of that of colour", warning)
 
 
-def test_depth_that_does_not_come_delays_images_by_a_bounded_time(tmp_path: Path) -> None:
-    site = Site(tmp_path, depth_topic=DEPTH, depth_aligned=True)
-    try:
-        frame = site.send((IMAGE, image(time.time_ns())))
-        assert frame.depth is None
-    finally:
-        site.close()
+def test_depth_that_does_not_come_delays_images_by_a_bounded_time(open_site: OpenSite) -> None:
+    site = open_site(depth_topic=DEPTH, depth_aligned=True)
+    frame = site.send((IMAGE, image(time.time_ns())))
+    assert frame.depth is None
 
 
 def test_stamps_of_another_clock_are_said_to_be(site: Site) -> None:
@@ -276,7 +269,7 @@ def test_a_warning_comes_again_later_with_the_number_of_those_between(
     wrong = image(time.time_ns(), encoding="yuv444")
     for _ in range(5):
         site.bridge.take(IMAGE, wrong)
-    monkeypatch.setattr(ros2, "REPEAT_S", 0.0)
+    monkeypatch.setattr(link, "REPEAT_S", 0.0)
     site.bridge.take(IMAGE, wrong)
     assert len(site.warnings) == 2
     assert "expected an encoding of rgb8, bgr8" in site.warnings[0]
@@ -394,16 +387,11 @@ def test_a_publisher_that_fails_does_not_end_the_thread(site: Site, tmp_path: Pa
     assert [text for text in site.warnings if "no masks:" not in text] == ["masks: RuntimeError: no space"]
 
 
-def test_silence_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ros2, "SILENCE_S", 0.0)
-    site = Site(tmp_path, timeout_ms=100)
-    try:
-        site.bridge.start(lambda *found: site.published.append(found))
-        assert until(lambda: site.warnings, "a warning")[0].startswith(
-            "no masks: no node is connected at ipc:"
-        )
-    finally:
-        site.close()
+def test_silence_is_explained(open_site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENCE_S", 0.0)
+    site = open_site(timeout_ms=100)
+    site.bridge.start(lambda *found: site.published.append(found))
+    assert until(lambda: site.warnings, "a warning")[0].startswith("no masks: no node is connected at ipc:")
 
 
 def test_headers_are_bounded(site: Site) -> None:
@@ -413,19 +401,16 @@ def test_headers_are_bounded(site: Site) -> None:
     assert len(site.bridge._headers) == MAX_HEADERS
 
 
-def test_without_a_node_services_answer_with_an_error_and_images_are_still_taken(tmp_path: Path) -> None:
-    site = Site(tmp_path, timeout_ms=300)
-    try:
-        response = find_class("sam3_node_msgs/msg/RemoveObject_Response")()
-        request = find_class("sam3_node_msgs/msg/RemoveObject_Request")(id="7")
-        waiting = threading.Thread(target=site.bridge.services["remove_object"], args=(request, response))
-        waiting.start()
-        site.send((IMAGE, image(time.time_ns())))
-        waiting.join()
-        assert (response.success, response.code) == (False, "no_answer")
-        assert "no node is connected" in response.message
-    finally:
-        site.close()
+def test_without_a_node_services_answer_with_an_error_and_images_are_still_taken(open_site: OpenSite) -> None:
+    site = open_site(timeout_ms=300)
+    response = find_class("sam3_node_msgs/msg/RemoveObject_Response")()
+    request = find_class("sam3_node_msgs/msg/RemoveObject_Request")(id="7")
+    waiting = threading.Thread(target=site.bridge.services["remove_object"], args=(request, response))
+    waiting.start()
+    site.send((IMAGE, image(time.time_ns())))
+    waiting.join()
+    assert (response.success, response.code) == (False, "no_answer")
+    assert "no node is connected" in response.message
 
 
 def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:

@@ -10,10 +10,7 @@ import pytest
 from mcap.reader import make_reader
 from mcap_ros2.decoder import DecoderFactory
 from rosbags.rosbag2 import Reader, StoragePlugin, Writer
-
-from sam3_node.bags import open_bag
-from sam3_node.bags.messages.ros_images import read_stamp
-from sam3_node.bridges.ros2_messages import (
+from sam3_node_ros.messages import (
     MAX_VALUE,
     ROTATION_VARIANCE_RAD2,
     Header,
@@ -25,6 +22,9 @@ from sam3_node.bridges.ros2_messages import (
     read_header,
     read_prompt,
 )
+
+from sam3_node.bags import open_bag
+from sam3_node.bags.messages.ros_images import read_stamp
 from sam3_node.errors import RequestError
 from sam3_node.replay.davis_png import paint_indices
 from sam3_node.types import Instance, Mask, MaskFrame
@@ -212,7 +212,7 @@ def test_an_id_is_read_back(epoch: int | None) -> None:
     "text", ["", "7@", "@7", "-1", "7@xyz", "7@ffffffffffffff", "7 ", "9" * 16, "a" * 500]
 )
 def test_another_id_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match="id: expected that of a detection"):
+    with pytest.raises(RequestError, match="id: expected the id of a detection"):
         parse_id(text)
 
 

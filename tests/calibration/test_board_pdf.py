@@ -55,7 +55,6 @@ def draw_page(path: Path) -> np.ndarray:
 
 def assert_true_size(board: Board, image: np.ndarray) -> None:
     corners = board.detect(image)
-    assert corners is not None
     assert len(corners.ids) == len(board.points)
     flat = np.column_stack([board.points[corners.ids, :2], np.ones(len(corners.ids))])
     scale = np.linalg.lstsq(flat, corners.pixels, rcond=None)[0] / DPI * 25.4e-3

@@ -248,11 +248,7 @@ def scale(views: list[HandEyeView], robot: float = 1.0, board: float = 1.0) -> l
 @pytest.mark.parametrize(
     ("robot", "board", "named"),
     [
-        (
-            1,
-            1e3,
-            "too large, millimetres read as metres: correct board_unit",
-        ),
+        (1, 1e3, "too large, millimetres read as metres: correct board_unit"),
         (1, 1e-3, "metres read as millimetres: correct board_unit"),
         (1, 100, "centimetres read as metres: correct board_unit"),
         (1, 0.1, "centimetres read as millimetres: correct board_unit"),

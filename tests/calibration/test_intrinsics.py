@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sam3_node.calibration.bundle import View
+from sam3_node.calibration.bundle import BoardView
 from sam3_node.calibration.intrinsics import (
     IntrinsicsResult,
     calibrate_intrinsics,
@@ -94,7 +94,7 @@ def test_views_without_tilt_are_refused() -> None:
 
 def test_views_of_another_board_are_refused() -> None:
     generator = np.random.default_rng(1)
-    shuffled = [View(view.name, generator.permutation(view.ids), view.pixels) for view in make_views(10)]
+    shuffled = [BoardView(view.name, generator.permutation(view.ids), view.pixels) for view in make_views(10)]
     with pytest.raises(CalibrationError, match=r"board|camera"):
         calibrate_intrinsics(shuffled, BOARD, SIZE)
 
@@ -122,7 +122,7 @@ def test_a_tilt_is_recognised() -> None:
     turn = rotation_from_vector([0, -0.5, 0])  # the right edge goes away from the camera
     pose = rigid(turn, np.array([0, 0, 0.5]) - turn @ (0.105, 0.075, 0))
     assert pose[2, 0] > 0
-    view = View("tilted", np.arange(24), project_board(pose, CAMERA, BOARD.points))
+    view = BoardView("tilted", np.arange(24), project_board(pose, CAMERA, BOARD.points))
     missing = " ".join(describe_missing([view], BOARD, SIZE))
     assert "right edge" not in missing
     assert "left edge" in missing
@@ -140,5 +140,5 @@ def test_a_board_with_few_corners_per_view_is_calibrated() -> None:
     views = []
     for view in make_views(20):
         kept = np.sort(generator.choice(24, 14, replace=False))
-        views.append(View(view.name, view.ids[kept], view.pixels[kept]))
+        views.append(BoardView(view.name, view.ids[kept], view.pixels[kept]))
     assert_within(calibrate_intrinsics(views, BOARD, SIZE, shape=False, coefficients=4), CAMERA)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam3_node.cameras.base import CapturedImage
+from sam3_node.cameras.camera_source import CameraSource, CapturedImage
 from sam3_node.cameras.publish import frame_from, run_camera
 from sam3_node.cameras.sources import open_camera
 from sam3_node.errors import BagError
@@ -23,12 +23,17 @@ from sam3_node.wire import decode_depth, decode_image, encode_depth
 pytest.importorskip("mcap")
 
 from sam3_node.bags import RecordingWriter
-from sam3_node.cameras import bag
+from sam3_node.cameras import playback
 from tests.support.recordings import INTRINSICS, MS, frame_at, write_recording
 
 FAST = CameraSettings(fps=1000)
 JPEG = CameraSettings(fps=1000, encoding="jpeg")
 Z16 = encode_depth(np.full((48, 64), 500, np.uint16), "z16", 0.001, aligned=True)  # of frame 0
+
+
+def play(folder: Path, frames: int | list[Frame], settings: CameraSettings = FAST) -> CameraSource:
+    """Write a recording of these frames, and open it."""
+    return open_camera(f"bag:{write_recording(folder / 'table.mcap', frames)}", settings)
 
 
 def seqs(source: Iterable[CapturedImage]) -> list[int]:
@@ -52,7 +57,7 @@ def test_every_frame_comes_once_in_order_then_it_ends(tmp_path: Path) -> None:
 
 
 def test_images_are_captured_anew_with_what_was_recorded(tmp_path: Path) -> None:
-    captured = list(open_camera(f"bag:{write_recording(tmp_path / 'table.mcap', 3)}", FAST))
+    captured = list(play(tmp_path, 3))
     stamps = [item.capture_ns for item in captured]
     assert stamps == sorted(stamps)
     assert stamps[0] > frame_at(2).capture_ns + 10**17  # Unix time
@@ -69,13 +74,13 @@ def test_images_are_captured_anew_with_what_was_recorded(tmp_path: Path) -> None
 
 def test_its_own_pace_is_kept_unless_settings_say_otherwise(tmp_path: Path) -> None:
     frames = [frame_at(seq, stamp_ns=at * MS) for seq, at in enumerate((0, 10, 150, 160))]
-    captured = list(open_camera(f"bag:{write_recording(tmp_path / 'uneven.mcap', frames)}", CameraSettings()))
+    captured = list(play(tmp_path, frames, CameraSettings()))
     assert captured[2].capture_ns - captured[1].capture_ns >= 100 * MS
     assert captured[-1].capture_ns - captured[0].capture_ns >= 140 * MS
 
 
 def test_jpeg_and_depth_are_passed_on_as_they_were_recorded(tmp_path: Path) -> None:
-    (captured,) = open_camera(f"bag:{write_recording(tmp_path / 'table.mcap', 1)}", JPEG)
+    (captured,) = play(tmp_path, 1, JPEG)
     recorded = frame_at(0)
     frame = frame_from(captured, 7, JPEG)
     assert (frame.camera, frame.seq, frame.clock) == ("cam0", 7, "system")
@@ -84,28 +89,25 @@ def test_jpeg_and_depth_are_passed_on_as_they_were_recorded(tmp_path: Path) -> N
 
 
 def test_another_encoding_or_size_is_made_when_asked_for(tmp_path: Path) -> None:
-    (captured,) = open_camera(f"bag:{write_recording(tmp_path / 'table.mcap', [frame_at(9)])}", FAST)
+    (captured,) = play(tmp_path, [frame_at(9)])
     raw = frame_from(captured, 0, FAST)
     assert (raw.encoding, len(raw.colour)) == ("bgr8", 48 * 64 * 3)
     half = frame_from(captured, 0, CameraSettings(encoding="jpeg", width=32))
     assert decode_image(half).shape == (24, 32, 3)
-    assert half.depth is not None
     assert half.depth.scale_m == 0.001
     assert decode_depth(half.depth).shape == (24, 32)
-    assert half.intrinsics is not None
     assert half.intrinsics.fx == 30.0
 
 
 def test_depth_of_another_camera_is_not_resized(tmp_path: Path) -> None:
     recorded = frame_at(0)
-    assert recorded.depth is not None
     recorded = replace(recorded, depth=replace(recorded.depth, aligned=False))
-    (captured,) = open_camera(f"bag:{write_recording(tmp_path / 'table.mcap', [recorded])}", FAST)
+    (captured,) = play(tmp_path, [recorded])
     assert frame_from(captured, 0, CameraSettings(width=32)).depth == replace(Z16, aligned=False)
 
 
 def test_looping_starts_again_at_the_same_pace(tmp_path: Path) -> None:
-    source = open_camera(f"bag:{write_recording(tmp_path / 'table.mcap', 3)}", CameraSettings(loop=True))
+    source = play(tmp_path, 3, CameraSettings(loop=True))
     captured = list(itertools.islice(source, 7))
     assert seqs(captured) == [0, 1, 2, 0, 1, 2, 0]
     assert captured[6].capture_ns - captured[0].capture_ns >= 6 * 39 * MS
@@ -124,7 +126,7 @@ def test_stop_ends_even_a_looping_recording(tmp_path: Path) -> None:
 
 def test_of_several_cameras_the_first_is_played(tmp_path: Path) -> None:
     frames = [frame_at(0), frame_at(0, "left"), frame_at(1), frame_at(1, "left")]
-    source = open_camera(f"bag:{write_recording(tmp_path / 'two.mcap', frames)}", FAST)
+    source = play(tmp_path, frames)
     assert [captured.image.camera for captured in source] == ["table"] * 2  # type: ignore[union-attr]
 
 
@@ -151,7 +153,7 @@ def test_an_image_that_cannot_be_decoded_is_left_out(
     }
     summary = run_camera(load_settings(overrides=overrides), threading.Event())
     assert (summary.captured, summary.unsent) == (3, 1)
-    assert "image 1 of cam0 is left out: jpeg image: expected a JPEG" in caplog.text
+    assert "skipped image 1 of cam0: jpeg image: expected a JPEG" in caplog.text
 
 
 def test_a_file_that_is_gone_when_it_loops_ends_the_camera(tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ def test_files_that_hold_no_frame_are_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_the_tabletop_says_when_it_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bag, "TABLETOP", tmp_path / "tabletop.mcap")
+    monkeypatch.setattr(playback, "TABLETOP", tmp_path / "tabletop.mcap")
     with pytest.raises(BagError, match=f"scene:tabletop: expected a recording, found no file at {tmp_path}"):
         open_camera("scene:tabletop", FAST)
     write_recording(tmp_path / "tabletop.mcap", 2)

@@ -81,7 +81,6 @@ def peer(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def read_endpoint(process: subprocess.Popen[str]) -> str:
     """Return the address that the server prints; other lines of it are skipped."""
-    assert process.stdout is not None
     return next(line.strip() for line in process.stdout if line.startswith("tcp://"))
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sam3_node.cameras.dialects.source import StampReader
+from sam3_node.cameras.server_source import StampReader
 from sam3_node.types import NANOSECONDS
 
 NOW_NS = 1_800_000_000 * NANOSECONDS

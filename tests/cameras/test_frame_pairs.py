@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sam3_node.cameras.realsense import FramePairer, Pair, StampedFrame
+from sam3_node.cameras.realsense_device import FramePairer, Pair, StampedFrame
 
 MS = 1_000_000
 

@@ -9,7 +9,7 @@ import pytest
 
 from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.cameras import sources
-from sam3_node.cameras.base import Mode
+from sam3_node.cameras.camera_source import Mode
 from sam3_node.cameras.sources import describe_modes, list_cameras
 from sam3_node.cameras.webcam import V4l2Camera
 from sam3_node.cli.main import main

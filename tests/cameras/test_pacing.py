@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from sam3_node.cameras.live import Pacer, RateLimit, StampPacer
+from sam3_node.cameras.live_source import Pacer, RateLimit, StampPacer
 
 MS = 1_000_000
 

@@ -18,7 +18,7 @@ import pytest
 
 from sam3_node.calibration import load_calibration
 from sam3_node.calibration.camera_file import DepthSection
-from sam3_node.cameras.base import CapturedImage
+from sam3_node.cameras.camera_source import CapturedImage
 from sam3_node.cameras.publish import frame_from, run_camera
 from sam3_node.cameras.scene import Scene
 from sam3_node.errors import CameraError, SettingsError, TransportError
@@ -49,7 +49,6 @@ def camera_process(**fields: str) -> Iterator[tuple[subprocess.Popen[str], str]]
     arguments = [sys.executable, "-c", PROGRAM, *itertools.chain(*options.items())]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             ready = process.stdout.readline().split()
             assert ready[:4] == ["camera", "cam0", "publishing", "on"], process.communicate()[1]
             yield process, ready[4]
@@ -205,7 +204,6 @@ def test_colours_survive_their_encoding(encoding: str) -> None:
 def test_calibration_is_scaled_with_the_image_and_outranks_the_device() -> None:
     captured = CapturedImage(np.zeros((480, 640, 3), np.uint8), 1, intrinsics=Intrinsics(1, 1, 1, 1))
     half = frame_from(captured, 0, CameraSettings(width=320), load_calibration(EXAMPLE)).intrinsics
-    assert half is not None
     assert (half.fx, half.model) == (535.92 / 2, "brown_conrady")
     assert half.cx == pytest.approx((342.28 + 0.5) / 2 - 0.5)
     own = frame_from(captured, 0, CameraSettings()).intrinsics
@@ -219,7 +217,6 @@ def test_a_calibration_states_that_depth_is_aligned() -> None:
     stated = example.model_copy(update={"depth": DepthSection(aligned=True)})
     for calibration, expected in ((stated, (True, 0.0005)), (example, (False, 0.001))):
         found = frame_from(captured, 0, CameraSettings(), calibration).depth
-        assert found is not None
         assert (found.aligned, found.scale_m) == expected
 
 
@@ -228,11 +225,9 @@ def test_depth_is_resized_without_mixing_surfaces() -> None:
     depth[:, 320:] = 2000
     captured = CapturedImage(np.zeros((480, 640, 3), np.uint8), 1, depth=depth, depth_scale_m=0.0005)
     frame = frame_from(captured, 0, CameraSettings(width=210))
-    assert frame.depth is not None
     assert (frame.depth.scale_m, frame.depth.aligned) == (0.0005, True)
     found = decode_depth(frame.depth)
     assert found.shape == (frame.height, frame.width)
     assert set(np.unique(found)) == {500, 2000}
     calibrated = frame_from(captured, 0, CameraSettings(), load_calibration(EXAMPLE)).depth
-    assert calibrated is not None
     assert calibrated.scale_m == 0.001

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam3_node.cameras.live import LiveSource
+from sam3_node.cameras.live_source import DeviceSource
 from sam3_node.cameras.publish import run_camera
-from sam3_node.cameras.realsense import RealSenseDevice
+from sam3_node.cameras.realsense_device import RealSenseDevice
 from sam3_node.cameras.realsense_sdk import explain, find_device
 from sam3_node.cameras.sources import open_camera
 from sam3_node.errors import CameraError
@@ -124,7 +124,7 @@ def test_a_recording_that_cannot_be_played_is_a_camera_error(tmp_path: Path, con
 
 def test_live_stamps_are_mapped_to_the_clock_of_the_host(cameras: Callable[..., SoftCamera]) -> None:
     camera = cameras()
-    source = LiveSource("realsense", lambda: open_soft(camera), 0, threading.Event())
+    source = DeviceSource("realsense", lambda: open_soft(camera), 0, threading.Event())
     begin_ns = time.time_ns()
     camera.stream()
     images = list(itertools.islice(source, 20))
@@ -140,7 +140,7 @@ def test_a_camera_that_is_unplugged_mid_stream_is_opened_again(
     cameras: Callable[..., SoftCamera], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Check that its silence is noticed, that it is awaited, and that the stream then goes on."""
-    monkeypatch.setattr("sam3_node.cameras.realsense.SILENT_S", 0.3)
+    monkeypatch.setattr("sam3_node.cameras.realsense_device.SILENT_S", 0.3)
     first, second = cameras(), cameras()
     plugged = [first]
 
@@ -150,7 +150,7 @@ def test_a_camera_that_is_unplugged_mid_stream_is_opened_again(
         camera = next(camera for camera in plugged if camera.device is device)
         return open_soft(camera)
 
-    source = LiveSource("realsense:123456", open_device, 0, threading.Event())
+    source = DeviceSource("realsense:123456", open_device, 0, threading.Event())
     images = iter(source)
     first.stream()
     for _ in range(3):
@@ -170,15 +170,15 @@ def test_a_camera_that_is_unplugged_mid_stream_is_opened_again(
 def test_frames_of_a_camera_that_is_plugged_in_again_are_counted_on(
     cameras: Callable[..., SoftCamera], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sam3_node.cameras.realsense.SILENT_S", 0.3)
+    monkeypatch.setattr("sam3_node.cameras.realsense_device.SILENT_S", 0.3)
     plugged = [cameras(), cameras()]
     for camera, start in zip(plugged, (0, 3000), strict=True):
         camera.stream(start)
     waiting = list(plugged)
     stop = threading.Event()
 
-    def open_source(*_: object) -> LiveSource:
-        return LiveSource("realsense", lambda: open_soft(waiting.pop(0)), 0, stop)
+    def open_source(*_: object) -> DeviceSource:
+        return DeviceSource("realsense", lambda: open_soft(waiting.pop(0)), 0, stop)
 
     monkeypatch.setattr("sam3_node.cameras.publish.open_camera", open_source)
     endpoint = f"ipc://@sam3-node-test-{uuid.uuid4().hex}"
@@ -201,7 +201,6 @@ def test_frames_of_a_camera_that_is_plugged_in_again_are_counted_on(
     assert seqs == sorted(set(seqs))
     assert frames[0].times["hardware_clock_ns"] < 100_000 * MS
     depth = frames[0].depth
-    assert depth is not None
     assert (depth.encoding, depth.aligned) == ("z16+zstd", True)
     assert frames[0].encoding == "jpeg"
 
@@ -213,7 +212,7 @@ def test_several_cameras_stream_at_once(cameras: Callable[..., SoftCamera]) -> N
         found = find_device(camera.rs, devices, camera.device.get_info(camera.rs.camera_info.serial_number))
         assert found is camera.device
     sources = [
-        LiveSource("realsense", lambda camera=camera: open_soft(camera), 0, threading.Event())  # type: ignore[misc]
+        DeviceSource("realsense", lambda camera=camera: open_soft(camera), 0, threading.Event())  # type: ignore[misc]
         for camera in made
     ]
     for camera in made:

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.cameras.base import CapturedImage, Mode
+from sam3_node.cameras.camera_source import CapturedImage, Mode
 from sam3_node.cameras.publish import frame_from
 from sam3_node.cameras.sources import open_camera
 from sam3_node.cameras.webcam import (
@@ -159,7 +159,6 @@ def test_mjpeg_is_passed_on_undecoded_and_damage_is_counted() -> None:
     device = V4l2Device(Capture(jpeg() + bytes(100), b"\xff\xd8 torn", jpeg(30)), MODES[3])
     assert device.grab()
     image = device.retrieve()
-    assert image is not None
     assert image.size == (48, 64)
     assert frame_from(image, 0, CameraSettings(encoding="jpeg")).colour == jpeg()
     assert abs(int(frame_from(image, 0, CameraSettings()).colour[0]) - 90) < 3

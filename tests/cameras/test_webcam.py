@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.cameras.live import LiveSource
+from sam3_node.cameras.live_source import DeviceSource
 from sam3_node.cameras.sources import open_camera
 from sam3_node.cameras.webcam import OpenCvDevice
 from sam3_node.errors import CameraError
@@ -26,8 +26,8 @@ def device(tmp_path: Path) -> Path:
     return path
 
 
-def open_file(path: Path, stop: threading.Event | None = None, fps: float = 0) -> LiveSource:
-    return LiveSource(
+def open_file(path: Path, stop: threading.Event | None = None, fps: float = 0) -> DeviceSource:
+    return DeviceSource(
         "webcam:9", lambda: OpenCvDevice(cv2.VideoCapture(str(path))), fps, stop or threading.Event()
     )
 

@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 pytest.importorskip("mcap")
 
 from sam3_node.bags import LabelledClip, read_masks
-from sam3_node.cameras.bag import TABLETOP
+from sam3_node.cameras.playback import TABLETOP
 from tests.support.node_rig import Rig, masks_where
 from tests.support.recordings import write_recording
 

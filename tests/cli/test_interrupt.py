@@ -20,7 +20,6 @@ Moment = Callable[[subprocess.Popen[str]], object]
 
 def read_until(stream: TextIO | None, text: str) -> None:
     """Read lines until one contains `text`."""
-    assert stream is not None
     for line in stream:
         if text in line:
             return
@@ -110,7 +109,6 @@ libc.pthread_mutex_lock(lock)
 
 def test_a_library_that_never_returns_is_left() -> None:
     with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         state = Path(f"/proc/{process.pid}/task/{process.pid}/stat")
         until(
@@ -139,7 +137,6 @@ def test_a_second_signal_ends_what_swallows_the_first() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SWALLOWS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         for line in ("up\n", "swallowed\n"):
             assert process.stdout.readline() == line
             process.send_signal(signal.SIGINT)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam3_node.cli import commands, doctor
+from sam3_node.cli import doctor, requests, services
 from sam3_node.cli import main as cli
 from sam3_node.cli.doctor import is_within, parse_requirement
 from sam3_node.errors import DeviceError, ProcessError
@@ -22,23 +22,9 @@ from sam3_node.types import Mask
 from sam3_node.wire import Reply, Request, encode_mask
 from tools.bench.processes import free_ports
 
-COMMANDS = (
-    "run",
-    "camera",
-    "watch",
-    "object",
-    "segment",
-    "prompt",
-    "demo",
-    "doctor",
-    "status",
-    "pause",
-    "resume",
-    "reset",
-    "vocabulary",
-    "weights",
-    "engine",
-    "calibrate",
+COMMANDS = re.findall(
+    r"\w+",
+    "run camera watch object segment prompt demo doctor status pause resume reset vocabulary weights engine calibrate",
 )
 
 
@@ -47,13 +33,17 @@ def sam3_node(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
 
 
+def run_code(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
 def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
     code = (
         "import sys\nfrom sam3_node.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
         "print(sorted({'torch', 'transformers', 'cv2', 'zmq'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_code(code)
     assert done.stdout.splitlines()[-1] == "[]"
     for command in COMMANDS:
         assert re.search(rf"^    {command}\s", done.stdout, re.MULTILINE)
@@ -237,7 +227,7 @@ def test_doctor_reports_a_port_in_use() -> None:
 
 def test_doctor_needs_no_torch() -> None:
     code = "import sys\nsys.modules['torch'] = None\nfrom sam3_node.cli.main import main\nsys.exit(main(['doctor']))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_code(code)
     assert done.returncode == 0, done.stderr
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("warn  torch ")]
     assert "pip install 'sam3-node[node]', or pip install -e '.[node]' in a checkout" in row
@@ -263,7 +253,7 @@ def test_run_without_torch_names_the_extra() -> None:
         "sys.meta_path.insert(0, Absent())\n"
         "from sam3_node.cli.main import main\nsys.exit(main(['run']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_code(code)
     assert done.returncode == 2
     assert "pip install 'sam3-node[node]', or pip install -e '.[node]' in a checkout" in done.stderr
 
@@ -352,7 +342,7 @@ def test_a_failed_gpu_has_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatc
     def fail(*_: object) -> None:
         raise DeviceError("the GPU has failed")
 
-    monkeypatch.setattr(commands, "run", fail)
+    monkeypatch.setattr(services, "run", fail)
     assert cli.main(["run"]) == cli.DEVICE_FAILED == 4
 
 
@@ -362,7 +352,7 @@ def test_the_last_lines_of_a_process_stay_lines(
     def fail(*_: object) -> None:
         raise ProcessError("node ended with exit code 3; its last lines:\n  one\n  two")
 
-    monkeypatch.setattr(commands, "status", fail)
+    monkeypatch.setattr(requests, "status", fail)
     assert cli.main(["status"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "sam3-node: error: node ended with exit code 3; its last lines:",

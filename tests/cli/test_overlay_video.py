@@ -32,10 +32,19 @@ def open_overlay(path: Path) -> Iterator[tuple[FramePublisher, OverlayVideo]]:
         video = OverlayVideo(settings_for("tcp://127.0.0.1:9", frames.endpoint), path)
         try:
             first = frame_at(10_000)
-            send_until(lambda seq: frames.send(first), lambda: video._frames.pop(masks_of(first)))
+            send_until(lambda seq: frames.send(first), lambda: video._frames.find(masks_of(first)))
             yield frames, video
         finally:
             video.close()
+
+
+def await_frame(video: OverlayVideo, seq: int) -> None:
+    send_until(lambda _: None, lambda: "cam0" in video._frames._cameras and seq in list_seqs(video))
+
+
+def list_seqs(video: OverlayVideo) -> list[int]:
+    """Return the seqs of the frames that the video holds."""
+    return list(video._frames._cameras["cam0"]._frames)
 
 
 def send_pairs(frames: FramePublisher, video: OverlayVideo, count: int) -> None:
@@ -43,7 +52,7 @@ def send_pairs(frames: FramePublisher, video: OverlayVideo, count: int) -> None:
     for seq in range(count):
         frame = frame_at(seq)
         frames.send(frame)
-        send_until(lambda _: None, lambda seq=seq: ("cam0", seq) in video._frames._frames)  # type: ignore[misc]
+        await_frame(video, seq)
         video.draw(masks_of(frame))
 
 
@@ -79,7 +88,7 @@ def test_a_frame_may_arrive_after_its_masks(tmp_path: Path) -> None:
 def test_masks_are_not_drawn_on_a_frame_with_their_seq_of_another_run_of_the_camera(tmp_path: Path) -> None:
     with open_overlay(tmp_path / "o.mp4") as (frames, video):
         frames.send(frame_at(1))
-        send_until(lambda _: None, lambda: ("cam0", 1) in video._frames._frames)
+        await_frame(video, 1)
         earlier = replace(masks_at(1), capture_ns=5)
         video.draw(earlier)
         assert video.close() == ["1 messages had no frame to draw on"]
@@ -91,9 +100,9 @@ def test_the_buffered_frames_are_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     with open_overlay(tmp_path / "o.mp4") as (frames, video):
         for seq in range(20):
             frames.send(frame_at(seq))
-            send_until(lambda _: None, lambda seq=seq: ("cam0", seq) in video._frames._frames)  # type: ignore[misc]
-        assert len(video._frames._frames) <= 3
-        assert video._frames._bytes <= 3 * nbytes
+            await_frame(video, seq)
+        assert len(list_seqs(video)) <= 3
+        assert video._frames._cameras["cam0"]._bytes <= 3 * nbytes
 
 
 def test_a_video_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

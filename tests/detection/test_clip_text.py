@@ -149,5 +149,5 @@ def test_an_encoder_fits_a_detector_by_dimension_and_model() -> None:
         VocabularyError, match=f"vectors of 512 numbers, found 6 from {CLIP}; use a vocabulary"
     ):
         check_phrase_encoder(known, 512)
-    with pytest.raises(VocabularyError, match="from laion/other, found those from"):
+    with pytest.raises(VocabularyError, match="from laion/other, found vectors from"):
         check_phrase_encoder(known, 6, "laion/other")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from sam3_node.detection import load
-from sam3_node.detection.load import load_detector
+from sam3_node.detection import detectors
+from sam3_node.detection.detectors import load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import ModelError, RequestError, UnknownPhraseError, VocabularyError
 from sam3_node.models.yolo.network import YoloWorld, save_yolo_world
@@ -88,7 +88,7 @@ def test_a_vocabulary_of_another_model_is_refused(weights: Path, tmp_path: Path)
     with pytest.raises(VocabularyError, match="vectors of 8 numbers, found 6"):
         load_detector("yolo-world", weights / "tiny-yolo", vocabulary=tmp_path / "other.safetensors")
     vocabulary("mug", dimension=DIMENSION, model="another").save(tmp_path / "other.safetensors")
-    with pytest.raises(VocabularyError, match="from another, found those from tiny-clip"):
+    with pytest.raises(VocabularyError, match="from another, found vectors from tiny-clip"):
         load_detector(
             "yolo-world",
             weights / "tiny-yolo",
@@ -114,7 +114,7 @@ def test_the_input_has_the_size_that_is_asked_for(weights: Path) -> None:
 
 
 def test_nano_is_the_bundled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "NANO", tmp_path / "nano")
+    monkeypatch.setattr(detectors, "NANO", tmp_path / "nano")
     with pytest.raises(ModelError, match=r"no folder .*nano: expected the bundled detector"):
         load_detector("yolo-world")
     write_tiny_yolo(tmp_path / "nano")
@@ -169,7 +169,7 @@ def test_an_unknown_kind_is_refused() -> None:
 
 
 def test_the_door_is_light() -> None:
-    code = "import sys, sam3_node.detection.load; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
+    code = "import sys, sam3_node.detection.detectors; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sam3_node.detection.base import raise_model_error
+from sam3_node.detection.detectors import raise_model_error
 from sam3_node.detection.vocabulary import Vocabulary, read_source
 from sam3_node.detection.yolo_world import YoloWorldDetector
 from sam3_node.errors import ModelError, UnknownPhraseError, VocabularyError

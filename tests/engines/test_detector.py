@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sam3_node.bags.bag import Image, sample_images
 from sam3_node.bags.native.reader import TABLETOP
-from sam3_node.detection.load import NANO, load_detector
+from sam3_node.detection.detectors import NANO, load_detector
 from sam3_node.detection.yolo_world import YoloWorldDetector
 from sam3_node.engines.detector import (
     PHRASES,
@@ -29,7 +29,7 @@ from sam3_node.engines.detector import (
 )
 from sam3_node.engines.export import export
 from sam3_node.engines.specs import StageSpec
-from sam3_node.engines.tensorrt.run import TensorRTRun
+from sam3_node.engines.tensorrt.runtime import TensorRTRun
 from sam3_node.engines.validation import Report
 from sam3_node.errors import EngineError
 from sam3_node.models.sam.stages import Run

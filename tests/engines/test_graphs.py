@@ -1,12 +1,23 @@
-"""Stages that are captured once for each shape and replayed; CUDA graphs where there is a GPU."""
+"""CUDA graphs, which are captured once for each shape, and the cache folder of torch.compile."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-from sam3_node.engines.inductor import CapturedGraph, GraphedStage, Inputs, make_graphed, use_graphs
+from sam3_node.engines.inductor import (
+    CACHE_VARIABLE,
+    CapturedGraph,
+    GraphedStage,
+    Inputs,
+    keep_compiled,
+    make_graphed,
+    use_graphs,
+)
 from sam3_node.models.sam.stages import Run, Stages
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import ObjectPrompt, Tracker
@@ -115,3 +126,44 @@ def test_features_of_earlier_frames_stay_as_they_were() -> None:
     kept = [tensor.clone() for tensor in features[:3]]
     model.encode(second)
     assert all(torch.equal(now, then) for now, then in zip(features[:3], kept, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, "restored afterwards")
+    monkeypatch.delenv(CACHE_VARIABLE)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_the_cache_is_in_the_folder_of_engines(tmp_path: Path, cached: bool) -> None:
+    if cached:
+        cache_dir()  # sets the environment
+    keep_compiled(tmp_path / "engines")
+    assert cache_dir() == str(tmp_path / "engines" / "compiled")
+
+
+def test_a_folder_that_the_environment_names_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "mine"))
+    keep_compiled(tmp_path / "engines")
+    assert cache_dir() == str(tmp_path / "mine")
+    assert not (tmp_path / "engines").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("in the way")
+    keep_compiled(tmp_path / "file")
+    assert not cache_dir().startswith(str(tmp_path))
+    assert "compiled stages are not kept" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["engines", "engines/compiled"])
+def test_a_folder_that_others_can_write_is_skipped(
+    tmp_path: Path, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "engines").mkdir(mode=0o755)
+    (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / place).chmod(0o775)
+    keep_compiled(tmp_path / "engines")
+    assert not cache_dir().startswith(str(tmp_path))
+    assert "compiled stages are not kept" in caplog.text
+    assert "chmod -R go-w" in caplog.text

@@ -20,11 +20,10 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 
 from sam3_node.cli import main as cli
+from sam3_node.engines.engine_store import MANIFEST, EngineStore, StoredEngine, compute_key
 from sam3_node.engines.inductor import InductorRun
-from sam3_node.engines.slot import REPORT, read_report
+from sam3_node.engines.slot import REPORT, check_tracker, read_report
 from sam3_node.engines.specs import STAGES, DtypeAdapter, as_tuple, tracker_stages
-from sam3_node.engines.store import MANIFEST, EngineStore, StoredEngine, compute_key
-from sam3_node.engines.tracker_slot import check_tracker
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.perception import load_model

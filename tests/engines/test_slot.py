@@ -11,9 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import numpy as np
 import pytest
 import torch
 
+from sam3_node.bags.bag import sample_images
+from sam3_node.engines.engine_store import (
+    EngineKey,
+    EngineStore,
+    StoredEngine,
+    choose_model_dtype,
+    compute_key,
+    resolve_dtype,
+)
 from sam3_node.engines.quantize import (
     Quantisation,
     Recipe,
@@ -22,18 +32,19 @@ from sam3_node.engines.quantize import (
     quantise_encoder,
     weights_digest,
 )
-from sam3_node.engines.slot import REPORT, LoadedEngines, read_report
-from sam3_node.engines.specs import STAGES, tracker_stages
-from sam3_node.engines.store import (
-    EngineKey,
-    EngineStore,
-    StoredEngine,
-    choose_model_dtype,
-    compute_key,
-    resolve_dtype,
+from sam3_node.engines.slot import (
+    CLIP_FRAMES,
+    CLIP_STEP,
+    REPORT,
+    LoadedEngines,
+    TrackerSlot,
+    check_tracker,
+    read_gate_clip,
+    read_report,
+    serve_tracker,
 )
-from sam3_node.engines.tracker_slot import TrackerSlot, check_tracker, serve_tracker
-from sam3_node.errors import EngineError
+from sam3_node.engines.specs import STAGES, tracker_stages
+from sam3_node.errors import BagError, EngineError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam.stages import Stages
 from sam3_node.perception.perception import load_model
@@ -41,6 +52,7 @@ from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerS
 from tests.engines.test_validation import ALWAYS, disturbed
 from tests.support.node_rig import Rig, ids, masks_where
 from tests.support.rectangles import rectangle_clip
+from tests.support.tabletop import TABLETOP, truth
 from tests.support.tiny import random_source
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -317,3 +329,37 @@ def test_a_node_that_may_not_fall_back_refuses_to_start(rig: Rig) -> None:
     assert "no GPU for engines" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "node ready" not in ended.stdout
+
+
+SIDE = 256
+
+
+def test_prompts_are_boxes_of_the_objects_on_the_bundled_recording() -> None:
+    clip = read_gate_clip()
+    prompts = clip.prompts(SIDE)
+    assert prompts is not None
+    first = {item.id: item.mask.full() for item in truth()[0].instances if item.area}
+    assert [prompt.object_id for prompt in prompts] == list(first)
+    for prompt in prompts:
+        mask = cv2.resize(
+            first[prompt.object_id].astype(np.uint8), (SIDE, SIDE), interpolation=cv2.INTER_AREA
+        )
+        rows, columns = mask.nonzero()
+        edges = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+        assert prompt.box == pytest.approx(edges, abs=1.5)
+
+
+def test_frames_are_those_that_are_sampled_from_any_source(tmp_path: Path) -> None:
+    sampled = list(sample_images(TABLETOP, CLIP_FRAMES, CLIP_STEP))
+    assert np.array_equal(read_gate_clip().frames, sampled)
+    for number, image in enumerate(sampled[:3]):
+        cv2.imwrite(str(tmp_path / f"{number}.png"), image)
+    clip = read_gate_clip(tmp_path)
+    assert np.array_equal(clip.frames, sampled[:3:CLIP_STEP])
+    assert clip.prompts(SIDE) is None  # the reference looks for objects itself
+
+
+def test_a_source_without_images_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(b"no image")
+    with pytest.raises(BagError, match="found none that can be read"):
+        read_gate_clip(tmp_path)

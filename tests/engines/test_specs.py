@@ -9,10 +9,8 @@ from sam3_node.engines.specs import (
     ALIGNMENT,
     StageSpec,
     TensorSpec,
-    WholeBankRead,
     ensure_aligned,
     find_sizes,
-    fix_memories,
     tracker_stages,
 )
 from sam3_node.errors import EngineError
@@ -72,23 +70,6 @@ def test_tensors_are_copied_only_where_they_must_be() -> None:
         )  # torch aligns what is new on a GPU, not what it is a part of
         assert copy.is_contiguous()
         assert torch.equal(copy, tensor)
-
-
-@torch.inference_mode()
-def test_an_engine_of_an_earlier_version_reads_the_whole_bank() -> None:
-    model = tiny_model()
-    stage = tracker_stages(model)["read"]
-    fixed, full = fix_memories(stage), stage.max_memories
-
-    def run(*inputs: torch.Tensor) -> torch.Tensor:
-        assert find_sizes(fixed, inputs, 8, CPU).objects == 2
-        result: torch.Tensor = stage.module(*inputs)
-        return result
-
-    for memories in (2, 7, full):
-        inputs = stage.examples(2, memories=memories)
-        expected, actual = stage.module(*inputs), WholeBankRead(run, full)(*inputs)
-        assert (actual - expected).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("memories", [1, 99])

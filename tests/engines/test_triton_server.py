@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sam3_node.engines import triton_server
-from sam3_node.engines.store import EngineKey, EngineStore, checkpoint_digest
+from sam3_node.engines.engine_store import EngineKey, EngineStore, checkpoint_digest
 from sam3_node.engines.triton_server import (
     ONNX,
     PLAN,
@@ -245,7 +245,7 @@ def test_what_cannot_be_served_is_refused(weights: Path, tmp_path: Path) -> None
     with pytest.raises(EngineError, match=r"found none in .*build them: sam3-node engine build"):
         export_repository(settings, out, plans=True)
     store_plans(weights, engines, "tensorrt_rtx")
-    with pytest.raises(EngineError, match="expected some of tensorrt, found those of tensorrt_rtx"):
+    with pytest.raises(EngineError, match="expected plans of tensorrt, found plans of tensorrt_rtx"):
         export_repository(settings, out, plans=True)
     assert not out.exists()
 

@@ -55,9 +55,7 @@ class Cell:
             "TRANSPORT__CONTROL": self._control,
             "SNAPSHOT__PATH": str(self.rig.folder / "taker.snapshot"),
         }
-        return Process(
-            self.rig, ("run", "--restore-from", self.relay.endpoint), {**where, **LATE, **settings}
-        )
+        return self.rig.launch("run", "--restore-from", self.relay.endpoint, **{**where, **LATE, **settings})
 
     def doomed_taker(self, request: bytes, reply: bytes = b"") -> None:
         """Start a taker, and kill it when this request, or the reply to it with this text, is on its way."""

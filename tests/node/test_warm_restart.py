@@ -18,7 +18,7 @@ from sam3_node.client import PerceptionClient
 from sam3_node.errors import NodeRestarted, RequestError, SettingsError, SnapshotError
 from sam3_node.node.saved_state import Snapshots, restore_at_start
 from sam3_node.node.status import CameraStats
-from sam3_node.perception.perception import Perception, Session
+from sam3_node.perception.perception import LiveIdentity, Perception
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.snapshot import ID_BLOCK
 from sam3_node.settings import ModelSettings, Settings, SnapshotSettings, TrackerSettings
@@ -163,7 +163,7 @@ def keeper(
 def served(**tracker: Any) -> Perception:
     settings = Settings(model=ModelSettings(device="cpu"), tracker=TrackerSettings(**tracker))
     perception = Perception(settings, tiny_model("sam3"), None)
-    perception.session = Session(lambda _: 0.0, 0.0, live=True)
+    perception.session = LiveIdentity(lambda _: 0.0, 0.0, live=True)
     return perception
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -19,15 +21,19 @@ from sam3_node.errors import (
     WireError,
 )
 from sam3_node.geometry import Scaling
-from sam3_node.models import TrackerModel
-from sam3_node.perception.perception import load_model
+from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models.sam import tracker_model
+from sam3_node.perception import perception
+from sam3_node.perception.perception import load_model, load_models, warm_up
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
-from sam3_node.settings import ModelSettings, TrackerSettings
+from sam3_node.settings import DetectorSettings, ModelSettings, Settings, TrackerSettings
 from sam3_node.tracking import Tracker
-from sam3_node.types import Frame, Mask, MaskFrame
+from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import encode_image
-from tests.support.tiny import random_source
+from tests.support.paths import SHARED
+from tests.support.repeats import repetitions
+from tests.support.tiny import random_source, stages_of, tiny_model
 
 WIDTH, HEIGHT = 200, 150
 CENTRE = FramePrompt(points=[(100.0, 75.0)])
@@ -398,3 +404,148 @@ def step_with_box(pipeline: Pipeline, seq: int) -> MaskFrame:
     if seq == 0:
         pipeline.add(BOX)
     return masks
+
+
+def random_tracker(name: str) -> TrackerModel:
+    """A tiny random tracker that always finds its objects in view."""
+    return stages_of(random_source("sam3", presence=60.0), name)
+
+
+def noise(seq: int) -> Frame:
+    image = np.random.default_rng(seq).integers(0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+    return Frame("cam0", seq, 1000 + seq, WIDTH, HEIGHT, "bgr8", encode_image(image, "bgr8"))
+
+
+def second_instance(model: TrackerModel, hide_below: float) -> Instance:
+    """Add an object and return its instance on the second noise with it."""
+    pipeline = Pipeline(model, TrackerSettings(max_objects=4, hide_below=hide_below), "cam0")
+    pipeline.step(noise(0))
+    pipeline.add(FramePrompt(points=[(100.0, 75.0)]))
+    pipeline.step(noise(1))
+    (instance,) = pipeline.step(noise(2)).instances
+    return instance
+
+
+def test_a_mask_that_is_surely_wrong_is_not_published_and_its_object_is_occluded() -> None:
+    calibrated = random_tracker("nano")
+    shown = second_instance(calibrated, hide_below=0.0)
+    assert shown.state == "tracked"
+    assert shown.confidence is not None
+    just_shown = second_instance(calibrated, hide_below=shown.confidence)
+    assert (just_shown.state, just_shown.mask.area) == ("tracked", shown.mask.area)
+    hidden = second_instance(calibrated, hide_below=1.0)
+    assert (hidden.state, hidden.confidence, hidden.mask.area) == ("occluded", None, 0)
+    assert hidden.mask.size == (HEIGHT, WIDTH)
+    assert (hidden.age, hidden.frames_since_seen) == (2, 2)
+
+
+def test_no_mask_is_hidden_where_the_confidence_is_not_calibrated() -> None:
+    shown = second_instance(random_tracker("tiny"), hide_below=1.0)
+    assert shown.state == "tracked"
+    assert shown.mask.area > 0
+
+
+SEGMENT_ONLY = SHARED / "weights" / "sam2-hiera-tiny"
+
+
+@pytest.mark.skipif(not SEGMENT_ONLY.exists(), reason="needs ../shared/weights")
+def test_real_weights_without_memory_segment_and_track() -> None:
+    pipeline = Pipeline(load_tracker(SEGMENT_ONLY), TrackerSettings(), "cam0")
+    image = np.full((HEIGHT, WIDTH, 3), 40, np.uint8)
+    image[40:100, 60:140] = (30, 60, 220)
+    pipeline.step(frame(0, colour=encode_image(image, "bgr8")))
+    found = pipeline.queries.segment(FramePrompt(box=[55, 35, 145, 105])).mask.full()
+    truth = np.zeros((HEIGHT, WIDTH), dtype=np.bool_)
+    truth[40:100, 60:140] = True
+    assert (found & truth).sum() / (found | truth).sum() > 0.9
+    added = pipeline.add(FramePrompt(box=[55, 35, 145, 105])).id
+    (tracked,) = pipeline.step(frame(1, colour=encode_image(np.roll(image, 6, 1), "bgr8"))).instances
+    found, truth = tracked.mask.full(), np.roll(truth, 6, 1)
+    assert (tracked.id, tracked.state) == (added, "tracked")
+    assert (found & truth).sum() / (found | truth).sum() > 0.9
+
+
+SIDE = 64
+
+
+class CountingBackend:
+    """A backend of torch.compile that compiles nothing and counts the graphs that it is given."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        self.graphs += 1
+        return graph.forward
+
+
+@pytest.fixture
+def backend() -> Iterator[CountingBackend]:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit):
+        yield CountingBackend()
+    torch._dynamo.reset()
+
+
+def blank(seq: int) -> Frame:
+    return Frame("cam", seq, seq, SIDE, SIDE, "bgr8", bytes(SIDE * SIDE * 3))
+
+
+def test_neither_frames_nor_prompts_compile_after_the_warm_up(
+    backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = repetitions(4, 16)
+    monkeypatch.setattr(tracker_model, "CPU_BATCH", tracker_model.GPU_BATCH)
+    settings = Settings(tracker=TrackerSettings(max_objects=objects))
+    model = tiny_model(hidden=64, size=56)
+    model.compile(backend)
+    warm_up(model, settings, model.stages)
+    warm, errors = backend.graphs, torch._dynamo.utils.counters["frames"].copy()
+    buckets = objects.bit_length()
+    assert warm >= 1 + 3 * buckets, "one encoder, and the other stages for 1, 2, 4 and more objects"
+    pipeline = Pipeline(model, settings.tracker, "cam")
+    pipeline.step(blank(0))
+    full = np.zeros((SIDE, SIDE), dtype=np.bool_)
+    full[10:30, 10:30] = True
+    prompts = [
+        FramePrompt(points=[(9, 9)]),
+        FramePrompt(points=[(5, 9), (20, 9), (50, 50)], labels=[1, 1, 0]),
+        FramePrompt(box=(4, 4, 30, 30)),
+        FramePrompt(mask=Mask.from_full(full)),
+        FramePrompt(points=[(9, 9), (30, 9)]),
+        FramePrompt(box=(4, 4, 30, 30), points=[(9, 9)]),
+    ]
+    for seq in range(objects):
+        prompt = prompts[seq % len(prompts)]
+        added = pipeline.add(prompt, seq=seq if seq % 2 else None)
+        pipeline.step(blank(seq + 1))
+        pipeline.refine(added.id, prompt)
+        if prompt.mask is None:
+            pipeline.queries.segment(prompt)
+    assert len(pipeline.objects) == objects
+    assert backend.graphs == warm
+    assert torch._dynamo.utils.counters["frames"] == errors, (
+        "dynamo gave up on a function, or traced another one"
+    )
+
+
+def test_an_encoder_that_a_detector_shares_is_compiled_once(
+    backend: CountingBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """The detector is loaded before the warm-up, because sharing adds an output to the encoder."""
+    random_source("sam3", hidden=64, size=56).save_pretrained(tmp_path / "tiny")
+    monkeypatch.setattr(TrackerModel, "compile", partialmethod(TrackerModel.compile, backend))
+
+    def share(detector: object, settings: object, model: TrackerModel, engine: object) -> None:
+        model.share_trunk()
+
+    monkeypatch.setattr(perception, "load_configured_detector", share)
+    settings = Settings(
+        model=ModelSettings(name=str(tmp_path / "tiny"), device="cpu", compile=True),
+        tracker=TrackerSettings(max_objects=1),
+        detector=DetectorSettings(kind="sam3-concept"),
+    )
+    model, _ = load_models(settings)
+    warm = backend.graphs
+    Pipeline(model, settings.tracker, "cam").step(blank(0))
+    assert backend.graphs == warm > 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from sam3_node.detection.base import prepare_prompts
+from sam3_node.detection.detectors import prepare_prompts
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt

@@ -19,7 +19,7 @@ from sam3_node.errors import CapacityError, SnapshotError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception import snapshot as snapshots
 from sam3_node.perception.checkpoint import pack_tensors
-from sam3_node.perception.perception import Perception, Session
+from sam3_node.perception.perception import LiveIdentity, Perception
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.snapshot import ID_BLOCK, IdReserve, Snapshot, restore_snapshot
 from sam3_node.settings import DetectorSettings, Settings, TrackerSettings
@@ -41,7 +41,7 @@ def nano() -> TrackerModel:
 
 
 def live(perception: Perception) -> Perception:
-    perception.session = Session(lambda _: 0.0, 0.0, live=True)
+    perception.session = LiveIdentity(lambda _: 0.0, 0.0, live=True)
     return perception
 
 

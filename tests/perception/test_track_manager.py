@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from sam3_node.bags import LabelledClip
 from sam3_node.bags.native.reader import TABLETOP
-from sam3_node.detection.base import prepare_prompts
-from sam3_node.detection.load import load_detector
+from sam3_node.detection.detectors import load_detector, prepare_prompts
 from sam3_node.errors import RequestError, UnknownObjectError
 from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.registry import ObjectRegistry
-from sam3_node.perception.track_manager import FrameContext, TrackManager
+from sam3_node.perception.track_manager import FrameContext, SideStream, TrackManager
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.tracking import Tracker, Tracks
 from sam3_node.types import Instance, Mask, MaskFrame
@@ -343,3 +343,30 @@ def test_objects_are_found_by_name_with_weights_without_memory() -> None:
 def test_without_a_detector_names_are_refused(model: TrackerModel) -> None:
     with pytest.raises(RequestError, match="detector"):
         Pipeline(model, TrackerSettings(), "cam0").set_prompts(None)
+
+
+def test_on_a_cpu_work_is_just_done() -> None:
+    beside = SideStream(torch.device("cpu"))
+    beside.mark()
+    with beside.run():
+        total = int(torch.ones(8).sum())
+    assert total == 8
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_waits_for_what_was_marked_and_not_for_what_came_later() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    device = torch.device("cuda")
+    beside = SideStream(device)
+    marked = torch.ones(1 << 20, device=device) * 3
+    beside.mark()
+    float(marked.sum())  # loads the kernel now: the first use of one may wait for all streams
+    torch.cuda._sleep(1 << 30)  # keeps the main stream busy
+    later = torch.cuda.Event()
+    later.record()
+    with beside.run():
+        assert torch.cuda.current_stream() != torch.cuda.default_stream()
+        total = float(marked.sum())
+    assert total == 3 * (1 << 20)
+    assert not later.query(), "the main stream is still busy"

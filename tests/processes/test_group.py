@@ -49,18 +49,21 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
     return True
 
 
+def run_until(process: Process, codes: dict[str, int]) -> list[str]:
+    """Run a process until the group has these exit codes; return its lines."""
+    lines: list[str] = []
+    with Group(echo=lines.append) as group:
+        group.start(process)
+        assert wait_until(lambda: group.poll(0.05) == codes)
+    return lines
+
+
 def test_output_is_forwarded_by_name_and_the_ready_line_is_matched() -> None:
     lines: list[str] = []
     with Group(echo=lines.append) as group:
-        group.start(
-            python(
-                "a",
-                "print('noise'); print('up at tcp://127.0.0.1:7')\nimport time; time.sleep(60)",
-                ready=r"up at (\S+)",
-            )
-        )
+        code = "print('noise'); print('up at tcp://127.0.0.1:7')\nimport time; time.sleep(60)"
+        group.start(python("a", code, ready=r"up at (\S+)"))
         ready = group.wait_ready("a", 20)
-        assert ready is not None
         assert ready.group(1) == "tcp://127.0.0.1:7"
         assert group.ready
     assert lines == ["a | noise", "a | up at tcp://127.0.0.1:7"]
@@ -110,21 +113,15 @@ def test_a_command_that_does_not_exist_and_a_repeated_name_are_errors() -> None:
 
 
 def test_long_and_unfinished_lines_and_bytes_that_are_not_text_are_forwarded() -> None:
-    lines: list[str] = []
     code = "import sys; o = sys.stdout.buffer; o.write(b'x' * 300000 + b'\\n\\xff end'); o.flush()"
-    with Group(echo=lines.append) as group:
-        group.start(python("a", code))
-        assert wait_until(lambda: group.poll(0.05) == {"a": 0})
+    lines = run_until(python("a", code), {"a": 0})
     assert sum(line.count("x") for line in lines) == 300000
     assert lines[-1] == "a | � end"
 
 
 def test_a_failing_process_is_restarted_and_a_clean_end_is_final(tmp_path: Path) -> None:
-    lines: list[str] = []
     code = ONCE.format(str(tmp_path / "flag"))
-    with Group(echo=lines.append) as group:
-        group.start(python("flaky", code, restart="on-failure"))
-        assert wait_until(lambda: group.poll(0.05) == {"flaky": 0})
+    lines = run_until(python("flaky", code, restart="on-failure"), {"flaky": 0})
     assert lines == ["flaky ended with exit code 7; restarting it in 0.5 s"]
 
 
@@ -171,7 +168,6 @@ def test_no_orphan_is_left_when_the_supervisor_is_killed() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR.format(code=IGNORES_SIGTERM)], stdout=subprocess.PIPE
     ) as supervisor:
-        assert supervisor.stdout is not None
         lines = [supervisor.stdout.readline().decode() for _ in range(4)]
         pids = [int(line) for line in lines if line.strip().isdigit()]
         assert len(pids) == 2
@@ -183,10 +179,17 @@ def _runs(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+def read_profile(folder: Path, text: str) -> list[Process]:
+    """Return the processes of a profile with this text."""
+    profile = folder / "p.toml"
+    profile.write_text(text)
+    return list_processes(load_settings(profile), profile)
+
+
 def test_a_profile_names_the_processes(tmp_path: Path) -> None:
     profile = tmp_path / "p.toml"
-    profile.write_text('[group]\nprocesses = ["camera", "node"]\nrestart = "on-failure"\n')
-    camera, node = list_processes(load_settings(profile), profile)
+    text = '[group]\nprocesses = ["camera", "node"]\nrestart = "on-failure"\n'
+    camera, node = read_profile(tmp_path, text)
     assert (camera.name, camera.command[3:5]) == ("camera", ("camera", "--profile"))
     assert (node.name, node.command[3:]) == ("node", ("run", "--profile", str(profile)))
     assert node.restart == "on-failure"
@@ -206,36 +209,29 @@ name = "{}"
 def test_several_cameras_each_get_an_endpoint_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profile = tmp_path / "p.toml"
-    profile.write_text(TWO_CAMERAS.format("left", "right"))
-    left, right, node, _ = list_processes(load_settings(profile), profile)
+    left, right, node, _ = read_profile(tmp_path, TWO_CAMERAS.format("left", "right"))
     assert [left.name, right.name, node.name] == ["left", "right", "node"]
     for name, value in right.env.items():
         monkeypatch.setenv(name, value)
-    settings = load_settings(profile)
+    settings = load_settings(tmp_path / "p.toml")
     assert settings.camera.name == "right"
     assert settings.transport.frames == ("tcp://127.0.0.1:2",)
 
 
 def test_cameras_that_clash_are_refused(tmp_path: Path) -> None:
-    profile = tmp_path / "p.toml"
-    profile.write_text(TWO_CAMERAS.format("same", "same"))
     with pytest.raises(SettingsError, match="different names, found same, same"):
-        list_processes(load_settings(profile), profile)
-    profile.write_text(TWO_CAMERAS.format("a", "b").replace(', "tcp://127.0.0.1:2"', ""))
+        read_profile(tmp_path, TWO_CAMERAS.format("same", "same"))
     with pytest.raises(
         SettingsError, match=r"2 cameras need as many endpoints in transport\.frames, found 1"
     ):
-        list_processes(load_settings(profile), profile)
+        read_profile(tmp_path, TWO_CAMERAS.format("a", "b").replace(', "tcp://127.0.0.1:2"', ""))
 
 
 def test_a_watcher_of_lossless_masks_is_refused(tmp_path: Path) -> None:
-    profile = tmp_path / "p.toml"
-    profile.write_text('[transport]\ndelivery = "every"\n')
+    text = '[transport]\ndelivery = "every"\n'
     with pytest.raises(SettingsError, match=r"group\.processes: expected no watch with .* 'every'"):
-        list_processes(load_settings(profile), profile)
-    profile.write_text('[transport]\ndelivery = "every"\n[group]\nprocesses = ["camera", "node"]\n')
-    assert len(list_processes(load_settings(profile), profile)) == 2
+        read_profile(tmp_path, text)
+    assert len(read_profile(tmp_path, f'{text}[group]\nprocesses = ["camera", "node"]\n')) == 2
 
 
 def test_main_explains_a_wrong_call(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -264,10 +260,7 @@ def test_an_error_that_a_restart_does_not_mend_is_final(capsys: pytest.CaptureFi
 @pytest.mark.parametrize("code", [1, 3, 4, 75])
 def test_other_failures_are_restarted(code: int, tmp_path: Path) -> None:
     text = ONCE.format(str(tmp_path / "flag")).replace("7)", f"{code})")
-    lines: list[str] = []
-    with Group(echo=lines.append) as group:
-        group.start(python("flaky", text, restart="on-failure", ready="never"))
-        assert wait_until(lambda: group.poll(0.05) == {"flaky": 0})
+    lines = run_until(python("flaky", text, restart="on-failure", ready="never"), {"flaky": 0})
     assert lines == [f"flaky ended with exit code {code}; restarting it in 0.5 s"]
 
 
@@ -275,10 +268,7 @@ def test_a_process_that_was_ready_is_restarted_whatever_its_code(tmp_path: Path)
     """It failed while it ran; when it is refused at its next start, that is final."""
     flag = tmp_path / "flag"
     code = f"import pathlib, sys\nf = pathlib.Path({str(flag)!r})\nf.exists() or print('up')\nf.touch()\nsys.exit(2)"
-    lines: list[str] = []
-    with Group(echo=lines.append) as group:
-        group.start(python("camera", code, restart="on-failure", ready="^up"))
-        assert wait_until(lambda: group.poll(0.05) == {"camera": 2})
+    lines = run_until(python("camera", code, restart="on-failure", ready="^up"), {"camera": 2})
     assert lines == ["camera | up", "camera ended with exit code 2; restarting it in 0.5 s"]
 
 

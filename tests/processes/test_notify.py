@@ -200,7 +200,6 @@ def test_a_supervisor_that_did_not_run_kills_nobody() -> None:
     with Group(echo=lines.append) as group:
         group.start(alive("well"))
         reports = group._children["well"].reports
-        assert reports is not None
         until(group, lambda: reports.silent_s > 0, "the first kick")
         group._children["well"].signal(signal.SIGSTOP)  # as on a machine that sleeps
         reports.read()

@@ -22,7 +22,6 @@ print("stopped", flush=True)
 def test_a_signal_sets_the_event_and_ends_nothing(number: signal.Signals) -> None:
     for _ in range(5):
         with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
             process.send_signal(number)
             assert process.communicate(timeout=120)[0] == "stopped\n"
@@ -51,7 +50,6 @@ def test_the_second_signal_interrupts_and_others_do_not_stop() -> None:
         text=True,
     )
     try:
-        assert process.stdout is not None
         for number, answer in (
             (None, "ready"),
             (signal.SIGUSR1, "other"),

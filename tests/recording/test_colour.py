@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("mcap")
 pytest.importorskip("foxglove_schemas_protobuf")
 
-from sam3_node.bags.native.layout import COLOUR
+from sam3_node.bags.native import COLOUR
 from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.replay.job import Job
 from sam3_node.replay.schedule import Schedule

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("mcap")
 pytest.importorskip("foxglove_schemas_protobuf")
 
-from sam3_node.bags.native.layout import RECORDER
+from sam3_node.bags.native import RECORDER
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.recording.recorder import Quota
 from sam3_node.settings import RecordSettings

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("mcap")
 pytest.importorskip("foxglove_schemas_protobuf")
 
-from sam3_node.bags.native.layout import RING
+from sam3_node.bags.native import RING
 from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.errors import OutputError, ReplayError
 from sam3_node.recording.recorder import MessageRing, Trigger, run_record
@@ -71,7 +71,7 @@ def test_a_signal_writes_what_was_and_what_follows_each_time_to_a_file(tmp_path:
             sent = camera.sent
             verb.process.send_signal(signal.SIGUSR1)
             until(
-                lambda number=number: sum(x.startswith("recorded ") for x in verb.lines) == number,
+                lambda number=number: sum(x.startswith("recorded ") for x in verb.seen) == number,
                 "the file",
                 READY_S,
             )

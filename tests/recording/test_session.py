@@ -23,7 +23,7 @@ pytest.importorskip("foxglove_schemas_protobuf")
 from mcap.reader import make_reader
 from mcap_protobuf.decoder import DecoderFactory
 
-from sam3_node.bags.native.layout import NODE, RECORDING
+from sam3_node.bags.native import NODE, RECORDING
 from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
 
 

@@ -42,11 +42,9 @@ def test_what_is_found_is_tracked_while_slots_are_free(tmp_path: Path) -> None:
     player = Player(Perception.load(tiny_settings(tmp_path, max_objects=2)))
     first, second = moving_frame(0), moving_frame(1)
     begun = player.play(Step(first, 0, edits=(Edit(ADD_EVERYTHING, {"camera": "left", "seq": 0, **ALL}),)))
-    assert begun is not None
     assert [instance.id for instance in begun.instances] == [1, 2]
     assert all(instance.area for instance in begun.instances)
     followed = player.play(Step(second, 0))
-    assert followed is not None
     assert [instance.id for instance in followed.instances] == [1, 2]
     assert not player.counts["refused"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sam3_node.errors import ReplayError
-from sam3_node.replay.completion import merge, reverse_shards
+from sam3_node.replay.second_pass import merge, reverse_shards
 from sam3_node.types import Instance, Mask, MaskFrame
 
 DOUBT = 0.5

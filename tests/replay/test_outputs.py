@@ -160,7 +160,6 @@ def test_the_images_that_coco_names_exist_and_are_the_frames(tmp_path: Path) -> 
     assert len({row["file_name"] for row in rows}) == len(rows) == len(list(restarted_masks()))
     for row, masks in zip(rows, restarted_masks(), strict=True):
         image = cv2.imread(str(tmp_path / row["file_name"]))
-        assert image is not None
         assert image.shape == (row["height"], row["width"], 3)
         frame = frames[masks.key]
         if frame.encoding == "png":
@@ -183,7 +182,7 @@ def test_without_images_coco_names_places_in_the_recording(tmp_path: Path) -> No
 def test_the_bag_may_hold_the_frames_beside_the_masks(tmp_path: Path) -> None:
     pytest.importorskip("mcap")
     from sam3_node.bags import open_bag, read_masks
-    from sam3_node.bags.native.layout import COLOUR
+    from sam3_node.bags.native import COLOUR
     from sam3_node.bags.native.reader import RecordingReader
 
     write_outputs(tmp_path, ["mcap-images"], restarted_masks, restarted_frames, told)
@@ -233,7 +232,6 @@ def test_png_have_the_ids_in_davis_colours_and_a_table(tmp_path: Path) -> None:
     for instance in masks_of("right", 3).instances:
         assert np.array_equal(labels == instance.id, instance.mask.full())
     bgr = cv2.imread(str(right / "00003.png"))
-    assert bgr is not None
     assert np.array_equal(bgr[..., ::-1], colours()[labels])
     table = json.loads((right / "objects.json").read_text())
     assert table[1] == {"index": 2, "id": 2, "label": "bowl", "first_seq": 1}

@@ -112,7 +112,7 @@ def test_the_command_stops_at_a_signal_and_continues(bag: Path, whole: Job, tmp_
     out, log = process.communicate(timeout=60)
     assert process.returncode in (130, 0), log
     if process.returncode == 130:
-        assert "the same command continues from there" in out
+        assert "Run the same command to resume." in out
         assert not summary_of(Job((str(bag),), str(tmp_path))).complete
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr

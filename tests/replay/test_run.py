@@ -95,7 +95,7 @@ def test_a_stopped_replay_continues_bit_for_bit(
         if done == after:
             stop.set()
 
-    with pytest.raises(StoppedError, match="the same command continues"):
+    with pytest.raises(StoppedError, match="Run the same command to resume"):
         run_job(job, load, progress, stop, limits=SMALL)
     assert not is_finished(job)
     summary = run_job(job, load, limits=SMALL)

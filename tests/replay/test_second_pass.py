@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("mcap")
 
 from sam3_node.errors import OutputError
-from sam3_node.replay.second_pass import ObjectKey, ReverseFrameBuffer, Span, buffer_frames, index_frames
+from sam3_node.replay.second_pass import ReverseFrameBuffer, Span, buffer_frames, index_frames
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from tests.support.recordings import frame_at
 
@@ -24,7 +24,7 @@ def masks_on(frame: Frame) -> MaskFrame:
 
 
 def span(camera: str, first: int, last: int) -> Span:
-    return Span.from_instance(first, last, ObjectKey(camera, 1), KNOWN)
+    return Span.from_instance(first, last, camera, KNOWN)
 
 
 def test_frames_come_back_from_the_last_to_the_first(tmp_path: Path) -> None:

@@ -7,9 +7,15 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
-from sam3_node.calibration.board_pdf import rasterise
+from sam3_node.calibration.board_pdf import pattern
 from sam3_node.calibration.boards import Board
-from sam3_node.calibration.bundle import View, expected_covariance, locate_board, project_points, to_solution
+from sam3_node.calibration.bundle import (
+    BoardView,
+    expected_covariance,
+    locate_board,
+    project_points,
+    to_solution,
+)
 from sam3_node.calibration.hand_eye import HandEyeView, Mounting
 from sam3_node.calibration.rigid_motion import move
 from sam3_node.geometry import Array, camera_matrix, invert, rigid, rotation_from_vector
@@ -61,17 +67,17 @@ def make_views(
     seed: int = 1,
     points: Array | None = None,
     tilt: float = 0.6,
-) -> list[View]:
-    """Return views of BOARD with all corners in the image; `points` [p, 3] are those of a board that is not flat."""
+) -> list[BoardView]:
+    """Return views of BOARD with all corners in the image; `points` [p, 3] make a board that is not flat."""
     generator = np.random.default_rng(seed)
-    views: list[View] = []
+    views: list[BoardView] = []
     near = (0.3, 0.5) if intrinsics.model != "fisheye" else (0.12, 0.25)
     while len(views) < count:
         pose = draw_pose(generator, *near, tilt)
         pixels = project_board(pose, intrinsics, BOARD.points if points is None else points)
         if _is_inside(pixels):
             noisy = pixels + generator.normal(0, noise_px, pixels.shape)
-            views.append(View(f"view{len(views)}", np.arange(len(pixels)), noisy))
+            views.append(BoardView(f"view{len(views)}", np.arange(len(pixels)), noisy))
     return views
 
 
@@ -108,7 +114,7 @@ def make_hand_eye(
             robot, np.concatenate([generator.normal(0, robot_m, 3), generator.normal(0, robot_rad, 3)])
         )
         noisy = pixels + generator.normal(0, noise_px, pixels.shape)
-        view = View(str(len(found)), np.arange(len(pixels)), noisy)
+        view = BoardView(str(len(found)), np.arange(len(pixels)), noisy)
         found.append((robot, *locate_board(view, BOARD, intrinsics)))
     variance = float(np.median([sigma for *_, sigma in found])) ** 2
     return x, [
@@ -199,3 +205,14 @@ def render_views(
         if _is_inside(project_board(pose, intrinsics, rim)):
             pairs.append((pose, render(board, pose, intrinsics, texture=texture)))
     return pairs
+
+
+def rasterise(board: Board, pixels_per_mm: float, border_mm: float = 10.0) -> np.ndarray:
+    """Draw the pattern as a grey image with a white border, to show on a screen or to render views of it."""
+    width, height = (round((side * 1e3 + 2 * border_mm) * pixels_per_mm) for side in board.size_m)
+    image = np.full((height, width), 255, np.uint8)
+    for x, y, wide, high in pattern(board):
+        first = np.round((np.array([x, y]) + border_mm) * pixels_per_mm).astype(int)
+        last = np.round((np.array([x + wide, y + high]) + border_mm) * pixels_per_mm).astype(int)
+        cv2.rectangle(image, tuple(map(int, first)), tuple(map(int, last - 1)), 0, cv2.FILLED)
+    return image

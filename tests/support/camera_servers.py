@@ -14,8 +14,8 @@ import msgpack
 import numpy as np
 import zmq
 
-from sam3_node.cameras.base import CapturedImage
-from sam3_node.cameras.dialects.source import ServerSource, open_server
+from sam3_node.cameras.camera_source import CapturedImage
+from sam3_node.cameras.server_source import ServerSource, open_server
 from sam3_node.settings import CameraSettings
 from sam3_node.types import Image
 

@@ -52,7 +52,7 @@ class ConsoleRig(Rig):
 
     def console(self, *arguments: str, **settings: str) -> tuple[Process, str]:
         """Start the console and return its process and the page's URL."""
-        process = Process(self, ("console", *arguments), settings)
+        process = self.launch("console", *arguments, **settings)
         line = process.next_line()
         assert line.startswith("console at "), line
         return process, line.removeprefix("console at ")

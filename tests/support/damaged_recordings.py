@@ -45,7 +45,7 @@ def _video(format_: str, path: Path) -> Path:
     return path
 
 
-def _images(extension: str, path: Path) -> Path:
+def write_images(extension: str, path: Path) -> Path:
     path.mkdir()
     picture = np.random.default_rng(0).integers(0, 255, (24, 32, 3), np.uint8)
     for index in range(2):
@@ -53,8 +53,8 @@ def _images(extension: str, path: Path) -> Path:
     return path
 
 
-def _tum(path: Path) -> Path:
-    _images("png", path)
+def write_tum(path: Path) -> Path:
+    write_images("png", path)
     for index in range(2):
         assert cv2.imwrite(str(path / f"depth{index}.png"), np.full((24, 32), 5000, np.uint16))
     for name, prefix in (("rgb", ""), ("depth", "depth")):
@@ -65,7 +65,7 @@ def _tum(path: Path) -> Path:
 
 def _bop(path: Path) -> Path:
     path.mkdir()
-    _images("png", path / "rgb")
+    write_images("png", path / "rgb")
     camera = '{"cam_K": [572.4, 0, 325.2, 0, 573.5, 242.0, 0, 0, 1], "depth_scale": 0.1}'
     (path / "scene_camera.json").write_text(f'{{"0": {camera}, "1": {camera}}}')
     return path
@@ -82,10 +82,10 @@ GOOD: dict[str, Write] = {
     "db3": _database,
     **{f"video in {format_}": partial(_video, format_) for format_ in ("mp4", "matroska", "avi", "mpegts")},
     **{
-        f"images in {suffix}": partial(_images, suffix)
+        f"images in {suffix}": partial(write_images, suffix)
         for suffix in ("jpg", "png", "webp", "avif", "tiff", "bmp")
     },
-    "TUM": _tum,
+    "TUM": write_tum,
     "BOP": _bop,
 }
 

@@ -39,7 +39,7 @@ class Keys:
         return Security(path, **security)  # type: ignore[arg-type]
 
     def stranger(self, machine: str, role: str) -> Security:
-        """Create the folder of a machine with a secret key that nobody else knows, and all public keys."""
+        """Create the folder of a machine with a secret key that no other machine knows, and all public keys."""
         security = self.machine(machine)
         assert security.keys is not None
         KeyFolder(security.keys).create("stranger", role)

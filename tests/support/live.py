@@ -10,7 +10,7 @@ from typing import Any, Self
 import cv2
 import numpy as np
 
-from sam3_node.bags.native.layout import NODE
+from sam3_node.bags.native import NODE
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.errors import Sam3NodeError
 from sam3_node.node.cameras import FRAMES_PER_STEP

@@ -3,54 +3,15 @@
 from __future__ import annotations
 
 import os
-import queue
-import signal
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from sam3_node.client import PerceptionClient
 from sam3_node.types import MaskFrame
-from tests.support.processes import CommandProcess
+from tests.support.processes import PATIENCE_S, READY_S, CommandProcess, Process, until
 from tests.support.tiny import random_source
 
-T = TypeVar("T")
-READY_S = PATIENCE_S = 300.0
-
-
-class Process:
-    """One verb as a process; its lines are read as they come, its log goes to a file."""
-
-    def __init__(self, rig: Rig, arguments: tuple[str, ...], settings: dict[str, str]) -> None:
-        self.log = rig.folder / f"log{len(rig.processes)}.txt"
-        self.lines: queue.Queue[str] = queue.Queue()
-        environment = (
-            os.environ | rig.environment | {f"SAM3_{name}": value for name, value in settings.items()}
-        )
-        self.process = CommandProcess(arguments, environment, self.log)
-        threading.Thread(target=self._read, daemon=True).start()
-        rig.processes.append(self)
-
-    def next_line(self) -> str:
-        try:
-            return self.lines.get(timeout=READY_S)
-        except queue.Empty:
-            raise AssertionError(f"silent process; its log: {self.log.read_text()}") from None
-
-    def terminate(self) -> int:
-        """SIGTERM; the exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=PATIENCE_S)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(timeout=PATIENCE_S)
-
-    def _read(self) -> None:
-        for line in self.process.stdout:
-            self.lines.put(line.rstrip("\n"))
+__all__ = ["PATIENCE_S", "READY_S", "Process", "Rig", "ids", "masks_where", "until"]
 
 
 class Rig:
@@ -75,8 +36,16 @@ class Rig:
 
     def start(self, *arguments: str, **settings: str) -> Process:
         """Start a verb and wait until it says that it is ready."""
-        process = Process(self, arguments, settings)
+        process = self.launch(*arguments, **settings)
         process.next_line()
+        return process
+
+    def launch(self, *arguments: str, **settings: str) -> Process:
+        """Start a verb."""
+        log = self.folder / f"log{len(self.processes)}.txt"
+        changes = {f"SAM3_{name}": value for name, value in settings.items()}
+        process = Process(CommandProcess(arguments, os.environ | self.environment | changes, log), log)
+        self.processes.append(process)
         return process
 
     def node(self, **settings: str) -> Process:
@@ -91,16 +60,6 @@ class Rig:
     def close(self) -> None:
         for process in self.processes:
             process.kill()
-
-
-def until(find: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:
-    """Return the first result that is true; fail if it does not come in time."""
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        result = find()
-        if result:
-            return result
-    raise AssertionError(f"did not come in time: {what}")
 
 
 def masks_where(client: PerceptionClient, accept: Callable[[MaskFrame], object], what: str) -> MaskFrame:

@@ -110,7 +110,7 @@ def _describe_buffer(spec: TensorSpec, tensor: Tensor) -> tuple[str, int, int, t
 
 
 def _read_sizes(spec: TensorSpec, tensor: Tensor) -> Sizes:
-    """Return the sizes that an input shows; those of one object where it does not have the spec's dimensions."""
+    """Return the sizes that an input shows; one object's where it does not have the spec's dimensions."""
     fits = isinstance(tensor, Tensor) and tensor.ndim == len(spec.shape)
     found = dict(zip(spec.shape, tensor.shape, strict=True)) if fits else {}
     return Sizes(found.get(OBJECTS, 1), found.get(MEMORIES, 0))

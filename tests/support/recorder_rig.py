@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import numpy as np
 from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.transport import FramePublisher
 from sam3_node.types import Frame
-from tests.support.node_rig import READY_S, until
+from tests.support.processes import Process
 from tests.support.wire_examples import plain
 
 FRAME_BYTES = 20_000
@@ -59,40 +58,12 @@ def arguments(folder: Path, out: Path, **settings: Any) -> list[str]:
     return [sys.executable, "-m", "sam3_node", "record", str(out), *options]
 
 
-class RecorderProcess:
-    """`sam3-node record` as a process; keeps every output line."""
-
-    def __init__(self, command: list[str]) -> None:
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-
-    def line_with(self, text: str) -> str:
-        return until(lambda: next((x for x in self.lines if text in x), None), text, READY_S)
-
-    def terminate(self) -> int:
-        """Send SIGTERM; return the exit code once every line has come."""
-        self.process.terminate()
-        code = self.process.wait(timeout=120)
-        self._reader.join(20)
-        return code
-
-    def __enter__(self) -> RecorderProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
+RecorderProcess = Process.spawn
+"""`sam3-node record` as a process, by the command that `arguments` gives."""
 
 
 def read_seqs(path: Path) -> list[int]:
-    """Check that the frames of a file are those of `frame`; return their seqs."""
+    """Check that a file has the frames that `frame` makes; return their seqs."""
     frames = list(RecordingReader([path]).frames())
     for item in frames:
         expected = dataclasses.replace(frame(item.seq, len(item.colour)), sent_ns=item.sent_ns)

@@ -12,7 +12,7 @@ from pathlib import Path
 class Relay:
     """Listens at `path`, and forwards each connection to `target`, both directions, until it is cut. Close ends it.
 
-    While it is cut, nothing passes and nobody can connect. `cut_at` waits for a text in what clients send, or, with
+    While it is cut, nothing passes and no peer can connect. `cut_at` waits for a text in what clients send, or, with
     `reply`, for the request to pass and then for the text in what they receive. The message with the last text is not
     delivered, and `then` is called.
     """

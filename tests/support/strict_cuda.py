@@ -28,7 +28,7 @@ class Stream:
     count = 0
 
     def __init__(self) -> None:
-        self.cuda_stream = Stream.count  # that of the default stream is 0
+        self.cuda_stream = Stream.count  # the default stream has 0
         Stream.count += 1
         self.seen: dict[Stream, int] = {self: 0}
 
@@ -61,7 +61,6 @@ class StrictCuda:
             "is_current_stream_capturing": lambda: self.tape is not None,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr("sam3_node.engines.tensorrt.run._new_stream", self.new_stream)
 
     def capture(self, run: Run, inputs: Inputs) -> CapturedGraph:
         """Capture a call as `capture_cuda_graph` does."""

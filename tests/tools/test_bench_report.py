@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tools.bench.common import ROOT, Figures, Record, make_parser, percentile, spread_text
-from tools.bench.report import GROUPS, PAGE, format_page, format_value, read_records
+from tools.bench.report import (
+    DOCS,
+    GROUPS,
+    HEADLINES,
+    PLOTS,
+    format_pages,
+    format_value,
+    name_bench,
+    read_results,
+)
 
 FIELDS = {"figure", "value", "unit", "group", "command", "machine", "date"}
+RESULTS = read_results()
+RECORDS = [record for records in RESULTS.values() for record in records]
+PAGES = format_pages(RESULTS)
 
 
-def test_the_committed_page_is_what_the_generator_writes() -> None:
-    assert PAGE.read_text() == format_page(read_records())
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_a_committed_page_is_what_the_generator_writes(page: Path) -> None:
+    assert (DOCS / page).read_text() == PAGES[page]
 
 
-@pytest.mark.parametrize("record", read_records(), ids=lambda record: str(record["figure"])[:60])
-def test_every_record_is_complete(record: Record) -> None:
+def test_no_page_of_a_former_benchmark_is_left() -> None:
+    assert {path.relative_to(DOCS) for path in (DOCS / "benchmarks").iterdir()} < PAGES.keys()
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: str(record["figure"])[:60])
+def test_every_record_is_complete_and_on_its_page(record: Record) -> None:
     assert record.keys() >= FIELDS
     assert record["group"] in GROUPS
     assert str(ROOT) not in json.dumps(record)
@@ -27,10 +45,13 @@ def test_every_record_is_complete(record: Record) -> None:
             record["versions"]
         )
         assert {"cpu", "cores", "load_average", "avx512", "amx", "memory_gb"} <= set(record["machine"])
+    page = PAGES[Path(f"benchmarks/{name_bench(record)}.md")]
+    assert record["figure"] in page
+    assert record["command"] in page
 
 
 @pytest.mark.parametrize(
-    "command", sorted({record["command"] for record in read_records()}), ids=lambda command: str(command)[:60]
+    "command", sorted({record["command"] for record in RECORDS}), ids=lambda command: str(command)[:60]
 )
 def test_every_benchmark_named_by_a_command_exists(command: str) -> None:
     words = command.split()
@@ -39,7 +60,20 @@ def test_every_benchmark_named_by_a_command_exists(command: str) -> None:
 
 
 def test_every_group_has_a_figure_measured_by_this_version() -> None:
-    assert {record["group"] for record in read_records() if "versions" in record} == set(GROUPS)
+    assert {record["group"] for record in RECORDS if "versions" in record} == set(GROUPS)
+
+
+def test_the_first_page_has_about_25_figures_and_four_plots() -> None:
+    assert 20 <= sum(map(len, HEADLINES.values())) <= 30
+    assert len(PLOTS) == 4
+
+
+@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.name)
+def test_a_plot_is_drawn_from_the_results(plot: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot.write(RESULTS, tmp_path / plot.name)
+    assert (tmp_path / plot.name).stat().st_size > 1000
+    assert (DOCS / "images" / plot.name).is_file()
 
 
 def test_figures_keep_the_spread_and_put_ratios_first(tmp_path: Path) -> None:

@@ -1,24 +1,99 @@
-"""The comparison with transformers runs on random weights whose logits have a trained model's size."""
+"""The count of a step's arithmetic: its size, and that static shapes read no more than dynamic ones.
+
+The comparison with transformers runs on random weights whose logits have a trained model's size.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from sam3_node.models import TrackerModel
 from tools.bench.common import Figures
-from tools.bench.latency.step import (
-    TRAINED_LOGIT,
-    Taken,
-    Times,
-    compare,
-    random_source,
-    report,
-    row,
-    stages,
+from tools.bench.counting import Counts, count
+from tools.bench.latency.operations import build, count_methods, count_read, count_stages
+from tools.bench.latency.step import TRAINED_LOGIT, Taken, Times, compare, random_source, report, row, stages
+
+RING, POINTERS = 7, 16
+
+
+@pytest.fixture(scope="module")
+def model() -> TrackerModel:
+    return build("small", torch.float32)
+
+
+def exact(model: TrackerModel) -> float:
+    """The FLOPs of a read of 7 memories, from the sizes of its matrices; keys are projected at every read."""
+    hidden, area, narrow = model.hidden, model.grid[0] * model.grid[1], model.memory_channels
+    tokens = RING * area + POINTERS * (hidden // narrow)
+    layer = model.read_stage.layers[0]
+    projections = area * hidden * (3 * hidden + hidden + hidden) + area * narrow * hidden
+    own = 2 * area * area * hidden
+    memory = tokens * narrow * hidden + area * tokens * (hidden + narrow)
+    widening = 2 * area * hidden * layer.linear1.out_features
+    place = POINTERS * hidden * narrow  # the temporal encoding of pointers
+    return 2.0 * (len(model.read_stage.layers) * (projections + own + memory + widening) + place)
+
+
+def test_a_read_costs_what_its_matrices_cost(model: TrackerModel) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        counts = count_read(model, 1, RING, unmasked=True, masked_all=False)
+    assert counts.flops == pytest.approx(exact(model), rel=1e-3)
+
+
+def test_static_shapes_read_no_more_than_dynamic_ones() -> None:
+    half = build("small", torch.bfloat16)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        found = count_stages(half)
+    assert found["read, static"].flops == pytest.approx(found["read, dynamic"].flops, rel=0.01)
+    assert found["read, engine"].flops <= 1.001 * found["read, static"].flops
+
+
+def test_the_decoder_never_projects_the_image_tokens(model: TrackerModel) -> None:
+    """Its attention costs four products with the tokens of all heads, not three projections a layer."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        flops = count_stages(model)["decode"].flops
+    area, hidden, tokens, heads = model.grid[0] * model.grid[1], model.hidden, 8, 4
+    layers, carried = 2, heads * tokens
+    attention = (layers * 6 + 3) * 2 * area * carried * hidden  # 3 products each: scores, place, values
+    upscaling = 2 * area * hidden * hidden + 2 * 4 * area * hidden // 4 * hidden // 2
+    masks = 2 * 16 * area * 4 * hidden // 8
+    few = 8e6  # the tokens' own maps
+    assert attention + upscaling + masks < flops < attention + upscaling + masks + few
+
+
+def test_approximations_and_kernels_read_less() -> None:
+    found = {title: counts.flops for title, counts in count_methods("small", 1).items()}
+    ways = ["float32 on a CPU", *(["kernels"] if find_spec("triton") else [])]
+    for way in ways:
+        exact = found[f"read, {way}"]
+        assert exact == pytest.approx(found["read, float32 on a CPU"], rel=0.01)
+        assert found[f"read, {way}, pooled"] < 0.6 * exact
+        assert found[f"read, {way}, sparse"] < 0.6 * exact
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        (lambda x: x.view(-1), Counts(0, 0, 0)),
+        (lambda x: x + 1, Counts(0, 2 * 16 * 16 * 4, 1)),
+        (lambda x: x @ x, Counts(2 * 16**3, 3 * 16 * 16 * 4, 1)),
+    ],
 )
+def test_operations_are_counted(run: Callable[[torch.Tensor], torch.Tensor], expected: Counts) -> None:
+    x = torch.zeros(16, 16)
+    assert count(lambda: run(x)) == expected
+
+
+def test_inference_mode_does_not_hide_operations() -> None:
+    layer, x = torch.nn.Linear(16, 16), torch.zeros(4, 16)
+    assert count(torch.inference_mode()(lambda: layer(x))).flops == 2 * 4 * 16 * 16
 
 
 @pytest.mark.parametrize("name", ["nano", "small"])

@@ -13,8 +13,7 @@ from sam3_node.types import Instance, Mask
 from tests.support.tiny import tiny_model
 from tools.doubt import names
 from tools.doubt.fit import Fit, choose_threshold, fit_weights, write
-from tools.doubt.measure import auroc, calibration_error, reliability, risk_at, risk_coverage
-from tools.doubt.play import Played, play
+from tools.doubt.measure import Played, auroc, calibration_error, play, reliability, risk_at, risk_coverage
 from tools.doubt.pseudo import choose
 from tools.doubt.record import record
 from tools.vos.sequences import LabelledSequence, TrueFrame
@@ -71,8 +70,8 @@ def test_the_table_is_a_module_that_names_its_command(tmp_path: Path) -> None:
     write(tmp_path / "table.py", Fit(weights, -0.5, 0.25, 0.7, []), "python -m tools.doubt.fit a")
     table: dict[str, object] = {}
     exec((tmp_path / "table.py").read_text(), table)
-    assert (table["BIAS"], table["WEIGHTS"], table["SURE"]) == (-0.5, {FEATURES[1]: 1.25}, 0.7)
-    assert "python -m tools.doubt.fit a" in str(table["__doc__"])
+    assert (table["MASK_BIAS"], table["MASK_WEIGHTS"], table["SURE_MASK"]) == (-0.5, {FEATURES[1]: 1.25}, 0.7)
+    assert "# masks: python -m tools.doubt.fit a" in (tmp_path / "table.py").read_text()
 
 
 def test_tracks_are_recorded_once_for_each_object_and_frame(tmp_path: Path) -> None:
@@ -128,10 +127,12 @@ def test_a_name_is_right_if_the_object_under_most_of_the_mask_has_it() -> None:
     assert not is_right("red can", slice(6, 10))  # most of it lies on nothing
 
 
-def test_the_table_of_names_reads_as_it_was_written(tmp_path: Path) -> None:
+def test_the_table_of_names_reads_as_it_was_written_beside_that_of_masks(tmp_path: Path) -> None:
     path = tmp_path / "table.py"
+    path.write_text('"""Text."""\n\n# masks: fit\nMASK_BIAS = 1\n\n# names: before\nNAME_BIAS = 2\n')
     names.write(path, np.array([1.0, 2.0, 0.0, 3.0, 4.0, 5.0]), -0.5, np.arange(6.0), 0.9, "fit")
     table: dict[str, object] = {}
     exec(path.read_text(), table)
-    assert table["WEIGHTS"] == {"score": 1, "rival": 2, "look": 3, "thing": 4, "agreement": 5}
-    assert (table["BIAS"], table["SURE"], table["NEUTRAL"]) == (-0.5, 0.9, {"look": 3.0, "thing": 4.0})
+    assert table["NAME_WEIGHTS"] == {"score": 1, "rival": 2, "look": 3, "thing": 4, "agreement": 5}
+    assert (table["NAME_BIAS"], table["SURE_NAME"]) == (-0.5, 0.9)
+    assert (table["USUAL_MARGINS"], table["MASK_BIAS"]) == ({"look": 3.0, "thing": 4.0}, 1)

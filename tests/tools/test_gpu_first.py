@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tools.bench import gpu_first
-from tools.bench.first.journal import Journal, OutOfTimeError, read_lines
+from tools.bench.gpu_first import Journal, OutOfTimeError, read_lines
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ import pytest
 
 from sam3_node.errors import CameraError
 from sam3_node.types import Instance, Mask, TrackState
-from tools.mot.score import MotScore, MotScorer, total
-from tools.mot.truth import MotFrame, TrueClip, open_clips
+from tools.mot import MotFrame, MotScore, MotScorer, TrueClip, open_clips, total
 from tools.scenes.clips import Clip, write_clip
 
 pytest.importorskip("motmetrics")

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from sam3_node.types import MaskFrame
-from tools.bench.soak_chaos import Plan, Soak
-from tools.bench.soak_clients import Reader
+from tools.bench.soak_chaos import Plan, Reader, Soak
 from tools.bench.soak_summary import Row, find_calm, fit_growth, read_log, select, summarise, write_results
 from tools.bench.tiny_weights import save_tiny_checkpoint
 

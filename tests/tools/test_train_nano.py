@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ from sam3_node.models import load_tracker
 from sam3_node.models.weight_files import check_digest
 from tests.support.rectangles import write_rectangles
 from tools.train_nano.__main__ import main
-from tools.train_nano.config import nano_config
 from tools.train_nano.curves import draw_curves, read_log
 from tools.train_nano.data import Recipe, Sources
 from tools.train_nano.export import MAX_BYTES, export
 from tools.train_nano.gates import GATES, filled_box, pass_gate
+from tools.train_nano.network import nano_config
 from tools.train_nano.train import Progress, Stage, Trainer, easiness, schedule, stages
 
 CPU = torch.device("cpu")
@@ -56,13 +55,6 @@ def trained(sources: Sources, tmp_path_factory: pytest.TempPathFactory) -> Train
 @pytest.fixture(scope="module")
 def weights(trained: Trainer) -> Path:
     return export(trained.path, trained.folder / "export")
-
-
-@pytest.fixture
-def denormals() -> Iterator[None]:
-    """The command turns them off in its process."""
-    yield
-    torch.set_flush_denormal(False)
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int | str | None:
@@ -268,7 +260,6 @@ def test_the_rate_rises_and_falls_and_the_outside_weighs_more_later() -> None:
     assert ease[0] == 1
 
 
-@pytest.mark.usefixtures("denormals")
 def test_the_command_exports_what_is_trained(
     trained: Trainer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,7 +296,7 @@ def test_what_lies_halfway_from_the_start_is_exported(
 
 
 @pytest.mark.parametrize(
-    "words", [("export", "--teacher", "x"), ("curves", "--beside", "x"), ("export", "--halfway")]
+    "words", [("gate", "--beside", "x"), ("curves", "--beside", "x"), ("export", "--halfway")]
 )
 def test_an_option_of_another_command_is_refused(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -314,7 +305,6 @@ def test_an_option_of_another_command_is_refused(
     assert f"{words[1]} is of `" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("denormals")
 def test_the_command_tells_errors_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for word, expected in (("export", "no checkpoint"), ("curves", "no training log")):
         told = run_command(monkeypatch, word, "-o", tmp_path)
@@ -322,7 +312,6 @@ def test_the_command_tells_errors_in_one_line(tmp_path: Path, monkeypatch: pytes
         assert told.startswith(f"error: {expected}")
 
 
-@pytest.mark.usefixtures("denormals")
 def test_a_closed_gate_is_the_commands_exit_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,10 +13,18 @@ import pytest
 from sam3_node.errors import CameraError
 from tests.support.rectangles import COLOURS, FRAMES, GREY, HEIGHT, WIDTH, rectangle_clip, write_rectangles
 from tools.scenes.clips import Clip, write_clip
-from tools.train_nano.augment import LOW, NEAR, Augmentation, coverage
-from tools.train_nano.compose import colour_like, compose, covering_path
-from tools.train_nano.config import SIZE
-from tools.train_nano.cutouts import Sprite, cut_out, load_cutouts
+from tools.train_nano.augment import (
+    LOW,
+    NEAR,
+    Augmentation,
+    Sprite,
+    colour_like,
+    compose,
+    coverage,
+    covering_path,
+    cut_out,
+    load_cutouts,
+)
 from tools.train_nano.data import (
     RELIST,
     Clips,
@@ -27,6 +35,7 @@ from tools.train_nano.data import (
     load_videos,
     prepare,
 )
+from tools.train_nano.network import SIZE
 from tools.train_nano.steps import second_prompt
 
 GREEN = (20, 200, 20, 255)
@@ -110,7 +119,7 @@ def test_a_clip_without_a_large_enough_object_is_refused() -> None:
 
 
 def test_composites_label_exactly_what_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tools.train_nano.compose.ALIKE", 0)  # nothing is as grey as the picture
+    monkeypatch.setattr("tools.train_nano.augment.ALIKE", 0)  # nothing is as grey as the picture
     for seed in range(8):
         before = rectangle_clip()
         images = [np.full((HEIGHT, WIDTH, 3), GREY, np.uint8)] * 3

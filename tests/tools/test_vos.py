@@ -23,11 +23,9 @@ from tools.scenes.clips import Clip, write_clip
 from tools.scenes.recording import write_recording
 from tools.vos import metrics
 from tools.vos.evaluate import SequenceResult, evaluate
-from tools.vos.followers import Masks, interior_point, make_prompt
-from tools.vos.metrics import Bools
-from tools.vos.occlusion import OcclusionCount
+from tools.vos.followers import Masks, Setting, interior_point, make_prompt, parse_settings
+from tools.vos.metrics import Bools, OcclusionCount
 from tools.vos.sequences import UNKNOWN, LabelledSequence, TrueFrame, open_sequences
-from tools.vos.settings import Setting, parse_settings
 
 CHECKOUT = ROOT
 HEIGHT, WIDTH, SIDE = 60, 80, 20

@@ -1,4 +1,4 @@
-"""J, F and occlusions, against other ways to compute them and by hand."""
+"""J, F and occlusions against other ways to compute them and by hand; the report; and named settings."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco
 
-from tools.vos import metrics
-from tools.vos.metrics import Bools
-from tools.vos.occlusion import OcclusionCount, count, hidden_runs, is_recovered, occlusions
+from sam3_node.errors import SettingsError
+from sam3_node.settings import TrackerSettings
+from tools.vos import metrics, report
+from tools.vos.evaluate import SequenceResult
+from tools.vos.followers import COMPARED, Setting, parse_settings
+from tools.vos.metrics import Bools, MaskScore, OcclusionCount, count, hidden_runs, is_recovered, occlusions
 
 HEIGHT, WIDTH, SIDE = 60, 80, 20
 
@@ -121,3 +124,70 @@ def test_counts_and_shares() -> None:
     assert counted + counted == OcclusionCount(4, 2, 40, 10)
     assert OcclusionCount().recovered_share is None
     assert OcclusionCount().false_while_hidden is None
+
+
+def results() -> dict[str, dict[str, SequenceResult]]:
+    a = SequenceResult({1: MaskScore(0.8, 0.6), 2: MaskScore(0.6, 0.4)}, OcclusionCount(2, 1, 20, 5), 10.0)
+    b = SequenceResult({1: MaskScore(0.1, 0.2)}, OcclusionCount(), 20.0)
+    return {"default": {"cup": a, "jar": b}, "bank=3": {"cup": b, "jar": b}}
+
+
+def test_json_has_the_first_settings_figures_and_then_all() -> None:
+    figures = report.as_json(results())
+    assert figures["J"] == pytest.approx(0.5)
+    assert figures["F"] == pytest.approx(0.4)
+    assert figures["J&F"] == pytest.approx(0.45)
+    assert figures["sequences"]["cup"]["J"] == pytest.approx(0.7)
+    assert figures["sequences"]["cup"]["objects"]["2"]["F"] == 0.4
+    assert figures["occlusions"] == {
+        "cases": 2,
+        "recovered": 0.5,
+        "hidden_frames": 20,
+        "false_while_hidden": 0.25,
+    }
+    assert figures["settings"]["bank=3"]["J"] == pytest.approx(0.1)
+    assert "settings" not in report.as_json({"default": results()["default"]})
+
+
+def test_the_table_has_each_sequence_and_the_difference() -> None:
+    lines = report.as_table(results()).splitlines()
+    assert lines[1].split() == ["cup", "default", "2", "0.700", "0.500", "0.600", "10.0"]
+    assert lines[2].split() == ["bank=3", "1", "0.100", "0.200", "0.150", "20.0"]
+    assert lines[-1].split() == ["bank=3", "0.100", "0.200", "0.150", "-0.400", "-", "0", "-", "20.0"]
+
+
+def test_settings_are_named_changes_of_a_base() -> None:
+    text = "default,bank-off,bank=15+select=confident,dtype=bf16,prompt=point,size=160,read=sparse"
+    default, bank_off, large, half, point, small, sparse = parse_settings(text, Setting(prompt="box"))
+    assert (default.name, default.method, default.prompt) == ("default", "default", "box")
+    assert bank_off.method == "bank-off"
+    assert (large.bank_size, large.selection, large.dtype) == (15, "confident", "auto")
+    assert (half.dtype, half.prompt, point.prompt) == ("bfloat16", "box", "point")
+    assert small.model == ("auto", 160, "exact")
+    assert sparse.model == ("auto", 0, "sparse")
+    assert default.bank_size == TrackerSettings().bank_size
+
+
+def test_the_settings_of_compare_are_valid() -> None:
+    assert len(parse_settings(COMPARED, Setting())) == len(COMPARED.split(","))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "fast",
+        "bank=1",
+        "bank=x",
+        "bank",
+        "select=best",
+        "dtype=int8",
+        "size=x",
+        "read=fast",
+        "prompt=",
+        "default,default",
+    ],
+)
+def test_bad_settings_are_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="expected"):
+        parse_settings(text, Setting())

@@ -1,13 +1,19 @@
-"""Following objects by their last masks, with weights that have no memory modules."""
+"""Objects followed by their last masks, and the history that judges these masks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import cv2
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from sam3_node.models import TrackerModel
+from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.tracking import ObjectPrompt, Tracker
+from sam3_node.tracking.track_history import SureHistory
 from tests.support.tiny import noise_clip, random_source
 
 FRAMES = 6
@@ -86,15 +92,6 @@ def test_a_saved_state_continues_bit_for_bit(model: TrackerModel, clip: list[Ten
         assert torch.equal(ours.pointers, theirs.pointers)
 
 
-def test_a_state_of_a_version_without_histories_goes_on(model: TrackerModel, clip: list[Tensor]) -> None:
-    tracker, again = Tracker(model), Tracker(model)
-    tracker.step(clip[0], prompts(model))
-    state = tracker.state()
-    del state["bank"]["sure"], state["bank"]["history"]
-    again.restore(state)
-    assert torch.equal(again.step(clip[1]).logits, tracker.step(clip[1]).logits)
-
-
 def test_a_correction_replaces_the_last_mask_and_memory_does_not_grow(
     model: TrackerModel, clip: list[Tensor]
 ) -> None:
@@ -143,3 +140,168 @@ def test_a_prompt_shows_an_object_again_whose_masks_were_withheld(
     tracker.step(clip[0], [ObjectPrompt(1, mask=small)])
     assert not tracker.step(clip[1]).visible.any()
     assert tracker.step(clip[2], [ObjectPrompt(1, mask=small)]).visible.all()
+
+
+SIDE = 128
+Masks = Iterable[np.ndarray]
+
+
+def disc(x: float, y: float, radius: float) -> np.ndarray:
+    rows, columns = np.mgrid[:SIDE, :SIDE] + 0.5
+    return np.hypot(columns - x, rows - y) <= radius
+
+
+def box(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:
+    rows, columns = np.mgrid[:SIDE, :SIDE] + 0.5
+    return (columns > x0) & (columns < x1) & (rows > y0) & (rows < y1)
+
+
+def bar(angle: float, length: float = 40, width: float = 12) -> np.ndarray:
+    corners = cv2.boxPoints(((64, 64), (length, width), angle)).astype(np.int32)
+    return cv2.fillPoly(np.zeros((SIDE, SIDE), np.uint8), [corners], 1) > 0
+
+
+class Follower:
+    """A history, and the prompts as the tracker chooses them: the last plausible mask, or the last sure one."""
+
+    def __init__(self, first: np.ndarray) -> None:
+        self.history = SureHistory(3)
+        self.prompt = self.sure = first
+        self.frame = 0
+        self.history.start(1, 0, first)
+
+    def step(self, mask: np.ndarray, quality: float = 0.9, frames: int = 1) -> bool:
+        """Return True if the mask is plausible."""
+        self.frame += frames
+        plausible, sure = self.history.judge(1, self.frame, mask, self.prompt, quality)
+        self.sure = mask if sure else self.sure
+        self.prompt = mask if plausible else self.sure
+        return plausible
+
+    def run(self, masks: Masks, quality: float = 0.9, frames: int = 1) -> list[bool]:
+        return [self.step(mask, quality, frames) for mask in masks]
+
+
+def follow(masks: Masks, frames: int = 1) -> list[bool]:
+    first, *others = masks
+    return Follower(first).run(others, frames=frames)
+
+
+def test_objects_that_stay_move_turn_come_nearer_and_go_away_are_followed():
+    assert all(follow(disc(64, 64, 10) for _ in range(60)))
+    assert all(follow(disc(15 + 5 * n, 64, 10) for n in range(20)))
+    assert all(follow(bar(9 * n) for n in range(40)))
+    assert all(follow(disc(64, 64, 8 * 3 ** (n / 75)) for n in range(75)))
+    assert all(follow(disc(64, 64, 8 * 3 ** (n / 30)) for n in range(30)))
+    assert all(follow(disc(64, 64, 40 * 3 ** (-n / 50)) for n in range(50)))
+
+
+def test_an_object_that_comes_nearer_and_turns_is_followed():
+    assert all(follow(bar(4 * n, 24 * 1.02**n, 12 * 1.02**n) for n in range(40)))
+
+
+def test_an_object_that_comes_over_the_edge_of_the_image_grows():
+    assert all(follow(disc(-14 + n, 60, 20) for n in range(60)))
+    assert all(follow(box(0, 40, 2 + 2 * n, 80) for n in range(30)))
+    assert all(follow(disc(1.5 * n - 4, 64, 8) for n in range(60)))
+
+
+def test_an_object_that_leaves_over_the_edge_shrinks():
+    assert all(follow(disc(100 + n, 60, 15) for n in range(42)))
+
+
+def test_an_object_that_was_half_hidden_appears_again():
+    half, whole = box(40, 40, 60, 60), box(40, 40, 80, 60)
+    assert all(follow([whole] * 10 + [half] * 40 + [whole] * 10))
+    assert all(follow([disc(64, 64, 15), *(disc(64, 64, 15) & ~box(0, 0, 52 + n, 128) for n in range(20))]))
+
+
+def test_frames_that_are_left_out_widen_what_is_plausible():
+    near = [disc(64, 64, 8 * 1.03**n) for n in range(0, 60, 6)]
+    assert all(follow(near, frames=6))
+    assert all(follow((disc(20 + 12 * n, 64, 10) for n in range(8)), frames=6))
+
+
+def test_a_jump_of_area_is_withheld_while_it_lasts_and_the_object_is_found_again():
+    follower = Follower(box(60, 60, 75, 72))
+    assert all(follower.run([box(60, 60, 75, 72)] * 10))
+    assert not any(follower.run([box(40, 40, 100, 100)] * 60))
+    assert (follower.prompt == box(60, 60, 75, 72)).all()
+    assert all(follower.run([box(61, 60, 76, 72)] * 10))
+
+
+def test_a_jump_to_a_small_part_is_withheld():
+    follower = Follower(disc(64, 64, 20))
+    assert all(follower.run([disc(64, 64, 20)] * 5))
+    assert not any(follower.run([disc(64, 64, 5)] * 40))
+    assert follower.step(disc(64, 64, 19))
+
+
+def test_a_jump_of_place_is_withheld():
+    follower = Follower(disc(30, 64, 8))
+    assert all(follower.run([disc(30, 64, 8)] * 5))
+    assert not any(follower.run([disc(90, 64, 8)] * 20))
+    assert follower.step(disc(32, 64, 8))
+
+
+@pytest.mark.parametrize("frames", [19, 30, 40])
+def test_a_mask_that_creeps_over_its_surroundings_is_withheld(frames):
+    """Each step is small: a book becomes the table, and then the whole image."""
+    first = 15 * 12
+
+    def grown(n: int) -> np.ndarray:
+        share = n / frames
+        return box(60 - 60 * share, 60 - 60 * share, 75 + 53 * share, 72 + 56 * share)
+
+    masks = [grown(n) for n in range(frames + 1)]
+    shown = [mask.sum() / first for mask, kept in zip(masks[1:], follow(masks), strict=True) if kept]
+    assert max(shown) < 4.2
+    assert len(shown) < frames / 2
+
+
+def test_a_mask_that_creeps_to_one_side_is_withheld_early():
+    masks = [box(20, 50, 40 + 3 * n, 70) for n in range(30)]
+    kept = follow(masks)
+    assert max(mask.sum() for mask, shown in zip(masks[1:], kept, strict=True) if shown) < 3 * masks[0].sum()
+    assert not any(kept[15:])
+
+
+def test_an_object_that_has_been_whole_does_not_grow_at_the_edge():
+    follower = Follower(box(80, 60, 95, 72))
+    assert all(follower.run(box(80 + n, 60, 95 + n, 72) for n in range(1, 39)))
+    assert not any(follower.run([box(40, 30, 128, 110)] * 20))
+
+
+def test_doubtful_masks_do_not_change_the_history():
+    """The quality falls to half while the mask creeps: the bound stays, and the prompt goes back to the sure mask."""
+    follower = Follower(disc(64, 64, 10))
+    assert all(follower.run([disc(64, 64, 10)] * 10))
+    bound = follower.history.state(np.array([1]))["bound"]
+    follower.run((disc(64, 64, 10 * 1.02**n) for n in range(30)), quality=0.4)
+    assert (follower.history.state(np.array([1]))["bound"] == bound).all()
+    assert not follower.step(disc(64, 64, 20), quality=0.4)
+    assert (follower.prompt == disc(64, 64, 10)).all()
+
+
+def test_a_prompt_begins_the_history_again():
+    follower = Follower(disc(64, 64, 8))
+    assert not follower.step(disc(64, 64, 40))
+    follower.history.start(1, follower.frame, disc(64, 64, 40))
+    follower.prompt = follower.sure = disc(64, 64, 40)
+    assert follower.step(disc(64, 64, 40))
+
+
+def test_small_masks_may_vary_by_a_few_cells():
+    assert all(follow(box(60, 60, 62 + n % 4, 62 + n % 3) for n in range(40)))
+
+
+def test_what_is_saved_goes_on_the_same():
+    masks = [disc(40 + n, 64, 10 * 1.02**n) for n in range(20)] + [disc(60, 64, 40)] * 3
+    follower, other = Follower(masks[0]), Follower(disc(1, 1, 1))
+    follower.run(masks[1:8])
+    saved = unpack_state(pack_state(follower.history.state(np.array([1]))))
+    other.history.restore(np.array([1]), saved)
+    other.prompt, other.sure, other.frame = follower.prompt, follower.sure, follower.frame
+    assert other.run(masks[8:]) == follower.run(masks[8:])
+    again = other.history.state(np.array([1]))
+    assert all((value == again[name]).all() for name, value in follower.history.state(np.array([1])).items())

@@ -74,11 +74,14 @@ class Figures:
     Make it before measuring: it keeps the machine's load at that time.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str] | None = None, group: str = "") -> None:
+    def __init__(
+        self, module: str, arguments: Sequence[str] | None = None, group: str = "", show: bool = True
+    ) -> None:
         """`module` is the benchmark's name below tools.bench, such as "latency.step"; it begins with its group.
 
-        `group` is that of a benchmark whose name does not.
+        `group` is the group of a benchmark whose name does not. `show`: print each figure as it is added.
         """
+        self._show = show
         words = sys.argv[1:] if arguments is None else arguments
         self._context: Record = {
             "group": group or module.partition(".")[0],
@@ -90,7 +93,7 @@ class Figures:
         self._figures: list[Record] = []
 
     def add(self, figure: str, values: float | Sequence[float], unit: str, target: str = "") -> None:
-        """Keep a figure. Several values are runs: the median is the value, and their spread is kept."""
+        """Keep and print a figure. Several values are runs: the median is the value, and their spread is kept."""
         record: Record = {"figure": figure, "unit": unit}
         if isinstance(values, (int, float)):
             record["value"] = float(values)
@@ -105,6 +108,9 @@ class Figures:
         if target:
             record["target"] = target
         self._figures.append(record)
+        if self._show:
+            bound = f" (target: {target})" if target else ""
+            print(f"{figure}: {format_value(record)} {unit}{bound}", flush=True)
 
     def write(self, path: Path | None) -> None:
         """Write the figures to a JSON file, ratios first; do nothing where `path` is None."""
@@ -115,6 +121,26 @@ class Figures:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(records, indent=1) + "\n")
         print(f"wrote {path}", file=sys.stderr)
+
+
+def format_value(record: Record) -> str:
+    """Return the value with its spread, such as "1.52 (1.48 to 1.55, 5 runs)"."""
+    text = _number(record["value"], record["unit"])
+    spread = record.get("spread")
+    if not spread or spread["runs"] == 1:
+        return text
+    low, high = (_number(spread[key], record["unit"]) for key in ("min", "max"))
+    return f"{text} ({low} to {high}, {spread['runs']} runs)"
+
+
+def _number(value: float | str, unit: str) -> str:
+    if isinstance(value, str):
+        return value
+    if unit == RATIO:
+        return f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
 
 
 def _without_json(words: Sequence[str]) -> list[str]:

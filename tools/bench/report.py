@@ -1,116 +1,274 @@
-"""Write docs/benchmarks.md from the JSON files that the benchmarks have written to tools/bench/results.
+"""Write docs/benchmarks.md, its plots, and a page for each benchmark, from the JSON files in tools/bench/results.
 
 python -m tools.bench.report
 """
 
 from __future__ import annotations
 
-import argparse
+import ast
 import json
-from collections.abc import Iterable
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
-from tools.bench.common import RATIO, RESULTS, ROOT, Record
+from tools.bench.common import RESULTS, ROOT, Record, format_value
+from tools.command import new_parser
+from tools.docs.tables import table
+from tools.plots import draw
 
-PAGE = ROOT / "docs/benchmarks.md"
+Results = dict[str, list[Record]]
+COVERAGES = (50, 65, 80)
+HEADLINES: dict[str, list[list[str]]] = tomllib.loads(Path(__file__).with_name("headlines.toml").read_text())
+"""Sections of the page: for each line its text, the result file and the figure."""
+MEMORY = {
+    "quiet end of an hour\nwith a fault each minute": (
+        "latency-soak",
+        "growth of the node's memory in the quiet end",
+    ),
+    "5,000 steps, 4 objects": ("carried-over", "growth of resident memory over 5,000 steps"),
+    "prompts on past frames\nevery 8 s": ("latency-past", "growth of the node's resident memory meanwhile"),
+    "worst of 24 attacks": ("latency-attacks", "growth of memory"),
+}
+"""Bars of the plot: the result file, and words of the figure."""
+DOCS = ROOT / "docs"
 GROUPS = {
     "latency": "Latency and memory of the node",
     "accuracy": "Accuracy",
     "engines": "Engines and precisions",
     "replay": "Replay",
 }
+ASSERTED = "tests"
+"""Page of the figures that no benchmark measures: tests assert them, or they follow by arithmetic."""
 HEADING = """# Benchmarks
 
-Every figure on this page has the command that measures it again, the date, and the machine. `python -m
-tools.bench.report` writes this page from the JSON files in `tools/bench/results`; do not edit it by hand. To renew a
-figure, run its command with `--json tools/bench/results/NAME.json`, then write the page again.
+The figures that matter most. All are from two CPU cores; none is from a GPU. Each name links to the page of its
+benchmark, which has all its figures, the command that measures them again, the date, the machine and its load.
+
+`python -m tools.bench.report` writes this page, its plots and the pages below it from the JSON files in
+`tools/bench/results`; do not edit them by hand. To renew a figure, run its command with `--json
+tools/bench/results/NAME.json`, then write the pages again.
 
 A value with a range is a median with the minimum and maximum over that number of runs. A ratio has the unit x; it
-comes from paired runs, in which both sides alternate on the same machine. "Load" is the one-minute load average when
-the benchmark began. More load than cores gives long times and wide ranges.
+comes from paired runs, in which both sides alternate on the same machine.
 """
 
-NOTES = {
-    "latency": """**The step on a CPU.** In float32, the step of the small tracker takes 3.23, 6.74 and 20.8 GFLOP
-at 1, 4 and 16 objects (3.59, 7.15 and 21.4 before the decoder, the pyramid and the memory write were regrouped).
-`python -m tools.bench.latency.step_profile` shows what the time is spent on, and the floor: the same arithmetic at the
-rate of sgemm in the same run. In a profile of one thread at 1, 4 and 16 objects, on a machine with other work, 79, 70
-and 73 % of the time were matrix products, convolutions and fused attention. The rest was the softmax of the memory read
-(2, 8 and 7 %), copies (5 %), norms (1, 3 and 4 %), activations (2 %), and sums, rotations and the interpreter (10 %).
 
-With one object, about half of the time is the encoder's. Five sixths of the encoder's time are matrix products,
-attention and convolutions in oneDNN, at 85 % of sgemm's rate. That part is the same in transformers, and bounds the
-ratio. Compiling does not change this: in one run, inductor's code took 0.96 of the eager CPU time for the encoder, 0.84
-for the memory write and 1.19 for the decoder. bfloat16 does, on a CPU with AMX: large products run at 7 times the rate
-of float32, and the step is then bound by softmax, norms and the number of operations.
-""",
-}
+class Plot(NamedTuple):
+    """A picture of docs/images, with what the page says of it."""
+
+    name: str
+    title: str
+    caption: str
+    write: Callable[[Results, Path], None]
 
 
-def read_records(folder: Path = RESULTS) -> list[Record]:
-    """Read the records of all result files, in the order of the files' names."""
-    records: list[Record] = []
-    for path in sorted(folder.glob("*.json")):
-        records += json.loads(path.read_text())
-    return records
+def match_values(records: list[Record], pattern: str) -> dict[tuple[str, ...], Record]:
+    """Return the records whose figure matches a whole pattern, by the pattern's groups."""
+    matches = ((re.fullmatch(pattern, record["figure"]), record) for record in records)
+    return {match.groups(): record for match, record in matches if match}
 
 
-def format_page(records: Iterable[Record]) -> str:
-    """Return the page: a table for each group, then the machines."""
-    records = list(records)
-    machines: dict[str, int] = {}
+def read_bound(record: Record) -> float:
+    """Return the number in a target such as "under 120.0 ms"."""
+    return float(re.findall(r"[\d.]+", record["target"])[0])
+
+
+def plot_latency(results: Results, path: Path) -> None:
+    """Draw the age of frames at the start of their step over the camera's rate."""
+    pattern = r"age of the frame at the start of its step, (p50|p99), scene:shapes at (\d+) Hz, 4 objects"
+    records = match_values(results["latency-age"], pattern)
+    with draw(path) as axis:
+        for kind, style in (("p99", "o-"), ("p50", "o--")):
+            points = sorted(
+                (int(rate), record["value"]) for (name, rate), record in records.items() if name == kind
+            )
+            axis.plot(*zip(*points, strict=True), style, label=kind)
+        bounds = sorted((int(rate), read_bound(r)) for (_, rate), r in records.items() if "target" in r)
+        axis.plot(*zip(*bounds, strict=True), "k:", label="bound of p99")
+        axis.set(xlabel="rate of the camera, Hz", ylabel="age at the start of the step, ms", ylim=(0, None))
+        axis.legend()
+
+
+def plot_scaling(results: Results, path: Path) -> None:
+    """Draw the time of a step over the number of objects, ours beside transformers'."""
+    with draw(path) as axis:
+        for file, model, colour in (("latency-step-small", "small", "C0"), ("latency-step", "nano", "C1")):
+            records = match_values(results[file], rf"frame step of {model}, (\d+) objects?(, transformers)?")
+            for suffix, style, label in (
+                (None, "o-", model),
+                (", transformers", "o--", f"{model}, transformers"),
+            ):
+                points = sorted((int(count), r) for (count, other), r in records.items() if other == suffix)
+                values = [record["value"] for _, record in points]
+                spreads = [record["spread"] for _, record in points]
+                low = [value - spread["min"] for value, spread in zip(values, spreads, strict=True)]
+                high = [spread["max"] - value for value, spread in zip(values, spreads, strict=True)]
+                counts = [count for count, _ in points]
+                axis.errorbar(counts, values, (low, high), fmt=style, color=colour, capsize=3, label=label)
+        axis.set(xlabel="objects", ylabel="time of a step, ms", xticks=(1, 4, 16), ylim=(0, None))
+        axis.legend()
+
+
+def plot_risk(results: Results, path: Path) -> None:
+    """Draw the share of wrong masks over the share of masks that are kept."""
+    pattern = rf"wrong at ({'|'.join(map(str, COVERAGES))}) % coverage by (confidence|score alone), (.+)"
+    records = match_values(results["accuracy-doubt"], pattern)
+    sets = list(dict.fromkeys(name for _, _, name in records))
+    with draw(path, 1, len(sets), (3 * len(sets), 3), sharey=True, squeeze=False) as axes:
+        for axis, name in zip(axes[0], sets, strict=True):
+            for by, style in (("confidence", "o-"), ("score alone", "o--")):
+                values = [records[str(coverage), by, name]["value"] for coverage in COVERAGES]
+                axis.plot(COVERAGES, values, style, label=by)
+            axis.plot([65], [5], "k+", markersize=12)
+            axis.set(title=name, xlabel="masks kept, %", xticks=COVERAGES, ylim=(0, 11))
+            axis.grid(alpha=0.3)
+        axes[0][0].set_ylabel("wrong masks, %")
+        axes[0][0].legend()
+
+
+def plot_memory(results: Results, path: Path) -> None:
+    """Draw the node's memory over a soak, or, without a soak that kept it, how much it grew in each long run."""
+    records = match_values(
+        results["latency-soak"], r"chaos of .* minutes: the node's memory after (.*) minutes"
+    )
+    if records:
+        with draw(path) as axis:
+            points = [(float(minute), record["value"]) for (minute,), record in records.items()]
+            axis.plot(*zip(*points, strict=True), "o-")
+            axis.set(xlabel="minutes", ylabel="resident memory of the node, MB", ylim=(0, None))
+        return
+    with draw(path, size=(6, 2.6)) as axis:
+        for place, (file, words) in enumerate(MEMORY.values()):
+            record = next(record for record in results[file] if words in record["figure"])
+            bound = read_bound(record) if "target" in record else 0.0
+            axis.barh(place, record["value"], color="C0")
+            text = f"{record['value']:.1f} {record['unit']}"
+            axis.text(max(record["value"], bound, 0) + 1, place, text, va="center")
+            if bound:
+                axis.plot([bound, bound], [place - 0.4, place + 0.4], "k-")
+        axis.set(xlabel="growth of the node's memory", xlim=(-8, 105))
+        axis.set_yticks(range(len(MEMORY)), MEMORY)
+        axis.invert_yaxis()
+
+
+PLOTS = (
+    Plot(
+        "bench-latency-by-rate.png",
+        "Age of a frame at the start of its step by the camera's rate",
+        """**Latency by rate.** Age of a frame when its step begins, by the camera's rate: nano, 4 objects, drawn scene.
+A camera faster than the node does not make frames older: the node takes the newest frame and skips the others
+([latency-age](benchmarks/latency-age.md)).""",
+        plot_latency,
+    ),
+    Plot(
+        "bench-scaling-by-objects.png",
+        "Time of a step by the number of objects",
+        """**Scaling by objects.** Time of a step in float32, median with minimum and maximum of five runs, beside
+transformers' streaming inference on the same frames. `small` is a tracker of SAM 3's class with 4.5 M parameters
+([latency-step](benchmarks/latency-step.md)).""",
+        plot_scaling,
+    ),
+    Plot(
+        "bench-risk-coverage.png",
+        "Share of wrong masks by the share of masks that are kept",
+        """**Risk and coverage.** Share of masks with an IoU below 0.5 if the surest 50, 65 or 80 % of masks are kept,
+by the calibrated confidence and by the decoder's score alone. The cross is the target, 5 % wrong at 65 %
+([accuracy-doubt](benchmarks/accuracy-doubt.md)).""",
+        plot_risk,
+    ),
+    Plot(
+        "bench-memory.png",
+        "Growth of the node's memory in long runs",
+        """**Memory in long runs.** Growth of resident memory in each run, with bounds in black; the node's memory over
+time where a soak has kept it, which the results so far have not. [Development](development.md#long-runs) shows the
+course of the hour ([soak](benchmarks/soak.md), [latency-past](benchmarks/latency-past.md),
+[latency-attacks](benchmarks/latency-attacks.md)).""",
+        plot_memory,
+    ),
+)
+
+
+def read_results(folder: Path = RESULTS) -> dict[str, list[Record]]:
+    """Read the records of all result files, by the file's name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def name_bench(record: Record) -> str:
+    """Return the name of the page of a record's benchmark, such as "latency-step"."""
+    match = re.match(r"python -m tools\.bench\.([\w.]+)", record["command"])
+    return match[1].replace(".", "-").replace("_", "-") if match else ASSERTED
+
+
+def format_pages(results: dict[str, list[Record]]) -> dict[Path, str]:
+    """Return the text of each page by its path below docs/."""
+    records = sorted((record for rows in results.values() for record in rows), key=name_bench)
+    pages = {
+        Path(f"benchmarks/{name}.md"): format_detail(name, list(rows))
+        for name, rows in groupby(records, key=name_bench)
+    }
+    return {Path("benchmarks.md"): format_overview(results), **pages}
+
+
+def format_overview(results: dict[str, list[Record]]) -> str:
+    """Return the page of headlines, with the plots and a list of all benchmarks."""
     sections = [HEADING]
-    for group, title in GROUPS.items():
-        rows = [record for record in records if record["group"] == group]
-        rows.sort(key=lambda record: "note" in record)  # figures of earlier versions come last
-        if rows:
-            note = f"{NOTES[group]}\n" if group in NOTES else ""
-            sections.append(f"## {title}\n\n{note}{_table(rows, machines)}\n")
-    lines = [f"{number}. {description}" for description, number in machines.items()]
-    sections.append("## Machines\n\n" + "\n".join(lines) + "\n")
+    for title, headlines in HEADLINES.items():
+        rows = []
+        for text, file, figure in headlines:
+            record = next(record for record in results[file] if record["figure"] == figure)
+            link = f"[{text}](benchmarks/{name_bench(record)}.md)"
+            rows.append((link, f"{format_value(record)} {record['unit']}".strip(), record.get("target", "")))
+        sections.append(f"## {title}\n\n{table(('figure', 'value', 'target'), rows)}\n")
+    sections.append("## Plots\n")
+    sections += [f"![{plot.title}](images/{plot.name})\n\n{plot.caption}\n" for plot in PLOTS]
+    groups: dict[str, set[str]] = {}
+    for record in (record for records in results.values() for record in records):
+        groups.setdefault(record["group"], set()).add(name_bench(record))
+    rows = [
+        (title, f"[{name}](benchmarks/{name}.md)", _describe_bench(name))
+        for group, title in GROUPS.items()
+        for name in sorted(groups[group] - {ASSERTED})
+    ]
+    rows.append(("Others", f"[{ASSERTED}](benchmarks/{ASSERTED}.md)", _describe_bench(ASSERTED)))
+    sections.append(f"## All benchmarks\n\n{table(('group', 'page', 'what it measures'), rows)}\n")
     return "\n".join(sections)
 
 
-def _table(records: list[Record], machines: dict[str, int]) -> str:
-    rows = ["| figure | value | unit | target | command | date | machine |", "|---|---|---|---|---|---|---|"]
-    for record in records:
-        number = machines.setdefault(_describe(record), len(machines) + 1)
-        load = record["machine"].get("load_average")
-        cells = (
-            record["figure"] + (f" ({record['remark']})" if "remark" in record else ""),
-            format_value(record),
-            record["unit"],
-            record.get("target", ""),
-            f"`{record['command']}`",
-            record["date"],
-            f"{number}" + (f", load {load[0]:g}" if load else ""),
-        )
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows)
+def _describe_bench(name: str) -> str:
+    """Return the first line of a benchmark's docstring."""
+    if name == ASSERTED:
+        return "Figures that tests assert, or that follow by arithmetic."
+    for place in (name.replace("-", "_"), name.replace("-", "/", 1).replace("-", "_")):
+        path = ROOT / f"tools/bench/{place}.py"
+        if path.is_file():
+            docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+            return docstring.partition("\n")[0]
+    raise FileNotFoundError(f"no benchmark for the page {name}")
 
 
-def format_value(record: Record) -> str:
-    """Return the value with its spread, such as "1.52 (1.48 to 1.55, 5 runs)"."""
-    text = _number(record["value"], record["unit"])
-    spread = record.get("spread")
-    if not spread or spread["runs"] == 1:
-        return text
-    low, high = (_number(spread[key], record["unit"]) for key in ("min", "max"))
-    return f"{text} ({low} to {high}, {spread['runs']} runs)"
+def format_detail(name: str, records: list[Record]) -> str:
+    """Return the page of one benchmark: a table of figures for each command and machine."""
+    sections = [f"# {name}\n\n{_describe_bench(name)} Generated by `python -m tools.bench.report`.\n"]
+    for (command, origin), rows in groupby(records, key=lambda record: (record["command"], _origin(record))):
+        cells = [
+            (
+                record["figure"] + (f" ({record['remark']})" if "remark" in record else ""),
+                format_value(record),
+                record["unit"],
+                record.get("target", ""),
+            )
+            for record in rows
+        ]
+        figures = table(("figure", "value", "unit", "target"), cells)
+        sections.append(f"    {command}\n\n{origin}\n\n{figures}\n")
+    return "\n".join(sections)
 
 
-def _number(value: float | str, unit: str) -> str:
-    if isinstance(value, str):
-        return value
-    if unit == RATIO:
-        return f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
-    if value == 0 or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
-
-
-def _describe(record: Record) -> str:
-    """Describe the machine and the versions in one line."""
+def _origin(record: Record) -> str:
+    """Return the date, the machine with its load, and the versions."""
     machine, versions = record["machine"], record.get("versions", {})
     parts = [machine["cpu"]]
     if "cores" in machine:
@@ -120,21 +278,35 @@ def _describe(record: Record) -> str:
     for key, name in (("avx512", "AVX-512"), ("amx", "AMX")):
         if key in machine:
             parts.append(name if machine[key] else f"no {name}")
+    if machine.get("load_average"):
+        parts.append(f"load average {machine['load_average'][0]:g}")
     parts += [f"{name} {number}" for name, number in versions.items()]
     if "note" in record:
         parts.append(record["note"])
-    return ", ".join(parts)
+    return f"{record['date']}: {', '.join(parts)}"
+
+
+def write_pages(folder: Path) -> Iterator[Path]:
+    """Write the pages and the plots below a folder; yield the path of each. Pages of former benchmarks go."""
+    results = read_results()
+    pages = format_pages(results)
+    for path in (folder / "benchmarks").glob("*.md"):
+        if path.relative_to(folder) not in pages:
+            path.unlink()
+    for name, text in pages.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        yield folder / name
+    for plot in PLOTS:
+        plot.write(results, folder / "images" / plot.name)
+        yield folder / "images" / plot.name
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=PAGE, help="page to write")
-    args = parser.parse_args()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(format_page(read_records()))
-    print(f"wrote {args.out}")
+    parser = new_parser(__doc__)
+    parser.add_argument("--out", type=Path, default=DOCS, help="folder of the pages")
+    for path in write_pages(parser.parse_args().out):
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":

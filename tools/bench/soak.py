@@ -5,8 +5,8 @@
     python -m tools.bench.soak --minutes 60 --chaos     a node in which something breaks every minute, then an overload
     python -m tools.bench.soak --summarise FOLDER       the summary of such a run again, also of one that was cut
 
-Weights are tiny and random: the memory bank, the bookkeeping and the messages are those of large weights. The first
-200 steps fill the bank and warm up the allocators. On a CPU, tensor memory is that of the garbage collector's live
+Weights are tiny and random: the memory bank, the bookkeeping and the messages are as with large weights. The first
+200 steps fill the bank and warm up the allocators. On a CPU, tensor memory is counted over the garbage collector's live
 tensors, each storage counted once; on a GPU it is the memory that torch has allocated there.
 
 The chaos writes FOLDER/log.jsonl while it runs, and at its end summary.json and plot.png. It shows that no state is
@@ -161,12 +161,8 @@ def report(folder: Path) -> Row:
 def add_chaos_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the chaos."""
     parser.add_argument("--chaos", action="store_true", help="break things; needs --minutes")
-    parser.add_argument(
-        "--out", type=Path, default=Path("out/soak"), help="folder of the log and the results"
-    )
-    parser.add_argument(
-        "--summarise", type=Path, metavar="FOLDER", help="only write the results of a log again"
-    )
+    parser.add_argument("--out", type=Path, default=Path("out/soak"), help="folder of log and results")
+    parser.add_argument("--summarise", type=Path, metavar="FOLDER", help="only write a log's results again")
     parser.add_argument("--model", default="", help="weights of the node; default: tiny random ones")
     parser.add_argument("--budget-ms", type=float, default=0.0, help="latency budget of the node; 0: none")
     parser.add_argument("--fault-every", type=float, default=60.0, metavar="S", help="seconds between faults")
@@ -175,30 +171,28 @@ def add_chaos_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--load-factor", type=float, default=4.0, help="rate of the overload in node rates")
     parser.add_argument("--seed", type=int, default=0, help="order of the faults")
     parser.add_argument("--keeps-epochs", action="store_true", help="check that ids survive restarts")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="another setting of the node"
-    )
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="node setting")
 
 
 def add_figures(summary: Row, minutes: float, figures: Figures) -> None:
-    """Keep the checks that were measured."""
+    """Keep the checks that were measured, and the node's memory over the run."""
     for check in summary["checks"]:
         if check["value"] is not None:
             target = f"at most {check['bound']:.1f}"
             what = f"chaos of {minutes:g} minutes: {check['name']}"
             figures.add(what, check["value"], check["unit"] or "count", target)
+    for minute, rss_mb in summary.get("rss_mb", {}).items():
+        figures.add(f"chaos of {minutes:g} minutes: the node's memory after {minute} minutes", rss_mb, "MB")
 
 
 def main() -> None:
     parser = make_parser(__doc__)
     add_chaos_options(parser)
     parser.add_argument("--steps", type=int, default=5000, help="steps of the tracker alone")
-    parser.add_argument(
-        "--minutes", type=float, default=0.0, help="minutes of the whole node; 0 leaves it out"
-    )
+    parser.add_argument("--minutes", type=float, default=0.0, help="minutes of the whole node; 0: none")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
-    args, figures = parser.parse_args(), Figures("soak", group="latency")
+    args, figures = parser.parse_args(), Figures("soak", group="latency", show=False)
     if args.summarise is not None:
         raise SystemExit(not report(args.summarise)["passed"])
     if args.chaos and not args.minutes:

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tools.bench.common import percentile
+from tools.plots import draw
 
 Row = dict[str, Any]
 WARM_S = 30.0
 """Seconds after the first masks of a process's life that do not count for its growth: it fills caches. Its memory
-reaches its highest mark after some minutes only, so that of the quiet end is judged, which an overload precedes."""
+reaches its highest mark after some minutes only, so the quiet end is judged, which an overload precedes."""
 MARGIN_MS = 20.0
 """Age at the start of a step beyond one interval of the camera."""
 MAX_GROWTH_MB, MAX_GROWTH_DESCRIPTORS = 10.0, 2.0
@@ -158,12 +159,20 @@ def summarise(rows: Sequence[Row]) -> Row:
         "restarts": samples[-1]["restarts"],
         "ids": samples[-1]["ids"],
         "epochs": samples[-1]["epochs"],
+        "rss_mb": {round(row["t_s"] / 60, 1): rss for row, rss in _read_memory(samples)},
         "highest_rss_mb": max(row["processes"].get("node", {}).get("rss_mb", 0.0) for row in samples),
         "over_budget": max(row["over_budget"] for row in samples),
         "highest_shed_level": max(row["shed_level"] for row in samples),
         "checks": [{**check._asdict(), "passed": check.passed} for check in checks],
         "passed": all(check.passed is not False for check in checks),
     }
+
+
+def _read_memory(samples: Sequence[Row]) -> Iterator[tuple[Row, float]]:
+    """Yield some fifteen of the samples with the node's resident memory in MB; those without a node are left out."""
+    for row in samples[:: max(1, len(samples) // 15)]:
+        if "node" in row["processes"]:
+            yield row, row["processes"]["node"]["rss_mb"]
 
 
 def describe(summary: Row) -> Iterator[str]:
@@ -177,42 +186,36 @@ def describe(summary: Row) -> Iterator[str]:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Draw age, memory and descriptors over time, with the faults as vertical lines."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     samples, faults = select(rows, "sample"), select(rows, "fault")
     minutes = [row["t_s"] / 60 for row in samples]
-    figure, (ages, memory, descriptors) = pyplot.subplots(3, 1, sharex=True, figsize=(10, 8))
-    for fraction, style in ((0.5, "-"), (0.99, ":")):
-        values = [
-            percentile(found, fraction) if (found := list_ages([row], "cam0")) else np.nan for row in samples
-        ]
-        ages.plot(minutes, values, style, color="tab:blue", label=f"p{100 * fraction:.0f}")
-    ages.set(ylabel="age at step start, ms", yscale="log")
-    names = sorted({name for row in samples for name in row["processes"]})
-    for axis, field in ((memory, "rss_mb"), (descriptors, "descriptors")):
-        for name in names:
-            values = [row["processes"].get(name, {}).get(field, np.nan) for row in samples]
-            axis.plot(minutes, values, label=name)
-        axis.set(
-            ylabel={"rss_mb": "resident memory, MB", "descriptors": "descriptors"}[field], ylim=(0, None)
+    with draw(path, 3, 1, (10, 8), sharex=True) as (ages, memory, descriptors):
+        for fraction, style in ((0.5, "-"), (0.99, ":")):
+            values = [
+                percentile(found, fraction) if (found := list_ages([row], "cam0")) else np.nan
+                for row in samples
+            ]
+            ages.plot(minutes, values, style, color="tab:blue", label=f"p{100 * fraction:.0f}")
+        ages.set(ylabel="age at step start, ms", yscale="log")
+        names = sorted({name for row in samples for name in row["processes"]})
+        for axis, field, label in (
+            (memory, "rss_mb", "resident memory, MB"),
+            (descriptors, "descriptors", "descriptors"),
+        ):
+            for name in names:
+                values = [row["processes"].get(name, {}).get(field, np.nan) for row in samples]
+                axis.plot(minutes, values, label=name)
+            axis.set(ylabel=label, ylim=(0, None))
+        for axis in (ages, memory, descriptors):
+            for row in faults:
+                axis.axvline(row["t_s"] / 60, color=COLOURS[row["fault"]], alpha=0.3, linewidth=0.8)
+        for row in samples:
+            if row["phase"] == "overload":
+                ages.axvspan(row["since_s"] / 60, row["t_s"] / 60, color="tab:gray", alpha=0.2, linewidth=0)
+        ages.legend(loc="upper right")
+        memory.legend(loc="upper right")
+        descriptors.set(
+            xlabel="minutes; red: kill -9, purple: SIGSTOP, orange: SIGSTOP for a while, grey: overload"
         )
-    for axis in (ages, memory, descriptors):
-        for row in faults:
-            axis.axvline(row["t_s"] / 60, color=COLOURS[row["fault"]], alpha=0.3, linewidth=0.8)
-    for row in samples:
-        if row["phase"] == "overload":
-            ages.axvspan(row["since_s"] / 60, row["t_s"] / 60, color="tab:gray", alpha=0.2, linewidth=0)
-    ages.legend(loc="upper right")
-    memory.legend(loc="upper right")
-    descriptors.set(
-        xlabel="minutes; red: kill -9, purple: SIGSTOP, orange: SIGSTOP for a while, grey: overload"
-    )
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    pyplot.close(figure)
 
 
 def write_results(log: Path) -> Row:

@@ -33,7 +33,7 @@ def save_tiny_checkpoint(folder: Path) -> Path:
 def sam3_config(hidden: int = 64, grid: int = 4, layers: int = 1, heads: int = 2, **backbone: object) -> Any:
     """Return the configuration of a small SAM 3 tracker on grid x grid patches.
 
-    `layers` and `heads` are those of the memory attention and of the mask decoder; `backbone` overrides ViT settings.
+    `layers` and `heads` apply to the memory attention and the mask decoder; `backbone` overrides ViT settings.
     """
     from transformers import Sam3TrackerVideoConfig
 

@@ -11,9 +11,7 @@ from .pages import ROOT, outdated
 def main() -> int:
     """Refresh the pages, and print the name of each page that changed; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.docs", description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit with 1 if a page is outdated"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 for outdated pages")
     check = parser.parse_args().check
     changed = outdated()
     for path, text in changed.items():

@@ -1,28 +1,170 @@
-"""Fills the generated parts of the pages.
+"""Fill the generated parts of the pages: settings, layers, hex examples, and what the other generators make.
 
 A part stands between `<!-- generated: NAME -->` and `<!-- /generated: NAME -->`.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from sam3_node.settings import Option, Settings, options
 
 from .command_line import command_reference
 from .compatibility import compatibility_table
 from .errors import error_table
-from .layers import layer_diagram, size_table
 from .operations import operation_table
-from .settings import renamed_table, setting_table
-from .tables import output_table
-from .wire_hex import bits_hex, frame_hex, request_hex, rle_hex
+from .tables import code, output_table, table
 
 ROOT = Path(__file__).resolve().parents[2]
+_TEST = ROOT / "tests" / "test_layers.py"
+_GOLDEN = ROOT / "tests" / "data" / "wire"
+_BEFORE = (211, 38, 49, 224)
+"""Modules, loose modules, units and arrows at commit 334b24c."""
+_COLUMN = 32
+_PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- /generated: \2 -->)", re.DOTALL)
+
+
+def setting_table() -> str:
+    """Return links to the sections of the settings, and a table for each: name, default and meaning."""
+    parts = ["Sections: " + ", ".join(f"[{section}](#{section})" for section in Settings.model_fields) + "."]
+    for section, fields in groupby(options(), lambda option: option.name.split(".")[0]):
+        rows = [[code(field.name), code(field.default), _describe(field)] for field in fields]
+        parts.append(f"## {section}\n\n" + table(["setting", "default", "meaning"], rows))
+    return "\n\n".join(parts)
+
+
+def _describe(option: Option) -> str:
+    choices = ", ".join(map(code, option.choices))
+    return f"{option.help} One of {choices}." if choices else option.help
+
+
+def read_layers() -> tuple[frozenset[str], ...]:
+    """Return the layers from the bottom up. Raises LookupError if the test has no LAYERS."""
+    for node in ast.parse(_TEST.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LAYERS":
+            return tuple(frozenset(units) for units in ast.literal_eval(node.value))
+    raise LookupError(f"{_TEST}: expected LAYERS, found none")
+
+
+def layer_diagram() -> str:
+    """Return the layers as a text diagram, the highest first."""
+    lines = ["   ".join(sorted(units)) for units in reversed(read_layers())]
+    width = max(map(len, lines))
+    rule = "+" + "-" * (width + 2) + "+"
+    body = f"\n{rule}\n".join(f"| {line.center(width)} |" for line in lines)
+    return f"```text\n{rule}\n{body}\n{rule}\n```"
+
+
+def size_table() -> str:
+    """Return the number of modules, units and imports between units, before the reorganisation and now."""
+    from tests.test_layers import PACKAGE, arrows, modules, unit
+
+    counted = {name: path for name, path in modules().items() if path.name != "__init__.py"}
+    loose = [path for path in counted.values() if path.parent == PACKAGE]
+    units = {unit(name) for name in modules()} - {""}
+    now = (len(counted), len(loose), len(units), len(arrows()))
+    names = (
+        "modules",
+        "loose modules beside packages",
+        "units at the top level",
+        "import arrows between units",
+    )
+    rows = [[name, str(old), str(new)] for name, old, new in zip(names, _BEFORE, now, strict=True)]
+    return table(["package", "before", "now"], rows)
+
+
+def frame_hex() -> str:
+    """Return the beginning of the shortest frame header, with its meaning."""
+    header = _read_parts("frame-jpeg")[1]
+    items = list(msgpack.unpackb(header).items())[:3]
+    groups = [header[:1], *(msgpack.packb(value) for item in items for value in item)]
+    assert header.startswith(b"".join(groups))
+    meaning = ", ".join(f"{key}: {json.dumps(value)}" for key, value in items)
+    return f"    {' '.join(group.hex() for group in groups)}  …\n    {{{meaning}, …"
+
+
+def bits_hex() -> str:
+    """Return the bytes of the example mask in bits+zstd, with their meaning."""
+    data = _read_mask("masks-bits")
+    return "\n".join(
+        [
+            _line(_spaced(data[:4]), "zstd's magic"),
+            _line(_spaced(data[4:6]), f"one segment; its content is {data[5]} bytes"),
+            _line(_spaced(data[6:9]), f"last block, stored as it is, {len(data) - 9} bytes"),
+            _line(_spaced(data[9:]), "the bits"),
+        ]
+    )
+
+
+def rle_hex() -> str:
+    """Return the counts of the example mask in rle, their differences and their bytes."""
+    data = _read_mask("masks-rle")
+    numbers = _decode_numbers(data)
+    counts: list[int] = []
+    for index, number in enumerate(numbers):
+        counts.append(number + counts[index - 2] if index > 2 else number)
+    return "\n".join(
+        [
+            _line(
+                " ".join(map(str, counts)),
+                f"counts: {counts[0]} zeros, {counts[1]} one, …; the sum is {sum(counts)}",
+            ),
+            _line(" ".join(map(str, numbers)), "from the fourth on: minus the count two before"),
+            _line(_spaced(data), json.dumps(data.decode())),
+        ]
+    )
+
+
+def request_hex() -> str:
+    """Return the bytes of the status request, with their meaning."""
+    (request,) = _read_parts("request-status")
+    items = msgpack.unpackb(request)
+    groups = [request[:1], *(msgpack.packb(value) for item in items.items() for value in item)]
+    assert request == b"".join(groups)
+    meaning = ", ".join(f"{key}: {json.dumps(value)}" for key, value in items.items())
+    return f"    {' '.join(group.hex() for group in groups)}\n    {{{meaning}}}"
+
+
+def _read_parts(name: str) -> list[bytes]:
+    parts = json.loads((_GOLDEN / f"{name}.json").read_text(encoding="utf-8"))["parts"]
+    return [bytes.fromhex(part) for part in parts]
+
+
+def _read_mask(name: str) -> bytes:
+    instance: dict[str, Any] = msgpack.unpackb(_read_parts(name)[1])["instances"][0]
+    return bytes(instance["mask"]["data"])
+
+
+def _decode_numbers(data: bytes) -> list[int]:
+    numbers, value, shift = [], 0, 0
+    for byte in data:
+        group = byte - 48
+        value |= (group & 0x1F) << shift
+        shift += 5
+        if not group & 0x20:
+            numbers.append(value - (1 << shift) if group & 0x10 else value)
+            value, shift = 0, 0
+    return numbers
+
+
+def _spaced(data: bytes) -> str:
+    return data.hex(" ")
+
+
+def _line(left: str, right: str) -> str:
+    return f"    {left.ljust(_COLUMN)}{right}"
+
 
 PARTS: dict[str, Callable[[], str]] = {
     "settings": setting_table,
-    "renamed": renamed_table,
     "errors": error_table,
     "operations": operation_table,
     "outputs": output_table,
@@ -35,7 +177,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "hex-rle": rle_hex,
     "hex-request": request_hex,
 }
-_PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- /generated: \2 -->)", re.DOTALL)
 
 
 def generated_names(text: str) -> list[str]:

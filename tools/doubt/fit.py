@@ -1,4 +1,4 @@
-"""Fit the confidence of masks on records of tracks, and write `sam3_node/tracking/calibration.py`.
+"""Fit the confidence of masks on records of tracks, and write `sam3_node/tracking/confidence_weights.py`.
 
     python -m tools.doubt.fit out/doubt/train1 out/doubt/short out/doubt/real
 
@@ -11,7 +11,6 @@ folder.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from pathlib import Path
@@ -22,8 +21,8 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 
 from sam3_node.tracking.confidence import DEPARTURES, FEATURES
-from tools.doubt.measure import auroc, risk_at
-from tools.doubt.play import Played, play
+from tools.command import new_parser
+from tools.doubt.measure import Played, auroc, play, risk_at
 
 Floats = npt.NDArray[np.float64]
 
@@ -45,7 +44,7 @@ FIRST_WEIGHTS = {
 }
 FIRST_BIAS = -0.5
 """Where the rounds begin. Each goes half the way to the best weights for the histories of the round before."""
-TARGET = Path("sam3_node/tracking/calibration.py")
+TARGET = Path("sam3_node/tracking/confidence_weights.py")
 
 
 class Fit(NamedTuple):
@@ -119,43 +118,42 @@ def describe(name: str, group: Played, sure: float) -> str:
 
 
 def write(path: Path, found: Fit, command: str) -> None:
-    """Write the table of weights."""
-    lines = [
-        '"""Weights of the confidence of masks, fitted for the bundled nano weights by',
-        "",
-        f"    {command}",
-        "",
-        "Features are those of `tracking.confidence.FEATURES`; others have weight 0. Other models use the same table,",
-        'uncalibrated."""',
-        "",
-        f"BIAS = {found.bias:.4g}",
-        "WEIGHTS = {",
+    """Write the weights of masks into the module of weights."""
+    replace_part(
+        path,
+        f"# masks: {command}",
+        f"MASK_BIAS = {found.bias:.4g}",
+        "MASK_WEIGHTS = {",
         *(
             f'    "{name}": {weight:.4g},'
             for name, weight in zip(FEATURES, found.weights, strict=True)
             if weight
         ),
         "}",
+        '"""Weights of `tracking.confidence.FEATURES`."""',
         f"JUMPED = {found.jumped}",
-        '"""Largest confidence of a mask that has jumped: the share of those that were right on the training clips."""',
-        f"SURE = {found.sure}",
+        '"""Largest confidence of a mask that has jumped: the share of these that were right on the training clips."""',
+        f"SURE_MASK = {found.sure}",
         '"""Confidence from which at most 5 % of the masks were wrong in each folder of training clips."""',
-        'CALIBRATED_FOR = ("nano",)',
+        'MASKS_CALIBRATED_FOR = ("nano",)',
         '"""Names of the models whose masks the weights were fitted to."""',
-        "",
-    ]
-    path.write_text("\n".join(lines))
+    )
+
+
+def replace_part(path: Path, *lines: str) -> None:
+    """Write lines in the place of the part of a module that begins with the same comment; append a new part."""
+    text = path.read_text() if path.exists() else ""
+    before, _, replaced = text.partition(lines[0].split(":")[0] + ":")
+    _, mark, after = replaced.partition("\n# ")
+    parts = before.rstrip(), "\n".join(lines), (mark + after).strip()
+    path.write_text("\n\n".join(part for part in parts if part) + "\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("records", type=Path, nargs="+", help="folders of records")
     parser.add_argument("--without", default="", help="features to leave out, comma-separated")
-    parser.add_argument(
-        "--check", type=Path, nargs="*", default=[], help="folders of records to measure only"
-    )
+    parser.add_argument("--check", type=Path, nargs="*", default=[], help="records to measure only")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     args = parser.parse_args()
     used = [name for name in FEATURES if name not in args.without.split(",")]

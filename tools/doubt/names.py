@@ -1,4 +1,4 @@
-"""Record names on rendered clips, fit their confidence, and write `sam3_node/tracking/name_calibration.py`.
+"""Record names on rendered clips, fit their confidence, and write `sam3_node/tracking/confidence_weights.py`.
 
     python -m tools.doubt.names out/scenes/names-fit -o out/doubt/names
 
@@ -10,7 +10,6 @@ object that has most of the mask's pixels has it. `--step` leaves frames out, to
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,15 +20,16 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from sam3_node.detection.base import Detector, prepare_prompts
-from sam3_node.detection.load import load_detector
-from sam3_node.errors import RequestError, Sam3NodeError
+from sam3_node.detection.detectors import Detector, load_detector, prepare_prompts
+from sam3_node.errors import RequestError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.tracking.names import FEATURES, estimate_name
 from sam3_node.types import NANOSECONDS, Frame, Instance
 from sam3_node.wire import encode_image
+from tools.command import errors_in_one_line, new_parser
+from tools.doubt.fit import TARGET, replace_part
 from tools.scenes.clips import Clip, list_clips, read_clip
 
 Floats = npt.NDArray[np.float64]
@@ -38,7 +38,6 @@ Ints = npt.NDArray[np.int64]
 
 RIDGE = 1e-3
 MIN_SHARE = 0.5  # of a mask's pixels that lie on the object
-TARGET = Path("sam3_node/tracking/name_calibration.py")
 
 
 class NameRecords(NamedTuple):
@@ -172,53 +171,40 @@ def describe_held_out(records: NameRecords, clip: Ints, sure: float, folds: int 
 
 
 def write(path: Path, weights: Floats, bias: float, neutral: Floats, sure: float, command: str) -> None:
-    """Write the table of weights."""
-    lines = [
-        '"""Weights of the confidence of names, fitted for the bundled detector by',
-        "",
-        f"    {command}",
-        "",
-        "Features are those of `tracking.names.FEATURES`. Other detectors use them uncalibrated, without margins.",
-        '"""',
-        "",
-        f"BIAS = {bias:.4g}",
-        "WEIGHTS = {",
+    """Write the weights of names into the module of weights."""
+    margins = ", ".join(f'"{name}": {neutral[FEATURES.index(name)]:.2f}' for name in ("look", "thing"))
+    replace_part(
+        path,
+        f"# names: {command}",
+        f"NAME_BIAS = {bias:.4g}",
+        "NAME_WEIGHTS = {",
         *(
             f'    "{name}": {weight:.4g},'
             for name, weight in zip(FEATURES, weights, strict=True)
             if weight > 1e-4
         ),
         "}",
-        "NEUTRAL = {"
-        + ", ".join(f'"{n}": {neutral[FEATURES.index(n)]:.2f}' for n in ("look", "thing"))
-        + "}",
+        '"""Weights of `tracking.names.FEATURES`."""',
+        f"USUAL_MARGINS = {{{margins}}}",
         '"""Mean margins of right names, for detectors and phrases that have none."""',
-        f"SURE = {sure}",
+        f"SURE_NAME = {sure}",
         '"""Confidence below which a name is doubtful. It is chosen, see docs/objects-by-name.md."""',
-        'CALIBRATED_FOR = ("nano",)',
+        'NAMES_CALIBRATED_FOR = ("nano",)',
         '"""Names of the detectors whose detections the weights were fitted to."""',
-        "",
-    ]
-    path.write_text("\n".join(lines))
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("folder", type=Path, help="rendered clips with names")
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder of the records")
     parser.add_argument("--step", type=int, default=3, help="play every N-th frame")
-    parser.add_argument(
-        "--every", type=int, default=2, help="as detector.every, of the frames that are played"
-    )
+    parser.add_argument("--every", type=int, default=2, help="as detector.every, of played frames")
     parser.add_argument("--sure", type=float, default=0.9, help="confidence below which names are doubtful")
     parser.add_argument("--record-only", action="store_true", help="fit and write nothing")
     args = parser.parse_args()
-    try:
+    with errors_in_one_line():
         paths = list(record_folder(args.folder, args.out, args.step, args.every))
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
     if args.record_only:
         return
     records, clip = load(paths)

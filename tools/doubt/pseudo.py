@@ -22,13 +22,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sam3_node.errors import Sam3NodeError
 from sam3_node.models import Features, TrackerModel
+from sam3_node.types import Image
+from tools.command import errors_in_one_line, new_parser
 from tools.scenes.clips import Clip, write_clip
-from tools.train_nano.teacher import Teacher
+from tools.train_nano.teach import Teacher
 from tools.vos.sequences import UNKNOWN
 
-Image = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
 RETURNED_IOU = 0.6  # of the first mask with the mask after the way forward and back
@@ -135,9 +135,7 @@ def _iou(one: Tensor, other: Tensor) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("videos", type=Path, nargs="+", help="video files")
     parser.add_argument("--teacher", type=Path, required=True, help="folder of SAM weights")
     parser.add_argument("--size", type=int, default=512, help="image size of the teacher")
@@ -146,10 +144,8 @@ def main() -> None:
     parser.add_argument("--objects", type=int, default=4, help="objects of a clip at most")
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder of the clips")
     args = parser.parse_args()
-    try:
+    with errors_in_one_line():
         label_videos(args)
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
 
 
 def label_videos(args: argparse.Namespace) -> None:

@@ -8,7 +8,6 @@ written for each clip; a file that exists is kept. The frame of the prompt is th
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.output_masks import rasterize
 from sam3_node.tracking import Tracker
 from sam3_node.types import Mask
+from tools.command import errors_in_one_line, new_parser
 from tools.vos.followers import encode_frame, make_prompt
 from tools.vos.metrics import region_similarity
 from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
@@ -111,21 +110,17 @@ def record_folder(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("folder", type=Path, help="labelled clips in DAVIS' layout")
     parser.add_argument("--model", default="nano", help="as model.name of the node")
     parser.add_argument("--prompts", default="mask", help="kinds of prompts that take turns, comma-separated")
     parser.add_argument("--clips", type=int, default=0, help="number of first clips; 0: all")
     parser.add_argument("-o", "--out", type=Path, required=True, help="folder of the records")
     args = parser.parse_args()
-    try:
+    with errors_in_one_line():
         model = load_tracker(args.model)
         for path in record_folder(args.folder, model, args.out, args.prompts.split(","), args.clips):
             print(path, flush=True)
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
 
 
 if __name__ == "__main__":

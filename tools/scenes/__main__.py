@@ -5,7 +5,7 @@
 
 Needs the extra `scenes` and, without a GPU, the system library OSMesa (apt-get install libosmesa6). A clip
 depends only on its settings, seed and index. A run that is started again keeps finished clips. No object or surface
-of one split appears in another: see tools/scenes/identity.py.
+of one split appears in another: see tools/scenes/objects.py.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 
 from sam3_node.errors import Sam3NodeError
-from tools.scenes import photos, robosuite, showcase
+from tools.scenes import showcase
 from tools.scenes.clips import write_clip
-from tools.scenes.identity import SPLITS
-from tools.scenes.jobs import RenderJob, open_renderer, render
+from tools.scenes.generate import RenderJob, open_renderer, render
+from tools.scenes.objects import SPLITS
 from tools.scenes.plan import ClipSettings
 from tools.scenes.render import load_mujoco
 from tools.scenes.scenarios import SCENARIOS
@@ -60,16 +60,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--depth", action="store_true", help="also write depth")
     parser.add_argument(
-        "--robosuite", action="store_true", help="also use the meshes of robosuite, if it is installed"
+        "--nameless", action="store_true", help="also use the solids of tools/scenes/nameless.py"
     )
     parser.add_argument(
-        "--nameless",
-        action="store_true",
-        help="also use solids that no word names, see tools/scenes/nameless.py",
-    )
-    parser.add_argument("--photos", type=Path, metavar="DIR", help="pictures for some of the surfaces")
-    parser.add_argument(
-        "--recording", action="store_true", help="render only the clip that the demo plays, with depth"
+        "--recording", action="store_true", help="only the clip that the demo plays, with depth"
     )
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the clips")
     return parser.parse_args(arguments)
@@ -107,22 +101,9 @@ def weights(text: str) -> dict[str, float]:
 
 
 def make_settings(options: argparse.Namespace) -> ClipSettings:
-    width, height = options.size
-    if options.robosuite:
-        robosuite.makers()
-    if options.photos:
-        photos.pictures(options.photos)
+    scenario, (width, height) = options.scenario, options.size
     return ClipSettings(
-        options.split,
-        options.frames,
-        width,
-        height,
-        options.fps,
-        options.scenario,
-        options.depth,
-        options.robosuite,
-        options.photos,
-        options.nameless,
+        options.split, options.frames, width, height, options.fps, scenario, options.depth, options.nameless
     )
 
 

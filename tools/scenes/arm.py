@@ -7,9 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from tools.scenes.colors import Color, any_color, contrast, scaled
-from tools.scenes.motion import Array, Rng, frames, quaternions, unit
-from tools.scenes.stage import Hand
+from tools.scenes.stage import Array, Hand, Rng, frames, quaternions, unit
+from tools.scenes.textures import Color, any_color, contrast, scaled
 
 Solid = Literal["capsule", "cylinder", "box", "ellipsoid"]
 

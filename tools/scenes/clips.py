@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from sam3_node.errors import CameraError, OutputError, WireError
 from sam3_node.replay.davis_png import decode_labels, encode_labels
+from sam3_node.types import Image
 
-Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
 Labels = npt.NDArray[np.uint8]  # [h, w]
 Depth = npt.NDArray[np.uint16]  # [h, w]
 

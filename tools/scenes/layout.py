@@ -1,19 +1,18 @@
-"""Places of objects: apart from each other, spread over the view, with free ways between them."""
+"""The layout of a scene: objects on the table, and a room with lights around them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tools.scenes.camera import Viewpoint
-from tools.scenes.identity import Split
-from tools.scenes.motion import Array, Rng
-from tools.scenes.objects import ObjectModel, draw_object
-from tools.scenes.parts import Maker
-from tools.scenes.stage import Actor
-from tools.scenes.textures import Texture
+from tools.scenes.meshes import Maker
+from tools.scenes.objects import ObjectModel, Split, draw_identity, draw_object, surface_rng
+from tools.scenes.stage import Actor, Array, Rng
+from tools.scenes.textures import Color, Texture, any_color, surface
 
 COUNT = (4, 11)
 SHARE = (0.18, 0.4)  # of the view's width that the middle object takes
@@ -21,6 +20,7 @@ EXTREMES = (0.1, 0.6)  # smallest and largest share of any object
 GAP = 0.002
 TRIES = 60
 SIMILAR_TRIES = 500  # objects among which similar ones are looked for
+TABLE_HEIGHT = 0.75
 
 
 def draw_models(rng: Rng, split: Split, more: Mapping[str, Maker]) -> tuple[list[ObjectModel], float]:
@@ -51,7 +51,7 @@ def draw_similar(rng: Rng, split: Split, more: Mapping[str, Maker]) -> tuple[lis
 
 
 def fit_view(rng: Rng, models: list[ObjectModel]) -> tuple[list[ObjectModel], float]:
-    """Return those of the models that fit together, and the width of a view in which they have a useful size."""
+    """Return the models that fit together, and the width of a view in which they have a useful size."""
     width = float(np.median([model.extent for model in models]) / rng.uniform(*SHARE))
     fitting = [model for model in models if EXTREMES[0] < model.extent / width < EXTREMES[1]]
     return fitting, width
@@ -120,3 +120,63 @@ def tinted(model: ObjectModel, factor: Array) -> ObjectModel:
         red, green, blue = (float(value) for value in np.clip(np.asarray(part.color) * factor, 0, 1))
         parts.append(replace(part, color=(red, green, blue), texture=dyed(part.texture)))
     return replace(model, parts=tuple(parts))
+
+
+@dataclass(frozen=True)
+class Light:
+    """A directional light; colours are RGB. shadow: True if it casts one."""
+
+    position: tuple[float, float, float]
+    color: Color
+    shadow: bool
+
+
+@dataclass(frozen=True)
+class Room:
+    """table: half sizes along the view's right and forward, and its yaw; surfaces: of table, floor and walls."""
+
+    table: tuple[float, float]
+    yaw: float
+    centre: tuple[float, float]
+    table_texture: Texture
+    floor_texture: Texture
+    wall_texture: Texture
+    wall_distance: float
+    lights: tuple[Light, ...]
+    ambient: float
+    reflectance: float
+    sky: Color
+
+
+def draw_room(rng: Rng, view: Viewpoint, split: Split, places: Array) -> Room:
+    """Draw a room with a table under all `places` [n, 2]."""
+    textures = [surface(surface_rng(draw_identity(rng, split))) for _ in range(3)]
+    yaw = view.azimuth + math.pi / 2 + rng.normal(0, 0.15)
+    axes = np.array([(math.cos(yaw), math.sin(yaw)), (-math.sin(yaw), math.cos(yaw))])
+    along = places @ axes.T
+    low, high = along.min(0) - rng.uniform(0.05, 0.5, 2), along.max(0) + rng.uniform(0.05, 0.5, 2)
+    centre = (low + high) / 2 @ axes
+    half = (high - low) / 2
+    shadows = rng.random() < 0.6
+    lights = tuple(_light(rng, shadows and index == 0) for index in range(rng.integers(1, 4)))
+    return Room(
+        (float(half[0]), float(half[1])),
+        yaw,
+        (float(centre[0]), float(centre[1])),
+        textures[0],
+        textures[1],
+        textures[2],
+        float(half.max() + rng.uniform(0.6, 3.0)),
+        lights,
+        rng.uniform(0.15, 0.4),
+        rng.uniform(0.05, 0.35) if rng.random() < 0.1 else 0.0,
+        any_color(rng),
+    )
+
+
+def _light(rng: Rng, shadow: bool) -> Light:
+    azimuth, height = rng.uniform(0, 2 * math.pi), rng.uniform(0.5, 2.5)
+    warmth = rng.uniform(-0.12, 0.12)
+    level = rng.uniform(0.2, 0.5)
+    color = (level * (1 + warmth), level, level * (1 - warmth))
+    return Light((math.cos(azimuth), math.sin(azimuth), height), color, shadow)

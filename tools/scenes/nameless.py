@@ -8,10 +8,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from tools.scenes.colors import Color, contrast, draw_color, scaled
-from tools.scenes.meshes import Array, Mesh, box, lathe, prism, superellipsoid, tube
-from tools.scenes.parts import ALONG_X, ALONG_Y, Maker, Part, Shape, gloss, profile
-from tools.scenes.textures import skin
+from tools.scenes.meshes import (
+    ALONG_X,
+    ALONG_Y,
+    Array,
+    Maker,
+    Mesh,
+    Part,
+    Shape,
+    box,
+    gloss,
+    lathe,
+    prism,
+    profile,
+    superellipsoid,
+    tube,
+)
+from tools.scenes.textures import Color, contrast, draw_color, scaled, skin
 
 Rng = np.random.Generator
 

@@ -1,21 +1,56 @@
-"""Object models: the shape and name of an integer identity, and its position on a table."""
+"""Object models: the shape and name of an integer identity, its position on a table, and occluders.
+
+An object model and a surface texture are functions of one integer each. Integers that end in 0..7 are for training, in
+8 for validation, in 9 for testing, so that the splits share no object and no surface. Some whole kinds of objects
+(TEST_KINDS) are drawn for testing only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from tools.scenes import goods, handtools, vessels
-from tools.scenes.identity import Split, draw_identity, get_split, object_rng
-from tools.scenes.parts import Maker, Part, Shape
+from tools.scenes.kinds import GOODS, HAND_TOOLS, VESSELS
+from tools.scenes.meshes import Maker, Part, Shape, box, gloss, lathe, profile
+from tools.scenes.textures import draw_color, skin
 
-MAKERS: dict[str, Maker] = {**vessels.MAKERS, **goods.MAKERS, **handtools.MAKERS}
+Split = Literal["train", "val", "test"]
+
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+ENDINGS: dict[Split, tuple[int, ...]] = {"train": tuple(range(8)), "val": (8,), "test": (9,)}
+POOL = 100_000  # tens of integers to draw from
+OBJECT_SALT, SURFACE_SALT = 71, 72
+MAKERS: dict[str, Maker] = {**VESSELS, **GOODS, **HAND_TOOLS}
 TEST_KINDS = ("vase", "spanner", "toy car", "pear", "funnel")  # drawn for testing only
-TRAIN_KINDS = tuple(kind for kind in MAKERS if kind not in TEST_KINDS)
 NO_MORE: Mapping[str, Maker] = {}
 SCALE = (0.85, 1.2)
+Rng = np.random.Generator
+
+
+def get_split(identity: int) -> Split:
+    """Return the split of an object's or surface's integer."""
+    return next(split for split, endings in ENDINGS.items() if identity % 10 in endings)
+
+
+def draw_identity(rng: np.random.Generator, split: Split) -> int:
+    """Draw an integer of a split."""
+    return int(10 * rng.integers(POOL) + rng.choice(ENDINGS[split]))
+
+
+def object_rng(identity: int) -> np.random.Generator:
+    """Return the generator of all random choices of an object model."""
+    return np.random.default_rng([OBJECT_SALT, identity])
+
+
+def surface_rng(identity: int) -> np.random.Generator:
+    """Return the generator of all random choices of a surface's texture."""
+    return np.random.default_rng([SURFACE_SALT, identity])
+
+
+TRAIN_KINDS = tuple(kind for kind in MAKERS if kind not in TEST_KINDS)
 
 
 @dataclass(frozen=True)
@@ -85,3 +120,35 @@ def build(identity: int, kind: str, shape: Shape, scale: float = 1.0) -> ObjectM
     return ObjectModel(
         identity, kind, shape.color, parts, radius, float(sides[2]), roll, shape.ball, grasp, yaw
     )
+
+
+def board_model(rng: Rng, identity: int, size: tuple[float, float]) -> ObjectModel:
+    """Return a thin board whose base is one of its large sides; width and height in metres."""
+    return _slab(identity, "board", (size[0], size[1], rng.uniform(0.004, 0.02)))
+
+
+def screen_model(rng: Rng, identity: int, size: tuple[float, float, float]) -> ObjectModel:
+    """Return a box that stands on the table."""
+    return _slab(identity, "big box", (size[0], size[1] * rng.uniform(1, 3), size[2]))
+
+
+def cover_model(rng: Rng, identity: int, hidden: ObjectModel) -> ObjectModel:
+    """Return an upside-down bucket or box with room for an object."""
+    looks = object_rng(identity)
+    name, color = draw_color(looks)
+    radius, height = hidden.radius * 1.12 + 0.006, hidden.height * 1.1 + 0.012
+    if rng.random() < 0.5:
+        mesh = box((2 * radius, 2 * radius, height))
+    else:
+        top = radius * rng.uniform(0.85, 1.0)
+        mesh = lathe(profile((radius * 1.18, 0), (top * 1.18, height), (0, height)))
+    return build(
+        identity, "cover", Shape(name, (Part(mesh, texture=skin(looks, color), finish=gloss(looks)),))
+    )
+
+
+def _slab(identity: int, kind: str, size: tuple[float, float, float]) -> ObjectModel:
+    looks = object_rng(identity)
+    name, color = draw_color(looks)
+    part = Part(box(size), texture=skin(looks, color, labelled=looks.random() < 0.3), finish=gloss(looks))
+    return build(identity, kind, Shape(name, (part,)))

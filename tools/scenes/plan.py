@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from tools.scenes import nameless, robosuite
+from tools.scenes import nameless
 from tools.scenes.arm import Limb, draw_look, gripper, reach
-from tools.scenes.camera import Camera, Viewpoint, draw_view, film
-from tools.scenes.effects import Effects, draw_effects
-from tools.scenes.identity import SPLITS, Split
-from tools.scenes.layout import arrange, draw_models, draw_similar, on_table
-from tools.scenes.motion import Array, Rng, frames
-from tools.scenes.room import Room, draw_room
-from tools.scenes.scenarios import SCENARIOS
-from tools.scenes.script import ClipScript
-from tools.scenes.stage import Actor, Hand
+from tools.scenes.camera import Camera, Effects, Viewpoint, draw_effects, draw_view, film
+from tools.scenes.layout import Room, arrange, draw_models, draw_room, draw_similar, on_table
+from tools.scenes.objects import SPLITS, Split
+from tools.scenes.scenarios import SCENARIOS, ClipScript
+from tools.scenes.stage import Actor, Array, Hand, Rng, frames
 
 SCRIPT_S = 4.0  # a shorter clip shows a part of a script of this length
 MIN_ACTORS = {"free": 2, "occlusion": 2, "leave": 2, "lookalike": 1, "similar": 3}
@@ -36,8 +31,7 @@ SIDES = {
 class ClipSettings:
     """Split, frames per clip, size in pixels, frames per second and the scenarios' weights.
 
-    robosuite: its meshes among the training objects. photos: a folder of pictures for some of the surfaces. nameless:
-    solids without a name among the training objects.
+    nameless: also solids without a name among the training objects.
     """
 
     split: Split
@@ -47,8 +41,6 @@ class ClipSettings:
     fps: float
     weights: dict[str, float]
     depth: bool = False
-    robosuite: bool = False
-    photos: Path | None = None
     nameless: bool = False
 
 
@@ -72,7 +64,7 @@ def make_plan(rng: Rng, settings: ClipSettings, scenario: str) -> Plan:
     script = _set_up(rng, settings, scenario, effects)
     target = SCENARIOS[scenario](script)
     limbs = _limbs(script)
-    room = draw_room(rng, script.view, settings.split, _standing(script), settings.photos)
+    room = draw_room(rng, script.view, settings.split, _standing(script))
     return Plan(settings, scenario, target, script.actors, limbs, script.camera, room, effects)
 
 
@@ -105,10 +97,7 @@ def _set_up(rng: Rng, settings: ClipSettings, scenario: str, effects: Effects) -
     seconds = max(SCRIPT_S, duration)
     start = rng.uniform(0, seconds - duration) if scenario in ("free", "similar") else 0.0
     times = sample_times(start, settings, effects)
-    more = {
-        **(robosuite.makers() if settings.robosuite else {}),
-        **(nameless.MAKERS if settings.nameless else {}),
-    }
+    more = nameless.MAKERS if settings.nameless else {}
     for _ in range(TRIES):
         draw = draw_similar if scenario == "similar" else draw_models
         models, width = draw(rng, settings.split, more)

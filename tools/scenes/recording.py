@@ -121,12 +121,7 @@ def main() -> int:
     parser.add_argument("clip", help="name of the clip in that folder")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="OUT.mcap")
     parser.add_argument("--quality", type=int, default=80, help="JPEG quality of the colour, 1..100")
-    parser.add_argument(
-        "--depth-step",
-        type=int,
-        default=1,
-        help="keep every n-th depth pixel both ways, repeated to the full size",
-    )
+    parser.add_argument("--depth-step", type=int, default=1, help="keep every n-th depth pixel, repeated")
     args = parser.parse_args()
     try:
         clip = read_clip(args.folder, args.clip)

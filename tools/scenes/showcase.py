@@ -8,20 +8,14 @@ import numpy as np
 
 from sam3_node.errors import OutputError
 from tools.scenes.arm import LIVERIES, Look, reach
-from tools.scenes.camera import Viewpoint, film
+from tools.scenes.camera import Effects, Viewpoint, film
 from tools.scenes.clips import Labels
-from tools.scenes.effects import Effects
 from tools.scenes.generate import HIDDEN_FRAMES, Rendered, max_run_length, shoot
-from tools.scenes.identity import surface_rng
-from tools.scenes.layout import on_table
-from tools.scenes.objects import make_object
-from tools.scenes.occlusion import Passing, pass_arm
+from tools.scenes.layout import Light, Room, on_table
+from tools.scenes.objects import make_object, surface_rng
 from tools.scenes.plan import ClipSettings, Plan, sample_times
-from tools.scenes.render import Renderer
-from tools.scenes.room import Light, Room
-from tools.scenes.scenarios import take_away
-from tools.scenes.scene import MujocoScene
-from tools.scenes.script import ClipScript
+from tools.scenes.render import MujocoScene, Renderer
+from tools.scenes.scenarios import ClipScript, Passing, pass_arm, take_away
 from tools.scenes.stage import Actor, Hand, roll, slide
 from tools.scenes.textures import surface
 

@@ -12,20 +12,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when torch is imported
 
-import torch
-
-from sam3_node.detection.load import NANO
-from sam3_node.errors import ModelError, Sam3NodeError
-from tools.train_nano.cutouts import OPENCLIPART, load_cutouts
+from sam3_node.detection.detectors import NANO
+from tools.command import add_compute_options, choose_device, errors_in_one_line, new_parser, set_up_cpu
+from tools.train_nano.augment import OPENCLIPART, load_cutouts
 
 from .check import check
 from .data import Scenes
-from .export import export
+from .network import export
 from .train import RATE, Trainer
 
 CUTOUTS = 3000
@@ -33,13 +30,9 @@ CUTOUTS = 3000
 
 def main() -> None:
     args = _arguments()
-    torch.set_flush_denormal(True)  # otherwise the first steps on a CPU are several times slower
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    try:
+    set_up_cpu(args.threads)
+    with errors_in_one_line():
         _run(args)
-    except Sam3NodeError as error:
-        sys.exit(f"error: {error}")
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -50,7 +43,7 @@ def _run(args: argparse.Namespace) -> None:
     if args.command is None:
         sprites = load_cutouts(args.cutouts, CUTOUTS, args.output / "cache" / "cutouts.npz")
         scenes = Scenes(args.scenes / "train", sprites, args.beside)
-        trainer = Trainer(args.output, scenes.words, _device(args), args.init)
+        trainer = Trainer(args.output, scenes.words, choose_device(args.device), args.init)
         trainer.run(scenes, args.minutes * 60, args.workers, args.rate, args.seed)
     checkpoints = [folder / "last.pt" for folder in (args.output, *args.mean)]
     path = export(checkpoints, _exported(args), args.init if args.halfway else None)
@@ -61,20 +54,8 @@ def _exported(args: argparse.Namespace) -> Path:
     return NANO if args.install else args.output / "export"
 
 
-def _device(args: argparse.Namespace) -> torch.device:
-    name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
-        raise ModelError(f"--device {name}: expected cpu, or cuda where torch finds one: {error}") from error
-
-
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.train_detector",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser(__doc__, "python -m tools.train_detector")
     parser.add_argument("command", nargs="?", choices=("export", "check"))
     _add_training(parser)
     _add_results(parser)
@@ -87,22 +68,14 @@ def _arguments() -> argparse.Namespace:
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--scenes", type=Path, default=Path("out/scenes"), help="folder with train, val and test"
-    )
-    parser.add_argument(
-        "--beside", type=Path, help="folder of further clips, such as those that --nameless renders"
-    )
+    parser.add_argument("--scenes", type=Path, default=Path("out/scenes"), help="with train, val, test")
+    parser.add_argument("--beside", type=Path, help="further clips, such as --nameless renders")
     parser.add_argument("--cutouts", type=Path, default=OPENCLIPART, help="folder of RGBA PNG files")
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("out/train_detector"), help="folder of results"
-    )
+    parser.add_argument("-o", "--output", type=Path, default=Path("out/train_detector"), help="results")
     parser.add_argument("--minutes", type=float, default=60, help="minutes of training")
     parser.add_argument("--rate", type=float, default=RATE, help="learning rate at its peak")
     parser.add_argument("--seed", type=int, default=0, help="of the pictures that are drawn")
-    parser.add_argument("--device", help="default: cuda if there is one")
-    parser.add_argument("--threads", type=int, help="CPU threads; default: torch chooses")
-    parser.add_argument("--workers", type=int, default=1, help="processes that draw pictures")
+    add_compute_options(parser)
     parser.add_argument("--init", type=Path, help="initial weights: last.pt of another training, or a folder")
 
 
@@ -114,22 +87,14 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="OUTPUT",
-        help="`export` the mean of the run and of these others, which began from the same weights",
+        help="`export` the mean with these runs, which began from the same weights",
     )
-    parser.add_argument(
-        "--halfway",
-        action="store_true",
-        help="`export` what lies halfway between the run and the folder --init, from which it began",
-    )
-    parser.add_argument(
-        "--install", action="store_true", help="export into the package, or check its weights"
-    )
+    parser.add_argument("--halfway", action="store_true", help="`export` halfway between --init and the mean")
+    parser.add_argument("--install", action="store_true", help="export into the package, or check that")
     parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="split to check")
     parser.add_argument("--weights", type=Path, help="folder of weights to check; default: the exported ones")
     parser.add_argument("--every", type=int, default=4, help="check one of this many frames")
-    parser.add_argument(
-        "--size", type=int, default=0, help="side of the network's input, pixels; 0: as trained"
-    )
+    parser.add_argument("--size", type=int, default=0, help="px of the network's input; 0: as trained")
 
 
 if __name__ == "__main__":

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
 
-from sam3_node.detection.base import Detector
-from sam3_node.detection.load import VOCABULARY, load_detector
+from sam3_node.detection.detectors import VOCABULARY, Detector, load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import require
-from sam3_node.types import Detection
+from sam3_node.types import Detection, Image
+from sam3_node.visualization import contact_sheet, write_image
 from tools.scenes.clips import list_clips, read_clip
 
-from .augmentation import SIZE, Image
-from .data import compute_boxes, read_names
-from .sheet import draw_sheet
-from .words import ANYTHING, Phrase
+from .data import SIZE, compute_boxes, read_names
+from .network import ANYTHING, Phrase
 
 Box = tuple[float, float, float, float]
 MIN_SCORE = 0.001  # of a detection that counts towards average precision
 MAX_SHOWN = 24  # frames of the sheet
 SHOWN_SCORE = 0.3
 POOLED = "phrases"  # the only category when phrases are pooled
+WIDTH, COLUMNS = 480, 4  # of a frame, pixels; frames in a row
+INK, PAPER = (0, 255, 255), (0, 0, 0)
 
 
 class LabelledFrame(NamedTuple):
@@ -202,3 +203,22 @@ def _best_point(run: Any) -> dict[str, float]:
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-9)
     best = int(f1.argmax())
     return {"F1": float(f1[best]), "score": float(scores[best])}
+
+
+def draw_sheet(path: Path, frames: Sequence[tuple[Image, Iterable[Detection]]]) -> None:
+    """Draw BGR frames, all of one shape, with boxes, labels and scores; raise OutputError if writing fails."""
+    tiles = [_tile(image, detections) for image, detections in frames]
+    write_image(path, contact_sheet(tiles, [""] * len(tiles), COLUMNS))
+
+
+def _tile(image: Image, detections: Iterable[Detection]) -> Image:
+    scale = WIDTH / image.shape[1]
+    tile: Image = cv2.resize(image, (WIDTH, round(image.shape[0] * scale)), interpolation=cv2.INTER_AREA)
+    for detection in detections:
+        x0, y0, x1, y1 = (round(side * scale) for side in detection.box)
+        cv2.rectangle(tile, (x0, y0), (x1, y1), INK, 1)
+        text = f"{detection.label} {detection.score:.2f}"
+        for colour, thickness in ((PAPER, 3), (INK, 1)):
+            at = (min(x0, WIDTH - 8 * len(text)), max(10, y0 - 3))
+            cv2.putText(tile, text, at, cv2.FONT_HERSHEY_SIMPLEX, 0.4, colour, thickness, cv2.LINE_AA)
+    return tile

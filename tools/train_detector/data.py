@@ -1,8 +1,13 @@
-"""Training pictures: frames of rendered clips with boxes from their labels, and phrases to look for."""
+"""Training pictures: frames of rendered clips with boxes from their labels, and phrases to look for.
+
+A frame is placed on the detector's canvas; its hues stay, because colours are names. Some phrases of a query are true
+of its objects, others nearly true.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,17 +19,22 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from sam3_node.errors import CameraError
+from sam3_node.types import Image
 from tools.scenes.clips import Clip, list_clips, read_clip
-from tools.train_nano.compose import compose
-from tools.train_nano.cutouts import Sprite
+from tools.train_nano.augment import Sprite, compose
 
-from .augmentation import Augmentation, Image, Labels
-from .queries import LENGTHS, query
-from .words import Phrase, Words
+from .network import ANYTHING, CLEAR, Phrase, Words
 
 BESIDE = 0.3  # share of pictures from the clips beside
 DISTRACTED = 0.2  # share of pictures with cut-outs that have no name
 MIN_PIXELS, MIN_SIDE = 40, 6  # of an object on the canvas; what shows less is a sliver
+SIZE = (256, 320)  # height and width of the canvas, pixels
+GREY = 114  # around the picture, as the package pads frames
+SCALE = (0.7, 1.7)  # of the picture that fits the canvas
+TURN = 5.0  # degrees, standard deviation
+Labels = npt.NDArray[np.uint8]
+LENGTHS = (2, 6, 12, 20, 32)  # phrases of a query
+NONE_TRUE = 0.08  # share of queries that may not fit anything
 
 
 class Batch(NamedTuple):
@@ -52,7 +62,7 @@ class Picture(NamedTuple):
 class Scenes:
     """Clips of a folder, and the words that name their objects. Raises CameraError if there are no such clips.
 
-    beside: a folder of further clips, such as those of solids without a name, for BESIDE of the pictures.
+    beside: a folder of further clips, such as solids without a name, for BESIDE of the pictures.
     """
 
     def __init__(self, folder: Path, sprites: Sequence[Sprite] = (), beside: Path | None = None) -> None:
@@ -70,7 +80,7 @@ class Scenes:
         shown = set(np.unique(labels).tolist())
         names = {number: name for number, name in read_names(clip).items() if number in shown}
         distracted = bool(self._sprites) and rng.random() < DISTRACTED
-        if distracted:  # a cut-out's number may be that of an object out of view
+        if distracted:  # a cut-out's number may belong to an object out of view
             some = [self._sprites[i] for i in rng.integers(len(self._sprites), size=6)]
             (image,), (labels,) = compose(rng, [image], [labels], some)
         augmentation = Augmentation.draw(rng, labels.shape)
@@ -151,3 +161,119 @@ def collate(pictures: Sequence[Picture], queries: Sequence[Sequence[Phrase]], wo
     images = np.stack([picture.image for picture in pictures])
     numbers = np.stack([words.numbers(phrases) for phrases in queries])
     return Batch(*map(torch.from_numpy, (images, boxes, numbers, fits)))
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """An affine map [2, 3] from a frame's pixels to the canvas, tables of 256 values for B, G and R, blur and noise."""
+
+    affine: npt.NDArray[np.float64]
+    table: npt.NDArray[np.uint8]
+    blur: float
+    noise: float
+    seed: int
+
+    @staticmethod
+    def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Augmentation:
+        """Draw an augmentation for pictures of shape (height, width)."""
+        return Augmentation(
+            _affine(rng, shape[0], shape[1]),
+            _tone(rng),
+            float(rng.uniform(0.3, 1.2)) if rng.random() < 0.2 else 0.0,
+            float(rng.uniform(1, 8)) if rng.random() < 0.3 else 0.0,
+            int(rng.integers(2**31)),
+        )
+
+    def image(self, image: Image) -> Image:
+        """Convert BGR uint8 [h, w, 3] to RGB uint8 [256, 320, 3]."""
+        canvas = cv2.warpAffine(
+            cv2.LUT(image, self.table),
+            self.affine,
+            SIZE[::-1],
+            flags=cv2.INTER_LINEAR,
+            borderValue=(GREY,) * 3,
+        )
+        if self.blur:
+            canvas = cv2.GaussianBlur(canvas, (5, 5), self.blur)
+        if self.noise:
+            grain = np.empty(canvas.shape, np.int16)
+            cv2.setRNGSeed(self.seed)
+            canvas = cv2.add(canvas, cv2.randn(grain, 0, self.noise), dtype=cv2.CV_8U)
+        rgb: Image = canvas[..., ::-1]
+        return rgb
+
+    def labels(self, labels: Labels) -> Labels:
+        """Convert uint8 [h, w] to [256, 320], with 0 around the picture."""
+        moved: Labels = cv2.warpAffine(labels, self.affine, SIZE[::-1], flags=cv2.INTER_NEAREST)
+        return moved
+
+
+def _affine(rng: np.random.Generator, height: int, width: int) -> npt.NDArray[np.float64]:
+    scale = min(SIZE[0] / height, SIZE[1] / width)
+    if rng.random() < 0.8:
+        scale *= np.exp(rng.uniform(*np.log(SCALE)))
+    angle = np.radians(rng.normal(0, TURN)) if rng.random() < 0.5 else 0.0
+    turn = scale * np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    if rng.random() < 0.5:
+        turn[:, 0] *= -1
+    slack = np.array(SIZE[::-1]) - scale * np.array([width, height])
+    centre = np.array(SIZE[::-1]) / 2 + rng.uniform(-0.5, 0.5, 2) * slack
+    return np.hstack([turn, (centre - turn @ [width / 2, height / 2])[:, None]])
+
+
+def _tone(rng: np.random.Generator) -> npt.NDArray[np.uint8]:
+    """Return gamma, contrast, brightness and slight white balance as one table [1, 256, 3]."""
+    value = np.linspace(0, 1, 256)[:, None] ** np.exp(rng.uniform(-0.25, 0.25))
+    value = (value - 0.5) * rng.uniform(0.8, 1.2) + 0.5 + rng.uniform(-0.06, 0.06)
+    value = value * rng.uniform(0.96, 1.04, 3)
+    table: Image = np.clip(value * 255, 0, 255).astype(np.uint8)[None]
+    return table
+
+
+def query(
+    rng: np.random.Generator, words: Words, names: Sequence[Phrase], length: int, anything: bool = True
+) -> list[Phrase]:
+    """Return `length` phrases in random order; a phrase may occur twice.
+
+    names: of the objects in the picture. anything: True if "object" may occur.
+    """
+    phrases = [] if rng.random() < NONE_TRUE else _true(rng, names, anything)[: (length + 1) // 2]
+    while len(phrases) < length:
+        near = names[int(rng.integers(len(names)))] if names and rng.random() < 0.7 else None
+        phrase = _random(rng, words) if near is None else _nearly(rng, words, near)
+        if anything or phrase.kind != ANYTHING:
+            phrases.append(phrase)
+    return [phrases[i] for i in rng.permutation(length)]
+
+
+def _true(rng: np.random.Generator, names: Sequence[Phrase], anything: bool) -> list[Phrase]:
+    """Return full names, bare kinds, and colours of anything."""
+    named = [name for name in names if not name.nameless]
+    phrases = {name for name in named if rng.random() < 0.7}
+    phrases |= {Phrase(name.kind) for name in named if rng.random() < 0.5}
+    if anything:
+        phrases |= {Phrase(ANYTHING, name.colours) for name in names if rng.random() < 0.12}
+        phrases |= {Phrase(ANYTHING)} if rng.random() < 0.15 else set()
+    ordered = sorted(phrases, key=str)
+    return [ordered[i] for i in rng.permutation(len(ordered))]
+
+
+def _nearly(rng: np.random.Generator, words: Words, name: Phrase) -> Phrase:
+    """Return the same kind in another colour, or another kind in the same colour; of a nameless solid any kind."""
+    if name.nameless and rng.random() < 0.5:
+        return Phrase(words.kinds[rng.integers(len(words.kinds))])
+    if not name.nameless and rng.random() < 0.5:
+        return Phrase(name.kind, _look(rng, words))
+    return Phrase(words.kinds[rng.integers(len(words.kinds))], name.colours)
+
+
+def _random(rng: np.random.Generator, words: Words) -> Phrase:
+    kind = words.kinds[rng.integers(len(words.kinds))]
+    return Phrase(kind) if rng.random() < 0.5 else Phrase(kind, _look(rng, words))
+
+
+def _look(rng: np.random.Generator, words: Words) -> tuple[str, ...]:
+    """Return a colour, sometimes with "clear"."""
+    colour = words.colours[rng.integers(len(words.colours))]
+    mixed = CLEAR in words.colours and colour != CLEAR and rng.random() < 0.07
+    return (CLEAR, colour) if mixed else (colour,)

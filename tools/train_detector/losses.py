@@ -1,19 +1,23 @@
-"""Losses for similarities, boxes and their distributions, as in YOLO-World (arXiv 2401.17270)."""
+"""Losses for similarities, boxes and their distributions, as in YOLO-World (arXiv 2401.17270).
+
+Objects are assigned to anchors by the task (TOOD, arXiv 2108.07755).
+"""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sam3_node.models.yolo.network import Predictions
-
-from .assignment import assign
+from sam3_node.models.yolo.network import STRIDES, Predictions
 
 SIMILARITY, BOX, DISTRIBUTION = 0.5, 7.5, 1.5  # weights
 TINY = 1e-7
+ALPHA, BETA = 0.5, 6.0  # exponents of the score and of the IoU in the alignment
+CANDIDATES = 10  # anchors an object has at most
 
 
 def losses(predictions: Predictions, boxes: Tensor, fits: Tensor) -> dict[str, Tensor]:
@@ -67,3 +71,65 @@ def _distances(predictions: Predictions, boxes: Tensor) -> Tensor:
     sides = torch.cat([predictions.centres - boxes[..., :2], boxes[..., 2:] - predictions.centres], dim=-1)
     max_bin = predictions.distributions.shape[-1] - 1.01
     return (sides / predictions.strides[:, None]).clamp(0, max_bin)
+
+
+class Assignment(NamedTuple):
+    """The object that each of A anchors learns in B pictures.
+
+    weight: [B, A], the alignment of an anchor with its object, at most the object's best IoU; 0 without an object.
+    boxes: [B, A, 4], the object's, arbitrary without an object. scores: [B, A, K], targets of the similarities.
+    """
+
+    weight: Tensor
+    boxes: Tensor
+    scores: Tensor
+
+
+@torch.no_grad()
+def assign(scores: Tensor, predicted: Tensor, centres: Tensor, boxes: Tensor, fits: Tensor) -> Assignment:
+    """Assign objects to anchors.
+
+    scores [B, A, K] and predicted boxes [B, A, 4] are the network's, centres [A, 2] the anchors', boxes [B, G, 4] the
+    objects'; fits [B, G, K] marks the phrases that describe an object. Objects that no phrase fits are background. An
+    object's score is the mean over the phrases that fit it.
+    """
+    fitting = fits.float()
+    score = fitting @ scores.transpose(1, 2) / fitting.sum(dim=2, keepdim=True).clamp(min=1)  # [B, G, A]
+    iou = _iou(boxes, predicted)
+    allowed = _inside(boxes, centres) & fits.any(dim=2)[..., None]
+    metric = score.pow(ALPHA) * iou.pow(BETA) * allowed
+    taken = _best(metric) & allowed
+    best_object = torch.where(taken, iou, -1.0).argmax(dim=1)  # [B, A], the object with the best IoU
+    taken = taken & torch.zeros_like(taken).scatter_(1, best_object[:, None], True)
+    weight = _normalised(metric * taken, iou * taken).amax(dim=1)
+    index = best_object[..., None]
+    target = fits.gather(1, index.expand(-1, -1, fits.shape[2])) * weight[..., None]
+    return Assignment(weight, boxes.gather(1, index.expand(-1, -1, 4)), target)
+
+
+def _best(metric: Tensor) -> Tensor:
+    """Return the best candidates of each object, bool [B, G, A]."""
+    index = metric.topk(min(CANDIDATES, metric.shape[2]), dim=2).indices
+    return torch.zeros_like(metric, dtype=torch.bool).scatter_(2, index, True)
+
+
+def _normalised(metric: Tensor, iou: Tensor) -> Tensor:
+    """Scale the metric so that an object's best anchor has the object's best IoU."""
+    best = metric.amax(dim=2, keepdim=True).clamp(min=torch.finfo(metric.dtype).tiny)
+    return metric / best * iou.amax(dim=2, keepdim=True)
+
+
+def _inside(boxes: Tensor, centres: Tensor) -> Tensor:
+    """Return the anchors [B, G, A] inside each box; a box of small sides is widened so that it holds an anchor."""
+    middle, size = (boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]
+    reach = (size / 2).clamp(min=STRIDES[0] / 2)
+    return ((centres - middle[:, :, None]).abs() <= reach[:, :, None]).all(dim=3)
+
+
+def _iou(first: Tensor, second: Tensor) -> Tensor:
+    """Return the IoU [B, G, A] of boxes [B, G, 4] with boxes [B, A, 4]."""
+    low = torch.maximum(first[:, :, None, :2], second[:, None, :, :2])
+    high = torch.minimum(first[:, :, None, 2:], second[:, None, :, 2:])
+    common = (high - low).clamp(min=0).prod(dim=3)
+    areas = [(boxes[..., 2:] - boxes[..., :2]).clamp(min=0).prod(dim=2) for boxes in (first, second)]
+    return common / (areas[0][:, :, None] + areas[1][:, None] - common).clamp(min=1e-6)

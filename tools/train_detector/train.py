@@ -1,4 +1,4 @@
-"""The training loop: limited by time, as that of the nano tracker; resumes after a kill."""
+"""Train for a limited time, as the nano tracker does, and resume after a kill."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from tools.train_nano.train import schedule
 
 from .data import Batch, Pictures, Scenes
 from .losses import losses
-from .network import LearntDetector, begin_from
-from .words import Words
+from .network import LearntDetector, Words, begin_from
 
 PICTURES = 16  # a batch
 RATE, DECAY = 3e-3, 0.05

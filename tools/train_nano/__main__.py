@@ -9,8 +9,7 @@
     python -m tools.train_nano agree WEIGHTS    how well single frames are segmented, see tools/train_nano/agree.py
 
 It can be killed at any time; the same command goes on from the last minute. On a GPU if there is one. What it makes
-lies in --output; the weights in its folder `export`, or in the package with --install. With --pack, all it trains on
-comes from one file (python -m tools.scenes.pack), nothing is rendered, and gates without clips are not tried.
+lies in --output; the weights in its folder `export`, or in the package with --install.
 """
 
 from __future__ import annotations
@@ -23,19 +22,15 @@ from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when torch is imported
 
-import torch
-
-from sam3_node.errors import ModelError, Sam3NodeError
 from sam3_node.models.checkpoints import NANO
+from tools.command import add_compute_options, choose_device, errors_in_one_line, new_parser, set_up_cpu
 
 from . import agree, teach
+from .augment import OPENCLIPART
 from .curves import draw_curves
-from .cutouts import OPENCLIPART
 from .data import Sources
 from .export import export
 from .gates import GATES, has_passed, pass_gate
-from .lesson import Lesson
-from .pack import unpack
 from .train import PICTURE_RATE, Trainer, picture_stages, stages
 
 RENDERED = {
@@ -43,25 +38,18 @@ RENDERED = {
     "val": (24, 24, "320x240", 12),
     "test": (24, 100, "640x480", 15),
 }
-HELD_OUT = {"bank": "val", "figures": "test"}  # gates that need clips of a split
 
 
 def main() -> None:
     if sys.argv[1:2] in (["teach"], ["agree"]):
         return {"teach": teach.main, "agree": agree.main}[sys.argv[1]](sys.argv[2:])
     args = _arguments()
-    torch.set_flush_denormal(True)  # on a CPU the first steps are several times slower without
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    try:
+    set_up_cpu(args.threads)
+    with errors_in_one_line():
         sys.exit(_run(args))
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.pack and args.command in (None, "gate"):
-        _take_pack(args)
     if args.command == "gate":
         return 0 if _gate(args.name, args) else 1
     if args.command == "curves":
@@ -74,30 +62,24 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _everything(args: argparse.Namespace) -> int:
-    lesson = (
-        Lesson(args.teacher, "bfloat16" if args.mixed else "auto")
-        if args.teacher and args.command == "pictures"
-        else None
-    )
-    trainer = Trainer(args.output, _device(args), args.init, args.mixed, lesson, args.seed)
+    trainer = Trainer(args.output, choose_device(args.device), args.init, args.mixed, args.seed)
     if args.command == "pictures":
         return _pictures(trainer, args)
-    for split in () if args.pack else RENDERED:
+    for split in RENDERED:
         _render(split, args)
     for name in ("overfit", "parity"):
         if not (has_passed(name, args.output) or _gate(name, args)):
             return 1
-    cache = (args.scenes if args.pack else args.output) / "cache"
-    sources = Sources(args.scenes / "train", cache, cutouts=args.cutouts, videos=args.videos)
+    sources = Sources(args.scenes / "train", args.output / "cache", cutouts=args.cutouts, videos=args.videos)
     plan = stages(args.frame_minutes, args.clip_minutes)
     trainer.run(plan[:2], sources, args.workers)
     _export(args)
-    if not may_go_on("bank", args):
+    if not _gate("bank", args):
         return 1
     trainer.run(plan, sources, args.workers)
     _export(args)
     draw_curves(args.output / "log.jsonl", args.output / "curves.png")
-    return 0 if may_go_on("figures", args) else 1
+    return 0 if _gate("figures", args) else 1
 
 
 def _pictures(trainer: Trainer, args: argparse.Namespace) -> int:
@@ -111,45 +93,14 @@ def _pictures(trainer: Trainer, args: argparse.Namespace) -> int:
     return 0
 
 
-def _take_pack(args: argparse.Namespace) -> None:
-    """Train from the pack instead of from folders."""
-    folder = args.output / "pack"
-    unpack(args.pack, folder)
-    args.scenes, args.cutouts, args.videos = folder, folder / "cutouts", folder / "videos"
-
-
-def may_go_on(name: str, args: argparse.Namespace) -> bool:
-    """Return True if a gate opens, or if a pack has no clips to try it on."""
-    clips = args.scenes / HELD_OUT[name]
-    if args.pack and not clips.is_dir():
-        print(f"gate {name} not tried: no clips in {clips}", flush=True)
-        return True
-    return _gate(name, args)
-
-
-def _device(args: argparse.Namespace) -> torch.device:
-    name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
-        raise ModelError(f"--device {name}: expected cpu, or cuda where torch finds one: {error}") from error
-
-
 def _render(split: str, args: argparse.Namespace) -> None:
     """Scenes of a split, where there are none."""
     folder = args.scenes / split
     if (folder / "Clips").is_dir():
         return
-    clips, frames, size, fps = RENDERED[split]
-    options = {
-        "split": split,
-        "clips": clips,
-        "frames": frames,
-        "size": size,
-        "fps": fps,
-        "workers": args.workers,
-    }
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    names = ("split", "clips", "frames", "size", "fps", "workers")
+    options = zip(names, (split, *RENDERED[split], args.workers), strict=True)
+    words = [word for name, value in options for word in (f"--{name}", str(value))]
     subprocess.run([sys.executable, "-m", "tools.scenes", *words, "-o", str(folder)], check=True)
 
 
@@ -167,35 +118,21 @@ def _export(args: argparse.Namespace) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.train_nano",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser(__doc__, "python -m tools.train_nano")
     parser.add_argument("command", nargs="?", choices=("gate", "export", "curves", "pictures"))
     parser.add_argument("name", nargs="?", choices=tuple(GATES), default="overfit", help="of a gate")
-    parser.add_argument(
-        "--scenes", type=Path, default=Path("out/scenes"), help="folder of train, val and test"
-    )
+    parser.add_argument("--scenes", type=Path, default=Path("out/scenes"), help="of train, val and test")
     parser.add_argument("--cutouts", type=Path, default=OPENCLIPART, help="folder of RGBA PNG files")
     parser.add_argument("--videos", type=Path, help="folder of mp4 files for backgrounds")
-    parser.add_argument("--pack", type=Path, help="zip file instead of --scenes, --cutouts and --videos")
     parser.add_argument("--taught", type=Path, default=Path("out/taught"), help="folder that teach has made")
     parser.add_argument("-o", "--output", type=Path, default=Path("out/train_nano"))
     parser.add_argument("--frame-minutes", type=float, default=60, help="on single frames")
     parser.add_argument("--clip-minutes", type=float, default=240, help="on clips")
     parser.add_argument("--picture-minutes", type=float, default=240, help="on taught pictures")
-    parser.add_argument(
-        "--picture-rate", type=float, default=PICTURE_RATE, help="learning rate at its peak there"
-    )
+    parser.add_argument("--picture-rate", type=float, default=PICTURE_RATE, help="peak learning rate there")
     parser.add_argument("--mixed", action="store_true", help="bfloat16 in the encoder and decoder")
-    parser.add_argument("--teacher", help="a trained tracker, whose features `pictures` compares with")
-    parser.add_argument("--device", help="default: cuda where there is one")
-    parser.add_argument("--threads", type=int, help="CPU threads; default: as torch chooses")
-    parser.add_argument("--workers", type=int, default=1, help="processes that draw clips")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of what is drawn: another, for a run beside this one"
-    )
+    add_compute_options(parser)
+    parser.add_argument("--seed", type=int, default=0, help="another seed for a run beside this one")
     parser.add_argument("--init", type=Path, help="a model.safetensors to begin from")
     parser.add_argument("--install", action="store_true", help="export into the package")
     parser.add_argument(
@@ -204,13 +141,9 @@ def _arguments() -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="FOLDER",
-        help="`export` the mean with these runs: they began from the same weights",
+        help="`export` the mean with these runs, which began from the same weights",
     )
-    parser.add_argument(
-        "--halfway",
-        action="store_true",
-        help="`export` what lies halfway between --init and the mean of the runs",
-    )
+    parser.add_argument("--halfway", action="store_true", help="`export` halfway between --init and the mean")
     args = parser.parse_args()
     _refuse_misplaced(parser, args)
     return args
@@ -220,8 +153,6 @@ def _refuse_misplaced(parser: argparse.ArgumentParser, args: argparse.Namespace)
     """Refuse options that are of another command."""
     if args.halfway and not (args.init and args.command == "export"):
         parser.error("--halfway is of `export` alone, and needs --init")
-    if args.teacher and args.command != "pictures":
-        parser.error("--teacher is of `pictures` alone")
     if args.beside and args.command != "export":
         parser.error("--beside is of `export` alone")
 

@@ -17,18 +17,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.output_masks import rasterize
 from sam3_node.tracking import Tracker
-from sam3_node.types import Mask
+from sam3_node.types import Image, Mask
+from tools.command import errors_in_one_line, new_parser, set_up_cpu
 from tools.scenes.clips import list_clips, read_clip
 from tools.vos.followers import EncodedFrame, encode_frame, make_prompt
 
-from .shards import list_shards, read_all
-from .taught import fit
+from .taught import fit, list_shards, read_all
 
-Image = npt.NDArray[np.uint8]  # BGR [h, w, 3]
 Bools = npt.NDArray[np.bool_]
 Labelled = tuple[str, Image, list[Bools]]
 """A group of figures, a picture, and the masks of its objects at its size."""
@@ -52,9 +50,8 @@ class Agreement:
 def main(words: list[str]) -> None:
     """Run the command line `agree`."""
     args = _arguments(words)
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    try:
+    set_up_cpu(args.threads)
+    with errors_in_one_line():
         for weights in args.weights:
             pictures = (
                 from_shards(args.taught, args.most) if args.taught else from_clips(args.clips, args.every)
@@ -62,8 +59,6 @@ def main(words: list[str]) -> None:
             groups = agreement(load_tracker(weights, image_size=args.size), pictures)
             for name in groups if args.groups else (ALL,):
                 print(f"{weights} {name}: {groups[name].line()}", flush=True)
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
 
 
 def agreement(model: TrackerModel, pictures: Iterable[Labelled]) -> dict[str, Agreement]:
@@ -113,11 +108,7 @@ def from_clips(folder: Path, every: int) -> Iterator[Labelled]:
 
 
 def _arguments(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.train_nano agree",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = new_parser(__doc__, "python -m tools.train_nano agree")
     parser.add_argument("weights", nargs="+", help="nano, or folders")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--taught", type=Path, help="folder of shards")

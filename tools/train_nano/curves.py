@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sam3_node.errors import ModelError, require
+from sam3_node.errors import ModelError
+from tools.plots import draw
 
 from .steps import KINDS
 
@@ -32,21 +33,16 @@ def draw_curves(log: Path, picture: Path) -> None:
     records = read_log(log)
     if not records:
         raise ModelError(f"no training log {log}: expected what python -m tools.train_nano writes")
-    plot = require("matplotlib.pyplot", "scenes")
-    figure, axes = plot.subplots(2, 2, figsize=(12, 7), sharex=True)
-    for axis, (title, curves) in zip(axes.flat, _panels(records).items(), strict=True):
-        for name, (minutes, values) in curves.items():
-            axis.plot(minutes, values, label=name)
-        axis.set_title(title)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
-    axes[0, 0].set_yscale("log")
-    for axis in axes[1]:
-        axis.set_xlabel("minutes of training")
-    figure.tight_layout()
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=90)
-    plot.close(figure)
+    with draw(picture, 2, 2, (12, 7), sharex=True) as axes:
+        for axis, (title, curves) in zip(axes.flat, _panels(records).items(), strict=True):
+            for name, (minutes, values) in curves.items():
+                axis.plot(minutes, values, label=name)
+            axis.set_title(title)
+            axis.grid(alpha=0.3)
+            axis.legend(fontsize=8)
+        axes[0, 0].set_yscale("log")
+        for axis in axes[1]:
+            axis.set_xlabel("minutes of training")
 
 
 def _panels(records: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, Any]]]:

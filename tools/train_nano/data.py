@@ -15,11 +15,21 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from sam3_node.errors import CameraError
+from sam3_node.types import Image
 from tools.scenes.clips import list_clips, read_clip
 
-from .augment import SMALLEST, Augmentation, Sample, coverage
-from .compose import MAX_SPRITES, Image, Labels, compose
-from .cutouts import Sprite, cut_out, load_cutouts
+from .augment import (
+    MAX_SPRITES,
+    SMALLEST,
+    Augmentation,
+    Labels,
+    Sample,
+    Sprite,
+    compose,
+    coverage,
+    cut_out,
+    load_cutouts,
+)
 from .taught import TaughtPictures
 
 COMPOSITES = 0.4  # share of clips that carry cut-outs
@@ -175,7 +185,7 @@ def load_videos(folder: Path, cache: Path) -> list[list[npt.NDArray[np.uint8]]]:
 
 
 def video_frames(path: Path, every: int = 4, width: int = 320) -> Iterator[npt.NDArray[np.uint8]]:
-    """JPEG files as uint8 [n]: those of a folder as they are, or every fourth frame of a video, 320 px wide."""
+    """JPEG files as uint8 [n]: a folder's as they are, or every fourth frame of a video, 320 px wide."""
     if path.is_dir():
         yield from (np.fromfile(jpeg, np.uint8) for jpeg in sorted(path.glob("*.jpg")))
         return

@@ -14,7 +14,7 @@ from torch import Tensor
 from sam3_node.errors import ModelError
 from sam3_node.models.weight_files import write_digest
 
-from .config import nano_config
+from .network import nano_config
 
 MAX_BYTES = 12_000_000
 

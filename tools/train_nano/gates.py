@@ -1,6 +1,6 @@
 """Four gates, in this order; the training asks each before it spends the hours behind it.
 
-overfit   eight images with box prompts can be overfitted: IoU well above that of a filled box
+overfit   eight images with box prompts can be overfitted: IoU well above a filled box's
 parity    the training forward gives what transformers' streaming inference gives, on the same weights
 bank      on held-out clips the bank beats no bank, and both beat copying the first mask
 figures   on unseen scenes the exported weights reach what is asked of them
@@ -21,14 +21,12 @@ from transformers import Sam2VideoInferenceSession
 
 from sam3_node.models import load_tracker
 from tools.vos.evaluate import SequenceResult, evaluate
+from tools.vos.followers import Setting, parse_settings
 from tools.vos.sequences import open_sequences
-from tools.vos.settings import Setting, parse_settings
 
-from .config import SIZE, nano_config, new_tracker
 from .data import Clips, Recipe, Sources
-from .losses import total
-from .network import Features, Memory, TrainingTracker, hide
-from .steps import frame_costs, normalise
+from .network import SIZE, Features, Memory, TrainingTracker, hide, nano_config, new_tracker
+from .steps import frame_costs, normalise, total
 
 OVERFIT_STEPS, MARGIN = 240, 0.1
 PARITY_FRAMES, CLOSE, ROUNDING = 10, 2e-3, 1e-5

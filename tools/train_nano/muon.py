@@ -10,7 +10,7 @@ from torch import Tensor
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of the published quintic iteration
 ITERATIONS = 5
-LIKE_ADAM = 0.2  # root mean square of an update, about that of Adam (Liu and others, 2025)
+LIKE_ADAM = 0.2  # root mean square of an update, about Adam's (Liu and others, 2025)
 
 
 class Muon(torch.optim.Optimizer):

@@ -1,21 +1,32 @@
-"""One forward of training: single frames with prompts and corrections, and clips through the memory."""
+"""Run one forward of training: single frames with prompts and corrections, and clips through the memory.
+
+Prompts are drawn from ground-truth masks, as users give them. Losses are cross entropy and dice against the covered
+share of each cell, and the losses of the IoU and presence heads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .data import Batch
-from .losses import EASE, Cost, cost, presence_of
-from .network import Decoded, Features, Memory, TrainingTracker, hide, mask_logits
-from .prompts import boxes, corrections, points
+from .network import SIZE, Decoded, Features, Memory, TrainingTracker, hide, mask_logits
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 GIVEN = 1  # the candidate whose pointer stands for a mask given as prompt
 KINDS = ("box", "point", "mask")
+MIN_CELLS = 1.0  # cells an object covers to count as present; slivers below count neither way
+EASE = 0.25  # of the outside's weight; 0.5 left doubtful masks too wide, 0 shrinks them to nothing at first
+ABSENT = 6.0  # weight of presence where an object is hidden, which few training frames show
+BACKGROUND = 32.0  # cells, so that a small object's cross entropy is not all that matters
+INSIDE, CORNERS = 1, (2, 3)
+JITTER = 0.05  # of a box's sides
+CELL = 4  # px of the model's image a mask logit covers
 
 
 def normalise(images: Tensor) -> Tensor:
@@ -85,7 +96,7 @@ def clip_cost(
     again: a later frame on which the objects are prompted a second time; 0 for none.
 
     A frame's loss reaches the writing of memories, but not, through a followed frame's mask, the frames before it.
-    Through a chain of eight or sixteen masks the median norm of gradients was up to 16 and 54 times that of single
+    Through a chain of eight or sixteen masks the median norm of gradients was up to 16 and 54 times the norm on single
     frames, see tools/train_nano/README.md.
     """
     frames = batch.images.shape[1]
@@ -146,3 +157,148 @@ def second_prompt(batch: Batch, rng: np.random.Generator) -> int:
     seen = (batch.masks > 127).flatten(2).any(dim=2).all(dim=0)
     frames = [i for i in range(1, len(seen)) if bool(seen[i])]
     return frames[int(rng.integers(len(frames)))] if frames else 0
+
+
+class Cost(NamedTuple):
+    """Sums over objects: loss (a scalar with gradient), IoU of the first candidate, visible objects, presence right."""
+
+    loss: Tensor
+    iou: Tensor
+    visible: Tensor
+    right: Tensor
+    objects: int
+
+
+def presence_of(target: Tensor) -> tuple[Tensor, Tensor]:
+    """Masks [N, 64, 64] in 0..1 -> present bool [N], absent bool [N]; a sliver is neither."""
+    area = target.flatten(1).sum(dim=1)
+    return area >= MIN_CELLS, area == 0
+
+
+def cost(decoded: Decoded, target: Tensor, ease: float = EASE) -> Cost:
+    """The cost of N decoded objects, target [N, 64, 64] in 0..1."""
+    present, absent = presence_of(target)
+    weight = present.float()
+    masks = (_cross_entropy(decoded.logits, target, ease) + _dice(decoded.logits, target)).mean(dim=1)
+    iou = overlap(decoded.logits, target)
+    quality = F.mse_loss(decoded.iou, iou, reduction="none").mean(dim=1)
+    told = F.binary_cross_entropy_with_logits(decoded.presence, weight, reduction="none")
+    known = (present | absent).float()
+    loss = (weight * (masks + quality)).sum() + ((weight + ABSENT * absent.float()) * told).sum()
+    right = (known * ((decoded.presence > 0) == present)).sum() + (1 - known).sum()
+    return Cost(loss, (weight * iou[:, 0]).sum().detach(), weight.sum(), right, len(target))
+
+
+def overlap(logits: Tensor, target: Tensor) -> Tensor:
+    """IoU [N, K] of masks [N, K, 64, 64] with target [N, 64, 64], at one half."""
+    predicted, wanted = logits.detach() > 0, (target > 0.5)[:, None]
+    union = (predicted | wanted).flatten(2).sum(dim=2)
+    return (predicted & wanted).flatten(2).sum(dim=2) / union.clamp(min=1)
+
+
+def _cross_entropy(logits: Tensor, target: Tensor, ease: float) -> Tensor:
+    """Inside and outside weigh alike near the outline.
+
+    With `ease` 1 the outside weighs as much as the inside in all: at first, when everything far from the prompt is
+    still wrong, it would otherwise teach that there is nothing anywhere.
+    """
+    each = F.binary_cross_entropy_with_logits(logits, target[:, None].expand_as(logits), reduction="none")
+    area = target.flatten(1).sum(dim=1)[:, None, None, None]
+    inside, outside = 1 / (area + BACKGROUND), 1 / (target[0].numel() - area + BACKGROUND)
+    weight = torch.where(target[:, None] > 0, inside, outside**ease * inside ** (1 - ease))
+    return (each * weight).flatten(2).sum(dim=2)
+
+
+def _dice(logits: Tensor, target: Tensor) -> Tensor:
+    chance, wanted = logits.sigmoid().flatten(2), target.flatten(1)[:, None]
+    shared = (chance * wanted).sum(dim=2)
+    return 1 - (2 * shared + 1) / (chance.sum(dim=2) + wanted.sum(dim=2) + 1)
+
+
+def total(costs: list[Cost]) -> tuple[Tensor, dict[str, float]]:
+    """The mean loss over object-frames, and the mean IoU and share of right presence for the log."""
+    objects = sum(item.objects for item in costs)
+    loss = torch.stack([item.loss for item in costs]).sum() / objects
+    visible = sum(float(item.visible) for item in costs)
+    iou = sum(float(item.iou) for item in costs) / max(1.0, visible)
+    return loss, {
+        "loss": float(loss.detach()),
+        "iou": iou,
+        "presence": sum(float(c.right) for c in costs) / objects,
+    }
+
+
+def boxes(masks: Tensor, jitter: float = JITTER) -> tuple[Tensor, Tensor]:
+    """Masks bool [N, 256, 256] -> corner points [N, 2, 2] in pixels and their labels int [N, 2]."""
+    rows, columns = masks.any(dim=2), masks.any(dim=1)
+    edges = []
+    for line in (columns, rows):
+        span = torch.arange(SIZE, device=masks.device)
+        low = torch.where(line, span, SIZE).amin(dim=1)
+        high = torch.where(line, span, -1).amax(dim=1) + 1
+        edges.append(torch.stack([low, high], dim=1).float())
+    corners = torch.stack(edges, dim=2)  # [N, (low, high), (x, y)]
+    sides = (corners[:, 1] - corners[:, 0])[:, None]
+    noisy = corners + torch.randn_like(corners) * jitter * sides
+    labels = torch.tensor(CORNERS, dtype=torch.int32, device=masks.device).expand(len(masks), 2)
+    return noisy.clamp(0, SIZE), labels
+
+
+def points(masks: Tensor) -> tuple[Tensor, Tensor]:
+    """Masks bool [N, 256, 256] -> one point inside each [N, 1, 2] and its label int [N, 1].
+
+    Half of them anywhere in the mask, half well inside it.
+    """
+    depth = _depth(masks)
+    deep = masks & (depth >= 0.6 * depth.amax(dim=(1, 2), keepdim=True))
+    pick = torch.rand(len(masks), 1, 1, device=masks.device) < 0.5
+    chosen = _any_of(torch.where(pick, masks, deep).flatten(1))
+    return _place(chosen, SIZE, 1), _labels(masks, INSIDE)
+
+
+def corrections(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """A click where a mask is most wrong: logits [N, 64, 64], target 0..1 -> points [N, 1, 2], labels int [N, 1].
+
+    The click lies deepest in the wrong region; it says inside where the object was missed.
+    """
+    wrong = (logits > 0) != (target > 0.5)
+    depth = _depth(wrong) + 1e-3 * torch.rand_like(target)
+    chosen = depth.flatten(1).argmax(dim=1)
+    inside = (target > 0.5).flatten(1).gather(1, chosen[:, None]).int()
+    return _place(chosen, logits.shape[-1], CELL), inside
+
+
+def _any_of(allowed: Tensor) -> Tensor:
+    """The index [N] of one place of each row of bool [N, n], any as likely as another; a row may not be empty."""
+    count = allowed.cumsum(dim=1, dtype=torch.int32)
+    wanted = torch.rand(len(allowed), 1, device=allowed.device) * count[:, -1:]
+    return torch.searchsorted(count, wanted.int() + 1)[:, 0].clamp(max=allowed.shape[1] - 1)
+
+
+def _depth(masks: Tensor, rounds: int = 6) -> Tensor:
+    """Return the depth of each pixel in its mask, in erosions by 3x3, at most `rounds`; masks bool [N, h, w]."""
+    depth = masks.float()
+    for _ in range(rounds):
+        masks = _eroded(masks)
+        depth += masks
+    return depth
+
+
+def _eroded(masks: Tensor) -> Tensor:
+    """Without the pixels that have a neighbour outside; beyond the image all counts as inside."""
+    for axis in (1, 2):
+        last = masks.shape[axis] - 1
+        kept = masks.clone()
+        kept.narrow(axis, 1, last).logical_and_(masks.narrow(axis, 0, last))
+        kept.narrow(axis, 0, last).logical_and_(masks.narrow(axis, 1, last))
+        masks = kept
+    return masks
+
+
+def _place(flat: Tensor, side: int, cell: int) -> Tensor:
+    xy = torch.stack([flat % side, flat // side], dim=-1).float()
+    return ((xy + 0.5) * cell)[:, None]
+
+
+def _labels(masks: Tensor, value: int) -> Tensor:
+    return torch.full((len(masks), 1), value, dtype=torch.int32, device=masks.device)

@@ -18,14 +18,11 @@ from torch.utils.data import DataLoader
 
 from sam3_node.errors import ModelError
 
-from .config import nano_config, new_tracker
 from .data import Batch, Clips, Recipe, Sources
 from .export import read_checkpoint, read_weights
-from .lesson import Lesson
-from .losses import EASE, Cost, total
 from .muon import Muon
-from .network import TrainingTracker
-from .steps import KINDS, clip_cost, frame_costs, normalise, second_prompt
+from .network import Features, TrainingTracker, nano_config, new_tracker
+from .steps import EASE, KINDS, Cost, clip_cost, frame_costs, normalise, second_prompt, total
 
 WARM_UP = 60.0  # s
 DECAY = 0.05
@@ -38,8 +35,6 @@ EASY, NORMAL = (
 CLIP_KINDS = (0.4, 0.25, 0.35)  # how often the first frame of a clip is prompted by a box, a point, a mask
 AGAIN, TRUST = 0.15, 0.5
 PICTURE_RATE = 4e-4  # at the peak, on taught pictures
-LIKENESS = 1.0  # weight of the lesson in features, on single frames
-HURRY = 10.0  # how much faster its maps learn: they begin at nothing
 SHOWN, CORRECTED = 0.25, 0.3  # shares of light steps with a mask prompt, and with corrections
 ELSEWHERE = "move it away, or train with another --output"
 FLOOR = 0.02  # of the peak learning rate, at the end
@@ -120,11 +115,9 @@ class Trainer:
         device: torch.device,
         init: Path | None = None,
         mixed: bool = False,
-        lesson: Lesson | None = None,
         seed: int = 0,
     ) -> None:
         self.folder, self.device, self.seed = folder, device, seed
-        self.lesson = lesson.to(device) if lesson else None
         folder.mkdir(parents=True, exist_ok=True)
         source = new_tracker(nano_config())
         held = read_checkpoint(self.path, device) if self.path.is_file() else None
@@ -137,7 +130,7 @@ class Trainer:
         # the weights come first: it computes maps of positions from them once
         self.net = TrainingTracker(source, mixed).to(device).train()
         self.average = {name: value.detach().clone() for name, value in source.state_dict().items()}
-        self.optimisers = _optimisers(source, self.lesson)
+        self.optimisers = self._make_optimisers(source)
         self.progress = Progress()
         if held is not None:
             self._restore(held)
@@ -184,11 +177,8 @@ class Trainer:
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = rate * group.get("hurry", 1.0)
-        prompted, followed, unlike = self._costs(stage, recipe, batch, rng)
-        loss, figures = total([each for costs in prompted.values() for each in costs] + followed)
-        if unlike is not None:
-            loss = loss + LIKENESS * unlike
-            figures["unlike"] = float(unlike.detach())
+        prompted, followed = self._costs(stage, recipe, batch, rng)
+        loss, figures = self._total([each for costs in prompted.values() for each in costs] + followed)
         for optimiser in self.optimisers:
             optimiser.zero_grad()
         loss.backward()
@@ -212,24 +202,42 @@ class Trainer:
 
     def _costs(
         self, stage: Stage, recipe: Recipe, batch: Batch, rng: np.random.Generator
-    ) -> tuple[dict[str, list[Cost]], list[Cost], Tensor | None]:
-        """Return the losses of the prompted first frames by prompt, of the frames of clips, and of the lesson."""
+    ) -> tuple[dict[str, list[Cost]], list[Cost]]:
+        """Return the losses of the prompted first frames by prompt, and of the frames of clips."""
         frames = recipe.frames
         with torch.set_grad_enabled(recipe.encoder):
-            features = self.net.encode(pixels := normalise(batch.images))
+            features = self._encode(normalise(batch.images))
         first = features.select(batch.clip * frames)
         ease = easiness(self.progress.seconds / stage.seconds) if stage.new else EASE
         if frames == 1:
             kinds = KINDS if not stage.light or rng.random() < SHOWN else KINDS[:2]
             corrected = not stage.light or rng.random() < CORRECTED
-            unlike = self.lesson(features, pixels) if self.lesson else None
-            return frame_costs(self.net, first, batch, kinds, ease, corrected), [], unlike
+            return frame_costs(self.net, first, batch, kinds, ease, corrected), []
         guide = (ease - EASE) / (1 - EASE)
         kind = KINDS[int(rng.choice(3, p=CLIP_KINDS))]
         other = str(rng.choice([name for name in ("box", "point") if name != kind]))
         again = second_prompt(batch, rng) if rng.random() < AGAIN else 0
         followed = clip_cost(self.net, features, batch, kind, TRUST, again, ease, guide)
-        return frame_costs(self.net, first, batch, (other,)), followed, None
+        return frame_costs(self.net, first, batch, (other,)), followed
+
+    def _make_optimisers(self, source: torch.nn.Module) -> list[torch.optim.Optimizer]:
+        """Return Muon for matrices, AdamW for the rest, with weight decay for convolutions."""
+        named = dict(source.named_parameters())
+        matrices = [p for p in named.values() if p.ndim == 2 and min(p.shape) >= MIN_SIDE]
+        wide = [p for name, p in named.items() if p.ndim == 4 and name.endswith("weight")]
+        held = {id(p) for p in (*matrices, *wide)}
+        narrow = [p for p in named.values() if id(p) not in held]
+        others = [{"params": wide, "weight_decay": DECAY}, {"params": narrow, "weight_decay": 0.0}]
+        return [
+            Muon(matrices, lr=1e-3, weight_decay=DECAY),
+            torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.95)),
+        ]
+
+    def _encode(self, pixels: Tensor) -> Features:
+        return self.net.encode(pixels)
+
+    def _total(self, costs: list[Cost]) -> tuple[Tensor, dict[str, float]]:
+        return total(costs)
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -240,23 +248,20 @@ class Trainer:
     def save(self) -> None:
         """Write `last.pt`, whole or not at all."""
         aside = self.path.with_suffix(".part")
-        torch.save(
-            {
-                "model": self.net.source.state_dict(),
-                "average": self.average,
-                "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
-                "progress": asdict(self.progress),
-                **({"lesson": self.lesson.state_dict()} if self.lesson else {}),
-            },
-            aside,
-        )
+        torch.save(self._state(), aside)
         os.replace(aside, self.path)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "model": self.net.source.state_dict(),
+            "average": self.average,
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "progress": asdict(self.progress),
+        }
 
     def _restore(self, held: dict[str, Any]) -> None:
         try:
             self.average = held["average"]
-            if self.lesson:
-                self.lesson.load_state_dict(held["lesson"])
             for optimiser, state in zip(self.optimisers, held["optimisers"], strict=True):
                 optimiser.load_state_dict(state)
             self.progress = Progress(**held["progress"])
@@ -304,25 +309,6 @@ def schedule(seconds: float, of: float) -> float:
     if seconds < rise:
         return max(0.01, seconds / rise)
     return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * (seconds - rise) / max(1e-9, of - rise)))
-
-
-def _optimisers(source: torch.nn.Module, lesson: Lesson | None) -> list[torch.optim.Optimizer]:
-    """Muon for matrices, AdamW for the rest, with weight decay for convolutions, and for the maps of a lesson."""
-    named = dict(source.named_parameters())
-    matrices = [p for p in named.values() if p.ndim == 2 and min(p.shape) >= MIN_SIDE]
-    wide = [p for name, p in named.items() if p.ndim == 4 and name.endswith("weight")]
-    held = {id(p) for p in (*matrices, *wide)}
-    narrow = [p for p in named.values() if id(p) not in held]
-    others: list[dict[str, Any]] = [
-        {"params": wide, "weight_decay": DECAY},
-        {"params": narrow, "weight_decay": 0.0},
-    ]
-    if lesson is not None:
-        others.append({"params": list(lesson.parameters()), "weight_decay": 0.0, "hurry": HURRY})
-    return [
-        Muon(matrices, lr=1e-3, weight_decay=DECAY),
-        torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.95)),
-    ]
 
 
 def _to(batch: Batch, device: torch.device) -> Batch:

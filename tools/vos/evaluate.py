@@ -12,11 +12,9 @@ import numpy as np
 from sam3_node.models import TrackerModel
 from sam3_node.types import Mask
 
-from .followers import EncodedFrame, Masks, encode_frame, make_follower
-from .metrics import Bools, MaskScore, score
-from .occlusion import OcclusionCount, count
+from .followers import EncodedFrame, Masks, ModelKey, Setting, encode_frame, make_follower
+from .metrics import Bools, MaskScore, OcclusionCount, count, score
 from .sequences import LabelledSequence, TrueFrame
-from .settings import ModelKey, Setting
 
 Watch = Callable[[int, TrueFrame, Masks], None]
 """Called with each frame's number, the frame, and the masks of the first setting."""
@@ -24,7 +22,7 @@ Watch = Callable[[int, TrueFrame, Masks], None]
 
 @dataclass
 class ObjectRecord:
-    """One object under one setting; lists begin with the frame after that of its prompt.
+    """One object under one setting; lists begin with the frame after its prompt.
 
     Frames on which its truth is unknown are not in them.
     `object_shares` and `mask_shares` are the shares of the image that the object and its mask cover.

@@ -17,12 +17,11 @@ from sam3_node.bags import LabelledClip
 from sam3_node.errors import CameraError
 from tools.scenes.clips import Clip, Labels, list_clips, read_clip
 
-from .metrics import Bools
-from .occlusion import MIN_AREA
+from .metrics import MIN_AREA, Bools
 
 VOID = 255
 UNKNOWN = "invalid.json"
-"""File beside the clips: for each clip the [frame, id] pairs whose truth is unknown, as that of tools.doubt.pseudo."""
+"""File beside the clips, by tools.doubt.pseudo: for each clip the [frame, id] pairs whose truth is unknown."""
 
 
 class TrueFrame(NamedTuple):
@@ -63,7 +62,7 @@ class LabelledSequence:
 def open_sequences(
     path: Path, names: Iterable[str] = (), max_frames: int = 0, every: int = 1
 ) -> list[LabelledSequence]:
-    """Open the sequences of a folder, or those of `names` (* and ? are wildcards), or a recording.
+    """Open the sequences of a folder, all or `names` (* and ? are wildcards), or a recording.
 
     Each has every `every`-th of its first `max_frames` frames, 0 for all. DAVIS' own objects are prompted where they
     first appear. Those of

@@ -1,7 +1,7 @@
-"""Reader of HDF5 episodes: ALOHA (observations/images/CAMERA) and robomimic (data/demo_N/obs/CAMERA_image).
+"""Reads HDF5 episodes: ALOHA (observations/images/CAMERA) and robomimic (data/demo_N/obs/CAMERA_image).
 
-The layouts are those that ALOHA's record_episodes and robomimic's dataset_states_to_obs write. Raw images are RGB.
-Compressed ones are JPEG or PNG, read as any other; openpi and lerobot read ALOHA's so, too. The files have no times:
+ALOHA's record_episodes and robomimic's dataset_states_to_obs write these layouts. Raw images are RGB. Compressed ones
+are JPEG or PNG, read as any other; openpi and lerobot read ALOHA's so, too. The files have no times:
 a frame's stamp is its row by the rate that the file's attributes name, or `PATH#fps=50`.
 """
 
@@ -16,22 +16,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...errors import BagError
-from ...types import NANOSECONDS, Closeable
+from ...errors import BagError, WireError
+from ...types import NANOSECONDS
 from ...wire.images import MAX_FRAME_PIXELS
 from ..isolated import IsolatedCalls
 from ..messages.ros import first_bytes
-from ..samples import MAX_FPS, Colour, Losses, LossLimit, Sample, Topic, natural_order, split_selection
+from ..samples import MAX_FPS, MAX_MISSES, Colour, Sample, SampleReader, Topic, natural_order, split_selection
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 RATES = ("fps", "frequency", "control_freq", "hz")
 ROWS = 16
 MAX_RATIO = 1100
-"""Maximum ratio of sizes unpacked and stored: a little over that of deflate."""
+"""Maximum ratio of sizes unpacked and stored: a little more than deflate reaches."""
 _CAMERA = re.compile(r"(?:(data/[^/]+)/obs|(?:.*/)?observations/images)/([^/]+)")
 
 
-class _Stream(NamedTuple):
+class _ImageDataset(NamedTuple):
     """The images of one camera in one episode; `size` is (width, height), None for compressed images."""
 
     dataset: str
@@ -43,21 +43,22 @@ class _Episode(NamedTuple):
     number: int
     first_row: int
     rows: int
-    streams: dict[str, _Stream]
+    streams: dict[str, _ImageDataset]
 
 
-class Hdf5Bag(Closeable):
-    """The episodes of an HDF5 file as a SampleReader. `PATH#episode=3&fps=50` chooses episodes, and gives the rate.
+class Hdf5Bag(SampleReader):
+    """The episodes of an HDF5 file. `PATH#episode=3&fps=50` chooses episodes, and gives the rate.
 
-    The number of a frame is that of its row, counted over all episodes of the file. Raises BagError for a damaged file,
+    A frame has the number of its row, counted over all episodes of the file. Raises BagError for a damaged file,
     one of another layout, or one without a rate, MissingExtraError without h5py.
     """
 
+    can_seek = True
+
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self._selection = split_selection(path)
         self._calls = IsolatedCalls("h5py", "hdf5")
-        self._losses = Losses()
         try:
             content = self._calls.call("list_hdf5", self._selection.path)
             episodes = list(_find_episodes(self._selection.path, content["datasets"]))
@@ -80,18 +81,8 @@ class Hdf5Bag(Closeable):
         file = split_selection(path).path
         return file.is_file() and first_bytes(file, len(SIGNATURE)) == SIGNATURE
 
-    @property
-    def lost(self) -> str | None:
-        """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
-        return self._losses.text()
-
-    def samples(self, topics: Collection[str]) -> Iterator[Sample]:
-        """Yield the images on these topics, row by row."""
-        yield from self.samples_from(topics, 0)
-
-    def samples_from(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
-        """Yield as `samples` does, from the row at `begin_ns`."""
-        self._losses, limit = Losses(), LossLimit()
+    def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        misses = 0
         begin = int(begin_ns * self._fps / NANOSECONDS)
         for episode in self._episodes:
             first = max(begin - episode.first_row, 0)
@@ -102,11 +93,11 @@ class Hdf5Bag(Closeable):
                 stamp_ns = round(number / self._fps * NANOSECONDS)
                 for name, images in cameras.items():
                     image = next(images, None)
+                    misses = 0 if image is not None else misses + 1
                     if image is not None:
-                        limit.reset()
                         yield Sample(f"/{name}/image", stamp_ns, stamp_ns, image, number)
-                    elif limit.is_reached():
-                        self._losses.add(
+                    elif misses > MAX_MISSES:
+                        self.report.add(
                             f"nothing was read from the row {number} on, after many that are damaged"
                         )
                         return
@@ -115,7 +106,7 @@ class Hdf5Bag(Closeable):
         """End the process that reads the file. Idempotent."""
         self._calls.close()
 
-    def _images(self, stream: _Stream, first: int) -> Iterator[Colour | None]:
+    def _images(self, stream: _ImageDataset, first: int) -> Iterator[Colour | None]:
         """Yield the images of a stream from a row; None for one that cannot be read."""
         while first < stream.rows:
             try:
@@ -124,18 +115,18 @@ class Hdf5Bag(Closeable):
                 )
             except BagError as error:
                 rows = []
-                self._losses.skip(stream.dataset, error)
+                self.report.skip(stream.dataset, error)
             for data in rows or [b""]:
                 try:
                     yield _decode(stream, data)
-                except BagError as error:
+                except (BagError, WireError) as error:
                     if rows:
-                        self._losses.skip(stream.dataset, error)
+                        self.report.skip(stream.dataset, error)
                     yield None
             first += len(rows) or 1
 
 
-def _decode(stream: _Stream, data: bytes) -> Colour:
+def _decode(stream: _ImageDataset, data: bytes) -> Colour:
     if stream.size is not None:
         width, height = stream.size
         if len(data) != width * height * 3:
@@ -145,13 +136,15 @@ def _decode(stream: _Stream, data: bytes) -> Colour:
 
 
 def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Iterator[_Episode]:
-    groups: defaultdict[str, dict[str, _Stream]] = defaultdict(dict)
+    groups: defaultdict[str, dict[str, _ImageDataset]] = defaultdict(dict)
     for name, dataset in datasets.items():
         place, stream = _CAMERA.fullmatch(name), _make_stream(name, dataset)
         if place is not None and stream is not None:
             groups[place[1] or ""][place[2].removesuffix("_image")] = stream
     if not groups:
-        listed = ", ".join(f"{name} {found['type']} {found['shape']}" for name, found in datasets.items())
+        listed = ", ".join(
+            f"{name} {dataset['type']} {dataset['shape']}" for name, dataset in datasets.items()
+        )
         raise BagError(
             f"{path}: expected images as ALOHA (observations/images/CAMERA) or robomimic "
             f"(data/demo_0/obs/CAMERA_image) have them, found {listed[:600] or 'no dataset'}"
@@ -164,17 +157,17 @@ def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Ite
         first_row += rows
 
 
-def _make_stream(name: str, dataset: Mapping[str, Any]) -> _Stream | None:
+def _make_stream(name: str, dataset: Mapping[str, Any]) -> _ImageDataset | None:
     """Return the stream of a dataset with images; None for another dataset."""
     shape, kind = dataset["shape"], dataset["type"]
     size = math.prod(shape) * dataset["item_bytes"]
     if size > MAX_RATIO * dataset["stored_bytes"]:
         return None  # rows that were never written
     if kind == "uint8" and len(shape) == 4 and shape[3] == 3 and 0 < shape[1] * shape[2] <= MAX_FRAME_PIXELS:
-        return _Stream(name, shape[0], (shape[2], shape[1]))
+        return _ImageDataset(name, shape[0], (shape[2], shape[1]))
     is_list = len(shape) == 1 and (kind == "list of uint8" or kind.startswith("|S"))
     if is_list or (kind == "uint8" and len(shape) == 2):
-        return _Stream(name, shape[0], None)
+        return _ImageDataset(name, shape[0], None)
     return None
 
 

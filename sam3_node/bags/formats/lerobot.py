@@ -1,14 +1,9 @@
-"""The layout of LeRobot datasets, versions 2.0, 2.1 and 3.0: cameras, and where each episode's rows and videos are.
+"""Reads LeRobot datasets (2.0, 2.1, 3.0): all cameras of all episodes, from videos and images in tables, with depth.
 
 Up to version 2.1 each episode has a Parquet file and a video of each camera. In version 3.0 files hold several
-episodes, and tables in meta/episodes say where each begins. The numbers of all rows count from 0 over the dataset.
-
-Reader of LeRobot datasets: all cameras of all episodes, from videos and from images in the tables, with depth.
-
-The number of a frame (`seq`) is the number of its row in the dataset. A frame's stamp is the time at which its row
-would be if the episodes followed each other at the dataset's rate: the beginning of the episode, by the number of its
-first row, plus the row's own timestamp. A state is read as poses if its names are those that lerobot's own kinematics
-give the gripper in the robot's base, POSE. Other states, actions and tasks are not read.
+episodes, and tables in meta/episodes say where each begins. A frame's `seq` is the number of its row over the whole
+dataset. Its stamp is the beginning of the episode, by the number of its first row at the dataset's rate, plus the row's
+own timestamp. A state is read as poses if it has the names POSE, which lerobot's own kinematics give the gripper.
 """
 
 from __future__ import annotations
@@ -28,15 +23,24 @@ import numpy.typing as npt
 from ...errors import BagError, WireError
 from ...files import describe_stand_in
 from ...geometry import quaternion_from_rotation, rotation_from_vector
-from ...types import NANOSECONDS, Clock, Closeable, Depth, FramePose
+from ...types import NANOSECONDS, Clock, Depth, FramePose
 from ...wire import encode_depth
 from ...wire.images import compressed_size, is_depth_png
-from .. import still_images
+from ..decompression import decode_float_tiff, decode_still_depth
 from ..isolated import IsolatedCalls
 from ..messages.ros_images import MILLIMETRE, to_millimetres
 from ..pairing import UNIX_SINCE_NS
-from ..samples import MAX_FPS, Colour, Losses, LossLimit, Sample, Topic, split_selection
-from .video import Playback, read_bgr
+from ..samples import (
+    MAX_FPS,
+    MAX_MISSES,
+    Colour,
+    ReadReport,
+    Sample,
+    SampleReader,
+    Topic,
+    split_selection,
+)
+from .video import Playback, make_bgr, read_bgr
 
 INFO = "meta/info.json"
 VERSIONS = ("v2.0", "v2.1", "v3.0")
@@ -71,7 +75,7 @@ class DepthFormat(NamedTuple):
 
 
 class ImageFeature(NamedTuple):
-    """A camera: the feature's key, the name of its last part, whether its frames are in videos, and those of depth."""
+    """A camera: the feature's key, the name of its last part, whether videos hold its frames, and its depth format."""
 
     key: str
     name: str
@@ -102,7 +106,7 @@ class Episode:
 class LeRobotLayout:
     """A dataset's description: its info.json, its cameras, and its episodes in their order.
 
-    `images` are those of colour, `depths` those of depth.
+    `images` hold colour, `depths` hold depth.
     """
 
     root: Path
@@ -149,7 +153,7 @@ def read_layout(root: Path, tables: IsolatedCalls) -> LeRobotLayout:
 
 
 def _list_images(root: Path, info: Mapping[str, Any]) -> tuple[list[ImageFeature], list[str]]:
-    """Return the cameras, and why features that are pictures are left out. Raises BagError if no colour is left."""
+    """Return the cameras, and why other pictures are skipped. Raises BagError if no colour is left."""
     features = info.get("features")
     if not isinstance(features, dict):
         raise BagError(f"{root / INFO}: expected a map of features, found {features!r:.60}")
@@ -162,7 +166,7 @@ def _list_images(root: Path, info: Mapping[str, Any]) -> tuple[list[ImageFeature
         try:
             depth = _find_depth(feature, kind == "video")
         except BagError as error:
-            left_out.append(f"{key} is left out: {error}")
+            left_out.append(f"skipped {key}: {error}")
         else:
             found.append(ImageFeature(key, name, kind == "video", depth))
     if all(image.depth is not None for image in found):
@@ -339,9 +343,8 @@ def _integer(path: Path, values: Mapping[str, Any], name: str) -> int:
 
 ROWS = 16
 MAX_TIME_S = 1e9
-EPISODE_LOSSES = 20
-"""Losses that an episode counts for, of those that end the reading of a dataset."""
-
+EPISODE_MISSES = 20
+"""What a damaged episode adds to MAX_MISSES rows."""
 
 _CODES = 1 << 12
 _ROLES = re.compile(r"(^|[_.-])(depth|rgb|colou?r|image|map)(?=$|[_.-])", re.IGNORECASE)
@@ -357,18 +360,19 @@ class _Row(NamedTuple):
     cells: dict[str, Any]
 
 
-class LeRobotBag(Closeable):
-    """A dataset as a SampleReader in which each picture feature is a camera. `PATH#episode=3` chooses episodes.
+class LeRobotBag(SampleReader):
+    """A dataset in which each picture feature is a camera. `PATH#episode=3` chooses episodes.
 
-    Rows whose picture is absent or cannot be decoded are passed over, and `lost` says so. Raises BagError for a damaged
+    Rows whose picture is absent or cannot be decoded are skipped, and `lost` says so. Raises BagError for a damaged
     description, MissingExtraError without pyarrow.
     """
 
+    can_seek = True
+
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self._selection = split_selection(path)
         self._tables = IsolatedCalls("pyarrow", "lerobot-datasets")
-        self._losses = Losses()
         try:
             self.layout = read_layout(self._selection.path, self._tables)
         except BaseException:
@@ -378,7 +382,7 @@ class LeRobotBag(Closeable):
         if not chosen:
             self._tables.close()
             numbers = [episode.number for episode in self.layout.episodes]
-            raise BagError(f"{path}: expected episodes {min(numbers)} to {max(numbers)}, found none of them")
+            raise BagError(f"{path}: expected episodes {min(numbers)} to {max(numbers)}, found others")
         self._episodes = tuple(chosen)
         self.episode_starts = tuple(episode.first_row for episode in chosen)
         self._pictures = _name_topics(self.layout)
@@ -394,33 +398,25 @@ class LeRobotBag(Closeable):
 
     @property
     def lost(self) -> str | None:
-        """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
-        return "; ".join([*self.layout.left_out, *filter(None, [self._losses.text()])]) or None
+        return "; ".join([*self.layout.left_out, *filter(None, [self.report.text()])]) or None
 
-    def samples(self, topics: Collection[str]) -> Iterator[Sample]:
-        """Yield the pictures on these topics, row by row."""
-        yield from self.samples_from(topics, 0)
-
-    def samples_from(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
-        """Yield as `samples` does, from the row at `begin_ns`."""
-        self._losses, limit = Losses(), LossLimit()
+    def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        misses = 0
         pictures = {topic: image for topic, image in self._pictures.items() if topic in topics}
         for episode in self._episodes:
-            start_ns = round(episode.first_row / self.layout.fps * NANOSECONDS)
-            if (
-                start_ns + round((episode.length + 1) / self.layout.fps * NANOSECONDS) < begin_ns
-                or not pictures
-            ):
+            end_ns = self._start_ns(episode) + round((episode.length + 1) / self.layout.fps * NANOSECONDS)
+            if end_ns < begin_ns or not pictures:
                 continue
-            reader = _EpisodeReader(self.layout, episode, pictures, self._tables, self._losses)
+            reader = _EpisodeReader(self.layout, episode, pictures, self._tables, self.report)
             try:
-                for sample in reader.samples(start_ns, begin_ns):
-                    limit.reset()
+                for sample in reader.samples(self._start_ns(episode), begin_ns):
+                    misses = 0
                     yield sample
             except BagError as error:
-                self._losses.skip("episodes", f"episode {episode.number}: {error}")
-            if limit.is_reached(EPISODE_LOSSES if reader.has_files else 0):
-                self._losses.add(
+                self.report.skip("episodes", f"episode {episode.number}: {error}")
+            misses += EPISODE_MISSES if reader.has_files else 0
+            if misses > MAX_MISSES:
+                self.report.add(
                     f"nothing was read from episode {episode.number} on, after many that are damaged"
                 )
                 return
@@ -431,13 +427,16 @@ class LeRobotBag(Closeable):
         if indices is None:
             return
         for episode in self._episodes:
-            start_ns = round(episode.first_row / self.layout.fps * NANOSECONDS)
-            reader = _EpisodeReader(self.layout, episode, {}, self._tables, self._losses)
+            start_ns = self._start_ns(episode)
+            reader = _EpisodeReader(self.layout, episode, {}, self._tables, self.report)
             with suppress(BagError):  # told where the episode's pictures are read
                 for time_ns, state in reader.states():
                     pose = [state[index] for index in indices if index < len(state)]
                     if len(pose) == len(POSE) and all(isinstance(value, float) for value in pose):
                         yield _make_pose(start_ns + time_ns, pose)
+
+    def _start_ns(self, episode: Episode) -> int:
+        return round(episode.first_row / self.layout.fps * NANOSECONDS)
 
     def close(self) -> None:
         """End the process that reads the tables. Idempotent."""
@@ -485,15 +484,15 @@ class _EpisodeReader:
         episode: Episode,
         pictures: Mapping[str, ImageFeature],
         tables: IsolatedCalls,
-        losses: Losses,
+        report: ReadReport,
     ) -> None:
-        self._episode, self._tables, self._losses = episode, tables, losses
+        self._episode, self._tables, self._report = episode, tables, report
         self._period_ns = round(NANOSECONDS / layout.fps)
         self._pictures: dict[str, ImageFeature] = {}
         # depth comes before the colour of its time
         for topic, image in sorted(pictures.items(), key=lambda item: item[1].depth is None):
             if reason := _describe_absence(episode.videos[image.key].path) if image.is_video else None:
-                losses.add(reason)
+                report.add(reason)
             else:
                 self._pictures[topic] = image
         self.has_files = bool(self._pictures) and _describe_absence(episode.table) is None
@@ -509,12 +508,13 @@ class _EpisodeReader:
             for image in pictures.values()
             if image.is_video
         }
-        limit = LossLimit()
+        misses = 0
         for row in self._rows([image.key for image in pictures.values() if not image.is_video]):
-            if limit.is_reached():
+            misses += 1
+            if misses > MAX_MISSES:
                 raise BagError(f"expected pictures in its rows, found none before the row {row.number}")
             if not math.isfinite(row.time_s) or not 0 <= row.time_s < MAX_TIME_S:
-                self._losses.skip(f"episode {self._episode.number}", f"expected a time, found {row.time_s}")
+                self._report.skip(f"episode {self._episode.number}", f"expected a time, found {row.time_s}")
                 continue
             time_ns = round(row.time_s * NANOSECONDS)
             if time_ns < offset_ns:
@@ -522,13 +522,12 @@ class _EpisodeReader:
             for topic, image in pictures.items():
                 try:
                     cell = row.cells.get(image.key)
-                    found = videos[image.key].find(time_ns) if image.is_video else _decode_cell(cell, image)
-                except BagError as error:
-                    self._losses.skip(topic, error)
+                    picture = videos[image.key].find(time_ns) if image.is_video else _decode_cell(cell, image)
+                except (BagError, WireError) as error:
+                    self._report.skip(topic, error)
                     continue
-                limit.reset()
-                stamp_ns = start_ns + time_ns
-                yield Sample(topic, stamp_ns, stamp_ns, found, row.number)
+                misses = 0
+                yield Sample(topic, start_ns + time_ns, start_ns + time_ns, picture, row.number)
 
     def states(self) -> Iterator[tuple[int, list[Any]]]:
         """Yield the time in the episode, in ns, and the state of each row."""
@@ -579,25 +578,22 @@ def _decode_cell(cell: object, image: ImageFeature) -> Colour | Depth:
         return Colour.from_compressed(data)
     try:
         return _decode_depth(data, image.depth.unit_m)
-    except ValueError as error:
+    except (ValueError, WireError) as error:
         raise BagError(
             f"{image.key}: expected depth as PNG or TIFF of 16 bits, or TIFF of floats: {error}"
         ) from error
 
 
 def _decode_depth(data: bytes, unit_m: float | None) -> Depth:
-    """Return the depth in an image; `unit_m` as in DepthFormat. Raises ValueError, also as WireError, for others."""
-    values = still_images.decode_float_tiff(data)
+    """Return the depth in an image; `unit_m` as in DepthFormat. Raises ValueError or WireError for others."""
+    values = decode_float_tiff(data)
     if values is not None:
         metres = values * np.float32(unit_m or 1.0)
         return encode_depth(to_millimetres(metres), "z16", MILLIMETRE, aligned=False)
     scale_m = unit_m or MILLIMETRE
     if not is_depth_png(data):
-        return still_images.decode_depth(data, scale_m, aligned=False)
-    try:
-        return Depth(*compressed_size(data, "png"), "png16", scale_m, False, data)
-    except WireError as error:
-        raise ValueError(str(error)) from error
+        return decode_still_depth(data, scale_m, aligned=False)
+    return Depth(*compressed_size(data, "png"), "png16", scale_m, False, data)
 
 
 def _read_codes(frame: Any) -> npt.NDArray[np.uint16]:
@@ -651,5 +647,4 @@ class _VideoFrames:
         if self._depth is not None:
             table, unit_m = self._depth
             return encode_depth(table[np.minimum(image, _CODES - 1)], "z16", unit_m, aligned=False)
-        height, width = image.shape[:2]
-        return Colour(width, height, "bgr8", np.ascontiguousarray(image).data.cast("B"))
+        return make_bgr(image)

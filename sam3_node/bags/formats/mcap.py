@@ -1,11 +1,9 @@
-"""Bounded, damage-tolerant reading of MCAP files, both of this package's recordings and of other programs'.
+"""Reads MCAP files, damaged ones too: `McapStream` reads any file, `McapBag` files of ROS and Foxglove.
 
 The mcap library reads a file by the index at its end, which a killed recorder never wrote, or record by record while it
 trusts every declared length. rosbags refuses bags without an index. `McapStream` therefore walks the records itself,
 never reads more bytes than the file holds, decompresses chunks within limits, and keeps everything before the first
 damage. The mcap library only parses single records and reads the index.
-
-Reader of MCAP files of other programs: ROS 2 (CDR), ROS 1, and Foxglove messages as protobuf or JSON.
 """
 
 from __future__ import annotations
@@ -27,14 +25,15 @@ import zstandard
 from ...errors import BagError, require
 from ...types import NANOSECONDS, Closeable
 from ..decompression import DecompressionError, Expansion, decompress
-from ..messages.ros import content_of, deserialise
+from ..messages.ros import deserialise, find_kind, read_sample
 from ..messages.ros_images import MessageError
 from ..pairing import TimeSpan
-from ..samples import Losses, Sample, Topic, UnreadableTopicError
+from ..samples import Sample, SampleReader, Topic, UnreadableTopicError
 
 MAGIC = b"\x89MCAP0\r\n"
 
 T = TypeVar("T")
+Decode = Callable[[bytes], Any]
 
 WHOLE = TimeSpan()
 
@@ -45,6 +44,11 @@ _FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _METADATA, _DATA_END = 0x02, 0x03,
 _END_LENGTHS = {_FOOTER: 20, _DATA_END: 4}
 _MAX_RECORD = 1 << 32  # bytes
 _COMPRESSIONS = ("", "lz4", "zstd")
+_ROS = {"cdr": True, "ros1": False}
+_ENCODINGS = "cdr (ROS 2), ros1, protobuf or json (both of Foxglove)"
+
+_JSON_MARKS, _MAX_JSON_ITEMS = (b",", b"[", b"{"), 1 << 16  # images are one text in base64
+_MAX_STAMP_NS = 1 << 63
 
 
 class Channel(NamedTuple):
@@ -89,7 +93,7 @@ class McapStream:
 
     def channels(self) -> tuple[Channel, ...]:
         """Return the channels that have messages: from the file's summary, or by reading the whole file."""
-        with _File(self.path):
+        with _McapFile(self.path):
             return _read_channels(self.path, self.path.stat().st_mtime_ns)
 
     def summarised(self) -> tuple[Channel, ...]:
@@ -133,22 +137,22 @@ class McapStream:
     def _read_summary(self) -> Any:
         """Return the mcap library's summary with statistics; None if there is none or it is damaged."""
         try:
-            with _File(self.path) as file:
+            with _McapFile(self.path) as file:
                 summary = self._reader.SeekingReader(file).get_summary()
         except self._damages:
             return None
         return None if summary is None or summary.statistics is None else summary
 
-    def _until_damage(self, read: Callable[[_File], Iterator[T]]) -> Iterator[T]:
+    def _until_damage(self, read: Callable[[_McapFile], Iterator[T]]) -> Iterator[T]:
         self.damage, self._reached, self._logged_ns = None, 0, 0
-        with _File(self.path) as file:
+        with _McapFile(self.path) as file:
             self._expansion = Expansion(file.size)
             try:
                 yield from read(file)
             except self._damages as error:
                 self.damage = self._describe(file.size, error)
 
-    def _read_rows(self, file: _File, span: TimeSpan, sort_chunks: bool) -> Iterator[Row]:
+    def _read_rows(self, file: _McapFile, span: TimeSpan, sort_chunks: bool) -> Iterator[Row]:
         schemas: dict[int, Any] = {}
         channels: dict[int, Channel] = {}
         places: list[int] | None = None
@@ -171,12 +175,14 @@ class McapStream:
                         continue
                     yield Row(channels[record.channel_id], record.log_time, record.data, record.sequence)
 
-    def _read_metadata(self, file: _File, max_records: int | None) -> Iterator[tuple[str, dict[str, str]]]:
+    def _read_metadata(
+        self, file: _McapFile, max_records: int | None
+    ) -> Iterator[tuple[str, dict[str, str]]]:
         for _, content in self._walk(file, (_METADATA,), max_records):
             record = self._records.Metadata.read(self._data_stream(io.BytesIO(content)))
             yield record.name, record.metadata
 
-    def _sort_places(self, file: _File) -> list[int]:
+    def _sort_places(self, file: _McapFile) -> list[int]:
         """Return the positions of the chunks, and of the messages outside chunks, in the order of their log times."""
         places = []
         for opcode, length in self._heads(file):
@@ -191,7 +197,7 @@ class McapStream:
             file.skip(length)
         return [place for _, place in sorted(places)]
 
-    def _heads(self, file: _File, places: Sequence[int] | None = None) -> Iterator[tuple[int, int]]:
+    def _heads(self, file: _McapFile, places: Sequence[int] | None = None) -> Iterator[tuple[int, int]]:
         """Move the file behind the head of each record, or of those at `places`; yield opcode and length in bytes."""
         file.seek(len(MAGIC))
         for place in repeat(None) if places is None else places:
@@ -206,7 +212,7 @@ class McapStream:
 
     def _walk(
         self,
-        file: _File,
+        file: _McapFile,
         opcodes: Collection[int],
         max_records: int | None = None,
         span: TimeSpan = WHOLE,
@@ -214,7 +220,7 @@ class McapStream:
     ) -> Iterator[tuple[int, bytes]]:
         """Yield opcode and content of the records of these opcodes, up to the end of the data, or of those at `places`.
 
-        Chunks whose times do not overlap the span are left out.
+        Chunks whose times do not overlap the span are skipped.
         """
         for opcode, length in islice(self._heads(file, places), max_records):
             if opcode not in opcodes:
@@ -279,16 +285,12 @@ class McapStream:
 
 def count_messages(paths: Sequence[Path], topics: Collection[str]) -> int | None:
     """Return the number of messages on `topics` in all files; None if one is no MCAP file or has no summary."""
-    total = 0
-    for path in paths:
-        try:
-            number = McapStream(path).count_messages(topics)
-        except BagError:
-            return None
-        if number is None:
-            return None
-        total += number
-    return total if paths else None
+    try:
+        counts = [McapStream(path).count_messages(topics) for path in paths]
+    except BagError:
+        return None
+    known = [count for count in counts if count is not None]
+    return sum(known) if paths and len(known) == len(paths) else None
 
 
 @lru_cache(maxsize=64)
@@ -301,7 +303,7 @@ def _read_channels(path: Path, changed_ns: int) -> tuple[Channel, ...]:
     return stream.summarised() or tuple(dict.fromkeys(row.channel for row in stream.rows()))
 
 
-class _File:
+class _McapFile(Closeable):
     """An MCAP file whose `read` returns all requested bytes or raises EndOfFile.
 
     No length that a damaged file declares is ever allocated. Raises BagError if the file cannot be opened or does not
@@ -323,10 +325,7 @@ class _File:
         self.seek, self.tell = self._file.seek, self._file.tell
         self.seek(0)
 
-    def __enter__(self) -> _File:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._file.close()
 
     def read(self, length: int) -> bytes:
@@ -337,7 +336,7 @@ class _File:
         return data
 
     def skip(self, length: int) -> None:
-        """Pass over `length` bytes; EndOfFile if the file does not have them."""
+        """Skip `length` bytes; EndOfFile if the file does not have them."""
         if length > self.size - self.tell():
             raise self._end_of_file
         self.seek(length, os.SEEK_CUR)
@@ -363,26 +362,15 @@ def _format_utc(time_ns: int) -> str:
         return f"{time_ns} ns"
 
 
-_ROS = {"cdr": True, "ros1": False}
-_ENCODINGS = "cdr (ROS 2), ros1, protobuf or json (both of Foxglove)"
-
-_JSON_MARKS, _MAX_JSON_ITEMS = (b",", b"[", b"{"), 1 << 16  # images are one text in base64
-_MAX_STAMP_NS = 1 << 63
-
-Decode = Callable[[bytes], Any]
-
-
-class McapBag(Closeable):
-    """One MCAP file: a SampleReader. A damaged message is passed over, and `lost` says so."""
+class McapBag(SampleReader):
+    """One MCAP file. A damaged message is skipped, and `lost` says so."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._stream = McapStream(path)
-        channels = self._stream.channels()
+        super().__init__(path)
+        channels = McapStream(path).channels()
         if not channels:
             raise BagError(f"{path}: expected recorded messages, found no message at all")
         self.topics = tuple({channel.topic: _topic(channel) for channel in channels}.values())
-        self._losses = Losses()
 
     @staticmethod
     def recognises(path: Path) -> bool:
@@ -393,14 +381,8 @@ class McapBag(Closeable):
         except OSError:
             return False
 
-    @property
-    def lost(self) -> str | None:
-        """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
-        return self._losses.text()
-
-    def samples(self, topics: Collection[str]) -> Iterator[Sample]:
-        """Yield the messages on these topics, as SampleReader.samples does."""
-        stream, self._losses = McapStream(self.path), Losses()
+    def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        stream = McapStream(self.path)
         decoders: dict[Channel, Decode] = {}
         for row in stream.rows(sort_chunks=True):
             channel = row.channel
@@ -411,33 +393,27 @@ class McapBag(Closeable):
                     decoders[channel] = _decoder(channel)
                 sample = _sample(row, decoders[channel])
             except MessageError as error:
-                self._losses.skip(channel.topic, error)
+                self.report.skip(channel.topic, error)
                 continue
             if sample is not None:
                 yield sample
-        self._losses.add(stream.damage)
-
-    def close(self) -> None:
-        """Do nothing: the file is open only while it is read."""
+        self.report.add(stream.damage)
 
 
 def _topic(channel: Channel) -> Topic:
-    return Topic(
-        channel.topic, channel.schema, content_of(channel.schema).find_kind(channel.schema, channel.topic)
-    )
+    return Topic(channel.topic, channel.schema, find_kind(channel.schema, channel.topic))
 
 
 def _sample(row: Row, decode: Decode) -> Sample | None:
-    channel, module = row.channel, content_of(row.channel.schema)
+    channel = row.channel
     message = decode(row.data)
     try:
-        payload = module.read_payload(message, channel.schema, channel.topic)
-        stamp_ns = module.read_stamp(message) or row.logged_ns
+        sample = read_sample(message, channel.schema, channel.topic, row.logged_ns)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:  # fields of JSON are of any type
         raise MessageError(f"{channel.topic}: expected a {channel.schema}, found one with {error}") from error
-    if stamp_ns >= _MAX_STAMP_NS:
+    if sample is not None and sample.stamp_ns >= _MAX_STAMP_NS:
         raise MessageError(f"{channel.topic}: expected a stamp before the year 2262, found a later one")
-    return None if payload is None else Sample(channel.topic, stamp_ns, row.logged_ns, payload)
+    return sample
 
 
 def _decoder(channel: Channel) -> Decode:

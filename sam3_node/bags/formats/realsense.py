@@ -1,4 +1,4 @@
-"""Reader of recordings of the RealSense SDK, without that SDK: `.db3` (since 2.58) and `.bag` (before).
+"""Reads recordings of the RealSense SDK, without that SDK: `.db3` (since 2.58) and `.bag` (before).
 
 The SDK names topics by its sensors: /device_0/sensor_1/Color_0/image/data. The reader renames them as the SDK's ROS
 driver does: /device_0/color/image_raw and camera_info, /device_0/depth/..., /device_0/infra1/...
@@ -16,40 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...errors import BagError, require
-from ...types import Closeable, Depth, Intrinsics
-from ..decompression import DecompressionError, decompress
+from ...types import Depth, Intrinsics
+from ..decompression import decompress
 from ..messages.ros import RawMessage, Storage, deserialise
-from ..messages.ros_images import MILLIMETRE, MessageError, read_payload, read_stamp
-from ..samples import CameraInfo, Losses, Payload, Sample, Topic
-from . import rosbag
-from .rosbag import Rosbag1, Rosbag2Sqlite
-
-# the SDK projects "Inverse" as it does "Modified": forward, as OpenCV does
-_LENS_MODELS = ("None", "Brown Conrady", "Modified Brown Conrady", "Inverse Brown Conrady", "Kannala Brandt4")
-
-
-def make_intrinsics(
-    size: tuple[int, int], matrix: Sequence[float], model: str, coeffs: Sequence[float]
-) -> Intrinsics | None:
-    """Return the intrinsics of images of `size` (width, height) from the SDK's figures; `matrix` is fx, fy, cx, cy.
-
-    Return None if all of `matrix` is 0. Raises MessageError for figures that are no lens, and for an unknown model.
-    """
-    fx, fy, cx, cy = matrix
-    if not any(matrix):
-        return None
-    if not all(map(math.isfinite, (*matrix, *coeffs))) or min(fx, fy, *size) <= 0 or len(coeffs) != 5:
-        raise MessageError(
-            f"expected a lens of {size[0]} x {size[1]} pixels, found {list(matrix)}, {list(coeffs)}"
-        )
-    if model not in _LENS_MODELS:
-        raise MessageError(f"expected a lens of {', '.join(_LENS_MODELS)}, found {model!r}")
-    if model == "None" or not any(coeffs):
-        return Intrinsics(fx, fy, cx, cy)
-    if model == "Kannala Brandt4":
-        return Intrinsics(fx, fy, cx, cy, "fisheye", tuple(coeffs[:4]))
-    return Intrinsics(fx, fy, cx, cy, "brown_conrady", tuple(coeffs))
-
+from ..messages.ros_images import MILLIMETRE, MessageError, naming, read_payload, read_stamp
+from ..samples import CameraInfo, Payload, Sample, Topic
+from .rosbag import Rosbag1, Rosbag2Sqlite, StorageReader, is_rosbag1, is_sqlite
 
 _IMAGE = re.compile(
     r"(/device_\d+)(/sensor_\d+)(/([A-Za-z]+)_(\d+))/image/data(/compressed|/compressedDepth)?"
@@ -62,10 +34,12 @@ _PACKED = re.compile(r"(\w+); zstd; (\d+)x(\d+) step=(\d+)")
 _MAX_IMAGE = 1 << 30
 _UNITS = struct.Struct("<f")
 _MILLISECOND = 1e6
+# the SDK projects "Inverse" as it does "Modified": forward, as OpenCV does
+_LENS_MODELS = ("None", "Brown Conrady", "Modified Brown Conrady", "Inverse Brown Conrady", "Kannala Brandt4")
 
 
 @dataclass(frozen=True, slots=True)
-class _Stream:
+class _SensorStream:
     """One stream of a sensor: its topics in the file, and the name that the reader gives it."""
 
     image: str
@@ -87,8 +61,8 @@ class _Stream:
         return f"{self.name}/camera_info"
 
 
-class RealSenseBag(Closeable):
-    """A recording of the RealSense SDK: a SampleReader.
+class RealSenseBag(StorageReader):
+    """A recording of the RealSense SDK.
 
     Stamps are the SDK's frame timestamps, on the clock that the recording names: Unix time for its system and global
     clocks. Log times count from the start of the recording. Raises BagError for another file, and MissingExtraError
@@ -97,10 +71,7 @@ class RealSenseBag(Closeable):
 
     def __init__(self, path: Path) -> None:
         require("rosbags.typesys", "bags")
-        self.path = path
-        self._storage = _storage(path)
-        self._losses = Losses()
-        self._good_topics: set[str] = set()
+        super().__init__(path, _storage(path))
         self._streams = _streams(self._storage)
         if not self._streams:
             self.close()
@@ -114,7 +85,7 @@ class RealSenseBag(Closeable):
     @staticmethod
     def recognises(path: Path) -> bool:
         """Return True if this is a `.bag` or `.db3` with images on topics of the RealSense SDK."""
-        if not path.is_file() or not (rosbag.is_rosbag1(path) or rosbag.is_sqlite(path)):
+        if not path.is_file() or not (is_rosbag1(path) or is_sqlite(path)):
             return False
         try:
             with _storage(path) as storage:
@@ -122,43 +93,19 @@ class RealSenseBag(Closeable):
         except BagError:
             return False
 
-    @property
-    def lost(self) -> str | None:
-        """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
-        losses = Losses()
-        losses.add(self._storage.lost)
-        losses.add(self._losses.text())
-        return losses.text()
-
-    def samples(self, topics: Collection[str]) -> Iterator[Sample]:
-        """Yield the messages on these topics in the order of the recording; BagError for an unknown encoding."""
-        self._losses, self._good_topics = Losses(), set()
+    def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        self._good_topics = set()
         reading = _Reading(self._storage, self._streams, topics)
         for raw in self._storage.messages(reading.needed):
             yield from self._guard(reading.take(raw), raw.topic)
         for topic in tuple(reading.waiting):
             yield from self._guard(reading.without_metadata(topic), topic)
 
-    def _guard(self, samples: Iterator[Sample], topic: str) -> Iterator[Sample]:
-        try:
-            for sample in samples:
-                self._good_topics.add(topic)
-                yield sample
-        except BagError as error:
-            # an unknown encoding after messages that were read is damage
-            if not isinstance(error, MessageError) and topic not in self._good_topics:
-                raise
-            self._losses.skip(topic, error)
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._storage.close()
-
 
 class _Reading:
     """One pass over a recording. An image waits for its metadata, which holds its stamp and its depth units."""
 
-    def __init__(self, storage: Storage, streams: tuple[_Stream, ...], topics: Collection[str]) -> None:
+    def __init__(self, storage: Storage, streams: tuple[_SensorStream, ...], topics: Collection[str]) -> None:
         self._types, self._is_cdr = storage.types, storage.is_cdr
         images = [stream for stream in streams if stream.image_name in topics]
         infos = [stream for stream in streams if stream.info_name in topics]
@@ -184,7 +131,7 @@ class _Reading:
                 yield from self.without_metadata(raw.topic)
             self.waiting[raw.topic] = raw
 
-    def _with_metadata(self, raw: RawMessage, stream: _Stream) -> Iterator[Sample]:
+    def _with_metadata(self, raw: RawMessage, stream: _SensorStream) -> Iterator[Sample]:
         image = self.waiting.get(stream.image)
         if image is not None and image.logged_ns == raw.logged_ns:
             del self.waiting[stream.image]
@@ -194,7 +141,7 @@ class _Reading:
         """Yield the waiting image of this topic, whose metadata did not come."""
         yield self._image(self.waiting.pop(topic), self._images[topic], {})
 
-    def _image(self, raw: RawMessage, stream: _Stream, metadata: dict[str, str]) -> Sample:
+    def _image(self, raw: RawMessage, stream: _SensorStream, metadata: dict[str, str]) -> Sample:
         type_name = self._types[raw.topic]
         message, units = _with_units(raw, type_name, self._is_cdr)
         units = units or _number(metadata.get("depth_units", ""))
@@ -206,7 +153,7 @@ class _Reading:
             payload = replace(payload, scale_m=self._units[stream.units])
         return Sample(stream.image_name, stamp, raw.logged_ns, payload)
 
-    def _intrinsics(self, raw: RawMessage, stream: _Stream) -> Iterator[Sample]:
+    def _intrinsics(self, raw: RawMessage, stream: _SensorStream) -> Iterator[Sample]:
         message = deserialise(raw.data, self._types[raw.topic], self._is_cdr)
         lens = _parse_lens(message.data) if hasattr(message, "data") else _read_lens(message)
         if lens is not None:
@@ -218,10 +165,10 @@ class _Reading:
 
 
 def _storage(path: Path) -> Rosbag1 | Rosbag2Sqlite:
-    return Rosbag1(path) if rosbag.is_rosbag1(path) else Rosbag2Sqlite(path)
+    return Rosbag1(path) if is_rosbag1(path) else Rosbag2Sqlite(path)
 
 
-def _streams(storage: Storage) -> tuple[_Stream, ...]:
+def _streams(storage: Storage) -> tuple[_SensorStream, ...]:
     streams = []
     for match in filter(None, map(_IMAGE.fullmatch, storage.types)):
         if not storage.types[match[0]].endswith(_IMAGE_TYPES):
@@ -232,11 +179,13 @@ def _streams(storage: Storage) -> tuple[_Stream, ...]:
         calibration = next((name for name in places if storage.types.get(name, "").endswith(_INFO_TYPES)), "")
         name = _NAMES.get(kind, kind.lower()) + (index if index != "0" else "")
         units = f"{device}{sensor}/option/Depth_Units/value"
-        streams.append(_Stream(match[0], f"{prefix}/image/metadata", calibration, units, f"{device}/{name}"))
+        streams.append(
+            _SensorStream(match[0], f"{prefix}/image/metadata", calibration, units, f"{device}/{name}")
+        )
     return tuple(streams)
 
 
-def _topics(stream: _Stream, types: dict[str, str]) -> Iterator[Topic]:
+def _topics(stream: _SensorStream, types: dict[str, str]) -> Iterator[Topic]:
     yield Topic(stream.image_name, types[stream.image], "depth" if stream.is_depth else "colour")
     if stream.calibration:
         yield Topic(stream.info_name, types[stream.calibration], "intrinsics")
@@ -254,34 +203,27 @@ def _with_units(raw: RawMessage, type_name: str, is_cdr: bool) -> tuple[Any, flo
     return message, round(float(_UNITS.unpack(raw.data[-_UNITS.size :])[0]), 9)
 
 
-def _payload(message: Any, type_name: str, stream: _Stream) -> Payload:
+def _payload(message: Any, type_name: str, stream: _SensorStream) -> Payload:
     """Read an image, also in the SDK's own encodings and in the zstd packing of its `.db3` for what PNG cannot hold."""
-    if type_name.endswith("CompressedImage"):
-        packed = _PACKED.fullmatch(message.format)
-        if packed is None:
-            return _require_payload(read_payload(message, type_name, stream.image_name))
-        message = _unpack(message.data, packed, stream)
-    if message.encoding == "MJPEG":
-        jpeg = SimpleNamespace(format="jpeg", data=message.data)
-        return _require_payload(read_payload(jpeg, "sensor_msgs/CompressedImage", stream.image_name))
-    if not stream.is_depth:
+    kind = type_name
+    packed = _PACKED.fullmatch(message.format) if type_name.endswith("CompressedImage") else None
+    if packed is not None:
+        message, kind = _unpack(message.data, packed, stream), "sensor_msgs/Image"
+    if getattr(message, "encoding", "") == "MJPEG":
+        message, kind = SimpleNamespace(format="jpeg", data=message.data), "sensor_msgs/CompressedImage"
+    elif hasattr(message, "encoding") and not stream.is_depth:
         message.encoding = _ENCODINGS.get(message.encoding, message.encoding)
-    return _require_payload(read_payload(message, "sensor_msgs/Image", stream.image_name))
-
-
-def _require_payload(payload: Payload | None) -> Payload:
+    payload = read_payload(message, kind, stream.image_name)
     assert payload is not None  # images always hold something
     return payload
 
 
-def _unpack(data: Any, packed: re.Match[str], stream: _Stream) -> SimpleNamespace:
+def _unpack(data: Any, packed: re.Match[str], stream: _SensorStream) -> SimpleNamespace:
     width, height, step = map(int, packed.groups()[1:])
-    try:
+    with naming(stream.image):
         if step * height > _MAX_IMAGE:
-            raise MessageError(f"{stream.image}: expected an image, found {step * height} bytes declared")
+            raise ValueError(f"expected an image, found {step * height} bytes declared")
         content = bytes(decompress(bytes(data), "zstd", step * height))
-    except DecompressionError as error:
-        raise MessageError(f"{stream.image}: an image cannot be decompressed ({error})") from error
     return SimpleNamespace(
         width=width, height=height, step=step, encoding=packed[1], is_bigendian=0, data=content
     )
@@ -314,3 +256,26 @@ def _number(text: str) -> float:
     except ValueError:
         return 0.0
     return value if math.isfinite(value) else 0.0
+
+
+def make_intrinsics(
+    size: tuple[int, int], matrix: Sequence[float], model: str, coeffs: Sequence[float]
+) -> Intrinsics | None:
+    """Return the intrinsics of images of `size` (width, height) from the SDK's figures; `matrix` is fx, fy, cx, cy.
+
+    Return None if all of `matrix` is 0. Raises MessageError for figures that are no lens, and for an unknown model.
+    """
+    fx, fy, cx, cy = matrix
+    if not any(matrix):
+        return None
+    if not all(map(math.isfinite, (*matrix, *coeffs))) or min(fx, fy, *size) <= 0 or len(coeffs) != 5:
+        raise MessageError(
+            f"expected a lens of {size[0]} x {size[1]} pixels, found {list(matrix)}, {list(coeffs)}"
+        )
+    if model not in _LENS_MODELS:
+        raise MessageError(f"expected a lens of {', '.join(_LENS_MODELS)}, found {model!r}")
+    if model == "None" or not any(coeffs):
+        return Intrinsics(fx, fy, cx, cy)
+    if model == "Kannala Brandt4":
+        return Intrinsics(fx, fy, cx, cy, "fisheye", tuple(coeffs[:4]))
+    return Intrinsics(fx, fy, cx, cy, "brown_conrady", tuple(coeffs))

@@ -1,10 +1,7 @@
-"""Decoding of video that a recording holds message by message: foxglove.CompressedVideo, ROS's FFMPEGPacket, and
-CompressedImage with a video format.
+"""Decodes video by PyAV: files (mp4, mov, avi, mkv, webm and more), and packets that a recording holds as messages.
 
-Reader of video files: mp4, mov, avi, mkv, webm and other formats that ffmpeg decodes, by PyAV.
-
-OpenCV's reader returns memory that was never written as the frames of interlaced video, and takes the time before the
-first frame for a loss.
+Packets come from foxglove.CompressedVideo, ROS's FFMPEGPacket, and CompressedImage with a video format. OpenCV's reader
+is not used: it returns unwritten memory for interlaced video, and takes the time before the first frame for a loss.
 """
 
 from __future__ import annotations
@@ -21,34 +18,194 @@ import numpy.typing as npt
 
 from ...errors import BagError, require
 from ...files import describe_stand_in
-from ...types import NANOSECONDS, Closeable
+from ...types import NANOSECONDS
 from ..decompression import max_pixels, max_video_pixels
 from ..messages.ros import first_bytes
-from ..samples import Colour, Losses, Sample, Topic, VideoPacket
+from ..samples import Colour, ReadReport, Sample, SampleReader, Topic, VideoPacket
 
 _AXES = struct.Struct("=2i4x2i")  # of the nine numbers of a display matrix
-
-
-def decode_packets(samples: Iterable[Sample], losses: Losses) -> Iterator[Sample]:
-    """Yield the samples, packets of video as colour in bgr8 with the stamps of their packets.
-
-    Packets that cannot be decoded, as those before the first key frame, are passed over and added to `losses`.
-    """
-    streams: dict[str, _Stream] = {}
-    for sample in samples:
-        if not isinstance(sample.payload, VideoPacket):
-            yield sample
-            continue
-        if sample.topic not in streams:
-            streams[sample.topic] = _Stream(sample.payload, losses)
-        yield from streams[sample.topic].decode(sample, sample.payload)
-    for stream in streams.values():
-        yield from stream.flush()
+_FALLBACK_FPS = 30
+_MAX_FPS = 1000
+_HEAD = 377  # bytes: to the third packet of an MPEG transport stream
+_BEGINS = (
+    rb".{4}(ftyp|moov|mdat|wide|free|skip|pnot)",  # MP4 and QuickTime
+    rb"RIFF.{4}AVI ",
+    rb"\x1aE\xdf\xa3",  # Matroska and WebM
+    rb"FLV\x01",
+    rb"OggS",
+    rb"0&\xb2u\x8ef\xcf\x11",  # ASF: wmv
+    rb"\x00\x00\x01[\xba\xb3]",  # MPEG program stream, MPEG video
+    rb"G.{187}G.{187}G",  # MPEG transport stream
+    rb"YUV4MPEG2 ",
+)
+_BEGIN = re.compile(b"|".join(_BEGINS), re.DOTALL)
 
 
 def read_bgr(frame: Any) -> npt.NDArray[Any]:
     """Return a decoded frame of PyAV as BGR uint8 [height, width, 3], as it is stored."""
     return np.asarray(frame.to_ndarray(format="bgr24"), np.uint8)
+
+
+class VideoBag(SampleReader):
+    """A video as one colour topic, its frames decoded to bgr8.
+
+    Stamps count from the video's start. A frame without a time in the file follows the previous frame by the period of
+    the video's rate. Raises BagError for a file without a frame that can be decoded.
+    """
+
+    can_seek = True
+    """Numbers of frames then follow from their times, so they are estimates in a video whose rate varies."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        if next(Playback(path).frames(), None) is None:
+            raise BagError(
+                f"expected a video at {path}, found no frame that can be decoded: damaged, or cut off"
+            )
+        self.topics = (Topic(f"/{path.stem}/image", "video", "colour"),)
+
+    @staticmethod
+    def recognises(path: Path) -> bool:
+        """Return True if a file begins as a video container does."""
+        return path.is_file() and _BEGIN.match(first_bytes(path, _HEAD)) is not None
+
+    def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        if self.topics[0].name not in topics:
+            return
+        playback = Playback(self.path, begin_ns)
+        for number, stamp_ns, image in playback.frames():
+            yield Sample(self.topics[0].name, stamp_ns, stamp_ns, make_bgr(image), number)
+        self.report = playback.report()
+
+
+class Playback:
+    """One pass over a video, from `begin_ns` of its time; `convert` reads the pixels of a frame of PyAV.
+
+    Raises BagError if the video is absent, or something stands in for it.
+    """
+
+    def __init__(
+        self, path: Path, begin_ns: int = 0, convert: Callable[[Any], npt.NDArray[Any]] = read_bgr
+    ) -> None:
+        self._av, self._convert, self._turner = require("av", "bags"), convert, Turner()
+        self._path, self._begin_ns = path, begin_ns
+        if stand_in := describe_stand_in(path):
+            raise BagError(f"expected a video at {path}, found {stand_in}")
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise BagError(f"expected a video at {path}, found none ({error.strerror})") from error
+        self._max_pixels, self._pixels_left = max_pixels(size), max_video_pixels(size)
+        self._end_ns = self._declared_ns = self._bad = 0
+
+    def frames(self) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
+        """Yield numbers from 0, stamps in ns, and images BGR uint8 [height, width, 3], or what `convert` makes."""
+        try:
+            with self._av.open(str(self._path), metadata_errors="replace") as container:
+                stream = next(iter(container.streams.video), None)
+                if stream is not None and stream.codec_context is not None:  # None: an unknown codec
+                    yield from self._decode(container, stream)
+        # IndexError: PyAV lacks streams that begin after the first
+        except (self._av.error.FFmpegError, OSError, IndexError):
+            self._bad += 1
+
+    def _decode(self, container: Any, stream: Any) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
+        stream.thread_type = "AUTO"
+        stream.codec_context.options = {"max_pixels": str(self._max_pixels)}
+        rate = stream.average_rate or stream.guessed_rate
+        rate = rate if rate and 0 < rate <= _MAX_FPS else _FALLBACK_FPS
+        period_ns = round(NANOSECONDS / rate)
+        first_ns = _nanoseconds(stream.start_time, stream.time_base) or 0
+        self._declared_ns = _declared_ns(container, stream, period_ns) - period_ns // 2
+        number = self._seek(container, stream, first_ns) if self._begin_ns else 0
+        for frame in self._whole_frames(container, stream):
+            file_ns = _nanoseconds(frame.pts, frame.time_base)
+            stamp_ns = self._end_ns if file_ns is None else max(file_ns - first_ns, 0)
+            if stamp_ns <= self._end_ns - period_ns:
+                stamp_ns = self._end_ns
+            number = round(stamp_ns / period_ns) if number is None else number
+            self._end_ns = stamp_ns + period_ns
+            if stamp_ns >= self._begin_ns:
+                yield number, stamp_ns, self._turner.turn(self._convert(frame), frame)
+            number += 1
+
+    def _seek(self, container: Any, stream: Any, first_ns: int) -> int | None:
+        """Go to the last key frame before the beginning; return the number of the next frame, or None if unknown."""
+        target = round((first_ns + self._begin_ns) / (NANOSECONDS * stream.time_base))
+        try:
+            container.seek(target, stream=stream)
+        except self._av.error.FFmpegError:
+            return 0  # a video that cannot be positioned is read up to there
+        return None
+
+    def _whole_frames(self, container: Any, stream: Any) -> Iterator[Any]:
+        """Yield the frames that can be decoded; count the packets that cannot."""
+        for packet in container.demux(stream):
+            try:
+                for frame in packet.decode():
+                    self._pixels_left -= frame.width * frame.height
+                    if self._pixels_left < 0:
+                        return
+                    yield frame
+            except self._av.error.FFmpegError:
+                self._bad += 1
+
+    def report(self) -> ReadReport:
+        """Report the difference between the declared and the decoded video."""
+        report = ReadReport()
+        if self._declared_ns > self._end_ns:
+            seconds, declared = self._end_ns / NANOSECONDS, self._declared_ns / NANOSECONDS
+            report.add(
+                f"{self._path.name} ends after {seconds:.1f} of {declared:.1f} s: it is damaged or cut off"
+            )
+        if self._pixels_left < 0:
+            report.add(
+                f"{self._path.name} has more pictures than a file of its size can hold; the rest is lost"
+            )
+        if self._bad:
+            report.add(f"{self._bad} frames of {self._path.name} cannot be decoded")
+        return report
+
+
+def _nanoseconds(time: int | None, base: Fraction | None) -> int | None:
+    return None if time is None or base is None else round(time * base * NANOSECONDS)
+
+
+def _declared_ns(container: Any, stream: Any, period_ns: int) -> int:
+    """Return the length that the file declares for the video; 0 if it declares none."""
+    if container.format.name == "avi":  # its duration is cut with the file
+        return int(stream.frames * period_ns)
+    declared_ns = _nanoseconds(stream.duration, stream.time_base)
+    if declared_ns is not None:
+        return declared_ns
+    if container.duration is None or len(container.streams) > 1:  # the other streams may be longer
+        return 0
+    # Matroska counts from 0, not from the first frame
+    offset = container.start_time or 0 if "matroska" in container.format.name else 0
+    return int(container.duration - offset) * 1000
+
+
+def decode_packets(samples: Iterable[Sample], report: ReadReport) -> Iterator[Sample]:
+    """Yield the samples, packets of video as colour in bgr8 with the stamps of their packets.
+
+    Packets that cannot be decoded, such as any before the first key frame, are skipped and reported.
+    """
+    streams: dict[str, _PacketDecoder] = {}
+    for sample in samples:
+        if not isinstance(sample.payload, VideoPacket):
+            yield sample
+            continue
+        if sample.topic not in streams:
+            streams[sample.topic] = _PacketDecoder(sample.payload, report)
+        yield from streams[sample.topic].decode(sample, sample.payload)
+    for stream in streams.values():
+        yield from stream.flush()
+
+
+def make_bgr(image: npt.NDArray[Any]) -> Colour:
+    """Return an image BGR uint8 [height, width, 3] as colour in bgr8."""
+    height, width = image.shape[:2]
+    return Colour(width, height, "bgr8", np.ascontiguousarray(image).data.cast("B"))
 
 
 class Turner:
@@ -79,11 +236,11 @@ class Turner:
         return image[:: -1 if y_to_y < 0 else 1, :: -1 if x_to_x < 0 else 1]
 
 
-class _Stream:
+class _PacketDecoder:
     """The decoder of one topic. A decoder may give an image some packets later; its number leads back to its packet."""
 
-    def __init__(self, first: VideoPacket, losses: Losses) -> None:
-        self._av, self._losses = require("av", "bags"), losses
+    def __init__(self, first: VideoPacket, report: ReadReport) -> None:
+        self._av, self._report = require("av", "bags"), report
         self._context = self._av.CodecContext.create(first.codec, "r")
         self._context.thread_count = 1  # several threads hold images back
         limit = max_pixels(memoryview(first.data).nbytes)
@@ -128,191 +285,7 @@ class _Stream:
             self._pixels += frame.width * frame.height
             sample = self._waiting.pop(frame.pts, None)
             if sample is not None:
-                image = np.ascontiguousarray(self._turner.turn(read_bgr(frame), frame))
-                colour = Colour(image.shape[1], image.shape[0], "bgr8", image.data.cast("B"))
-                yield sample._replace(payload=colour)
+                yield sample._replace(payload=make_bgr(self._turner.turn(read_bgr(frame), frame)))
 
     def _lose(self, topic: str, reason: object) -> None:
-        self._losses.skip(topic, f"the packet cannot be decoded ({reason})")
-
-
-_FALLBACK_FPS = 30
-_MAX_FPS = 1000
-_HEAD = 377  # bytes: to the third packet of an MPEG transport stream
-_BEGINS = (
-    rb".{4}(ftyp|moov|mdat|wide|free|skip|pnot)",  # MP4 and QuickTime
-    rb"RIFF.{4}AVI ",
-    rb"\x1aE\xdf\xa3",  # Matroska and WebM
-    rb"FLV\x01",
-    rb"OggS",
-    rb"0&\xb2u\x8ef\xcf\x11",  # ASF: wmv
-    rb"\x00\x00\x01[\xba\xb3]",  # MPEG program stream, MPEG video
-    rb"G.{187}G.{187}G",  # MPEG transport stream
-    rb"YUV4MPEG2 ",
-)
-_BEGIN = re.compile(b"|".join(_BEGINS), re.DOTALL)
-
-
-class VideoBag(Closeable):
-    """A video as one colour topic, its frames decoded to bgr8: a SampleReader.
-
-    Stamps count from the video's start. A frame without a time in the file follows the previous frame by the period of
-    the video's rate. Raises BagError for a file without a frame that can be decoded.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lost: str | None = None
-        if next(Playback(path).frames(), None) is None:
-            raise BagError(
-                f"expected a video at {path}, found no frame that can be decoded: damaged, or cut off"
-            )
-        self.topics: tuple[Topic, ...] = (Topic(f"/{path.stem}/image", "video", "colour"),)
-
-    @staticmethod
-    def recognises(path: Path) -> bool:
-        """Return True if a file begins as a video container does."""
-        return path.is_file() and _BEGIN.match(first_bytes(path, _HEAD)) is not None
-
-    @property
-    def lost(self) -> str | None:
-        """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
-        return self._lost
-
-    def samples(self, topics: Collection[str]) -> Iterator[Sample]:
-        """Yield the frames in the order of the video, if its topic is in `topics`."""
-        yield from self._samples(topics, 0)
-
-    def samples_from(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
-        """Yield the frames from `begin_ns` of the video's time, as SeekableReader.samples_from does.
-
-        Numbers of frames follow from their times, so they are estimates in a video whose rate varies.
-        """
-        yield from self._samples(topics, begin_ns)
-
-    def _samples(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
-        self._lost = None
-        if self.topics[0].name not in topics:
-            return
-        playback = Playback(self.path, begin_ns)
-        for number, stamp_ns, image in playback.frames():
-            height, width = image.shape[:2]
-            colour = Colour(width, height, "bgr8", np.ascontiguousarray(image).data.cast("B"))
-            yield Sample(self.topics[0].name, stamp_ns, stamp_ns, colour, number)
-        self._lost = playback.lost()
-
-    def close(self) -> None:
-        """Do nothing: only an iteration holds the file open."""
-
-
-class Playback:
-    """One pass over a video, from `begin_ns` of its time; `convert` reads the pixels of a frame of PyAV.
-
-    Raises BagError for a video that is absent, or a stand-in of it.
-    """
-
-    def __init__(
-        self, path: Path, begin_ns: int = 0, convert: Callable[[Any], npt.NDArray[Any]] = read_bgr
-    ) -> None:
-        self._av, self._convert, self._turner = require("av", "bags"), convert, Turner()
-        self._path, self._begin_ns = path, begin_ns
-        if stand_in := describe_stand_in(path):
-            raise BagError(f"expected a video at {path}, found {stand_in}")
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise BagError(f"expected a video at {path}, found none ({error.strerror})") from error
-        self._max_pixels, self._pixels_left = max_pixels(size), max_video_pixels(size)
-        self._end_ns = self._declared_ns = self._bad = 0
-
-    def frames(self) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
-        """Yield numbers from 0, stamps in ns, and images BGR uint8 [height, width, 3], or what `convert` makes."""
-        try:
-            with self._av.open(str(self._path), metadata_errors="replace") as container:
-                stream = next(iter(container.streams.video), None)
-                if stream is not None and stream.codec_context is not None:  # None: an unknown codec
-                    yield from self._decode(container, stream)
-        except (
-            self._av.error.FFmpegError,
-            OSError,
-            IndexError,
-        ):  # PyAV lacks streams that begin after the first
-            self._bad += 1
-
-    def _decode(self, container: Any, stream: Any) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
-        if stream.codec_context is None:  # of a codec that ffmpeg has not, or whose name is damaged
-            self._bad += 1
-            return
-        stream.thread_type = "AUTO"
-        stream.codec_context.options = {"max_pixels": str(self._max_pixels)}
-        rate = stream.average_rate or stream.guessed_rate
-        rate = rate if rate and 0 < rate <= _MAX_FPS else _FALLBACK_FPS
-        period_ns = round(NANOSECONDS / rate)
-        first_ns = _nanoseconds(stream.start_time, stream.time_base) or 0
-        self._declared_ns = _declared_ns(container, stream, period_ns) - period_ns // 2
-        number = self._seek(container, stream, first_ns) if self._begin_ns else 0
-        for frame in self._whole_frames(container, stream):
-            file_ns = _nanoseconds(frame.pts, frame.time_base)
-            stamp_ns = self._end_ns if file_ns is None else max(file_ns - first_ns, 0)
-            if stamp_ns <= self._end_ns - period_ns:
-                stamp_ns = self._end_ns
-            number = round(stamp_ns / period_ns) if number is None else number
-            self._end_ns = stamp_ns + period_ns
-            if stamp_ns >= self._begin_ns:
-                yield number, stamp_ns, self._turner.turn(self._convert(frame), frame)
-            number += 1
-
-    def _seek(self, container: Any, stream: Any, first_ns: int) -> int | None:
-        """Go to the last key frame before the beginning; return the number of the next frame, or None if unknown."""
-        target = round((first_ns + self._begin_ns) / (NANOSECONDS * stream.time_base))
-        try:
-            container.seek(target, stream=stream)
-        except self._av.error.FFmpegError:
-            return 0  # a video that cannot be positioned is read up to there
-        return None
-
-    def _whole_frames(self, container: Any, stream: Any) -> Iterator[Any]:
-        """Yield the frames that can be decoded; count the packets that cannot."""
-        for packet in container.demux(stream):
-            try:
-                for frame in packet.decode():
-                    self._pixels_left -= frame.width * frame.height
-                    if self._pixels_left < 0:
-                        return
-                    yield frame
-            except self._av.error.FFmpegError:
-                self._bad += 1
-
-    def lost(self) -> str | None:
-        """Describe the difference between the declared and the decoded video; None if there is none."""
-        losses = Losses()
-        if self._declared_ns > self._end_ns:
-            seconds, declared = self._end_ns / NANOSECONDS, self._declared_ns / NANOSECONDS
-            losses.add(
-                f"{self._path.name} ends after {seconds:.1f} of {declared:.1f} s: it is damaged or cut off"
-            )
-        if self._pixels_left < 0:
-            losses.add(
-                f"{self._path.name} has more pictures than a file of its size can hold; the rest is lost"
-            )
-        if self._bad:
-            losses.add(f"{self._bad} frames of {self._path.name} cannot be decoded")
-        return losses.text()
-
-
-def _nanoseconds(time: int | None, base: Fraction | None) -> int | None:
-    return None if time is None or base is None else round(time * base * NANOSECONDS)
-
-
-def _declared_ns(container: Any, stream: Any, period_ns: int) -> int:
-    """Return the length that the file declares for the video; 0 if it declares none."""
-    if container.format.name == "avi":  # its duration is cut with the file
-        return int(stream.frames * period_ns)
-    declared_ns = _nanoseconds(stream.duration, stream.time_base)
-    if declared_ns is not None:
-        return declared_ns
-    if container.duration is None or len(container.streams) > 1:  # the other streams may be longer
-        return 0
-    # Matroska counts from 0, not from the first frame
-    offset = container.start_time or 0 if "matroska" in container.format.name else 0
-    return int(container.duration - offset) * 1000
+        self._report.skip(topic, f"the packet cannot be decoded ({reason})")

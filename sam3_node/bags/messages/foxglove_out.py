@@ -99,7 +99,7 @@ def encode_calibration(frame: Frame, intrinsics: Intrinsics) -> Encoded:
 def encode_annotations(masks: MaskFrame) -> Encoded:
     """Return foxglove.ImageAnnotations: the contours of each mask, and above it id, label and score."""
     shown = [instance for instance in masks.instances if instance.area]
-    time = _time(masks.capture_ns)  # viewers before 0.4 of the schemas read that of each annotation
+    time = _time(masks.capture_ns)  # viewers before 0.4 of the schemas read each annotation's time
     annotations = _kind("ImageAnnotations")(
         timestamp=time,
         points=[loop for instance in shown for loop in _outline(instance, time)],

@@ -1,20 +1,27 @@
-"""Serialised ROS messages: the interface of their storages, and their deserialisation into samples."""
+"""Turns serialised messages of ROS and Foxglove into samples, and defines the storages that hold them.
+
+Foxglove's messages (protobuf, JSON, or `foxglove_msgs` of ROS) differ from ROS's in a few names, so they are renamed
+and read as those.
+"""
 
 from __future__ import annotations
 
+import base64
+import re
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 import zstandard
 
 from ...errors import BagError, require
-from ...types import Buffer
+from ...types import NANOSECONDS, Buffer
 from ..decompression import decompress
-from ..samples import Sample, Topic
-from . import foxglove, ros_images
+from ..samples import Kind, Sample, Topic
+from . import ros_images
 from .ros_images import MessageError
 
 _FFMPEG_PACKET = """
@@ -28,7 +35,7 @@ bool is_bigendian
 uint8[] data
 """
 _STAMPED = "builtin_interfaces/Time timestamp\nstring frame_id\n"
-_FOXGLOVE = {  # of the package foxglove_msgs, in ROS 1 and 2; the fields of a calibration are those of protobuf
+_FOXGLOVE = {  # of the package foxglove_msgs, in ROS 1 and 2; a calibration has the fields of protobuf
     "RawImage": "uint32 width\nuint32 height\nstring encoding\nuint32 step\nuint8[] data\n",
     "CompressedImage": "uint8[] data\nstring format\n",
     "CompressedVideo": "uint8[] data\nstring format\n",
@@ -36,6 +43,14 @@ _FOXGLOVE = {  # of the package foxglove_msgs, in ROS 1 and 2; the fields of a c
     "float64[] D\nfloat64[9] K\nfloat64[9] R\nfloat64[12] P\n",
 }
 _ZSTD = b"\x28\xb5\x2f\xfd"  # CDR begins with 00 00 or 00 01, never with this
+_ROS_TYPES = {
+    "RawImage": "sensor_msgs/Image",
+    "CompressedImage": "sensor_msgs/CompressedImage",
+    "CompressedVideo": "ffmpeg_image_transport_msgs/FFMPEGPacket",
+    "CameraCalibration": "sensor_msgs/CameraInfo",
+}
+_MODELS = {"kannala_brandt": "equidistant"}
+_SECONDS = (("seconds", "nanos"), ("sec", "nsec"), ("sec", "nanosec"))  # protobuf, JSON, ROS
 
 
 class RawMessage(NamedTuple):
@@ -67,26 +82,73 @@ class Storage(Protocol):
 
 def list_topics(types: dict[str, str]) -> tuple[Topic, ...]:
     """Return the topics of a recording from their names and types."""
-    return tuple(
-        Topic(name, type_name, content_of(type_name).find_kind(type_name, name))
-        for name, type_name in types.items()
+    return tuple(Topic(name, type_name, find_kind(type_name, name)) for name, type_name in types.items())
+
+
+def find_kind(type_name: str, topic: str) -> Kind:
+    """Return the kind of content of a message type: sensor_msgs/Image or foxglove.RawImage, for example."""
+    ros_type = type_name if _is_ros(type_name) else _find_ros_type(type_name)
+    return "other" if ros_type is None else ros_images.find_kind(ros_type, topic)
+
+
+def read_sample(message: Any, type_name: str, topic: str, logged_ns: int) -> Sample | None:
+    """Return the sample of a deserialised message, or of a dict of JSON; None for an empty calibration.
+
+    Raises MessageError for a damaged message, BagError for an unknown encoding.
+    """
+    if _is_ros(type_name):
+        payload = ros_images.read_payload(message, type_name, topic)
+        stamp_ns = ros_images.read_stamp(message)
+    else:
+        ros_type = _find_ros_type(type_name)
+        if ros_type is None:
+            raise MessageError(f"{topic}: expected {', '.join(_ROS_TYPES)} of foxglove, found {type_name}")
+        message = _with_attributes(message)
+        payload = ros_images.read_payload(_rename_fields(message), ros_type, topic)
+        stamp_ns = _read_foxglove_stamp(message)
+    return None if payload is None else Sample(topic, stamp_ns or logged_ns, logged_ns, payload)
+
+
+def _is_ros(type_name: str) -> bool:
+    return "/" in type_name and type_name.split("/")[0] != "foxglove_msgs"
+
+
+def _find_ros_type(type_name: str) -> str | None:
+    """Return the type of ROS that corresponds to a type of Foxglove."""
+    package, *rest = re.split(r"[./]", type_name)
+    is_camera = package in ("foxglove", "foxglove_msgs") and len(rest) in (1, 2)
+    return _ROS_TYPES.get(rest[-1]) if is_camera else None
+
+
+def _with_attributes(message: Any) -> Any:
+    return SimpleNamespace(**message) if isinstance(message, Mapping) else message
+
+
+def _read_foxglove_stamp(message: Any) -> int:
+    """Return the timestamp in ns; 0 if there is none."""
+    stamp = _with_attributes(getattr(message, "timestamp", None))
+    for seconds, rest in _SECONDS:
+        if hasattr(stamp, seconds) and hasattr(stamp, rest):
+            return max(0, int(getattr(stamp, seconds)) * NANOSECONDS + int(getattr(stamp, rest)))
+    return 0
+
+
+def _rename_fields(message: Any) -> SimpleNamespace:
+    """Name the fields as sensor_msgs does; a field that is absent, as JSON allows, becomes empty."""
+    data, model = getattr(message, "data", b""), getattr(message, "distortion_model", "")
+    return SimpleNamespace(
+        width=getattr(message, "width", 0),
+        height=getattr(message, "height", 0),
+        encoding=getattr(message, "encoding", "") or getattr(message, "format", ""),
+        is_bigendian=False,
+        step=getattr(message, "step", 0),
+        format=getattr(message, "format", ""),
+        data=base64.b64decode(data) if isinstance(data, str) else data,
+        distortion_model=_MODELS.get(model, model),
+        k=getattr(message, "K", ()),
+        d=getattr(message, "D", ()),
+        p=getattr(message, "P", getattr(message, "p", ())),
     )
-
-
-def content_of(type_name: str) -> Any:
-    """Return the module that reads messages of this type: `foxglove`, also in ROS's spelling, or `ros_images`."""
-    is_ros = "/" in type_name and type_name.split("/")[0] != foxglove.ROS_PACKAGE
-    return ros_images if is_ros else foxglove
-
-
-def read_sample(raw: RawMessage, type_name: str, is_cdr: bool) -> Sample | None:
-    """Return the sample of one message; None for an empty CameraInfo. Raises as `read_payload`."""
-    message = deserialise(raw.data, type_name, is_cdr)
-    content = content_of(type_name)
-    payload = content.read_payload(message, type_name, raw.topic)
-    if payload is None:
-        return None
-    return Sample(raw.topic, content.read_stamp(message) or raw.logged_ns, raw.logged_ns, payload)
 
 
 def deserialise(data: Buffer, type_name: str, is_cdr: bool) -> Any:
@@ -113,7 +175,7 @@ def _decompress(data: Buffer) -> Buffer:
 
 
 def first_bytes(path: Path, count: int) -> bytes:
-    """Return the first bytes of a file, which identify its format; BagError if it cannot be read."""
+    """Return the first bytes of a file, which identify its format. Raises BagError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(count)
@@ -123,7 +185,7 @@ def first_bytes(path: Path, count: int) -> bytes:
 
 @cache
 def _store(is_cdr: bool) -> Any:
-    # the definitions in a recording are not needed: those of the types that are read here never changed
+    # the definitions in a recording are not needed: the types that are read here never changed
     typesys = require("rosbags.typesys", "bags")
     store = typesys.get_typestore(typesys.Stores.ROS2_HUMBLE if is_cdr else typesys.Stores.ROS1_NOETIC)
     store.register(typesys.get_types_from_msg(_FFMPEG_PACKET, "ffmpeg_image_transport_msgs/msg/FFMPEGPacket"))

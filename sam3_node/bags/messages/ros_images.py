@@ -1,18 +1,12 @@
-"""Decoding of RVL depth, as compressedDepth messages of ROS hold it.
-
-Source: Wilson, "Fast Lossless Depth Image Compression", ISS 2017. The data are 32-bit words of eight nibbles, the first
-nibble highest. A nibble holds three bits of a number, the lowest first, and a flag that more follow. The numbers are a
-count of zeros, a count of depths, for each of these its difference from the depth before, in zigzag order; and so on.
-
-Content of deserialised camera messages of ROS 1 and 2: Image, CompressedImage and CameraInfo.
-"""
+"""Reads the content of deserialised camera messages of ROS 1 and 2: Image, CompressedImage and CameraInfo."""
 
 from __future__ import annotations
 
 import math
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,62 +19,8 @@ from ...types import NANOSECONDS, Buffer, Depth, Intrinsics
 from ...wire import decode_depth, encode_depth
 from ...wire.codec import MAX_SIDE
 from ...wire.images import compressed_size, find_compression, is_depth_png
-from .. import still_images
-from ..decompression import max_pixels
+from ..decompression import decode_still_colour, decode_still_depth, max_pixels, recognise_still
 from ..samples import CameraInfo, Colour, Kind, MillimetreDepth, Payload, UnreadableTopicError, VideoPacket
-
-_SIZE = struct.Struct("<II")  # width, height
-_MAX_NIBBLES = 11  # of one number: 32 bits
-_SHIFTS = np.arange(28, -1, -4, dtype=np.uint32)
-
-
-def decode_rvl(data: Buffer) -> npt.NDArray[np.uint16]:
-    """Return the image [height, width] of width, height and RVL data; ValueError for other data."""
-    if memoryview(data).nbytes < _SIZE.size:
-        raise ValueError("expected RVL, found fewer bytes than its size has")
-    width, height = _SIZE.unpack_from(data)
-    limit = max_pixels(memoryview(data).nbytes)
-    if not 0 < width * height <= limit:
-        raise ValueError(f"expected 1 to {limit} pixels of RVL, found {width} x {height}")
-    numbers = _read_rvl_numbers(data)
-    place = filled = 0
-    depths: list[slice] = []  # pixels
-    differences: list[npt.NDArray[np.int64]] = []
-    while filled < width * height:
-        if place + 2 > len(numbers):
-            raise ValueError(f"expected {width} x {height} pixels of RVL, found {filled}")
-        zeros, count = int(numbers[place]), int(numbers[place + 1])
-        begin, place = place + 2, place + 2 + count
-        if zeros + count == 0 or filled + zeros + count > width * height or place > len(numbers):
-            raise ValueError(f"expected {width} x {height} pixels of RVL, found a run of {zeros} and {count}")
-        depths.append(slice(filled + zeros, filled + zeros + count))
-        differences.append(numbers[begin:place])
-        filled += zeros + count
-    image = np.zeros(width * height, np.uint16)
-    zigzag = np.concatenate(differences)
-    values = np.cumsum((zigzag >> 1) ^ -(zigzag & 1))
-    begin = 0
-    for pixels in depths:
-        end = begin + pixels.stop - pixels.start
-        image[pixels] = values[begin:end]  # modulo 2^16, as the source does
-        begin = end
-    return image.reshape(height, width)
-
-
-def _read_rvl_numbers(data: Buffer) -> npt.NDArray[np.int64]:
-    """Return all numbers behind the size; the zeros that fill the last word are numbers, too."""
-    view = memoryview(data)[_SIZE.size :]
-    words = np.frombuffer(view[: view.nbytes // 4 * 4], "<u4")
-    nibbles = ((words[:, None] >> _SHIFTS) & 15).ravel().astype(np.int64)
-    ends = np.flatnonzero(nibbles < 8)
-    starts = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
-    lengths = ends - starts + 1
-    if len(ends) == 0 or lengths.max() > _MAX_NIBBLES:
-        raise ValueError("expected numbers of 32 bits in RVL, found longer ones")
-    nibbles = nibbles[: ends[-1] + 1]
-    positions = np.arange(len(nibbles)) - np.repeat(starts, lengths)
-    return np.add.reduceat((nibbles & 7) << 3 * positions, starts)
-
 
 MILLIMETRE = 0.001
 """Metres per depth unit in ROS (REP 118)."""
@@ -89,18 +29,10 @@ Bytes = npt.NDArray[np.uint8]
 
 _KINDS = {"Image": "colour", "CompressedImage": "colour", "CameraInfo": "intrinsics"}
 _PACKET = "FFMPEGPacket"  # of the package ffmpeg_image_transport_msgs
-_CODECS = (  # how encoders name them, ffmpeg's decoder
-    *(
-        ("264", "h264"),
-        ("265", "hevc"),
-        ("hevc", "hevc"),
-        ("avc", "h264"),
-        ("av1", "libdav1d"),
-        ("vp9", "vp9"),
-        ("vp8", "vp8"),
-    ),
-    ("mpeg4", "mpeg4"),
-)
+_CODECS = {  # how encoders name them, ffmpeg's decoder
+    **{"264": "h264", "265": "hevc", "hevc": "hevc", "avc": "h264", "av1": "libdav1d"},
+    **{name: name for name in ("vp9", "vp8", "mpeg4")},
+}
 _MODELS = {
     "": "none",
     "none": "none",
@@ -116,12 +48,7 @@ _PLAIN = {"rgb8": "rgb8", "bgr8": "bgr8", "8UC3": "bgr8", "mono8": "mono8", "8UC
 _BAYER = {"rggb": "RGGB", "bggr": "BGGR", "gbrg": "GBRG", "grbg": "GRBG"}
 _PACKED_YUV = {"uyvy": "UYVY", "yuv422": "UYVY", "yuyv": "YUY2", "yuv422_yuy2": "YUY2"}
 _PLANAR_YUV = {"nv12": "NV12", "nv21": "NV21"}
-_SIXTEEN = {
-    "rgb16": [2, 1, 0],
-    "bgr16": [0, 1, 2],
-    "rgba16": [2, 1, 0],
-    "bgra16": [0, 1, 2],
-}  # places of b, g, r
+_SIXTEEN = {f"{order}{alpha}16": order for alpha in ("", "a") for order in ("rgb", "bgr")}
 _FOUR = {"bgra8": "BGRA2BGR", "8UC4": "BGRA2BGR", "rgba8": "RGBA2BGR"}
 _DEPTH = {"16UC1": "u2", "32FC1": "f4"}
 _MAX_METRES = 100.0
@@ -131,10 +58,35 @@ _COLOUR_WORD = re.compile(
     r"colou?r|rgb|infra|(?<![a-z])(ir|left|right|mono|grey|gray)(?![a-z])", re.IGNORECASE
 )
 _DEPTH_HEADER = struct.Struct("<iff")  # image_transport's compressedDepth: format, two depth parameters
+_RVL_SIZE = struct.Struct("<II")  # width, height
+_MAX_NIBBLES = 11  # of one number: 32 bits
+_SHIFTS = np.arange(28, -1, -4, dtype=np.uint32)
 
 
 class MessageError(BagError):
     """One message is damaged; its neighbours may be whole."""
+
+
+@contextmanager
+def naming(place: str) -> Iterator[None]:
+    """Turn an error of decoding into a MessageError that begins with `place`, a topic or a file."""
+    try:
+        yield
+    except (ValueError, WireError) as error:
+        raise MessageError(f"{place}: {error}") from error
+
+
+def read_colour(data: Buffer, place: str) -> Colour:
+    """Return JPEG and PNG as they are, other still images as bgr8. Raises MessageError for anything else."""
+    with naming(place):
+        is_still = recognise_still(data) is not None
+        return decode_still_colour(data) if is_still else Colour.from_compressed(data)
+
+
+def read_depth_png(data: Buffer, place: str, scale_m: float, aligned: bool) -> Depth:
+    """Return a PNG of 16-bit grey as depth in units of `scale_m` metres. Raises MessageError for a damaged one."""
+    with naming(place):
+        return Depth(*compressed_size(data, "png"), "png16", scale_m, aligned, data)
 
 
 def find_kind(type_name: str, topic: str) -> Kind:
@@ -167,18 +119,17 @@ def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
     counts as aligned to the colour if the topic contains `aligned` or `registered`. Raises MessageError for a damaged
     message, BagError for an unknown encoding.
     """
-    name = type_name.rpartition("/")[2]
-    if name == "CameraInfo":
-        return _camera_info(message, topic)
-    if name == "CompressedImage":
-        return _compressed(message, topic)
-    if name == "Image":
-        return _raw(message, topic)
-    if name == _PACKET:
-        return _packet(message, topic)
-    raise UnreadableTopicError(
-        topic, f"expected a type of {', '.join(_KINDS)} (sensor_msgs), found {type_name}"
-    )
+    read = {
+        "CameraInfo": _camera_info,
+        "CompressedImage": _compressed,
+        "Image": _raw,
+        _PACKET: _packet,
+    }.get(type_name.rpartition("/")[2])
+    if read is None:
+        raise UnreadableTopicError(
+            topic, f"expected a type of {', '.join(_KINDS)} (sensor_msgs), found {type_name}"
+        )
+    return read(message, topic)
 
 
 def _packet(message: Any, topic: str) -> VideoPacket:
@@ -186,14 +137,15 @@ def _packet(message: Any, topic: str) -> VideoPacket:
     codec = _find_codec(str(message.encoding))
     if codec is not None:
         return VideoPacket(codec, _flat(_bytes(message.data)))
-    expected = ", ".join(word for word, _ in _CODECS)
-    raise UnreadableTopicError(topic, f"expected a codec of {expected}, found {message.encoding!r:.80}")
+    raise UnreadableTopicError(
+        topic, f"expected a codec of {', '.join(_CODECS)}, found {message.encoding!r:.80}"
+    )
 
 
 def _find_codec(encoder: str) -> str | None:
     """Return ffmpeg's decoder for the name of an encoder or format; None for other names."""
     name = encoder.lower().split(";")[0]
-    return next((codec for word, codec in _CODECS if word in name), None)
+    return next((codec for word, codec in _CODECS.items() if word in name), None)
 
 
 def _names_depth(topic: str) -> bool:
@@ -311,10 +263,8 @@ def _converter(encoding: str) -> Callable[[Any, str], Bytes] | None:
         code = f"YUV2BGR_{_PLANAR_YUV[encoding]}"
         return lambda message, topic: _cvt(_planes(message, topic), code, topic)
     if encoding in _SIXTEEN:
-        channels = 4 if "a" in encoding else 3
-        return lambda message, topic: _high_byte(_pixels(message, topic, "u2", channels))[
-            ..., _SIXTEEN[encoding]
-        ]
+        channels, to_bgr = 4 if "a" in encoding else 3, [_SIXTEEN[encoding].index(part) for part in "bgr"]
+        return lambda message, topic: _high_byte(_pixels(message, topic, "u2", channels))[..., to_bgr]
     bayer = re.fullmatch(r"bayer_([a-z]{4})(8|16)", encoding)
     if bayer is None or bayer[1] not in _BAYER:
         return None
@@ -352,7 +302,7 @@ def _pixels(message: Any, topic: str, kind: str, channels: int = 1) -> npt.NDArr
 
 
 def _planes(message: Any, topic: str) -> Bytes:
-    """Return the rows of brightness and, half as many below them, those of colour."""
+    """Return the rows of brightness and, below them, half as many rows of colour."""
     if message.width % 2 or message.height % 2:
         raise MessageError(f"{topic}: expected even sides, found {message.width} x {message.height}")
     rows = SimpleNamespace(
@@ -404,11 +354,12 @@ def _compressed(message: Any, topic: str) -> Colour | Depth | VideoPacket:
     if "compressedDepth" in format_ or topic.endswith("/compressedDepth"):
         return _compressed_depth(data, format_, topic)
     is_depth = "16UC1" in format_ or _names_depth(topic)
-    if still_images.recognise(data) is not None:
-        return _still(data, is_depth, topic)
+    if is_depth and recognise_still(data) is not None:
+        with naming(topic):
+            return decode_still_depth(data, MILLIMETRE, _is_aligned(topic))
     if is_depth and is_depth_png(data):
-        return Depth(*_png_size(data, topic), "png16", MILLIMETRE, _is_aligned(topic), data)
-    if find_compression(data) is None:
+        return read_depth_png(data, topic, MILLIMETRE, _is_aligned(topic))
+    if recognise_still(data) is None and find_compression(data) is None:
         codec = _find_codec(format_)  # video encoders write this type, too
         if codec is None:
             raise MessageError(
@@ -420,26 +371,7 @@ def _compressed(message: Any, topic: str) -> Colour | Depth | VideoPacket:
                 topic, f"expected depth as 16-bit images, found video of {format_!r:.80}"
             )
         return VideoPacket(codec, data)
-    try:
-        return Colour.from_compressed(data)
-    except BagError as error:
-        raise MessageError(f"{topic}: {error}") from error
-
-
-def _still(data: Buffer, is_depth: bool, topic: str) -> Colour | Depth:
-    try:
-        if is_depth:
-            return still_images.decode_depth(data, MILLIMETRE, _is_aligned(topic))
-        return still_images.decode_colour(data)
-    except ValueError as error:
-        raise MessageError(f"{topic}: {error}") from error
-
-
-def _png_size(data: Buffer, topic: str) -> tuple[int, int]:
-    try:
-        return compressed_size(data, "png")
-    except WireError as error:
-        raise MessageError(f"{topic}: {error}") from error
+    return read_colour(data, topic)
 
 
 def _compressed_depth(data: memoryview, format_: str, topic: str) -> Depth:
@@ -450,16 +382,14 @@ def _compressed_depth(data: memoryview, format_: str, topic: str) -> Depth:
             f"{topic}: expected a PNG of 16-bit grey behind {_DEPTH_HEADER.size} bytes, found {format_!r} of "
             f"{len(data)} bytes"
         )
-    try:
+    with naming(topic):
         if "rvl" in format_.lower():
             quantised = decode_rvl(image)
         else:
-            depth = Depth(*_png_size(image, topic), "png16", MILLIMETRE, _is_aligned(topic), image)
+            depth = read_depth_png(image, topic, MILLIMETRE, _is_aligned(topic))
             if not is_inverse:
                 return depth
             quantised = decode_depth(depth)
-    except (WireError, ValueError) as error:
-        raise MessageError(f"{topic}: {error}") from error
     return _make_depth(_from_inverse(quantised, data) if is_inverse else quantised, topic)
 
 
@@ -476,3 +406,57 @@ def _bytes(data: Any) -> Bytes:
 
 def _flat(image: Bytes) -> memoryview:
     return np.ascontiguousarray(image).data.cast("B")
+
+
+def decode_rvl(data: Buffer) -> npt.NDArray[np.uint16]:
+    """Return the image [height, width] of width, height and RVL data. Raises ValueError for other data.
+
+    Source: Wilson, "Fast Lossless Depth Image Compression", ISS 2017. The data are 32-bit words of eight nibbles, the
+    first nibble highest. A nibble holds three bits of a number, the lowest first, and a flag that more follow. The
+    numbers are a count of zeros, a count of depths, then for each depth its difference from the one before in zigzag
+    order; and so on.
+    """
+    if memoryview(data).nbytes < _RVL_SIZE.size:
+        raise ValueError("expected RVL, found fewer bytes than its size has")
+    width, height = _RVL_SIZE.unpack_from(data)
+    limit = max_pixels(memoryview(data).nbytes)
+    if not 0 < width * height <= limit:
+        raise ValueError(f"expected 1 to {limit} pixels of RVL, found {width} x {height}")
+    numbers = _read_rvl_numbers(data)
+    place = filled = 0
+    depths: list[slice] = []  # pixels
+    differences: list[npt.NDArray[np.int64]] = []
+    while filled < width * height:
+        if place + 2 > len(numbers):
+            raise ValueError(f"expected {width} x {height} pixels of RVL, found {filled}")
+        zeros, count = int(numbers[place]), int(numbers[place + 1])
+        begin, place = place + 2, place + 2 + count
+        if zeros + count == 0 or filled + zeros + count > width * height or place > len(numbers):
+            raise ValueError(f"expected {width} x {height} pixels of RVL, found a run of {zeros} and {count}")
+        depths.append(slice(filled + zeros, filled + zeros + count))
+        differences.append(numbers[begin:place])
+        filled += zeros + count
+    image = np.zeros(width * height, np.uint16)
+    zigzag = np.concatenate(differences)
+    values = np.cumsum((zigzag >> 1) ^ -(zigzag & 1))
+    begin = 0
+    for pixels in depths:
+        end = begin + pixels.stop - pixels.start
+        image[pixels] = values[begin:end]  # modulo 2^16, as the source does
+        begin = end
+    return image.reshape(height, width)
+
+
+def _read_rvl_numbers(data: Buffer) -> npt.NDArray[np.int64]:
+    """Return all numbers behind the size; the zeros that fill the last word are numbers, too."""
+    view = memoryview(data)[_RVL_SIZE.size :]
+    words = np.frombuffer(view[: view.nbytes // 4 * 4], "<u4")
+    nibbles = ((words[:, None] >> _SHIFTS) & 15).ravel().astype(np.int64)
+    ends = np.flatnonzero(nibbles < 8)
+    starts = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
+    lengths = ends - starts + 1
+    if len(ends) == 0 or lengths.max() > _MAX_NIBBLES:
+        raise ValueError("expected numbers of 32 bits in RVL, found longer ones")
+    nibbles = nibbles[: ends[-1] + 1]
+    positions = np.arange(len(nibbles)) - np.repeat(starts, lengths)
+    return np.add.reduceat((nibbles & 7) << 3 * positions, starts)

@@ -1,1 +1,72 @@
-"""Recording format of this package: its layout, writer and reader."""
+"""Layout of this package's recordings: MCAP files of what cameras and node have sent.
+
+/<camera>/image        foxglove.CompressedImage or RawImage, protobuf
+/<camera>/depth        foxglove.RawImage (16UC1) or CompressedImage (16-bit png)
+/<camera>/calibration  foxglove.CameraCalibration, with the first frame of the file and when it changes
+/<camera>/header       the header of the frame message, msgpack; it comes after the frame's pixels
+masks/<camera>         the body of a masks message, msgpack, as it arrived
+/<camera>/annotations  foxglove.ImageAnnotations of the same masks
+events                 the body of an event, msgpack, as it arrived
+truth/<camera>         optional ground truth: the body of a masks message, an instance for each object, in view or not
+poses/<frame>          the body of a pose message of the robot, msgpack, as it arrived
+pose/<camera>          optional camera pose, msgpack: {v, camera, seq, camera_to_world}, the matrix row by row
+
+Messages are logged at their arrival; publish times are times of sending. The values of metadata records are JSON.
+Images are Foxglove's messages, so that its viewers show a recording; headers and masks keep the bytes of the wire, so
+that a replay gets exactly the node's input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...geometry import Array
+from ...types import Buffer
+from ...wire import VERSION, Fields, pack, unpack
+
+LAYOUT, LAYOUT_VERSION = "sam3_node.layout", 1
+"""Metadata record that begins a recording, and its version."""
+NODE, RECORDING = "sam3_node.node", "sam3_node.recording"
+"""Metadata records: the node's own description; what was recorded and what was lost, written at the end."""
+COLOUR = "sam3_node.colour"
+"""Metadata record before the first frame whose raw colour was compressed for the recording: {compression, quality,
+exact}. `exact` is false if the pixels are not those that the camera sent."""
+RECORDER = "sam3_node.recorder"
+"""Metadata record of files that `sam3-node record` itself made, at their beginning."""
+RING = "sam3_node.ring"
+"""Metadata record of files that a trigger had written: {trigger_ns, ring_s, dropped}. `dropped` is the number of
+earlier messages that the recorder received."""
+EVENTS = "events"
+MASKS_ROOT, TRUTH_ROOT, POSE_ROOT, ROBOT_POSES_ROOT = "masks/", "truth/", "pose/", "poses/"
+FRAME_ROOT = "frame/"
+"""Topics of an earlier layout, still read: {header, colour, depth?} in one msgpack message, without a LAYOUT record."""
+NO_SCHEMA = 0
+"""MCAP's schema id of messages that describe themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pose:
+    """Pose of a camera at frame `seq`: camera_to_world [4, 4], in metres, the camera's axes as in OpenCV
+    (x right, y down, z forward)."""
+
+    camera: str
+    seq: int
+    camera_to_world: Array
+
+
+def pack_pose(pose: Pose) -> bytes:
+    """Return the body of a pose message."""
+    matrix = np.asarray(pose.camera_to_world, np.float64).reshape(16).tolist()
+    return bytes(pack({"v": VERSION, "camera": pose.camera, "seq": pose.seq, "camera_to_world": matrix}))
+
+
+def unpack_pose(body: Buffer) -> Pose:
+    """Return the pose of such a body; WireError if it is malformed."""
+    fields = Fields(unpack(body, what="pose"), "pose")
+    fields.require_version()
+    matrix = fields.numbers("camera_to_world", 16)
+    if len(matrix) != 16:
+        raise fields.wrong("camera_to_world", "16 numbers")
+    return Pose(fields.text("camera"), fields.integer("seq"), np.array(matrix).reshape(4, 4))

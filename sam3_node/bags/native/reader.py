@@ -1,6 +1,6 @@
-"""Reader of recordings in this package's layout: the frames as the cameras sent them, and the node's actions.
+"""Reads recordings in this package's layout: the frames as the cameras sent them, and the node's actions.
 
-A short recording with ground truth, held in memory, to score masks against.
+`LabelledClip` holds a short recording with ground truth in memory, to score masks against.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -36,8 +37,8 @@ from ...wire import (
 from ...wire import unpack_pose as unpack_robot_pose
 from ..formats.mcap import WHOLE, McapStream, Row
 from ..pairing import TimeSpan
-from ..samples import Losses
-from .layout import (
+from ..samples import ReadReport
+from . import (
     EVENTS,
     FRAME_ROOT,
     LAYOUT,
@@ -55,6 +56,10 @@ T = TypeVar("T")
 MAX_RECORDS_TO_LAYOUT = 16
 """The layout is among this many first records of a file."""
 
+TABLETOP = Path(__file__).parents[2] / "assets" / "tabletop.mcap"
+"""The bundled clip."""
+
+_MIN_CLIP_FRAMES = 2
 _FRAME_LIMITS = Limits(total_bytes=1 << 30)
 _FRAME_TOPIC = re.compile(r"/((?!\.+/)[A-Za-z0-9_.-]{1,64})/(image|depth|header)")
 
@@ -80,7 +85,7 @@ def is_recorded(path: Path) -> bool:
 
 
 def read_masks(path: Path) -> Iterator[MaskFrame]:
-    """Yield the node's masks of one file; of a damaged one the whole ones, then raise BagError.
+    """Yield the node's masks of one file. After the complete masks of a damaged file, raises BagError.
 
     Raises BagError, too, if the file cannot be opened or is no recording.
     """
@@ -93,16 +98,16 @@ def read_masks(path: Path) -> Iterator[MaskFrame]:
 class RecordingReader:
     """A recording of one file, or of several that follow one another.
 
-    Of a damaged file, or one whose recorder was killed, everything before the damage comes. Then each iteration ends,
-    and `lost` tells why. A message that is malformed is passed over, and `lost` names its topic. Raises BagError for a
-    file that is no recording, or cannot be opened.
+    A damaged file, or one whose recorder was killed, yields everything before the damage; then `lost` says why each
+    iteration ended. Malformed messages are skipped, and `lost` names their topic. Raises BagError for a file that is no
+    recording, or cannot be opened.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         if not paths:
             raise BagError("expected the files of a recording, found none")
         self.paths = tuple(paths)
-        self._losses = Losses()
+        self._report = ReadReport()
         self._damages: dict[Path, str] = {}
         for path in self.paths:
             _check(path)
@@ -110,20 +115,14 @@ class RecordingReader:
     @property
     def lost(self) -> str | None:
         """Description of everything that could not be read so far; None if nothing was lost."""
-        losses = Losses()
-        for reason in (*self._damages.values(), self._losses.text()):
-            losses.add(reason)
-        return losses.text()
+        return ReadReport(*self._damages.values(), self._report.text()).text()
 
     def first_frame_ns(self, cameras: Collection[str]) -> int | None:
         """Return the time at which the first frame of these cameras was recorded, None if there is none."""
-        for path in self.paths:
-            for row in McapStream(path).rows():
-                topic = row.channel.topic
-                match = _FRAME_TOPIC.fullmatch(topic)
-                camera = match[1] if match else topic.removeprefix(FRAME_ROOT)
-                if (match or topic.startswith(FRAME_ROOT)) and camera in cameras:
-                    return row.logged_ns
+        for row in chain.from_iterable(McapStream(path).rows() for path in self.paths):
+            camera, part = _split_frame_topic(row.channel.topic)
+            if part and camera in cameras:
+                return row.logged_ns
         return None
 
     def frames(self, span: TimeSpan = WHOLE) -> Iterator[Frame]:
@@ -135,16 +134,15 @@ class RecordingReader:
         for path in self.paths:
             pixels: dict[tuple[str, str], Row] = {}
             for row in self._rows(path, span):
-                topic = row.channel.topic
-                match = _FRAME_TOPIC.fullmatch(topic)
+                camera, part = _split_frame_topic(row.channel.topic)
                 frame: Frame | None = None
-                if topic.startswith(FRAME_ROOT):
+                if part == "frame":
                     frame = self._unpack(path, row, _unpack_frame_message)
-                elif match is not None and match[2] != "header":
-                    pixels[match[1], match[2]] = row
-                elif match is not None:
-                    images = [pixels.pop((match[1], part), None) for part in ("image", "depth")]
+                elif part == "header":
+                    images = [pixels.pop((camera, name), None) for name in ("image", "depth")]
                     frame = self._unpack(path, row, partial(_join_frame, images=images))
+                elif part:
+                    pixels[camera, part] = row
                 if frame is not None:
                     yield frame
 
@@ -152,11 +150,11 @@ class RecordingReader:
         """Yield the key of each frame, and the time at which it was recorded, without decoding its pixels."""
         for path in self.paths:
             for row in self._rows(path):
-                match = _FRAME_TOPIC.fullmatch(row.channel.topic)
+                _, part = _split_frame_topic(row.channel.topic)
                 key: FrameKey | None = None
-                if row.channel.topic.startswith(FRAME_ROOT):
+                if part == "frame":
                     key = self._unpack(path, row, lambda row: _unpack_frame_message(row).key)
-                elif match is not None and match[2] == "header":
+                elif part == "header":
                     key = self._unpack(path, row, _read_key)
                 if key is not None:
                     yield key, row.logged_ns
@@ -164,16 +162,11 @@ class RecordingReader:
     def has_actions(self) -> bool:
         """Return True if the recording holds masks or events of a node."""
         channels = (channel for path in self.paths for channel in McapStream(path).channels())
-        return any(_is_of_node(channel.topic) for channel in channels)
+        return any(_is_below(channel.topic, (EVENTS, MASKS_ROOT)) for channel in channels)
 
     def actions(self) -> Iterator[Action]:
         """Yield masks and events in the order of their arrival; from the beginning each time."""
-        for path in self.paths:
-            for row in self._rows(path):
-                if _is_of_node(row.channel.topic):
-                    action = self._unpack(path, row, _unpack_action)
-                    if action is not None:
-                        yield action
+        return self._unpack_all((EVENTS, MASKS_ROOT), _unpack_action)
 
     def masks(self) -> Iterator[MaskFrame]:
         """Yield the node's masks in the order of their arrival; from the beginning each time."""
@@ -181,18 +174,18 @@ class RecordingReader:
 
     def truth(self) -> Iterator[MaskFrame]:
         """Yield the ground truth, an instance for each object in view or not; nothing if there is none."""
-        return self._unpack_all(TRUTH_ROOT, lambda row: _unpack_masks(row, TRUTH_ROOT))
+        return self._unpack_all((TRUTH_ROOT,), lambda row: _unpack_masks(row, TRUTH_ROOT))
 
     def poses(self) -> Iterator[Pose]:
         """Yield the camera poses; nothing if there are none."""
-        return self._unpack_all(POSE_ROOT, lambda row: unpack_pose(row.data))
+        return self._unpack_all((POSE_ROOT,), lambda row: unpack_pose(row.data))
 
     def robot_poses(self) -> Iterator[FramePose]:
         """Yield the poses that the robot published, in the order of their arrival; nothing if there are none."""
-        return self._unpack_all(ROBOT_POSES_ROOT, _unpack_robot_pose)
+        return self._unpack_all((ROBOT_POSES_ROOT,), _unpack_robot_pose)
 
     def metadata(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the metadata records by their names, those of one name in the order of writing."""
+        """Return the metadata records by their names, each name's in the order of writing."""
         records: dict[str, list[dict[str, Any]]] = {}
         for path in self.paths:
             stream = McapStream(path)
@@ -203,10 +196,10 @@ class RecordingReader:
                 self._damages.setdefault(path, stream.damage)
         return records
 
-    def _unpack_all(self, root: str, unpack_row: Callable[[Row], T]) -> Iterator[T]:
+    def _unpack_all(self, roots: Sequence[str], unpack_row: Callable[[Row], T]) -> Iterator[T]:
         for path in self.paths:
             for row in self._rows(path):
-                if row.channel.topic.startswith(root):
+                if _is_below(row.channel.topic, roots):
                     value = self._unpack(path, row, unpack_row)
                     if value is not None:
                         yield value
@@ -215,7 +208,7 @@ class RecordingReader:
         try:
             return unpack_row(row)
         except WireError:
-            self._losses.add(f"{path}, {row.channel.topic}: messages that are malformed were passed over")
+            self._report.add(f"{path}, {row.channel.topic}: skipped malformed messages")
             return None
 
     def _rows(self, path: Path, span: TimeSpan = WHOLE) -> Iterator[Row]:
@@ -233,7 +226,7 @@ def _check(path: Path) -> None:
             f"{path}: expected layout {LAYOUT_VERSION} of recordings, found {layout}; read it with a newer sam3-node"
         )
     roots = (FRAME_ROOT, MASKS_ROOT)
-    if layout is None and not any(item.topic.startswith(roots) for item in McapStream(path).channels()):
+    if layout is None and not any(channel.topic.startswith(roots) for channel in McapStream(path).channels()):
         raise BagError(f"expected a recording of sam3-node record, found another file at {path}")
 
 
@@ -245,8 +238,17 @@ def _read_layout(path: Path) -> Any:
     return None
 
 
-def _is_of_node(topic: str) -> bool:
-    return topic == EVENTS or topic.startswith(MASKS_ROOT)
+def _is_below(topic: str, roots: Sequence[str]) -> bool:
+    """Return True for a topic among `roots`, or below one that ends with a slash."""
+    return any(topic.startswith(root) if root.endswith("/") else topic == root for root in roots)
+
+
+def _split_frame_topic(topic: str) -> tuple[str, str]:
+    """Return the camera, and `image`, `depth`, `header` or (earlier layout) `frame`; empty for other topics."""
+    if topic.startswith(FRAME_ROOT):
+        return topic.removeprefix(FRAME_ROOT), "frame"
+    match = _FRAME_TOPIC.fullmatch(topic)
+    return (match[1], match[2]) if match else ("", "")
 
 
 def _join_frame(header: Row, images: Sequence[Row | None]) -> Frame:
@@ -310,11 +312,6 @@ def _parse_json(text: str) -> Any:
         return text
 
 
-MIN_FRAMES = 2
-TABLETOP = Path(__file__).parents[2] / "assets" / "tabletop.mcap"
-"""The bundled clip."""
-
-
 class LabelledClip:
     """One camera's frames and their truth, by index; the clip loops, so an index past the end starts again."""
 
@@ -337,9 +334,9 @@ class LabelledClip:
         if reader.lost is not None:
             raise BagError(reader.lost)
         labelled = sum(frame.seq in truth for frame in frames)
-        if labelled < len(frames) or labelled < MIN_FRAMES:
+        if labelled < len(frames) or labelled < _MIN_CLIP_FRAMES:
             raise BagError(
-                f"{path}: expected {MIN_FRAMES} or more frames of {camera}, each with its truth, "
+                f"{path}: expected {_MIN_CLIP_FRAMES} or more frames of {camera}, each with its truth, "
                 f"found {len(frames)} and truth of {labelled}"
             )
         return cls(frames, truth)
@@ -370,7 +367,7 @@ class LabelledClip:
     def areas(self, object_id: int) -> npt.NDArray[np.int64]:
         """Return the pixels of an object that are in view, by index: [frames]."""
         areas = [
-            sum(item.area for item in self._truth[frame.seq].instances if item.id == object_id)
+            sum(truth.area for truth in self._truth[frame.seq].instances if truth.id == object_id)
             for frame in self.frames
         ]
         return np.array(areas)

@@ -1,7 +1,7 @@
 """Writer of recordings in this package's layout, into one file or a series of them.
 
 `RecordingWriter` writes one file, which can be read at any moment: after a kill, and on a full disk.
-`SplitRecordingWriter` writes NAME.mcap, NAME_0001.mcap and so on, each of which opens alone.
+`SplitRecordingWriter` writes NAME.mcap, NAME_0001.mcap and so on; each opens alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...wire import (
     pack_masks,
 )
 from ..formats.mcap import MAGIC
-from .layout import (
+from . import (
     EVENTS,
     LAYOUT,
     LAYOUT_VERSION,

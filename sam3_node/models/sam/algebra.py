@@ -159,7 +159,7 @@ def fold_transposed(first: Any, second: Any) -> nn.ConvTranspose2d:
 def fold_upscaling(first: nn.ConvTranspose2d, second: nn.Conv2d) -> nn.ConvTranspose2d:
     """Fold a transposed convolution (2x2, stride 2) and a 3x3 convolution into one transposed convolution (4x4).
 
-    It has no bias: that of `first` reaches pixels at the edge less often than others. See `upscaled_bias`.
+    It has no bias: the bias of `first` reaches pixels at the edge less often than others. See `upscaled_bias`.
     """
     assert first.kernel_size == first.stride == (2, 2)
     assert second.kernel_size == (3, 3)

@@ -1,12 +1,8 @@
-"""RepViT (arXiv 2307.09283), the image encoder of EdgeTAM, with the tensor names of timm's `repvit_m1`.
+"""Load EdgeTAM (arXiv 2501.07256) with its image encoder RepViT (arXiv 2307.09283), without timm.
 
-The layers are as they are trained: convolutions with batch norms, side by side where they are added. `fold_norms`
-returns the same network with one convolution in the place of each of these.
-
-EdgeTAM (arXiv 2501.07256) as transformers loads it, without timm: its RepViT is the one of `repvit`.
-
-The published configuration names timm's `repvit_m1` as the backbone. `EdgeTamConfig` reads it as a `RepVitConfig`,
-whose model has the same tensor names.
+RepViT has the tensor names of timm's `repvit_m1`, which the published configuration names as the backbone;
+`EdgeTamConfig` reads it as a `RepVitConfig`. The layers are as they are trained: convolutions with batch norms, side by
+side where they are added. `fold_norms` returns the same network with one convolution in the place of each of these.
 """
 
 from __future__ import annotations
@@ -156,7 +152,7 @@ class _Gate(nn.Module):
         return out
 
 
-class _Block(nn.Module):
+class _RepVitBlock(nn.Module):
     def __init__(self, width: int, gated: bool) -> None:
         super().__init__()
         self.token_mixer = _TokenMixer(width)
@@ -168,10 +164,10 @@ class _Block(nn.Module):
         return out
 
 
-class _Downsample(nn.Module):
+class _StageDownsample(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.pre_block = _Block(inputs, gated=False)
+        self.pre_block = _RepVitBlock(inputs, gated=False)
         self.spatial_downsample = _ConvNorm(inputs, inputs, 3, 2, groups=inputs)
         self.channel_downsample = _ConvNorm(inputs, outputs)
         self.ffn = _ChannelMixer(outputs)
@@ -186,8 +182,8 @@ class _Stage(nn.Module):
 
     def __init__(self, inputs: int | None, width: int, depth: int) -> None:
         super().__init__()
-        self.downsample = nn.Identity() if inputs is None else _Downsample(inputs, width)
-        self.blocks = nn.Sequential(*(_Block(width, gated=number % 2 == 0) for number in range(depth)))
+        self.downsample = nn.Identity() if inputs is None else _StageDownsample(inputs, width)
+        self.blocks = nn.Sequential(*(_RepVitBlock(width, gated=number % 2 == 0) for number in range(depth)))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.blocks(self.downsample(x))

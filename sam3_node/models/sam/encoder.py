@@ -1,10 +1,9 @@
-"""Image encoders of SAM 3, SAM 2 and EdgeTAM: they turn pixels into the tracker's three feature maps.
+"""Turn pixels into the tracker's three feature maps: the image encoders of SAM 3, SAM 2, EdgeTAM and SAM 1.
 
-SAM for single images (arXiv 2304.02643): its ViT, and its prompt encoder with the interface of SAM 2's.
-
-The encoder equals transformers' `SamModel` on the same weights. Tokens stay in window order, as in `vit`. The relative
-positions, which the reference adds to all scores as a bias of tokens x tokens, become further channels of queries and
-keys. So attention is fused, and no such bias is ever in memory.
+SAM 1 (arXiv 2304.02643) equals transformers' `SamModel` on the same weights; its prompt encoder has the interface of
+SAM 2's. Its tokens stay in window order, as in `vit`. The relative positions, which the reference adds to all scores as
+a bias of tokens x tokens, become further channels of queries and keys. So attention is fused, and no such bias is ever
+in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from transformers.models.sam.modeling_sam import SamVisionEncoder
 from ...errors import ModelError
 from .algebra import fold_convolution, fold_transposed, fold_upscaling, patch_linear, upscaled_bias
 from .edgetam import RepVitBackbone, fold_norms
-from .vit import POOL, Hiera, WindowedViT, pad_windows, side, window_order, z_order
+from .vit import POOL, Hiera, WindowedViT, WindowLayer, side, window_order, z_order
 
 
 def build_encoder(source: Any) -> nn.Module:
@@ -232,7 +231,7 @@ class Sam1Encoder(nn.Module):
         self.register_buffer(
             "position", position[:, order].clone() if position.shape[1] > 1 else position, persistent=False
         )
-        self.layers = nn.ModuleList(_Layer(layer, windows, order, grid) for layer in vision.layers)
+        self.layers = nn.ModuleList(_Sam1Layer(layer, windows, order, grid) for layer in vision.layers)
         for name, conv in (("fine", decoder.upscale_conv2), ("middle", decoder.upscale_conv1)):
             self.register_buffer(name, conv.weight.new_zeros(1, conv.out_channels, 1, 1), persistent=False)
         self.grid = grid
@@ -256,12 +255,10 @@ class Sam1Encoder(nn.Module):
         return fine, middle, top
 
 
-class _Layer(nn.Module):
+class _Sam1Layer(WindowLayer):
     rows: Tensor
     columns: Tensor
     key_place: Tensor
-    gather: Tensor | None
-    scatter: Tensor | None
 
     def __init__(self, source: Any, windows: Tensor, order: Tensor, grid: int) -> None:
         super().__init__()
@@ -272,10 +269,7 @@ class _Layer(nn.Module):
         width = source.window_size if windowed else grid
         cells = torch.arange(width * width, device=order.device) if windowed else order
         self.span = len(cells)  # tokens that attend to each other
-        overhangs = windowed and windows.numel() > order.numel()
-        gather, scatter = pad_windows(windows, order) if overhangs else (None, None)
-        self.register_buffer("gather", gather, persistent=False)
-        self.register_buffer("scatter", scatter, persistent=False)
+        self.keep_padded(windowed, windows, order)
         self.tables = nn.ParameterList(
             [attention.rel_pos_h, attention.rel_pos_w] if attention.use_rel_pos else []
         )

@@ -1,24 +1,10 @@
-"""The tokens that the memory read attends to: all of them, or fewer in an approximation.
+"""Let features of the current frame attend to an object's memories (SAM 2, arXiv 2408.00714, sec. 4).
 
-- exact: all tokens of all memories, as the weights were trained.
-- pooled: the memory of the newest prompted frame in full, the others averaged over 2x2 tokens, as EfficientTAM does
-  with all (arXiv 2411.18933). An average weighs as the four tokens that it stands for.
-- sparse: the same memory in full, of each other one the quarter of the tokens that differ most from their mean. Those
-  are the object's, because tokens of the background are much alike.
+The arithmetic equals transformers' memory attention on the same weights, rearranged for a bank of fixed shape. All
+objects with equally many memories are one batch, so only engines of fixed shape mask memories; pointers may be masked.
 
-EdgeTAM's memories are compressed already (see `perceiver`), and are read exactly.
-
-The memory read: features of the current frame attend to an object's memories (SAM 2, arXiv 2408.00714, sec. 4).
-
-The arithmetic equals transformers' memory attention on the same weights, rearranged for a bank of fixed shape:
-
-- All objects with equally many memories are one batch. Memories are not masked, except by engines of fixed shape;
-  pointers may be.
-- Value and output projections are applied after the attention, to its 64-channel result. This is exact because the
-  softmax weights sum to one.
-- Work before the first memory attention is shared by all objects.
-
-`read_tokens` chooses the tokens, also for approximations. On an NVIDIA GPU, the kernels of `read_kernel` may attend.
+`MemoryTokens` chooses the tokens to attend to: all of them, as the weights were trained (exact), or fewer. EdgeTAM's
+memories are compressed already, and are read exactly. On an NVIDIA GPU, the kernels of `read_kernel` may attend.
 """
 
 from __future__ import annotations
@@ -34,6 +20,11 @@ from .algebra import Attention, apply_linear, apply_mlp, fold_linear, join_linea
 from .memory_write import find_latent_places
 
 ReadMethod = Literal["exact", "pooled", "sparse"]
+"""exact: all tokens of all memories. The others keep the newest prompted frame's memory whole, and of each other memory
+
+- pooled: averages over 2x2 tokens, as EfficientTAM does with all memories (arXiv 2411.18933).
+- sparse: the quarter of the tokens that differ most from their mean.
+"""
 METHODS = get_args(ReadMethod)
 POOL = 2
 """Side of the square of tokens that is averaged."""
@@ -134,7 +125,9 @@ class MemoryTokens(nn.Module):
     ) -> Tokens:
         """Make the tokens, in `dtype`, from the arguments of `MemoryRead`."""
         count, slots = memory.shape[:2]
-        full = slots if self.method == "exact" else 1
+        full = (
+            slots if self.method == "exact" else 1
+        )  # the newest prompted frame comes first, and stays whole
         place = self.memory_position[offset]
         places, values = [place[:, :full]], [memory[:, :full]]
         rows = offset.new_empty(1, 0)
@@ -146,9 +139,10 @@ class MemoryTokens(nn.Module):
         where = [*(place.flatten(1, 2) for place in places), self._pointer_place(pointer_age)]
         joined = torch.cat(content, dim=1).to(dtype)
         mask = self._mask(valid, slots - full, full, pointers.shape[1], rows.shape[1])
+        # the softmax sees one average in the place of the four tokens that it stands for
         weight = POOL * POOL if self.method == "pooled" else 1
         return Tokens(
-            torch.cat(where, dim=1).add_(joined),
+            torch.cat(where, dim=1).add_(joined),  # keys know place and time, values do not
             joined,
             rows.shape[1],
             full * self.memory_tokens,
@@ -163,6 +157,7 @@ class MemoryTokens(nn.Module):
         Return both [N, S, hw / 4, 64], and their rows of the rotation table [1, S * hw / 4].
         """
         pooled = self.area // POOL**2
+        # the table holds `area` rows of tokens and the row of pointers before the rows of pooled tokens
         rows = torch.arange(pooled, device=memory.device).add_(self.area + 1).repeat(memory.shape[1])
         return self._average(memory), self._average(place), rows[None]
 
@@ -178,6 +173,7 @@ class MemoryTokens(nn.Module):
         Return them and their positions, [N, S, K, 64], and their rows of the rotation table [N, S * K].
         """
         kept = -(-self.area // POOL**2)
+        # tokens of the background are much alike and near the mean, so the others are the object's
         unlike = (memory - memory.mean(dim=2, keepdim=True)).square().sum(dim=-1)
         chosen = unlike.topk(kept, dim=-1).indices  # [N, S, K]
         index = chosen[..., None].expand(-1, -1, -1, memory.shape[-1])
@@ -196,6 +192,7 @@ class MemoryTokens(nn.Module):
         count, pointers = age.shape
         if self.pointer_time is None:
             return self.memory_position.new_zeros(count, pointers * self.pointer_tokens, self.channels)
+        # a pointer is cut into tokens of a memory's width, which share one age
         phase = _sine_1d(age / (self.max_pointers - 1), self.hidden)
         place = self.pointer_time(phase.to(self.memory_position.dtype))
         out: Tensor = place.repeat_interleave(self.pointer_tokens, dim=1)
@@ -204,7 +201,7 @@ class MemoryTokens(nn.Module):
     def _mask(
         self, valid: Tensor | None, reduced: int, full: int, pointers: int, tokens: int
     ) -> Tensor | None:
-        """Return the mask of the last tokens, bool [N, 1, all or those of pointers]: True for tokens to attend to.
+        """Return the mask of the last tokens, bool [N, 1, all tokens or pointers only]: True for tokens to attend to.
 
         The first `full` memories are in full, the next `reduced` ones have `tokens` tokens in all.
         """
@@ -231,6 +228,7 @@ def _rotation(attention: Any, reference: Tensor, places: Tensor) -> Tensor:
 def _sine_1d(position: Tensor, channels: int) -> Tensor:
     """Return the sine encoding [..., channels] of position [...], float32."""
     half = channels // 2
+    # pairs of channels share a period, as in the reference
     period = 10000.0 ** (2 * (torch.arange(half, device=position.device, dtype=torch.float32) // 2) / half)
     phase = position.unsqueeze(-1) / period
     return torch.cat([phase.sin(), phase.cos()], dim=-1)
@@ -260,6 +258,7 @@ class MemoryRead(nn.Module):
             )
         self.hidden = source.hidden_dim
         self.tokens = MemoryTokens(source)
+        # the reference adds a tenth of the position map to the image's tokens
         self.register_buffer(
             "image_position", 0.1 * _sine(source, source.backbone_feature_sizes[-1]), persistent=False
         )
@@ -304,7 +303,7 @@ class MemoryRead(nn.Module):
         attend = self._attend(tokens)
         rotation = self.tokens.rotation[: self.tokens.area]
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
-        for layer in self.layers:
+        for layer in self.layers:  # the first memory attention turns the one row of all objects into N rows
             x = layer(x, rotation, attend)
         out: Tensor = self.norm(x).transpose(1, 2).reshape(memory.shape[0], self.hidden, *top.shape[-2:])
         return out
@@ -336,6 +335,7 @@ class ReadLayer(nn.Module):
         self.own_out = own.o_proj
         self.query, self.key = cross.q_proj, cross.k_proj
         self.attend = attend
+        # exact, because softmax weights sum to one: both projections follow the attention, on 64 channels
         self.value_out = fold_linear(cross.v_proj, cross.o_proj)
 
     def forward(self, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
@@ -365,6 +365,7 @@ class _PlainAttend:
     def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
         tokens = self.tokens
         query = rotate(apply_linear(layer.query, x), self.rotation)
+        # keys of all memories are projected at once; a memory's tokens have the same rotation at any age
         key = self._rotate_keys(apply_linear(layer.key, tokens.keys))
         query = query.expand(key.shape[0], -1, -1)  # len() would fix the size in an export
         out: Tensor = layer.attend(query, key, tokens.values, tokens.mask, tokens.reduced, tokens.weight)

@@ -1,15 +1,8 @@
-"""The memory write: the features of a frame and an object's mask become a memory (SAM 2, arXiv 2408.00714, sec. 4).
+"""Turn the features of a frame and an object's mask into a memory (SAM 2, arXiv 2408.00714, sec. 4).
 
 The arithmetic equals transformers' memory encoder on the same weights. From the mask's last convolution on, tokens are
 rows [N, hw, C]: 1x1 convolutions are linear maps with fused activations, norms run along memory, and the result needs
-no transposition.
-
-EdgeTAM's 2D spatial perceiver (arXiv 2501.07256, sec. 3.2): it compresses a memory to a few latent tokens.
-
-It equals transformers' resampler on the same weights. Half of the latents attend to the whole memory, the others each
-to one window of it, so these keep a place in the image. Both use the same layers, so all rows run through them
-together, and keys and values are projected once for both. A window's latent attends to itself alone, so its
-self-attention is its value.
+no transposition. EdgeTAM's `Perceiver` (arXiv 2501.07256, sec. 3.2) compresses a memory to a few latent tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +33,7 @@ class MemoryWrite(nn.Module):
         super().__init__()
         encoder, config = source.memory_encoder, source.config
         self.feature_projection = patch_linear(encoder.feature_projection)
-        self.downsample = nn.ModuleList(_Downsample(layer) for layer in encoder.mask_downsampler.layers)
+        self.downsample = nn.ModuleList(_MaskDownsample(layer) for layer in encoder.mask_downsampler.layers)
         self.embed = patch_linear(encoder.mask_downsampler.final_conv)
         self.fuser = nn.ModuleList(map(_FuserBlock, encoder.memory_fuser.layers))
         self.projection = patch_linear(encoder.projection)
@@ -85,7 +78,7 @@ class MemoryWrite(nn.Module):
         return memory.to(torch.bfloat16) if self.compress is None else self.compress(memory)
 
 
-class _Downsample(nn.Module):
+class _MaskDownsample(nn.Module):
     """Convolution, layer norm over channels, and activation. The convolution already subtracts the norm's mean.
 
     A convolution with stride = kernel size is computed as the linear map of patches that it is. In bfloat16 on a CPU
@@ -177,11 +170,11 @@ class Perceiver(nn.Module):
         self.register_buffer("latents", latents, persistent=False)
         position = _sine(perceiver, self.height, self.width, latents.device).to(latents.dtype)
         self.register_buffer("position", position, persistent=False)
-        self.layers = nn.ModuleList(map(_Layer, perceiver.layers))
+        self.layers = nn.ModuleList(map(_PerceiverLayer, perceiver.layers))
         self.norm = perceiver.layer_norm
 
     def forward(self, memory: Tensor) -> Tensor:
-        """Compress memories [N, hw, 64] to [N, T, 64]: first the latents without a place, then those of the windows."""
+        """Compress memories [N, hw, 64] to [N, T, 64]: first the latents without a place, then the windows' latents."""
         x = self.latents.expand(memory.shape[0], -1, -1)  # len() would fix the size in an export
         for layer in self.layers:
             x = layer(x, memory, self.position, self.free, self._cut)
@@ -189,12 +182,12 @@ class Perceiver(nn.Module):
         return out
 
     def _cut(self, rows: Tensor) -> Tensor:
-        """Turn rows [N, hw, C] into those of each window, [N * windows, rows of a window, C]."""
+        """Cut rows [N, hw, C] into windows, [N * windows, rows of a window, C]."""
         grid = (self.windows, self.height // self.windows, self.windows, self.width // self.windows)
         return torch.unflatten(rows, 1, grid).transpose(2, 3).flatten(3, 4).flatten(0, 2)
 
 
-class _Layer(nn.Module):
+class _PerceiverLayer(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         self.cross, self.own = source.cross_attention, source.self_attention

@@ -139,7 +139,7 @@ class KernelAttend:
     def __init__(self, tokens: Tokens, rotation: Tensor, area: int, memory: range) -> None:
         """Prepare the read.
 
-        rotation: a table of `split_rotation`; row `area` rotates nothing, rows `memory` are those of a memory's tokens.
+        rotation: a table of `split_rotation`; row `area` rotates nothing, rows `memory` rotate a memory's tokens.
         """
         count, total = tokens.keys.shape[:2]
         device, full = rotation.device, tokens.full
@@ -177,7 +177,7 @@ def split_rotation(rotation: Tensor) -> Tensor:
 
 
 def split_pairs(layer: nn.Linear) -> nn.Linear:
-    """Return a linear map whose outputs are those of `layer`, the even ones first."""
+    """Return a linear map with the outputs of `layer`, the even ones first."""
     order = split_order(layer.out_features)
     split = nn.Linear(layer.in_features, layer.out_features).to(layer.weight)
     split.load_state_dict({name: value[order] for name, value in layer.state_dict().items()})
@@ -220,7 +220,7 @@ def attend(
 
     Keys are in three regions: pooled ones, of which each weighs as `pooled` keys, full ones, and pointers. starts:
     where the second and the third begin. counts: int32 [N, 3], valid keys at the beginning of each region, at least
-    one in all. rotation: float32 [R >= L, 2, D / 2], row by row that of the queries.
+    one in all. rotation: float32 [R >= L, 2, D / 2], a row for each query.
     """
     (count, tokens, wide), length = key.shape, query.shape[1]
     launch = choose_launch(key.device)

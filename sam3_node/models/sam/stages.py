@@ -1,16 +1,14 @@
-"""SAM's mask decoder (arXiv 2304.02643, 2408.00714), arranged for many objects on one image.
-
-It equals transformers' decoder on the same weights. SAM 1's has no opinion whether the object is in view, so it always
-says that it is. Attention between few tokens and many pixels never projects the
-pixels: the products are regrouped, so that the tokens carry the projections. `(x Wk) . (t Wq)` is `x . (t Wq Wk^T)`,
-and `softmax(s) (x Wv)` is `(softmax(s) x) Wv`. The pyramid's pixels stay grouped by the token that they come from, so
-upscaling is a matrix product without a rearrangement, until the masks are complete. The four mask heads are computed
-together.
-
-The four stages that every frame runs through (encode, read, decode, remember), as functions of tensors.
+"""Run the four stages of every frame (encode, read, decode, remember) as functions of tensors, and SAM's mask decoder.
 
 An engine may replace each stage of `Stages`, which tracks objects without prompts. Prompts always use the torch modules
-`Decoder` and `MemoryWrite` directly.
+`Decoder` and `MemoryWrite`.
+
+The mask decoder (arXiv 2304.02643, 2408.00714) equals transformers' on the same weights, arranged for many objects on
+one image. SAM 1 cannot tell whether the object is in view, so it always says that it is. Attention between few tokens
+and many pixels never projects the pixels: the products are regrouped, so that the tokens carry the projections.
+`(x Wk) . (t Wq)` is `x . (t Wq Wk^T)`, and `softmax(s) (x Wv)` is `(softmax(s) x) Wv`. The pyramid's pixels stay
+grouped by the token that they come from, so upscaling is a matrix product without a rearrangement, until the masks are
+complete. The four mask heads are computed together.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class TrackerModel(nn.Module):
     """The stages of a SAM tracker. They share the weights of a transformers model. For inference only.
 
     Without memory modules (`has_memory` is False), objects are followed by their last masks; see
-    `tracking.last_masks`.
+    `tracking.memory.LastMasks`.
     """
 
     mean: Tensor
@@ -67,7 +67,7 @@ class TrackerModel(nn.Module):
         self.requires_grad_(False).eval()
 
     def _build_memory(self, source: Any) -> tuple[nn.Module, nn.Module]:
-        """Build the stages that only weights with memory modules have, and return those of `stages`."""
+        """Build the stages that need memory modules; return the read and the memory write of `stages`."""
         self.memory_channels: int = source.mem_dim
         self.num_maskmem: int = source.num_maskmem
         self.max_conditioning: int = source.config.max_cond_frame_num

@@ -1,15 +1,12 @@
-"""SAM 3's plain ViT (arXiv 2511.16719), arranged for one image at a time.
+"""Encode images by SAM 3's plain ViT (arXiv 2511.16719) or SAM 2's Hiera (arXiv 2306.00989), without copies.
 
-Tokens stay in window order from the first layer to the last. Windowed attention then needs no copies; neither does
-global attention, whose result does not depend on the order. Windows that extend past the map's edge are padded as in
-the reference, only for the attention.
+The ViT's tokens stay in window order from the first layer to the last. Windowed attention then needs no copies; neither
+does global attention, whose result does not depend on the order. Windows that extend past the map's edge are padded as
+in the reference, only for the attention.
 
-Hiera (arXiv 2306.00989), the image encoder of SAM 2 (arXiv 2408.00714), with its feature pyramid.
-
-Tokens stay in Z order from the first block to the last. In this order, every aligned window whose side is a power of
-two is a run of neighbours, 2x2 pooling takes the maximum of four consecutive tokens, and the pyramid's upsampling
-repeats each token four times, so nothing is copied between blocks. Windows of other sizes, and windows that extend past
-the map's edge, are gathered.
+Hiera's tokens stay in Z order. In this order, every aligned window whose side is a power of two is a run of neighbours,
+2x2 pooling takes the maximum of four consecutive tokens, and the pyramid's upsampling repeats each token four times.
+Windows of other sizes, and windows that extend past the map's edge, are gathered.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ class WindowedViT(nn.Module):
         self.register_buffer("inverse", order.argsort(), persistent=False)
         self.register_buffer("position", position.detach()[:, order].clone(), persistent=False)
         self.norm = source.layer_norm
-        self.layers = nn.ModuleList(_Layer(layer, windows, order) for layer in source.layers)
+        self.layers = nn.ModuleList(_ViTLayer(layer, windows, order) for layer in source.layers)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Encode pixels [1, 3, S, S] into the feature map [1, C, h, w], channels last in memory."""
@@ -61,10 +58,25 @@ class WindowedViT(nn.Module):
         return torch.unflatten(x[:, self.inverse].transpose(1, 2), 2, (self.grid, self.grid))
 
 
-class _Layer(nn.Module):
-    rotation: Tensor
+class WindowLayer(nn.Module):
+    """A layer whose tokens attend within windows: `gather` puts tokens into windows, `scatter` back; None for runs."""
+
     gather: Tensor | None
     scatter: Tensor | None
+
+    def keep_windows(self, gather: Tensor | None, scatter: Tensor | None) -> None:
+        """Register both."""
+        self.register_buffer("gather", gather, persistent=False)
+        self.register_buffer("scatter", scatter, persistent=False)
+
+    def keep_padded(self, windowed: bool, windows: Tensor, order: Tensor) -> None:
+        """Register both where windows extend past the map's edge; elsewhere tokens in window `order` are runs."""
+        overhangs = windowed and windows.numel() > order.numel()
+        self.keep_windows(*(pad_windows(windows, order) if overhangs else (None, None)))
+
+
+class _ViTLayer(WindowLayer):
+    rotation: Tensor
     filling: Tensor
 
     def __init__(self, source: Any, windows: Tensor, order: Tensor) -> None:
@@ -76,10 +88,7 @@ class _Layer(nn.Module):
         self.out = attention.o_proj
         windowed = source.window_size > 0
         self.span = source.window_size**2 if windowed else order.numel()  # tokens that attend to each other
-        overhangs = windowed and windows.numel() > order.numel()
-        gather, scatter = pad_windows(windows, order) if overhangs else (None, None)
-        self.register_buffer("gather", gather, persistent=False)
-        self.register_buffer("scatter", scatter, persistent=False)
+        self.keep_padded(windowed, windows, order)
         filling = self.qkv.bias.detach()[None, None].clone()  # of a padding position: the projection of zeros
         self.register_buffer("filling", filling, persistent=False)
         cos, sin = source.rotary_emb(order, source.position_ids)  # [1, tokens, D], each value occurs twice
@@ -158,7 +167,7 @@ class Hiera(nn.Module):
         self.register_buffer("position", self.position_map(source).detach().clone(), persistent=False)
         grid, blocks = self.grid, []
         for block in source.blocks:
-            blocks.append(_Block(block, grid))
+            blocks.append(_HieraBlock(block, grid))
             grid //= 2 if block.query_stride else 1
         self.blocks = nn.ModuleList(blocks)
 
@@ -182,10 +191,7 @@ class Hiera(nn.Module):
         return stages
 
 
-class _Block(nn.Module):
-    gather: Tensor | None
-    scatter: Tensor | None
-
+class _HieraBlock(WindowLayer):
     def __init__(self, source: Any, grid: int) -> None:
         super().__init__()
         attention = source.attn
@@ -195,9 +201,7 @@ class _Block(nn.Module):
         self.widen = source.proj if source.dim != source.dim_out else nn.Identity()
         window = source.window_size or grid
         self.span = window * window  # tokens that attend to each other
-        gather, scatter = (None, None) if _is_run(window, grid) else _windows(window, grid, self.pools)
-        self.register_buffer("gather", gather, persistent=False)
-        self.register_buffer("scatter", scatter, persistent=False)
+        self.keep_windows(*((None, None) if _is_run(window, grid) else _windows(window, grid, self.pools)))
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm1(x)

@@ -32,14 +32,7 @@ RENAMED = tuple(
     (re.compile(pattern), new)
     for pattern, new in (
         (r"^model\.0\.", "backbone.stem."),
-        (r"^model\.1\.", "backbone.stages.0.0."),
-        (r"^model\.2\.", "backbone.stages.0.1."),
-        (r"^model\.3\.", "backbone.stages.1.0."),
-        (r"^model\.4\.", "backbone.stages.1.1."),
-        (r"^model\.5\.", "backbone.stages.2.0."),
-        (r"^model\.6\.", "backbone.stages.2.1."),
-        (r"^model\.7\.", "backbone.stages.3.0."),
-        (r"^model\.8\.", "backbone.stages.3.1."),
+        *((rf"^model\.{i + 1}\.", f"backbone.stages.{i // 2}.{i % 2}.") for i in range(8)),
         (r"^model\.9\.", "backbone.pooling."),
         (r"^model\.12\.", "neck.top_down.0."),
         (r"^model\.15\.", "neck.top_down.1."),

@@ -1,15 +1,9 @@
-"""The configuration of a YOLO-World: the public scales, a small scale, and the JSON form that lies beside weights.
-
-Layers of YOLO-World version 2 (arXiv 2401.17270): cross-stage partial blocks, text-guided ones, contrastive heads.
-
-Maps are [B, C, h, w]; text is [B, K, D], one L2-normalised vector for each of K phrases.
-
-YOLO-World version 2 (arXiv 2401.17270): finds objects by name. The names are input vectors beside each image.
+"""Find objects by name with YOLO-World version 2 (arXiv 2401.17270). The names are input vectors beside each image.
 
 A YOLOv8 backbone, the paper's vision-language path-aggregation network as re-parameterised for version 2 (text-guided
-layers, no image-pooling attention), and heads that compare every pixel with every phrase.
-
-Read and write a YOLO-World as a folder with config.json, model.safetensors and, optionally, its digest.
+layers, no image-pooling attention), and heads that compare every pixel with every phrase. Maps are [B, C, h, w]; text
+is [B, K, D], one L2-normalised vector for each of K phrases. A folder holds config.json, model.safetensors and,
+optionally, its digest.
 """
 
 from __future__ import annotations
@@ -106,7 +100,6 @@ class YoloWorldConfig:
                 f"expected a map with model_type {MODEL_TYPE}, found {kind or type(data).__name__}"
             )
         names = {field.name for field in dataclasses.fields(cls)}
-        data = {"resize": "bilinear"} | data
         if wrong := sorted(data.keys() ^ (names | {"model_type"})):
             raise ModelError(f"expected {', '.join(sorted(names))}; missing or unknown: {', '.join(wrong)}")
         values = {name: data[name] for name in names}
@@ -446,7 +439,7 @@ def load_yolo_world(
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype | None = None,
 ) -> YoloWorld:
-    """Load the detector in a folder, in inference mode. `device` and `dtype` are those of `load_tracker`.
+    """Load the detector in a folder, in inference mode. See `load_tracker` for `device` and `dtype`.
 
     Raises ModelError, which names the file, and the tensors that are missing or have another shape.
     """

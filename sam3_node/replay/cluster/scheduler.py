@@ -1,10 +1,8 @@
-"""A connection to Ray, and a pool of workers that are Ray actors.
+"""Replays many recordings at once on workers that Ray places on machines.
 
 Tasks go to free workers, and go to another worker when one is lost. Ray could restart actors and repeat their tasks by
 itself, but the lost actor may still be running then, and Ray does not report the loss. Here a lost worker is ended
 first, and its time is counted.
-
-Replays many recordings at once on workers that Ray places on machines.
 """
 
 from __future__ import annotations
@@ -27,12 +25,21 @@ from typing import Any, NamedTuple
 from ...errors import ReplayError, require
 from ...types import Closeable
 from ..job import Job
-from ..run import LIMITS
-from ..shards import ShardLimits
+from ..shards import LIMITS, ShardLimits
 from ..store import Summary
-from .job_plan import WHOLE, JobPlan, PlanSteps, Split, Task
+from .tasks import (
+    NO_RESULT,
+    NOT_STARTED,
+    WHOLE,
+    JobPlan,
+    PlanSteps,
+    Split,
+    Task,
+    TaskProgress,
+    TaskResult,
+    Worker,
+)
 from .usage_report import BagResult, RunProgress, ThroughputMeter, UsageReport
-from .worker import NOT_STARTED, TaskProgress, TaskResult, Worker
 
 LOCAL = "local"
 AUTH_MODE = "RAY_AUTH_MODE"
@@ -42,288 +49,11 @@ CONNECT_TIMEOUT_S = 5.0
 """Timeout for the address of a cluster; Ray itself would try for minutes."""
 STOP_TIMEOUT_S = 20.0
 """Time that workers have to write what they have done."""
-_log = logging.getLogger(__name__)
-_ADDRESS = re.compile(r"(ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")
-
-
-@contextmanager
-def connect_ray(address: str, workers: int) -> Iterator[Any]:
-    """Provide the module `ray`, connected to a cluster for the length of the block.
-
-    `address` is local, for a new Ray on this machine with CPUs for this number of `workers`; auto, for the cluster that
-    runs here; or the address of another cluster. An existing connection of this process is used as it is. Raises
-    MissingExtraError without Ray, ReplayError if there is no cluster.
-    """
-    # Ray reads these on import: no usage reports, no lower priority for workers, and a token
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    if address == LOCAL:
-        if "ray" not in sys.modules:  # an imported Ray keeps the mode that it found
-            os.environ.setdefault(AUTH_MODE, "token")
-    elif not _has_token():
-        _log.warning(
-            "the Ray cluster at %s is used without a token: whoever reaches its ports can run code on its machines; "
-            "start it, and this command, with %s=token (ray get-auth-token --generate)",
-            address,
-            AUTH_MODE,
-        )
-    ray = require("ray", "cloud")
-    if ray.is_initialized():
-        yield ray
-        return
-    with _keep_signal_handlers():
-        _init_ray(ray, address, workers)
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-def _has_token() -> bool:
-    """Return True if Ray would show a token to a cluster: by its setting, or by default if there is a token."""
-    mode = os.environ.get(AUTH_MODE)
-    if mode is not None:
-        return mode.lower() == "token"
-    places = (os.environ.get("RAY_AUTH_TOKEN"), os.environ.get("RAY_AUTH_TOKEN_PATH"))
-    return any(places) or (Path.home() / ".ray" / "auth_token").is_file()
-
-
-def _init_ray(ray: Any, address: str, workers: int) -> None:
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-    try:
-        if address == LOCAL:
-            ray.init(
-                "local",
-                num_cpus=workers,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                **quiet,
-            )
-        else:
-            _check_address(address)
-            ray.init(address, **quiet)
-    except (RuntimeError, ValueError, OverflowError, OSError) as error:
-        raise ReplayError(
-            f"expected a Ray cluster at {address}, found none: {error}; --ray local starts one on this machine"
-        ) from error
-
-
-def _check_address(address: str) -> None:
-    """Raise OSError if the address names a host and port that does not accept connections."""
-    match = _ADDRESS.fullmatch(address)
-    if match is not None:
-        socket.create_connection((match["host"], int(match["port"])), CONNECT_TIMEOUT_S).close()
-
-
-@contextmanager
-def _keep_signal_handlers() -> Iterator[None]:
-    """Restore the signal handlers that Ray replaces with its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-class FinishedTask(NamedTuple):
-    """The result of a task, the seconds that workers spent on it, and the number of workers lost."""
-
-    key: object
-    result: TaskResult
-    seconds: float
-    losses: int
-
-
-@dataclass(slots=True)
-class _PendingTask:
-    """A task that is queued or running."""
-
-    key: object
-    task: Task
-    seconds: float = 0.0
-    losses: int = 0
-    progress: TaskProgress = NOT_STARTED
-
-    def finish(self, result: TaskResult) -> FinishedTask:
-        return FinishedTask(self.key, result, self.seconds, self.losses)
-
-
-@dataclass(slots=True)
-class _WorkerHandle:
-    """A worker with its current call: idle if `call` is None, starting if only `running` is None."""
-
-    actor: Any
-    call: Any
-    since_s: float
-    running: _PendingTask | None = None
-    progress_call: Any = None
-    ready_s: float | None = None
-    """Time when the worker was first ready."""
-
-
-class WorkerPool(Closeable):
-    """Up to `max_workers` workers with one CPU and `gpus` GPUs each, started on demand and ended when idle.
-
-    A task whose worker is lost runs again up to `retries` times; interruptions do not count. A context manager.
-    """
-
-    def __init__(self, ray: Any, max_workers: int, gpus: float, retries: int) -> None:
-        self._ray, self._max_workers, self._retries = ray, max_workers, retries
-        remote = ray.remote(
-            num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1}
-        )
-        self._start_actor = remote(Worker).remote
-        self._queue: deque[_PendingTask] = deque()
-        self._workers: list[_WorkerHandle] = []
-        self._failed_starts = 0
-        self._ended_s = 0.0
-        self._stopping = False
-
-    @property
-    def ready(self) -> int:
-        """Number of workers that are ready."""
-        return sum(worker.ready_s is not None for worker in self._workers)
-
-    @property
-    def held_s(self) -> float:
-        """Seconds of all workers together, each since it was ready."""
-        now_s = time.monotonic()
-        return self._ended_s + sum(
-            now_s - worker.ready_s for worker in self._workers if worker.ready_s is not None
-        )
-
-    def submit(self, key: object, task: Task) -> None:
-        """Queue a task. Its result comes with this `key`."""
-        self._queue.append(_PendingTask(key, task))
-
-    def task_progress(self) -> dict[object, TaskProgress]:
-        """Return the progress of running tasks by key."""
-        return {worker.running.key: worker.running.progress for worker in self._workers if worker.running}
-
-    def poll(self, timeout_s: float) -> list[FinishedTask]:
-        """Start queued tasks, wait until one is finished or the time is up, and return the finished tasks.
-
-        Raises ReplayError if workers cannot be started.
-        """
-        self._end_idle_workers()
-        self._start_tasks()
-        calls = {worker.call: worker for worker in self._workers if worker.call is not None}
-        if not calls:
-            return []
-        ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
-        if not ready:
-            ready, _ = self._ray.wait(list(calls), timeout=timeout_s)
-        finished = [task for call in ready for task in self._read_result(calls[call])]
-        self._update_progress()
-        return finished
-
-    def stop(self) -> list[FinishedTask]:
-        """Stop all workers, and wait up to STOP_TIMEOUT_S for their results."""
-        self._stopping = True
-        finished = [pending.finish(TaskResult(error="not started", stopped=True)) for pending in self._queue]
-        self._queue.clear()
-        for worker in self._workers:
-            self._call_control(worker, "stop")
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while any(worker.running for worker in self._workers) and time.monotonic() < deadline:
-            finished += self.poll(0.2)
-        return finished
-
-    def close(self) -> None:
-        """End all workers. Idempotent."""
-        while self._workers:
-            self._end_worker(self._workers[0])
-
-    def _end_idle_workers(self) -> None:
-        idle = [worker for worker in self._workers if worker.call is None]
-        for worker in idle[len(self._queue) :]:
-            self._end_worker(worker)
-
-    def _start_tasks(self) -> None:
-        free = sum(worker.running is None for worker in self._workers)
-        for _ in range(min(len(self._queue) - free, self._max_workers - len(self._workers))):
-            actor = self._start_actor(os.getcwd())
-            self._workers.append(_WorkerHandle(actor, actor.pid.remote(), time.monotonic()))
-        for worker in self._workers:
-            if worker.call is None and self._queue:
-                worker.running = self._queue.popleft()
-                worker.call, worker.since_s = worker.actor.run.remote(worker.running.task), time.monotonic()
-
-    def _read_result(self, worker: _WorkerHandle) -> Iterator[FinishedTask]:
-        running, call = worker.running, worker.call
-        try:
-            result = self._ray.get(call)
-        except self._ray.exceptions.RayError as error:
-            yield from self._handle_loss(worker, error)
-            return
-        worker.call = worker.running = worker.progress_call = None
-        if running is None:
-            worker.ready_s, self._failed_starts = time.monotonic(), 0
-        else:
-            running.seconds += time.monotonic() - worker.since_s
-            if result.interrupted and not self._stopping:
-                _log.warning(
-                    "%s: its worker was interrupted, another one continues", running.task.job.bags[0]
-                )
-                self._end_worker(worker)
-                self._queue.appendleft(running)
-            else:
-                yield running.finish(result)
-
-    def _handle_loss(self, worker: _WorkerHandle, error: Exception) -> Iterator[FinishedTask]:
-        running = worker.running
-        self._end_worker(worker)
-        reason = str(error).strip().splitlines()[-1]
-        if running is None:
-            self._failed_starts += 1
-            if self._failed_starts > self._retries:
-                raise ReplayError(
-                    f"expected workers to start, found that {self._failed_starts} did not: {reason}"
-                )
-            return
-        running.seconds += time.monotonic() - worker.since_s
-        running.losses += 1
-        if self._stopping:
-            yield running.finish(TaskResult(error="its worker was lost", stopped=True))
-        elif running.losses > self._retries:
-            yield running.finish(
-                TaskResult(
-                    error=f"lost {running.losses} workers, the last: {reason}; results so far are kept, the same "
-                    "command continues"
-                )
-            )
-        else:
-            self._queue.appendleft(running)
-
-    def _update_progress(self) -> None:
-        """Ask each worker for its progress, without waiting for the reply."""
-        for worker in self._workers:
-            if worker.running is None:
-                continue
-            if worker.progress_call is None:
-                worker.progress_call = self._call_control(worker, "progress")
-            elif self._ray.wait([worker.progress_call], timeout=0)[0]:
-                with suppress(self._ray.exceptions.RayError):  # the call of the task reports the loss
-                    worker.running.progress = self._ray.get(worker.progress_call)
-                worker.progress_call = self._call_control(worker, "progress")
-
-    def _call_control(self, worker: _WorkerHandle, method: str) -> Any:
-        return getattr(worker.actor, method).options(concurrency_group="control").remote()
-
-    def _end_worker(self, worker: _WorkerHandle) -> None:
-        self._workers.remove(worker)
-        if worker.ready_s is not None:
-            self._ended_s += time.monotonic() - worker.ready_s
-        self._ray.kill(worker.actor)
-
-
 LOCAL_WORKERS = 2
 RETRIES = 5
 POLL_S = 0.2
+_log = logging.getLogger(__name__)
+_ADDRESS = re.compile(r"(ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")
 
 
 def run_many(
@@ -423,7 +153,7 @@ class _Run:
         return [bag.result for bag in self._bags]
 
     def _start_step(self, bag: _BagState, values: list[Any] | None) -> None:
-        """Start the next step. `values` are those of the previous step's tasks, None for the first step."""
+        """Start the next step. `values` come from the previous step's tasks, None for the first step."""
         try:
             tasks = next(bag.steps) if values is None else bag.steps.send(values)
         except StopIteration as end:
@@ -434,7 +164,7 @@ class _Run:
         for number, task in enumerate(tasks):
             self._pool.submit(_TaskKey(bag.number, bag.step, number), task)
 
-    def _add_result(self, task: FinishedTask) -> None:
+    def _add_result(self, task: PoolTask) -> None:
         key, result = task.key, task.result
         assert isinstance(key, _TaskKey)
         bag = self._bags[key.bag]
@@ -471,3 +201,274 @@ class _Run:
                 done, len(self._bags), self._pool.ready, meter.frames, meter.frames_per_s, meter.left_s
             )
         )
+
+
+@contextmanager
+def connect_ray(address: str, workers: int) -> Iterator[Any]:
+    """Provide the module `ray`, connected to a cluster for the length of the block.
+
+    `address` is local, for a new Ray on this machine with CPUs for this number of `workers`; auto, for the cluster that
+    runs here; or the address of another cluster. An existing connection of this process is used as it is. Raises
+    MissingExtraError without Ray, ReplayError if there is no cluster.
+    """
+    # Ray reads these on import: no usage reports, no lower priority for workers, and a token
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    if address == LOCAL:
+        if "ray" not in sys.modules:  # an imported Ray keeps the mode that it found
+            os.environ.setdefault(AUTH_MODE, "token")
+    elif not _has_token():
+        _log.warning(
+            "the Ray cluster at %s is used without a token: whoever reaches its ports can run code on its machines; "
+            "start it, and this command, with %s=token (ray get-auth-token --generate)",
+            address,
+            AUTH_MODE,
+        )
+    ray = require("ray", "cloud")
+    if ray.is_initialized():
+        yield ray
+        return
+    with _keep_signal_handlers():
+        _init_ray(ray, address, workers)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _has_token() -> bool:
+    """Return True if Ray would show a token to a cluster: by its setting, or by default if there is a token."""
+    mode = os.environ.get(AUTH_MODE)
+    if mode is not None:
+        return mode.lower() == "token"
+    places = (os.environ.get("RAY_AUTH_TOKEN"), os.environ.get("RAY_AUTH_TOKEN_PATH"))
+    return any(places) or (Path.home() / ".ray" / "auth_token").is_file()
+
+
+def _init_ray(ray: Any, address: str, workers: int) -> None:
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        if address == LOCAL:
+            ray.init(
+                "local",
+                num_cpus=workers,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                **quiet,
+            )
+        else:
+            _check_address(address)
+            ray.init(address, **quiet)
+    except (RuntimeError, ValueError, OverflowError, OSError) as error:
+        raise ReplayError(
+            f"expected a Ray cluster at {address}, found none: {error}; --ray local starts one on this machine"
+        ) from error
+
+
+def _check_address(address: str) -> None:
+    """Raise OSError if the address names a host and port that does not accept connections."""
+    match = _ADDRESS.fullmatch(address)
+    if match is not None:
+        socket.create_connection((match["host"], int(match["port"])), CONNECT_TIMEOUT_S).close()
+
+
+@contextmanager
+def _keep_signal_handlers() -> Iterator[None]:
+    """Restore the signal handlers that Ray replaces with its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@dataclass(slots=True)
+class PoolTask:
+    """A task that is queued, running or finished."""
+
+    key: object
+    task: Task
+    seconds: float = 0.0
+    """Time that workers spent on it."""
+    losses: int = 0
+    """Number of workers lost."""
+    progress: TaskProgress = NOT_STARTED
+    result: TaskResult = NO_RESULT
+
+    def finish(self, result: TaskResult) -> PoolTask:
+        """Set the result."""
+        self.result = result
+        return self
+
+
+@dataclass(slots=True)
+class _WorkerHandle:
+    """A worker with its current call: idle if `call` is None, starting if only `running` is None."""
+
+    actor: Any
+    call: Any
+    since_s: float
+    running: PoolTask | None = None
+    progress_call: Any = None
+    ready_s: float | None = None
+    """Time when the worker was first ready."""
+
+
+class WorkerPool(Closeable):
+    """Up to `max_workers` workers with one CPU and `gpus` GPUs each, started on demand and ended when idle.
+
+    A task whose worker is lost runs again up to `retries` times; interruptions do not count. A context manager.
+    """
+
+    def __init__(self, ray: Any, max_workers: int, gpus: float, retries: int) -> None:
+        self._ray, self._max_workers, self._retries = ray, max_workers, retries
+        remote = ray.remote(
+            num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1}
+        )
+        self._start_actor = remote(Worker).remote
+        self._queue: deque[PoolTask] = deque()
+        self._workers: list[_WorkerHandle] = []
+        self._failed_starts = 0
+        self._ended_s = 0.0
+        self._stopping = False
+
+    @property
+    def ready(self) -> int:
+        """Number of workers that are ready."""
+        return sum(worker.ready_s is not None for worker in self._workers)
+
+    @property
+    def held_s(self) -> float:
+        """Seconds of all workers together, each since it was ready."""
+        now_s = time.monotonic()
+        return self._ended_s + sum(
+            now_s - worker.ready_s for worker in self._workers if worker.ready_s is not None
+        )
+
+    def submit(self, key: object, task: Task) -> None:
+        """Queue a task. Its result comes with this `key`."""
+        self._queue.append(PoolTask(key, task))
+
+    def task_progress(self) -> dict[object, TaskProgress]:
+        """Return the progress of running tasks by key."""
+        return {worker.running.key: worker.running.progress for worker in self._workers if worker.running}
+
+    def poll(self, timeout_s: float) -> list[PoolTask]:
+        """Start queued tasks, wait until one is finished or the time is up, and return the finished tasks.
+
+        Raises ReplayError if workers cannot be started.
+        """
+        self._end_idle_workers()
+        self._start_tasks()
+        calls = {worker.call: worker for worker in self._workers if worker.call is not None}
+        if not calls:
+            return []
+        ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
+        if not ready:
+            ready, _ = self._ray.wait(list(calls), timeout=timeout_s)
+        finished = [task for call in ready for task in self._read_result(calls[call])]
+        self._update_progress()
+        return finished
+
+    def stop(self) -> list[PoolTask]:
+        """Stop all workers, and wait up to STOP_TIMEOUT_S for their results."""
+        self._stopping = True
+        finished = [pending.finish(TaskResult(error="not started", stopped=True)) for pending in self._queue]
+        self._queue.clear()
+        for worker in self._workers:
+            self._call_control(worker, "stop")
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while any(worker.running for worker in self._workers) and time.monotonic() < deadline:
+            finished += self.poll(0.2)
+        return finished
+
+    def close(self) -> None:
+        """End all workers. Idempotent."""
+        while self._workers:
+            self._end_worker(self._workers[0])
+
+    def _end_idle_workers(self) -> None:
+        idle = [worker for worker in self._workers if worker.call is None]
+        for worker in idle[len(self._queue) :]:
+            self._end_worker(worker)
+
+    def _start_tasks(self) -> None:
+        free = sum(worker.running is None for worker in self._workers)
+        for _ in range(min(len(self._queue) - free, self._max_workers - len(self._workers))):
+            actor = self._start_actor(os.getcwd())
+            self._workers.append(_WorkerHandle(actor, actor.pid.remote(), time.monotonic()))
+        for worker in self._workers:
+            if worker.call is None and self._queue:
+                worker.running = self._queue.popleft()
+                worker.call, worker.since_s = worker.actor.run.remote(worker.running.task), time.monotonic()
+
+    def _read_result(self, worker: _WorkerHandle) -> Iterator[PoolTask]:
+        running, call = worker.running, worker.call
+        try:
+            result = self._ray.get(call)
+        except self._ray.exceptions.RayError as error:
+            yield from self._handle_loss(worker, error)
+            return
+        worker.call = worker.running = worker.progress_call = None
+        if running is None:
+            worker.ready_s, self._failed_starts = time.monotonic(), 0
+        else:
+            running.seconds += time.monotonic() - worker.since_s
+            if result.interrupted and not self._stopping:
+                _log.warning(
+                    "%s: its worker was interrupted, another one continues", running.task.job.bags[0]
+                )
+                self._end_worker(worker)
+                self._queue.appendleft(running)
+            else:
+                yield running.finish(result)
+
+    def _handle_loss(self, worker: _WorkerHandle, error: Exception) -> Iterator[PoolTask]:
+        running = worker.running
+        self._end_worker(worker)
+        reason = str(error).strip().splitlines()[-1]
+        if running is None:
+            self._failed_starts += 1
+            if self._failed_starts > self._retries:
+                raise ReplayError(
+                    f"expected workers to start, found that {self._failed_starts} did not: {reason}"
+                )
+            return
+        running.seconds += time.monotonic() - worker.since_s
+        running.losses += 1
+        if self._stopping:
+            yield running.finish(TaskResult(error="its worker was lost", stopped=True))
+        elif running.losses > self._retries:
+            yield running.finish(
+                TaskResult(
+                    error=f"lost {running.losses} workers, the last: {reason}; results so far are kept, the same "
+                    "command continues"
+                )
+            )
+        else:
+            self._queue.appendleft(running)
+
+    def _update_progress(self) -> None:
+        """Ask each worker for its progress, without waiting for the reply."""
+        for worker in self._workers:
+            if worker.running is None:
+                continue
+            if worker.progress_call is None:
+                worker.progress_call = self._call_control(worker, "progress")
+            elif self._ray.wait([worker.progress_call], timeout=0)[0]:
+                with suppress(self._ray.exceptions.RayError):  # the call of the task reports the loss
+                    worker.running.progress = self._ray.get(worker.progress_call)
+                worker.progress_call = self._call_control(worker, "progress")
+
+    def _call_control(self, worker: _WorkerHandle, method: str) -> Any:
+        return getattr(worker.actor, method).options(concurrency_group="control").remote()
+
+    def _end_worker(self, worker: _WorkerHandle) -> None:
+        self._workers.remove(worker)
+        if worker.ready_s is not None:
+            self._ended_s += time.monotonic() - worker.ready_s
+        self._ray.kill(worker.actor)

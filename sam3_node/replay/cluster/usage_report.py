@@ -74,7 +74,7 @@ class ThroughputMeter:
             self._totals[key] = total
 
     def finish(self, key: object, frames: int, resumed_from: int) -> None:
-        """Set the result of a replay: its number of frames, of which earlier runs had done `resumed_from`."""
+        """Set the result of a replay: its number of frames; earlier runs had done `resumed_from` of them."""
         self._first[key] = min(self._first.get(key, resumed_from), resumed_from)
         self._last[key] = self._totals[key] = max(frames, self._last.get(key, 0))
 

@@ -56,7 +56,6 @@ def test_tum_has_its_stamps_and_depth_in_fifths_of_a_millimetre(tmp_path: Path) 
     ]
     assert {(frame.camera, frame.clock) for frame in frames} == {("rgbd_dataset_freiburg1_desk", "system")}
     depth = frames[0].depth
-    assert depth is not None
     assert depth.aligned
     assert np.allclose(decode_depth(depth) * depth.scale_m, 1.0)
     assert [frame.depth is None for frame in frames] == [False, False, True]
@@ -71,8 +70,7 @@ def test_a_list_does_not_lead_out_of_its_folder(tmp_path: Path) -> None:
         )
     frames, lost = read(folder)
     assert len(frames) == 3
-    assert lost is not None
-    assert "gone.png" in lost
+    assert "gone.png" in str(lost)
 
 
 @pytest.mark.parametrize("line", ["soon rgb/a.png", "1e300 rgb/a.png"])
@@ -184,7 +182,6 @@ def test_bop_has_a_camera_for_each_scene_with_its_scale_and_intrinsics(tmp_path:
         (scene, index * SECOND // 24) for scene in ("000001", "000002") for index in (0, 4)
     ]
     for frame in frames:
-        assert frame.depth is not None
         assert np.allclose(decode_depth(frame.depth) * frame.depth.scale_m, 0.5)
         assert frame.intrinsics == Intrinsics(572.4, 573.5, 325.2, 242.0)
 

@@ -211,14 +211,6 @@ def test_topics_have_type_and_kind_and_silent_ones_are_left_out(tmp_path: Path) 
     ]
 
 
-def test_each_reading_starts_again(tmp_path: Path) -> None:
-    reader = McapBag(write_protobuf(tmp_path / "rgbd.mcap", rgbd(3)))
-    first = next(iter(reader.samples({COLOUR})))
-    again = list(reader.samples({COLOUR}))
-    assert len(again) == 3
-    assert again[0].stamp_ns == first.stamp_ns
-
-
 @pytest.mark.parametrize("format_", FORMATS)
 def test_chunks_stored_out_of_order_come_by_their_times(tmp_path: Path, format_: str) -> None:
     moments = list(rgbd(12))

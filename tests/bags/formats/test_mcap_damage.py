@@ -66,8 +66,7 @@ def test_of_a_file_cut_anywhere_every_complete_chunk_is_read(tmp_path: Path, opt
         assert len(samples) >= whole[-1]
         assert [sample.topic for sample in samples[:3]] == [COLOUR, DEPTH, INFO]
         if len(samples) < 36:
-            assert lost is not None
-            assert f"cut{length}.mcap" in lost
+            assert f"cut{length}.mcap" in str(lost)
 
 
 def chunk_ends(path: Path) -> list[tuple[int, int]]:
@@ -104,7 +103,7 @@ def test_without_chunks_no_half_message_is_taken_for_a_whole_one(tmp_path: Path)
         path.write_bytes(data[:length])
         samples, lost = read(path)
         assert lost is not None
-        assert "passed over" not in lost
+        assert "skipped" not in lost
         assert len(samples) < 9
 
 
@@ -113,7 +112,6 @@ def test_what_was_lost_is_told_with_bytes_and_time(tmp_path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
     _, lost = read(path)
-    assert lost is not None
     assert lost.startswith(f"{path} is cut off: what follows byte ")
     assert f" of {len(data) // 2} after 2023-11-14T22:13:20." in lost
 
@@ -125,8 +123,7 @@ def test_a_changed_byte_ends_the_reading_before_its_chunk(tmp_path: Path) -> Non
     path.write_bytes(data)
     samples, lost = read(path, {COLOUR})
     assert 0 < len(samples) < 12
-    assert lost is not None
-    assert "is damaged (crc validation failed in Chunk" in lost
+    assert "is damaged (crc validation failed in Chunk" in str(lost)
 
 
 def test_an_index_that_is_cut_off_costs_nothing(tmp_path: Path) -> None:
@@ -144,8 +141,7 @@ def test_a_chunk_that_declares_a_huge_size_is_damage(tmp_path: Path) -> None:
     path.write_bytes(data)
     samples, lost = read(path)
     assert not samples
-    assert lost is not None
-    assert f"a chunk of {1 << 50} bytes" in lost
+    assert f"a chunk of {1 << 50} bytes" in str(lost)
 
 
 def test_a_chunk_in_an_unknown_compression_is_told(tmp_path: Path) -> None:
@@ -153,8 +149,7 @@ def test_a_chunk_in_an_unknown_compression_is_told(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"\x04\x00\x00\x00zstd", b"\x04\x00\x00\x00brot", 1))
     samples, lost = read(path)
     assert not samples
-    assert lost is not None
-    assert "a chunk compressed by 'brot', expected lz4, zstd or nothing" in lost
+    assert "a chunk compressed by 'brot', expected lz4, zstd or nothing" in str(lost)
 
 
 def test_a_damaged_message_is_passed_over(tmp_path: Path) -> None:
@@ -163,8 +158,7 @@ def test_a_damaged_message_is_passed_over(tmp_path: Path) -> None:
     for write in WRITERS.values():
         samples, lost = read(write(tmp_path / "some.mcap", [good, short, good]))
         assert len(samples) == 2
-        assert lost is not None
-        assert "1 of /cam/image_raw passed over" in lost
+        assert "skipped 1 of /cam/image_raw" in str(lost)
 
 
 @pytest.mark.parametrize("encoding", ["json", "protobuf", "cdr", "ros1"])
@@ -179,8 +173,7 @@ def test_bytes_that_are_no_message_are_passed_over(tmp_path: Path, encoding: str
     write_mcap(path, [Moment("/cam/image", "raw", T0)], encoding, encoding, lambda _: (name, schema, data))
     samples, lost = read(path)
     assert not samples
-    assert lost is not None
-    assert "1 of /cam/image passed over" in lost
+    assert "skipped 1 of /cam/image" in str(lost)
 
 
 @pytest.mark.parametrize("format_", FORMATS)

@@ -104,26 +104,12 @@ def test_topics_tell_what_they_hold(bag_file: Path, folder: Path) -> None:
             assert {topic.type for topic in bag.topics} == {f"{prefix}Image", f"{prefix}CameraInfo"}
 
 
-def test_only_the_chosen_topics_come_and_every_reading_begins_anew(bag_file: Path, folder: Path) -> None:
-    for path in (bag_file, folder):
-        with RosBag(path) as bag:
-            next(bag.samples({ros.COLOUR}))
-            for topic in ALL:
-                expected = [shot for shot in ros.shots(FRAMES) if shot.topic == topic]
-                assert ros.same(ros.decode_samples(bag.samples({topic})), expected)
-
-
-def test_a_lone_database_is_read_too(folder: Path) -> None:
-    assert ros.same(read(next(folder.glob("*.db3")))[0], list(ros.shots(FRAMES)))
-
-
 @pytest.mark.parametrize("compression", [None, "BZ2", "LZ4"])
 def test_an_unindexed_bag_gives_all_its_chunks(tmp_path: Path, compression: str | None) -> None:
     whole = ros.write_ros1(tmp_path / "drive.bag", FRAMES, compression)
     found, lost = read(unindexed(whole, tmp_path / "killed.bag"))
     assert ros.same(found, list(ros.shots(FRAMES)))
-    assert lost is not None
-    assert "no index" in lost
+    assert "no index" in str(lost)
 
 
 def test_the_open_chunk_of_a_killed_recorder_counts(tmp_path: Path, bag_file: Path) -> None:
@@ -172,8 +158,7 @@ def test_a_cut_database_gives_what_lies_before_the_cut(tmp_path: Path, folder: P
         assert ros.same(found, expected[: len(found)])
         # its tables take the first 40 kB
         assert len(found) >= len(expected) * (size - 40_000) / len(content) - 12
-        assert lost is not None
-        assert "no metadata.yaml" in lost
+        assert "no metadata.yaml" in str(lost)
 
 
 def test_a_cut_mcap_in_a_folder_gives_its_whole_chunks(tmp_path: Path) -> None:
@@ -221,8 +206,7 @@ def test_files_come_in_the_order_of_their_numbers_and_absent_ones_are_told(tmp_p
     offsets = [shot.logged_ns - shot.stamp_ns - ros.DELAY_NS for shot in found]
     assert offsets == sorted(offsets)
     assert len(found) == 18
-    assert lost is not None
-    assert "drive.db3" in lost
+    assert "drive.db3" in str(lost)
 
 
 def test_one_damaged_file_costs_only_itself(tmp_path: Path, folder: Path) -> None:
@@ -233,8 +217,7 @@ def test_one_damaged_file_costs_only_itself(tmp_path: Path, folder: Path) -> Non
     (path / "drive_2.db3").write_bytes(b"nothing")
     found, lost = read(path)
     assert ros.same(found, [*ros.shots(FRAMES), *ros.shots(FRAMES)])
-    assert lost is not None
-    assert "drive_2.db3" in lost
+    assert "drive_2.db3" in str(lost)
 
 
 def test_a_message_that_is_none_is_passed_over_and_told(tmp_path: Path, folder: Path) -> None:
@@ -246,9 +229,8 @@ def test_a_message_that_is_none_is_passed_over_and_told(tmp_path: Path, folder: 
     found, lost = read(tmp_path / "one.db3")
     expected = list(ros.shots(FRAMES))
     assert ros.same(found, [*expected[1:4], *expected[5:]])
-    assert lost is not None
-    assert f"1 of {ros.COLOUR} passed over" in lost
-    assert f"1 of {ros.DEPTH} passed over" in lost
+    assert f"skipped 1 of {ros.COLOUR}" in str(lost)
+    assert f"skipped 1 of {ros.DEPTH}" in str(lost)
 
 
 @pytest.mark.parametrize(
@@ -282,8 +264,7 @@ def test_a_damaged_chunk_costs_only_itself(tmp_path: Path) -> None:
     assert len(expected) - 12 <= len(found) < len(expected)
     assert {shot[:3] for shot in found} < {shot[:3] for shot in expected}
     assert found[-1].payload == expected[-1].payload
-    assert lost is not None
-    assert "1 of the chunks of drive.bag passed over" in lost
+    assert "skipped 1 of the chunks of drive.bag" in str(lost)
 
 
 def recoded(folder: Path, target: Path, number: int) -> Path:
@@ -306,8 +287,7 @@ def test_unknown_encodings_end_the_reading_unless_they_come_amid_known_ones(
     found, lost = read(recoded(folder, tmp_path / "amid.db3", 4))
     expected = list(ros.shots(FRAMES))
     assert ros.same(found, [*expected[:3], *expected[4:]])
-    assert lost is not None
-    assert "found 'nv24'" in lost
+    assert "found 'nv24'" in str(lost)
 
 
 def split(tmp_path: Path, storage: str, count: int) -> tuple[Path, list[Path]]:

@@ -119,8 +119,7 @@ def test_a_cut_video_gives_what_can_be_decoded(tmp_path: Path, suffix: str) -> N
     stamps, images, lost = read(path)
     assert FRAMES // 4 < len(images) < FRAMES
     assert stamps == sorted(stamps)
-    assert lost is not None
-    assert "of 1.2 s" in lost
+    assert "of 1.2 s" in str(lost)
 
 
 def test_more_pictures_than_a_file_can_hold_are_lost_and_told(
@@ -130,16 +129,7 @@ def test_more_pictures_than_a_file_can_hold_are_lost_and_told(
     monkeypatch.setattr(video, "max_video_pixels", lambda _: 10 * frame(0).shape[0] * frame(0).shape[1])
     _, images, lost = read(path)
     assert len(images) == 10
-    assert lost is not None
-    assert "more pictures than a file of its size can hold" in lost
-
-
-def test_a_topic_is_named_by_the_file_and_every_reading_begins_anew(tmp_path: Path) -> None:
-    with VideoBag(write(tmp_path / "take.avi")) as bag:
-        assert [(topic.name, topic.kind) for topic in bag.topics] == [("/take/image", "colour")]
-        next(bag.samples({"/take/image"}))
-        assert [item.stamp_ns for item in bag.samples({"/take/image"})][:2] == [0, 40_000_000]
-        assert not list(bag.samples({"/other/image"}))
+    assert "more pictures than a file of its size can hold" in str(lost)
 
 
 def test_files_without_a_frame_are_refused(tmp_path: Path) -> None:
@@ -170,13 +160,6 @@ def test_a_title_in_another_encoding_is_no_obstacle(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"Gluehwein", b"Gl\xfcehwein"[:9]))
     _, images, lost = read(path)
     assert (len(images), lost) == (1, None)
-
-
-def test_other_files_are_not_taken_for_videos(tmp_path: Path) -> None:
-    cv2.imwrite(str(tmp_path / "one.png"), frame(0))
-    (tmp_path / "empty.mp4").write_bytes(b"")
-    for path in (tmp_path / "one.png", tmp_path / "empty.mp4", tmp_path, tmp_path / "absent.mp4"):
-        assert not VideoBag.recognises(path)
 
 
 @pytest.mark.verifies("recording", "video: avi, mkv, mp4, webm", "real data", "H.264 of a camera")

@@ -12,7 +12,7 @@ from sam3_node.errors import BagError
 pytest.importorskip("mcap")
 
 from sam3_node.bags import LabelledClip, RecordingReader, RecordingWriter
-from sam3_node.cameras.bag import TABLETOP
+from sam3_node.cameras.playback import TABLETOP
 from tests.support.recordings import SIZE, frame_at, make_truth, write_recording
 
 

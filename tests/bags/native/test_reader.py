@@ -24,7 +24,7 @@ pytest.importorskip("foxglove_schemas_protobuf")
 from mcap.reader import make_reader
 from mcap_protobuf.decoder import DecoderFactory
 
-from sam3_node.bags.native.layout import NODE, RECORDING
+from sam3_node.bags.native import NODE, RECORDING
 from sam3_node.bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from sam3_node.bags.native.writer import CHUNK_BYTES, RecordingWriter, SplitRecordingWriter
 from tests.support.mcap_files import rgbd, write_json
@@ -261,8 +261,7 @@ def test_damage_in_the_middle_ends_the_reading(whole: Path, tmp_path: Path) -> N
     path.write_bytes(content)
     recorded = RecordingReader([path])
     assert [found.seq for found in recorded.frames()] in [list(range(count)) for count in (20, 30)]
-    assert recorded.lost is not None
-    assert "damaged" in recorded.lost
+    assert "damaged" in str(recorded.lost)
 
 
 def test_random_damage_never_raises(whole: Path, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from sam3_node.engines.export import export
 from sam3_node.engines.inductor import GraphedStage, capture_cuda_graph, use_graphs
 from sam3_node.engines.quantize import Recipe, Scales, export_quantised, weights_digest
 from sam3_node.engines.specs import STAGES, StageSpec, tracker_stages
-from sam3_node.engines.tensorrt.build import build, count_fp8_layers, find_library
-from sam3_node.engines.tensorrt.run import TensorRTRun
+from sam3_node.engines.tensorrt.builder import build, count_fp8_layers, find_library
+from sam3_node.engines.tensorrt.runtime import TensorRTRun
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam.stages import Stages
@@ -65,7 +65,7 @@ def test_the_fp8_encoder_holds_fp8_layers(nano: TrackerModel, tmp_path: Path) ->
     layers = Recipe().select_layers(nano.encode_stage)
     amax = dict.fromkeys(layers, 8.0)
     scales = Scales(model="nano", digest=weights_digest(nano), frames=1, amax=amax)
-    path = export_quantised(nano, scales, None, tmp_path / "encode.onnx")
+    path = export_quantised(nano, scales, tmp_path / "encode.onnx")
     # each turns its input and its weights into FP8; weights may be stored as FP8 numbers already
     assert len(layers) <= count_fp8_layers(path) <= 2 * len(layers)
     for gpu in GENERATIONS:

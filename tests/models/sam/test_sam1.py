@@ -13,7 +13,7 @@ from sam3_node.errors import ModelError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.pixels import mask_boxes
 from sam3_node.tracking import ObjectPrompt, Tracker
-from sam3_node.tracking.last_masks import BOX_MARGINS
+from sam3_node.tracking.track_history import BOX_MARGINS
 from tests.support.tiny import TRAINED_LOGIT, noise_clip
 from tests.support.tiny_sam1 import SIZE, random_sam1
 

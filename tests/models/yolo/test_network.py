@@ -222,9 +222,6 @@ def test_a_wrong_configuration_is_told(tmp_path: Path, change: dict[str, object]
 def test_a_configuration_survives_json() -> None:
     for config in SCALES.values():
         assert YoloWorldConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
-        older = json.loads(json.dumps(config.to_json()))
-        assert older.pop("resize") in ("bilinear", "antialias")
-        assert YoloWorldConfig.from_json(older).resize == "bilinear"
     with pytest.raises(ModelError, match="found list"):
         YoloWorldConfig.from_json([])
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -173,7 +173,7 @@ def test_a_stopped_replay_starts_over(
         if done == 12:
             stop.set()
 
-    with pytest.raises(StoppedError, match="starts over"):
+    with pytest.raises(StoppedError, match="to start over"):
         run_live(job, endpoints, progress, stop, limits=SMALL)
     kept = sum(1 for _ in Shards(FolderStore(Path(job.out))).masks())
     assert 11 <= kept < 35

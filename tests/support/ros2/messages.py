@@ -36,7 +36,7 @@ VISION_MSGS = {
     "VisionClass": "uint16 class_id\nstring class_name",
     "LabelInfo": "std_msgs/Header header\nvision_msgs/VisionClass[] class_map\nfloat32 threshold",
 }
-"""The definitions of vision_msgs 4, which is that of Humble, Iron, Jazzy and Kilted, without comments."""
+"""The definitions of vision_msgs 4, which Humble, Iron, Jazzy and Kilted have, without comments."""
 RELEASES = {"humble": Stores.ROS2_HUMBLE, "jazzy": Stores.ROS2_JAZZY}
 
 _CODES = {"uint8": "B", "int32": "i", "float32": "f", "float64": "d"}
@@ -46,7 +46,7 @@ _RANGES = {f"{'u' * unsigned}int{bits}": (0, 2**bits) if unsigned else (-(2 ** (
 
 @cache
 def open_store(release: str = "jazzy") -> Any:
-    """Return rosbags' types of a release, with those of vision_msgs and of our own services."""
+    """Return rosbags' types of a release, with vision_msgs and our own services."""
     store = get_typestore(RELEASES[release])
     types: dict[str, Any] = {}
     for name, text in VISION_MSGS.items():

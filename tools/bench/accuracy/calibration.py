@@ -10,7 +10,6 @@ the 95 % bound.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import cv2
 import numpy as np
 
 from sam3_node.calibration.boards import Board
-from sam3_node.calibration.bundle import View, expected_covariance
+from sam3_node.calibration.bundle import BoardView, expected_covariance
 from sam3_node.calibration.hand_eye import (
     REFINED,
     HandEyeResult,
@@ -42,17 +41,11 @@ PUBLISHED_FOCAL = "within 0.5 % of the published"
 MOUNTINGS: tuple[Mounting, ...] = ("eye_in_hand", "eye_to_hand")
 
 
-def arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument(
-        "--data", type=Path, default=SHARED / "data", help="folder with chessboard and handeye"
-    )
-    parser.add_argument("--draws", type=int, default=DRAWS, help=f"synthetic draws (default {DRAWS})")
-    return parser.parse_args()
-
-
 def main() -> None:
-    args = arguments()
+    parser = make_parser(__doc__)
+    parser.add_argument("--data", type=Path, default=SHARED / "data", help="with chessboard and handeye")
+    parser.add_argument("--draws", type=int, default=DRAWS, help=f"synthetic draws (default {DRAWS})")
+    args = parser.parse_args()
     figures = Figures("accuracy.calibration")
     for side in ("left", "right"):
         measure_chessboard(figures, args.data / "chessboard", side)
@@ -73,7 +66,7 @@ def measure_chessboard(figures: Figures, folder: Path, side: str) -> None:
         published["left_intrinsics.yml"] = read_focal(folder / "left_intrinsics.yml", "camera_matrix")
     for name, focal in published.items():
         what = f"chessboard {side}: focal length, difference from {name} ({focal:.2f} px)"
-        show(figures, what, 100 * (float(result.solution.camera[0]) / focal - 1), "%", PUBLISHED_FOCAL)
+        figures.add(what, 100 * (float(result.solution.camera[0]) / focal - 1), "%", PUBLISHED_FOCAL)
     show_errors(figures, f"chessboard {side}", result, views.views, views.size)
 
 
@@ -83,11 +76,11 @@ def read_focal(path: Path, name: str) -> float:
 
 
 def show_errors(
-    figures: Figures, name: str, result: IntrinsicsResult, views: Sequence[View], size: tuple[int, int]
+    figures: Figures, name: str, result: IntrinsicsResult, views: Sequence[BoardView], size: tuple[int, int]
 ) -> None:
     flat = calibrate_intrinsics(views, result.board, size, shape=False)
-    show(figures, f"{name}: held-out error, board taken as flat", flat.held_out_px, "px")
-    show(figures, f"{name}: held-out error, shape of the board estimated", result.held_out_px, "px")
+    figures.add(f"{name}: held-out error, board taken as flat", flat.held_out_px, "px")
+    figures.add(f"{name}: held-out error, shape of the board estimated", result.held_out_px, "px")
 
 
 def measure_charuco(figures: Figures, folder: Path) -> IntrinsicsResult:
@@ -98,7 +91,7 @@ def measure_charuco(figures: Figures, folder: Path) -> IntrinsicsResult:
         published = file["cameraMatrix"]
     for name, found, focal in zip(("fx", "fy"), result.solution.camera, np.diag(published), strict=False):
         what = f"hand-eye set: {name}, difference from the published {focal:.2f} px"
-        show(figures, what, 100 * (float(found) / float(focal) - 1), "%", PUBLISHED_FOCAL)
+        figures.add(what, 100 * (float(found) / float(focal) - 1), "%", PUBLISHED_FOCAL)
     show_errors(figures, "hand-eye set", result, views.views, views.size)
     return result
 
@@ -112,9 +105,8 @@ def measure_hand_eye(figures: Figures, folder: Path, intrinsics: IntrinsicsResul
     rows = {REFINED: result.leave_one_out} | compare_methods(used, "eye_in_hand", CLOSED_FORMS, centre)
     for name, errors in rows.items():
         show_method(figures, name, errors, len(used))
-    show(figures, "hand-eye set: predicted 95 % bound of the position", result.position_95_m * 1e3, "mm")
-    show(
-        figures,
+    figures.add("hand-eye set: predicted 95 % bound of the position", result.position_95_m * 1e3, "mm")
+    figures.add(
         "hand-eye set: predicted 95 % bound of the orientation",
         float(np.degrees(result.rotation_95_rad)),
         "degrees",
@@ -137,8 +129,8 @@ def read_pairs(folder: Path, intrinsics: IntrinsicsResult) -> list[HandEyeView]:
 def show_method(figures: Figures, name: str, errors: LeaveOneOut, count: int) -> None:
     ours = name == REFINED
     what = f"hand-eye set, {count} poses: leave-one-out error, {name}"
-    show(figures, f"{what}, position", errors.rms_mm, "mm", "under 3" if ours else "")
-    show(figures, f"{what}, orientation", errors.rms_deg, "degrees", "under 0.5" if ours else "")
+    figures.add(f"{what}, position", errors.rms_mm, "mm", "under 3" if ours else "")
+    figures.add(f"{what}, orientation", errors.rms_deg, "degrees", "under 0.5" if ours else "")
 
 
 def measure_draws(figures: Figures, draws: int) -> None:
@@ -146,7 +138,7 @@ def measure_draws(figures: Figures, draws: int) -> None:
     inside = [is_inside(*draw(seed)) for seed in range(draws)]
     for name, share in zip(("position", "orientation"), np.mean(inside, axis=0), strict=True):
         what = f"synthetic hand-eye, {draws} draws: {name} within the predicted 95 % bound"
-        show(figures, what, 100 * float(share), "of 100", "93 to 97")
+        figures.add(what, 100 * float(share), "of 100", "93 to 97")
 
 
 def draw(seed: int) -> tuple[Array, HandEyeResult]:
@@ -162,11 +154,6 @@ def is_inside(truth: Array, result: HandEyeResult) -> tuple[bool, bool]:
         bool(np.linalg.norm(error[:3]) <= result.position_95_m),
         bool(np.linalg.norm(error[3:]) <= result.rotation_95_rad),
     )
-
-
-def show(figures: Figures, name: str, value: float, unit: str, target: str = "") -> None:
-    figures.add(name, value, unit, target)
-    print(f"{name}: {value:.3f} {unit}" + (f" (target: {target})" if target else ""), flush=True)
 
 
 if __name__ == "__main__":

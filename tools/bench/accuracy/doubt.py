@@ -21,14 +21,23 @@ from pathlib import Path
 
 import numpy as np
 
-from sam3_node.errors import Sam3NodeError
 from sam3_node.models import load_tracker
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from tools.bench.common import ROOT, SHARED, Figures, make_parser
+from tools.command import errors_in_one_line
 from tools.doubt import names
-from tools.doubt.measure import Bin, auroc, calibration_error, reliability, risk_at, risk_coverage
-from tools.doubt.play import Played, play
+from tools.doubt.measure import (
+    Bin,
+    Played,
+    auroc,
+    calibration_error,
+    play,
+    reliability,
+    risk_at,
+    risk_coverage,
+)
 from tools.doubt.record import record_folder
+from tools.plots import draw
 
 SETS = {
     "rendered, unseen": ROOT / "out/scenes/doubt",
@@ -39,21 +48,6 @@ SETS = {
 COVERAGES = (0.5, 0.65, 0.8)
 EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 MAX_RISK, MIN_AUROC = "5", "0.95"
-
-
-def arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=FOLDER", help="clips to measure on"
-    )
-    parser.add_argument("--names", type=Path, help="rendered clips to measure the confidence of names on")
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument(
-        "--records", type=Path, default=ROOT / "out/doubt-records", help="folder of the records"
-    )
-    parser.add_argument("--clips", type=int, default=0, help="number of first clips of each set; 0: all")
-    parser.add_argument("--picture", type=Path, help="write the risk-coverage curves to this PNG file")
-    return parser.parse_args()
 
 
 def measure_all(sets: dict[str, Path], args: argparse.Namespace) -> dict[str, Played]:
@@ -126,31 +120,32 @@ def table(bins: list[Bin]) -> str:
     return "\n".join(lines)
 
 
-def draw(played: dict[str, Played], path: Path) -> None:
+def draw_curves(played: dict[str, Played], path: Path) -> None:
     """Draw the risk-coverage curve of each set, by confidence and by score alone."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(played), figsize=(3.6 * len(played), 3), sharey=True, squeeze=False)
-    for axis, (name, one) in zip(axes[0], played.items(), strict=True):
-        for label, values, style in (("confidence", one.confidence, "-"), ("score alone", one.score, "--")):
-            coverage, risk = risk_coverage(values, one.right)
-            axis.plot(100 * coverage, 100 * risk, style, label=label)
-        axis.plot([65], [5], "k+", markersize=12)
-        axis.set(title=name, xlabel="coverage, % of masks", xlim=(0, 100), ylim=(0, 30))
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("wrong masks, %")
-    axes[0][0].legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-    pyplot.close(figure)
+    with draw(path, 1, len(played), (3.6 * len(played), 3), sharey=True, squeeze=False) as axes:
+        for axis, (name, result) in zip(axes[0], played.items(), strict=True):
+            for label, values, style in (
+                ("confidence", result.confidence, "-"),
+                ("score alone", result.score, "--"),
+            ):
+                coverage, risk = risk_coverage(values, result.right)
+                axis.plot(100 * coverage, 100 * risk, style, label=label)
+            axis.plot([65], [5], "k+", markersize=12)
+            axis.set(title=name, xlabel="coverage, % of masks", xlim=(0, 100), ylim=(0, 30))
+            axis.grid(alpha=0.3)
+        axes[0][0].set_ylabel("wrong masks, %")
+        axes[0][0].legend()
 
 
 def main() -> None:
-    args, figures = arguments(), Figures("accuracy.doubt")
+    parser = make_parser(__doc__)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=FOLDER", help="clips")
+    parser.add_argument("--names", type=Path, help="rendered clips to measure the confidence of names on")
+    parser.add_argument("--model", default="nano", help="as model.name of the node")
+    parser.add_argument("--records", type=Path, default=ROOT / "out/doubt-records", help="records")
+    parser.add_argument("--clips", type=int, default=0, help="number of first clips of each set; 0: all")
+    parser.add_argument("--picture", type=Path, help="write the risk-coverage curves to this PNG file")
+    args, figures = parser.parse_args(), Figures("accuracy.doubt", show=False)
     if args.names:
         print(report_names(args, figures))
         figures.write(args.json)
@@ -159,13 +154,11 @@ def main() -> None:
     sets = chosen or {name: folder for name, folder in SETS.items() if folder.is_dir()}
     if not sets:
         raise SystemExit("error: expected clips to measure on, found none; give --set NAME=FOLDER")
-    try:
+    with errors_in_one_line():
         played = measure_all(sets, args)
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
     print("\n\n".join(report(name, one, figures) for name, one in played.items()))
     if args.picture:
-        draw(played, args.picture)
+        draw_curves(played, args.picture)
     figures.write(args.json)
 
 

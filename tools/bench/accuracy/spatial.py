@@ -9,15 +9,16 @@ the extra `scenes` and OSMesa.
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 
 from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.calibration import Calibration
@@ -30,8 +31,6 @@ from sam3_node.perception.surfaces import DepthMap, Float, RayMap, measure_surfa
 from sam3_node.settings import EngineSettings, ModelSettings, SpatialSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Intrinsics, Mask
 from sam3_node.wire import decode_depth, encode_depth, encode_image
-from tools.bench.accuracy.depth_noise import add_noise
-from tools.bench.accuracy.spatial_cases import CAMERA, SIZE, Case, make_cases
 from tools.bench.common import SHARED, Figures, make_parser
 from tools.scenes.clips import Clip
 
@@ -40,18 +39,34 @@ MIN_AREA_PX = 300
 MAX_DISTANCE_M = 2.0
 KITCHEN_BOXES = {"book": (517, 262, 600, 342), "mug": (362, 163, 402, 204)}
 TIMED_OBJECTS, TIMED_RUNS, STEPPED_FRAMES = 5, 300, 60
+SIZE = (480, 640)
+CAMERA = Intrinsics(600.0, 600.0, 319.5, 239.5)
+STEPS = 160
+MAX_DEPTH_M = 3.0
+SEEN_THROUGH, LOST = 0.6, 0.3
+"""Of a transparent object's pixels: shares with the depth behind it, and without depth. The rest has its own."""
+Distance = Callable[[Array], Array]
+"""Signed distances [n] of points [n, 3]."""
+FOCAL_PX, BASELINE_M = 447.0, 0.05
+DISPARITY_NOISE_PX = 0.08
+DISPARITY_STEP_PX = 1 / 32
+"""Resolution, focal length and baseline of a D435 at 848x480, and its noise and step of disparity, after
+https://dev.intelrealsense.com/docs/tuning-depth-cameras-for-best-performance: 3.6 mm at 1 m, growing with the squared
+distance."""
+CORRELATION_PX = 1.5
+"""Sigma of the blur of white noise: neighbours share the stereo window."""
+EDGE_STEP = 0.02
+"""Relative step of depth that is an edge."""
+EDGE_HOLES, EDGE_FLYING = 0.4, 0.3
+"""Shares of the pixels at edges that have no depth, and that have one between both sides."""
 
 
-def arguments() -> argparse.Namespace:
+def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--clips", type=int, default=CLIPS, help=f"rendered clips (default {CLIPS})")
     parser.add_argument("--kitchen", type=Path, default=SHARED / "data/rgbd/kitchen")
     parser.add_argument("--picture", type=Path, help="write a picture of the hard objects")
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = arguments()
+    args = parser.parse_args()
     figures = Figures("accuracy.spatial")
     measure_cases(figures, args.picture)
     measure_kitchen(figures, args.kitchen)
@@ -59,11 +74,6 @@ def main() -> None:
     measure_step(figures)
     measure_rendered(figures, args.clips)
     figures.write(args.json)
-
-
-def show(figures: Figures, what: str, value: float, unit: str, target: str = "") -> None:
-    print(f"{what}: {value:.3g} {unit}", flush=True)
-    figures.add(what, value, unit, target)
 
 
 def compute_truth(depth_m: Array, inside: np.ndarray, rays: Float) -> Array:
@@ -93,8 +103,8 @@ def measure_cases(figures: Figures, picture: Path | None) -> None:
             if draw == 0:
                 tiles.append(draw_case(case, noisy, [*surfaces.positions_m, None][0], truth))
     for name, found in shares.items():
-        show(figures, f"{name} object: position error, median", float(np.median(errors[name])), "mm")
-        show(figures, f"{name} object: share of valid depth", float(np.median(found)), "of 1")
+        figures.add(f"{name} object: position error, median", float(np.median(errors[name])), "mm")
+        figures.add(f"{name} object: share of valid depth", float(np.median(found)), "of 1")
     if picture is not None:
         cv2.imwrite(str(picture), np.hstack(tiles))
 
@@ -136,7 +146,7 @@ def make_pipeline(calibration: Calibration | None = None) -> Pipeline:
 
 
 def measure_rendered(figures: Figures, count: int) -> None:
-    """Compare positions on rendered clips with the truth, with true masks and with those of the tracker."""
+    """Compare positions on rendered clips with the truth, with true masks and with the tracker's."""
     from tools.scenes.generate import generate
     from tools.scenes.plan import ClipSettings
     from tools.scenes.render import Renderer
@@ -155,8 +165,7 @@ def measure_rendered(figures: Figures, count: int) -> None:
         true = name == "true masks"
         for what, share in (("median", 50), ("p95", 95)):
             target = {"median": "under 3 mm", "p95": "under 10 mm"}[what] if true else ""
-            show(
-                figures,
+            figures.add(
                 f"rendered scenes, {name}: position error, {what}",
                 float(np.percentile(found, share)),
                 "mm",
@@ -241,17 +250,15 @@ def show_static(figures: Figures, name: str, tracked: Sequence[Instance]) -> Non
     positions = [item.position_m for item in whole if item.position_m is not None]
     what = f"kitchen, {name} on {len(whole)} frames wholly in view"
     sure = sum(not item.doubtful for item in whole)
-    show(figures, f"{what}: frames with a sure mask", 100 * sure / max(1, len(whole)), "%")
+    figures.add(f"{what}: frames with a sure mask", 100 * sure / max(1, len(whole)), "%")
     if positions:
         offsets = np.linalg.norm(positions - np.median(positions, axis=0), axis=1)
-        show(
-            figures,
+        figures.add(
             f"{what}: distance from the median position, median",
             100 * float(np.median(offsets)),
             "cm",
         )
-        show(
-            figures,
+        figures.add(
             f"{what}: distance from the median position, maximum",
             100 * float(offsets.max()),
             "cm",
@@ -298,8 +305,8 @@ def measure_time(figures: Figures) -> None:
         what = (
             f"3-D of {TIMED_OBJECTS} objects at 640x480, depth {encoding}: extra CPU time of a frame, median"
         )
-        show(figures, what, extra, "ms", "under 1 ms")
-        show(figures, f"{what}, of which decoding", medians["decoding"], "ms")
+        figures.add(what, extra, "ms", "under 1 ms")
+        figures.add(f"{what}, of which decoding", medians["decoding"], "ms")
 
 
 def measure_step(figures: Figures) -> None:
@@ -319,7 +326,115 @@ def measure_step(figures: Figures) -> None:
                     pipeline.add(FramePrompt(box=list(box)), seq=frame.seq)
     ratios = np.divide(spent["with"][5:], spent["without"][5:])
     what = f"step of nano with {len(boxes)} objects on the CPU, with depth / without: CPU time, median"
-    show(figures, what, float(np.median(ratios)), "ratio")
+    figures.add(what, float(np.median(ratios)), "ratio")
+
+
+class Case(NamedTuple):
+    """An object on a table: exact depth [h, w], the depth that a sensor sees, and the object's mask [h, w]."""
+
+    name: str
+    depth_m: Array
+    seen_m: Array
+    inside: npt.NDArray[np.bool_]
+
+
+def make_cases(random: np.random.Generator) -> list[Case]:
+    """Make one scene of each kind, with the object at a random place."""
+    shift = np.append(random.uniform(-0.05, 0.05, 2), random.uniform(-0.08, 0.08))
+    glass = _render("transparent", _capsule((0.0, -0.03, 0.75), (0.0, 0.05, 0.79), 0.035), shift)
+    chance = random.random(SIZE)
+    seen = np.where(glass.inside & (chance < SEEN_THROUGH), _trace(_table), glass.depth_m)
+    seen = np.where(glass.inside & (chance > 1 - LOST), 0.0, seen)
+    return [
+        _render("thin", _capsule((-0.1, 0.0, 0.82), (0.1, 0.03, 0.84), 0.003), shift),
+        _render("hollow", _ring((0.0, 0.0, 0.8), 0.06, 0.012), shift),
+        _render("half occluded", _ball((0.03, 0.0, 0.8), 0.05), shift, _ball((-0.03, 0.01, 0.6), 0.05)),
+        glass._replace(seen_m=seen),
+    ]
+
+
+def _render(name: str, shape: Distance, shift: Array, occluder: Distance | None = None) -> Case:
+    def object_distance(points: Array) -> Array:
+        return shape(points - shift)
+
+    others = [_table] if occluder is None else [_table, lambda points: occluder(points - shift)]
+    alone, behind = _trace(object_distance), np.min([_trace(other) for other in others], axis=0)
+    inside = (alone < behind) & (alone < MAX_DEPTH_M)
+    depth = np.minimum(alone, behind)
+    return Case(name, depth, depth, inside)
+
+
+def _trace(distance: Distance) -> Array:
+    """Return the depth [h, w] along the optical axis; MAX_DEPTH_M and more where nothing is met."""
+    rows, columns = np.indices(SIZE)
+    rays = np.stack([(columns - CAMERA.cx) / CAMERA.fx, (rows - CAMERA.cy) / CAMERA.fy, np.ones(SIZE)], -1)
+    rays = rays.reshape(-1, 3)
+    lengths = np.linalg.norm(rays, axis=1)
+    depth = np.full(len(rays), 0.3)
+    active = np.arange(len(rays))
+    for _ in range(STEPS):
+        step = distance(rays[active] * depth[active, None])
+        depth[active] += step / lengths[active]
+        active = active[(np.abs(step) > 1e-5) & (depth[active] < MAX_DEPTH_M)]
+    depth[active] = MAX_DEPTH_M + 1  # grazing rays
+    return depth.reshape(SIZE)
+
+
+def _table(points: Array) -> Array:
+    normal = np.array([0.0, -0.8, -0.6])
+    values: Array = points @ normal + 0.62
+    return values
+
+
+def _ball(centre: tuple[float, float, float], radius: float) -> Distance:
+    return lambda points: np.linalg.norm(points - centre, axis=1) - radius
+
+
+def _capsule(
+    first: tuple[float, float, float], second: tuple[float, float, float], radius: float
+) -> Distance:
+    start, along = np.array(first), np.subtract(second, first)
+
+    def distance(points: Array) -> Array:
+        share = np.clip((points - start) @ along / (along @ along), 0, 1)
+        found: Array = np.linalg.norm(points - start - share[:, None] * along, axis=1) - radius
+        return found
+
+    return distance
+
+
+def _ring(centre: tuple[float, float, float], radius: float, thickness: float) -> Distance:
+    axis = np.array([0.0, -0.8, -0.6])
+
+    def distance(points: Array) -> Array:
+        offset = points - centre
+        height = offset @ axis
+        flat = np.linalg.norm(offset - height[:, None] * axis, axis=1) - radius
+        values: Array = np.hypot(flat, height) - thickness
+        return values
+
+    return distance
+
+
+def add_noise(depth_m: npt.NDArray[np.float64], random: np.random.Generator) -> npt.NDArray[np.uint16]:
+    """Return exact depth [h, w] in metres (0: none) as the camera would measure it, uint16 [h, w] in millimetres."""
+    z = depth_m.astype(np.float32)
+    white = random.normal(size=z.shape).astype(np.float32)
+    smooth = cv2.GaussianBlur(white, (0, 0), CORRELATION_PX)
+    smooth /= smooth.std()
+    disparity = FOCAL_PX * BASELINE_M / np.maximum(z, 0.1) + DISPARITY_NOISE_PX * smooth
+    disparity = np.round(disparity / DISPARITY_STEP_PX) * DISPARITY_STEP_PX
+    noisy = FOCAL_PX * BASELINE_M / np.maximum(disparity, 0.1)
+    kernel = np.ones((3, 3), np.uint8)
+    far, near = cv2.dilate(z, kernel), cv2.erode(z, kernel)
+    edge = far - near > EDGE_STEP * z
+    edge = cv2.dilate(edge.astype(np.uint8), kernel) > 0  # about 2 px on both sides
+    far, near = cv2.dilate(far, kernel), cv2.erode(near, kernel)
+    chance = random.random(z.shape)
+    between = near + random.random(z.shape) * (far - near)
+    noisy = np.where(edge & (chance < EDGE_FLYING), between, noisy)
+    noisy = np.where(edge & (chance > 1 - EDGE_HOLES) | (z <= 0), 0, noisy)
+    return np.clip(np.round(1000 * noisy), 0, 65535).astype(np.uint16)
 
 
 if __name__ == "__main__":

@@ -71,15 +71,13 @@ def measure(recording: LabelledClip, index: int, strategy: Strategy, load: Perce
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument(
-        "--frame", type=int, action="append", default=[], help="frame of the prompts; may be repeated"
+        "--frame", type=int, action="append", default=[], help="frame of the prompts; repeatable"
     )
     args, figures = parser.parse_args(), Figures("accuracy.strategies")
     recording, load = LabelledClip.load(TABLETOP), PerceptionCache()
-    print(f"{'prompts on':<16}{'strategy':<16}{'mean IoU':>9}{'masks of hidden objects':>26}")
     for index in args.frame or (0, 112):
         for strategy in STRATEGIES:
             result = measure(recording, index, strategy, load)
-            print(f"{index:<16}{strategy:<16}{result.mean_iou:>9.3f}{result.false_masks:>26}", flush=True)
             what = f"replay, strategy {strategy}, prompts on frame {index} of the bundled recording"
             figures.add(f"mean IoU, {what}", result.mean_iou, "IoU")
             figures.add(f"masks of hidden objects, {what}", result.false_masks, "masks")

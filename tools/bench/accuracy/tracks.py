@@ -3,7 +3,7 @@
     python -m tools.bench.accuracy.tracks out/scenes/tracks                   the default, and without association
     python -m tools.bench.accuracy.tracks FOLDER --every 1,5,10 --names name  periods; "red mug", not "mug"
 
-FOLDER has rendered clips with the names of their objects, for example those of
+FOLDER has rendered clips with the names of their objects, for example from
 `python -m tools.scenes --split test --scenario free,leave,lookalike,occlusion --frames 1440 --size 640x480 --seed 21
 --clips 4 -o out/scenes/tracks`. The detector does not look for names that it does not know. Frames go through the
 pipeline one after another, with the clip's own time stamps and none skipped. A mask is right if its IoU with an object
@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sam3_node.detection.base import Detector, prepare_prompts
-from sam3_node.errors import CameraError, RequestError, Sam3NodeError
+from sam3_node.detection.detectors import Detector, prepare_prompts
+from sam3_node.errors import CameraError, RequestError
 from sam3_node.models import TrackerModel
 from sam3_node.perception.perception import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
@@ -32,32 +32,10 @@ from sam3_node.types import NANOSECONDS, Frame, MaskFrame
 from sam3_node.visualization import contact_sheet, overlay, write_image
 from sam3_node.wire import encode_image
 from tools.bench.common import STDOUT, Figures, make_parser
-from tools.mot.score import MotScore, MotScorer, total
-from tools.mot.truth import MotFrame, TrueClip, open_clips
+from tools.command import errors_in_one_line
+from tools.mot import MotFrame, MotScore, MotScorer, TrueClip, open_clips, total
 
 PICTURES = 6  # of each clip on the sheet
-
-
-def arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__, print_json=True)
-    parser.add_argument("path", type=Path, metavar="FOLDER", help="rendered clips with names")
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument(
-        "--detector", default="yolo-world:nano", metavar="KIND:NAME", help="as detector.kind and .name"
-    )
-    parser.add_argument("--vocabulary", type=Path, help="as detector.vocabulary")
-    parser.add_argument(
-        "--names",
-        choices=("kind", "name"),
-        default="kind",
-        help="look for 'mug' or for 'red mug'",
-    )
-    parser.add_argument("--every", default="5", help="detector periods in frames, comma-separated")
-    parser.add_argument("--score", type=float, default=DetectorSettings().score, help="as detector.score")
-    parser.add_argument("--frames", type=int, default=0, help="number of first frames of each clip; 0: all")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
-    parser.add_argument("--sheet", type=Path, default=Path("out/tracks/contact.png"), help="contact sheet")
-    return parser.parse_args()
 
 
 def make_settings(args: argparse.Namespace) -> dict[str, DetectorSettings]:
@@ -145,8 +123,19 @@ def keep_figures(scores: dict[str, MotScore], args: argparse.Namespace, figures:
 
 
 def main() -> None:
-    args, figures = arguments(), Figures("accuracy.tracks")
-    try:
+    parser = make_parser(__doc__, print_json=True)
+    parser.add_argument("path", type=Path, metavar="FOLDER", help="rendered clips with names")
+    parser.add_argument("--model", default="nano", help="as model.name of the node")
+    parser.add_argument("--detector", default="yolo-world:nano", metavar="KIND:NAME", help="detector")
+    parser.add_argument("--vocabulary", type=Path, help="as detector.vocabulary")
+    parser.add_argument("--names", choices=("kind", "name"), default="kind", help="'mug' or 'red mug'")
+    parser.add_argument("--every", default="5", help="detector periods in frames, comma-separated")
+    parser.add_argument("--score", type=float, default=DetectorSettings().score, help="as detector.score")
+    parser.add_argument("--frames", type=int, default=0, help="number of first frames of each clip; 0: all")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
+    parser.add_argument("--sheet", type=Path, default=Path("out/tracks/contact.png"), help="contact sheet")
+    args, figures = parser.parse_args(), Figures("accuracy.tracks", show=False)
+    with errors_in_one_line():
         settings = make_settings(args)
         models = ModelSettings.model_validate({"name": args.model, "threads": args.threads})
         model = load_model(models, TrackerSettings())
@@ -166,8 +155,6 @@ def main() -> None:
             print(f"{name}: IDF1 {scores[name].idf1:.3f}", file=sys.stderr)
             sheet = sheet or pictures
         write_image(args.sheet, contact_sheet(sheet, [""] * len(sheet), PICTURES))
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
     if args.json == STDOUT:
         print(json.dumps({name: asdict(score) for name, score in scores.items()}, indent=2))
     else:

@@ -1,4 +1,4 @@
-"""MaskScore video object segmentation against ground truth: J, F and J&F as DAVIS defines them, and recovery.
+"""Score video object segmentation against ground truth: J, F and J&F as DAVIS defines them, and recovery.
 
     python -m tools.bench.accuracy.vos ../shared/data/davis                the default setting
     python -m tools.bench.accuracy.vos FOLDER --prompt box --json FILE     also as JSON
@@ -9,8 +9,8 @@ FOLDER has DAVIS' layout, real or rendered; a recording (.mcap) with ground trut
 prompted for each object once, on the first frame where it can be seen, by its true mask, box or a point. The object is
 scored on all frames between that one and the last, but those on which its truth is unknown
 (`tools.vos.sequences.UNKNOWN`). All objects of a sequence are tracked together, and each mask is scored as the node
-would publish it, with overlaps. tools/vos/occlusion.py defines recovery. `--json` without a file
-prints all figures, those of each sequence and object included, as JSON and nothing else.
+would publish it, with overlaps. tools/vos/metrics.py defines recovery. `--json` without a file
+prints all figures, of each sequence and object too, as JSON and nothing else.
 """
 
 from __future__ import annotations
@@ -21,48 +21,15 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from sam3_node.errors import Sam3NodeError
 from sam3_node.models import TrackerModel
 from sam3_node.perception.perception import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from tools.bench.common import STDOUT, Figures, make_parser
+from tools.command import errors_in_one_line
 from tools.vos.evaluate import SequenceResult, evaluate
-from tools.vos.followers import Masks
-from tools.vos.report import all_settings, as_json, as_table
+from tools.vos.followers import COMPARED, PROMPTS, Masks, ModelKey, Setting, parse_settings
+from tools.vos.report import Sheet, all_settings, as_json, as_table
 from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
-from tools.vos.settings import COMPARED, PROMPTS, ModelKey, Setting, parse_settings
-from tools.vos.sheet import Sheet
-
-
-def arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__, print_json=True)
-    parser.add_argument(
-        "path", type=Path, metavar="FOLDER", help="clips, or a recording (.mcap) with ground truth"
-    )
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument(
-        "--prompt", choices=PROMPTS, default="mask", help="kind of the only prompt of an object"
-    )
-    chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument(
-        "--settings",
-        default="default",
-        help="settings to compare, comma-separated; the first is the reference",
-    )
-    chosen.add_argument("--compare", dest="settings", action="store_const", const=COMPARED, help=COMPARED)
-    parser.add_argument(
-        "--sequences",
-        default="",
-        help="names of the sequences to run, comma-separated; * and ? are wildcards",
-    )
-    parser.add_argument(
-        "--frames", type=int, default=0, help="number of first frames of each sequence; 0: all"
-    )
-    parser.add_argument("--every", type=int, default=1, help="use every N-th frame")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
-    parser.add_argument("--sheet", type=Path, default=Path("out/vos/contact.png"), help="contact sheet")
-    return parser.parse_args()
 
 
 def load_models(args: argparse.Namespace, settings: list[Setting]) -> dict[ModelKey, TrackerModel]:
@@ -126,15 +93,30 @@ def keep_figures(
 
 
 def main() -> None:
-    args, sheet, figures = arguments(), Sheet(), Figures("accuracy.vos")
-    try:
+    parser = make_parser(__doc__, print_json=True)
+    parser.add_argument("path", type=Path, metavar="FOLDER", help="clips, or a recording with ground truth")
+    parser.add_argument("--model", default="nano", help="as model.name of the node")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--prompt", choices=PROMPTS, default="mask", help="kind of an object's only prompt")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument(
+        "--settings", default="default", help="compared, comma-separated; the first is the reference"
+    )
+    chosen.add_argument("--compare", dest="settings", action="store_const", const=COMPARED, help=COMPARED)
+    parser.add_argument(
+        "--sequences", default="", help="sequences to run, comma-separated; * and ? are wildcards"
+    )
+    parser.add_argument("--frames", type=int, default=0, help="first frames of each sequence; 0: all")
+    parser.add_argument("--every", type=int, default=1, help="use every N-th frame")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
+    parser.add_argument("--sheet", type=Path, default=Path("out/vos/contact.png"), help="contact sheet")
+    args, sheet, figures = parser.parse_args(), Sheet(), Figures("accuracy.vos", show=False)
+    with errors_in_one_line():
         settings = parse_settings(args.settings, Setting(prompt=args.prompt))
         names = [name for name in args.sequences.split(",") if name]
         sequences = open_sequences(args.path, names, args.frames, max(1, args.every))
         results = evaluate_all(sequences, settings, load_models(args, settings), sheet)
         sheet.write(args.sheet)
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
     if args.json == STDOUT:
         print(json.dumps(as_json(results), indent=2))
     else:

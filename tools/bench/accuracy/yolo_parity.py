@@ -7,7 +7,7 @@ The package never imports the public implementation: install it by hand beside s
 `sam3-node weights convert` reads, so no code of the checkpoint is run. The benchmark compares all boxes and scores that
 the networks give for the first frame of each file, those that each implementation's own non-maximum suppression keeps,
 and, from the frame to the boxes on it, all detections from a score of 0.2. Passes alternate, with the same threads for
-both. Each of --runs runs is one pass of each over all frames; the ratio of a run is that of its median times. The exit
+both. Each of --runs runs is one pass of each over all frames; the ratio of a run compares its median times. The exit
 code is 1 if a difference exceeds 1e-3, or 0.5 px and 0.01 from frame to boxes.
 """
 
@@ -185,22 +185,6 @@ def converted(checkpoint: Path) -> tuple[YoloWorld, str]:
     return model, scales[0]
 
 
-def arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__, RUNS)
-    parser.add_argument("checkpoint", type=Path, help="checkpoint of a public YOLO-World")
-    parser.add_argument(
-        "files", type=Path, nargs="*", help="pictures and videos; by default those of the shared folder"
-    )
-    parser.add_argument(
-        "--vocabulary",
-        type=Path,
-        default=SHARED / "weights/vocabulary/clip_vit_b32_104.json",
-        help="phrases and their CLIP vectors",
-    )
-    parser.add_argument("--size", type=int, default=640, help="side of the network's input in pixels")
-    return parser.parse_args()
-
-
 Passes = list[tuple[float, float]]
 """Milliseconds of this package and of the public implementation, a pair for each run."""
 
@@ -267,7 +251,19 @@ def report_differences(pictures: list[Picture], figures: Figures) -> None:
 
 
 def main() -> None:
-    args, figures = arguments(), Figures("accuracy.yolo_parity")
+    parser = make_parser(__doc__, RUNS)
+    parser.add_argument("checkpoint", type=Path, help="checkpoint of a public YOLO-World")
+    parser.add_argument(
+        "files", type=Path, nargs="*", help="pictures and videos; default: the shared folder's"
+    )
+    parser.add_argument(
+        "--vocabulary",
+        type=Path,
+        default=SHARED / "weights/vocabulary/clip_vit_b32_104.json",
+        help="phrases with vectors",
+    )
+    parser.add_argument("--size", type=int, default=640, help="side of the network's input in pixels")
+    args, figures = parser.parse_args(), Figures("accuracy.yolo_parity", show=False)
     text = torch.from_numpy(read_source(args.vocabulary, CLIP).vectors.copy())
     ours, scale = converted(args.checkpoint)
     theirs = Theirs(args.checkpoint, scale, len(text))

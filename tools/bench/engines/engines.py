@@ -19,11 +19,13 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
 from torch import Tensor
@@ -32,20 +34,92 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sam3_node.bags.bag import sample_images
 from sam3_node.bags.native.reader import TABLETOP
-from sam3_node.engines.inductor import use_graphs
+from sam3_node.engines.export import export
+from sam3_node.engines.inductor import InductorRun, build_package, use_graphs
+from sam3_node.engines.quantize import calibrate, quantise_encoder
 from sam3_node.engines.specs import STAGES, StageSpec, tracker_stages
 from sam3_node.engines.validation import Report, compare_stages
 from sam3_node.errors import EngineError, MissingExtraError
-from sam3_node.models import TrackerModel
-from sam3_node.models.sam.stages import Run
+from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models.sam.stages import Run, Stages
 from sam3_node.tracking import ObjectPrompt
+from tests.support.onnx_run import OnnxRun
 from tools.bench.common import RUNS, Figures, make_parser, objects_text, percentile, spread_text
-from tools.bench.engines.candidates import PRECISIONS, Bench, Candidate, Images, Weights
 from tools.bench.latency import step
 
+Images = Sequence[npt.NDArray[np.uint8]]
 MATRIX = 8192  # side of the matrices whose product gives the device's rate
 PLAIN = "float32"
 ANY_COSINE, ANY_IOU = 1e-6, 1e-6  # bounds that everything passes: only the gate's figures are used
+
+
+class Candidate(NamedTuple):
+    """Stages in a precision; inputs and outputs that have the model's dtype are of `dtype`."""
+
+    name: str
+    stages: Stages
+    dtype: torch.dtype
+
+
+class Weights:
+    """Weights of a tracker: `small` and `full` of latency.step, which are random, or a model.name of the node."""
+
+    def __init__(self, name: str, device: str) -> None:
+        self.name, self.device = name, device
+        self.random = name in step.CONFIGS and name != "nano"
+        self._source = step.random_source(name, device) if self.random else None
+
+    def model(self, dtype: torch.dtype) -> TrackerModel:
+        """Make a new model on the device."""
+        if self._source is None:
+            return load_tracker(self.name, device=self.device, dtype=dtype)
+        return step.stages(self._source, dtype)
+
+
+class Bench(NamedTuple):
+    """Inputs of all candidates: the weights, the model in float32, images for calibration, and an empty folder."""
+
+    weights: Weights
+    reference: TrackerModel
+    images: Images
+    folder: Path
+
+
+def _torch(dtype: torch.dtype) -> Callable[[Bench], Candidate]:
+    def make(bench: Bench) -> Candidate:
+        return Candidate(str(dtype).removeprefix("torch."), bench.weights.model(dtype).stages, dtype)
+
+    return make
+
+
+def _onnx(bench: Bench) -> Candidate:
+    if bench.reference.device.type != "cpu":
+        raise EngineError("onnxruntime runs on the CPU here: expected --device cpu")
+    specs = tracker_stages(bench.reference)
+    runs = (OnnxRun(export(specs[name], bench.folder / f"{name}.onnx"), specs[name]) for name in STAGES)
+    return Candidate("onnx", Stages(*runs), torch.float32)
+
+
+def _inductor(bench: Bench) -> Candidate:
+    device = bench.reference.device
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    specs = tracker_stages(bench.weights.model(dtype))
+    runs = (InductorRun(build_package(specs[name]), specs[name], device) for name in STAGES)
+    return Candidate("inductor", Stages(*runs), dtype)
+
+
+def _fp8(bench: Bench) -> Candidate:
+    encode = quantise_encoder(bench.reference, calibrate(bench.reference, bench.images))
+    return Candidate("fp8", bench.reference.stages._replace(encode=encode), torch.float32)
+
+
+PRECISIONS: dict[str, Callable[[Bench], Candidate]] = {
+    "bfloat16": _torch(torch.bfloat16),
+    "float16": _torch(torch.float16),
+    "onnx": _onnx,
+    "inductor": _inductor,
+    "fp8": _fp8,
+}
 
 
 class Effort(NamedTuple):
@@ -66,17 +140,11 @@ CPU, GPU = Effort(9, 4, 16, 4), Effort(50, 16, 300, 20)
 
 def arguments() -> argparse.Namespace:
     parser = make_parser(__doc__, RUNS)
-    parser.add_argument(
-        "--model", default="nano", help="as model.name of the node; small, full: random weights"
-    )
+    parser.add_argument("--model", default="nano", help="as model.name; small, full: random weights")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precisions", default=",".join(PRECISIONS), help="comma-separated")
     parser.add_argument("--objects", type=int, default=4, help="objects of a stage that runs for several")
-    parser.add_argument(
-        "--source",
-        default=str(TABLETOP),
-        help="recording, video or folder with the frames of the clip and of the calibration",
-    )
+    parser.add_argument("--source", default=str(TABLETOP), help="frames of the clip and the calibration")
     parser.add_argument("--peer", action="store_true", help="compare whole steps with transformers'")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
     args = parser.parse_args()
@@ -298,7 +366,7 @@ def measure(args: argparse.Namespace, figures: Figures) -> None:
 
 
 def main() -> None:
-    args, figures = arguments(), Figures("engines.engines")
+    args, figures = arguments(), Figures("engines.engines", show=False)
     if args.threads:
         torch.set_num_threads(args.threads)
     measure(args, figures)

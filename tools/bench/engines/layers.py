@@ -10,7 +10,6 @@ stage needs for intermediate values at the largest number of objects of a call.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from sam3_node.engines.build import OBJECTS_A_CALL
 from sam3_node.engines.export import export
 from sam3_node.engines.quantize import Scales, export_quantised, find_layers, weights_digest
 from sam3_node.engines.specs import tracker_stages
-from sam3_node.engines.tensorrt.build import build
+from sam3_node.engines.tensorrt.builder import build
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import set_image_size
 from tools.bench.common import Figures, make_parser
@@ -123,7 +122,7 @@ def report_plans(
         if variant.endswith(FP8):
             amax = dict.fromkeys(find_layers(model.encode_stage), AMAX)
             scales = Scales(model=model.name, digest=weights_digest(model), frames=1, amax=amax)
-            export_quantised(model, scales, None, path)
+            export_quantised(model, scales, path)
         else:
             export(stage, path)
         for gpu in gpus:
@@ -147,16 +146,12 @@ def print_report(variant: str, gpu: str, report: PlanReport, figures: Figures) -
         figures.add(f"{what}: products in FP8", len(report.fp8_products), "layers")
 
 
-def arguments() -> argparse.Namespace:
+def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--image-size", type=int, default=0, help="side in pixels; 0: 1008")
     parser.add_argument("--gpu", nargs="+", default=["sm89", "sm120"], help="GPU generations of the plans")
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
-    return parser.parse_args()
-
-
-def main() -> None:
-    args, figures = arguments(), Figures("engines.layers")
+    args, figures = parser.parse_args(), Figures("engines.layers", show=False)
     heads = f"{'layers':>7s} {'attentions':>11s} {'FP8 products':>13s} {'memory MB':>10s} {'plan MB':>8s}"
     print(f"{'stage':14s} {'gpu':6s} {heads}   traits")
     with tempfile.TemporaryDirectory(prefix="layers_") as folder:

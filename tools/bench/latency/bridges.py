@@ -100,9 +100,7 @@ def main() -> None:
             stop.set()
             source.join()
     for name, value in cores.items():
-        print(f"{name:<9} {value:.2f} cores")
         figures.add(f"processor time, {name}", value, "cores")
-    print(f"the client gets {rate:.0f} messages/s, the file {written:.0f} MB/s")
     figures.add("messages of the Foxglove client", rate, "messages/s")
     figures.add("bytes of the Rerun file", written, "MB/s")
     figures.write(args.json)

@@ -5,7 +5,7 @@
 Four cameras of 640x480 and a node are processes. In each run there is a time with all cameras at their rates, and a
 time in which the first camera sends as fast as it can. A camera's fair share is a quarter of the node's frames, or
 all of its own if it sends fewer; what it does not use is shared by the others. The flood's own work takes CPU time from
-the node where they share the cores, so the shares are those of the same time; the rates of both times are compared too.
+the node where they share the cores, so the shares are of the same time; the rates of both times are compared too.
 
 It also compares the encoder on the frames of two cameras at once with the encoder on each, in one process.
 """
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs=4, default=[30.0, 30.0, 30.0, 30.0], help="in Hz")
     parser.add_argument("--model", default="nano", help="weights of the node")
     parser.add_argument("--threads", default="1", help="CPU threads of the node's model; 0 lets torch choose")
-    args, figures = parser.parse_args(), Figures("latency.cameras")
+    args, figures = parser.parse_args(), Figures("latency.cameras", show=False)
     endpoints = [f"tcp://127.0.0.1:{port}" for port in free_ports(4)]
     settings = {"NAME": args.model, "THREADS": args.threads}
     model = {f"SAM3_MODEL__{name}": value for name, value in settings.items()}

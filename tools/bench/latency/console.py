@@ -156,9 +156,7 @@ def measure_page(browser: Any, url: str, seconds: float, console: psutil.Process
     passed_s = time.monotonic() - begin_s
     after = read_usage(console, psutil.Process())
     cores = Usage(*((later - earlier) / passed_s for earlier, later in zip(before, after, strict=True)))
-    print(f"page     {pictures / passed_s:.1f} pictures/s, age p50 {percentile(ages, 0.5):.0f} ms, "
-          f"p99 {percentile(ages, 0.99):.0f} ms")  # fmt: skip
-    print(f"console  {cores.console:.2f} cores, browser {cores.browser:.2f} cores")
+    print(f"browser: {cores.browser:.2f} cores")
     figures.add("processor time of the console", cores.console, "cores", f"under {MAX_HOST_CORES}")
     figures.add("pictures drawn", pictures / passed_s, "pictures/s")
     figures.add("age of a picture when it is drawn, p50", percentile(ages, 0.5), "ms")
@@ -188,9 +186,9 @@ def measure_link(browser: Any, url: str, seconds: float, figures: Figures) -> No
     page.wait_for_timeout(3000)
     ages, pictures = read_ages(page, seconds)
     page.close()
-    speed = f"{rate / 1e3:.0f} kB/s: {pictures / seconds:.1f} pictures/s"
-    print(f"link     {speed}, age p50 {percentile(ages, 0.5):.0f} ms, "
-          f"p99 {percentile(ages, 0.99):.0f} ms, the oldest {max(ages):.0f} ms")  # fmt: skip
+    print(
+        f"link of {rate / 1e3:.0f} kB/s: {pictures / seconds:.1f} pictures/s, the oldest {max(ages):.0f} ms"
+    )
     figures.add(
         f"age behind a link of {LINK_HZ} pictures/s, p99", percentile(ages, 0.99), "ms", f"under {MAX_AGE_MS}"
     )
@@ -205,8 +203,6 @@ def report_memory(page: Any, minutes: float, figures: Figures) -> None:
     """Print and keep the growth of the page's heap and of its DOM nodes."""
     first, last = measure_memory(page, minutes)
     heaps, nodes = ([found[name] for found in (first, last)] for name in ("JSHeapUsedSize", "Nodes"))
-    print(f"memory   heap {heaps[0] / 1e6:.1f} -> {heaps[1] / 1e6:.1f} MB, "
-          f"DOM nodes {nodes[0]:.0f} -> {nodes[1]:.0f} in {minutes:g} minutes")  # fmt: skip
     figures.add(f"growth of the page's heap in {minutes:g} minutes", (heaps[1] - heaps[0]) / 1e6, "MB")
     figures.add(f"growth of the page's DOM nodes in {minutes:g} minutes", nodes[1] - nodes[0], "nodes")
 
@@ -232,7 +228,6 @@ def measure_node(browser: Any, figures: Figures) -> None:
         page.wait_for_selector("body[data-connected=no]")
         told_s = time.monotonic() - begin_s
         page.close()
-    print(f"node     an object {clicked_s:.2f} s after the click, its death told after {told_s:.2f} s")
     figures.add("time from a click to the object", clicked_s, "s", f"under {MAX_CLICK_S:g}")
     figures.add("time from the node's death to the line that says so", told_s, "s", f"under {MAX_TOLD_S:g}")
 
@@ -241,9 +236,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="measured seconds of each part")
     parser.add_argument("--fps", type=float, default=30.0, help="frames a second of the camera")
-    parser.add_argument(
-        "--minutes", type=float, default=0.0, help="minutes for the page's memory; 0 leaves it out"
-    )
+    parser.add_argument("--minutes", type=float, default=0.0, help="minutes of the page's memory; 0: none")
     args, figures = parser.parse_args(), Figures("latency.console")
     from playwright.sync_api import sync_playwright
 

@@ -1,4 +1,4 @@
-"""Measures what encryption (CURVE) adds to the way of frames and masks between two processes of this machine.
+"""Measure what encryption (CURVE) adds to the way of frames and masks between two processes of this machine.
 
 A publisher process sends each kind of message with and without keys in turn, so that both see the same load. The time
 is from before `send` in one process to after `take` in the other: packing, encryption, the loopback interface,
@@ -135,17 +135,15 @@ def measure(kind: str, keys: str, count: int, rate: float) -> dict[str, list[flo
 
 
 def report(kind: str, times: dict[str, list[float]], figures: Figures) -> None:
-    """Print the times of a kind, and keep them as figures."""
+    """Keep the times of a kind as figures."""
     message: Any = make_message(kind, 1)
     size = sum(memoryview(part).nbytes for part in (pack_masks if kind == MASKS else pack_frame)(message))
     ratio = float(np.median(np.divide(times["CURVE"], times["plain"])))
     figures.add(f"{kind} ({size / 1e3:.0f} kB) to another process: with CURVE / plain", ratio, RATIO)
-    print(f"{kind} ({size / 1e3:.0f} kB): CURVE / plain {ratio:.2f}")
     for name, values in times.items():
         for percent in (50, 99):
             value = float(np.percentile(values, percent))
             figures.add(f"{kind} to another process: {name}, p{percent}", value, "ms")
-            print(f"    {name:5} p{percent} {value:7.2f} ms")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Compare the time of frames between two detections with that of the same frames without a detector.
+"""Compare the time of frames between two detections with the same frames' time without a detector.
 
     python -m tools.bench.latency.detect --every 5 --frames 300
     python -m tools.bench.latency.detect --detector yolo-world:./yolo --names mug,bottle
@@ -16,32 +16,20 @@ import time
 import numpy as np
 
 from sam3_node.cameras.scene import Scene
-from sam3_node.detection.base import prepare_prompts
-from sam3_node.errors import ModelError, Sam3NodeError
+from sam3_node.detection.detectors import prepare_prompts
+from sam3_node.errors import ModelError
 from sam3_node.perception.perception import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
 from sam3_node.types import Frame, Mask
 from sam3_node.wire import encode_image
-from tools.bench.common import RUNS, Figures, make_parser, spread_text
+from tools.bench.common import RUNS, Figures, make_parser
+from tools.command import errors_in_one_line
 
 UNREACHED_SCORE = 0.99  # no detection scores as high
 OBJECTS = 4
 WARM_UP = 10  # frames
-
-
-def arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__, RUNS)
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument(
-        "--detector", default="yolo-world:nano", metavar="KIND:NAME", help="as detector.kind and .name"
-    )
-    parser.add_argument("--names", default="mug,bottle,box,ball", help="names to look for, comma-separated")
-    parser.add_argument("--every", type=int, default=5, help="detector period in frames")
-    parser.add_argument("--frames", type=int, default=300, help="frames of each run")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
-    return parser.parse_args()
 
 
 def pipelines(args: argparse.Namespace) -> tuple[Pipeline, Pipeline]:
@@ -100,32 +88,33 @@ def prompt(pipelines: tuple[Pipeline, Pipeline], ids: np.ndarray) -> None:
 
 
 def report(runs: list[Run], every: int, figures: Figures) -> None:
-    """Print the percentiles over all runs and the ratios with their spread."""
-    print(f"{'ms of a frame':<42} {'p50':>7} {'p99':>7}")
+    """Keep the median times and the ratios with their spread."""
     names = {
         "with": "with a detection",
         "between": f"between detections (every {every})",
         "without": "the same frames without a detector",
     }
     for key, name in names.items():
-        values = [value for run in runs for value in run[key]]
-        print(f"{name:<42} {np.percentile(values, 50):>7.1f} {np.percentile(values, 99):>7.1f}")
         figures.add(f"frame {name}, p50", [float(np.percentile(run[key], 50)) for run in runs], "ms")
     for part in (50, 99):
         ratios = [
             float(np.percentile(run["between"], part) / np.percentile(run["without"], part)) for run in runs
         ]
-        print(f"{f'between / without, p{part}':<42} {spread_text(ratios)}")
         figures.add(f"frame between detections / the same frame without a detector, p{part}", ratios, "x")
 
 
 def main() -> None:
-    args = arguments()
+    parser = make_parser(__doc__, RUNS)
+    parser.add_argument("--model", default="nano", help="as model.name of the node")
+    parser.add_argument("--detector", default="yolo-world:nano", metavar="KIND:NAME", help="detector")
+    parser.add_argument("--names", default="mug,bottle,box,ball", help="names to look for, comma-separated")
+    parser.add_argument("--every", type=int, default=5, help="detector period in frames")
+    parser.add_argument("--frames", type=int, default=300, help="frames of each run")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
+    args = parser.parse_args()
     figures = Figures("latency.detect")
-    try:
+    with errors_in_one_line():
         runs = measure(*pipelines(args), args.frames, args.runs)
-    except Sam3NodeError as error:
-        raise SystemExit(f"error: {error}") from error
     report(runs, args.every, figures)
     figures.write(args.json)
 

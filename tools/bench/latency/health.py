@@ -33,8 +33,7 @@ import psutil
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import Sam3NodeError
 from tools.bench.common import Figures, count_cores, make_parser, percentile
-from tools.bench.latency.attackers import ATTACKS, Target
-from tools.bench.latency.attacks import attacker
+from tools.bench.latency.attacks import ATTACKS, Target, attacker
 from tools.bench.processes import Processes, add_points, free_ports, next_masks
 
 PROBES_HZ = 20
@@ -152,7 +151,7 @@ def make_loads(port: int, target: Target) -> dict[str, Callable[[], AbstractCont
 
 
 def measure_probes(figures: Figures, seconds: float, objects: int, names: list[str]) -> None:
-    """Start a camera and a node, and print the times of both probes under each load."""
+    """Start a camera and a node, and measure the times of both probes under each load."""
     port = free_ports(1)[0]
     second = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     with Processes(SAM3_HEALTH__BIND=f"127.0.0.1:{port}", SAM3_HEALTH__DEADLINE_S="30") as processes:
@@ -161,7 +160,6 @@ def measure_probes(figures: Figures, seconds: float, objects: int, names: list[s
         target = Target(processes.frames, second, processes.masks, processes.control)
         with processes.client() as client:
             add_points(client, objects)
-            print(f"{'load':28s} {'page':9s} {'p50 ms':>8s} {'p99 ms':>8s} {'max ms':>8s} {'failed':>7s} of")
             for name, load in make_loads(port, target).items():
                 if names and name not in names:
                     continue
@@ -169,18 +167,13 @@ def measure_probes(figures: Figures, seconds: float, objects: int, names: list[s
                     time.sleep(SETTLE_S)
                     for page in ("healthz", "readyz"):
                         times, failed = probe(f"http://127.0.0.1:{port}/{page}", seconds)
-                        p50, p99, most = percentile(times, 0.5), percentile(times, 0.99), max(times)
-                        print(
-                            f"{name:28s} {page:9s} {p50:8.1f} {p99:8.1f} {most:8.1f} {failed:7d} {len(times)}",
-                            flush=True,
-                        )
-                        figures.add(f"/{page}, {name}: p50", p50, "ms")
-                        figures.add(f"/{page}, {name}: longest of {len(times)}", most, "ms", TARGET)
+                        figures.add(f"/{page}, {name}: p50", percentile(times, 0.5), "ms")
+                        figures.add(f"/{page}, {name}: longest of {len(times)}", max(times), "ms", TARGET)
                         figures.add(f"/{page}, {name}: failed", failed, "probes", "0")
 
 
 def measure_replacement(figures: Figures, count: int) -> None:
-    """Stop the node of a group `count` times, and print how soon another one serves."""
+    """Stop the node of a group `count` times, and measure how soon another one serves."""
     ends = dict(
         zip(
             ("frames", "masks", "control"), (f"tcp://127.0.0.1:{port}" for port in free_ports(3)), strict=True
@@ -211,10 +204,6 @@ def measure_replacement(figures: Figures, count: int) -> None:
             while next_masks(client).node == name:
                 pass
             served.append(time.monotonic() - begin_s)
-            print(
-                f"node stopped: replaced after {replaced[-1]:.1f} s, serves after {served[-1]:.1f} s",
-                flush=True,
-            )
         figures.add("node stopped under launch/start: its successor starts", replaced, "s", "at most 20 s")
         figures.add("node stopped under launch/start: its successor serves", served, "s")
 

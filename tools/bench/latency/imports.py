@@ -1,4 +1,4 @@
-"""Measure how long the import of the client takes, beside those of the packages that it needs.
+"""Measure how long the import of the client takes, beside the packages that it needs.
 
     python -m tools.bench.latency.imports
 
@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 
-from tools.bench.common import Figures, make_parser, percentile
+from tools.bench.common import Figures, make_parser
 
 TARGET_MS = 60
 CASES = {
@@ -46,14 +46,10 @@ def main() -> None:
         measure(code)
     runs = [{name: measure(code) for name, code in CASES.items()} for _ in range(args.runs)]
     figures = Figures("latency.imports")
-    print(f"{'import of':45}{'time':>10}{'CPU':>10}   ms, medians of {args.runs}")
     for name in CASES:
-        wall_ms, cpu_ms = ([run[name][column] for run in runs] for column in (0, 1))
-        print(f"{name:45}{percentile(wall_ms, 0.5):10.1f}{percentile(cpu_ms, 0.5):10.1f}")
         target = f"under {TARGET_MS}" if name == "sam3_node.client" else ""
-        figures.add(f"import of {name}", wall_ms, "ms", target)
+        figures.add(f"import of {name}", [run[name][0] for run in runs], "ms", target)
     ratio = [run["sam3_node.client"][1] / run["numpy"][1] for run in runs]
-    print(f"client / numpy, CPU: {percentile(ratio, 0.5):.2f}")
     figures.add("import of sam3_node.client / of numpy, CPU", ratio, "x")
     figures.write(args.json)
 

@@ -139,7 +139,6 @@ def measure(objects: int, runs: int, figures: Figures) -> None:
         ("CPU time of the host from bits", spent["bits"], "ms"),
         ("CPU time of packing the message", spent["packing"], "ms"),
     ):
-        print(f"{what}, {name}: {value:.3g} {unit}")
         figures.add(f"{what}, {name}", value, unit)
 
 

@@ -19,7 +19,7 @@ peers check, pack, decode and count nothing. Their time runs from the capture un
 
 Frames are drawn ahead and stamped when they are due, at 30 Hz. One camera process serves the four paths in turn, a
 second each, so that other load on the machine slows all. The processes start once; each of --runs runs collects for
---seconds, and the ratios of a run are those of its percentiles.
+--seconds, and the ratios of a run compare its percentiles.
 
 With --whole, a camera draws 640x480 frames at 30 Hz, and a node tracks objects on them with nano and without a
 detector, in float32 and, on a CPU that has it, in bfloat16, in turns. Camera, node and subscriber share the cores.
@@ -44,12 +44,12 @@ from typing import NamedTuple
 import numpy as np
 import zmq
 
-from sam3_node.cameras.base import CapturedImage
-from sam3_node.cameras.live import Pacer
+from sam3_node.cameras.camera_source import CapturedImage
+from sam3_node.cameras.live_source import Pacer
 from sam3_node.cameras.publish import frame_from
 from sam3_node.cameras.scene import Scene
 from sam3_node.client import PerceptionClient
-from sam3_node.engines.auto_dtype import has_bfloat16
+from sam3_node.engines.fast_torch import has_bfloat16
 from sam3_node.settings import CameraSettings
 from sam3_node.transport import FramePublisher
 from sam3_node.types import MaskFrame
@@ -321,12 +321,10 @@ def report_whole(objects: int, seconds: float, runs: int, figures: Figures) -> N
 
 def main() -> None:
     parser = make_parser(__doc__, RUNS)
-    parser.add_argument(
-        "--whole", action="store_true", help="measure frames a second of a whole node instead"
-    )
+    parser.add_argument("--whole", action="store_true", help="measure a whole node's frames a second instead")
     parser.add_argument("--seconds", type=float, default=24.0, help="seconds of each run, at each frame size")
     parser.add_argument("--objects", type=int, default=1, help="tracked objects")
-    args, figures = parser.parse_args(), Figures("latency.node")
+    args, figures = parser.parse_args(), Figures("latency.node", show=False)
     if args.whole:
         report_whole(args.objects, args.seconds, args.runs, figures)
         figures.write(args.json)

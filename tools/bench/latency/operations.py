@@ -5,10 +5,9 @@
 
 Frames and memories are fake: they have shapes, but no values, so that neither time nor a GPU is needed. FLOPs are those
 of matrix products, convolutions and attention, two for each multiplication with addition. A kernel is an operation that
-is no view; its traffic is the size of its inputs and outputs. The path is that of bfloat16 outside of compilers: its
+is no view; its traffic is the size of its inputs and outputs. The path is bfloat16's outside of compilers: its
 fused attention takes values that are padded to the width of the keys. The read is also counted in float32, where plain
-attention on a CPU takes them as they are. "static" is the read with static shapes, "engine" that of an engine, with a
-mask.
+attention on a CPU takes them as they are. "static" is the read with static shapes, "engine" an engine's, with a mask.
 """
 
 from __future__ import annotations
@@ -97,13 +96,10 @@ def main() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         found = count_stages(model, args.objects)
     found |= count_methods(args.model, args.objects)
-    print(f"{f'{args.model}, {args.objects} object(s)':30s}     TFLOP        GB   kernels")
     for stage, counts in found.items():
-        tera, giga = counts.flops / 1e12, counts.traffic / 1e9
-        print(f"{stage:30s} {tera:9.4f} {giga:9.3f} {counts.kernels:9d}")
         what = f"{args.model}, {args.objects} object(s), {stage}"
-        figures.add(f"arithmetic of {what}", tera, "TFLOP")
-        figures.add(f"memory traffic of {what}", giga, "GB")
+        figures.add(f"arithmetic of {what}", counts.flops / 1e12, "TFLOP")
+        figures.add(f"memory traffic of {what}", counts.traffic / 1e9, "GB")
         figures.add(f"kernels of {what}", counts.kernels, "kernels")
     figures.write(args.json)
 

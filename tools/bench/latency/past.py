@@ -113,22 +113,12 @@ def report(
     delay_s: float,
     figures: Figures,
 ) -> None:
-    """Print the figures and keep them."""
+    """Keep the figures."""
     ages = {kind: [age for cycle in found for age in cycle.ages_ms] for kind, found in cycles.items()}
     p50, p99 = ({kind: percentile(found, share) for kind, found in ages.items()} for share in (0.5, 0.99))
     (camera,) = last["cameras"].values()
-    print(f"{what}; prompts on the newest frame / {delay_s:g} s old")
-    for kind, name in ((False, "newest"), (True, "past")):
-        objects = statistics.mean(cycle.objects for cycle in cycles[kind])
-        print(
-            f"{name:8s} age p50 {p50[kind]:7.1f} ms  p99 {p99[kind]:7.1f} ms  {len(ages[kind])} masks  "
-            f"objects {objects:.2f}"
-        )
     joins = [cycle.join_s for cycle in cycles[True]]
-    print(f"p99 ratio {p99[True] / p99[False]:.2f}; caught up in {statistics.median(joins):.2f} s")
-    print(f"kept: {camera['cached_frames']} frames, {camera['cached_bytes'] / 1e6:.1f} MB")
     grown = (last["rss_bytes"] - first["rss_bytes"]) / 1e6
-    print(f"resident memory grew by {grown:.1f} MB")
     prompts = f"prompts {delay_s:g} s old every {2 * CYCLE_S:g} s, {what}"
     figures.add(
         f"p99 age of masks, {prompts}, to prompts on the newest frame", p99[True] / p99[False], "x", TARGET

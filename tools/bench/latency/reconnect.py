@@ -12,7 +12,6 @@ Then it kills (SIGKILL) and stops (SIGSTOP) camera and node, and measures how so
 from __future__ import annotations
 
 import signal
-import statistics
 import subprocess
 import tempfile
 import time
@@ -72,10 +71,6 @@ def measure_notice(processes: Processes, client: PerceptionClient, count: int, f
                     else:
                         running[name].wait()
                         running[name] = processes.start(*COMMANDS[name])
-                print(
-                    f"{name} {word:8s} noticed after s {statistics.median(times):.2f} {max(times):.2f}",
-                    flush=True,
-                )
                 figures.add(f"{name} {word}: noticed by its subscriber", times, "s")
 
 
@@ -88,7 +83,6 @@ def main() -> None:
         with Processes(**model) as processes, processes.client() as client:
             running = {name: processes.start(*command) for name, command in COMMANDS.items()}
             next_masks(client)
-            print("killed     back after s: median     worst")
             for name, command in COMMANDS.items():
                 times = []
                 for _ in range(args.kills):
@@ -96,7 +90,6 @@ def main() -> None:
                     running[name].wait()
                     running[name] = processes.start(*command)
                     times.append(back_after_s(name, running[name], client))
-                print(f"{name:8s} {statistics.median(times):20.2f} {max(times):12.2f}", flush=True)
                 figures.add(f"{name} killed and restarted: served again after its ready line", times, "s")
         with Processes(**model) as processes, processes.client() as client:
             measure_notice(processes, client, args.kills, figures)

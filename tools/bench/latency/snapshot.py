@@ -32,15 +32,6 @@ WARM_UP = 12
 """Steps until the ring of memories is full."""
 
 
-def arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--objects", type=int, default=16)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--snapshots", type=int, default=8, help="number of snapshots")
-    return parser.parse_args()
-
-
 def frame(seq: int) -> Frame:
     noise = np.random.default_rng(seq % 8).integers(0, 255, (HEIGHT // 8, WIDTH // 8, 3), np.uint8)
     image = np.kron(noise, np.ones((8, 8, 1), np.uint8))
@@ -72,7 +63,12 @@ def step_ms(perception: Perception, seq: int) -> float:
 
 
 def main() -> None:
-    args = arguments()
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", default="nano", help="as model.name of the node")
+    parser.add_argument("--objects", type=int, default=16)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--snapshots", type=int, default=8, help="number of snapshots")
+    args = parser.parse_args()
     figures = Figures("latency.snapshot")
     perception = open_perception(args)
     alone, beside, copies, writes = [], [], [], []
@@ -99,7 +95,6 @@ def main() -> None:
         ("copy for a snapshot in the main loop, longest", max(copies), "ms"),
         ("writing a snapshot in a thread, p50", statistics.median(writes), "ms"),
     ):
-        print(f"{name:56s} {value:8.2f} {unit}")
         figures.add(f"{name}: {what}", value, unit, "under 50 ms" if "copy" in name else "")
     figures.write(args.json)
 

@@ -28,20 +28,6 @@ STARTS = (("not compiled", EAGER), ("compiled, cold", COMPILED), ("compiled, war
 INDUCTOR = (("packages, build", BUILD_PACKAGES), ("packages, with gate", PACKAGES), ("packages", PACKAGES))
 
 
-def arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--objects", type=int, default=4, help="as tracker.max_objects")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
-    parser.add_argument("--engine", choices=("torch", "inductor"), default="torch")
-    parser.add_argument(
-        "--once", type=Path, metavar="FOLDER", help="start in this process, with the caches in FOLDER"
-    )
-    parser.add_argument("--how", default=COMPILED, help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
 def start(args: argparse.Namespace) -> str:
     """Start in this process as `args.how` names it; return the seconds and the CPU seconds as text."""
     import torch
@@ -77,7 +63,15 @@ def cpu_s() -> float:
 
 
 def main() -> None:
-    args = arguments()
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", default="nano", help="as model.name of the node")
+    parser.add_argument("--objects", type=int, default=4, help="as tracker.max_objects")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
+    parser.add_argument("--engine", choices=("torch", "inductor"), default="torch")
+    parser.add_argument("--once", type=Path, metavar="FOLDER", help="start in this process, caches in FOLDER")
+    parser.add_argument("--how", default=COMPILED, help=argparse.SUPPRESS)
+    args = parser.parse_args()
     if args.once:
         print(start(args))
         return

@@ -5,12 +5,12 @@
     python -m tools.bench.latency.step --model full        Sam3TrackerVideoConfig() defaults, with parity
     python -m tools.bench.latency.step --dtype bfloat16    this package in bfloat16, transformers in --peer-dtype
 
-Weights are random, and as large as those of a trained model: at transformers' initialisation all logits are below 1e-2,
+Weights are random, and as large as in a trained model: at transformers' initialisation all logits are below 1e-2,
 and any two implementations agree. Threads wait passively, as in the node. The steps of both
 implementations alternate, so that other load on the machine slows both. Each of --runs runs starts both afresh; the
-ratio of a run is that of its median times. "by CPU" is the ratio of the median CPU times of the process, which other
+ratio of a run compares its median times. "by CPU" is the ratio of the median CPU times of the process, which other
 load disturbs less. The benchmark also checks parity: the largest difference of the logits of the first object, beside
-the largest logit on any frame. On a CPU it also prints the step's rate beside that of a large matrix product in the
+the largest logit on any frame. On a CPU it also prints the step's rate beside the rate of a large matrix product in the
 same dtype (sgemm for float32), measured at once before and after.
 """
 
@@ -62,7 +62,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 def random_source(name: str, device: str) -> Any:
     """Return a tracker of transformers with seeded random weights, whose logits have a trained model's size.
 
-    They are made on the device: on a CPU those of SAM 3 take half a minute.
+    They are made on the device: on a CPU, SAM 3's take half a minute.
     """
     torch.manual_seed(0)
     config = CONFIGS[name]()
@@ -166,12 +166,12 @@ class Times(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Speed of this package as a multiple of that of transformers."""
+        """Speed of this package as a multiple of transformers'."""
         return self.theirs.wall_ms / self.ours.wall_ms
 
     @property
     def cpu_ratio(self) -> float:
-        """CPU time of transformers as a multiple of that of this package."""
+        """CPU time of transformers as a multiple of this package's."""
         return self.theirs.cpu_ms / self.ours.cpu_ms
 
 
@@ -301,7 +301,7 @@ def main() -> None:
     parser.add_argument("--peer-dtype", choices=DTYPES, default=DTYPES[0], help="dtype of transformers")
     parser.add_argument("--no-variants", action="store_true", help="leave out bf16 and compile")
     parser.set_defaults(runs=None)
-    args, figures = parser.parse_args(), Figures("latency.step")
+    args, figures = parser.parse_args(), Figures("latency.step", show=False)
     torch.set_num_threads(args.threads)
     full = args.model == "full"
     frames, runs = args.frames or (4 if full else 40), args.runs or (1 if full else RUNS)

@@ -1,4 +1,4 @@
-"""Opens recordings that were made to exhaust a machine, and damaged ones, and measures what each costs.
+"""Open recordings that were made to exhaust a machine, and damaged ones, and measure what each costs.
 
     python -m tools.bench.replay.hostile [--damaged N] [--only TEXT] [--json FILE]
 
@@ -30,7 +30,7 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--damaged", type=int, default=330, metavar="N", help="damaged recordings [330]")
     parser.add_argument("--only", default="", metavar="TEXT", help="only those whose names have this text")
-    args, figures = parser.parse_args(), Figures("replay.hostile")
+    args, figures = parser.parse_args(), Figures("replay.hostile", show=False)
     with tempfile.TemporaryDirectory(prefix="sam3-node-hostile-") as folder:
         hostile = write_hostile(Path(folder), args.only)
         damaged = {path: name for name, path in write_damaged(Path(folder), args.damaged, args.only)}

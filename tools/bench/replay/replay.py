@@ -8,8 +8,8 @@ The recording has the 640x480 JPEG frames of the bundled one, repeated in a loop
 
     reading    reading frames from the file, still encoded; then with decoding, in the threads that replay uses for it
     bare       the pipeline's step on the same frames in memory; decoding is a part of the step
-    replay     run_job: reading, decoding ahead, the same steps, and writing results to shards. Its rate is that of its
-               summary, which leaves out loading and writing outputs. "With outputs" is the whole call, with masks.mcap
+    replay     run_job: reading, decoding ahead, the same steps, and writing results to shards. Its rate is its
+               summary's, without loading and writing outputs. "With outputs" is the whole call, with masks.mcap
     workers    replays by processes of one thread each, on recordings of their own: one alone, then two at once
 
 Bare and replay alternate, and so do one and two workers, so that other load on the machine slows both.
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import statistics
 import tempfile
 import threading
 import time
@@ -39,7 +38,7 @@ from sam3_node.replay.event_log import Step
 from sam3_node.replay.job import Job, ObjectOnFrame, settings_for
 from sam3_node.replay.run import Prefetcher, run_job
 from sam3_node.types import NANOSECONDS, Frame, Mask
-from tools.bench.common import RUNS, Figures, count_cores, make_parser, objects_text, processor, spread_text
+from tools.bench.common import RUNS, Figures, count_cores, make_parser, objects_text, processor
 from tools.bench.tiny_weights import save_tiny_checkpoint
 
 CAMERA = "bench"
@@ -133,19 +132,16 @@ def compare(folder: Path, frames: int, runs: int, objects: int, threads: int, fi
         bare.append(bare_rate(perception, in_memory, objects))
         for rates, rate in zip(replays.values(), replay_rates(job, perception), strict=True):
             rates.append(rate)
-    base = statistics.median(bare)
     what = f"{objects_text(objects)}, {perception.model.name}"
-    print(f"bare pipeline        {base:8.1f} frames/s, {what}")
     figures.add(f"bare pipeline, {what}", bare, "frames/s")
     for name, rates in replays.items():
         ratios = [rate / bare_run for rate, bare_run in zip(rates, bare, strict=True)]
-        print(f"{name:20s} {statistics.median(rates):8.1f} frames/s   {spread_text(ratios, 3)} of bare")
         figures.add(f"{name} / bare pipeline, {what}", ratios, "x", target="at least 0.95")
         figures.add(f"{name}, {what}", rates, "frames/s")
 
 
 def work(job: Job, barrier: threading.Barrier) -> float:
-    """Return the frames/s of a replay that begins when those of all workers do; runs in a worker's process."""
+    """Return the frames/s of a replay that begins together with all workers; runs in a worker's process."""
     perception = Perception.load(settings_for(job, None))
     bare_rate(perception, list(read_frames(WARM)), len(job.objects))
     barrier.wait()
@@ -153,16 +149,12 @@ def work(job: Job, barrier: threading.Barrier) -> float:
 
 
 def compare_workers(folder: Path, frames: int, objects: int, runs: int, figures: Figures) -> None:
-    """Compare the rate of two workers together with that of one, in turns."""
+    """Compare the rate of two workers together with the rate of one, in turns."""
     rates: dict[int, list[float]] = {1: [], 2: []}
     for run in range(runs):
         for count in rates:
             rates[count].append(workers_rate(folder / f"workers{run}{count}", count, frames, objects))
     ratios = [two_rate / one_rate for one_rate, two_rate in zip(rates[1], rates[2], strict=True)]
-    print(
-        f"two workers          {statistics.median(rates[2]):8.1f} frames/s   {spread_text(ratios)} times one "
-        f"({statistics.median(rates[1]):.1f})"
-    )
     figures.add("two workers / one worker", ratios, "x", target="at least 1.7")
     figures.add("two workers, one thread each", rates[2], "frames/s")
 
@@ -218,7 +210,6 @@ def soak(folder: Path, args: argparse.Namespace, figures: Figures) -> None:
         at_s, rss = samples[number * (len(samples) - 1) // 10]
         print(f"{at_s:9.0f} {rss / 1e6:9.1f} {(rss - base) / 1e6:10.1f}")
     peak = max(rss for _, rss in samples[len(samples) // 10 :])
-    print(f"peak after the first tenth: {peak / 1e6:.1f} MB, {(peak - base) / 1e6:+.1f}")
     what = f"replay of {frames} frames with all outputs"
     figures.add(f"{what}: growth of resident memory after the first tenth", (peak - base) / 1e6, "MB")
 
@@ -227,22 +218,15 @@ def main() -> None:
     parser = make_parser(__doc__, RUNS)
     parser.add_argument("--frames", type=int, default=150, help="frames of each recording")
     parser.add_argument("--objects", type=int, default=4, help="tracked objects")
-    parser.add_argument(
-        "--threads", type=int, default=0, help="CPU threads of the model; 0 lets torch choose"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=0.0, help="minutes of the long recording; 0 leaves it out"
-    )
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
+    parser.add_argument("--minutes", type=float, default=0.0, help="minutes of the long recording; 0: none")
     parser.add_argument("--hz", type=int, default=FPS, help="frame rate of the long recording")
-    parser.add_argument(
-        "--tiny", action="store_true", help="random weights of a few ms a frame for the long one"
-    )
+    parser.add_argument("--tiny", action="store_true", help="random weights, fast, for the long one")
     args, figures = parser.parse_args(), Figures("replay.replay")
     print(processor())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         read, decoded = reading_rates(folder)
-        print(f"reading              {read:8.0f} frames/s of 640x480 JPEG, {decoded:.0f} with decoding")
         figures.add("reading 640x480 JPEG from a recording", read, "frames/s", target="at least 500")
         figures.add("reading 640x480 JPEG from a recording, with decoding", decoded, "frames/s")
         compare(folder, args.frames, args.runs, args.objects, args.threads, figures)

@@ -13,9 +13,9 @@ from launch_ros.event_handlers import OnStateTransition
 from launch_ros.events.lifecycle import ChangeState
 from launch_ros.parameter_descriptions import ParameterValue
 from lifecycle_msgs.msg import Transition
+from sam3_node_ros.link import Ros2Settings
 
 from launch import LaunchDescription
-from sam3_node.bridges.ros2 import Ros2Settings
 
 
 def generate_launch_description() -> LaunchDescription:

@@ -22,10 +22,11 @@ from sam3_node_msgs.srv import AddObject, RefineObject, RemoveObject, SetPrompts
 from sensor_msgs.msg import Image
 from vision_msgs.msg import Detection2DArray, Detection3DArray, LabelInfo
 
-from sam3_node.bridges.ros2 import Ros2Bridge, Ros2Settings
-from sam3_node.bridges.ros2_messages import Header, MaskMessages, import_type
 from sam3_node.errors import Sam3NodeError
 from sam3_node.types import MaskFrame
+
+from .link import Ros2Bridge, Ros2Settings
+from .messages import Header, MaskMessages, import_type
 
 
 class Sam3Bridge(LifecycleNode):

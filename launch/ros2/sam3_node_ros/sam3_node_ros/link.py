@@ -1,0 +1,376 @@
+"""Links one camera of ROS 2 to sam3-node, without importing ROS: its images go out, its masks come back.
+
+`bridge` connects it to rclpy.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from sam3_node.bags.discovery import Camera, find_cameras
+from sam3_node.bags.messages.ros_images import MessageError, read_payload, read_stamp
+from sam3_node.bags.pairing import Pairing
+from sam3_node.bags.samples import CameraInfo, Colour, Payload, Sample, Topic
+from sam3_node.client import PerceptionClient, Security
+from sam3_node.errors import (
+    BagError,
+    MissingExtraError,
+    NodeRestarted,
+    RequestError,
+    Sam3NodeError,
+    SettingsError,
+    UnknownFrameError,
+    UnknownObjectError,
+)
+from sam3_node.transport import FramePublisher
+from sam3_node.types import Closeable, Depth, Frame, FrameKey, MaskFrame
+from sam3_node.wire import frame_topic
+from sam3_node.wire.images import MAX_FRAME_PIXELS
+
+from .messages import Header, format_id, parse_id, read_header, read_prompt
+
+MAX_HEADERS = 1024
+"""Images whose headers are remembered, to give them to their masks."""
+MAX_CLOCK_ERROR_NS = 10_000_000_000
+"""Distance of a stamp from this computer's time beyond which it is not a time of a synchronised clock."""
+PATIENCE_NS = 100_000_000
+"""Longest wait of a colour image for its depth and intrinsics."""
+MIN_FRAMES = 30
+"""Images after which a warning says that depth does not reach them."""
+POLL_MS = 100
+SILENCE_S = 5.0
+"""Time without masks after which a warning says what keeps them from coming."""
+REPEAT_S = 60.0
+"""Time in which a warning on one subject is not repeated."""
+PLAIN_ENCODINGS = ("rgb8", "bgr8", "mono8", "16UC1", "32FC1")
+"""Encodings that are not converted by OpenCV."""
+
+_KINDS: dict[str, tuple[type[Payload], str]] = {
+    "colour": (Colour, "a colour image"),
+    "depth": (Depth, "a depth image"),
+    "intrinsics": (CameraInfo, "a CameraInfo"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ros2Settings:
+    """Parameters of the ROS node. An empty topic is not subscribed to."""
+
+    camera: str = "cam0"
+    """name of the camera on the wire; each camera has its own ROS node"""
+    image_topic: str = "image"
+    depth_topic: str = ""
+    camera_info_topic: str = ""
+    depth_aligned: bool = False
+    """depth is registered to colour, though the name of its topic does not say so (aligned, registered)"""
+    image_rectified: bool = False
+    """images are rectified, though the name of their topic does not say so (rect, rectified)"""
+    frames: str = "tcp://127.0.0.1:5550"
+    """endpoint that is bound to publish frames: one of the node's transport.frames"""
+    masks: str = "tcp://127.0.0.1:5551"
+    control: str = "tcp://127.0.0.1:5552"
+    base_frame: str = "base_link"
+    """frame_id of positions that the node gives in the robot's base"""
+    sure_only: bool = False
+    """skip doubtful instances"""
+    timeout_ms: int = 2000
+    """longest wait of a service for the node's answer"""
+
+
+class Subscription(NamedTuple):
+    """A topic to subscribe to, and the full name of its messages' type."""
+
+    topic: str
+    type: str
+
+
+class Ros2Bridge(Closeable):
+    """One camera's way to a node and back. `warn` gets lines for the log, each at most once in REPEAT_S.
+
+    One thread at a time may call `take`, another one the services. Node and camera may come and go. The environment
+    names the keys. `resolve` returns the name that a topic is remapped to: names tell of rectified images and aligned
+    depth. Raises SettingsError, WireError (name of the camera) or TransportError.
+    """
+
+    def __init__(
+        self,
+        settings: Ros2Settings,
+        warn: Callable[[str], object],
+        resolve: Callable[[str], str] = lambda topic: topic,
+    ) -> None:
+        self._settings = settings
+        self._warnings = _Warnings(warn)
+        self._kinds = _list_topics(settings)
+        self._pairing = Pairing([_make_camera(settings, self._kinds, resolve)], PATIENCE_NS)
+        self._count = 0
+        self._headers: dict[FrameKey, Header] = {}
+        self._lock = threading.Lock()  # of the headers
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.subscriptions = tuple(
+            Subscription(topic, _name_type(topic, kind)) for topic, kind in self._kinds.items()
+        )
+        frame_topic(settings.camera)
+        security = Security.from_environment()
+        self._frames = FramePublisher(settings.frames, "newest", security.for_camera(settings.camera))
+        try:
+            self._client = PerceptionClient(
+                settings.masks,
+                settings.control,
+                cameras=[settings.camera],
+                timeout_ms=settings.timeout_ms,
+                on_restart=lambda restart: self._warnings.add("restart", str(restart)),
+                sure_only=settings.sure_only,
+                security=security,
+            )
+        except BaseException:
+            self._frames.close(0)
+            raise
+        self.endpoint = self._frames.endpoint
+        self.services: dict[str, Callable[[Any, Any], Any]] = {
+            "add_object": self._answering(self._add_object),
+            "refine_object": self._answering(self._refine_object),
+            "remove_object": self._answering(self._remove_object),
+            "set_prompts": self._answering(self._set_prompts),
+        }
+        """By name: functions that fill the response to a request, and return it. They wait for the node's answer."""
+
+    def take(self, topic: str, message: Any) -> None:
+        """Take a message of a subscription, and send what is complete now. It does not wait for the network.
+
+        A message that is refused causes a warning, never an error.
+        """
+        try:
+            sample = self._read(topic, message)
+            if sample is None:
+                return
+            for frame in self._pairing.add(sample):
+                self._frames.send(replace(frame, clock=_choose_clock(frame)))
+                if losses := self._pairing.describe_losses(MIN_FRAMES):
+                    self._warnings.add("pairing", losses)
+        except MissingExtraError as error:  # an extra of this package may replace the numpy of ROS
+            is_opencv = isinstance(error.__cause__, ImportError) and error.__cause__.name == "cv2"
+            library = "OpenCV (Ubuntu's python3-opencv)" if is_opencv else "PyAV (pip install --no-deps av)"
+            form = getattr(message, "encoding", None) or getattr(message, "format", "")
+            self._warnings.add(
+                topic,
+                f"{topic}: expected {library} to convert {form!r}, found none: install it, or send "
+                f"{', '.join(PLAIN_ENCODINGS)}, jpeg or png",
+            )
+        except Sam3NodeError as error:
+            self._warnings.add(topic, str(error))
+        except Exception as error:  # no message may end the process
+            self._warnings.add(topic, f"{topic}: {type(error).__name__}: {error}")
+
+    def start(self, publish: Callable[[MaskFrame, Header], object]) -> None:
+        """Begin to pass the newest masks, with the header of their image, to `publish` in a thread.
+
+        Masks of images that this object has not sent, or sent MAX_HEADERS images ago, are skipped.
+        """
+        self._stopping.clear()
+        self._thread = threading.Thread(
+            target=self._publish_all, args=(publish,), name="ros2 masks", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End what `start` began; `publish` is not called afterwards. Idempotent."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def close(self) -> None:
+        """End the thread, and close all connections. Idempotent."""
+        self.stop()
+        self._client.close()
+        self._frames.close(0)
+
+    def _publish_all(self, publish: Callable[[MaskFrame, Header], object]) -> None:
+        with suppress(Sam3NodeError):
+            self._client.latest(0)  # masks from before a stop
+        heard_s = time.monotonic()
+        while not self._stopping.is_set():
+            try:
+                masks = self._client.latest(POLL_MS)
+                if masks is not None:
+                    heard_s = time.monotonic()
+                    with self._lock:
+                        header = self._headers.get(masks.key)
+                    if header is not None:
+                        publish(masks, header)
+                elif time.monotonic() - heard_s > SILENCE_S:
+                    self._warnings.add("silence", f"no masks: {self._client.diagnosis()}")
+                    heard_s = time.monotonic()
+            except Exception as error:  # neither a message nor a publisher may end the thread
+                self._warnings.add("masks", f"masks: {type(error).__name__}: {error}")
+                self._stopping.wait(POLL_MS / 1000)
+
+    def _read(self, topic: str, message: Any) -> Sample | None:
+        kind = self._kinds[topic]
+        if (
+            kind != "intrinsics"
+            and getattr(message, "width", 0) * getattr(message, "height", 0) > MAX_FRAME_PIXELS
+        ):
+            raise MessageError(
+                f"{topic}: expected at most {MAX_FRAME_PIXELS} pixels, found {message.width} x {message.height}"
+            )
+        payload = read_payload(message, _name_type(topic, kind), topic)
+        if payload is None:
+            return None
+        expected, name = _KINDS[kind]
+        if not isinstance(payload, expected):
+            form = getattr(message, "encoding", "") or getattr(message, "format", "")
+            raise BagError(f"{topic}: expected {name}, found encoding {form!r}")
+        header = read_header(message)
+        stamp_ns = read_stamp(message)
+        if stamp_ns <= 0:
+            stamp_ns = time.time_ns()
+            self._warnings.add("stamp", f"{topic}: expected stamps, found 0: the time of arrival is used")
+        number = None
+        if kind == "colour":
+            number = self._count
+            self._count += 1
+            self._remember(FrameKey(self._settings.camera, number, stamp_ns), header)
+        return Sample(topic, stamp_ns, time.monotonic_ns(), payload, number)
+
+    def _remember(self, key: FrameKey, header: Header) -> None:
+        with self._lock:
+            self._headers[key] = header
+            if len(self._headers) > MAX_HEADERS:
+                del self._headers[next(iter(self._headers))]
+
+    def _find_seq(self, stamp: Any) -> int | None:
+        """Return the seq of the last image with a stamp; None for stamp 0. Raises UnknownFrameError."""
+        if not (stamp.sec or stamp.nanosec):
+            return None
+        with self._lock:
+            for key, header in reversed(self._headers.items()):
+                if (header.sec, header.nanosec) == (stamp.sec, stamp.nanosec):
+                    return key.seq
+        raise UnknownFrameError(
+            f"stamp: expected the stamp of one of the last {MAX_HEADERS} images, found {stamp.sec}.{stamp.nanosec:09d}"
+        )
+
+    def _find_object(self, text: str) -> int:
+        """Return the number of a tracked object. Raises UnknownObjectError, or NodeRestarted for an id from before."""
+        object_id, epoch = parse_id(text)
+        camera = self._settings.camera
+        epochs = {tracked.id: tracked.epoch for tracked in self._client.list_objects(camera=camera)}
+        if epoch is not None and epochs and epoch not in epochs.values():
+            raise NodeRestarted(
+                f"id {text}: object ids of camera {camera} have begun again; use the ids of new detections",
+                camera=camera,
+                old_epoch=epoch,
+            )
+        if object_id not in epochs:
+            raise UnknownObjectError(f"no object {text}; there are {list(epochs) or 'none'}")
+        return object_id
+
+    def _add_object(self, request: Any, response: Any) -> None:
+        added = self._client.add_object(
+            **read_prompt(request),
+            label=request.label or None,
+            seq=self._find_seq(request.stamp),
+            camera=self._settings.camera,
+        )
+        response.id = format_id(added.id, added.epoch)
+
+    def _refine_object(self, request: Any, response: Any) -> None:
+        refined = self._client.refine_object(
+            self._find_object(request.id),
+            **read_prompt(request),
+            seq=self._find_seq(request.stamp),
+            camera=self._settings.camera,
+        )
+        response.score = float(refined.score)
+
+    def _remove_object(self, request: Any, _: Any) -> None:
+        self._client.remove_object(self._find_object(request.id), camera=self._settings.camera)
+
+    def _set_prompts(self, request: Any, _: Any) -> None:
+        names, scores = [str(name) for name in request.prompts], [float(score) for score in request.scores]
+        if scores and len(scores) != len(names):
+            raise RequestError(f"scores: expected none, or {len(names)} as of prompts, found {len(scores)}")
+        self._client.set_prompts(names, scores=dict(zip(names, scores, strict=False)))
+
+    def _answering(self, serve: Callable[[Any, Any], None]) -> Callable[[Any, Any], Any]:
+        """Return a service that gives success, or the code and text of an error. It never raises."""
+
+        def answer(request: Any, response: Any) -> Any:
+            try:
+                serve(request, response)
+                response.success = True
+            except Sam3NodeError as error:
+                response.code, response.message = error.code, str(error)
+            except Exception as error:  # no request may end the process
+                response.code, response.message = "internal", f"{type(error).__name__}: {error}"
+            return response
+
+        return answer
+
+
+class _Warnings:
+    """Passes on a warning on each subject at most once in REPEAT_S, with the number of those before it."""
+
+    def __init__(self, warn: Callable[[str], object]) -> None:
+        self._warn = warn
+        self._subjects: dict[str, tuple[float, int]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, subject: str, text: str) -> None:
+        with self._lock:
+            now_s = time.monotonic()
+            told_s, left_out = self._subjects.get(subject, (-math.inf, 0))
+            if now_s - told_s < REPEAT_S:
+                self._subjects[subject] = told_s, left_out + 1
+                return
+            self._subjects[subject] = now_s, 0
+        self._warn(text + (f" ({left_out} more since the last warning)" if left_out else ""))
+
+
+def _list_topics(settings: Ros2Settings) -> dict[str, str]:
+    """Return the kind of each topic. Raises SettingsError if the image's is missing, or two are equal."""
+    topics = (settings.image_topic, settings.depth_topic, settings.camera_info_topic)
+    kinds = {topic: kind for topic, kind in zip(topics, _KINDS, strict=True) if topic}
+    if not settings.image_topic or len(kinds) < sum(map(bool, topics)):
+        raise SettingsError(
+            "expected image_topic, and different depth_topic and camera_info_topic, found "
+            f"{', '.join(map(repr, topics))}"
+        )
+    if settings.timeout_ms < 1:
+        raise SettingsError(f"timeout_ms: expected 1 or more, found {settings.timeout_ms}")
+    return kinds
+
+
+def _make_camera(settings: Ros2Settings, kinds: dict[str, str], resolve: Callable[[str], str]) -> Camera:
+    names = {topic: resolve(topic) for topic in kinds}
+    topics = [Topic(names[topic], _name_type(topic, kind), kind) for topic, kind in kinds.items()]  # type: ignore[arg-type]
+    (camera,) = find_cameras(topics)
+    return replace(
+        camera,
+        name=settings.camera,
+        colour=settings.image_topic,
+        depth=settings.depth_topic or None,
+        intrinsics=settings.camera_info_topic or None,
+        aligned=camera.aligned or settings.depth_aligned,
+        rectified=camera.rectified or settings.image_rectified,
+    )
+
+
+def _name_type(topic: str, kind: str) -> str:
+    if kind == "intrinsics":
+        return "sensor_msgs/msg/CameraInfo"
+    compressed = topic.rpartition("/")[2] in ("compressed", "compressedDepth")
+    return f"sensor_msgs/msg/{'CompressedImage' if compressed else 'Image'}"
+
+
+def _choose_clock(frame: Frame) -> Any:
+    """Return "system" for a stamp near this computer's time; stamps of a simulation or a recording are "device"."""
+    return "system" if abs(time.time_ns() - frame.capture_ns) < MAX_CLOCK_ERROR_NS else "device"

@@ -1,0 +1,1 @@
+"""Further sources of rendered scenes: meshes of robosuite, and photographs as surfaces."""

@@ -1,0 +1,558 @@
+"""Reads folders of images: plain ones, DAVIS, and datasets with stamps, scales or intrinsics.
+
+JPEG and PNG stay encoded, others become bgr8. TUM RGB-D: rgb.txt and depth.txt list files with Unix seconds, depth in
+1/5000 m. EuRoC: mav0/camN/data.csv with nanoseconds, and sensor.yaml. KITTI: image_NN with timestamps.txt (raw) or
+times.txt and calib.txt beside (odometry). BOP: rgb or gray, depth and scene_camera.json with each image's intrinsics
+and the scale of its depth.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from heapq import merge
+from itertools import chain
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from ...errors import BagError
+from ...files import describe_stand_in
+from ...types import NANOSECONDS, Depth, Intrinsics
+from ...wire.images import is_depth_png
+from ..decompression import STILL_SUFFIXES, decode_still_depth, read_tags, recognise_still
+from ..messages.ros_images import MILLIMETRE, MessageError, naming, read_colour, read_depth_png
+from ..samples import CameraInfo, Colour, ReadReport, Sample, SampleReader, Topic, natural_order
+
+FPS = 24
+"""Images per second where a folder has no stamps, as in DAVIS."""
+
+SUFFIXES = (".jpg", ".jpeg", ".png", *STILL_SUFFIXES)
+
+_DAVIS = "JPEGImages"
+_MAX_DEPTH = 3  # folders from JPEGImages to images: JPEGImages/480p/SEQUENCE
+_MAX_TEXT = 1 << 26  # bytes of a list of files or of scene_camera.json
+_NO_PICTURES = ("annotations", "masks", "mask", "mask_visib", "depth")
+_ROLES = re.compile(r"(?<![a-z])(colou?r|rgb|depth|image)(?![a-z])", re.IGNORECASE)
+_DEPTH = re.compile(r"(?<![a-z])depth(?![a-z])", re.IGNORECASE)
+_DEPTH_FOLDER = re.compile(
+    r"((raw|aligned|registered)[_-])?depths?([_-]?(raw|images?|frames?|maps?|png|mm|aligned|registered|to[_-](colou?r|rgb)))*",
+    re.IGNORECASE,
+)
+_TUM_SCALE_M = 1 / 5000
+_MAX_FILE = 1 << 28
+_EXIF = re.compile(rb"(?:Exif\0\0|eXIf|EXIF.{4}(?:Exif\0\0)?)(?=II\*\0|MM\0\*)", re.DOTALL)  # JPEG, PNG, WebP
+_EXIF_PLACE = 1 << 16  # bytes from the beginning and from the end, where writers put it
+_ORIENTATION = 0x0112
+
+
+class ImageFile(NamedTuple):
+    """An image of a sequence: `stamp_ns` counts from 0 or is Unix time; `scale_m` and `aligned` describe depth."""
+
+    stamp_ns: int
+    kind: Literal["depth", "colour"]
+    path: Path
+    scale_m: float = MILLIMETRE
+    aligned: bool = False
+    intrinsics: Intrinsics | CameraInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSequence:
+    """The images of one camera in the order of their stamps, depth before the colour of its time.
+
+    `has_stamps` is true if the stamps are the dataset's own; otherwise the images come FPS a second, from 0.
+    `unmatched` is depth whose images belong to no colour image.
+    """
+
+    name: str
+    files: tuple[ImageFile, ...]
+    has_stamps: bool = False
+    unmatched: tuple[Path, ...] = ()
+
+    @property
+    def has_depth(self) -> bool:
+        return any(file.kind == "depth" for file in self.files)
+
+    @property
+    def has_intrinsics(self) -> bool:
+        return any(file.intrinsics for file in self.files)
+
+
+class ImagesBag(SampleReader):
+    """A folder of images in which each sequence is a camera.
+
+    Depth is PNG or TIFF of 16-bit grey: in mm in a plain folder, where it lies in a folder `depth` (also Depth,
+    depth_raw and the like) beside or inside the folder of the images, or beside the images with `depth` in its name; in
+    the dataset's unit otherwise. The images of a sequence have the dataset's stamps, and its cameras come together;
+    without stamps they come in the natural order of their names, 24 a second from 0, one sequence after the other.
+    Images that cannot be decoded, or that differ in size from the first of their sequence, are skipped, and `lost` says
+    so. EXIF orientations are ignored; a note names photos with different ones. Raises BagError for a folder without
+    images.
+    """
+
+    is_sequential = True
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._notes = ReadReport()
+        self._sequences = find_sequences(path)
+        if not self._sequences:
+            raise BagError(f"expected images ({', '.join(SUFFIXES)}) in {path} or its folders, found none")
+        self.topics = tuple(topic for sequence in self._sequences for topic in _topics(sequence))
+
+    @staticmethod
+    def recognises(path: Path) -> bool:
+        """Return True if this is a folder with images, or with folders of images."""
+        return path.is_dir() and has_sequences(path)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self._notes.text(),)))
+
+    def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        """Yield the images of these topics; depth comes before the colour of its time."""
+        sequences = [
+            _Sequence(sequence, topics, self.report, self._notes).samples() for sequence in self._sequences
+        ]
+        if all(sequence.has_stamps for sequence in self._sequences):
+            yield from merge(*sequences, key=lambda sample: sample.stamp_ns)
+        else:
+            yield from chain(*sequences)
+
+
+def _topics(sequence: ImageSequence) -> Iterator[Topic]:
+    yield Topic(f"/{sequence.name}/image", "images", "colour")
+    if sequence.has_depth:
+        yield Topic(f"/{sequence.name}/depth", "images", "depth")
+    if sequence.has_intrinsics:
+        yield Topic(f"/{sequence.name}/camera_info", "images", "intrinsics")
+
+
+class _Sequence:
+    """Reads the images of one sequence that are on `topics`; all of a kind have the size of the first."""
+
+    def __init__(
+        self, sequence: ImageSequence, topics: Collection[str], report: ReadReport, notes: ReadReport
+    ) -> None:
+        self._sequence, self._topics, self._report, self._notes = sequence, topics, report, notes
+        self._orientation: tuple[int, str] | None = None
+        self._has_mixed_turns = False
+        self._sizes: dict[str, tuple[int, int]] = {}
+        self._intrinsics: Intrinsics | CameraInfo | None = None
+
+    def samples(self) -> Iterator[Sample]:
+        if self._sequence.unmatched and f"/{self._sequence.name}/image" in self._topics:
+            for path in self._sequence.unmatched:
+                self._report.skip(
+                    f"the depth images of {self._sequence.name}",
+                    f"{path.name}: no colour image has this name",
+                )
+        for file in self._sequence.files:
+            topic = f"/{self._sequence.name}/{'image' if file.kind == 'colour' else 'depth'}"
+            yield from self._calibration(file)
+            if topic not in self._topics:
+                continue
+            try:
+                yield Sample(topic, file.stamp_ns, file.stamp_ns, self._read(file))
+            except (MessageError, OSError) as error:
+                self._report.skip(topic, error)
+
+    def _calibration(self, file: ImageFile) -> Iterator[Sample]:
+        """Yield the intrinsics of an image that differ from those before."""
+        topic = f"/{self._sequence.name}/camera_info"
+        if topic in self._topics and file.intrinsics not in (None, self._intrinsics):
+            assert file.intrinsics is not None
+            self._intrinsics = file.intrinsics
+            yield Sample(topic, file.stamp_ns, file.stamp_ns, file.intrinsics)
+
+    def _read(self, file: ImageFile) -> Colour | Depth:
+        path = file.path
+        if stand_in := describe_stand_in(path):
+            raise MessageError(f"{path.name}: expected an image, found {stand_in}")
+        status = path.stat()
+        if not path.is_file() or status.st_size > _MAX_FILE:
+            raise MessageError(f"{path.name}: expected an image, found {status.st_size} bytes")
+        data = path.read_bytes()
+        image = read_colour(data, path.name) if file.kind == "colour" else _depth(file, data)
+        size = (image.width, image.height)
+        if size != self._sizes.setdefault(file.kind, size):
+            raise MessageError(f"{path.name}: expected {self._sizes[file.kind]} pixels, found {size}")
+        self._note_alignment()
+        if file.kind == "colour":
+            self._compare_orientation(path, data)
+        return image
+
+    def _note_alignment(self) -> None:
+        """Say once that depth in a plain folder is taken as aligned, or that its size forbids it."""
+        sequence, colour, depth = self._sequence, self._sizes.get("colour"), self._sizes.get("depth")
+        if sequence.has_stamps or sequence.has_intrinsics or colour is None or depth is None:
+            return
+        if colour == depth:
+            reason = "the depth images have the size of the colour images: they are taken as aligned to them"
+        else:
+            reason = (
+                f"the depth images are {depth[0]} x {depth[1]}, the colour images {colour[0]} x {colour[1]}: they are "
+                "not taken as aligned; if they are, state it by --depth-aligned or in the calibration file"
+            )
+        self._notes.add(f"{sequence.name}: {reason}")
+
+    def _compare_orientation(self, path: Path, data: bytes) -> None:
+        """Note once that the photos of a sequence have different EXIF orientations."""
+        orientation = _find_orientation(data)
+        if self._orientation is None:
+            self._orientation = (orientation, path.name)
+        first, name = self._orientation
+        if orientation != first and not self._has_mixed_turns:
+            self._has_mixed_turns = True
+            self._notes.add(
+                f"{path.parent}: its photos have different EXIF orientations ({first} of {name}, {orientation} of "
+                f"{path.name}); these turns are not made, so some pictures lie on their side: turn the files "
+                "themselves, with exiftran -ai for example"
+            )
+
+
+def _find_orientation(data: bytes) -> int:
+    """Return the EXIF orientation (1 to 8) of a JPEG, PNG, WebP or TIFF; 1, which is upright, without one."""
+    begins = [match.end() for match in _EXIF.finditer(data, 0, _EXIF_PLACE)]
+    begins += [match.end() for match in _EXIF.finditer(data, max(len(data) - _EXIF_PLACE, _EXIF_PLACE))]
+    exif = memoryview(data)[0 if recognise_still(data) == "tiff" else (*begins, len(data))[0] :]
+    value, *_ = (*read_tags(exif).get(_ORIENTATION, ()), 1)
+    return value if 1 <= value <= 8 else 1
+
+
+def _depth(file: ImageFile, data: bytes) -> Depth:
+    name = file.path.name
+    if is_depth_png(data):
+        return read_depth_png(data, name, file.scale_m, file.aligned)
+    with naming(f"{name}: expected a PNG or TIFF of 16-bit grey"):
+        return decode_still_depth(data, file.scale_m, file.aligned)
+
+
+def find_sequences(path: Path) -> tuple[ImageSequence, ...]:
+    """Return the sequences with colour images in a folder and the folders below it, in their natural order.
+
+    Raises BagError for a folder or list that cannot be read.
+    """
+    places = (path, path / "mav0", *_subfolders(path), *_subfolders(path / "mav0"))
+    found: list[ImageSequence] = []
+    for find in (_tum, _euroc, _kitti, _bop):
+        for place in dict.fromkeys(places):
+            found += find(place)
+        if found:
+            return tuple(sequence for sequence in found if sequence.files)
+    return tuple(sequence for sequence in _plain_sequences(path) if sequence.files)
+
+
+def has_sequences(path: Path) -> bool:
+    """Return True if a folder has images, or folders of images, in one of the layouts."""
+    return bool(_folders(path)) or bool(find_sequences(path))
+
+
+def _sorted(files: Iterable[ImageFile]) -> tuple[ImageFile, ...]:
+    return tuple(sorted(files, key=lambda file: (file.stamp_ns, file.kind == "colour")))
+
+
+# TUM RGB-D
+
+
+def _tum(folder: Path) -> Iterator[ImageSequence]:
+    if not (folder / "rgb.txt").is_file():
+        return
+    colour = [ImageFile(stamp, "colour", path) for stamp, path in _listed(folder / "rgb.txt")]
+    depth = [
+        ImageFile(stamp, "depth", path, _TUM_SCALE_M, aligned=True)
+        for stamp, path in _listed(folder / "depth.txt")
+    ]
+    yield ImageSequence(_name(folder), _sorted([*colour, *depth]), has_stamps=True)
+
+
+def _listed(path: Path) -> list[tuple[int, Path]]:
+    """Return stamps in ns and files of a list of `SECONDS FILE`; each file once."""
+    if not path.is_file():
+        return []
+    rows = [row for row in map(str.split, _lines(path)) if len(row) >= 2 and _is_below(row[1])]
+    return [(_seconds(row[0], path), path.parent / row[1]) for row in _distinct(rows)]
+
+
+def _distinct(rows: Iterable[list[str]]) -> Iterable[list[str]]:
+    """Return the rows without those whose second item, the name of a file, has come before."""
+    return {row[1].strip(): row for row in reversed([*rows])}.values()
+
+
+def _is_below(name: str) -> bool:
+    """Return True for the relative path of an image that does not leave its folder."""
+    path = Path(name)
+    return path.suffix.lower() in SUFFIXES and not path.is_absolute() and ".." not in path.parts
+
+
+# EuRoC MAV
+
+
+def _euroc(folder: Path) -> Iterator[ImageSequence]:
+    if not (folder / "data.csv").is_file() or not (folder / "data").is_dir():
+        return
+    intrinsics = _sensor_intrinsics(folder / "sensor.yaml")
+    rows = _distinct(row for line in _lines(folder / "data.csv") if len(row := line.split(",")) == 2)
+    files = [
+        ImageFile(_integer(row[0], folder / "data.csv"), "colour", folder / "data" / row[1].strip())
+        for row in rows
+        if _is_below(row[1].strip())
+    ]
+    if files:
+        yield ImageSequence(
+            _name(folder), _sorted(file._replace(intrinsics=intrinsics) for file in files), has_stamps=True
+        )
+
+
+def _sensor_intrinsics(path: Path) -> CameraInfo | None:
+    """Return the intrinsics of EuRoC's sensor.yaml; None without one or with another model."""
+    text = "\n".join(_lines(path)) if path.is_file() else ""
+    lists = {
+        key: [float(number) for number in values.split(",")]
+        for key, values in re.findall(
+            r"^(intrinsics|distortion_coefficients):\s*\[([-+.,e\d\s]+)\]", text, re.M
+        )
+    }
+    if len(lists.get("intrinsics", ())) != 4 or "radial-tangential" not in text:
+        return None
+    fx, fy, cx, cy = lists["intrinsics"]
+    coeffs = tuple(lists.get("distortion_coefficients", [0.0] * 4))
+    size = re.search(r"^resolution:\s*\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\]", text, re.M)
+    return CameraInfo(
+        Intrinsics(fx, fy, cx, cy, "brown_conrady", coeffs),
+        size=(int(size[1]), int(size[2])) if size else (0, 0),
+    )
+
+
+# KITTI
+
+
+def _kitti(folder: Path) -> Iterator[ImageSequence]:
+    """Yield the camera in a folder image_NN: of a raw drive, or of a sequence of the odometry set."""
+    if not re.fullmatch(r"image_\d{1,2}", folder.name):
+        return
+    if (folder / "timestamps.txt").is_file():
+        pictures, stamps = _pictures(folder / "data"), _dates(folder / "timestamps.txt")
+        intrinsics = None
+    elif (folder.parent / "times.txt").is_file():
+        times = folder.parent / "times.txt"
+        pictures, stamps = _pictures(folder), [_seconds(line, times) for line in _lines(times)]
+        intrinsics = _projection(folder.parent / "calib.txt", int(folder.name[6:]))
+    else:
+        return
+    files = (
+        ImageFile(stamp, "colour", path, intrinsics=intrinsics)
+        for stamp, path in zip(stamps, pictures, strict=False)  # a set may end before its list
+    )
+    yield ImageSequence(_name(folder), _sorted(files), has_stamps=True)
+
+
+def _dates(path: Path) -> list[int]:
+    """Return the Unix ns of dates in UTC with nine digits of a second."""
+    stamps = []
+    for line in _lines(path):
+        whole, _, fraction = line.partition(".")
+        try:
+            second = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()
+        except ValueError as error:
+            raise BagError(f"{path}: expected dates, found {line[:40]!r}") from error
+        stamps.append(int(second) * NANOSECONDS + _integer(fraction.ljust(9, "0")[:9], path))
+    return stamps
+
+
+def _projection(path: Path, camera: int) -> Intrinsics | None:
+    """Return the intrinsics of a rectified camera from the line `P<camera>:` of calib.txt."""
+    for line in _lines(path) if path.is_file() else ():
+        head, _, rest = line.partition(":")
+        numbers = rest.split()
+        if head == f"P{camera}" and len(numbers) == 12:
+            fx, _, cx, _, _, fy, cy = (_number(number, path) for number in numbers[:7])
+            return Intrinsics(fx, fy, cx, cy)
+    return None
+
+
+# BOP
+
+
+def _bop(folder: Path) -> Iterator[ImageSequence]:
+    table = folder / "scene_camera.json"
+    colour = next((folder / name for name in ("rgb", "gray") if (folder / name).is_dir()), None)
+    if colour is None or not table.is_file():
+        return
+    try:
+        cameras = {int(key): value for key, value in json.loads(_text(table)).items()}
+        files = [
+            file
+            for path in _pictures(colour)
+            if path.stem.isdecimal()
+            for file in _bop_images(path, cameras.get(int(path.stem)))
+        ]
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        raise BagError(f"{table}: expected the cameras of BOP, found another table ({error})") from error
+    yield ImageSequence(_name(folder), tuple(files))
+
+
+def _bop_images(path: Path, camera: dict[str, object] | None) -> Iterator[ImageFile]:
+    """Yield the depth, if there is one, and the colour of one image; its number in the file's name gives its time."""
+    intrinsics, scale_m = None, MILLIMETRE
+    if camera is not None:
+        fx, _, cx, _, fy, cy = (float(value) for value in camera["cam_K"][:6])  # type: ignore[index]
+        intrinsics = Intrinsics(fx, fy, cx, cy)
+        scale_m = MILLIMETRE * float(camera.get("depth_scale", 1.0))  # type: ignore[arg-type]
+    stamp_ns = int(path.stem) * NANOSECONDS // FPS
+    for suffix in (".png", ".tif"):  # some of its sets have colour and depth in TIFF
+        depth = path.parent.parent / "depth" / f"{path.stem}{suffix}"
+        if depth.is_file():
+            yield ImageFile(stamp_ns, "depth", depth, scale_m, aligned=True)
+            break
+    yield ImageFile(stamp_ns, "colour", path, intrinsics=intrinsics)
+
+
+# plain folders and DAVIS
+
+
+def _plain_sequences(path: Path) -> Iterator[ImageSequence]:
+    folders = _folders(path)
+    names = [_name(folder) for folder in folders]
+    # two resolutions of one sequence: JPEGImages/480p/dog and JPEGImages/1080p/dog
+    names = [
+        f"{folder.parent.name}_{name}" if names.count(name) > 1 else name
+        for folder, name in zip(folders, names, strict=True)
+    ]
+    for folder, name in zip(folders, names, strict=True):
+        colour, depth = _plain_images(folder)
+        matches = _match_depth(colour, depth)
+        unmatched = () if matches else tuple(depth)
+        yield ImageSequence(name, tuple(_plain_files(colour, matches)), unmatched=unmatched)
+
+
+def _name(folder: Path) -> str:
+    resolved = folder.resolve()
+    return resolved.parent.name if _ROLES.fullmatch(resolved.name) else resolved.name
+
+
+def _folders(path: Path) -> list[Path]:
+    """Return the folders of colour images, in their natural order."""
+    root = path / _DAVIS if (path / _DAVIS).is_dir() else path
+    if _pictures(root):
+        return [root]
+    levels = _MAX_DEPTH if _DAVIS in root.parts else 1
+    found = list(_below(root, levels))
+    return [folder for folder in found if not _DEPTH_FOLDER.fullmatch(folder.name)] or found
+
+
+def _below(root: Path, levels: int) -> Iterator[Path]:
+    for folder in _subfolders(root):
+        if folder.name.lower() in _NO_PICTURES:
+            continue
+        if _pictures(folder):
+            yield folder
+        elif levels > 1:
+            yield from _below(folder, levels - 1)
+
+
+def _plain_images(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the colour images of a folder, and the depth images in or beside it."""
+    pictures = _pictures(folder)
+    colour = [path for path in pictures if not _DEPTH.search(path.stem)]
+    depth = [path for path in pictures if _DEPTH.search(path.stem)]
+    beside = [place for place in _depth_folders(folder.parent) if place != folder]
+    for place in (*_depth_folders(folder), *(place / folder.name for place in beside), *beside):
+        depth = depth or _pictures(place)
+    return colour, depth
+
+
+def _depth_folders(folder: Path) -> list[Path]:
+    """Return the folders of depth images in a folder, the one named `depth` first; none if it cannot be read."""
+    try:
+        found = [place for place in _subfolders(folder) if _DEPTH_FOLDER.fullmatch(place.name)]
+    except BagError:
+        return []
+    return sorted(found, key=lambda place: place.name != "depth")
+
+
+def _plain_files(colour: Sequence[Path], matches: Mapping[Path, Path]) -> Iterator[ImageFile]:
+    for index, path in enumerate(colour):
+        stamp_ns = index * NANOSECONDS // FPS
+        if path in matches:
+            yield ImageFile(stamp_ns, "depth", matches[path], aligned=True)
+        yield ImageFile(stamp_ns, "colour", path)
+
+
+def _match_depth(colour: Sequence[Path], depth: Sequence[Path]) -> dict[Path, Path]:
+    """Map colour to depth files of the same name, ignoring the words depth, color and image; else in order."""
+    named = {_key(path): path for path in depth}
+    matches = {path: named[_key(path)] for path in colour if _key(path) in named}
+    if not matches and len(colour) == len(depth):
+        return dict(zip(colour, depth, strict=True))
+    return matches
+
+
+def _key(path: Path) -> str:
+    return _ROLES.sub("", path.stem)
+
+
+# files
+
+
+def _pictures(folder: Path) -> list[Path]:
+    """Return the files of a folder that are named as images, in their natural order; also links to absent files."""
+    return [path for path in _entries(folder, _is_named_file) if path.suffix.lower() in SUFFIXES]
+
+
+def _is_named_file(path: Path) -> bool:
+    return path.is_file() or (path.is_symlink() and not path.exists())
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return _entries(folder, Path.is_dir)
+
+
+def _entries(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
+    """Return the entries of a folder in their natural order; none if it is absent."""
+    try:
+        return sorted(filter(wanted, folder.iterdir()), key=natural_order)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise BagError(f"cannot read {folder}: {error.strerror}") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MAX_TEXT:
+            raise BagError(f"{path}: expected at most {_MAX_TEXT} bytes, found {path.stat().st_size}")
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise BagError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a text without comments and empty ones."""
+    lines = (line.strip() for line in _text(path).splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _seconds(text: str, path: Path) -> int:
+    """Return seconds of a decimal number as ns, exactly."""
+    match = re.fullmatch(r"(\d{1,10})(?:\.(\d+))?", text)
+    if match:
+        return int(match[1]) * NANOSECONDS + int((match[2] or "0").ljust(9, "0")[:9])
+    return round(_number(text, path) * NANOSECONDS)  # KITTI writes 1.036224e-01
+
+
+def _integer(text: str, path: Path) -> int:
+    return int(_number(text, path)) if not text.isdecimal() else int(text[:19])
+
+
+def _number(text: str, path: Path) -> float:
+    try:
+        number = float(text)
+    except ValueError as error:
+        raise BagError(f"{path}: expected numbers, found {text[:40]!r}") from error
+    if not abs(number) < 1e18:
+        raise BagError(f"{path}: expected numbers below 1e18, found {text[:40]!r}")
+    return number

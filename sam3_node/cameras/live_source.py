@@ -1,0 +1,213 @@
+"""Paces images, and reads live devices: a thread keeps the newest image and opens a lost device again.
+
+A pace lies on an absolute grid of times, so that errors of waiting never add up.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from ..errors import CameraError
+from ..types import NANOSECONDS
+from .camera_source import CapturedImage
+
+_FALLBACK_GAP_NS = NANOSECONDS // 30
+_MAX_GAP_NS = 10 * NANOSECONDS
+_log = logging.getLogger(__name__)
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.25, 4.0
+_JOIN_S = 2.0  # a RealSense camera takes a second to stop
+
+
+class LiveDevice(Protocol):
+    """An open device. Only the thread that reads uses it."""
+
+    @property
+    def lost(self) -> int:
+        """Images that the device or its driver lost since it was opened, as far as it says so."""
+
+    def grab(self) -> bool:
+        """Wait for the next image; False if none came for a moment. Raises CameraError if the device is lost."""
+
+    def retrieve(self) -> CapturedImage | None:
+        """Return the grabbed image; None if it is damaged. Raises CameraError if the device is lost."""
+
+    def close(self) -> None:
+        """Release the device. Raises nothing."""
+
+
+class DeviceSource:
+    """Yields the newest image of a live device. A lost device is opened again, with growing pauses, until it is back.
+
+    `open_device` opens the device, or raises CameraError, which the constructor passes on. A separate thread
+    reads, because a driver may block a read for seconds and stopping must not wait for it. Images are limited to `fps`
+    a second; 0 admits all.
+    """
+
+    def __init__(
+        self, name: str, open_device: Callable[[], LiveDevice], fps: float, stop: threading.Event
+    ) -> None:
+        self.name = name
+        self.is_finite = False
+        self._open_device = open_device
+        self._limit = RateLimit(fps)
+        self._stop = stop
+        self._closed = threading.Event()
+        self._arrived = threading.Condition()
+        self._newest: CapturedImage | None = None
+        self._failure: BaseException | None = None
+        self._lost = 0
+        try:
+            self._device: LiveDevice | None = open_device()
+        except CameraError as error:  # it may be plugged in later
+            error.may_pass = True
+            raise
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> int:
+        """Images that were lost: by the device, or because a newer one came before they were taken."""
+        device = self._device
+        return self._lost + (device.lost if device is not None else 0)
+
+    def __iter__(self) -> Iterator[CapturedImage]:
+        while not self._ended():
+            with self._arrived:
+                self._arrived.wait_for(lambda: self._newest is not None, timeout=0.1)
+                newest, self._newest = self._newest, None
+            if newest is not None:
+                yield newest
+            elif self._failure is not None:
+                raise self._failure
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(_JOIN_S)
+
+    def _ended(self) -> bool:
+        return self._stop.is_set() or self._closed.is_set()
+
+    def _run(self) -> None:
+        try:
+            self._read()
+        except BaseException as error:  # the iteration raises it: a camera that says nothing would look alive
+            self._failure = error
+        finally:
+            self._release()
+
+    def _read(self) -> None:
+        pause_s = _FIRST_RETRY_S
+        while not self._ended():
+            try:
+                if self._read_one():
+                    pause_s = _FIRST_RETRY_S
+            except CameraError as error:
+                _log.warning("%s; opening it again in %.2f s", self._describe(error), pause_s)
+                self._release()
+                self._closed.wait(pause_s)
+                pause_s = min(2 * pause_s, _LAST_RETRY_S)
+
+    def _describe(self, error: CameraError) -> str:
+        text = str(error)
+        return text if text.startswith(self.name) else f"{self.name}: {text}"
+
+    def _read_one(self) -> bool:
+        """Read one image; return True if the device has given one. Opens a device that was released."""
+        if self._device is None:
+            self._device = self._open_device()
+        if not self._device.grab():
+            return False
+        if not self._limit.admits(time.monotonic_ns()):
+            return True
+        image = self._device.retrieve()
+        if image is not None:
+            with self._arrived:
+                self._lost += self._newest is not None
+                self._newest = image
+                self._arrived.notify()
+        return image is not None
+
+    def _release(self) -> None:
+        device, self._device = self._device, None
+        if device is not None:
+            self._lost += device.lost
+            device.close()
+
+
+class Pacer:
+    """Ticks `fps` times a second, starting with the first wait. Missed ticks are skipped, not caught up."""
+
+    def __init__(self, fps: float, stop: threading.Event) -> None:
+        self._period_ns = NANOSECONDS / fps
+        self._stop = stop
+        self._start_ns: int | None = None
+        self._tick = 0
+
+    def wait(self) -> bool:
+        """Wait for the next tick; return False if stopped. Return at once if that tick is past."""
+        now = time.monotonic_ns()
+        if self._start_ns is None:
+            self._start_ns = now
+        due = self._start_ns + self._tick * self._period_ns
+        stopped = self._stop.wait(max(0.0, due - now) / NANOSECONDS)
+        passed = int((time.monotonic_ns() - self._start_ns) // self._period_ns)
+        self._tick = max(self._tick, passed) + 1
+        return not stopped
+
+
+class StampPacer:
+    """Spaces images by the differences of their stamps. Delays are not caught up.
+
+    If a stamp is not later than the previous one, because a recording started again, the previous gap is repeated. Gaps
+    are limited to 10 s.
+    """
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._stamp_ns: int | None = None
+        self._due_ns = 0
+        self._gap_ns = _FALLBACK_GAP_NS
+
+    def wait(self, stamp_ns: int) -> bool:
+        """Wait until the image with this stamp is due; return False if stopped."""
+        now = time.monotonic_ns()
+        if self._stamp_ns is None:
+            self._due_ns = now
+        else:
+            if stamp_ns > self._stamp_ns:
+                self._gap_ns = min(stamp_ns - self._stamp_ns, _MAX_GAP_NS)
+            self._due_ns = max(self._due_ns + self._gap_ns, now)
+        self._stamp_ns = stamp_ns
+        return not self._stop.wait((self._due_ns - now) / NANOSECONDS)
+
+
+def make_pace(fps: float, stop: threading.Event) -> Callable[[int], bool]:
+    """Return a function of a stamp that waits for the image's time: by `fps`, or by the stamps if it is 0.
+
+    The function returns False if stopped.
+    """
+    if not fps:
+        return StampPacer(stop).wait
+    pacer = Pacer(fps, stop)
+    return lambda _: pacer.wait()
+
+
+class RateLimit:
+    """Limits a faster camera to `fps` images a second, evenly spaced; 0 admits all."""
+
+    def __init__(self, fps: float) -> None:
+        self._period_ns = NANOSECONDS / fps if fps else 0.0
+        self._due_ns = 0.0
+
+    def admits(self, monotonic_ns: int) -> bool:
+        """Return True if the image taken at this time of the monotonic clock is to be passed on."""
+        # a quarter of a period early counts as on time, else jitter would halve the rate of an equally fast camera
+        if monotonic_ns < self._due_ns - self._period_ns / 4:
+            return False
+        late = monotonic_ns - self._due_ns > self._period_ns
+        self._due_ns = (monotonic_ns if late else self._due_ns) + self._period_ns
+        return True

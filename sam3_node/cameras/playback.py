@@ -1,0 +1,99 @@
+"""Plays recordings at their own pace: bag:FILE, video:FILE, images:FOLDER, and the bundled scene:tabletop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..bags.bag import open_bag
+from ..bags.native.reader import TABLETOP
+from ..errors import BagError, CameraError
+from ..types import Frame
+from .camera_source import CapturedImage
+from .live_source import make_pace
+
+__all__ = ["TABLETOP", "BagSource", "open_images", "open_video"]
+
+_log = logging.getLogger(__name__)
+_CAMERA = "?camera="
+
+
+class BagSource:
+    """Plays the frames of one camera of a recording in order: FILE?camera=NAME, or the first camera of FILE.
+
+    Each frame is captured anew. Colour and depth stay encoded as they were recorded. Intrinsics and device times are
+    kept, and `times` gains `media_ns`, the time since the first frame. `fps` 0 keeps the recorded pace. A recording
+    that loops starts again at its first frame: the image of `seq` is the recorded one of seq % its length. A damaged
+    recording is played up to the damage. Raises BagError if there is no frame at all.
+    """
+
+    lost = 0
+
+    def __init__(self, name: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> None:
+        self.name = name
+        file, _, camera = (str(path), "", "") if path.exists() else str(path).partition(_CAMERA)
+        try:
+            self._bag = open_bag(Path(file), (camera or _first_camera(Path(file)),))
+            first = next(iter(self._bag), None)
+        except BagError as error:
+            raise BagError(f"{name}: {error}") from error
+        if first is None:
+            raise BagError(f"{name}: expected frames, found none that is whole ({self._bag.lost})")
+        self._start_ns = first.capture_ns
+        self._loop = loop
+        self.is_finite = not loop
+        self._closed = False
+        self._wait = make_pace(fps, stop)
+
+    def __iter__(self) -> Iterator[CapturedImage]:
+        while not self._closed:
+            yield from self._play()
+            self._closed |= not self._loop
+
+    def close(self) -> None:
+        self._closed = True
+        self._bag.close()
+
+    def _play(self) -> Iterator[CapturedImage]:
+        """Play the recording once, up to its end or to the damage."""
+        for frame in self._bag:
+            self._closed |= not self._wait(frame.capture_ns)
+            if self._closed:
+                return
+            yield self._capture(frame)
+        for text in filter(None, (self._bag.lost, *self._bag.notes)):
+            _log.warning("%s: %s", self.name, text)
+
+    def _capture(self, frame: Frame) -> CapturedImage:
+        times = {**frame.times, "media_ns": frame.capture_ns - self._start_ns}
+        return CapturedImage(
+            frame, time.time_ns(), depth=frame.depth, intrinsics=frame.intrinsics, times=times
+        )
+
+
+def open_video(name: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> BagSource:
+    """Open a video file as a BagSource; CameraError if it does not exist or has no frame that can be decoded."""
+    if not path.is_file():
+        raise CameraError(f"expected a video file, found no file at {path}")
+    try:
+        return BagSource(name, path, fps, loop, stop)
+    except BagError as error:
+        raise CameraError(f"{path} holds no readable video: damaged, or of an unknown format") from error
+
+
+def open_images(name: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> BagSource:
+    """Open a folder of images as a BagSource; CameraError if it does not exist or has no image that can be read."""
+    if not path.is_dir():
+        raise CameraError(f"expected a folder of images, found no folder at {path}")
+    try:
+        return BagSource(name, path, fps, loop, stop)
+    except BagError as error:
+        raise CameraError(str(error)) from error
+
+
+def _first_camera(path: Path) -> str:
+    with open_bag(path) as bag:
+        return bag.cameras[0]

@@ -1,0 +1,466 @@
+"""Reads a RealSense camera, realsense[:SERIAL], or a recording of the SDK played as the device, realsense:FILE.
+
+An image has its aligned depth, its lens and the stamps of the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from ..errors import CameraError
+from ..settings import CameraSettings
+from ..types import NANOSECONDS, Depth, DepthImage, Image, count_missing_frames
+from ..wire import encode_depth
+from .camera_source import CameraSource, CapturedImage
+from .clock_fit import ClockFit
+from .live_source import DeviceSource, make_pace
+from .realsense_sdk import (
+    Stream,
+    choose_streams,
+    explain,
+    find_device,
+    has_extrinsics,
+    load_sdk,
+    read_info,
+    read_lens,
+)
+
+_log = logging.getLogger(__name__)
+_UVC_UNITS_PER_MS = 10  # a colour sensor of its own counts in 100 us, a stereo sensor in us
+_STEREO_UNITS_PER_MS = 1000
+SILENT_S = 3.0
+"""Seconds without an image after which a camera counts as lost."""
+_QUEUE_FRAMES = 8
+_LIVE_PATIENCE = 2
+_MAX_GAP = 0.55  # of a period, between colour and its depth: the sensors may run half a period apart
+_POLL_S = 0.1
+_HOST_CLOCKS = ("system_time", "global_time")
+_MAX_DELAY_NS = NANOSECONDS
+_METADATA_NS = {
+    "sensor_timestamp": 1000,
+    "frame_timestamp": 1000,
+    "backend_timestamp": 10**6,
+    "time_of_arrival": 10**6,
+}
+"""Further stamps of a frame, with the nanoseconds of their units."""
+_RECORDINGS = (".db3", ".bag")
+
+
+def open_realsense(address: str, settings: CameraSettings, stop: threading.Event) -> CameraSource:
+    """Open the camera with the serial number `address`, the only camera if it is empty, or a recording.
+
+    A camera that is unplugged is opened again when it is back, and only that one. Raises CameraError if it is absent,
+    used by another program, or refuses a setting, and MissingExtraError without the extra `realsense`.
+    """
+    name = f"realsense:{address}" if address else "realsense"
+    if address.endswith(_RECORDINGS):
+        return RealSenseRecording(name, Path(address).expanduser(), settings, stop)
+    rs, serial = load_sdk(), address
+    context = rs.context()
+
+    def open_device() -> RealSenseDevice:
+        nonlocal serial
+        try:
+            device = find_device(rs, list(context.query_devices()), serial)
+        except RuntimeError as error:
+            raise explain(name, error) from error
+        opened = RealSenseDevice(rs, device, settings, name)
+        serial = opened.serial
+        return opened
+
+    return DeviceSource(name, open_device, settings.fps, stop)
+
+
+def load_recording(rs: Any, path: Path, name: str) -> Any:
+    """Load a recording of the SDK as a device; CameraError if it cannot be read."""
+    if not path.is_file():
+        raise CameraError(f"{name}: expected a recording of the RealSense SDK, found no file at {path}")
+    try:
+        return rs.context().load_device(str(path))
+    except RuntimeError as error:
+        raise CameraError(
+            f"{name}: expected a recording of the RealSense SDK, which refuses the file: {error}; "
+            "try bag:FILE, which reads damaged recordings"
+        ) from error
+
+
+class RealSenseRecording:
+    """Plays a recording of the RealSense SDK as the device would: every image once, at its own pace.
+
+    `fps` 0 keeps the recorded pace. Images are captured anew; `times` holds the recorded stamps.
+    """
+
+    def __init__(self, name: str, path: Path, settings: CameraSettings, stop: threading.Event) -> None:
+        self.name, self._path, self._settings, self._stop = name, path, settings, stop
+        self.is_finite = not settings.loop
+        self._rs = load_sdk()
+        self._lost = 0
+        self._device: RealSenseDevice | None = self._open()
+        self._wait = make_pace(settings.fps, stop)
+
+    @property
+    def lost(self) -> int:
+        """Frame numbers that the recording lacks."""
+        return self._lost + (self._device.lost if self._device is not None else 0)
+
+    def __iter__(self) -> Iterator[CapturedImage]:
+        while self._device is not None and not self._stop.is_set():
+            try:
+                image = self._device.retrieve() if self._device.grab() else None
+            except RecordingEnded:
+                self.close()
+                self._device = self._open() if self._settings.loop else None
+                continue
+            if image is not None:
+                if not self._wait(self._device.stamp_ns):
+                    return
+                yield replace(image, capture_ns=time.time_ns())
+
+    def close(self) -> None:
+        device, self._device = self._device, None
+        if device is not None:
+            self._lost += device.lost
+            device.close()
+
+    def _open(self) -> RealSenseDevice:
+        device = load_recording(self._rs, self._path, self.name)
+        return RealSenseDevice(self._rs, device, self._settings, self.name)
+
+
+class RecordingEnded(CameraError):  # noqa: N818 - an occurrence, such as StopIteration
+    """Raised at the end of a recording that is played as the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class StampedFrame:
+    """A frame of a device, with its stamp in the device's clock `domain`, and when it arrived on the host's clocks."""
+
+    frame: Any
+    stamp_ns: int
+    domain: str
+    arrival_ns: int  # monotonic
+    arrival_unix_ns: int
+
+
+Pair = tuple[StampedFrame, StampedFrame | None]
+
+
+class FramePairer:
+    """Yields every colour image once, in order, with the depth image at most `tolerance_ns` away, else alone.
+
+    Each stream arrives in order of time. A colour image waits until later depth arrives, or until more than `patience`
+    colour images wait. Stamps of two clock domains cannot be compared, so times of arrival are compared instead.
+    """
+
+    def __init__(self, tolerance_ns: int, patience: int = 1) -> None:
+        self._tolerance_ns, self._patience = tolerance_ns, patience
+        self._colours: deque[StampedFrame] = deque()
+        self._depths: deque[StampedFrame] = deque(maxlen=patience + 1)
+
+    def add_colour(self, colour: StampedFrame) -> list[Pair]:
+        """Take a colour image; return the pairs that are complete by it."""
+        self._colours.append(colour)
+        return self._complete(self._patience)
+
+    def add_depth(self, depth: StampedFrame) -> list[Pair]:
+        """Take a depth image; return the pairs that are complete by it."""
+        self._depths.append(depth)
+        return self._complete(self._patience)
+
+    def flush(self) -> list[Pair]:
+        """Return what still waits, when nothing more will come."""
+        return self._complete(0)
+
+    def _complete(self, patience: int) -> list[Pair]:
+        pairs: list[Pair] = []
+        while self._colours:
+            colour = self._colours[0]
+            while self._depths and _gap_ns(colour, self._depths[0]) > self._tolerance_ns:
+                self._depths.popleft()
+            if self._depths:
+                is_pair = -_gap_ns(colour, self._depths[0]) <= self._tolerance_ns
+                pairs.append((colour, self._depths.popleft() if is_pair else None))
+            elif len(self._colours) > patience:
+                pairs.append((colour, None))
+            else:
+                break
+            self._colours.popleft()
+        return pairs
+
+
+def _gap_ns(colour: StampedFrame, depth: StampedFrame) -> int:
+    """Return how much later the colour image is."""
+    if colour.domain == depth.domain:
+        return colour.stamp_ns - depth.stamp_ns
+    return colour.arrival_ns - depth.arrival_ns
+
+
+def apply_options(rs: Any, colour: Any, depth: Any | None, settings: CameraSettings, name: str) -> None:
+    """Set the preset, then the exposure and the emitter, which the preset would overwrite.
+
+    `colour` and `depth` are sensors, the same one in some cameras. Warns about an option that the camera lacks. Raises
+    CameraError for a value out of the option's range.
+    """
+    if settings.exposure_ms:
+        units = _STEREO_UNITS_PER_MS if _is_same(colour, depth) else _UVC_UNITS_PER_MS
+        _set_exposure(rs, colour, settings.exposure_ms, units, f"{name}: camera.exposure_ms")
+    if depth is None:
+        return
+    if settings.preset != "keep":
+        preset = int(getattr(rs.rs400_visual_preset, settings.preset))
+        _set(depth, rs.option.visual_preset, preset, f"{name}: camera.preset")
+    if settings.depth_exposure_ms:
+        exposure_ms = settings.depth_exposure_ms
+        _set_exposure(rs, depth, exposure_ms, _STEREO_UNITS_PER_MS, f"{name}: camera.depth_exposure_ms")
+    if settings.emitter != "keep":
+        _set(depth, rs.option.emitter_enabled, settings.emitter == "on", f"{name}: camera.emitter")
+
+
+def _is_same(colour: Any, depth: Any | None) -> bool:
+    return depth is not None and any(
+        profile.stream_type().name == "depth" for profile in colour.get_stream_profiles()
+    )
+
+
+def _set_exposure(rs: Any, sensor: Any, exposure_ms: float, units_per_ms: int, what: str) -> None:
+    if sensor.supports(rs.option.enable_auto_exposure):
+        sensor.set_option(rs.option.enable_auto_exposure, 0)
+    _set(sensor, rs.option.exposure, exposure_ms * units_per_ms, what, units_per_ms)
+
+
+def _set(sensor: Any, option: Any, value: float, what: str, units: int = 1) -> None:
+    if not sensor.supports(option):
+        _log.warning("%s is not used: the camera has no such option", what)
+        return
+    limits = sensor.get_option_range(option)
+    if not limits.min <= value <= limits.max:
+        raise CameraError(
+            f"{what}: expected {limits.min / units:g} to {limits.max / units:g}, found {value / units:g}"
+        )
+    step = limits.step or 1
+    sensor.set_option(option, limits.min + round((value - limits.min) / step) * step)
+
+
+class RealSenseDevice:
+    """A LiveDevice that streams colour, and depth if the camera has it. Raises CameraError if it cannot be opened.
+
+    A recording yields each of its images once. A camera that is read too slowly loses the oldest.
+    """
+
+    def __init__(self, rs: Any, device: Any, settings: CameraSettings, name: str) -> None:
+        self._rs, self._device, self._name = rs, device, name
+        self.serial = read_info(rs, device, "serial_number")
+        self._playback = device.as_playback() if device.is_playback() else None
+        self._frames: queue.Queue[StampedFrame] = queue.Queue(_QUEUE_FRAMES)
+        self._closed = threading.Event()
+        self._fits: dict[str, ClockFit] = {}
+        self._pairs: deque[Pair] = deque()
+        self._heard_s = time.monotonic()
+        self._last_number: int | None = None
+        self._polls_after_end = 0
+        self.lost = 0
+        self.stamp_ns = 0
+        """Stamp of the image that was retrieved last, on the device's clock."""
+        try:
+            colour, depth = choose_streams(rs, device, settings, name)
+            if self._playback is None:
+                apply_options(rs, colour.sensor, depth.sensor if depth else None, settings, name)
+            self._lens = read_lens(colour.profile, name)
+            # the streams of a recording come in threads of their own, one of which may be far ahead
+            patience = _QUEUE_FRAMES if self._playback else _LIVE_PATIENCE
+            tolerance_ns = round(_MAX_GAP * NANOSECONDS / colour.mode.fps)
+            self._pairer = FramePairer(tolerance_ns, patience) if depth else None
+            self._aligner = _Aligner(rs) if depth and has_extrinsics(depth.profile, colour.profile) else None
+            self._sensors = self._start([colour, depth] if depth else [colour])
+        except RuntimeError as error:
+            raise explain(name, error) from error
+        if depth and self._aligner is None:
+            _log.warning("%s: the camera does not say how depth lies to colour: depth is not aligned", name)
+
+    def grab(self) -> bool:
+        if len(self._pairs) > 1:
+            self._pairs.popleft()
+            return True
+        self._pairs.clear()
+        try:
+            frame = self._frames.get(timeout=_POLL_S)
+        except queue.Empty:
+            self._check_silence()
+            return bool(self._pairs)
+        self._heard_s, self._polls_after_end = time.monotonic(), 0
+        if frame.frame.get_profile().stream_type() == self._rs.stream.color:
+            self._count_lost(frame.frame.get_frame_number())
+            self._pairs.extend([(frame, None)] if self._pairer is None else self._pairer.add_colour(frame))
+        elif self._pairer is not None:
+            self._pairs.extend(self._pairer.add_depth(frame))
+        return bool(self._pairs)
+
+    def retrieve(self) -> CapturedImage | None:
+        if not self._pairs:
+            return None
+        colour, depth = self._pairs[0]
+        self.stamp_ns = colour.stamp_ns
+        try:
+            capture_ns = self._map_to_host(colour)
+            image, scale_m = _to_bgr(colour.frame), 0.001
+            aligned: DepthImage | Depth | None = None
+            if depth is not None:
+                scale_m = depth.frame.as_depth_frame().get_units()
+                aligned = self._align(colour, depth, scale_m)
+            times = self._collect_times(colour, depth)
+        except RuntimeError as error:
+            raise explain(self._name, error) from error
+        return CapturedImage(image, capture_ns, aligned, scale_m, self._lens, times)
+
+    def close(self) -> None:
+        self._closed.set()
+        for sensor in self._sensors:
+            with contextlib.suppress(RuntimeError):  # it is unplugged
+                sensor.stop()
+            with contextlib.suppress(RuntimeError):
+                sensor.close()
+        self._sensors = []
+
+    def _start(self, streams: Sequence[Stream]) -> list[Any]:
+        """Open all sensors, then start them. A recording pauses meanwhile: it would play from the first start on."""
+        profiles: dict[int, list[Any]] = {}
+        sensors = {id(stream.sensor): stream.sensor for stream in streams}
+        for stream in streams:
+            profiles.setdefault(id(stream.sensor), []).append(stream.profile)
+        opened: list[Any] = []
+        if self._playback is not None:
+            self._playback.set_real_time(False)
+            self._playback.pause()
+        try:
+            for key, sensor in sensors.items():
+                sensor.open(profiles[key])
+                opened.append(sensor)
+            for sensor in opened:
+                sensor.start(self._take)
+            if self._playback is not None:
+                self._playback.resume()
+        except RuntimeError:
+            self._sensors = opened
+            self.close()
+            raise
+        return opened
+
+    def _take(self, frame: Any) -> None:
+        """Queue a frame, in the SDK's thread. A frame_queue of the SDK deadlocks with a recording's reader."""
+        arrival_ns, arrival_unix_ns = time.monotonic_ns(), time.time_ns()
+        domain = frame.get_frame_timestamp_domain().name
+        frame.keep()
+        stamp_ns = round(frame.get_timestamp() * 1e6)
+        stamped = StampedFrame(frame, stamp_ns, domain, arrival_ns, arrival_unix_ns)
+        while not self._closed.is_set():
+            try:
+                self._frames.put(stamped, timeout=_POLL_S if self._playback is not None else 0.0)
+                return
+            except queue.Full:
+                if self._playback is None:
+                    with contextlib.suppress(queue.Empty):
+                        self._frames.get_nowait()
+
+    def _check_silence(self) -> None:
+        if self._playback is not None:
+            # frames may still be on their way to the queue when the player says that it has stopped
+            stopped = self._playback.current_status() == self._rs.playback_status.stopped
+            self._polls_after_end += stopped
+            if self._polls_after_end > 2:
+                self._pairs.extend(self._pairer.flush() if self._pairer is not None else ())
+                if self._pairs:
+                    return
+                raise RecordingEnded("the recording has ended")
+        elif time.monotonic() - self._heard_s > SILENT_S:
+            raise CameraError(f"no image for {SILENT_S:g} s: is the cable loose?")
+
+    def _count_lost(self, number: int) -> None:
+        if self._last_number is not None:
+            self.lost += count_missing_frames(self._last_number, number)
+        self._last_number = number
+
+    def _map_to_host(self, frame: StampedFrame) -> int:
+        """Return the Unix time of a frame's stamp: as the SDK says if its clock is the host's, else by the fit."""
+        delay_ns = self._fits.setdefault(frame.domain, ClockFit()).delay_ns(frame.stamp_ns, frame.arrival_ns)
+        if frame.domain in _HOST_CLOCKS and 0 <= frame.arrival_unix_ns - frame.stamp_ns <= _MAX_DELAY_NS:
+            return frame.stamp_ns
+        return frame.arrival_unix_ns - delay_ns
+
+    def _collect_times(self, colour: StampedFrame, depth: StampedFrame | None) -> dict[str, int | float]:
+        """Return all stamps in nanoseconds of their own clocks; the name of a stamp of the SDK tells its clock."""
+        times: dict[str, int | float] = {}
+        for prefix, stamped in (("", colour), ("depth_", depth)):
+            if stamped is not None:
+                times[f"{prefix}{stamped.domain}_ns"] = stamped.stamp_ns
+                times |= {
+                    f"{prefix}{key}": value for key, value in _read_metadata(self._rs, stamped.frame).items()
+                }
+        times["arrival_ns"] = colour.arrival_unix_ns
+        times["clock_drift_ppm"] = round(self._fits[colour.domain].drift_ppm, 3)
+        return times
+
+    def _align(self, colour: StampedFrame, depth: StampedFrame, scale_m: float) -> DepthImage | Depth:
+        if self._aligner is None:
+            pixels = np.array(depth.frame.get_data())
+            return encode_depth(pixels, "z16+zstd", scale_m, aligned=False)
+        return self._aligner.align(colour.frame, depth.frame)
+
+
+class _Aligner:
+    """Registers depth to colour with the SDK's own filter, which takes both as one set of frames."""
+
+    def __init__(self, rs: Any) -> None:
+        self._waiting: list[Any] = []
+        self._sets = rs.frame_queue(1, True)
+        self._bundler = rs.processing_block(self._bundle)
+        self._bundler.start(self._sets)
+        self._filter = rs.align(rs.stream.color)
+
+    def align(self, colour: Any, depth: Any) -> DepthImage:
+        """Return depth uint16 [h, w] of the size of the colour image."""
+        self._waiting = [colour, depth]
+        self._bundler.invoke(depth)
+        self._waiting = []
+        frames = self._filter.process(self._sets.wait_for_frame(1000).as_frameset())
+        return np.array(frames.get_depth_frame().get_data())
+
+    def _bundle(self, _: Any, source: Any) -> None:
+        source.frame_ready(source.allocate_composite_frame(self._waiting))
+
+
+def _read_metadata(rs: Any, frame: Any) -> dict[str, int | float]:
+    metadata: dict[str, int | float] = {}
+    for key, unit_ns in _METADATA_NS.items():
+        value = getattr(rs.frame_metadata_value, key)
+        if frame.supports_frame_metadata(value):
+            metadata[f"{key}_ns"] = frame.get_frame_metadata(value) * unit_ns
+    exposure = rs.frame_metadata_value.actual_exposure
+    if frame.supports_frame_metadata(exposure):
+        metadata["actual_exposure"] = frame.get_frame_metadata(exposure)
+    return metadata
+
+
+def _to_bgr(frame: Any) -> Image:
+    """Copy the pixels, which the SDK uses again, as BGR uint8 [h, w, 3]."""
+    pixels = np.asanyarray(frame.get_data())
+    form = frame.get_profile().format().name
+    if form == "bgr8":
+        return np.array(pixels, np.uint8)
+    if form == "rgb8":
+        return np.ascontiguousarray(pixels[:, :, ::-1])
+    if form == "y8":
+        return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_GRAY2BGR), np.uint8)
+    packed = pixels.view(np.uint8).reshape(*pixels.shape[:2], 2)
+    return np.asarray(cv2.cvtColor(packed, cv2.COLOR_YUV2BGR_YUY2), np.uint8)

@@ -1,0 +1,361 @@
+"""Reads another project's camera server: tcp://HOST:PORT with camera.dialect (GR00T, lerobot, imagezmq).
+
+The source subscribes to the server and keeps the newest image of each camera, and the camera process publishes each
+under its own name. Stamps, keys, recording, the watchdog and the node work as with every camera. A server's clock may
+be another than Unix time.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from ..errors import CameraError, WireError
+from ..processes.signals import WaitingNotice
+from ..settings import CameraSettings
+from ..transport.foreign import ForeignHub, ForeignSubscriber
+from ..types import NANOSECONDS, Frame, Image
+from ..wire.codec import describe
+from ..wire.images import decode_image
+from .camera_source import CapturedImage
+from .clock_fit import ClockFit
+from .live_source import RateLimit
+from .server_messages import Dialect, ServerImage, read_message
+
+MAX_LATE_S = 10.0
+"""A stamp up to this long before the arrival counts as Unix time: the image is old, or the clock is off."""
+MAX_EARLY_S = 0.05
+"""The same for a stamp after the arrival. The arrival is used instead."""
+OLD_S = 1.0
+"""Lateness from which a warning names the stamp."""
+_MAX_STAMP_S = 2**62 / NANOSECONDS
+
+_log = logging.getLogger(__name__)
+MAX_CAMERAS = 16
+"""Maximum number of cameras of one server."""
+ANY_CAMERA = "*"
+"""?camera=* publishes all images as one camera, whatever the server calls them."""
+_SHARED_S = 2.0  # until then a name is not taken over by another sender
+_IDLE_S = 10.0  # after it, a silent camera gives way to a new one
+_TURN_S = 0.1
+_CAMERA = "?camera="
+_HUB = "imagezmq-hub"
+_SCHEMES = ("tcp://", "ipc://")
+_RAW_SWAPPED = {"bgr8": "rgb8", "rgb8": "bgr8", "mono8": "mono8"}
+
+
+def open_server(
+    uri: str, settings: CameraSettings, stop: threading.Event, insecure: bool = False
+) -> ServerSource:
+    """Open the camera server at `uri`. Raises CameraError for a uri or settings that do not fit, or TransportError."""
+    endpoint, _, chosen = uri.partition(_CAMERA)
+    dialects = "groot, lerobot, imagezmq, imagezmq-hub or jpeg"
+    if settings.dialect == "none":
+        raise CameraError(
+            f"{uri}: expected the protocol of this camera server: --dialect {dialects}. A camera of sam3-node is read"
+            " by the node itself: name it in transport.frames"
+        )
+    if not uri.startswith(_SCHEMES):
+        raise CameraError(f"expected tcp://HOST:PORT with --dialect {settings.dialect}, found {uri!r}")
+    if "*" in endpoint and settings.dialect != _HUB:
+        hint = (
+            "; senders in REQ/REP mode connect to --dialect imagezmq-hub"
+            if settings.dialect == "imagezmq"
+            else ""
+        )
+        raise CameraError(
+            f"expected the address of the server, such as tcp://robot:5555, found {endpoint!r}{hint}"
+        )
+    if settings.calibration is not None and not chosen:
+        raise CameraError(
+            f"camera.calibration belongs to one camera, and {endpoint} may send several: choose one with "
+            f"{endpoint}{_CAMERA}NAME"
+        )
+    return ServerSource(endpoint, chosen, settings, stop, insecure)
+
+
+class StampReader:
+    """Maps the stamps of one camera of a server to the Unix time of the capture.
+
+    A stamp in Unix seconds is kept. For another clock (a monotonic one, or one that is off by more than MAX_LATE_S),
+    the capture is the arrival less the delay beyond the shortest one, see ClockFit. An image without a usable stamp
+    gets the time of its arrival. The times always increase, even where the stamps repeat or go back. Each warning is
+    logged once, with `name`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._fit = ClockFit()
+        self._last_ns = 0
+        self._warned: set[str] = set()
+
+    def read(self, stamp_s: float | None, arrival_ns: int) -> int:
+        """Return the time of the capture. `arrival_ns` is a Unix time."""
+        capture_ns = arrival_ns if stamp_s is None else self._map(stamp_s, arrival_ns)
+        if capture_ns <= self._last_ns:
+            capture_ns = max(arrival_ns, self._last_ns + 1)
+        self._last_ns = capture_ns
+        return capture_ns
+
+    def _map(self, stamp_s: float, arrival_ns: int) -> int:
+        if not 0 < stamp_s < _MAX_STAMP_S:
+            return arrival_ns
+        stamp_ns = round(stamp_s * NANOSECONDS)
+        late_s = (arrival_ns - stamp_ns) / NANOSECONDS
+        if -MAX_EARLY_S <= late_s <= MAX_LATE_S:
+            if late_s > OLD_S:
+                self._warn(
+                    "old",
+                    f"its stamps are {late_s:.1f} s before the arrival: the images are old, or a clock is off; set the "
+                    "clocks of both machines, such as with chrony",
+                )
+            return min(stamp_ns, arrival_ns)
+        self._warn(
+            "other",
+            f"expected stamps in Unix seconds, found {stamp_s:.3f} at {arrival_ns / NANOSECONDS:.3f}; the server's"
+            " clock is another, so the capture is taken as the arrival less the delay beyond the shortest one",
+        )
+        return arrival_ns - self._fit.delay_ns(stamp_ns, arrival_ns)
+
+    def _warn(self, kind: str, text: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning("camera %s: %s", self._name, text)
+
+
+@dataclass(slots=True)
+class _ServerCamera:
+    """A camera of the server: who sent it last and under which name, and its last image if that has a stamp."""
+
+    origin: tuple[bytes, str]
+    stamps: StampReader
+    limit: RateLimit
+    heard_s: float = 0.0
+    last: ServerImage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """An image that waits to be taken, with the times of its capture and arrival (Unix)."""
+
+    image: ServerImage
+    capture_ns: int
+    arrival_ns: int
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Counts of images that were received and not yielded, and why messages could not be read."""
+
+    replaced: int = 0
+    repeated: int = 0
+    rejected: int = 0
+    last_error: str = ""
+    unread: str = ""  # why the last message could not be read, if no image came since
+
+
+class ServerSource:
+    """Yields the newest image of each camera of a server. A thread receives; no message can end it.
+
+    URI?camera=NAME chooses one camera, which is published under the name of the settings; `*` stands for all. A server
+    that is absent or restarts is connected as soon as it is there. `.counts` says how many images were replaced by
+    newer ones, came again with the same stamp, or could not be read. Raises TransportError for an address that cannot
+    be used.
+    """
+
+    is_finite = False
+
+    def __init__(
+        self, endpoint: str, chosen: str, settings: CameraSettings, stop: threading.Event, insecure: bool
+    ) -> None:
+        self.name = f"{settings.dialect} {endpoint}"
+        self.counts = _Counts()
+        self._settings, self._chosen, self._stop = settings, chosen, stop
+        self._dialect = cast(Dialect, "imagezmq" if settings.dialect == _HUB else settings.dialect)
+        self._closed = threading.Event()
+        self._changed = threading.Condition()
+        self._newest: dict[str, _Arrived] = {}  # the camera that waits longest is first
+        self._cameras: dict[str, _ServerCamera] = {}
+        self._others: dict[str, None] = {}  # names that the server sends beside the chosen one
+        self._notice = WaitingNotice(self._explain_silence)
+        try:
+            self._receiver = (
+                ForeignHub(endpoint, self._deliver, insecure)
+                if settings.dialect == _HUB
+                else ForeignSubscriber(endpoint, self._deliver)
+            )
+        except BaseException:
+            self._notice.close()
+            raise
+
+    @property
+    def endpoint(self) -> str:
+        """Address of the server, or of the hub with * and port 0 resolved."""
+        return self._receiver.endpoint
+
+    @property
+    def lost(self) -> int:
+        """Images that were lost: because newer ones came before they were taken, or because they could not be read."""
+        return self.counts.replaced + self.counts.rejected + self._receiver.dropped
+
+    def __iter__(self) -> Iterator[CapturedImage]:
+        while not (self._stop.is_set() or self._closed.is_set()):
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._newest), timeout=_TURN_S)
+                camera = next(iter(self._newest), None)
+                arrived = None if camera is None else self._newest.pop(camera)
+            if camera is None or arrived is None:
+                self._receiver.check()
+                continue
+            try:
+                captured = self._capture(camera, arrived)
+            except WireError as error:
+                self._reject(error)
+                continue
+            yield captured
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        self._closed.set()
+        self._notice.close()
+        self._receiver.close()
+
+    def _capture(self, camera: str, arrived: _Arrived) -> CapturedImage:
+        frame = arrived.image.frame
+        times: dict[str, int | float] = {"arrival_ns": arrived.arrival_ns}
+        if arrived.image.stamp_s is not None:
+            times["server_stamp_s"] = arrived.image.stamp_s
+        swap = self._settings.swap_red_blue
+        is_swapped = arrived.image.swapped if swap == "auto" else swap == "yes"
+        return CapturedImage(
+            exchange_red_blue(frame) if is_swapped else frame,
+            arrived.capture_ns,
+            depth=frame.depth if self._settings.depth else None,
+            times=times,
+            camera=camera,
+        )
+
+    def _deliver(self, parts: list[memoryview], arrival_ns: int, sender: bytes) -> None:
+        """Take a message. Runs in the receiver's thread, and raises nothing."""
+        try:
+            contents = read_message(self._dialect, parts)
+        except Exception as error:  # no message may end the thread, however reading fails
+            self._reject(error)
+            return
+        for reason in contents.rejected:
+            self._reject(reason)
+        for image in contents.images:
+            try:
+                self._keep(image, arrival_ns, sender)
+            except Exception as error:
+                self._reject(error)
+
+    def _keep(self, image: ServerImage, arrival_ns: int, sender: bytes) -> None:
+        """Keep an image as the newest of its camera. Raises WireError if its name cannot be used."""
+        name = self._choose_name(image.name)
+        if name is None:
+            return
+        camera = self._find_camera(name, (sender, "" if self._chosen == ANY_CAMERA else image.name))
+        last, camera.last = camera.last, None if image.stamp_s is None else image
+        if last is not None and _is_same(last, image):
+            self.counts.repeated += 1
+            return
+        self.counts.unread = ""
+        self._notice.progress()
+        if not camera.limit.admits(time.monotonic_ns()):
+            return
+        arrived = _Arrived(image, camera.stamps.read(image.stamp_s, arrival_ns), arrival_ns)
+        with self._changed:
+            self.counts.replaced += name in self._newest
+            self._newest[name] = arrived
+            self._changed.notify()
+
+    def _choose_name(self, name: str) -> str | None:
+        """Return the name to publish under; None for a camera that was not chosen."""
+        if self._chosen:
+            if self._chosen in (ANY_CAMERA, name):
+                return self._settings.name
+            if len(self._others) < MAX_CAMERAS:
+                self._others[name[:64]] = None
+            return None
+        allowed = re.sub(r"[^A-Za-z0-9_.-]", "_", name[:64])
+        return allowed if allowed.strip(".") else self._settings.name
+
+    def _find_camera(self, name: str, origin: tuple[bytes, str]) -> _ServerCamera:
+        """Return the camera with this name. Raises WireError for a name of another sender, and for too many names."""
+        now_s = time.monotonic()
+        camera = self._cameras.get(name)
+        if camera is not None and camera.origin != origin:
+            if now_s - camera.heard_s < _SHARED_S:
+                raise WireError(
+                    f"camera {name}: expected images of {describe(camera.origin[1])} of one sender, found "
+                    f"{describe(origin[1])} or another sender too; give each camera its own name"
+                )
+            camera.origin = origin
+        if camera is None:
+            self._make_place(name, now_s)
+            camera = _ServerCamera(origin, StampReader(name), RateLimit(self._settings.fps))
+            self._cameras[name] = camera
+        camera.heard_s = now_s
+        return camera
+
+    def _make_place(self, name: str, now_s: float) -> None:
+        if len(self._cameras) < MAX_CAMERAS:
+            return
+        oldest = min(self._cameras, key=lambda name: self._cameras[name].heard_s)
+        if now_s - self._cameras[oldest].heard_s < _IDLE_S:
+            raise WireError(
+                f"expected at most {MAX_CAMERAS} cameras, found another, {describe(name)}; ?camera=NAME chooses one, "
+                f"?camera={ANY_CAMERA} takes all images for one camera's"
+            )
+        del self._cameras[oldest]
+
+    def _reject(self, error: Exception) -> None:
+        """Count a message or an image that cannot be used, and log why; `logging.limit` bounds the log."""
+        counts, reason = self.counts, str(error) or repr(error)
+        with self._changed:  # both threads count
+            counts.rejected += 1
+            counts.last_error = counts.unread = reason
+        _log.warning("%s: an image cannot be read: %s (%d so far)", self.name, reason, counts.rejected)
+
+    def _explain_silence(self) -> str:
+        """Say why no image has come for a while."""
+        if self._others and not self._cameras:
+            names = ", ".join(describe(name) for name in list(self._others))
+            return f"camera: {self.endpoint} sends no camera {self._chosen!r}: choose one of {names}, or ?camera=*"
+        if self.counts.unread:
+            return f"camera: no image of {self.endpoint} can be read: {self.counts.unread}"
+        if self._settings.dialect == _HUB:
+            return (
+                f"camera: no image comes to {self.endpoint}: let imagezmq's ImageSender connect to it, in its default "
+                "mode (REQ/REP)"
+            )
+        if self._receiver.connected:
+            return f"camera: {self.endpoint} is connected and sends no new image"
+        hint = "; senders in REQ/REP mode need --dialect imagezmq-hub" if self._dialect == "imagezmq" else ""
+        return (
+            f"camera: no server publishes at {self.endpoint}: start it, or correct the address; it is connected as soon"
+            f" as it is there{hint}"
+        )
+
+
+def exchange_red_blue(frame: Frame) -> Frame | Image:
+    """Return the image with red and blue exchanged: raw pixels under another encoding, or decoded as BGR [h, w, 3].
+
+    Raises WireError if it cannot be decoded.
+    """
+    if frame.encoding in _RAW_SWAPPED:
+        return replace(frame, encoding=_RAW_SWAPPED[frame.encoding])  # type: ignore[arg-type]
+    return np.ascontiguousarray(decode_image(frame)[:, :, ::-1])
+
+
+def _is_same(last: ServerImage, image: ServerImage) -> bool:
+    """Return True for an image that the server sends again."""
+    return last.stamp_s == image.stamp_s and last.frame.colour == image.frame.colour

@@ -1,0 +1,233 @@
+"""Commands that make files for a deployment: keys, vocabularies of phrase vectors, and converted weights."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import AuthenticationError, OutputError, VocabularyError, require
+from ..files import prepare_output
+from ..settings import Settings
+from ..types import KEY_ROLES
+from .parser import Commands
+from .progress import printable
+
+if TYPE_CHECKING:
+    from ..detection.phrases import PhraseEncoder
+    from ..detection.vocabulary import Vocabulary
+    from ..transport.security import KeyFolder
+
+DEFAULT_FOLDER = Path("~/.config/sam3_node/keys")
+PUBLIC_TEXT_ENCODER = "openai/clip-vit-base-patch32"
+"""Model that made the text vectors in public checkpoints of YOLO-World."""
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands of this module."""
+    _add_keys(commands)
+    _add_vocabulary(commands)
+    weights = commands.add_group("weights", "convert checkpoints of models")
+    convert = weights.add(
+        "convert", weights_convert, "convert a YOLO-World checkpoint to a folder of safetensors"
+    )
+    convert.add_path("file", metavar="FILE.pt", help="checkpoint such as yolov8s-worldv2.pt")
+    convert.add_path(
+        "-o", "--out", required=True, metavar="FOLDER", help="folder for config.json and the weights"
+    )
+
+
+def _add_keys(commands: Commands) -> None:
+    group = commands.add_group(
+        "keys", "make, list and revoke the keys of nodes, cameras, robots, readers and operators"
+    )
+    new = group.add("new", keys_new, "make a key pair and authorise it")
+    new.add_argument("name", metavar="NAME", help="name of the key, such as cam0 or policy")
+    new.add_argument(
+        "--role", choices=KEY_ROLES, help="what its owner may do; default: NAME, if it is one of the roles"
+    )
+    new.add_argument(
+        "--camera",
+        action="append",
+        default=[],
+        metavar="CAMERA",
+        help="with --role camera: camera.name that it may send, * for all; may be repeated [NAME]",
+    )
+    group.add("list", keys_list, "list the keys: name, role, cameras, and whether the secret is here")
+    revoke = group.add("revoke", keys_revoke, "withdraw a key; running processes cut off its owner")
+    revoke.add_argument("name", metavar="NAME", help="name of the key")
+
+
+def keys_new(args: Namespace, settings: Settings) -> None:
+    """Make a key pair. Raises AuthenticationError for a name that is taken, OutputError."""
+    role = args.role or args.name
+    if role not in KEY_ROLES:
+        raise AuthenticationError(f"expected --role, one of {', '.join(KEY_ROLES)}, found none")
+    if args.camera and role != "camera":
+        raise AuthenticationError(f"expected --camera with --role camera only, found role {role}")
+    folder = _open_keys(settings)
+    with _explain_output(folder.path):
+        key = folder.create(args.name, role, args.camera)
+    print(f"key {key}: its owner needs {folder.path / key.name}.secret; keep it from all others")
+    print(f"other machines need {folder.path / 'authorised' / key.name}.pub, in their folder `authorised`")
+    if settings.transport.keys is None:
+        print(f'use the keys with: [transport] keys = "{folder.path}"')
+
+
+def keys_list(args: Namespace, settings: Settings) -> None:
+    """Print one line for each key."""
+    folder = _open_keys(settings)
+    own, authorised, revoked = folder.own_names(), folder.authorised(), folder.revoked()
+    print(f"{'name':20} {'role':9} {'cameras':20} {'public key':41} state")
+    for keys, state in ((authorised, "authorised"), (revoked, "revoked")):
+        for key in sorted(keys.values(), key=lambda key: key.name):
+            has_secret = ", secret here" if key.name in own and state == "authorised" else ""
+            cameras = ",".join(key.cameras)
+            print(printable(f"{key.name:20} {key.role:9} {cameras:20} {key.public:41} {state}{has_secret}"))
+
+
+def keys_revoke(args: Namespace, settings: Settings) -> None:
+    """Withdraw a key. Raises AuthenticationError for a key that is not authorised, OutputError."""
+    folder = _open_keys(settings)
+    with _explain_output(folder.path):
+        key = folder.revoke(args.name)
+    print(f"key {key.name} is revoked on this machine; remove authorised/{key.name}.pub on the others, too")
+
+
+def _open_keys(settings: Settings) -> KeyFolder:
+    from ..transport.security import KeyFolder
+
+    return KeyFolder((settings.transport.keys or DEFAULT_FOLDER).expanduser().absolute())
+
+
+@contextmanager
+def _explain_output(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot change the keys in {path}: {error.strerror or error}") from error
+
+
+def _add_vocabulary(commands: Commands) -> None:
+    group = commands.add_group(
+        "vocabulary", "build and list files of phrase vectors, for nodes without a text encoder"
+    )
+    build = group.add("build", vocabulary_build, "write a vocabulary file")
+    build.add_argument(
+        "phrases",
+        nargs="*",
+        metavar="PHRASE",
+        help='phrase such as "red mug"; default: all phrases of --from',
+    )
+    build.add_path(
+        "-o",
+        "--out",
+        required=True,
+        metavar="FILE",
+        help="vocabulary file to write; an existing file is replaced after the new one is complete",
+    )
+    build.add_path(
+        "--phrases",
+        dest="phrase_file",
+        metavar="FILE.txt",
+        help="text file with more phrases, one on each line",
+    )
+    build.add_repeated(
+        "--from",
+        type=Path,
+        dest="sources",
+        metavar="FILE",
+        help="take vectors from this vocabulary or .json map {phrase: [numbers]}",
+    )
+    build.add_path(
+        "--encoder",
+        metavar="FOLDER",
+        help="CLIP text encoder, in the layout of transformers, for phrases without a vector",
+    )
+    build.add_argument(
+        "--model",
+        metavar="NAME",
+        help="model that made the vectors, such as openai/clip-vit-base-patch32; required for .json; "
+        "default: the name of the --encoder folder",
+    )
+    listed = group.add("list", vocabulary_list, "list the phrases of a vocabulary file")
+    listed.add_path("file", metavar="FILE", help="vocabulary file to read")
+
+
+def vocabulary_build(args: Namespace, settings: Settings) -> None:
+    """Write a vocabulary file and print a line about it."""
+    require("safetensors", "node")
+    from ..detection.vocabulary import build_vocabulary, read_phrases, read_source
+
+    prepare_output(args.out)
+    phrases = [*args.phrases, *(read_phrases(args.phrase_file) if args.phrase_file else [])]
+    sources = [read_source(path, args.model) for path in args.sources]
+    vocabulary = build_vocabulary(phrases, sources, _load_encoder(args.encoder, args.model))
+    vocabulary.save(args.out)
+    print(_describe_vocabulary(args.out, vocabulary))
+
+
+def vocabulary_list(args: Namespace, settings: Settings) -> None:
+    """Print a line about a vocabulary, then one line for each phrase."""
+    require("safetensors", "node")
+    from ..detection.vocabulary import Vocabulary
+
+    vocabulary = Vocabulary.load(args.file)
+    print(_describe_vocabulary(args.file, vocabulary))
+    print(*vocabulary.phrases, sep="\n")
+
+
+def weights_convert(args: Namespace, settings: Settings) -> None:
+    """Convert a checkpoint with the vocabulary that is in it, and print a line about each."""
+    for module in ("torch", "transformers", "safetensors"):
+        require(module, "node")
+    from ..detection.detectors import VOCABULARY
+    from ..models.yolo.convert import convert_checkpoint
+
+    model = convert_checkpoint(args.file, args.out)
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    print(
+        f"{args.out}: YOLO-World, {millions:.1f} M parameters, phrase vectors of {model.config.text_channels}"
+    )
+    vocabulary = _read_vocabulary(args.file)
+    if vocabulary is not None:
+        vocabulary.save(args.out / VOCABULARY)
+        print(_describe_vocabulary(args.out / VOCABULARY, vocabulary))
+
+
+def _load_encoder(folder: Path | None, model: str | None) -> PhraseEncoder | None:
+    """Load the text encoder of a folder. Return None without a folder."""
+    if folder is None:
+        return None
+    require("torch", "node")
+    require("transformers", "node")
+    from ..detection.clip_text import ClipText
+
+    return ClipText(folder, model=model)
+
+
+def _read_vocabulary(checkpoint: Path) -> Vocabulary | None:
+    """Return the classes in a YOLO-World checkpoint as a vocabulary. Warn and return None if it has none."""
+    from ..detection.vocabulary import Vocabulary
+    from ..models.yolo.convert import read_phrase_vectors
+
+    named_vectors = read_phrase_vectors(checkpoint)
+    try:
+        if named_vectors is None:
+            raise VocabularyError("it has no text vectors with names")
+        phrases, vectors = named_vectors
+        return Vocabulary(phrases, vectors.numpy(), PUBLIC_TEXT_ENCODER)
+    except VocabularyError as error:
+        print(
+            f"sam3-node: warning: {checkpoint}: no vocabulary was written: {error}; build one with "
+            "sam3-node vocabulary build, or set detector.text_encoder",
+            file=sys.stderr,
+        )
+        return None
+
+
+def _describe_vocabulary(path: Path, vocabulary: Vocabulary) -> str:
+    return f"{path}: {len(vocabulary)} phrases, model {vocabulary.model}, dimension {vocabulary.dimension}"

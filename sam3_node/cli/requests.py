@@ -1,0 +1,465 @@
+"""Commands that send requests to a running node: objects, prompts, snapshots and status; sets of prompts in files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from ..errors import OutputError, RequestError, SettingsError, did_you_mean
+from ..files import make_folder, prepare_output, safe_file_name, write_output
+from ..processes.signals import WaitingNotice, print_notice
+from ..settings import Settings
+from ..types import Mask, Priority
+from .parser import Command, CommandParser, Commands, parse_box, parse_limit, parse_point
+from .progress import printable
+
+if TYPE_CHECKING:
+    from ..client import PerceptionClient, Segmentation
+
+SETS_FOLDER = Path("prompts")
+"""Folder of prompt sets, beside the profile or in the working directory."""
+SUFFIX = ".json"
+MAX_SET_BYTES = 1 << 20
+LIMITS = ("scores", "most", "priorities")
+"""Maps by prompt that a set may have, as `set_prompts` takes them."""
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands of this module."""
+    _add_objects(commands)
+    _add_segment(commands)
+    _add_segment_everything(commands)
+    _add_prompt(commands)
+    _add_snapshots(commands)
+    reset = _asking(lambda client, args: client.reset(camera=args.camera))
+    parsers = [
+        commands.add("status", status, "print the status of a running node as JSON"),
+        commands.add(
+            "pause", _asking(lambda client, _: client.pause()), "make a running node skip frames until resume"
+        ),
+        commands.add(
+            "resume", _asking(lambda client, _: client.resume()), "make a paused node process frames again"
+        ),
+        commands.add("reset", reset, "remove all objects, of one camera or of all"),
+    ]
+    parsers[-1].add_argument("--camera", metavar="NAME", help="remove only the objects of this camera")
+    for parser in parsers:
+        parser.add_timeout()
+
+
+@contextmanager
+def connect(args: Namespace, settings: Settings) -> Iterator[PerceptionClient]:
+    """Connect to the node. While a request waits for its answer, a thread says on stderr why."""
+    from ..client import PerceptionClient
+    from ..transport import Security
+    from .watch import NodeProbe
+
+    transport = settings.transport
+    with (
+        PerceptionClient(
+            transport.masks,
+            transport.control,
+            timeout_ms=round(args.timeout * 1000),
+            security=Security.from_settings(transport),
+        ) as client,
+        NodeProbe(settings) as probe,
+        WaitingNotice(probe.explain_answer),
+    ):
+        yield client
+
+
+def _asking(ask: Callable[[PerceptionClient, Namespace], object]) -> Command:
+    """Return a command that sends one request and prints nothing."""
+
+    def command(args: Namespace, settings: Settings) -> None:
+        with connect(args, settings) as client:
+            ask(client, args)
+
+    return command
+
+
+def _report_idle(settings: Settings) -> None:
+    """Say on stderr why the node does not act on a request yet, such as that it is paused."""
+    from .watch import NodeProbe
+
+    with NodeProbe(settings) as probe:
+        if reason := probe.explain_frames():
+            print_notice(f"nothing happens yet: {reason}")
+
+
+def status(args: Namespace, settings: Settings) -> None:
+    """Print the status of the node as JSON."""
+    with connect(args, settings) as client:
+        print(json.dumps(client.status(), indent=2))
+
+
+def _add_objects(commands: Commands) -> None:
+    objects = commands.add_group(
+        "object",
+        "add, correct, rename, remove and list the tracked objects of a running node, and print their points",
+    )
+    added = objects.add("add", object_add, "track a new object and print its id")
+    added.add_argument("--label", help="name of the object")
+    added.add_argument(
+        "--priority", choices=get_args(Priority), help="low: track it on every second frame under load"
+    )
+    refine = objects.add("refine", object_refine, "correct the mask of an object")
+    remove = objects.add(
+        "remove",
+        _asking(lambda client, args: client.remove_object(args.id, camera=args.camera)),
+        "stop tracking an object",
+    )
+    rename = objects.add(
+        "rename",
+        _asking(lambda client, args: client.rename_object(args.id, args.label, camera=args.camera)),
+        "change the label of an object",
+    )
+    points = objects.add("points", object_points, "print the points of an object's visible surface")
+    points.add_argument("--count", type=int, default=1000, help="number of points [1000], at most 10,000")
+    for parser in (refine, remove, rename, points):
+        parser.add_argument("id", type=int, metavar="ID", help="id of the object")
+    _add_prompt_options(added, "the next frame that arrives")
+    _add_prompt_options(refine, "the latest frame")
+    for parser in (added, refine):
+        parser.add_path(
+            "--mask",
+            metavar="FILE.png",
+            help="image of the size of the frame; pixels other than 0 are inside the object",
+        )
+    listed = objects.add("list", object_list, "list the tracked objects")
+    rename.add_argument("label", metavar="LABEL", help="new label")
+    for parser in (remove, rename, listed, points):
+        _add_camera(parser)
+    for parser in (added, refine, remove, rename, listed, points):
+        parser.add_timeout()
+
+
+def object_add(args: Namespace, settings: Settings) -> None:
+    """Track an object and print its id alone on a line, so that scripts can read it."""
+    with connect(args, settings) as client:
+        prompt = {**_make_prompt(args), "mask": _read_mask(args.mask)}
+        print(client.add_object(**prompt, label=args.label, priority=args.priority).id)
+    if args.seq is None:
+        _report_idle(settings)
+
+
+def object_refine(args: Namespace, settings: Settings) -> None:
+    """Correct an object and print a line about its mask."""
+    with connect(args, settings) as client:
+        print(_describe(client.refine_object(args.id, **_make_prompt(args), mask=_read_mask(args.mask))))
+
+
+def object_list(args: Namespace, settings: Settings) -> None:
+    """Print one line for each object."""
+    with connect(args, settings) as client:
+        objects = client.list_objects(camera=args.camera)
+    for tracked in objects:
+        unseen = f"  unseen for {tracked.frames_since_seen}" if tracked.frames_since_seen else ""
+        print(
+            f"{printable(tracked.camera):<12} {tracked.id:>4}  {printable(tracked.label):<24} {tracked.state:<10} "
+            f"score {tracked.score:.2f}  age {tracked.age}{unseen}"
+        )
+
+
+def object_points(args: Namespace, settings: Settings) -> None:
+    """Print the points of an object's surface, one line of x, y and z in metres for each."""
+    with connect(args, settings) as client:
+        surface = client.points(args.id, count=args.count, camera=args.camera)
+    print(f"# frame {printable(surface.frame)}, seq {surface.seq}: x y z in metres")
+    for point in surface.points_m.tolist():
+        print(*(f"{value:.4f}" for value in point))
+
+
+def _add_segment(commands: Commands) -> None:
+    parser = commands.add("segment", segment, "segment a recent frame once, without tracking")
+    _add_prompt_options(parser, "the latest frame")
+    parser.add_path("--out", metavar="MASK.png", help="image file for the mask, with 255 inside")
+    parser.add_timeout()
+
+
+def segment(args: Namespace, settings: Settings) -> None:
+    """Segment a recent frame once, print a line about the mask, and write it if --out is given."""
+    if args.out is not None:
+        prepare_output(args.out)
+    with connect(args, settings) as client:
+        segmentation = client.segment(**_make_prompt(args))
+    print(_describe(segmentation))
+    if args.out is not None:
+        _write_image(args.out, segmentation.mask.full().astype("uint8") * 255)
+
+
+def _add_segment_everything(commands: Commands) -> None:
+    parser = commands.add(
+        "segment-everything",
+        segment_everything,
+        "segment everything on a recent frame once, without prompts and tracking",
+    )
+    for name, parse, metavar, text in (
+        ("--grid", int, "N", "points along each side, 1 to 32 [16]"),
+        ("--min-iou", float, "P", "lowest IoU predicted for a mask, 0 to 1 [the model's own]"),
+        ("--min-stability", float, "P", "lowest stability of a mask, 0 to 1 [the model's own]"),
+        ("--most", int, "N", "largest number of masks, 1 to 256 [100]"),
+        ("--seq", int, "N", "seq of the frame; default: the latest frame"),
+    ):
+        parser.add_argument(name, type=parse, metavar=metavar, help=text)
+    parser.add_path(
+        "--out",
+        metavar="LABELS.png",
+        help="16-bit image: each pixel has the number of the smallest mask around it, 0 outside all of them",
+    )
+    _add_camera(parser)
+    parser.add_timeout()
+
+
+def segment_everything(args: Namespace, settings: Settings) -> None:
+    """Segment everything on a recent frame once, print a line about each mask, and write them if --out is given."""
+    if args.out is not None:
+        prepare_output(args.out)
+    with connect(args, settings) as client:
+        everything = client.segment_everything(
+            grid=args.grid,
+            min_iou=args.min_iou,
+            min_stability=args.min_stability,
+            most=args.most,
+            seq=args.seq,
+            camera=args.camera,
+        )
+    for number, segmentation in enumerate(everything, start=1):
+        print(f"{number:>3}  {_describe(segmentation)}")
+    if not everything:
+        print(everything.note or "nothing is sure enough; a larger --grid may find smaller things")
+    elif args.out is not None:
+        _write_image(args.out, _label_image([segmentation.mask for segmentation in everything]))
+
+
+def _add_prompt(commands: Commands) -> None:
+    parser = commands.add("prompt", set_prompts, "set the names of objects to look for")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help='name such as "red mug"; without names the search stops'
+    )
+    parser.add_repeated(
+        "--score",
+        type=parse_limit(float),
+        metavar="NAME=SCORE",
+        help="minimum score of a detection to start an object of this name",
+    )
+    parser.add_repeated(
+        "--most", type=parse_limit(int), metavar="NAME=COUNT", help="maximum number of objects of this name"
+    )
+    parser.add_repeated(
+        "--low",
+        metavar="NAME",
+        help="low priority: under load, track objects of this name on every second frame",
+    )
+    parser.add_timeout()
+
+
+def set_prompts(args: Namespace, settings: Settings) -> None:
+    """Set the names of the objects to look for."""
+    with connect(args, settings) as client:
+        low: dict[str, Priority] = dict.fromkeys(args.low, "low")
+        client.set_prompts(args.names, scores=dict(args.score), most=dict(args.most), priorities=low)
+    _report_idle(settings)
+
+
+def _add_snapshots(commands: Commands) -> None:
+    snapshots = commands.add_group("snapshot", "keep and restore what a running node tracks")
+    save = snapshots.add("save", snapshot_save, "write a snapshot in the node's folder of snapshot.path")
+    restore = snapshots.add(
+        "restore",
+        _asking(lambda client, args: client.restore(args.name)),
+        "track again what was saved; object ids begin again",
+    )
+    for parser in (save, restore):
+        parser.add_argument("name", metavar="NAME", help="name of the snapshot")
+    fetch = snapshots.add(
+        "fetch", snapshot_fetch, "copy a snapshot to a file, for sam3-node run --restore-from"
+    )
+    fetch.add_path("out", metavar="FILE", help="file to write")
+    sets = commands.add_group("prompts", "keep and use sets of prompts by name")
+    keep = sets.add("save", prompts_save, "keep the prompts of the running node, with their limits")
+    load = sets.add("load", prompts_load, "look for the prompts of a set")
+    listed = sets.add("list", prompts_list, "list the sets")
+    for parser in (keep, load):
+        parser.add_argument("name", metavar="NAME", help="name of the set")
+    for parser in (keep, load, listed):
+        parser.add_path(
+            "--folder",
+            metavar="FOLDER",
+            help=f"folder of the sets; default: {SETS_FOLDER}/ beside --profile, or in the working directory",
+        )
+    for parser in (save, restore, fetch, keep, load):
+        parser.add_timeout()
+
+
+def snapshot_save(args: Namespace, settings: Settings) -> None:
+    """Let the node keep a snapshot, and print a line about it."""
+    with connect(args, settings) as client:
+        saved = client.snapshot(args.name)
+    print(f"{args.name}: {saved.size} bytes, sha256 {saved.sha256}")
+
+
+def snapshot_fetch(args: Namespace, settings: Settings) -> None:
+    """Copy a snapshot of the node to a file."""
+    prepare_output(args.out)
+    with connect(args, settings) as client:
+        data = client.fetch_snapshot()
+    write_output(args.out, data)
+    print(f"{args.out}: {len(data)} bytes")
+
+
+def prompts_save(args: Namespace, settings: Settings) -> None:
+    """Write the prompts of the node to a file."""
+    with connect(args, settings) as client:
+        status = client.status()
+    content = {"prompts": status["prompts"], **status["prompt_limits"]}
+    path = _path_of(args)
+    make_folder(path.parent)
+    write_output(path, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+    print(f"{path}: {_describe_set(content)}")
+
+
+def prompts_load(args: Namespace, settings: Settings) -> None:
+    """Let the node look for the prompts of a file."""
+    content = _read_set(_path_of(args))
+    with connect(args, settings) as client:
+        client.set_prompts(**content)
+    print(_describe_set(content))
+
+
+def prompts_list(args: Namespace, settings: Settings) -> None:
+    """Print one line for each set. A damaged one does not hide the others."""
+    for path in _list_sets(_folder(args)):
+        try:
+            text = _describe_set(_read_set(path))
+        except SettingsError as error:
+            text = f"cannot be used: {printable(str(error))}"
+        print(f"{printable(path.stem):<24} {text}")
+
+
+def _folder(args: Namespace) -> Path:
+    beside = args.profile.parent if args.profile else Path()
+    folder: Path = args.folder or beside / SETS_FOLDER
+    return folder
+
+
+def _path_of(args: Namespace) -> Path:
+    if safe_file_name(args.name) != args.name:
+        raise SettingsError(f"name: expected letters, digits, _ . and -, found {args.name!r:.80}")
+    return _folder(args) / f"{args.name}{SUFFIX}"
+
+
+def _list_sets(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def _read_set(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_SET_BYTES + 1)
+    except FileNotFoundError:
+        names = [other.stem for other in _list_sets(path.parent)]
+        raise SettingsError(
+            f"{path}: expected a set of prompts ({', '.join(names) or 'there are none'}), found none"
+            f"{did_you_mean(path.stem, names)}; keep one with sam3-node prompts save"
+        ) from None
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot read the set of prompts: {error.strerror}") from error
+    try:
+        if len(data) > MAX_SET_BYTES:
+            raise ValueError(f"more than {MAX_SET_BYTES} bytes")
+        content = {**{limit: {} for limit in LIMITS}, **json.loads(data)}
+        if set(content) != {"prompts", *LIMITS} or not (
+            isinstance(content["prompts"], list)
+            and all(isinstance(name, str) for name in content["prompts"])
+            and all(isinstance(content[limit], dict) for limit in LIMITS)
+        ):
+            raise ValueError(f"{content!r:.200}")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SettingsError(
+            f'{path}: expected JSON such as {{"prompts": ["red mug"], "scores": {{"red mug": 0.3}}, "most": {{}}}}, '
+            f"found {error}"
+        ) from error
+    return content
+
+
+def _describe_set(content: dict[str, Any]) -> str:
+    return ", ".join(map(printable, content["prompts"])) or "no prompts"
+
+
+def _add_prompt_options(parser: CommandParser, default_frame: str) -> None:
+    """Add the options that mark an object on a frame, in pixels."""
+    parser.add_repeated("--point", type=parse_point, metavar="X,Y", help="point inside the object")
+    parser.add_repeated("--exclude", type=parse_point, metavar="X,Y", help="point outside the object")
+    parser.add_argument("--box", type=parse_box, metavar="X0,Y0,X1,Y1", help="box around the object")
+    parser.add_argument(
+        "--seq", type=int, metavar="N", help=f"number of a recent frame; default: {default_frame}"
+    )
+    _add_camera(parser)
+
+
+def _add_camera(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--camera", metavar="NAME", help="camera to use; optional if the node serves one camera"
+    )
+
+
+def _make_prompt(args: Namespace) -> dict[str, Any]:
+    points, labels = [*args.point, *args.exclude], [1] * len(args.point) + [0] * len(args.exclude)
+    marked = [*(value for point in points for value in point), *(args.box or ())]
+    if marked and all(0 <= value <= 1 for value in marked):
+        print(
+            "sam3-node: warning: the prompt marks only the first pixel; expected pixels of the camera's frame, not "
+            "fractions of its size",
+            file=sys.stderr,
+        )
+    return {
+        "points": points or None,
+        "labels": labels or None,
+        "box": args.box,
+        "seq": args.seq,
+        "camera": args.camera,
+    }
+
+
+def _describe(segmentation: Segmentation) -> str:
+    mask = segmentation.mask
+    box = ",".join(map(str, mask.box))
+    return f"seq {segmentation.seq}  score {segmentation.score:.3f}  area {mask.area}  box {box}"
+
+
+def _read_mask(path: Path | None) -> Mask | None:
+    """Read a mask from an image file. Pixels other than 0 are inside."""
+    if path is None:
+        return None
+    import cv2
+
+    image = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)
+    if image is None:
+        raise RequestError(f"mask {path}: expected a readable image file")
+    return Mask.from_full(image > 0)
+
+
+def _label_image(masks: Sequence[Mask]) -> Any:
+    """Return uint16 [h, w] with the number of the smallest mask around each pixel, counted from 1; 0 outside."""
+    import numpy as np
+
+    labels = np.zeros(masks[0].size, np.uint16)
+    for number in sorted(range(len(masks)), key=lambda number: -masks[number].area):
+        labels[masks[number].full()] = number + 1
+    return labels
+
+
+def _write_image(path: Path, image: Any) -> None:
+    """Write an image as PNG. Raises OutputError."""
+    import cv2
+
+    try:
+        path.write_bytes(cv2.imencode(".png", image)[1].tobytes())
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,256 @@
+"""Commands that run until a signal: node, camera, watch, record, console and bridges; also demo and doctor."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import CameraError, OutputError, require
+from ..processes.logs import announce, log_subject, raise_descriptor_limit
+from ..processes.notify import Watchdog
+from ..processes.signals import WaitingNotice, print_notice, stop_on_signals
+from ..settings import Settings
+from .parser import FAILED, Commands, parse_timeout
+from .progress import printable
+
+if TYPE_CHECKING:
+    from ..bridges.viewer import Viewer
+
+LIST_SOURCES = "list"
+"""Source of the camera command that lists the sources."""
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands of this module."""
+    node = commands.add("run", run, "run the node: track objects on camera frames and publish masks")
+    node.add_argument(
+        "--restore-from",
+        metavar="FILE|ENDPOINT",
+        help="snapshot to continue from, or control endpoint of the node to take over from, such as tcp://old:5552",
+    )
+    _add_camera(commands)
+    table = commands.add("watch", watch, "show masks as a table in the terminal")
+    table.add_path("--overlay", metavar="OUT.mp4", help="video file for the frames with their masks drawn")
+    table.add_argument(
+        "--frames", type=int, default=0, metavar="N", help="stop after N mask messages; 0 never stops"
+    )
+    _add_record(commands)
+    _add_console(commands)
+    _add_bridges(commands)
+    show = commands.add("demo", demo, "run camera, node and watcher on this machine, on a recorded scene")
+    show.add_path("--out", default=Path("out/demo"), metavar="FOLDER", help="folder for the results")
+    show.add_argument(
+        "--seconds", type=parse_timeout, metavar="S", help="duration; default: play the recording once"
+    )
+    commands.add("doctor", doctor, "check the installation and the GPU, and name what to fix")
+
+
+def run(args: Namespace, settings: Settings) -> None:
+    """Run the node until a signal."""
+    # set this before torch is imported. Threads that spin too long at barriers take CPU time from cameras; threads that
+    # sleep at once (OMP_WAIT_POLICY=PASSIVE) make two threads no faster than one
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    with _watch_process(settings) as watchdog:
+        require("torch", "node")
+        require("transformers", "node")
+        from ..node.node import Node
+
+        raise_descriptor_limit()
+        with Node(settings, args.restore_from, watchdog) as node, _notify_about_frames("run", settings):
+            # catch signals only when the node is ready: before, there is no frame to finish, and a signal ends the
+            # process
+            node.main_loop(stop_on_signals())
+
+
+def _add_camera(commands: Commands) -> None:
+    parser = commands.add(
+        "camera",
+        camera,
+        "publish frames of scene:tabletop, bag:FILE, realsense, webcam:0 ..., or list the sources",
+    )
+    parser.add_setting(
+        "camera.source",
+        metavar="SOURCE",
+        help="source of the frames; list: print the cameras of this machine and the recordings of FOLDER",
+    )
+    parser.add_path("folder", metavar="FOLDER", nargs="?", help="with list: folder of recordings [.]")
+    parser.add_setting(
+        "--dialect",
+        dest="camera.dialect",
+        metavar="NAME",
+        help="read another project's camera server at SOURCE: groot, lerobot, imagezmq, imagezmq-hub, jpeg",
+    )
+
+
+def camera(args: Namespace, settings: Settings) -> None:
+    """Publish frames until a signal or the end of the source, or list the sources."""
+    if settings.camera.source == LIST_SOURCES:
+        from ..cameras.sources import list_cameras
+
+        for line in list_cameras(args.folder or Path()):
+            print(printable(line))
+        return
+    if args.folder is not None:
+        raise CameraError(f"expected one source, found {settings.camera.source!r} and {str(args.folder)!r}")
+    from ..cameras.publish import run_camera
+
+    raise_descriptor_limit()
+    with _watch_process(settings) as watchdog, log_subject(settings.camera.name):
+        run_camera(settings, stop_on_signals(), watchdog)
+
+
+def watch(args: Namespace, settings: Settings) -> None:
+    """Show masks until a signal."""
+    from .watch import run_watch
+
+    run_watch(settings, args.overlay, args.frames, stop_on_signals())
+
+
+def _add_record(commands: Commands) -> None:
+    parser = commands.add("record", record, "record frames, masks and events to MCAP files")
+    parser.add_setting("record.out", metavar="OUT", help="file NAME.mcap, or a folder for recordings")
+    parser.add_setting(
+        "--ring",
+        dest="record.ring_s",
+        metavar="S",
+        help="keep the last S seconds in memory, and write them only at SIGUSR1 or Enter",
+    )
+    parser.add_setting(
+        "--after",
+        dest="record.after_s",
+        metavar="S",
+        help="with --ring: write S seconds after the trigger, too [10]",
+    )
+
+
+def record(args: Namespace, settings: Settings) -> None:
+    """Record the messages of cameras and node until a signal."""
+    from ..recording.recorder import Trigger, run_record
+
+    raise_descriptor_limit()
+    stop, trigger = stop_on_signals(), Trigger()
+    if settings.record.ring_s:
+        trigger.listen(sys.stdin)
+    with _watch_process(settings) as watchdog, _notify_about_frames("record", settings):
+        run_record(settings, stop, trigger=trigger, watchdog=watchdog)
+
+
+def _add_console(commands: Commands) -> None:
+    parser = commands.add(
+        "console", console, "serve a web page that shows masks live, and sends clicks and names"
+    )
+    parser.add_path("--recording", metavar="FILE.mcap", help="play a recording instead of the live node")
+    parser.add_path(
+        "--against",
+        metavar="FILE.mcap",
+        help="with --recording: another result of it to compare with, a file of masks or a replay's folder",
+    )
+
+
+def console(args: Namespace, settings: Settings) -> None:
+    """Serve the console's page until a signal."""
+    for module in ("starlette", "uvicorn", "websockets"):
+        require(module, "console")
+    from ..console.serve import run_console
+
+    raise_descriptor_limit()
+    with _watch_process(settings) as watchdog:
+        run_console(
+            settings,
+            stop_on_signals(),
+            args.recording,
+            args.against,
+            announce=lambda url: announce(f"console at {url}"),
+            watchdog=watchdog,
+        )
+
+
+def _add_bridges(commands: Commands) -> None:
+    group = commands.add_group("bridge", "show pictures and masks live in Foxglove or Rerun")
+    foxglove = group.add("foxglove", bridge_foxglove, "serve pictures, outlines and positions to Foxglove")
+    foxglove.add_setting("bridge.bind", metavar="HOST:PORT", help="address to listen on [127.0.0.1:8765]")
+    rerun = group.add("rerun", bridge_rerun, "send pictures, masks and positions to Rerun, or write its file")
+    rerun.add_argument(
+        "target",
+        metavar="FILE.rrd|ADDRESS",
+        help="new file, or address of a viewer such as rerun+http://127.0.0.1:9876/proxy",
+    )
+
+
+def bridge_foxglove(args: Namespace, settings: Settings) -> None:
+    """Serve Foxglove until a signal."""
+    from ..bridges.foxglove_server import FoxgloveServer
+
+    server = FoxgloveServer(settings)
+    _run_bridge(settings, server, f"foxglove at {server.url}")
+
+
+def bridge_rerun(args: Namespace, settings: Settings) -> None:
+    """Log to Rerun until a signal."""
+    from ..bridges.rerun import RerunStream
+
+    stream = RerunStream(args.target)
+    try:
+        _run_bridge(settings, stream, f"rerun to {args.target}")
+    except OutputError as error:
+        print("sam3-node: error:", printable(str(error), line_feeds=True), file=sys.stderr, flush=True)
+        os._exit(FAILED)  # at its end, the SDK would wait without limit for the thread that wrote the file
+
+
+def _run_bridge(settings: Settings, viewer: Viewer, place: str) -> None:
+    from ..bridges.viewer import VIEWER_CLOSE_S, run_bridge
+
+    raise_descriptor_limit()
+    stop = stop_on_signals()
+    with _watch_process(settings) as watchdog, _notify_about_frames("bridge", settings):
+        announce(f"bridge: {place}")
+        outcome = run_bridge(settings, viewer, stop, watchdog)
+    skipped = f"; {outcome.skipped} were skipped for newer ones" if outcome.skipped else ""
+    dropped = f"; {outcome.dropped} messages were dropped unread" if outcome.dropped else ""
+    announce(f"bridge: showed {outcome.shown} pictures{skipped}{dropped}")
+    if not outcome.closed:
+        print(
+            f"bridge: the viewer has taken nothing for {VIEWER_CLOSE_S:g} s, and is left",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(0)  # its SDK would wait for it without limit
+
+
+def demo(args: Namespace, settings: Settings) -> None:
+    """Run the demonstration."""
+    from .demo import run_demo
+
+    run_demo(args.out, args.seconds, settings)
+
+
+def doctor(args: Namespace, settings: Settings) -> int:
+    """Check the installation. Return 0 if the core works."""
+    from .doctor import run_doctor
+
+    return run_doctor(settings)
+
+
+def _watch_process(settings: Settings) -> Watchdog:
+    """Report to the supervisor of this process, if it has one, that it is alive."""
+    return Watchdog(settings.group.hang_s, os.environ)
+
+
+@contextmanager
+def _notify_about_frames(command: str, settings: Settings) -> Iterator[None]:
+    """Say on stderr why the node gets no frames, until it processes some."""
+    from .watch import NodeProbe
+
+    if settings.transport.control.endswith("*"):  # the port is known to the node only
+        yield
+        return
+    with (
+        NodeProbe(settings) as probe,
+        WaitingNotice(probe.explain_frames, lambda line: print_notice(f"{command}: {line}")),
+    ):
+        yield

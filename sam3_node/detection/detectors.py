@@ -1,0 +1,243 @@
+"""Define the interface of detectors, prepare the prompts that a detector searches for, and load a detector of any kind.
+
+A detector prepares phrases once, and then returns boxes for each frame. The modules of a kind are imported only when it
+is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ModelError, RequestError, VocabularyError, did_you_mean
+from ..types import Detection, Priority, State
+from .phrases import PhraseEncoder, phrase_key
+from .vocabulary import Vocabulary, VocabularyWithFallback
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ..models import TrackerModel
+
+NANO = Path(__file__).parents[1] / "models" / "nano_detector"
+KINDS = ("yolo-world", "sam3-concept", "grounding-dino")
+VOCABULARY = "vocabulary.safetensors"
+
+File = str | os.PathLike[str]
+
+
+class Query(Protocol):
+    """Phrases prepared for one detector. All cameras and frames share it."""
+
+    @property
+    def phrases(self) -> tuple[str, ...]:
+        """The labels of detections."""
+
+
+class Detector(Protocol):
+    """Finds objects by name. It keeps no state between calls, so one detector serves all cameras."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model, for status and messages."""
+
+    def prepare(self, phrases: Sequence[str]) -> Any:
+        """Return the Query for at least one phrase; the phrases are cleaned and unique.
+
+        Raises RequestError, or UnknownPhraseError for a phrase without a vector; nothing is changed then.
+        """
+
+    def detect(
+        self, image: npt.NDArray[np.uint8], query: Any, threshold: float, trunk: Tensor | None = None
+    ) -> list[Detection]:
+        """Return the detections on a BGR frame [h, w, 3] with a score above `threshold`, the best first.
+
+        Of overlapping boxes with the same phrase, only the best is returned. trunk: the features that the tracker's
+        encoder computed for the frame, for a detector that shares the encoder; others ignore it. Raises ModelError if
+        the model fails.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class PromptSet:
+    """Prompts with their limits, the same for all cameras."""
+
+    query: Any
+    """prepared by the detector"""
+    thresholds: Mapping[str, float]
+    """minimum score of a new object, for each phrase"""
+    max_counts: Mapping[str, int] = field(default_factory=dict)
+    """maximum number of objects, for some phrases"""
+    priorities: Mapping[str, Priority] = field(default_factory=dict)
+    """priority of the objects of some phrases; other objects have normal priority"""
+
+    @property
+    def phrases(self) -> tuple[str, ...]:
+        """The phrases, in their order."""
+        return tuple(self.thresholds)
+
+    def state(self) -> State:
+        """Return the state that `restore_prompts` takes."""
+        return {
+            "thresholds": dict(self.thresholds),
+            "max_counts": dict(self.max_counts),
+            "priorities": dict(self.priorities),
+        }
+
+
+def restore_prompts(detector: Detector | None, state: State | None) -> PromptSet | None:
+    """Return the prompts that `PromptSet.state` described, None for None.
+
+    Raises RequestError if the detector cannot search for them, or if there is none.
+    """
+    if state is None:
+        return None
+    if detector is None:
+        raise RequestError(
+            f"expected a detector for the prompts {', '.join(state['thresholds'])}, found none"
+        )
+    return PromptSet(detector.prepare(tuple(state["thresholds"])), **state)
+
+
+def prepare_prompts(
+    detector: Detector,
+    phrases: Sequence[str],
+    score: float,
+    scores: Mapping[str, float] | None = None,
+    max_counts: Mapping[str, int] | None = None,
+    priorities: Mapping[str, Priority] | None = None,
+) -> PromptSet:
+    """Prepare cleaned, unique phrases for a detector.
+
+    scores: thresholds of some phrases; `score` is the threshold of the others. max_counts: maximum numbers of objects
+    of some phrases. priorities: of some phrases. Raises RequestError for a phrase that the detector cannot search
+    for, and for a limit whose phrase is not among `phrases`.
+    """
+    scores, max_counts, priorities = (
+        _by_phrase(limits or {}, phrases) for limits in (scores, max_counts, priorities)
+    )
+    thresholds = {phrase: scores.get(phrase, score) for phrase in phrases}
+    return PromptSet(detector.prepare(phrases), thresholds, max_counts, priorities)
+
+
+def _by_phrase(limits: Mapping[str, Any], phrases: Sequence[str]) -> dict[str, Any]:
+    """Return the limits with the spelling of their keys in `phrases`."""
+    spelling = {phrase_key(phrase): phrase for phrase in phrases}
+    if unknown := [name for name in limits if phrase_key(name) not in spelling]:
+        raise RequestError(
+            f"expected limits for the prompts {', '.join(phrases)}, found one for {unknown[0]!r:.60}"
+        )
+    return {spelling[phrase_key(name)]: limit for name, limit in limits.items()}
+
+
+def load_detector(
+    kind: str,
+    name_or_path: File = "nano",
+    *,
+    vocabulary: File | None = None,
+    text_encoder: File | None = None,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+    image_size: int = 0,
+    tracker: TrackerModel | None = None,
+) -> Detector:
+    """Load a detector of `kind` "yolo-world", "sam3-concept" or "grounding-dino".
+
+    name_or_path: "nano" (the bundled yolo-world) or a folder of weights; for the other two kinds also a hub name.
+    vocabulary, text_encoder: the sources of yolo-world's phrase vectors, a vocabulary file and a folder with CLIP for
+    all other phrases; by default vocabulary.safetensors beside the weights.
+    image_size: side of yolo-world's input in pixels; 0 selects the size of its training.
+    tracker: the model whose encoder sam3-concept shares, if both have the same weights.
+    See `load_tracker` for `device` and `dtype`. Raises ModelError or VocabularyError if the files cannot be used.
+    """
+    name = os.fspath(name_or_path)
+    if kind == "yolo-world":
+        return _load_yolo_world(name, vocabulary, text_encoder, image_size, device=device, dtype=dtype)
+    if kind not in ("sam3-concept", "grounding-dino"):
+        raise ModelError(
+            f"expected a detector yolo-world, sam3-concept or grounding-dino, found {kind!r:.60}"
+            f"{did_you_mean(kind, KINDS)}"
+        )
+    if vocabulary is not None or text_encoder is not None:
+        raise VocabularyError(
+            f"expected a vocabulary or text encoder for yolo-world only, found one for {kind}, which encodes phrases "
+            "itself; leave detector.vocabulary and detector.text_encoder empty"
+        )
+    if name == "nano":
+        raise ModelError(
+            f"expected a folder or a hub name for {kind}, found nano, which is a yolo-world (detector.name)"
+        )
+    if kind == "sam3-concept":
+        from .sam3_concept import load_sam3_concept
+
+        return load_sam3_concept(name, device=device, dtype=dtype, tracker=tracker)
+    from .grounding_dino import load_grounding_dino
+
+    return load_grounding_dino(name, device=device, dtype=dtype)
+
+
+def _load_yolo_world(
+    name: str,
+    vocabulary: File | None,
+    text_encoder: File | None,
+    image_size: int,
+    *,
+    device: str | torch.device,
+    dtype: str | torch.dtype | None,
+) -> Detector:
+    from ..models.yolo.network import load_yolo_world
+    from .yolo_world import YoloWorldDetector
+
+    is_nano = name == "nano"
+    if is_nano and not NANO.is_dir():
+        raise ModelError(f"no folder {NANO}: expected the bundled detector; name a folder with detector.name")
+    folder = NANO if is_nano else Path(name)
+    if not folder.is_dir():
+        raise ModelError(
+            f"no folder {name}: expected nano (bundled), or a folder that `sam3-node weights convert` wrote "
+            f"(detector.name){did_you_mean(name, ['nano', *map(str, folder.parent.glob('*/'))])}"
+        )
+    model = load_yolo_world(folder, device=device, dtype=dtype)
+    return YoloWorldDetector(
+        model,
+        _phrase_encoder(folder, vocabulary, text_encoder),
+        name="nano" if is_nano else folder.resolve().name,
+        image_size=image_size or model.config.image_size,
+    )
+
+
+def _phrase_encoder(folder: Path, vocabulary: File | None, text_encoder: File | None) -> PhraseEncoder:
+    if vocabulary is None and text_encoder is None:
+        vocabulary = folder / VOCABULARY
+        if not vocabulary.is_file():
+            raise VocabularyError(
+                f"expected {vocabulary}, or the setting of a vocabulary or text encoder, found none; set "
+                "detector.vocabulary to a file that `sam3-node vocabulary build` wrote, or "
+                "detector.text_encoder to a folder with CLIP"
+            )
+    table = Vocabulary.load(vocabulary) if vocabulary is not None else None
+    if text_encoder is None:
+        assert table is not None
+        return table
+    from .clip_text import ClipText
+
+    encoder = ClipText(text_encoder)
+    return encoder if table is None else VocabularyWithFallback(table, encoder)
+
+
+@contextmanager
+def raise_model_error(name: str) -> Iterator[None]:
+    """Raise ModelError if torch fails in the block, for example because memory runs out."""
+    try:
+        yield
+    except RuntimeError as error:
+        first_line = str(error).strip().split("\n")[0][:300]
+        raise ModelError(f"{name} failed: {type(error).__name__}: {first_line}") from error

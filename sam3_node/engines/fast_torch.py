@@ -1,0 +1,279 @@
+"""Choose faster arithmetic for torch's own stages, once the gate has passed it on the bundled recording.
+
+`load_by_gate` chooses the dtype on a CPU where the settings leave it open: bfloat16 where the CPU has it. It judges
+once for each machine and weights, and keeps the report beside the engines. Some CPUs compute wrongly in bfloat16,
+and some weights lose too much, so capability alone is no reason to use it.
+
+`serve_fast_torch` puts faster stages in place for `engine.kind` torch: the encoder in FP8, the memory read by Triton
+kernels. They are made when the model is loaded, and judged every time.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import EngineError, Sam3NodeError
+from ..models import TrackerModel
+from ..models.sam.stages import Stages
+from ..models.weight_files import pick_device
+from ..settings import Settings
+from .engine_store import FP8, checkpoint_digest, load_model_in
+from .inductor import describe_processor
+from .oom import STAGE_ERRORS, reraise_out_of_memory, summarize_error
+from .quantize import CALIBRATE_HINT, MAX_E4M3, QuantisedLayer, Scales, load_recipe, quantise_encoder
+from .slot import attempt, read_gate_clip, use_torch
+from .validation import Report, compare_stages
+
+MIN_COSINE = 0.99
+"""Cosine of each stage's worst output in float32 and bfloat16 from which an open dtype becomes bfloat16."""
+MIN_IOU = 0.97
+"""Mean mask IoU with float32, likewise. Decoded masks of nano have 64 x 64 cells: one that flips at the edge of the
+bundled recording's smallest object is 0.02 of its IoU. Wrong arithmetic was seen to reach 0.89."""
+MAX_PARAMETERS = 100_000_000
+"""Weights beyond this stay in float32: on a CPU their gate would take minutes."""
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+FOLDER = "bfloat16"
+TRITON = "triton"
+MULTIPLE = 16
+"""The sides of FP8 matrices on a GPU are multiples of this."""
+
+_log = logging.getLogger(__name__)
+
+Load = Callable[[torch.dtype], TrackerModel]
+
+
+def has_open_dtype(settings: Settings) -> bool:
+    """Return True for `model.dtype auto` with eager torch on a CPU that has bfloat16 arithmetic."""
+    model = settings.model
+    return (
+        model.dtype == "auto"
+        and not model.compile
+        and settings.engine.kind == "torch"
+        and pick_device(model.device).type == "cpu"
+        and has_bfloat16()
+    )
+
+
+def has_bfloat16() -> bool:
+    """Return True if this CPU multiplies bfloat16 in hardware, and oneDNN may use it (ONEDNN_MAX_CPU_ISA)."""
+    features = torch.cpu.get_capabilities()
+    capable = features.get("avx512_bf16") or features.get("amx_bf16")
+    allowed = os.environ.get(ISA_VARIABLE, "ALL").upper()
+    return bool(capable) and (allowed in ("ALL", "DEFAULT") or allowed.endswith(("BF16", "FP16", "AMX")))
+
+
+def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
+    """Load a model in bfloat16 if the gate has passed it on this machine, or does so now; else in float32.
+
+    `load` loads the weights of `settings` in a dtype, and its errors pass.
+    """
+    path = _report_path(settings)
+    if path is not None and (report := Report.load(path)):
+        return load(torch.bfloat16 if report.passed else torch.float32)
+    reference = load(torch.float32)
+    if not reference.has_memory or _count_parameters(reference) > MAX_PARAMETERS:
+        return reference
+    candidate = load(torch.bfloat16)
+    try:
+        report = compare(reference, candidate)
+    except Sam3NodeError as error:
+        _log.info("%s stays in float32: bfloat16 could not be compared: %s", reference.name, error)
+        return reference
+    _write_report(path, report)
+    refusal = report.refusal()
+    if refusal is not None:
+        _log.info("%s stays in float32: bfloat16 was refused by the gate: %s", reference.name, refusal)
+        return reference
+    _log.info("%s runs in bfloat16: the gate passed it", reference.name)
+    return candidate
+
+
+def compare(reference: TrackerModel, candidate: TrackerModel) -> Report:
+    """Compare a model in bfloat16 with the same weights in float32 on the bundled recording.
+
+    Raises EngineError where there is nothing to compare.
+    """
+    clip = read_gate_clip()
+    return compare_stages(
+        reference,
+        candidate.stages,
+        clip.frames,
+        MIN_COSINE,
+        MIN_IOU,
+        dtype=candidate.dtype,
+        prompts=clip.prompts(reference.image_size),
+        served=candidate,
+    )
+
+
+def _count_parameters(model: TrackerModel) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _report_path(settings: Settings) -> Path | None:
+    """Return where the report on these weights on this machine is kept; None if the weights are no local files."""
+    try:
+        weights = checkpoint_digest(settings.model.name)
+    except EngineError:
+        return None
+    key = f"{weights} {settings.model.image_size} {describe_processor()} {torch.__version__} {_sources_digest()}"
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    return settings.engine.folder.expanduser() / FOLDER / f"{name}.json"
+
+
+def _sources_digest() -> str:
+    """Return a digest of the code of the stages and of the gate: another arithmetic is judged again."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in [
+        *sorted((here.parent / "models" / "sam").glob("*.py")),
+        *(here / name for name in ("validation.py", "slot.py", "fast_torch.py")),
+    ]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _write_report(path: Path | None, report: Report) -> None:
+    """Keep a report for the next start. A folder that cannot be written costs only time then."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.write_text(report.to_json(), encoding="utf-8")
+    except OSError as error:
+        _log.warning("the gate will run again at the next start: cannot write %s: %s", path, error.strerror)
+
+
+class Fp8Linear(nn.Module):
+    """A linear layer whose product is computed in FP8 (`torch._scaled_mm`), with the scales of a `QuantisedLayer`.
+
+    Inputs have one scale, weights one for each output channel. Sums, scales and bias are in float32 until the result is
+    rounded once. torch.compile joins the rounding of the inputs with what comes before it, such as a GELU.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+    input_scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, rounded: QuantisedLayer) -> None:
+        super().__init__()
+        layer = rounded.layer
+        scale = rounded.weight_scale.float()[:, None]
+        self.register_buffer("weight", _to_fp8(layer.weight.detach() / scale), persistent=False)
+        self.register_buffer("weight_scale", scale.T.contiguous(), persistent=False)  # [1, out]
+        self.register_buffer("input_scale", rounded.input_scale.float().reshape(1, 1), persistent=False)
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [..., in] to [..., out], in the dtype of x."""
+        flat = _to_fp8(x.flatten(0, -2).float() / self.input_scale)
+        scale = self.input_scale.repeat(len(flat), 1)
+        out: Tensor = torch._scaled_mm(
+            flat, self.weight.T, scale_a=scale, scale_b=self.weight_scale, bias=self.bias, out_dtype=x.dtype
+        )
+        return out.view(*x.shape[:-1], -1)
+
+
+def _to_fp8(x: Tensor) -> Tensor:
+    return x.clamp(-MAX_E4M3, MAX_E4M3).to(torch.float8_e4m3fn)
+
+
+def make_fp8_encoder(model: TrackerModel, settings: Settings) -> nn.Module:
+    """Return a copy of the encoder whose linear layers of the recipe compute in FP8.
+
+    Convolutions, and layers whose sides are no multiples of 16, round to FP8 and compute in the model's dtype. Raises
+    EngineError without scales, or for scales or a recipe that do not fit.
+    """
+    engine = settings.engine
+    if engine.scales is None:
+        raise EngineError(
+            "engine.precision fp8: expected engine.scales with the output of a calibration, found none; "
+            + CALIBRATE_HINT
+        )
+    stage = quantise_encoder(model, Scales.load(engine.scales), load_recipe(engine.recipe))
+    for name, layer in list(stage.named_modules()):
+        if isinstance(layer, QuantisedLayer) and _multiplies_in_fp8(layer.layer):
+            stage.set_submodule(name, Fp8Linear(layer))
+    return stage
+
+
+def _multiplies_in_fp8(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) and not (
+        layer.in_features % MULTIPLE or layer.out_features % MULTIPLE
+    )
+
+
+def serve_fast_torch(model: TrackerModel, settings: Settings) -> None:
+    """Put the faster stages that `settings` ask for into `model.stages`, once the gate has passed them.
+
+    Where they cannot serve and `engine.fallback` is on, the model keeps its stages and its name says why. Otherwise
+    raises EngineError or MissingExtraError.
+    """
+    engine = settings.engine
+    if engine.kind != "torch" or (engine.precision != FP8 and engine.read_kernel != TRITON):
+        return
+    stages = model.stages
+
+    def serve() -> None:
+        fast = make_stages(model, settings)
+        try:
+            report = compare_fast(fast, model, settings)
+        except STAGE_ERRORS:
+            raise
+        except Exception as error:  # triton has errors of its own, such as for a GPU without the memory
+            raise EngineError(f"torch's faster stages fail: {summarize_error(error)}") from error
+        if refusal := report.refusal():
+            raise EngineError(f"torch's faster stages refused by the gate: {refusal}")
+        model.stages = fast
+
+    if reason := attempt(serve, engine):
+        use_torch(model, stages, settings, reason)
+
+
+def make_stages(model: TrackerModel, settings: Settings) -> Stages:
+    """Return the model's stages with those in place that the settings ask for. The model is not changed."""
+    stages, replaced = model.stages, dict[str, nn.Module]()
+    if settings.engine.precision == FP8:
+        replaced["encode"] = make_fp8_encoder(model, settings)
+    if settings.engine.read_kernel == TRITON:
+        _require_half_on_gpu(model)
+        read = copy.deepcopy(model.read_stage)
+        read.use_kernels()
+        replaced["read"] = read
+    if settings.model.compile:
+        for stage in replaced.values():
+            stage.compile(dynamic=False)
+    return stages._replace(**replaced)
+
+
+def _require_half_on_gpu(model: TrackerModel) -> None:
+    if model.device.type != "cuda" or model.dtype == torch.float32:
+        raise EngineError(
+            "engine.read_kernel triton: expected a model on CUDA in bfloat16 or float16, found one on "
+            f"{model.device.type} in {str(model.dtype).removeprefix('torch.')}; use --engine.read_kernel torch"
+        )
+
+
+def compare_fast(stages: Stages, model: TrackerModel, settings: Settings) -> Report:
+    """Run the gate: compare stages with the model's in float32, whose memory read is the same, on the bundled clip."""
+    engine = settings.engine
+    with reraise_out_of_memory(
+        EngineError, "while torch's faster stages were compared with torch in float32"
+    ):
+        reference = load_model_in(settings, torch.float32)
+        reference.use_read(settings.tracker.read)
+        clip = read_gate_clip()
+        prompts = clip.prompts(reference.image_size)
+        thresholds = engine.min_cosine, engine.min_iou
+        return compare_stages(
+            reference, stages, clip.frames, *thresholds, dtype=model.dtype, prompts=prompts, served=model
+        )

@@ -1,0 +1,290 @@
+"""TensorRT plans in the place of stages: they read and write torch's device tensors in the order of torch's stream.
+
+Each number of objects and memories has an execution context of its own, so that its shapes never change. The stages of
+a tracker run one after another, so that all their contexts share one block of memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import EngineError
+from ...files import read_private, write_private_atomically
+from ..oom import MEMORY_HINT
+from ..specs import OBJECTS, Sizes, StageSpec, allocate_aligned, ensure_aligned, find_sizes
+from .builder import Library, describe_errors, find_library, get_logger
+
+REBUILD_HINT = "build it again here: sam3-node engine build"
+_log = logging.getLogger(__name__)
+
+
+class Workspace:
+    """One block of device memory for the intermediate values of several engines, of which one runs at a time.
+
+    Its address never changes, because execution contexts and CUDA graphs keep it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._needed = 0
+        self._block: Tensor | None = None
+
+    def reserve(self, size: int) -> None:
+        """Make the block at least this large, in bytes. Raises EngineError once it is in use and smaller."""
+        if self._block is not None and size > self._block.numel():
+            raise EngineError(
+                f"expected all engines of a tracker to be loaded before one runs, found one that needs {size} bytes "
+                f"where {self._block.numel()} are in use"
+            )
+        self._needed = max(self._needed, size)
+
+    def allocate(self) -> Tensor:
+        """Return the block, uint8; the first call allocates it, and raises torch's OutOfMemoryError."""
+        if self._block is None:
+            self._block = allocate_aligned((self._needed,), torch.uint8, self._device)
+        return self._block
+
+
+class KernelCache:
+    """The kernels that TensorRT-RTX compiles at run time, kept in a file for the next start.
+
+    The library itself refuses what another version, GPU or driver has compiled. A file that it refuses, or that cannot
+    be read, is ignored and written again. Kernels are code: the file is for its user alone, as a plan is.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._cache: Any = None
+        self._saved = b""
+
+    def attach(self, config: Any) -> None:
+        """Let the contexts of a runtime configuration take their kernels from here, and add new ones."""
+        if self._cache is None:
+            self._cache = config.create_runtime_cache()
+            self._load()
+        config.set_runtime_cache(self._cache)
+
+    def save(self) -> None:
+        """Write the kernels to the file if there are new ones. Where that fails, log it: the next start compiles."""
+        if self._cache is None or self._path is None:
+            return
+        kernels = bytes(self._cache.serialize())
+        if kernels == self._saved:
+            return
+        try:
+            write_private_atomically(self._path, kernels)
+            self._saved = kernels
+        except OSError as error:
+            _log.warning("kernels are not kept in %s: %s", self._path, error.strerror)
+
+    def _load(self) -> None:
+        if self._path is None:
+            return
+        try:
+            kernels = read_private(self._path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            _log.warning("kernels in %s are compiled again: %s", self._path, error.strerror)
+            return
+        if self._cache.deserialize(kernels):
+            self._saved = kernels
+        else:
+            _log.info(
+                "kernels in %s are compiled again: they are of another GPU, driver or version", self._path
+            )
+
+
+class TensorRTRun:
+    """A plan that runs in the place of a stage's module, for 1 to `max_objects` objects where the stage varies.
+
+    The caller owns the outputs. Each call takes them from torch's allocator, which costs microseconds, so that features
+    kept for later frames are never overwritten. Within the capture of a CUDA graph the outputs, and so all addresses,
+    are fixed; run a number of objects once before it is captured, and only in the graph afterwards. Only one call may
+    run at a time, also of runs that share a workspace.
+    """
+
+    def __init__(
+        self,
+        plan: bytes,
+        stage: StageSpec,
+        device: torch.device | str = "cuda",
+        workspace: Workspace | None = None,
+        kernels: Path | None = None,
+    ) -> None:
+        """Load a plan onto a CUDA device.
+
+        workspace: shared with other engines; by default, one of its own. kernels: the file that keeps what is compiled
+        at run time. Raises EngineError where the plan cannot run here, MissingExtraError, and torch's OutOfMemoryError.
+        """
+        library = find_library()
+        if not torch.cuda.is_available():
+            raise EngineError(
+                f"{stage.name}: expected a GPU to run a TensorRT plan on, torch finds none; use --engine.kind torch"
+            )
+        self._stage = stage
+        self._device = torch.empty(0, device=device).device
+        with torch.cuda.device(self._device):
+            # a context keeps neither engine nor runtime alive
+            self._runtime, self._engine = _load_plan(library, plan, stage)
+            self._contexts = ExecutionContexts(
+                library, self._engine, stage, workspace or Workspace(self._device), KernelCache(kernels)
+            )
+            self._stream = torch.cuda.Stream()
+        self.max_objects = _read_max_objects(self._engine, stage)
+
+    def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Run in the order of torch's current stream, with device tensors that fit the specs; return the outputs.
+
+        Raises EngineError for tensors of other shapes or dtypes, or on another device.
+        """
+        sizes = find_sizes(self._stage, inputs, self.max_objects, self._device)
+        with torch.cuda.device(self._device):
+            held = [ensure_aligned(tensor) for tensor in inputs]
+            outputs = tuple(
+                allocate_aligned(spec.shape_for(*sizes), spec.dtype, self._device)
+                for spec in self._stage.outputs
+            )
+            with self._leave_default_stream() as stream:
+                self._contexts.run(sizes, (*held, *outputs), stream)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    @contextmanager
+    def _leave_default_stream(self) -> Iterator[int]:
+        """Yield the handle of the current stream, or of one of its own that is ordered like it.
+
+        On the default stream TensorRT would synchronise the whole device at each call, and so wait for the detector.
+        """
+        current = torch.cuda.current_stream()
+        if current.cuda_stream:
+            yield current.cuda_stream
+            return
+        self._stream.wait_stream(current)
+        yield self._stream.cuda_stream
+        current.wait_stream(self._stream)
+
+
+class ExecutionContexts:
+    """Execution contexts of one engine, by sizes of its inputs; each is made at its first use and kept.
+
+    All of them use optimisation profile 0, which TensorRT 10 and newer, and TensorRT-RTX, let contexts share. Their
+    shapes never change, so a CUDA graph of some sizes stays valid when others are added.
+    """
+
+    def __init__(
+        self, library: Library, engine: Any, stage: StageSpec, workspace: Workspace, kernels: KernelCache
+    ) -> None:
+        """Reserve the memory that the largest number of objects needs in the workspace."""
+        self._library, self._engine, self._stage = library, engine, stage
+        self._workspace, self._kernels = workspace, kernels
+        workspace.reserve(engine.device_memory_size_v2)
+        self._contexts: dict[Sizes, Any] = {}
+
+    def run(self, sizes: Sizes, tensors: tuple[Tensor, ...], stream: int) -> None:
+        """Run on aligned inputs and outputs, in the order of the specs. Raises EngineError where that fails."""
+        is_first = sizes not in self._contexts
+        context, name = self.get(sizes), self._stage.name
+        for spec, tensor in zip(self._stage.inputs + self._stage.outputs, tensors, strict=True):
+            if not context.set_tensor_address(spec.name, tensor.data_ptr()):
+                raise EngineError(
+                    f"{name}: {spec.name}: the plan does not take this tensor: {self._describe()}"
+                )
+        if torch.cuda.is_current_stream_capturing() and not self._is_capturable(context, stream):
+            raise EngineError(
+                f"{name}: TensorRT cannot be captured in a CUDA graph; set engine.graphs = false"
+            )
+        if not context.execute_async_v3(stream):
+            raise EngineError(f"{name}: TensorRT did not run for {sizes.objects} objects: {self._describe()}")
+        if is_first:
+            self._kernels.save()
+
+    def get(self, sizes: Sizes) -> Any:
+        """Return the context for these sizes, its shapes set. Raises EngineError where it cannot be made."""
+        if sizes not in self._contexts:
+            self._contexts[sizes] = self._create(sizes)
+        return self._contexts[sizes]
+
+    def _create(self, sizes: Sizes) -> Any:
+        get_logger(self._library.api).errors.clear()
+        context = self._engine.create_execution_context(self._configure())
+        if context is None:
+            raise EngineError(
+                f"{self._stage.name}: cannot prepare the plan for {sizes.objects} objects: {self._describe()}; where "
+                f"memory ran out, {MEMORY_HINT}"
+            )
+        block = self._workspace.allocate()
+        context.set_device_memory(block.data_ptr(), block.numel())
+        for spec in self._stage.inputs:
+            shape = spec.shape_for(*sizes)
+            if not context.set_input_shape(spec.name, shape):
+                raise EngineError(
+                    f"{self._stage.name}: {spec.name}: the plan does not take {list(shape)}: {self._describe()}"
+                )
+        for spec in self._stage.outputs:
+            shape, actual = spec.shape_for(*sizes), tuple(context.get_tensor_shape(spec.name))
+            if any(side not in (-1, other) for side, other in zip(actual, shape, strict=True)):
+                # it would write beyond the tensor
+                raise EngineError(
+                    f"{self._stage.name}: {spec.name}: expected a plan that gives {list(shape)} for {sizes.objects} "
+                    f"objects, found {list(actual)}; {REBUILD_HINT}"
+                )
+        return context
+
+    def _configure(self) -> Any:
+        """Return the configuration of a context: this class gives it memory, and it compiles all kernels at once.
+
+        The latter concerns TensorRT-RTX, whose kernels must exist when the gate runs and when graphs are captured.
+        """
+        api = self._library.api
+        user_managed = api.ExecutionContextAllocationStrategy.USER_MANAGED
+        if not self._library.compiles_at_run_time:
+            return user_managed
+        config = self._engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(user_managed)
+        config.dynamic_shapes_kernel_specialization_strategy = (
+            api.DynamicShapesKernelSpecializationStrategy.EAGER
+        )
+        self._kernels.attach(config)
+        return config
+
+    def _is_capturable(self, context: Any, stream: int) -> bool:
+        """Return False if the library says that a capture would fail. Plain TensorRT cannot say it."""
+        return not self._library.compiles_at_run_time or bool(context.is_stream_capturable(stream))
+
+    def _describe(self) -> str:
+        return describe_errors(get_logger(self._library.api))
+
+
+def _load_plan(library: Library, plan: bytes, stage: StageSpec) -> tuple[Any, Any]:
+    """Return runtime and engine of a plan on the current device."""
+    logger = get_logger(library.api)
+    logger.errors.clear()
+    runtime = library.api.Runtime(logger)
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise EngineError(
+            f"{stage.name}: {library.name} {library.version} cannot load the plan: {describe_errors(logger)}; where "
+            f"memory ran out, {MEMORY_HINT}; else {REBUILD_HINT}"
+        )
+    names = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
+    expected = {spec.name for spec in stage.inputs + stage.outputs}
+    if names != expected:
+        raise EngineError(
+            f"{stage.name}: expected a plan of {sorted(expected)}, found {sorted(names)}; {REBUILD_HINT}"
+        )
+    return runtime, engine
+
+
+def _read_max_objects(engine: Any, stage: StageSpec) -> int:
+    """Return the largest number of objects that the engine takes."""
+    for spec in stage.inputs:
+        if OBJECTS in spec.shape:
+            return int(engine.get_tensor_profile_shape(spec.name, 0)[2][spec.shape.index(OBJECTS)])
+    return 1

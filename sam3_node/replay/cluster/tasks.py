@@ -1,0 +1,309 @@
+"""Plans the replay of one recording as tasks, and runs them in a worker process that keeps its model loaded.
+
+A plan is a list of steps, each with tasks that may run at the same time. A task replays a recording or a segment,
+counts frames, deletes results, or stitches the results of segments.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from ...errors import ReplayError, Sam3NodeError
+from ...types import MaskFrame
+from ..completion import SUMMARY, JobSession, ProgressCallback, StoppedError, job_session
+from ..job import Job
+from ..run import PerceptionCache, clear_job, read_finished_summary, run_job
+from ..schedule import open_schedule
+from ..second_pass import read_results
+from ..shards import LIMITS, Segment, ShardLimits, cut_segments, stitch
+from ..store import HeldError, ReplayCounts, Summary, open_store
+
+log = logging.getLogger(__name__)
+
+LOCK_TIMEOUT_S = 30.0
+"""Time that a worker waits until an abandoned worker releases its results."""
+
+
+class Split(NamedTuple):
+    """Division of a recording among workers."""
+
+    by_camera: bool = False
+    """Replay each camera that has prompts as its own job, in a folder within the recording's."""
+    frames: int | None = None
+    """Length of segments in frames of all cameras; None for whole recordings."""
+    overlap: int = 0
+    """Number of frames that a segment shares with the previous one."""
+
+    def check(self, job: Job) -> None:
+        """Raise ReplayError if the job cannot be divided like this."""
+        if self.frames is not None and not 0 <= self.overlap < self.frames:
+            raise ReplayError(
+                f"expected an overlap of 0 to {self.frames - 1} frames, less than a segment has, found {self.overlap}"
+            )
+        if (self.by_camera or self.frames) and job.mode == "as-recorded":
+            raise ReplayError("as-recorded replays a recording as a whole: use --every to divide it")
+        if self.frames and (job.objects or job.everything or not job.names):
+            raise ReplayError(
+                "segments need names to detect (--prompt), which are detected again in each segment; objects marked on "
+                "a frame, and recorded edits, exist in one segment only"
+            )
+        if self.by_camera and not (job.names or job.objects or job.everything):
+            raise ReplayError(
+                "recorded edits may apply to all cameras at once: to divide a recording by camera, give names to "
+                "detect (--prompt), or objects that name their camera"
+            )
+        if self.by_camera and not all(marked.camera for marked in job.objects):
+            raise ReplayError(
+                "to divide a recording by camera, expected objects that name their camera, found one without"
+            )
+
+
+WHOLE = Split()
+
+
+class ProbeResult(NamedTuple):
+    """The cameras of a job, and the number of frames of all cameras together."""
+
+    cameras: tuple[str, ...]
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task for one worker.
+
+    replay returns a Summary; probe returns a ProbeResult; clear (delete results) returns None; join (stitch `segments`
+    to the job's results) returns a Summary.
+    """
+
+    kind: Literal["replay", "probe", "clear", "join"]
+    job: Job
+    segments: tuple[Job, ...] = ()
+    split: Split = WHOLE
+    limits: ShardLimits = LIMITS
+
+
+PlanStep = list[Task]
+StepValues = list[Any]
+PlanSteps = Generator[PlanStep, StepValues, list[Summary]]
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """A job, and the options that its steps depend on."""
+
+    job: Job
+    split: Split = WHOLE
+    again: bool = False
+    limits: ShardLimits = LIMITS
+
+    def steps(self) -> PlanSteps:
+        """Yield the steps, and receive the values of each step's tasks in their order. Returns the summaries.
+
+        A task may run several times in part: it continues where it stopped.
+        """
+        jobs = (yield from self._split_by_camera()) if self.split.by_camera else [self.job]
+        if self.split.frames is None:
+            return (yield from self._replay(jobs))
+        sizes = yield [Task("probe", job) for job in jobs]
+        divided = [self._cut(job, size) for job, size in zip(jobs, sizes, strict=True)]
+        if self.again:  # joined results are deleted before their segments
+            yield [Task("clear", job) for job in jobs]
+        yield from self._replay([segment for segments in divided for segment in segments])
+        pairs = zip(jobs, divided, strict=True)
+        return (yield [Task("join", job, tuple(segments), self.split) for job, segments in pairs])
+
+    def _split_by_camera(self) -> Generator[PlanStep, StepValues, list[Job]]:
+        size: ProbeResult = (yield [Task("probe", self.job)])[0]
+        jobs = [_select_camera(self.job, camera) for camera in size.cameras]
+        return [job for job in jobs if job.names or job.objects or job.everything]
+
+    def _replay(self, jobs: list[Job]) -> PlanSteps:
+        if self.again:
+            yield [Task("clear", job) for job in jobs]
+        return (yield [Task("replay", job, limits=self.limits) for job in jobs])
+
+    def _cut(self, job: Job, size: ProbeResult) -> list[Job]:
+        assert self.split.frames is not None
+        segments = cut_segments(size.frames, self.split.frames, self.split.overlap) or [Segment(0, 0)]
+        return [
+            _select_frames(job, Segment(job.start + segment.start, job.start + segment.stop))
+            for segment in segments
+        ]
+
+
+def _select_camera(job: Job, camera: str) -> Job:
+    objects = tuple(marked for marked in job.objects if marked.camera == camera)
+    return replace(job, topics=(camera,), objects=objects, out=f"{job.out.rstrip('/')}/{camera}")
+
+
+def _select_frames(job: Job, frames: Segment) -> Job:
+    folder = f"{job.out.rstrip('/')}/segments/{frames.start:09}-{frames.stop:09}"
+    return replace(job, start=frames.start, stop=frames.stop, out=folder, outputs=())
+
+
+class TaskResult(NamedTuple):
+    """The value of a task, or the error that it ended with."""
+
+    value: Any = None
+    error: str | None = None
+    stopped: bool = False
+    """True if the task was stopped on request."""
+    was_finished: bool = False
+    """True if an earlier run had finished the task."""
+    interrupted: bool = False
+    """True if the worker got SIGTERM, as on a spot machine that is taken away: another worker continues the task."""
+
+
+NO_RESULT = TaskResult()
+
+
+class TaskProgress(NamedTuple):
+    """The current activity of a task, the number of its completed frames, and their total (None if unknown)."""
+
+    what: str = ""
+    done: int = 0
+    total: int | None = None
+
+
+NOT_STARTED = TaskProgress()
+
+
+class Worker:
+    """Runs tasks for a driver whose working directory is `folder`, and uses that directory if it exists here.
+
+    Other threads may ask for the progress meanwhile, and stop the worker. After SIGTERM it writes what it has done,
+    and hands the task back. Ray's own handler would let the task run on until the machine is gone.
+    """
+
+    def __init__(self, folder: str) -> None:
+        if os.path.isdir(folder):  # relative paths of jobs refer to it
+            os.chdir(folder)
+        self._load = PerceptionCache()
+        self._stop = threading.Event()
+        self._is_interrupted = False
+        self._progress = NOT_STARTED
+        if threading.current_thread() is threading.main_thread():  # as Ray creates actors
+            signal.signal(signal.SIGTERM, self._interrupt)
+
+    def pid(self) -> int:
+        """Return the id of this process."""
+        return os.getpid()
+
+    def progress(self) -> TaskProgress:
+        """Return the progress of the current task."""
+        return self._progress
+
+    def stop(self) -> None:
+        """Stop the current task soon, and each later one. Results so far are kept."""
+        self._stop.set()
+
+    def _interrupt(self, *_: object) -> None:
+        self._is_interrupted = True
+        self._stop.set()
+
+    def run(self, task: Task) -> TaskResult:
+        """Run a task. Returns errors instead of raising them."""
+        self._progress = NOT_STARTED
+        try:
+            if task.kind == "replay" and (summary := read_finished_summary(task.job)):
+                return TaskResult(summary, was_finished=True)
+            return TaskResult(_retry_while_held(lambda: self._run(task)))
+        except StoppedError as stopped:
+            return TaskResult(error=str(stopped), stopped=True, interrupted=self._is_interrupted)
+        except Sam3NodeError as error:
+            return TaskResult(error=str(error))
+        except Exception as error:  # one recording must not end the others
+            log.exception("%s", task.job.bags[0])
+            return TaskResult(error=f"{type(error).__name__}: {error}")
+
+    def _run(self, task: Task) -> Any:
+        job = task.job
+        if task.kind == "probe":
+            return probe_recording(job, self._set_progress, self._stop)
+        if task.kind == "clear":
+            return clear_job(job)
+        if task.kind == "join":
+            return join_segments(job, task.segments, task.split, self._set_progress, self._stop)
+        return run_job(job, self._load, self._set_progress, self._stop, limits=task.limits)
+
+    def _set_progress(self, what: str, done: int, total: int | None) -> None:
+        self._progress = TaskProgress(what, done, total)
+
+
+def _retry_while_held(action: Callable[[], Any]) -> Any:
+    """Retry while another process holds the results: an abandoned worker may take a moment to end."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            return action()
+        except HeldError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+def probe_recording(job: Job, progress: ProgressCallback, stop: threading.Event) -> ProbeResult:
+    """Return the cameras and the number of frames of a job. Reads the whole recording if its index does not tell."""
+    with open_schedule(job) as schedule:
+        count = schedule.count_frames()
+        if count is None:
+            count = 0
+            for count, _ in enumerate(schedule.frames(), start=1):
+                progress("reading", count, None)
+                if stop.is_set():
+                    raise StoppedError(0)
+        return ProbeResult(schedule.cameras, count)
+
+
+def join_segments(
+    job: Job, segments: Sequence[Job], split: Split, progress: ProgressCallback, stop: threading.Event
+) -> Summary:
+    """Stitch the results of finished `segments`, in their order, and write the job's outputs and summary.
+
+    Raises ReplayError if the job's folder has results of another job or of other segments.
+    """
+    division = {"frames": split.frames, "overlap": split.overlap}
+    with job_session(job, progress, stop, segments=division) as session:
+        min_score = session.schedule.settings.detector.min_track_score
+
+        def masks() -> Iterator[MaskFrame]:
+            parts = (read_results(open_store(segment.out), min_score) for segment in segments)
+            return stitch(parts, split.overlap)
+
+        summary = session.read_finished() or _summarize(session, segments, masks())
+        return session.write(summary, masks, is_interruptible=True)
+
+
+def _summarize(session: JobSession, segments: Sequence[Job], masks: Iterator[MaskFrame]) -> Summary:
+    """Build the summary of the whole job. Frames and objects are counted again, as segments share some."""
+    parts = [Summary.from_json(open_store(segment.out).read(SUMMARY)) for segment in segments]
+    totals = ReplayCounts(work_s=sum(part.seconds for part in parts))
+    for count, frame_masks in enumerate(masks, start=1):
+        totals.add(frame_masks)
+        session.progress("writing summary", count, None)
+        if session.stop.is_set():
+            raise StoppedError(count)
+    failed, refused = sum(part.failed for part in parts), sum(part.refused for part in parts)
+    frames = sum(totals.frames.values()) + failed
+    totals.counts = Counter(frames=frames, failed=failed, refused=refused)
+    notes = dict.fromkeys(note for part in parts for note in part.notes)
+    return Summary.from_counts(
+        totals,
+        session.schedule.job,
+        model=parts[0].model,
+        device=parts[0].device,
+        lost=next((part.lost for part in parts if part.lost), None),
+        notes=[f"stitched from {len(parts)} segments", *notes],
+        unfound={
+            name: line for part in parts for name, line in part.unfound.items() if name not in totals.labels
+        },
+    )

@@ -1,0 +1,276 @@
+"""Check prompts, hold the rows of objects (ids outside, rows of the memory bank inside), and define tracks.
+
+All checks of prompts are in this module. Prompts in frame pixels (`perception.prompts`) use them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..errors import CapacityError, RequestError, UnknownObjectError
+from ..models.sam.stages import Decoded
+from ..types import State
+
+MAX_POINTS = 64
+BOX_LABELS = (2, 3)  # SAM's labels of a box's top-left and bottom-right corner
+
+Array = npt.NDArray[Any]
+
+
+class PromptTensors(NamedTuple):
+    """A checked prompt on the model's device: points with labels, or a mask."""
+
+    points: Tensor
+    """float32 [n, 2]: the box corners, then the points, as (x, y) in model pixels"""
+    labels: Tensor
+    """int32 [n], as SAM's prompt encoder takes them"""
+    logits: Tensor | None = None
+    """[4h, 4w] of the object's current mask, which the points correct"""
+    mask: Tensor | None = None
+    """float32 [1, 1, S, S]; points is empty then"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectPrompt:
+    """The place of an object on one frame, in model pixels (0..S, origin at the corner of the top-left pixel)."""
+
+    object_id: int
+    points: object = None
+    """float [n, 2] as (x, y)"""
+    labels: object = None
+    """int [n]: 1 inside, 0 outside; all 1 if None"""
+    box: object = None
+    """(x0, y0, x1, y1), alone or with points"""
+    mask: object = None
+    """bool or float [S, S], without points and box"""
+    logits: Tensor | None = None
+    """[4h, 4w] of the object's current mask; points then correct this mask"""
+
+    def state(self) -> State:
+        """Return the state that `from_state` takes: all but `logits`, which the prompt of a new object lacks."""
+        arrays = {name: getattr(self, name) for name in ("points", "labels", "box", "mask")}
+        return {
+            "object_id": self.object_id,
+            **{name: None if value is None else torch.as_tensor(value) for name, value in arrays.items()},
+        }
+
+    @classmethod
+    def from_state(cls, state: State) -> ObjectPrompt:
+        """Build a prompt from what `state` returned."""
+        return cls(**state)
+
+    def to_tensors(self, image_size: int, device: torch.device) -> PromptTensors:
+        """Check the prompt for a model with `image_size` pixels a side; RequestError if it is malformed."""
+        check_parts(self.points, self.box, self.mask)
+        if self.mask is not None:
+            mask = _to_tensor(self.mask, "mask")
+            if mask.shape != (image_size, image_size):
+                raise RequestError(
+                    f"mask: expected [{image_size}, {image_size}] model pixels, found {list(mask.shape)}"
+                )
+            empty = torch.zeros(0, 2, device=device)
+            return PromptTensors(empty, empty[:, 0].int(), mask=mask[None, None].to(device))
+        corners, corner_labels = self._box_corners()
+        points, labels = self._labelled_points()
+        coordinates, all_labels = torch.cat([corners, points]), torch.cat([corner_labels, labels])
+        return PromptTensors(coordinates.to(device), all_labels.to(device), self.logits)
+
+    def _box_corners(self) -> tuple[Tensor, Tensor]:
+        if self.box is None:
+            return torch.zeros(0, 2), torch.zeros(0, dtype=torch.int32)
+        box = _to_tensor(self.box, "box")
+        check_box(box.numpy())
+        return box.reshape(2, 2), torch.tensor(BOX_LABELS, dtype=torch.int32)
+
+    def _labelled_points(self) -> tuple[Tensor, Tensor]:
+        if self.points is None:
+            return torch.zeros(0, 2), torch.zeros(0, dtype=torch.int32)
+        points = _to_tensor(self.points, "points")
+        check_points(points.numpy())
+        labels = torch.ones(len(points)) if self.labels is None else _to_tensor(self.labels, "labels")
+        check_labels(labels.numpy(), len(points))
+        return points, labels.to(torch.int32)
+
+
+def check_parts(points: object, box: object, mask: object) -> None:
+    """Raise RequestError unless there are points, a box or both, or a mask alone."""
+    if mask is not None and (points is not None or box is not None):
+        raise RequestError("prompt: expected a mask alone, found points or a box beside it")
+    if points is None and box is None and mask is None:
+        raise RequestError("prompt: expected points, a box or a mask, found nothing")
+
+
+def check_points(points: Array) -> None:
+    """Raise RequestError unless the shape is [n, 2] with 1 to MAX_POINTS points and all numbers are finite."""
+    if points.ndim != 2 or points.shape[1] != 2 or not 1 <= len(points) <= MAX_POINTS:
+        raise RequestError(
+            f"points: expected 1 to {MAX_POINTS} pairs (x, y), found shape {list(points.shape)}"
+        )
+    _check_finite(points, "points")
+
+
+def check_labels(labels: Array, count: int) -> None:
+    """Raise RequestError unless there are `count` labels, each 1 (inside) or 0 (outside)."""
+    if labels.shape != (count,) or not np.isin(labels, (0, 1)).all():
+        raise RequestError(
+            f"labels: expected {count} of 1 (inside) or 0 (outside), one for each point, "
+            f"found {labels.tolist()}"
+        )
+
+
+def check_box(box: Array) -> None:
+    """Raise RequestError unless the box is four finite numbers (x0, y0, x1, y1) with x0 < x1 and y0 < y1."""
+    if box.shape != (4,):
+        raise RequestError(f"box: expected (x0, y0, x1, y1), found shape {list(box.shape)}")
+    _check_finite(box, "box")
+    if not (box[:2] < box[2:]).all():
+        raise RequestError(f"box: expected x0 < x1 and y0 < y1, found {box.tolist()}")
+
+
+def _check_finite(values: Array, name: str) -> None:
+    if not np.isfinite(values).all():
+        raise RequestError(f"{name}: expected finite numbers, found {values.tolist()!r:.80}")
+
+
+def _to_tensor(value: object, name: str) -> Tensor:
+    try:
+        return torch.as_tensor(value, dtype=torch.float32, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RequestError(f"{name}: expected numbers, found {value!r:.80}") from error
+
+
+class ObjectRows:
+    """The row of the memory bank that each object id holds. Ids are 0 or greater.
+
+    While an object catches up, the key `catching_key` of its id holds a row, too. For a new object this is one of the
+    `capacity` rows; for an object that is also tracked, it is one of `spare` more rows.
+    """
+
+    def __init__(self, capacity: int, spare: int = 0) -> None:
+        self._rows: dict[int, int] = {}
+        self._free = list(range(capacity + spare - 1, -1, -1))
+        self.capacity, self._spare = capacity, spare
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._rows
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the ids of all objects that do not catch up, and the keys of those that do."""
+        return iter(self._rows)
+
+    def __getitem__(self, key: int) -> int:
+        try:
+            return self._rows[key]
+        except KeyError:
+            tracked = sorted(other for other in self._rows if other >= 0)
+            raise UnknownObjectError(f"no object {key}; tracked are {tracked or 'none'}") from None
+
+    def check_capacity(self, count: int) -> None:
+        """Raise CapacityError unless `count` more objects fit."""
+        free = self.capacity - len(self._rows) + self._spare_rows()
+        if count > free:
+            raise CapacityError(
+                f"expected slots for {count} more, found {free} of {self.capacity} object slots free; "
+                "remove objects or raise tracker.max_objects"
+            )
+
+    def check_spare(self, key: int) -> None:
+        """Raise CapacityError unless `key` has a row, or could get one of the spare rows."""
+        if key not in self._rows and self._spare_rows() >= self._spare:
+            raise CapacityError(
+                f"expected at most {self._spare} corrections of past frames that catch up at a time, found "
+                f"{self._spare} already; try again in a second, or correct the newest frame"
+            )
+
+    def add(self, key: int) -> int:
+        """Give the key a free row and return it; CapacityError if all rows are taken."""
+        if catching_key(key) in self._rows:
+            self.check_spare(key)
+        else:
+            self.check_capacity(1)
+        row = self._free.pop()
+        self._rows[key] = row
+        return row
+
+    def remove(self, key: int) -> int:
+        """Free the key's row and return it; UnknownObjectError if there is none."""
+        row = self[key]
+        del self._rows[key]
+        self._free.append(row)
+        return row
+
+    def rename(self, key: int, new_key: int) -> int | None:
+        """Give the row of `key` to `new_key`. Return the row that `new_key` had, which is free now; None for none."""
+        freed = self._rows.get(new_key)
+        self._rows[new_key] = self._rows.pop(key)
+        if freed is not None:
+            self._free.append(freed)
+        return freed
+
+    def state(self) -> State:
+        """Return the state that `restore` takes: the rows in use, and the free rows in their order."""
+        return {"rows": [list(pair) for pair in self._rows.items()], "free": list(self._free)}
+
+    def restore(self, state: State) -> None:
+        """Replace the rows by what `state` returned; ValueError if they do not fit this capacity."""
+        rows, free = dict(state["rows"]), list(state["free"])
+        if sorted([*rows.values(), *free]) != list(range(self.capacity + self._spare)):
+            raise ValueError(
+                f"expected each of {self.capacity + self._spare} rows once, found {rows}, {free}"
+            )
+        self._rows, self._free = rows, free
+
+    def _spare_rows(self) -> int:
+        """Return the number of rows of corrections: of objects that are tracked and catch up at the same time."""
+        return sum(key < 0 and catching_key(key) in self._rows for key in self._rows)
+
+
+def catching_key(object_id: int) -> int:
+    """Return the key of an object's row while it catches up, which is negative; and the id for such a key."""
+    return ~object_id
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tracks:
+    """All N objects on one frame, in the order in which they were added. Tensors are on the model's device."""
+
+    ids: list[int]
+    logits: Tensor
+    """[N, h, w] at low resolution, 4 times the feature grid; the object is where logits > 0"""
+    scores: Tensor
+    """[N] in 0..1: presence probability times predicted IoU"""
+    visible: Tensor
+    """bool [N]"""
+    presence: Tensor
+    """[N], the logit that the object is in view"""
+    pointers: Tensor
+    """[N, C], the object pointers: the decoder's description of each object's appearance"""
+
+
+class Track(NamedTuple):
+    """One object on one frame: logits [h, w], score [], visible [], presence [] and pointer [C]."""
+
+    logits: Tensor
+    score: Tensor
+    visible: Tensor
+    presence: Tensor
+    pointer: Tensor
+
+
+def combine_scores(presence: Tensor, iou: Tensor) -> Tensor:
+    """Return scores [N] in 0..1 from presence logits [N] and predicted IoUs [N]."""
+    return presence.float().sigmoid() * iou.float()
+
+
+def split_tracks(decoded: Decoded, count: int) -> list[Track]:
+    """Return the tracks of the first `count` objects of a decoder's output."""
+    scores, visible = combine_scores(decoded.presence, decoded.iou), decoded.presence > 0
+    columns = (decoded.logits, scores, visible, decoded.presence, decoded.pointer)
+    return [Track(*(column[i] for column in columns)) for i in range(count)]

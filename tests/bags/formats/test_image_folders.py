@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.bags import open_bag
+from sam3_node.bags.bag import sample_images
+from sam3_node.bags.formats.image_folders import FPS, ImagesBag
+from sam3_node.bags.samples import Colour, Sample
+from sam3_node.types import Depth
+from sam3_node.wire import decode_depth
+from tests.support.paths import SHARED
+
+DATA = SHARED / "data"
+SIZE = (24, 32)
+
+
+def picture(index: int, size: tuple[int, int] = SIZE) -> np.ndarray:
+    return np.random.default_rng(index).integers(0, 256, (*size, 3), dtype=np.uint8)
+
+
+def millimetres(index: int) -> np.ndarray:
+    return np.random.default_rng(index).integers(0, 9000, SIZE, dtype=np.uint16)
+
+
+def write(folder: Path, names: list[str], depth: bool = False) -> Path:
+    """Write an image for each name; its content depends on the index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, name in enumerate(names):
+        assert cv2.imwrite(str(folder / name), millimetres(index) if depth else picture(index))
+    return folder
+
+
+def read(path: Path) -> tuple[dict[str, list[Sample]], str | None]:
+    with ImagesBag(path) as bag:
+        found: dict[str, list[Sample]] = {topic.name: [] for topic in bag.topics}
+        for item in bag.samples(set(found)):
+            found[item.topic].append(item)
+        return found, bag.lost
+
+
+def check_colour(samples: list[Sample], files: list[Path]) -> None:
+    """Check that samples hold the bytes of these files, at their times."""
+    assert [item.stamp_ns for item in samples] == [index * 10**9 // FPS for index in range(len(files))]
+    for item, file in zip(samples, files, strict=True):
+        assert isinstance(item.payload, Colour)
+        assert (item.payload.height, item.payload.width) == SIZE
+        assert item.payload.encoding == ("png" if file.suffix == ".png" else "jpeg")
+        assert bytes(item.payload.data) == file.read_bytes()
+
+
+def check_depth(samples: list[Sample], indices: list[int]) -> None:
+    assert [item.stamp_ns for item in samples] == [index * 10**9 // FPS for index in indices]
+    for item, index in zip(samples, indices, strict=True):
+        assert isinstance(item.payload, Depth)
+        assert (item.payload.encoding, item.payload.scale_m) == ("png16", 0.001)
+        assert np.array_equal(decode_depth(item.payload), millimetres(index))
+
+
+@pytest.mark.verifies("recording", "folders of images", "other implementation", "OpenCV writes them")
+@pytest.mark.parametrize("suffix", ["jpg", "png", "JPEG"])
+def test_a_folder_is_a_sequence_in_natural_order(tmp_path: Path, suffix: str) -> None:
+    names = [f"{number}.{suffix}" for number in (1, 2, 9, 10, 100)]
+    folder = write(tmp_path / "desk", names)
+    (folder / "notes.txt").write_text("no image")
+    assert ImagesBag.recognises(folder)
+    found, lost = read(folder)
+    assert list(found) == ["/desk/image"]
+    check_colour(found["/desk/image"], [folder / name for name in names])
+    assert lost is None
+
+
+@pytest.mark.parametrize("below", ["JPEGImages/480p", "JPEGImages", "."])
+def test_the_layout_of_davis_is_a_camera_for_each_sequence(tmp_path: Path, below: str) -> None:
+    names = [f"{number:05}.jpg" for number in range(4)]
+    for sequence in ("dog", "cows"):
+        write(tmp_path / below / sequence, names)
+        write(tmp_path / "Annotations" / "480p" / sequence, [name.replace("jpg", "png") for name in names])
+    for path in (tmp_path, tmp_path / below):
+        assert ImagesBag.recognises(path)
+        found, lost = read(path)
+        assert list(found) == ["/cows/image", "/dog/image"]
+        for sequence in ("dog", "cows"):
+            files = [tmp_path / below / sequence / name for name in names]
+            check_colour(found[f"/{sequence}/image"], files)
+        assert lost is None
+
+
+def test_two_resolutions_of_a_sequence_are_two_cameras(tmp_path: Path) -> None:
+    for resolution in ("480p", "1080p"):
+        write(tmp_path / "JPEGImages" / resolution / "dog", ["0.jpg"])
+    assert list(read(tmp_path)[0]) == ["/480p_dog/image", "/1080p_dog/image"]
+
+
+@pytest.mark.parametrize(
+    ("colour", "depth", "names"),
+    [
+        ("desk/color", "desk/depth", ("{}.jpg", "{}.png")),
+        ("desk", "desk/depth", ("{}.jpg", "{}.png")),
+        ("desk/rgb", "desk/depth", ("rgb_{}.jpg", "depth_{}.png")),
+        ("desk", "desk", ("frame-{}.color.jpg", "frame-{}.depth.png")),
+        ("desk/RGB", "desk/Depth", ("{}.png", "{}.png")),
+        ("desk/rgb", "desk/depth_raw", ("{}.jpg", "{}.png")),
+        ("desk/color", "desk/aligned_depth_to_color", ("{}.jpg", "{}.png")),
+        ("desk", "desk/depth_images", ("rgb_{}.jpg", "depth_{}.png")),
+    ],
+)
+def test_depth_beside_the_images_has_their_times(
+    tmp_path: Path, colour: str, depth: str, names: tuple[str, str]
+) -> None:
+    write(tmp_path / colour, [names[0].format(index) for index in range(5)])
+    write(tmp_path / depth, [names[1].format(index) for index in range(5)], depth=True)
+    (tmp_path / depth / names[1].format(3)).unlink()
+    found, lost = read(tmp_path / "desk")
+    assert list(found) == ["/desk/image", "/desk/depth"]
+    check_colour(found["/desk/image"], [tmp_path / colour / names[0].format(index) for index in range(5)])
+    check_depth(found["/desk/depth"], [0, 1, 2, 4])
+    assert lost is None
+
+
+def test_folders_that_are_only_named_alike_are_cameras(tmp_path: Path) -> None:
+    for name in ("rgb", "depth_camera", "depth_color", "in_depth"):
+        write(tmp_path / name, ["0.png", "1.png"])
+    assert len(read(tmp_path)[0]) == 4
+    write(tmp_path / "alone/depth_maps", ["0.png"])
+    assert list(read(tmp_path / "alone")[0]) == ["/depth_maps/image"]
+
+
+def test_of_several_depth_folders_the_plain_one_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "desk/rgb", ["0.png", "1.png"])
+    write(tmp_path / "desk/depth", ["0.png", "1.png"], depth=True)
+    write(tmp_path / "desk/aligned_depth", ["0.png", "1.png"])
+    found, lost = read(tmp_path / "desk")
+    assert list(found) == ["/desk/image", "/desk/depth"]
+    check_depth(found["/desk/depth"], [0, 1])
+    assert lost is None
+
+
+def test_depth_of_other_names_goes_by_its_place(tmp_path: Path) -> None:
+    write(tmp_path / "rgb", ["1305.1.png", "1305.2.png"])
+    write(tmp_path / "depth", ["1305.15.png", "1305.25.png"], depth=True)
+    found, _ = read(tmp_path)
+    check_depth(found[f"/{tmp_path.name}/depth"], [0, 1])
+
+
+def test_what_is_no_image_is_passed_over_and_told(tmp_path: Path) -> None:
+    names = [f"{number}.jpg" for number in range(7)]
+    folder = write(tmp_path / "desk", names)
+    (folder / "2.jpg").write_bytes((folder / "2.jpg").read_bytes()[:-300])
+    (folder / "3.jpg").write_bytes(b"")
+    cv2.imwrite(str(folder / "5.jpg"), picture(5, (30, 40)))
+    write(folder / "depth", [f"{number}.png" for number in range(7)], depth=True)
+    cv2.imwrite(str(folder / "depth" / "1.png"), picture(1))
+    found, lost = read(folder)
+    period = 10**9 / FPS
+    assert [round(item.stamp_ns / period) for item in found["/desk/image"]] == [0, 1, 4, 6]
+    assert [round(item.stamp_ns / period) for item in found["/desk/depth"]] == [0, 2, 3, 4, 5, 6]
+    assert "skipped 3 of /desk/image (first error: 2.jpg" in str(lost)
+    assert "skipped 1 of /desk/depth (first error: 1.png" in str(lost)
+
+
+@pytest.mark.verifies("recording", "DAVIS", "real data", "five sequences of DAVIS")
+def test_real_sequences_are_read_whole() -> None:
+    if not (DATA / "davis").is_dir():
+        pytest.skip("the shared images are not here")
+    with ImagesBag(DATA / "davis") as bag:
+        assert "/dog/image" in {topic.name for topic in bag.topics}
+        samples = list(bag.samples({"/dog/image"}))
+        assert len(samples) == 60
+        assert bag.lost is None
+    with ImagesBag(DATA / "rgbd" / "kitchen") as bag:
+        assert len(list(bag.samples({"/kitchen/depth"}))) == 60
+
+
+def test_depth_of_the_images_size_is_taken_as_aligned_and_told(tmp_path: Path) -> None:
+    write(tmp_path / "desk/rgb", [f"{index}.png" for index in range(3)])
+    write(tmp_path / "desk/depth", [f"{index}.png" for index in range(3)], depth=True)
+    with open_bag(tmp_path / "desk") as bag:
+        assert [frame.depth is not None and frame.depth.aligned for frame in bag] == [True] * 3
+        (note,) = bag.notes
+        assert "taken as aligned" in note
+        assert bag.lost is None
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_depth_of_another_size_is_aligned_only_if_that_is_stated(tmp_path: Path, stated: bool) -> None:
+    folder = write(tmp_path / "desk/depth", ["0.png", "1.png"], depth=True)
+    (tmp_path / "desk/color").mkdir()
+    for path in folder.iterdir():
+        cv2.imwrite(str(tmp_path / "desk/color" / path.name), picture(0, (2 * SIZE[0], 2 * SIZE[1])))
+    with open_bag(tmp_path / "desk", depth_aligned=stated) as bag:
+        assert [frame.depth is not None and frame.depth.aligned for frame in bag] == [stated] * 2
+        assert "32 x 24, the colour images 64 x 48" in bag.notes[0]
+
+
+def test_depth_that_belongs_to_no_image_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "desk/rgb", ["a.png", "b.png"])
+    write(tmp_path / "desk/depth", ["x.png", "y.png", "z.png"], depth=True)
+    with open_bag(tmp_path / "desk") as bag:
+        assert [frame.depth for frame in bag] == [None, None]
+        assert "skipped 3 of the depth images of desk" in str(bag.lost)
+
+
+@pytest.mark.skipif(not (DATA / "rgbd/kitchen").is_dir(), reason="data not present")
+def test_depth_of_a_real_folder_is_aligned() -> None:
+    with open_bag(DATA / "rgbd/kitchen") as bag:
+        frames = list(bag)
+        assert all(frame.depth is not None and frame.depth.aligned for frame in frames)
+        assert "taken as aligned" in bag.notes[0]
+
+
+def with_orientation(jpeg: bytes, orientation: int) -> bytes:
+    """Return a JPEG with this EXIF orientation."""
+    tiff = b"MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+    segment = b"Exif\0\0" + tiff
+    return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + jpeg[2:]
+
+
+@pytest.mark.parametrize("orientations", [(1, 6), (3, 3, 8), (1, 1), (6, 6, 6), (0, 1)])
+def test_photos_that_ask_for_different_turns_are_warned_about(
+    tmp_path: Path, orientations: tuple[int, ...]
+) -> None:
+    jpeg, is_mixed = cv2.imencode(".jpg", picture(0))[1].tobytes(), len(set(orientations) - {0}) > 1
+    for index, orientation in enumerate(orientations):
+        (tmp_path / f"{index}.jpg").write_bytes(with_orientation(jpeg, orientation))
+    with ImagesBag(tmp_path) as bag:
+        for _ in range(2):
+            sizes = {(item.payload.width, item.payload.height) for item in bag.samples({bag.topics[0].name})}
+            assert sizes == {SIZE[::-1]}  # these turns are not made
+        assert [("different EXIF orientations" in note) for note in bag.notes] == [True] * is_mixed
+    expected = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
+    for image in sample_images(tmp_path, 3):
+        assert np.array_equal(image, expected)
+
+
+def test_pointers_and_links_to_absent_files_are_told(tmp_path: Path) -> None:
+    write(tmp_path, ["0.png", "1.png", "2.png"])
+    (tmp_path / "1.png").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    (tmp_path / "3.png").symlink_to("../.git/annex/objects/00/3.png")
+    found, lost = read(tmp_path)
+    assert [len(samples) for samples in found.values()] == [2]
+    assert "2 of " in str(lost)
+    assert "run `git lfs pull`" in str(lost)

@@ -1,1 +1,0 @@
-"""Identities over time against ground truth."""
