@@ -54,7 +54,8 @@ class Perception:
         self.settings, self.model, self.detector = settings, model, detector
         self.calibrations: tuple[Calibration, ...] = ()
         """Set before a camera is served."""
-        self._pipelines: dict[str, Pipeline] = {}
+        self.pipelines: dict[str, Pipeline] = {}
+        """The pipeline of each camera; `serve` and `drop` change it."""
         self._prompt_set: PromptSet | None = None
         self.forget_things()
         if settings.detector.prompts:
@@ -72,11 +73,6 @@ class Perception:
         return perception
 
     @property
-    def pipelines(self) -> Mapping[str, Pipeline]:
-        """The pipeline of each camera."""
-        return self._pipelines
-
-    @property
     def prompts(self) -> tuple[str, ...]:
         """The phrases that the detector searches for."""
         return self._prompt_set.phrases if self._prompt_set else ()
@@ -88,7 +84,7 @@ class Perception:
 
     def serve(self, camera: str) -> Pipeline:
         """Return the pipeline of a camera; create it if the camera has none."""
-        if camera not in self._pipelines:
+        if camera not in self.pipelines:
             spatial = SpatialStage(self.settings.spatial, self._calibration_of(camera))
             pipeline = Pipeline(
                 self.model, self.settings.tracker, camera, self.detector, self.settings.detector, spatial
@@ -97,8 +93,8 @@ class Perception:
                 pipeline.epoch = self.session.make_epoch()
             if self._prompt_set is not None:
                 pipeline.set_prompts(self._prompt_set)
-            self._pipelines[camera] = pipeline
-        return self._pipelines[camera]
+            self.pipelines[camera] = pipeline
+        return self.pipelines[camera]
 
     def _calibration_of(self, camera: str) -> Calibration | None:
         """Return the camera's own calibration, else the first that names no camera."""
@@ -107,7 +103,7 @@ class Perception:
 
     def drop(self, camera: str) -> None:
         """Remove a camera and its objects, if the camera has a pipeline."""
-        self._pipelines.pop(camera, None)
+        self.pipelines.pop(camera, None)
         if self.linker is not None:
             self.linker.drop(camera)
 
@@ -145,7 +141,7 @@ class Perception:
             if cleaned
             else None
         )
-        for pipeline in self._pipelines.values():
+        for pipeline in self.pipelines.values():
             pipeline.set_prompts(self._prompt_set)
         return cleaned
 
@@ -157,8 +153,8 @@ class Perception:
         return {
             "prompts": self._prompt_set and self._prompt_set.state(),
             "paused": self.paused,
-            "cameras": {camera: pipeline.state(whole) for camera, pipeline in self._pipelines.items()},
-            "epochs": {camera: pipeline.epoch for camera, pipeline in self._pipelines.items()},
+            "cameras": {camera: pipeline.state(whole) for camera, pipeline in self.pipelines.items()},
+            "epochs": {camera: pipeline.epoch for camera, pipeline in self.pipelines.items()},
             "links": self.linker and self.linker.state(),
         }
 
@@ -168,7 +164,7 @@ class Perception:
         Raises ReplayError for the state of another model or other settings, and RequestError if the detector cannot
         search for its prompts. Some cameras may be missing then.
         """
-        for camera in list(self._pipelines):
+        for camera in list(self.pipelines):
             self.drop(camera)
         self.forget_things()
         self._prompt_set = restore_prompts(self.detector, state["prompts"])
@@ -183,7 +179,7 @@ class Perception:
     def begin_epochs(self) -> None:
         """Let the ids of all cameras begin again: clients learn that the objects are not those that they knew."""
         if self.session is not None:
-            for pipeline in self._pipelines.values():
+            for pipeline in self.pipelines.values():
                 pipeline.epoch = self.session.make_epoch()
 
     def status(self) -> dict[str, Any]:
@@ -209,7 +205,7 @@ class Perception:
     @property
     def best_scores(self) -> dict[str, float]:
         """Highest score of a detection of each prompt since it was set, over all cameras; 0 for none."""
-        scores = [pipeline.best_scores for pipeline in self._pipelines.values()]
+        scores = [pipeline.best_scores for pipeline in self.pipelines.values()]
         return {
             name: round(max((some.get(name, 0.0) for some in scores), default=0.0), 4)
             for name in self.prompts
