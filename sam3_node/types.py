@@ -83,10 +83,10 @@ def _save(value: Any) -> Any:
 
 
 T = TypeVar("T")
-Turns = Generator[None, None, T]
-"""Long work that is done in turns: it yields where other work may come between, and returns a result, never None.
+Job = Generator[None, None, T]
+"""A long-running job as a generator. It yields where other work may run, and returns a result, never None.
 
-To close it ends it early."""
+Close it to cancel."""
 
 NANOSECONDS = 1_000_000_000
 """Nanoseconds of one second."""
@@ -97,19 +97,19 @@ CAMERA_SILENT_S = 3.0
 """Seconds without a frame after which a camera does not count as one that sends."""
 
 
-def advance(work: Turns[T]) -> T | None:
-    """Do one turn of some work. Return its result, or None if turns are left."""
+def resume(job: Job[T]) -> T | None:
+    """Run a job up to its next yield. Return its result, or None if it has not ended."""
     try:
-        next(work)
+        next(job)
     except StopIteration as end:
         result: T = end.value
         return result
     return None
 
 
-def finish(work: Turns[T]) -> T:
-    """Do all turns of some work at once, and return its result, which is never None."""
-    while (result := advance(work)) is None:
+def run_to_end(job: Job[T]) -> T:
+    """Run a job to its end at once, and return its result, which is never None."""
+    while (result := resume(job)) is None:
         pass
     return result
 

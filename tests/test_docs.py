@@ -19,10 +19,10 @@ import pytest
 
 from sam3_node.cli import main as cli
 from sam3_node.errors import NodeRestarted
-from sam3_node.node.operations import OPERATIONS
 from sam3_node.processes import supervisor
 from sam3_node.settings import Settings, load_settings
 from sam3_node.wire import decode_mask
+from sam3_node.wire.operations import OPERATIONS
 from tests.support.node_rig import Rig
 from tests.support.paths import ROOT
 from tests.support.wire_examples import golden
@@ -50,6 +50,8 @@ EXAMPLES = {
     ("three-d.md", "calibration/overhead.toml"),
     ("three-d.md", "calibration/wrist.toml"),
     ("CONTRIBUTING.md", "sam3_node/cameras/NAME.py"),
+    ("CONTRIBUTING.md", "tools/bench/GROUP/NAME.py"),
+    ("development.md", "tools/bench/results/NAME.json"),
     ("CONTRIBUTING.md", "sam3_node/detection/NAME.py"),
     ("CONTRIBUTING.md", "sam3_node/bags/formats/NAME.py"),
     ("CHANGELOG.md", "tools/bench/step.py"),

@@ -13,11 +13,11 @@ import torch
 from sam3_node.client import PerceptionClient, Segmentation
 from sam3_node.perception.output_masks import rasterize
 from sam3_node.perception.perception import load_model
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import Tracker
 from sam3_node.transport import FramePublisher
 from sam3_node.types import Frame, Mask
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.node_rig import Rig
 from tests.support.paths import SHARED
 from tools.vos.followers import encode_frame

@@ -62,7 +62,7 @@ def run_bridge(settings: Settings, viewer: Viewer, stop: threading.Event, watchd
         with StreamTap(transport.frames, transport.masks, (), QUEUE_BYTES, security=security) as tap:
             pairing = MaskPairing()
             while not stop.is_set() and sender.failure is None:
-                watchdog.turn()
+                watchdog.tick()
                 arrived = tap.take(POLL_MS)
                 pair = _accept(pairing, arrived.parts) if arrived else None
                 if pair is not None:

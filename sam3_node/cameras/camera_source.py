@@ -1,4 +1,4 @@
-"""What a camera source is: its interface, its images, and the modes that a camera offers."""
+"""Defines a camera source: its interface, its images, and the modes that a camera offers."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from ..types import Frame
 from .camera_source import CapturedImage
 from .live_source import make_pace
 
-__all__ = ["TABLETOP", "BagSource", "open_images", "open_video"]
+__all__ = ["TABLETOP", "BagSource", "open_files"]
 
 _log = logging.getLogger(__name__)
 _CAMERA = "?camera="
@@ -74,24 +74,20 @@ class BagSource:
         )
 
 
-def open_video(name: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> BagSource:
-    """Open a video file as a BagSource; CameraError if it does not exist or has no frame that can be decoded."""
-    if not path.is_file():
-        raise CameraError(f"expected a video file, found no file at {path}")
+def open_files(name: str, kind: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> BagSource:
+    """Open a file of kind "video", or a folder of kind "images", as a BagSource.
+
+    Raises CameraError if it does not exist, or has no frame that can be decoded.
+    """
+    is_video = kind == "video"
+    if not (path.is_file() if is_video else path.is_dir()):
+        expected = "a video file, found no file" if is_video else "a folder of images, found no folder"
+        raise CameraError(f"expected {expected} at {path}")
     try:
         return BagSource(name, path, fps, loop, stop)
     except BagError as error:
-        raise CameraError(f"{path} holds no readable video: damaged, or of an unknown format") from error
-
-
-def open_images(name: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> BagSource:
-    """Open a folder of images as a BagSource; CameraError if it does not exist or has no image that can be read."""
-    if not path.is_dir():
-        raise CameraError(f"expected a folder of images, found no folder at {path}")
-    try:
-        return BagSource(name, path, fps, loop, stop)
-    except BagError as error:
-        raise CameraError(str(error)) from error
+        unread = f"{path} holds no readable video: damaged, or of an unknown format"
+        raise CameraError(unread if is_video else str(error)) from error
 
 
 def _first_camera(path: Path) -> str:

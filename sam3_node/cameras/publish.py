@@ -129,10 +129,10 @@ def _publish(
     captured = unsent = 0
     numbers: OrderedDict[str, int] = OrderedDict()  # the next seq of each camera
     report = _RateReport(source)
-    watchdog.turn()
+    watchdog.tick()
     watchdog.wait()
     for image in source:
-        watchdog.turn()
+        watchdog.tick()
         name = image.camera or camera.name
         seq = numbers.pop(name, 0)
         numbers[name] = seq + 1
@@ -179,7 +179,7 @@ class _RateReport:
 def _send(publisher: FramePublisher, frame: Frame, stop: threading.Event, watchdog: Watchdog) -> bool:
     """Send a frame, waiting for slow receivers if delivery is lossless; return False if `stop` was set meanwhile."""
     while not publisher.send(frame, timeout_ms=_SEND_TIMEOUT_MS):
-        watchdog.turn()
+        watchdog.tick()
         if stop.is_set():
             return False
     return True

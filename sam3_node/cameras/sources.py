@@ -61,10 +61,8 @@ def _open_recording(
         return None
     from . import playback
 
-    if scheme == "video":
-        return playback.open_video(uri, path, *rate)
-    if scheme == "images":
-        return playback.open_images(uri, path, *rate)
+    if scheme in ("video", "images"):
+        return playback.open_files(uri, scheme, path, *rate)
     return playback.BagSource(uri, playback.TABLETOP if scheme == "scene" else path, *rate)
 
 

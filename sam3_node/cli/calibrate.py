@@ -6,7 +6,6 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from ..calibration import load_calibration
 from ..errors import CalibrationError, require
 from ..settings import Settings
 from . import engine
@@ -177,7 +176,7 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
 def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     """Measure the camera's pose; complete the calibration file, write a picture; print a comparison of methods."""
     require("scipy", _EXTRA)
-    from ..calibration import hand_eye
+    from ..calibration import hand_eye, load_calibration
     from ..calibration.report import draw_hand_eye, write_picture
     from ..calibration.rigid_motion import CLOSED_FORMS
     from .calibration_views import (
@@ -225,6 +224,7 @@ def calibrate_check(args: Namespace, settings: Settings) -> int:
     corners is too large.
     """
     require("scipy", _EXTRA)
+    from ..calibration import load_calibration
     from .calibration_views import describe_calibration, judge_hand_eye
 
     calibration = load_calibration(args.file)

@@ -1,4 +1,4 @@
-"""What `calibrate` reads and writes: views of a board, robot poses paired with them, and results.
+"""Collects views of a board, pairs robot poses with them, and reports results, for `calibrate`.
 
 Views come from image files, recordings and live frames, with a guide in the terminal. A pose belongs to an image by its
 name or its time. Results go to sections of a calibration file and to the terminal.

@@ -11,9 +11,6 @@ from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from ..errors import require
 from ..files import prepare_output
 from ..settings import Settings
@@ -22,6 +19,7 @@ from .progress import ProgressBar, StepProgress
 
 if TYPE_CHECKING:
     from ..engines.engine_store import StoredEngine
+    from ..types import Image
 
 COLUMNS = ("ENGINE", "MODEL", "PRECISION", "SIZE", "OBJECTS", "GPU", "LIBRARY", "MB", "BUILT", "GATE")
 DETECTOR_WITH_ENGINE = "yolo-world"  # TensorRT only
@@ -178,7 +176,7 @@ def calibrate_fp8(args: Namespace, settings: Settings) -> None:
     print(f"{args.out}: FP8 scales of {len(scales.amax)} layers of {model.name}, from {scales.frames} frames")
 
 
-def _read_images(sources: list[str], count: int) -> Iterator[npt.NDArray[np.uint8]]:
+def _read_images(sources: list[str], count: int) -> Iterator[Image]:
     """Yield `count` images, about the same number from each source."""
     from ..bags.bag import sample_images
 

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ..errors import NodeRestarted, TransportError
 from ..transport import Security
-from ..types import Delivery, MaskFrame, advance
+from ..types import Delivery, MaskFrame, resume
 from .mask_reader import FoundObject
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, POLL_S, PerceptionClient
 from .values import MasksOfCameras, check_names
@@ -126,7 +126,7 @@ class AsyncPerceptionClient:
     async def wait_for_camera(self, timeout_ms: int | None = 30_000) -> str:
         """Wait until a camera sends and its frame was processed, as `PerceptionClient.wait_for_camera` does."""
         search = self._client._search_camera(timeout_ms)
-        while (camera := await self._run(partial(advance, search))) is None:
+        while (camera := await self._run(partial(resume, search))) is None:
             await asyncio.sleep(POLL_S)
         return camera
 

@@ -69,7 +69,7 @@ def _diagnose_arrivals(description: Description | None, wanted: Wanted, arrivals
     transport = description["settings"]["transport"] if description else {}
     advice = f"the node binds its masks at {transport['masks']}" if transport else DEFAULT_PORTS
     if wanted.masks in transport.get("frames", ()):
-        return f"{wanted.masks} is an endpoint of frames: expected that of masks; {advice}"
+        return f"{wanted.masks} is an endpoint of frames: expected the endpoint of masks; {advice}"
     others = {topic: count for topic, count in arrivals.sample.items() if not topic.startswith("masks/")}
     cameras = [topic.removeprefix("masks/") for topic in arrivals.sample]
     if cameras and not others and wanted.cameras and not set(cameras) & set(wanted.cameras):

@@ -1,10 +1,7 @@
-"""The thread that calls a client's callbacks, one at a time.
+"""Read the masks of a node: the newest, one after another, by callbacks, or until an object is there.
 
-The search for an object with a label in the newest masks.
-
-The epochs that a client knows: which ids are still those of the objects that a policy means.
-
-Reading masks of a node: the newest, one after another, by callbacks, or until an object is there.
+`KnownEpochs` tells which ids are still valid. `LabelSearch` looks for an object by its label. `CallbackThread` calls a
+client's callbacks, one at a time.
 """
 
 from __future__ import annotations
@@ -113,7 +110,7 @@ class FoundObject(NamedTuple):
 class LabelSearch:
     """Looks for a tracked object with `label` in the masks of cameras that send. Upper and lower case count as equal.
 
-    Without `camera`, those of all cameras are searched. With `sure_only`, a doubtful object does not count. Of more
+    Without `camera`, it searches all cameras. With `sure_only`, a doubtful object does not count. Of more
     objects than `most` on one camera, none is chosen.
     """
 
@@ -132,7 +129,7 @@ class LabelSearch:
         self._most = most
 
     def find(self) -> FoundObject | None:
-        """Return the object; that of the camera that sent last, and the surest, if there are several.
+        """Return the object. Of several, it is the surest one of the camera that sent last.
 
         Raises AmbiguousError, which names them, for more than `most`.
         """
@@ -239,7 +236,7 @@ class KnownEpochs:
         )
 
     def find(self, camera: str | None) -> KnownEpoch | None:
-        """Return the epoch to send with a request; None if there is none. Without `camera`, that of the only camera."""
+        """Return the epoch to send with a request; None if there is none. Without `camera`, take the only camera."""
         with self._lock:
             if camera is None and len(self._epochs) == 1:
                 camera = next(iter(self._epochs))
@@ -313,7 +310,7 @@ class MaskReader(SocketOwner):
         return self._closed
 
     def newest(self, camera: str | None = None) -> MaskFrame | None:
-        """Return the newest masks of a camera at once, None if there are none yet; without a name, those of any.
+        """Return the newest masks of a camera at once, None if there are none yet; without a name, of any camera.
 
         They stay: another call returns the same ones until newer ones come, however old they are; see their `age_ms`.
         Raises NodeRestarted as `latest` does, and TransportError with lossless delivery, which `latest` reads, and

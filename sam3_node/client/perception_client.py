@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from ..errors import AuthenticationError, NodeRestarted, TransportError
 from ..transport import ControlClient, Security
-from ..types import Delivery, Priority, Turns, advance
+from ..types import Delivery, Job, Priority, resume
 from ..wire import Fields
 from .diagnosis import Wanted, diagnose, find_sending_camera
 from .mask_reader import MaskReader
@@ -34,7 +34,7 @@ from .values import (
     fetch_snapshot,
     make_snapshot,
     pack_prompt,
-    read_epoch,
+    read_added,
     read_object,
     read_points,
     read_segmentation,
@@ -60,7 +60,7 @@ class PerceptionClient(MaskReader):
     Object ids begin again when the node is restarted. Before the client returns anything with ids of the new epoch, it
     raises NodeRestarted, once for each camera: forget the ids of that camera, and go on. With `on_restart`, it calls
     that with the error instead, and goes on itself. A request that names an id of an earlier epoch always raises it.
-    The argument `epoch` of such requests is that of the object (AddedObject.epoch); without it, the client takes the
+    The argument `epoch` of such requests is the object's epoch (AddedObject.epoch); without it, the client takes the
     one that it has seen last.
 
     Threads may share a client: each message is taken by one of them, requests take turns, and one thread of the client
@@ -100,11 +100,11 @@ class PerceptionClient(MaskReader):
         within `timeout_ms` (None: no limit). Node and camera may start later than this call.
         """
         search = self._search_camera(timeout_ms)
-        while (camera := advance(search)) is None:
+        while (camera := resume(search)) is None:
             time.sleep(POLL_S)
         return camera
 
-    def _search_camera(self, timeout_ms: int | None) -> Turns[str]:
+    def _search_camera(self, timeout_ms: int | None) -> Job[str]:
         """Ask the node for a camera that sends, once in each turn."""
         self._require_open()
         deadline_s = time.monotonic() + (math.inf if timeout_ms is None else timeout_ms / 1000)
@@ -165,12 +165,7 @@ class PerceptionClient(MaskReader):
             if self._on_restart is None:
                 raise
             result = self._call_with_epoch("add_object", args, camera)
-        added = AddedObject(
-            result.integer("id"),
-            result.text("camera"),
-            read_segmentation(result) if result.has("mask") else None,
-            read_epoch(result),
-        )
+        added = read_added(result)
         self._report(self._epochs.meet(added.camera, added.epoch))
         return added
 
@@ -186,7 +181,7 @@ class PerceptionClient(MaskReader):
         camera: str | None = None,
         epoch: int | None = None,
     ) -> Segmentation:
-        """Correct a tracked object at once. The prompts are those of `add_object`.
+        """Correct a tracked object at once. It takes the same prompts as `add_object`.
 
         They apply to the recent frame `seq` (default: the latest). Points correct the mask of the object on that
         frame. Raises RequestError for an object that has not been on a frame yet.
@@ -279,7 +274,7 @@ class PerceptionClient(MaskReader):
 
         Objects whose name stays in the list keep their ids. For each name, `scores` may set the minimum score of a
         detection to start an object, `most` the maximum number of objects, and `priorities` their priority. A number
-        as `most` is that of every name.
+        as `most` holds for every name.
         """
         names = check_names(prompts, "prompts", '["red mug"]')
         most = dict.fromkeys(names, most) if isinstance(most, int) else most

@@ -1,19 +1,18 @@
-"""Arguments of requests and values of replies, as the client's users see them.
-
-Requests for snapshots of a node: to make one with a name there, or to fetch one over the control socket.
-"""
+"""Pack the arguments of requests and read the values of replies, as the client's users see them; fetch snapshots."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
 
 from ..errors import BusyError, RequestError, SnapshotError
 from ..transport import ControlClient
 from ..types import Mask, MaskFrame, Priority, TrackState
 from ..wire import Fields, decode_mask, encode_mask
+from ..wire.codec import Read, Schema, choice
+from ..wire.frame_prompt import FramePrompt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,12 +102,17 @@ class MasksOfCameras:
 def pack_prompt(
     points: Points | None, labels: Sequence[int] | None, box: PixelBox | None, mask: MaskLike | None
 ) -> dict[str, Any]:
-    """Return the arguments of a prompt. Raises RequestError for the wrong shape."""
+    """Return the arguments of a prompt. Raises RequestError for values that no frame can have."""
+    marks = None if labels is None else [int(label) for label in labels]
+    full = mask if mask is None or isinstance(mask, Mask) else _to_mask(mask)
+    prompt = FramePrompt(points, marks, box, full)
+    if prompt.box is not None:
+        _check_sides(prompt.box.tolist())
     return drop_none(
-        points=None if points is None else _to_floats(points, "points", (-1, 2)),
-        labels=None if labels is None else [int(label) for label in labels],
-        box=None if box is None else _to_box(box),
-        mask=None if mask is None else encode_mask(mask if isinstance(mask, Mask) else _to_mask(mask)),
+        points=None if points is None else prompt.points.tolist(),
+        labels=marks,
+        box=None if box is None else prompt.box.tolist(),
+        mask=None if full is None else encode_mask(full),
     )
 
 
@@ -154,33 +158,16 @@ def drop_none(**args: Any) -> dict[str, Any]:
     return {name: value for name, value in args.items() if value is not None}
 
 
-def _to_floats(values: Any, name: str, shape: tuple[int, ...]) -> list[Any]:
-    expected = "[[x, y], ...]" if len(shape) == 2 else "[x0, y0, x1, y1]"
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise RequestError(f"{name}: expected numbers {expected}, found {values!r:.80}") from error
-    if array.ndim != len(shape) or array.shape[-1] != shape[-1]:
-        raise RequestError(f"{name}: expected {expected}, found shape {list(array.shape)}")
-    if not np.isfinite(array).all():
-        raise RequestError(f"{name}: expected finite numbers, found {array.tolist()!r:.80}")
-    return cast(list[Any], array.tolist())
-
-
-def _to_box(box: PixelBox) -> list[Any]:
-    """Return a box as floats. Raises RequestError for one that is empty or smaller than a pixel."""
-    values = _to_floats(box, "box", (4,))
-    x0, y0, x1, y1 = values
-    if x0 >= x1 or y0 >= y1:
-        raise RequestError(f"box: expected x0 < x1 and y0 < y1, found {values}")
-    if 0 < x1 - x0 < 1 or 0 < y1 - y0 < 1:
-        are_fractions = all(0 <= value <= 1 for value in values)
+def _check_sides(box: list[float]) -> None:
+    """Raise RequestError for a box smaller than a pixel, whose values are probably shares of the frame."""
+    x0, y0, x1, y1 = box
+    if x1 - x0 < 1 or y1 - y0 < 1:
+        are_fractions = all(0 <= value <= 1 for value in box)
         hint = "multiply the fractions by its width and height" if are_fractions else "mark a larger part"
         raise RequestError(
-            f"box: expected pixels (x0, y0, x1, y1) of the camera's frame, at least 1 wide and high, found {values}; "
+            f"box: expected pixels (x0, y0, x1, y1) of the camera's frame, at least 1 wide and high, found {box}; "
             f"{hint}"
         )
-    return values
 
 
 def _to_mask(full: npt.NDArray[np.bool_]) -> Mask:
@@ -190,9 +177,34 @@ def _to_mask(full: npt.NDArray[np.bool_]) -> Mask:
     return Mask.from_full(full)
 
 
+_OPTIONAL: dict[str, Read] = {"epoch?": Fields.integer}
+_FRAME = Schema({"seq": Fields.integer, "age_ms?": Fields.number, "camera?": Fields.text, **_OPTIONAL})
+_OBJECT = Schema(
+    {
+        "id": Fields.integer,
+        "camera": Fields.text,
+        "label": Fields.text,
+        "state": choice(get_args(TrackState)),
+        "score": Fields.number,
+        "age": Fields.integer,
+        "frames_since_seen": Fields.integer,
+        "silent_s?": Fields.number,
+        "priority?": choice(get_args(Priority)),
+        **_OPTIONAL,
+    }
+)
+_ADDED = Schema({"id": Fields.integer, "camera": Fields.text, **_OPTIONAL})
+
+
+def read_added(fields: Fields) -> AddedObject:
+    """Read a new object in a reply."""
+    segmentation = read_segmentation(fields) if fields.has("mask") else None
+    return AddedObject(segmentation=segmentation, **fields.read(_ADDED))
+
+
 def read_segmentation(fields: Fields) -> Segmentation:
     """Read the mask in a reply."""
-    return _read_mask(fields, fields, f"{fields.what}: mask")
+    return _read_mask(fields, fields)
 
 
 class Segmentations(list[Segmentation]):
@@ -203,22 +215,16 @@ class Segmentations(list[Segmentation]):
 
 def read_segmentations(fields: Fields) -> Segmentations:
     """Read the masks in a reply."""
-    found = (Fields(value, f"{fields.what}: mask") for value in fields.sequence("masks"))
-    masks = Segmentations(_read_mask(fields, item, item.what) for item in found)
+    entries = (Fields(value, f"{fields.what}: mask") for value in fields.sequence("masks"))
+    masks = Segmentations(_read_mask(fields, entry) for entry in entries)
     masks.note = fields.text("note") if fields.has("note") else ""
     return masks
 
 
-def _read_mask(fields: Fields, item: Fields, what: str) -> Segmentation:
-    """Read the mask of `item`, one of the masks of the reply `fields`."""
-    return Segmentation(
-        fields.integer("seq"),
-        item.number("score"),
-        decode_mask(item.any("mask"), what),
-        fields.number("age_ms") if fields.has("age_ms") else None,
-        fields.text("camera") if fields.has("camera") else None,
-        read_epoch(fields),
-    )
+def _read_mask(fields: Fields, entry: Fields) -> Segmentation:
+    """Read the mask of `entry`, one of the masks of the reply `fields`."""
+    mask = decode_mask(entry.any("mask"), f"{fields.what}: mask")
+    return Segmentation(score=entry.number("score"), mask=mask, **fields.read(_FRAME))
 
 
 def read_points(fields: Fields) -> SurfacePoints:
@@ -226,30 +232,13 @@ def read_points(fields: Fields) -> SurfacePoints:
     data = fields.blob("points_m")
     if len(data) % 12:
         raise fields.wrong("points_m", "bytes of three float32 for each point")
-    return SurfacePoints(
-        fields.integer("seq"), fields.text("frame"), np.frombuffer(data, "<f4").reshape(-1, 3)
-    )
-
-
-def read_epoch(fields: Fields) -> int | None:
-    """Read the epoch of ids in a reply; None if it has none."""
-    return fields.integer("epoch") if fields.has("epoch") else None
+    points_m = np.frombuffer(data, "<f4").reshape(-1, 3)
+    return SurfacePoints(fields.integer("seq"), fields.text("frame"), points_m)
 
 
 def read_object(fields: Fields) -> TrackedObject:
-    """Read an entry of the list of objects. What masks say of it is added by `with_doubt`."""
-    return TrackedObject(
-        id=fields.integer("id"),
-        camera=fields.text("camera"),
-        label=fields.text("label"),
-        state=fields.choice("state", get_args(TrackState)),
-        score=fields.number("score"),
-        age=fields.integer("age"),
-        frames_since_seen=fields.integer("frames_since_seen"),
-        epoch=read_epoch(fields),
-        silent_s=fields.number("silent_s") if fields.has("silent_s") else None,
-        priority=fields.choice("priority", get_args(Priority)) if fields.has("priority") else "normal",
-    )
+    """Read an entry of the list of objects. `with_doubt` adds the confidence of its mask."""
+    return TrackedObject(**fields.read(_OBJECT))
 
 
 def with_doubt(tracked: TrackedObject, masks: MaskFrame | None) -> TrackedObject:

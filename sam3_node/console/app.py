@@ -1,13 +1,9 @@
-"""Access to the console: checks of host, origin and token before anything else sees a request.
+"""The console's web application: the page, its requests, the socket over which it gets views, and who may use them.
 
 A page of another site cannot speak to a console on loopback: browsers name that site in `Origin`, and a name that
 resolves to this machine later (DNS rebinding) is refused by `Host`. Elsewhere a page needs the token, which is in the
-fragment of the printed URL and so in no server's log, and then a cookie.
-
-The console's web application: the page, its requests, and the socket over which it gets views.
-
-A page has at most one view on its way. It asks for the next one when it has drawn the last, so a slow page gets fewer
-views, and never older ones. Nothing waits in a queue.
+fragment of the printed URL and so in no server's log, and then a cookie. A page has at most one view on its way. It
+asks for the next one when it has drawn the last, so a slow page gets fewer views, and never older ones.
 """
 
 from __future__ import annotations
@@ -35,8 +31,8 @@ from ..errors import NoAnswerError, RequestError, Sam3NodeError, SettingsError, 
 from ..settings import Address, Settings, split_address
 from ..types import is_loopback
 from .controls import Controls
-from .player import RecordedSource
-from .views import LiveSource, View, pack_view
+from .recorded import RecordedViews
+from .views import FrameView, LiveViews, pack_view
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -179,7 +175,7 @@ MAX_BODY_BYTES = 64 << 10
 STATE_S = 1.0
 MAX_PAGES = 32
 
-AnySource = LiveSource | RecordedSource
+AnySource = LiveViews | RecordedViews
 
 
 class Changes:
@@ -338,15 +334,15 @@ class _Page:
             await self._changes.wait(STATE_S / 2)
 
     async def _send_timeline(self) -> None:
-        if isinstance(self._source, RecordedSource):
+        if isinstance(self._source, RecordedViews):
             rows = self._source.timeline(self._compared)
             if rows:
                 await self._send({"type": "timeline", "start": self._compared, "rows": rows})
                 self._compared += len(rows)
 
-    async def _find_view(self) -> View:
-        if isinstance(self._source, RecordedSource):
-            view: View = await run_in_threadpool(self._source.view, self._index)
+    async def _find_view(self) -> FrameView:
+        if isinstance(self._source, RecordedViews):
+            view: FrameView = await run_in_threadpool(self._source.view, self._index)
             return view
         while (found := self._source.next_view(self._seen)) is None:
             await self._changes.wait(STATE_S)

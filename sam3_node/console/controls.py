@@ -16,19 +16,10 @@ from ..settings import Settings
 from ..transport import ControlClient, Security
 from ..types import Closeable
 from ..wire import decode_mask
+from ..wire.operations import IN_CONSOLE
 from .views import pack_bits
 
 TIMEOUT_MS = 5000
-OPERATIONS = (
-    "add_object",
-    "refine_object",
-    "rename_object",
-    "remove_object",
-    "set_prompts",
-    "reset",
-    "pause",
-    "resume",
-)
 PREVIEW = "segment"
 MAX_WORDS = 8
 STOP_S = 10.0
@@ -59,10 +50,8 @@ class Controls(Closeable):
         if op == "record":
             self.recording.switch(bool(args.get("on")))
             return {}
-        if op != PREVIEW and op not in OPERATIONS:
-            raise RequestError(
-                f"expected one of {', '.join((*OPERATIONS, PREVIEW, 'record'))}, found {op!r:.40}"
-            )
+        if op not in IN_CONSOLE:
+            raise RequestError(f"expected one of {', '.join(IN_CONSOLE)}, record, found {op!r:.40}")
         if "mask" in args:
             raise RequestError(f"{op}: expected points or a box, found a mask; the console takes no uploads")
         client = self._clients[PREVIEW if op == PREVIEW else ""]

@@ -16,8 +16,8 @@ from ..processes.notify import Watchdog
 from ..settings import Settings
 from .app import AnySource, Binding, Changes, Console, read_binding
 from .controls import Controls
-from .player import RecordedSource
-from .views import LiveSource
+from .recorded import RecordedViews
+from .views import LiveViews
 
 STOP_POLL_S = 0.1
 CLOSE_S = 1
@@ -51,9 +51,9 @@ def run_console(
         source: AnySource
         controls = None
         if recording is not None:
-            source = opened.enter_context(RecordedSource(recording, against, changes.notify))
+            source = opened.enter_context(RecordedViews(recording, against, changes.notify))
         else:
-            source = live = opened.enter_context(LiveSource(settings, changes.notify))
+            source = live = opened.enter_context(LiveViews(settings, changes.notify))
             if not settings.console.read_only:
                 controls = opened.enter_context(Controls(settings, lambda: live.detector, changes.notify))
         console = Console(source, controls, changes, binding)
@@ -82,7 +82,7 @@ async def _serve(
 
     async def end_on_stop() -> None:
         while not stop.is_set():
-            watchdog.turn()
+            watchdog.tick()
             await asyncio.sleep(STOP_POLL_S)
         watchdog.begin_close()
         server.should_exit = True

@@ -1,10 +1,9 @@
-"""Views, which are pictures with the masks of exactly that frame, and the messages that carry them to the page.
+"""Make views of a live node, which are pictures with the masks of exactly that frame, and pack them for the page.
 
 A message is binary: the length of a header (uint32, little-endian), the header as JSON, the picture as JPEG or PNG, and
-the bits of each mask. The bits are those of the wire's bits+zstd without zstd: the crop inside the box, row after row
-without padding, eight pixels in a byte, the first in the highest bit.
-
-The live source of views: it subscribes to cameras and node, and pairs masks with their frames.
+the bits of each mask. The bits are as in the wire's bits+zstd, without zstd: the crop inside the box, row after row
+without padding, eight pixels in a byte, the first in the highest bit. `LiveViews` subscribes to cameras and node, and
+pairs masks with their frames.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ JPEG_QUALITY = 85
 _COMPRESSED = ("jpeg", "png")
 
 
-class View:
+class FrameView:
     """A picture with its masks, either of which may be missing, and the masks of another result to compare with.
 
     The picture is encoded when the first page needs it, and then kept for the others.
@@ -64,7 +63,7 @@ class View:
         return None if self.masks is None else self.masks.age_origin_ns
 
 
-def pack_view(view: View, live: bool) -> bytes:
+def pack_view(view: FrameView, live: bool) -> bytes:
     """Return the message of a view. Raises WireError if its picture cannot be decoded."""
     media_type, image = view.image()
     blobs: list[Buffer] = [image]
@@ -145,16 +144,7 @@ MAX_TEXT = 200
 Listener = Callable[[], None]
 
 
-class Source(Protocol):
-    """A source of the page's views: a live node or a recording."""
-
-    mode: str
-
-    def state(self) -> dict[str, Any]:
-        """Return what the page shows beside the views, as JSON values."""
-
-
-class LiveSource(Closeable):
+class LiveViews(Closeable):
     """Subscribes to frames, masks and events, and asks the node for its status. A context manager.
 
     `on_change` is called from its threads when there is a new view or state. Raises TransportError for a malformed
@@ -170,7 +160,7 @@ class LiveSource(Closeable):
         self._on_change = on_change
         self._lock = threading.Lock()
         self._pairing = MaskPairing()
-        self._views: dict[str, View] = {}
+        self._views: dict[str, FrameView] = {}
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._number = self._event_number = self._malformed = 0
         self._status: dict[str, Any] | None = None
@@ -192,10 +182,10 @@ class LiveSource(Closeable):
         for thread in self._threads:
             thread.start()
 
-    def next_view(self, seen: dict[str, int]) -> View | None:
+    def next_view(self, seen: dict[str, int]) -> FrameView | None:
         """Return the newest view of the camera that has waited longest, if it is newer than `seen`, and note it there.
 
-        `seen` maps cameras to the number of the view that a page has had last, that of the longest wait first.
+        `seen` maps cameras to the number of the view that a page has had last, the longest wait first.
         """
         with self._lock:
             order = {camera: place for place, camera in enumerate(seen)}
@@ -263,7 +253,7 @@ class LiveSource(Closeable):
             return False
         self._number += 1
         self._views.pop(pair.camera, None)
-        self._views[pair.camera] = View(*pair, number=self._number)
+        self._views[pair.camera] = FrameView(*pair, number=self._number)
         if len(self._views) > MAX_CAMERAS:
             del self._views[next(iter(self._views))]
         return True

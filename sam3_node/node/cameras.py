@@ -19,13 +19,14 @@ from ..calibration.poses import PoseTrack
 from ..errors import CalibrationError, TransportError
 from ..geometry import quaternion_from_rotation
 from ..models import TrackerModel
-from ..perception.catch_up import MAX_STRIDE, CatchUps
+from ..perception.catch_up import CatchUps
 from ..perception.pipeline import FramePreparer, Pipeline, PreparedFrame, prepares_ahead
 from ..perception.spatial import BASE, GRIPPER
 from ..settings import Settings, SpatialSettings
 from ..transport import FrameSubscriber, ReceivedFrame, Security
 from ..transport.tap import PoseSubscriber
 from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
+from ..wire.operations import MAX_STRIDE
 
 MAX_AHEAD_S = 1.0
 """Largest time by which a camera's clock may be ahead of the node's."""

@@ -20,11 +20,12 @@ from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ControlServer, ReceivedFrame, Security, poll
-from ..types import MaskFrame, advance, finish
+from ..types import MaskFrame, resume
 from ..wire import CAUGHT_UP, DROPPED, SERVED, Reply, Request
+from ..wire.operations import OPERATIONS
 from .cameras import Cameras
 from .monitoring import HealthServer, Totals, make_pages
-from .operations import NODE_QUERIES, describe_change, find_topic, handle_request
+from .operations import describe_change, handle_request
 from .saved_state import Snapshots, restore_at_start
 from .status import Health, NodeStatus, Output, describe_error, rss_bytes
 
@@ -97,9 +98,7 @@ class Node:
                 settings.transport.control,
                 self._answer_now,
                 session.node,
-                find_topic,
                 security,
-                reader_ops=NODE_QUERIES,
             )
         )
         self.perception = self.output.perception = Perception.load(settings)
@@ -130,7 +129,7 @@ class Node:
             if not self.perception.paused and not stop.is_set():
                 self._step_next(stop)
             self._catch_up()
-            self.snapshots.turn()
+            self.snapshots.tick()
             if time.monotonic() >= self._next_chores_s:
                 self._do_chores()
 
@@ -199,8 +198,9 @@ class Node:
 
     def _answer_now(self, request: Request) -> Reply | None:
         """Answer `status` and `describe` in the thread of the control socket, once the model is loaded."""
-        ready = self.last_status is not None and request.op in NODE_QUERIES
-        return finish(handle_request(self, request)) if ready else None
+        is_node = request.op in OPERATIONS and OPERATIONS[request.op].kind == "node"
+        reply = handle_request(self, request) if is_node and self.last_status is not None else None
+        return reply if isinstance(reply, Reply) else None
 
     def _announce_ready(self) -> None:
         model, frames = self.perception.model, ", ".join(self._settings.transport.frames)
@@ -212,29 +212,31 @@ class Node:
 
     def _do_chores(self) -> None:
         self._next_chores_s = time.monotonic() + CHORES_EVERY_S
-        self._heap.turn()
+        self._heap.tick()
         if time.monotonic() >= self._next_log_s:
             self._next_log_s = time.monotonic() + LOG_EVERY_S
             self.output.log_counts(self.cameras.frames.rejected)
 
     def _answer_requests(self, timeout_ms: int = 0) -> None:
         """Answer at least one waiting request, and more while the budget probably suffices."""
-        self.health.watchdog.turn()
+        self.health.watchdog.tick()
         left_s, longest_s = self._request_budget_s, 0.0
         received = self._control.receive(timeout_ms)
         while received is not None:
             begin_s = time.monotonic()
-            self._answer(*received)
+            peer, request = received
+            answer = self._control.begun or handle_request(self, request)
+            reply = answer if isinstance(answer, Reply) else resume(answer)
+            if reply is not None:
+                self._answer(peer, request, reply)
+            elif not isinstance(answer, Reply):
+                self._control.put_back(answer)
             took_s = time.monotonic() - begin_s
             left_s, longest_s = left_s - took_s, max(longest_s, took_s)
             received = self._control.receive() if longest_s <= left_s else None
 
-    def _answer(self, peer: tuple[bytes, ...], request: Request) -> None:
-        """Carry out a request, or a turn of it. If it has changed the state, publish it as an event for recorders."""
-        work = self._control.begun or handle_request(self, request)
-        reply = advance(work)
-        if reply is None:
-            return self._control.put_back(work)
+    def _answer(self, peer: tuple[bytes, ...], request: Request, reply: Reply) -> None:
+        """Reply to a request. If it has changed the state, publish it as an event for recorders."""
         if (change := describe_change(request, reply)) is not None:
             self.output.publish_event(request.op, change)
         self._control.reply(peer, reply)
@@ -353,7 +355,7 @@ class HeapTrimmer:
         self._trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._next_s = time.monotonic() + TRIM_EVERY_S
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Trim the heap every TRIM_EVERY_S, which takes 2 to 4 ms for a heap of 300 MB."""
         now_s = time.monotonic()
         if self._trim is not None and now_s >= self._next_s:

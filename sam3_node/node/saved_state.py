@@ -295,7 +295,7 @@ class Snapshots:
         is_due = self.keeps and not (self.hand_over_state.waits or self.hand_over_state.is_over)
         return time.monotonic() - self._good_s if is_due else None
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Take the automatic snapshot if it is due, and note what the thread has finished. Call it between frames."""
         if self._automatic is not None:
             self._collect(self._automatic)

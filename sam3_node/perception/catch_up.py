@@ -25,10 +25,10 @@ from ..errors import UnknownFrameError
 from ..geometry import Scaling
 from ..models import Features
 from ..settings import TrackerSettings
-from ..tracking import ObjectPrompt, Track, Tracker, Tracks
+from ..tracking import Track, Tracker, Tracks
 from ..tracking.confidence import ConfidenceEstimator
 from ..tracking.host_copy import copy_pinned
-from ..tracking.tracks import catching_key
+from ..tracking.tracks import PromptTensors, catching_key
 from ..types import Frame, State
 from .output_masks import copy_masks, copy_to_host
 from .registry import ObjectRegistry
@@ -227,9 +227,6 @@ log = logging.getLogger(__name__)
 MAX_CORRECTIONS = 4
 """Tracked objects that can catch up at a time after a correction. New objects have rows of their own."""
 
-MAX_STRIDE = 6
-"""Largest number of frames from one that an object is tracked on to the next: 6 costs 0.02 of IoU on DAVIS, 8 0.07."""
-
 
 class CaughtUp(NamedTuple):
     """An object that has caught up, or has failed to."""
@@ -300,7 +297,7 @@ class CatchUps:
         return None if place is None else place.stride
 
     def begin(
-        self, cached: CachedFrame, prompt: ObjectPrompt, stride: int | None = None
+        self, cached: CachedFrame, prompt: PromptTensors, stride: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Prompt on a cached frame, and catch up from there; return logits [h, w] and score [].
 

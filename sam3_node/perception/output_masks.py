@@ -30,7 +30,7 @@ from ..tracking import Tracks
 from ..tracking.confidence import Evidence
 from ..tracking.host_copy import HostCopy, copy_to_device
 from ..tracking.track_history import LevelSets, compare_levels, find_level_sets
-from ..types import Mask, Turns
+from ..types import Job, Mask
 from .prompts import PromptResult
 
 Values = TypeVar("Values", npt.NDArray[Any], Tensor)
@@ -383,9 +383,7 @@ def to_prompt_results(seq: int, scaling: Scaling, logits: Tensor, scores: Tensor
     return [PromptResult(seq, *pair) for pair in zip(masks, clamp_scores(values), strict=True)]
 
 
-def to_results_in_turns(
-    seq: int, scaling: Scaling, logits: Tensor, scores: Tensor
-) -> Turns[list[PromptResult]]:
+def to_results_job(seq: int, scaling: Scaling, logits: Tensor, scores: Tensor) -> Job[list[PromptResult]]:
     """Make K masks as `to_prompt_results` does, some a turn, and leave out empty ones."""
     results = []
     for some, their_scores in zip(logits.split(MASKS_A_TURN), scores.split(MASKS_A_TURN), strict=True):

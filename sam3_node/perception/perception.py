@@ -33,9 +33,9 @@ from ..settings import DetectorSettings, EngineSettings, ModelSettings, Settings
 from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..types import CAMERA_SILENT_S, Frame, MaskEncoding, MaskFrame, Priority, State
 from ..wire import MAX_EPOCH
+from ..wire.frame_prompt import FramePrompt
 from .linking import LinkRules, WorldLinker
 from .pipeline import Pipeline
-from .prompts import FramePrompt
 from .spatial import SpatialStage
 
 

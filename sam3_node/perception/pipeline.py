@@ -22,15 +22,17 @@ from ..errors import ReplayError, RequestError, Sam3NodeError
 from ..geometry import Scaling
 from ..models import Features, TrackerModel
 from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
-from ..tracking import ObjectPrompt, Tracker, Tracks
+from ..tracking import Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator, is_calibrated
 from ..tracking.everything import Census, EverythingOptions, segment_everything
 from ..tracking.names import is_calibrated as is_name_calibrated
-from ..types import Frame, FramePose, Image, Instance, Mask, MaskFrame, Priority, Shed, State, Turns
+from ..tracking.tracks import PromptTensors
+from ..types import Frame, FramePose, Image, Instance, Job, Mask, MaskFrame, Priority, Shed, State
 from ..wire import decode_image
+from ..wire.frame_prompt import FramePrompt
 from .catch_up import MAX_CORRECTIONS, CachedFrame, CacheLimits, CatchUps, FrameCache
-from .output_masks import HostTracks, copy_masks, copy_to_host, to_prompt_results, to_results_in_turns
-from .prompts import AddedObject, FramePrompt, PromptResult
+from .output_masks import HostTracks, copy_masks, copy_to_host, to_prompt_results, to_results_job
+from .prompts import PromptOutcome, PromptResult, to_model
 from .registry import ObjectRegistry, ObjectStatus, choose_shed, stretch_detection
 from .spatial import SpatialStage
 from .track_manager import FrameContext, TrackManager
@@ -77,7 +79,7 @@ class Pipeline:
         )
         self._min_confidence = settings.min_confidence
         self._hide_below = settings.hide_below if is_calibrated(model.name) else 0.0
-        self._pending: dict[int, ObjectPrompt] = {}
+        self._pending: dict[int, PromptTensors] = {}
         self._frame_cache = FrameCache(camera, CacheLimits.from_settings(settings, model.device))
         self.queries = FrameQueries(model, self._tracker, self._frame_cache)
         self.catch_ups = CatchUps(
@@ -189,7 +191,7 @@ class Pipeline:
         seq: int | None = None,
         priority: Priority = "normal",
         stride: int | None = None,
-    ) -> AddedObject:
+    ) -> PromptOutcome:
         """Start to track an object: at once on the cached frame `seq`, or on the next frame if `seq` is None.
 
         Objects of low `priority` are the first to be left out under load. An object that has to catch up is tracked on
@@ -198,12 +200,12 @@ class Pipeline:
         """
         object_id = self.registry.reserve()
         cached = self._frame_cache.get(seq)
-        checked = prompt.to_model(object_id, cached.scaling)
+        checked = to_model(prompt, object_id, cached.scaling)
         result = self._prompt(cached, checked, stride) if seq is not None else None
         if result is None:
             self._pending[object_id] = checked
         self.registry.add(object_id, label, priority)
-        return AddedObject(object_id, result)
+        return PromptOutcome(object_id, result)
 
     def refine(
         self, object_id: int, prompt: FramePrompt, seq: int | None = None, stride: int | None = None
@@ -219,7 +221,7 @@ class Pipeline:
                 "the next frame; try again when masks show it"
             )
         cached = self._frame_cache.get(seq)
-        checked = prompt.to_model(object_id, cached.scaling, cached.logits.get(object_id))
+        checked = to_model(prompt, object_id, cached.scaling, cached.logits.get(object_id))
         return self._prompt(cached, checked, stride)
 
     @property
@@ -314,7 +316,7 @@ class Pipeline:
         self.registry.restore(state["objects"])
         self._confidence.restore(state["confidence"])
         self.spatial.restore(state["spatial"])
-        pending = (ObjectPrompt.from_state(prompt) for prompt in state["pending"])
+        pending = (PromptTensors(**prompt) for prompt in state["pending"])
         self._pending = {prompt.object_id: prompt for prompt in pending}
         self._frame_cache.restore(state["frame_cache"], self._model.device)
         self.catch_ups.restore(state["catch_ups"])
@@ -328,7 +330,7 @@ class Pipeline:
         return {"model": self._model.name, "detector": detector, "bank": bank, "calibration": CALIBRATION}
 
     @torch.inference_mode()
-    def _prompt(self, cached: CachedFrame, prompt: ObjectPrompt, stride: int | None) -> PromptResult:
+    def _prompt(self, cached: CachedFrame, prompt: PromptTensors, stride: int | None) -> PromptResult:
         """Add or correct an object. On an earlier frame than the latest, it begins to catch up."""
         is_latest = cached is self._frame_cache.get(None)
         if is_latest and prompt.object_id not in self.catch_ups:
@@ -341,7 +343,7 @@ class Pipeline:
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
 
     @contextmanager
-    def _pending_prompts(self) -> Iterator[Sequence[ObjectPrompt]]:
+    def _pending_prompts(self) -> Iterator[Sequence[PromptTensors]]:
         """Yield the prompts of the objects that enter on this frame. The objects are removed if the frame fails."""
         prompts = list(self._pending.values())
         self._pending.clear()
@@ -471,12 +473,12 @@ class FrameQueries:
         """Segment the cached frame `seq`, or the latest for None, from points and/or a box, without tracking."""
         cached = self._frame_cache.get(seq)
         features = cached.features_on(self._model.device)
-        logits, score = self._tracker.segment(features, prompt.to_model(0, cached.scaling))
+        logits, score = self._tracker.segment(features, to_model(prompt, 0, cached.scaling))
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
 
     def find_everything(
         self, options: EverythingOptions, seq: int | None
-    ) -> Turns[tuple[int, list[PromptResult], str]]:
+    ) -> Job[tuple[int, list[PromptResult], str]]:
         """Segment everything on the cached frame `seq`, or the latest for None.
 
         Return its seq, the masks, and why there are none.
@@ -485,7 +487,7 @@ class FrameQueries:
         cached = self._frame_cache.get(seq)
         features, census = cached.features_on(self._model.device), Census()
         found = yield from segment_everything(self._model, features, options, census)
-        results = yield from to_results_in_turns(cached.seq, cached.scaling, *found)
+        results = yield from to_results_job(cached.seq, cached.scaling, *found)
         return cached.seq, results, "" if results else census.explain(options.complete(self._model))
 
 

@@ -49,8 +49,8 @@ class Watchdog(Closeable):
     """Reports to the supervisor that this process is alive. A context manager; without a supervisor it does nothing.
 
     A thread kicks the supervisor's watchdog from the start, so that loading a model may take as long as it takes.
-    A stopped process, and one whose interpreter is blocked, is silent at once. After the first `turn`, the thread
-    kicks only while the main loop is within its time: `hang_s` for a turn, or what `begin` has said. Then it logs where
+    A stopped process, and one whose interpreter is blocked, is silent at once. After the first `tick`, the thread
+    kicks only while the main loop is within its time: `hang_s` for a tick, or what `begin` has said. Then it logs where
     the loop is, and asks to be replaced. A loop that waits for input may take any time. `begin_close` says that the
     loop has ended; closing then has CLOSE_S.
     The variables are removed from `environment`, because they are not for the children of this process.
@@ -81,7 +81,7 @@ class Watchdog(Closeable):
         deadline_s = self._deadline_s
         return deadline_s is not None and time.monotonic() >= max(deadline_s, self._resumed_s + self._limit_s)
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         """Report that the main loop begins a turn. The first turn also reports that the process is ready."""
         self.begin(self._hang_s)
         if not self._is_ready:

@@ -111,7 +111,7 @@ class Recorder(SocketOwner):
         self._node.request()
         try:
             while not stop.is_set():
-                watchdog.turn()
+                watchdog.tick()
                 self._take(POLL_MS)
                 self._take_description()
                 if self._ring is not None:

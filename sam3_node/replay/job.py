@@ -24,8 +24,8 @@ from ..detection.phrases import clean_label, clean_prompts
 from ..errors import ReplayError, RequestError, WireError
 from ..files import safe_file_name
 from ..settings import Settings
-from ..tracking.tracks import MAX_POINTS, check_box, check_labels, check_parts, check_points
 from ..wire import Fields
+from ..wire.frame_prompt import MAX_POINTS, check_box, check_labels, check_parts, check_points
 from .davis_png import read_labels, read_mask
 
 Mode = Literal["as-recorded", "every"]

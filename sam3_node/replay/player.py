@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 from ..engines.oom import find_device_error
 from ..errors import CapacityError, ReplayError, Sam3NodeError
-from ..node.operations import CHANGES, carry_out
+from ..node.operations import carry_out
 from ..perception.checkpoint import pack_state, unpack_state
 from ..perception.perception import Perception
 from ..types import Instance, MaskFrame, TrackState
 from ..wire import CAUGHT_UP, DEPTH_FIELDS, DROPPED, SERVED, decode_mask
+from ..wire.operations import CHANGES
 from .event_log import ADD_EVERYTHING, MAX_NOTES, REMOVED, RESTARTED, Action, Edit, Step
 from .store import NO_3D, WITH_DEPTH
 

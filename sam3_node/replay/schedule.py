@@ -22,11 +22,11 @@ from ..bags.samples import natural_order
 from ..calibration.poses import PoseTrack
 from ..errors import CalibrationError, ReplayError, RequestError
 from ..node.cameras import pose_at
-from ..node.operations import CHANGES
-from ..perception.prompts import FramePrompt
 from ..perception.spatial import BASE, GRIPPER
 from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
 from ..wire import CAUGHT_UP, Event, encode_mask
+from ..wire.frame_prompt import FramePrompt
+from ..wire.operations import CHANGES
 from .davis_png import read_mask
 from .event_log import (
     ADD_EVERYTHING,
@@ -353,7 +353,7 @@ def check_extents(objects: Sequence[ObjectOnFrame], frames: Iterable[Frame]) -> 
             waiting.remove(item)
             mask = None if item.mask is None else read_mask(Path(item.mask), item.value)
             try:
-                FramePrompt(item.points, item.labels, item.box, mask).check((frame.height, frame.width))
+                FramePrompt(item.points, item.labels, item.box, mask).within((frame.height, frame.width))
             except RequestError as error:
                 raise ReplayError(f"object {item.label!r} of camera {frame.camera}: {error}") from error
         if not waiting:

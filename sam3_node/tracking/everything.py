@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import RequestError
 from ..models import Features, TrackerModel
 from ..models.pixels import mask_boxes, suppress
-from ..types import Turns
+from ..types import Job
 
 MAX_GRID = 32
 MAX_MASKS = 256
@@ -120,7 +120,7 @@ class Census:
 @torch.inference_mode()
 def segment_everything(
     model: TrackerModel, features: Features, options: EverythingOptions, census: Census | None = None
-) -> Turns[Everything]:
+) -> Job[Everything]:
     """Find the masks of everything on one frame, from features = model.encode(pixels), a batch of points a turn.
 
     `census` is filled with the number of candidates.

@@ -25,6 +25,8 @@ from .tracks import (
     split_tracks,
 )
 
+AnyPrompt = ObjectPrompt | PromptTensors
+
 
 class Tracker(SavedFields):
     """Tracks objects from prompts, frame by frame, with the memory of SAM 2 and SAM 3 (arXiv 2408.00714, 2511.16719).
@@ -77,7 +79,7 @@ class Tracker(SavedFields):
         return self._rows.capacity
 
     @torch.inference_mode()
-    def step(self, pixels: Tensor, prompts: Sequence[ObjectPrompt] = ()) -> Tracks:
+    def step(self, pixels: Tensor, prompts: Sequence[AnyPrompt] = ()) -> Tracks:
         """Track all objects on the next frame. Each prompt adds an object, or corrects the tracked object of its id.
 
         pixels: float [1, 3, S, S], as `TrackerModel.preprocess` returns them. Raises RequestError, CapacityError or
@@ -87,7 +89,7 @@ class Tracker(SavedFields):
 
     @torch.inference_mode()
     def step_features(
-        self, features: Features, prompts: Sequence[ObjectPrompt] = (), held: Collection[int] = ()
+        self, features: Features, prompts: Sequence[AnyPrompt] = (), held: Collection[int] = ()
     ) -> Tracks:
         """Do the same as `step`, from features = model.encode(pixels).
 
@@ -109,7 +111,7 @@ class Tracker(SavedFields):
         return self._tracks(results)
 
     @torch.inference_mode()
-    def prompt_at(self, features: Features, frame_number: int, prompt: ObjectPrompt) -> tuple[Tensor, Tensor]:
+    def prompt_at(self, features: Features, frame_number: int, prompt: AnyPrompt) -> tuple[Tensor, Tensor]:
         """Add or correct an object on an earlier frame; return its logits [h, w] and score [].
 
         `features` belong to that frame. `frame_number` is the value of the attribute `frame_number` before that
@@ -126,7 +128,7 @@ class Tracker(SavedFields):
 
     @torch.inference_mode()
     def begin_catch_up(
-        self, features: Features, frame_number: int, prompt: ObjectPrompt
+        self, features: Features, frame_number: int, prompt: AnyPrompt
     ) -> tuple[Tensor, Tensor]:
         """Add or correct an object on an earlier frame, from which it catches up; return logits [h, w] and score [].
 
@@ -166,7 +168,7 @@ class Tracker(SavedFields):
         self.bank.clear(self._rows.remove(catching_key(object_id)))
 
     @torch.inference_mode()
-    def segment(self, features: Features, prompt: ObjectPrompt) -> tuple[Tensor, Tensor]:
+    def segment(self, features: Features, prompt: AnyPrompt) -> tuple[Tensor, Tensor]:
         """Segment one frame from a prompt without tracking; return logits [h, w] and score []."""
         if prompt.mask is not None:
             raise RequestError("segment: expected points or a box, found a mask")
@@ -224,7 +226,7 @@ class Tracker(SavedFields):
         if not 0 <= frame_number < self.frame_number:
             raise RequestError(f"frame_number: expected 0 to {self.frame_number - 1}, found {frame_number}")
 
-    def _check(self, prompts: Sequence[ObjectPrompt]) -> dict[int, PromptTensors]:
+    def _check(self, prompts: Sequence[AnyPrompt]) -> dict[int, PromptTensors]:
         """Check all prompts before anything changes; return them as tensors, by object id."""
         ids = {prompt.object_id for prompt in prompts}
         if len(ids) != len(prompts):

@@ -1,40 +1,74 @@
-"""Check prompts, hold the rows of objects (ids outside, rows of the memory bank inside), and define tracks.
-
-All checks of prompts are in this module. Prompts in frame pixels (`perception.prompts`) use them too.
-"""
+"""Hold prompts in model pixels, the rows of objects (ids outside, rows of the memory bank inside), and tracks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..errors import CapacityError, RequestError, UnknownObjectError
 from ..models.sam.stages import Decoded
 from ..types import State
+from ..wire.frame_prompt import check_box, check_labels, check_parts, check_points
 
-MAX_POINTS = 64
 BOX_LABELS = (2, 3)  # SAM's labels of a box's top-left and bottom-right corner
-
-Array = npt.NDArray[Any]
 
 
 class PromptTensors(NamedTuple):
-    """A checked prompt on the model's device: points with labels, or a mask."""
+    """A checked prompt in model pixels: points with labels, or a mask. The tracker takes it to the model's device."""
 
     points: Tensor
     """float32 [n, 2]: the box corners, then the points, as (x, y) in model pixels"""
     labels: Tensor
     """int32 [n], as SAM's prompt encoder takes them"""
+    object_id: int = 0
     logits: Tensor | None = None
     """[4h, 4w] of the object's current mask, which the points correct"""
     mask: Tensor | None = None
     """float32 [1, 1, S, S]; points is empty then"""
+
+    @classmethod
+    def from_points(
+        cls,
+        object_id: int,
+        points: Tensor | None,
+        labels: Tensor | None,
+        box: Tensor | None,
+        logits: Tensor | None = None,
+    ) -> PromptTensors:
+        """Build it from checked points, whose labels are 1 by default, a box, or both."""
+        coordinates, marks = torch.zeros(0, 2), torch.zeros(0, dtype=torch.int32)
+        if points is not None:
+            coordinates = points.to(torch.float32)
+            marks = torch.ones(len(points), dtype=torch.int32) if labels is None else labels.to(torch.int32)
+        if box is not None:
+            coordinates = torch.cat([box.to(torch.float32).reshape(2, 2), coordinates])
+            marks = torch.cat([torch.tensor(BOX_LABELS, dtype=torch.int32), marks])
+        return cls(coordinates, marks, object_id, logits)
+
+    @classmethod
+    def from_mask(cls, object_id: int, mask: Tensor) -> PromptTensors:
+        """Build it from a mask [S, S]."""
+        empty = torch.zeros(0, 2)
+        return cls(empty, empty[:, 0].int(), object_id, mask=mask.to(torch.float32)[None, None])
+
+    def to_tensors(self, image_size: int, device: torch.device) -> PromptTensors:
+        """Return the prompt on the model's device."""
+        mask = None if self.mask is None else self.mask.to(device)
+        return self._replace(points=self.points.to(device), labels=self.labels.to(device), mask=mask)
+
+    def state(self) -> State:
+        """Return the arguments that build the prompt of a new object again: all but `logits`, which it lacks."""
+        mask = None if self.mask is None else self.mask.cpu()
+        return {
+            "points": self.points.cpu(),
+            "labels": self.labels.cpu(),
+            "object_id": self.object_id,
+            "mask": mask,
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,19 +87,6 @@ class ObjectPrompt:
     logits: Tensor | None = None
     """[4h, 4w] of the object's current mask; points then correct this mask"""
 
-    def state(self) -> State:
-        """Return the state that `from_state` takes: all but `logits`, which the prompt of a new object lacks."""
-        arrays = {name: getattr(self, name) for name in ("points", "labels", "box", "mask")}
-        return {
-            "object_id": self.object_id,
-            **{name: None if value is None else torch.as_tensor(value) for name, value in arrays.items()},
-        }
-
-    @classmethod
-    def from_state(cls, state: State) -> ObjectPrompt:
-        """Build a prompt from what `state` returned."""
-        return cls(**state)
-
     def to_tensors(self, image_size: int, device: torch.device) -> PromptTensors:
         """Check the prompt for a model with `image_size` pixels a side; RequestError if it is malformed."""
         check_parts(self.points, self.box, self.mask)
@@ -75,68 +96,18 @@ class ObjectPrompt:
                 raise RequestError(
                     f"mask: expected [{image_size}, {image_size}] model pixels, found {list(mask.shape)}"
                 )
-            empty = torch.zeros(0, 2, device=device)
-            return PromptTensors(empty, empty[:, 0].int(), mask=mask[None, None].to(device))
-        corners, corner_labels = self._box_corners()
-        points, labels = self._labelled_points()
-        coordinates, all_labels = torch.cat([corners, points]), torch.cat([corner_labels, labels])
-        return PromptTensors(coordinates.to(device), all_labels.to(device), self.logits)
-
-    def _box_corners(self) -> tuple[Tensor, Tensor]:
-        if self.box is None:
-            return torch.zeros(0, 2), torch.zeros(0, dtype=torch.int32)
-        box = _to_tensor(self.box, "box")
-        check_box(box.numpy())
-        return box.reshape(2, 2), torch.tensor(BOX_LABELS, dtype=torch.int32)
-
-    def _labelled_points(self) -> tuple[Tensor, Tensor]:
-        if self.points is None:
-            return torch.zeros(0, 2), torch.zeros(0, dtype=torch.int32)
-        points = _to_tensor(self.points, "points")
-        check_points(points.numpy())
-        labels = torch.ones(len(points)) if self.labels is None else _to_tensor(self.labels, "labels")
-        check_labels(labels.numpy(), len(points))
-        return points, labels.to(torch.int32)
-
-
-def check_parts(points: object, box: object, mask: object) -> None:
-    """Raise RequestError unless there are points, a box or both, or a mask alone."""
-    if mask is not None and (points is not None or box is not None):
-        raise RequestError("prompt: expected a mask alone, found points or a box beside it")
-    if points is None and box is None and mask is None:
-        raise RequestError("prompt: expected points, a box or a mask, found nothing")
-
-
-def check_points(points: Array) -> None:
-    """Raise RequestError unless the shape is [n, 2] with 1 to MAX_POINTS points and all numbers are finite."""
-    if points.ndim != 2 or points.shape[1] != 2 or not 1 <= len(points) <= MAX_POINTS:
-        raise RequestError(
-            f"points: expected 1 to {MAX_POINTS} pairs (x, y), found shape {list(points.shape)}"
-        )
-    _check_finite(points, "points")
-
-
-def check_labels(labels: Array, count: int) -> None:
-    """Raise RequestError unless there are `count` labels, each 1 (inside) or 0 (outside)."""
-    if labels.shape != (count,) or not np.isin(labels, (0, 1)).all():
-        raise RequestError(
-            f"labels: expected {count} of 1 (inside) or 0 (outside), one for each point, "
-            f"found {labels.tolist()}"
-        )
-
-
-def check_box(box: Array) -> None:
-    """Raise RequestError unless the box is four finite numbers (x0, y0, x1, y1) with x0 < x1 and y0 < y1."""
-    if box.shape != (4,):
-        raise RequestError(f"box: expected (x0, y0, x1, y1), found shape {list(box.shape)}")
-    _check_finite(box, "box")
-    if not (box[:2] < box[2:]).all():
-        raise RequestError(f"box: expected x0 < x1 and y0 < y1, found {box.tolist()}")
-
-
-def _check_finite(values: Array, name: str) -> None:
-    if not np.isfinite(values).all():
-        raise RequestError(f"{name}: expected finite numbers, found {values.tolist()!r:.80}")
+            return PromptTensors.from_mask(self.object_id, mask).to_tensors(image_size, device)
+        points = labels = box = None
+        if self.box is not None:
+            box = _to_tensor(self.box, "box")
+            check_box(box.numpy())
+        if self.points is not None:
+            points = _to_tensor(self.points, "points")
+            check_points(points.numpy())
+            labels = torch.ones(len(points)) if self.labels is None else _to_tensor(self.labels, "labels")
+            check_labels(labels.numpy(), len(points))
+        prompt = PromptTensors.from_points(self.object_id, points, labels, box, self.logits)
+        return prompt.to_tensors(image_size, device)
 
 
 def _to_tensor(value: object, name: str) -> Tensor:

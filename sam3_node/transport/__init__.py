@@ -9,7 +9,7 @@ from .receiver import choose_replaced
 from .security import Security
 
 if TYPE_CHECKING:
-    from .control import ControlServer, Peer, poll
+    from .control_server import ControlServer, Peer, poll
     from .mask_pairing import MaskPair, MaskPairing
     from .tap import PosePublisher, PoseSubscriber, ReceivedMessage, StreamTap
 
@@ -34,15 +34,15 @@ __all__ = [
 ]
 
 _LATER = {
-    "ControlServer": "control",
+    "ControlServer": "control_server",
     "MaskPair": "mask_pairing",
     "MaskPairing": "mask_pairing",
-    "Peer": "control",
+    "Peer": "control_server",
     "PosePublisher": "tap",
     "PoseSubscriber": "tap",
     "ReceivedMessage": "tap",
     "StreamTap": "tap",
-    "poll": "control",
+    "poll": "control_server",
 }
 """Modules that are imported when a name of theirs is used: a client, which needs none, starts sooner."""
 

@@ -20,6 +20,7 @@ from ..errors import (
 )
 from ..types import Buffer
 from ..wire import Reply, Request, pack_request, unpack_reply
+from ..wire.operations import REPEATABLE
 from .security import Security, Socket
 from .sockets import (
     MAX_MESSAGE_BYTES,
@@ -34,13 +35,6 @@ from .sockets import (
 QUEUE = 64
 REFUSAL_S = 1.0
 """Longest time to wait for the next handshake, which tells whether the key is refused."""
-REPEATABLE = frozenset(
-    {
-        *("describe", "status", "list_objects", "segment", "segment_everything", "points", "read_snapshot"),
-        *("set_prompts", "pause", "resume"),
-    }
-)
-"""Operations that may be carried out twice, with the result of once."""
 
 
 class ControlClient(SocketOwner):

@@ -1,16 +1,15 @@
-"""Bounded msgpack: `pack`, `unpack`, and `Fields`, which reads typed values from an unpacked map.
+"""Bounded msgpack: `pack`, `unpack`, and `Fields`, which reads typed values from an unpacked map by a `Schema`.
 
 For any bytes, `unpack` and `Fields` return a value or raise WireError. They allocate no memory for data that a header
-declares but the message does not contain.
-
-Zstandard compression of data whose size the receiver knows.
+declares but the message does not contain. `compress` and `decompress` are for data whose size the receiver knows.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import msgpack
@@ -30,6 +29,7 @@ MAX_SIDE = 16384
 """Maximum width or height of an image, in pixels."""
 
 T = TypeVar("T")
+_CONTAINERS = frozenset({dict, list})
 
 
 class Limits(NamedTuple):
@@ -65,13 +65,14 @@ def unpack(data: Buffer, *, what: str, limits: Limits | None = None) -> Any:
     size = memoryview(data).nbytes
     if size > limits.total_bytes:
         raise WireError(f"{what}: expected at most {limits.total_bytes} bytes, found {size}")
-    count_items = _make_item_counter(what, limits.total_items)
+    # each item has a byte and counts twice at most, so a small message cannot have too many
+    count = None if 2 * size <= limits.total_items else _make_item_counter(what, limits.total_items)
     try:
         _require_complete(data, size)
         value = msgpack.unpackb(
             data,
-            list_hook=count_items,
-            object_hook=count_items,
+            list_hook=count,
+            object_hook=count,
             max_str_len=limits.text_bytes,
             max_bin_len=size,
             max_array_len=limits.container_items,
@@ -81,7 +82,8 @@ def unpack(data: Buffer, *, what: str, limits: Limits | None = None) -> Any:
         )
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise WireError(f"{what}: expected msgpack within limits, found {_explain(error)}") from error
-    _require_shallow(value, what, limits.depth)
+    if type(value) in _CONTAINERS:
+        count_items(value, what, limits.depth)
     return value
 
 
@@ -105,21 +107,18 @@ def _make_item_counter(what: str, max_items: int) -> Callable[[Any], Any]:
     return count_items
 
 
-def _require_shallow(value: object, what: str, depth: int) -> None:
-    level = [value]
+def count_items(value: object, what: str = "value", depth: int = 16) -> int:
+    """Return the number of values in a container, at all levels. Raises WireError for more than `depth` levels."""
+    count, level = 0, [value]
     for _ in range(depth + 1):
-        level = [
-            child for parent in level for child in _list_children(parent) if isinstance(child, (list, dict))
-        ]
+        children: list[Any] = []
+        for parent in level:
+            children += parent.values() if type(parent) is dict else parent  # type: ignore[arg-type]
+        count += len(children)
+        level = [child for child in children if type(child) in _CONTAINERS]
         if not level:
-            return
+            return count
     raise WireError(f"{what}: expected at most {depth} levels of nesting, found more")
-
-
-def _list_children(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def _refuse_extension(code: int, data: bytes) -> None:
@@ -146,6 +145,15 @@ def describe(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+class Schema:
+    """The fields of a map: how each is read, by name. A name with ? at its end is optional."""
+
+    def __init__(self, fields: Mapping[str, Read]) -> None:
+        self.readers = {name.rstrip("?"): read for name, read in fields.items()}
+        self.required = frozenset(fields) & self.readers.keys()
+        self.plain = {name: _PLAIN[read] for name, read in self.readers.items() if read in _PLAIN}
+
+
 class Fields:
     """A typed reader of one map. Unknown keys are ignored, and nil counts as absent.
 
@@ -170,11 +178,32 @@ class Fields:
             f"{self.what}: expected '{key}' to be {expected}, found {describe(self._map.get(key))}"
         )
 
+    def read(self, schema: Schema) -> dict[str, Any]:
+        """Return the values of the fields that are present. Raises WireError for one that is wrong or missing."""
+        values = {}
+        readers, plain = schema.readers, schema.plain
+        for name, value in self._map.items():
+            kind, low, high = plain.get(name, _NOT_PLAIN)
+            if type(value) is kind and (low is None or low <= value <= high):
+                values[name] = value
+            elif name in readers and value is not None:
+                values[name] = readers[name](self, name)
+        for name in schema.required - values.keys():
+            readers[name](self, name)  # raises: it is missing
+        return values
+
     def names(self) -> tuple[str, ...]:
         """Return all keys, which must be strings."""
         if not all(isinstance(name, str) for name in self._map):
             raise WireError(f"{self.what}: expected every key to be a string, found others")
         return tuple(self._map)
+
+    def open_map(self, key: str) -> dict[str, Any]:
+        """Return a nested map, its values unchecked. Its keys must be strings."""
+        value: Any = self._map.get(key)
+        if type(value) is not dict or not all(type(name) is str for name in value):
+            self.fields(key).names()  # raises
+        return cast(dict[str, Any], value)
 
     def any(self, key: str) -> Any:
         """Return the value unchecked, or None if it is absent."""
@@ -242,9 +271,12 @@ class Fields:
 
     def integers(self, key: str, count: int, low: int = 0, high: int = MAX_INT) -> tuple[int, ...]:
         """Return a list of `count` integers in low..high."""
-        values = self.sequence(key)
-        if len(values) != count or not all(type(value) is int and low <= value <= high for value in values):
+        values = self._map.get(key)
+        if type(values) is not list or len(values) != count:
             raise self.wrong(key, f"{count} integers in {low}..{high}")
+        for value in values:
+            if type(value) is not int or not low <= value <= high:
+                raise self.wrong(key, f"{count} integers in {low}..{high}")
         return tuple(values)
 
     def numbers(self, key: str, max_count: int) -> tuple[float, ...]:
@@ -284,6 +316,43 @@ class Fields:
         """Raise WireError for a message of another wire version or kind."""
         self.require_version()
         self.choice("kind", (kind,))
+
+
+Read = Callable[[Fields, str], Any]
+"""Reads one field: (map, name) -> value. Raises WireError if it is wrong or missing."""
+_PLAIN: dict[Read, tuple[type | None, Any, Any]] = {
+    Fields.integer: (int, 0, MAX_INT),
+    Fields.text: (str, None, None),
+    Fields.flag: (bool, None, None),
+    Fields.sequence: (list, None, None),
+}
+"""Type and bounds by which a reader returns a value as it is: `Fields.read` then need not call it."""
+_NOT_PLAIN: tuple[type | None, Any, Any] = (None, None, None)
+
+
+def integer(low: int = 0, high: int = MAX_INT) -> Read:
+    """Return the reader of an integer in low..high."""
+
+    def read(fields: Fields, name: str) -> int:
+        return fields.integer(name, low, high)
+
+    _PLAIN[read] = int, low, high
+    return read
+
+
+def number(low: float, high: float = math.inf) -> Read:
+    """Return the reader of a finite number in low..high."""
+
+    def read(fields: Fields, name: str) -> float:
+        return fields.number(name, low, high)
+
+    _PLAIN[read] = float, low, min(high, sys.float_info.max)  # a larger one is infinite
+    return read
+
+
+def choice(choices: tuple[Any, ...]) -> Read:
+    """Return the reader of one of `choices`, all strings."""
+    return lambda fields, name: fields.choice(name, choices)
 
 
 def _is_finite(value: Any) -> bool:

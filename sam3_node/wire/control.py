@@ -1,34 +1,53 @@
-"""Control messages: a request {v, id, op, args} and its reply {v, id, ok, result | error {code, message}, node?}.
+"""Pack and unpack control messages and events.
 
-Arguments and results hold masks as maps of `masks.encode_mask`.
-
-Event messages: `[b"events", body]`. They report changes of the node between frames, in sequence with the masks.
-
-Events and masks together describe all actions of the node, so that a recording of both can be replayed.
+A request is {v, id, op, args}, its reply {v, id, ok, result | error {code, message}, node?}; both hold masks as maps of
+`masks.encode_mask`. An event message is `[b"events", body]`. Events report changes of the node between frames, in
+sequence with the masks: both together describe all actions of the node, so that a recording of them can be replayed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..errors import Sam3NodeError, WireError
+from ..errors import RequestError, Sam3NodeError, WireError
 from ..types import Buffer
-from .codec import VERSION, Fields, Limits, describe, pack, unpack
+from .codec import VERSION, Fields, Limits, Read, Schema, describe, pack, unpack
+from .operations import OPERATIONS, find_operation
 
 INTERNAL_ERROR = "internal"
 """Code of a failure that is a fault of the node, and of no error class of this package."""
 _LIMITS = Limits(total_bytes=16 << 20)
+_ARGUMENTS: dict[str, Read] = {"op": Fields.text, "args": Fields.open_map}
+_REQUEST = Schema({"id": Fields.integer, **_ARGUMENTS})
+_EVENT = Schema({"n": Fields.integer, **_ARGUMENTS})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     """A request for an operation of the node. The client chooses `id`, and the reply repeats it."""
 
     id: int
     op: str
     args: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The arguments as the table of operations reads them, once. Raises RequestError for others."""
+        try:
+            return (OPERATIONS.get(self.op) or find_operation(self.op)).read(self.op, self.args)
+        except WireError as error:
+            raise RequestError(str(error)) from error
+
+    @property
+    def supersede_key(self) -> str | None:
+        """A newer request of the same client with the same key makes this one useless. None: none does."""
+        camera = self.args.get("camera")
+        is_superseded = self.op in OPERATIONS and OPERATIONS[self.op].is_superseded
+        return f"{self.op} {camera!r}" if is_superseded and isinstance(camera, str | None) else None
 
 
 class Failure(NamedTuple):
@@ -64,16 +83,18 @@ def pack_request(request: Request) -> bytes:
 
 
 def unpack_request(data: Buffer) -> Request:
-    """Unpack a request. Raises WireError for any other bytes."""
+    """Unpack a request and read its values. Raises WireError for any other bytes; its values may still raise."""
     fields = Fields(unpack(data, what="request", limits=_LIMITS), "request")
     fields.require_version()
-    args = fields.fields("args")
-    return Request(fields.integer("id"), fields.text("op"), {name: args.any(name) for name in args.names()})
+    request = Request(**fields.read(_REQUEST))
+    with suppress(Exception):  # it raises again where the request is answered
+        request.values  # noqa: B018
+    return request
 
 
 def pack_reply(reply: Reply) -> bytes:
     """Pack a reply."""
-    body: dict[str, Any] = {"v": VERSION, "id": reply.id, "ok": reply.ok}
+    body: dict[str, Any] = {"v": VERSION, "id": reply.id, "ok": reply.error is None}
     if reply.error is None:
         body["result"] = reply.result
     else:
@@ -101,14 +122,14 @@ RESTORED = "restored"
 class Event:
     """The n-th event of a node; `n` counts from 0 without gaps.
 
-    For a control request that changed the node, `op` and `args` are those of the request, with its camera and without
+    For a control request that changed the node, `op` and `args` are the request's own, with its camera and without
     its epoch. The other events are FAILED (args: camera, seq, error, withheld?, shed?), a frame was processed without
     masks to publish, because of an error or, with `withheld` true, because they were too old; SERVED (args: camera),
     the node starts to serve a camera; DROPPED (args: camera), the node stops serving a camera and removes its objects;
     and CAUGHT_UP (args: camera, id, error?), an object that was prompted on a past frame was tracked up to the latest
     frame, and the next masks contain it as tracked from that prompt. With `error` it gave up: if new, it is removed.
     RESTORED (args: sha256, saved_ns, ids_continue, cameras): the node tracks what a snapshot holds, in the place of
-    everything before; sha256 is that of the snapshot's file.
+    everything before; sha256 identifies the snapshot's file.
     """
 
     n: int
@@ -129,5 +150,4 @@ def unpack_event(parts: Sequence[Buffer]) -> Event:
         raise WireError(f"event: expected 2 parts, the first {EVENTS_TOPIC!r}; found {len(parts)}, {first}")
     body = Fields(unpack(parts[1], what="event", limits=_LIMITS), "event")
     body.require_kind("event")
-    args = body.fields("args")
-    return Event(body.integer("n"), body.text("op"), {name: args.any(name) for name in args.names()})
+    return Event(**body.read(_EVENT))

@@ -1,10 +1,8 @@
-"""Structure of compressed images, read without decoding: their size, and the work of decoding them.
+"""Encode and decode colour and depth images, and read the structure of compressed ones without decoding.
 
 A decoder allocates the size that the file declares, and a file of some kilobytes can keep it busy for seconds. So the
 whole structure is walked first, as libjpeg and libpng walk it. Everything that these two read in another way than this
-module, and every kind of file that cameras do not make, is refused.
-
-Encoding and decoding of colour and depth images. OpenCV is imported only for encodings that need it.
+module, and every kind of file that cameras do not make, is refused. OpenCV is imported only where an encoding needs it.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ class ImageHeader(NamedTuple):
     """pixels"""
     samples: int
     """Samples of 8 bits that the decoder passes over: a plain 8-bit image has 3 for each pixel, and a progressive JPEG
-    has those of each scan."""
+    has as many for each scan."""
 
 
 def read_jpeg_header(data: Buffer, what: str = "jpeg") -> ImageHeader:
@@ -238,7 +236,7 @@ MAX_FRAME_PIXELS = 8192 * 8192
 MAX_DEPTH_PIXELS = 1 << 25
 """Maximum number of pixels of a compressed depth image that is decoded for viewers."""
 
-_MAX_SAMPLES = 3  # work of decoding, for each pixel that is allowed: that of a plain image of 8 bits
+_MAX_SAMPLES = 3  # work of decoding, for each allowed pixel: as much as a plain image of 8 bits has
 # pixels for each byte: an even grey has 171 with the best tables, a bit for each block and table of 16 x 16 pixels;
 # the decoder of a progressive JPEG holds all its coefficients in memory
 _MAX_JPEG_RATIO = 256

@@ -1,14 +1,12 @@
-"""COCO compressed run lengths of a mask. They are converted from and to its crop, never to a whole image.
-
-The runs follow the columns of the image, zeros first. From the fourth count on, each is stored as its difference from
-the count two before it. A count consists of characters of five bits, lowest bits first; 0x20 is set if more follow.
-pycocotools is not used, because it would allocate the whole image of an untrusted message.
-
-Encoding of one mask as a map {encoding, size [h, w], box [x0, y0, x1, y1], data}.
+"""Encode and decode one mask as a map {encoding, size [h, w], box [x0, y0, x1, y1], data}.
 
 `bits+zstd` holds the crop inside the box, row by row without padding. Each byte holds eight pixels, with the leftmost
 in the highest bit. The bytes are one zstd frame that declares its content size. `rle` holds COCO compressed counts of
 the whole image, which is zero outside the box. An empty mask has the box [0, 0, 0, 0], and no data in `bits+zstd`.
+
+COCO's runs follow the columns of the image, zeros first. From the fourth count on, each is stored as its difference
+from the count two before it. A count consists of characters of five bits, lowest bits first; 0x20 is set if more
+follow. pycocotools is not used, because it would allocate the whole image of an untrusted message.
 """
 
 from __future__ import annotations
@@ -28,12 +26,13 @@ else:
 
 _MAX_CHARACTERS = 7  # per count: 35 bits, while an image has at most 2^28 pixels
 _MAX_BYTES = 8 << 20
+_ENCODINGS: tuple[MaskEncoding, ...] = get_args(MaskEncoding)
 
 Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
 def encode(mask: Mask) -> bytes:
-    """Return the compressed counts, equal to those of pycocotools."""
+    """Return the compressed counts, equal to pycocotools' own."""
     height, width = mask.size
     starts, lengths = _find_runs(mask)
     counts = np.zeros(2 * starts.size + 1, dtype=np.int64)
@@ -171,59 +170,67 @@ class EncodedMask(Mask):
     """
 
     __slots__ = ("_area", "_data", "_encoding", "_what")
-    _area: int
+    _area: int | None
     _data: bytes
     _encoding: MaskEncoding
     _what: str
 
     def __init__(
-        self, size: tuple[int, int], box: Box, encoding: MaskEncoding, data: bytes, area: int, what: str
+        self,
+        size: tuple[int, int],
+        box: Box,
+        encoding: MaskEncoding,
+        data: bytes,
+        area: int | None,
+        what: str,
     ) -> None:
-        """Create a mask of data whose header is valid."""
-        values = {
-            "size": size,
-            "box": box,
-            "_encoding": encoding,
-            "_data": data,
-            "_area": area,
-            "_what": what,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        """Create a mask of data whose header is valid. None as `area`: it is counted when it is asked for."""
+        put = object.__setattr__  # the base class is frozen
+        put(self, "size", size)
+        put(self, "box", box)
+        put(self, "_encoding", encoding)
+        put(self, "_data", data)
+        put(self, "_area", area)
+        put(self, "_what", what)
 
     def __getattr__(self, name: str) -> npt.NDArray[np.bool_]:
         """Decode the crop; called only for what is not set, as the crop is not before."""
         if name != "crop":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         crop = _decode_crop(self._data, self._encoding, self.size, self.box, self._what)
-        if (found := int(np.count_nonzero(crop))) != self._area:
+        if self._area is not None and (found := int(np.count_nonzero(crop))) != self._area:
             raise WireError(f"{self._what}: expected an area of {self._area} pixels, found {found}")
         object.__setattr__(self, "crop", crop)
         return crop
 
     @property
     def area(self) -> int:
-        """Number of pixels inside the mask, as the message says."""
-        return self._area
+        """Number of pixels inside the mask; as the message says, if it says so."""
+        return int(np.count_nonzero(self.crop)) if self._area is None else self._area
 
     def __reduce__(self) -> tuple[type[Mask], tuple[Any, ...]]:
         return Mask, (self.size, self.box, self.crop)
 
 
-def decode_mask(
-    value: object,
-    what: str = "mask",
+def decode_mask(value: object, what: str = "mask") -> Mask:
+    """Return the mask of a map. Raises WireError for any other value."""
+    return read_mask(Fields(value, what))
+
+
+def read_mask(
+    fields: Fields,
     max_pixels: int = MAX_MASK_PIXELS,
     frame_size: tuple[int, int] | None = None,
-    lazy_area: int | None = None,
+    area: int | None = None,
+    is_lazy: bool = False,
 ) -> Mask:
-    """Return the mask of a map. With its area, it is an EncodedMask.
+    """Return the mask of a map. With its area, or `is_lazy`, it is an EncodedMask: nothing is decoded yet.
 
     Raises WireError for invalid maps, boxes of more than `max_pixels`, and images that are not of `frame_size`
-    (height, width), if it is given. Nothing is decoded then.
+    (height, width), if it is given.
     """
-    fields = Fields(value, what)
-    encoding = fields.choice("encoding", get_args(MaskEncoding))
+    what = fields.what
+    encoding = fields.choice("encoding", _ENCODINGS)
     height, width = fields.integers("size", 2, low=1, high=MAX_SIDE)
     if frame_size not in (None, (height, width)):
         raise WireError(f"{what}: expected the frame's size {frame_size} (h, w), found {(height, width)}")
@@ -234,15 +241,15 @@ def decode_mask(
     if pixels > max_pixels:
         raise WireError(f"{what}: expected a box of at most {max_pixels} pixels, found {box}")
     data = fields.blob("data")
-    if lazy_area is None:
+    if area is None and not is_lazy:
         return Mask((height, width), box, _decode_crop(data, encoding, (height, width), box, what))
-    if lazy_area > pixels:
-        raise WireError(f"{what}: expected an area within the box {box}, found {lazy_area} pixels")
+    if area is not None and area > pixels:
+        raise WireError(f"{what}: expected an area within the box {box}, found {area} pixels")
     if encoding == "rle":
         check_length(data, box, what)
     elif pixels or data:
         codec.check_size(data, (pixels + 7) // 8, what)
-    return EncodedMask((height, width), box, encoding, data, lazy_area, what)
+    return EncodedMask((height, width), box, encoding, data, area, what)
 
 
 def _decode_crop(

@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from sam3_node.cameras.server_messages import MAX_IMAGES, Contents, detect_dialect, read_message
+from sam3_node.cameras.server_source import MAX_IMAGES, Contents, detect_dialect, read_message
 from sam3_node.errors import WireError
 from sam3_node.types import Frame
 from sam3_node.wire import decode_depth, decode_image, pack_frame

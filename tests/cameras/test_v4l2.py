@@ -1,4 +1,4 @@
-"""V4L2 cameras, with a kernel that is imitated at its ioctls: no test here has seen a device."""
+"""V4L2 cameras and the choice of a mode. A kernel is imitated at its ioctls: no test here has seen a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.cameras.camera_source import CapturedImage, Mode
+from sam3_node.cameras.camera_source import CapturedImage, Mode, choose_mode
 from sam3_node.cameras.publish import frame_from
 from sam3_node.cameras.sources import open_camera
 from sam3_node.cameras.webcam import (
@@ -182,3 +182,41 @@ def test_mjpeg_without_huffman_tables_can_be_decoded() -> None:
 def test_an_absent_camera_is_a_camera_error() -> None:
     with pytest.raises(CameraError, match="expected the name or file of one camera"):
         open_camera("v4l2:No Such Camera", CameraSettings())
+
+
+USB3 = [
+    Mode(width, height, fps, form)
+    for width, height, rates in ((1920, 1080, (30, 15)), (1280, 720, (30, 15)), (640, 480, (60, 30, 15)))
+    for fps in rates
+    for form in ("rgb8", "bgr8")
+]
+USB2 = [Mode(640, 480, 15, "rgb8"), Mode(640, 480, 6, "rgb8"), Mode(424, 240, 30, "rgb8")]
+
+
+@pytest.mark.parametrize(
+    ("modes", "wanted", "expected"),
+    [
+        (USB3, (640, 480, 30), (640, 480, 30)),
+        (USB3, (640, 480, 20), (640, 480, 30)),
+        (USB3, (640, 480, 90), (640, 480, 60)),
+        (USB3, (700, 400, 30), (1280, 720, 30)),
+        (USB3, (4000, 3000, 5), (1920, 1080, 15)),
+        (USB3, (1280, 720, 60), (1280, 720, 30)),
+        (USB2, (640, 480, 30), (640, 480, 15)),
+        (USB2, (1280, 720, 30), (640, 480, 15)),
+    ],
+)
+def test_the_nearest_mode_is_chosen(
+    modes: list[Mode], wanted: tuple[int, int, float], expected: tuple[int, int, float]
+) -> None:
+    chosen = choose_mode(modes, Mode(*wanted, ""), ("bgr8", "rgb8"))
+    assert chosen[:3] == expected
+
+
+def test_the_first_format_is_preferred_and_an_unknown_one_is_none() -> None:
+    wanted = Mode(640, 480, 30, "")
+    for forms in (("bgr8", "rgb8"), ("rgb8", "bgr8")):
+        chosen = choose_mode(USB3, wanted, forms)
+        assert chosen.form == forms[0]
+    assert choose_mode(USB3, wanted, ("y16",)) is None
+    assert str(USB2[0]) == "640x480 at 15 fps, rgb8"

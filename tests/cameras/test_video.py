@@ -1,4 +1,4 @@
-"""video:FILE on real files: each frame once and in order, a clean end, clear errors for other files."""
+"""video:FILE and images:FOLDER on real files: each frame once, in order, and clear errors for other files."""
 
 from __future__ import annotations
 
@@ -139,3 +139,19 @@ def test_a_bare_path_of_a_recording_is_answered_with_its_kind(tmp_path: Path) ->
     cv2.imwrite(str(images / "0.png"), np.zeros((48, 64, 3), np.uint8))
     with pytest.raises(CameraError, match=rf"did you mean bag:{images}\?$"):
         open_camera(str(images), FAST)
+
+
+def test_images_come_in_the_natural_order_of_their_names(tmp_path: Path) -> None:
+    for index in (2, 10, 1):
+        cv2.imwrite(str(tmp_path / f"{index}.png"), np.full((48, 64, 3), index, np.uint8))
+    source = open_camera(f"images:{tmp_path}", CameraSettings(fps=1000))
+    assert [int(image.pixels()[0, 0, 0]) for image in source] == [1, 2, 10]
+    assert source.is_finite
+    assert source.lost == 0
+
+
+def test_a_folder_without_images_and_a_file_are_camera_errors(tmp_path: Path) -> None:
+    with pytest.raises(CameraError, match="images:"):
+        open_camera(f"images:{tmp_path}", CameraSettings())
+    with pytest.raises(CameraError, match="expected a folder of images, found no folder at"):
+        open_camera(f"images:{tmp_path / 'absent'}", CameraSettings())

@@ -1,12 +1,13 @@
-"""The progress bar on a terminal and in a log."""
+"""Progress on a terminal and in a log: of tasks in units, and of steps of an engine build."""
 
 from __future__ import annotations
 
 import io
+from contextlib import closing
 
 import pytest
 
-from sam3_node.cli.progress import ProgressBar, format_duration
+from sam3_node.cli.progress import ProgressBar, StepProgress, format_duration
 from sam3_node.cli.replay import describe_progress
 from sam3_node.replay.cluster.usage_report import RunProgress
 
@@ -78,3 +79,23 @@ def test_the_progress_of_many_recordings_is_one_line() -> None:
     line = describe_progress(RunProgress(1, 3, 2, 120, 40.0, 65.0))
     assert line == "2 workers, 120 frames, 40.0 frames/s, 1:05 left"
     assert "left" not in describe_progress(RunProgress(3, 3, 0, 120, 40.0, 0.0))
+
+
+def test_a_terminal_shows_a_bar_and_then_the_time_of_each_step() -> None:
+    now, out = [0.0], Terminal()
+    with closing(StepProgress(out, clock=lambda: now[0])) as bars:
+        for now[0], fraction in ((0.0, 0.0), (10.0, 0.25), (30.0, 1.0)):
+            bars.report("encode", fraction)
+        bars.report("read", 0.0)
+    assert "encode:   0%|" in out.getvalue()
+    assert "encode: done in 30.0 s\n" in out.getvalue()
+    assert out.getvalue().endswith("read: ended after 0.0 s\n")
+
+
+def test_a_log_gets_one_line_for_each_step() -> None:
+    out = io.StringIO()
+    with closing(StepProgress(out, clock=lambda: 0.0)) as bars:
+        for title in ("encode", "read"):
+            for fraction in (0.0, 0.5, 1.0):
+                bars.report(title, fraction)
+    assert out.getvalue().splitlines() == ["encode: done in 0.0 s", "read: done in 0.0 s"]

@@ -158,7 +158,7 @@ def test_a_camera_is_awaited_while_the_loop_runs(tmp_path: Path) -> None:
 
     async def main() -> None:
         with (
-            ControlServer(TCP, answer, reader_ops=("describe",)) as control,
+            ControlServer(TCP, answer) as control,
             MaskPublisher(TCP) as publisher,
             ThreadPoolExecutor(1) as thread,
         ):

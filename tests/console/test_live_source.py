@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sam3_node.console.views import LiveSource, View, pack_view
+from sam3_node.console.views import FrameView, LiveViews, pack_view
 from sam3_node.settings import Settings
 from sam3_node.transport import FramePublisher, MaskPairing, MaskPublisher
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
@@ -43,7 +43,7 @@ class Peers:
         names = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
         self.camera, self.node = FramePublisher(names["frames"]), MaskPublisher(names["masks"])
         transport = {"frames": (names["frames"],), "masks": names["masks"], "control": names["control"]}
-        self.source = LiveSource(Settings(transport=transport), lambda: None)  # type: ignore[arg-type]
+        self.source = LiveViews(Settings(transport=transport), lambda: None)  # type: ignore[arg-type]
         # a publisher drops what it sends before the subscription has come, and when its queue is full
         until(
             lambda: self._send(self.camera, frame(0, "first")) and self.source._pairing.cameras,
@@ -62,7 +62,7 @@ class Peers:
         time.sleep(0.02)
         return publisher.send(message)
 
-    def next(self, seen: dict[str, int]) -> View:
+    def next(self, seen: dict[str, int]) -> FrameView:
         return until(lambda: self.source.next_view(seen), "a view")
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ def test_a_slow_page_gets_the_newest_view_and_no_older_one(peers: Peers) -> None
     assert peers.next(seen).seq == 50
 
 
-def _newest(source: LiveSource) -> int | None:
+def _newest(source: LiveViews) -> int | None:
     view = source._views.get("cam0")
     return view.seq if view is not None and view.masks else None
 
@@ -143,7 +143,7 @@ def test_events_are_listed_without_masks(peers: Peers) -> None:
 def test_the_page_reads_the_bits_of_the_golden_files(browser: Any, tmp_path: Path) -> None:
     wire = [unpack_masks(golden(f"masks-{name}")) for name in ("bits", "rle")]
     for found in wire:
-        view = View(None, found)
+        view = FrameView(None, found)
         message = pack_view(view, live=True)
         page = browser.new_page()
         page.route(
@@ -167,7 +167,7 @@ def test_the_page_reads_the_bits_of_the_golden_files(browser: Any, tmp_path: Pat
 
 
 def test_a_message_holds_picture_and_bits_after_its_header() -> None:
-    view = View(frame(3), replace(masks(3), received_ns=1))
+    view = FrameView(frame(3), replace(masks(3), received_ns=1))
     message = pack_view(view, live=True)
     (length,) = struct.unpack_from("<I", message)
     header = json.loads(message[4 : 4 + length])

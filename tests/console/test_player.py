@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sam3_node.bags import RecordingReader, RecordingWriter
-from sam3_node.console.player import RecordedSource, compare
+from sam3_node.console.recorded import RecordedViews, compare
 from sam3_node.errors import BagError
 from sam3_node.types import Mask, MaskFrame, Shed
 from tests.support.console_rig import ConsoleRig, Page
@@ -152,6 +152,6 @@ def test_results_of_another_recording_are_refused(recording: Path, tmp_path: Pat
     with RecordingWriter(path) as writer:
         write(writer, replace(truth()[0], camera="elsewhere"))
     with pytest.raises(BagError, match="results of the same recording"):
-        RecordedSource(recording, path, lambda: None)
+        RecordedViews(recording, path, lambda: None)
     with pytest.raises(BagError, match="expected recorded frames"):
-        RecordedSource(path, None, lambda: None)
+        RecordedViews(path, None, lambda: None)

@@ -15,10 +15,9 @@ import pytest
 from sam3_node.node.cameras import CatchUpPace
 from sam3_node.node.hand_over import HandOverState
 from sam3_node.node.operations import describe_change, handle_request
-from sam3_node.perception.catch_up import MAX_STRIDE
 from sam3_node.perception.perception import Perception
-from sam3_node.types import finish
 from sam3_node.wire import Reply, Request
+from sam3_node.wire.operations import MAX_STRIDE
 from tests.support.live import moving_frame, tiny_settings
 
 MS = 1_000_000
@@ -173,7 +172,8 @@ def test_the_event_of_a_prompt_has_the_stride_that_the_node_chose(tmp_path: Path
 
     def ask(op: str, **args: Any) -> tuple[Reply, dict[str, Any]]:
         request = Request(1, op, {"camera": "left", "points": [[30, 20]], **args})
-        reply = finish(handle_request(host, request))
+        reply = handle_request(host, request)
+        assert isinstance(reply, Reply)
         return reply, describe_change(request, reply) or {}
 
     for reply, event in (ask("add_object", seq=2), ask("refine_object", seq=3, id=1)):

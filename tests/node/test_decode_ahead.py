@@ -18,9 +18,9 @@ from sam3_node.node import cameras as cameras_module
 from sam3_node.node.cameras import DecodeAhead
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.pipeline import PreparedFrame, prepares_ahead
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import decode_image, encode_image
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.near_node import NearNode
 from tests.support.node_frames import picture
 from tests.support.node_rig import PATIENCE_S, Rig

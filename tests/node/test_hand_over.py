@@ -14,13 +14,14 @@ import pytest
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import BusyError, RequestError, SnapshotError
 from sam3_node.node import saved_state
-from sam3_node.node.operations import SNAPSHOT_OPERATIONS, handle_request
+from sam3_node.node.operations import handle_request
 from sam3_node.node.saved_state import Snapshots, restore_at_start
 from sam3_node.perception.perception import Perception
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.transport import ControlServer
-from sam3_node.types import MaskFrame, finish
-from sam3_node.wire import Fields
+from sam3_node.types import MaskFrame
+from sam3_node.wire import Reply
+from sam3_node.wire.frame_prompt import FramePrompt
+from sam3_node.wire.operations import OPERATIONS
 from tests.node.test_warm_restart import keeper, served, with_object
 from tests.support.near_node import ask
 from tests.support.node_frames import picture
@@ -105,11 +106,13 @@ class OldNode:
         while not self._stop.is_set():
             received = self._server.receive(20)
             if received is None:
-                self.snapshots.turn()
+                self.snapshots.tick()
                 continue
             peer, request = received
             host: Any = self  # of which snapshot operations use this field only
-            self._server.reply(peer, finish(handle_request(host, request)))
+            reply = handle_request(host, request)
+            assert isinstance(reply, Reply)
+            self._server.reply(peer, reply)
 
     def _end(self) -> None:
         self._stop.set()
@@ -210,12 +213,10 @@ def test_a_file_is_continued_once(old: OldNode, tmp_path: Path) -> None:
         start(tmp_path / "third.snapshot", str(file))
 
 
-def test_a_taker_may_not_name_itself_over_several_lines(old: OldNode) -> None:
+def test_a_taker_may_not_name_itself_over_several_lines() -> None:
     for taker in ("", "a\nb", "\x1b[2J", "x" * 201):
         with pytest.raises(RequestError, match="taker: expected 1 to 200 printable characters"):
-            SNAPSHOT_OPERATIONS["hand_over"][0](
-                old.snapshots, Fields({"taker": taker, "token": "t"}, "hand_over")
-            )
+            OPERATIONS["hand_over"].read("hand_over", {"taker": taker, "token": "t"})
 
 
 def add_one(client: PerceptionClient) -> MaskFrame:

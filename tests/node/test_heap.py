@@ -19,9 +19,9 @@ def test_free_memory_between_chunks_in_use_is_given_back(monkeypatch: pytest.Mon
     kept = chunks[::20]
     chunks.clear()
     before = rss_bytes()
-    trimmer.turn()
+    trimmer.tick()
     assert before - rss_bytes() < CHUNK * COUNT // 2  # it is not time yet
     monkeypatch.setattr(node.time, "monotonic", lambda: trimmer._next_s)
-    trimmer.turn()
+    trimmer.tick()
     assert before - rss_bytes() > CHUNK * COUNT // 2
     assert len(kept) == COUNT // 20

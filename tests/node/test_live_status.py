@@ -32,7 +32,7 @@ class CountingWatchdog(Watchdog):
 
     turns = 0
 
-    def turn(self) -> None:
+    def tick(self) -> None:
         self.turns += 1
 
 

@@ -18,8 +18,8 @@ from sam3_node.node import node as node_module
 from sam3_node.perception import output_masks
 from sam3_node.perception.pipeline import FrameQueries, Pipeline
 from sam3_node.tracking import everything
-from sam3_node.transport import ControlClient, control
-from sam3_node.types import Turns
+from sam3_node.transport import ControlClient, control_server
+from sam3_node.types import Job
 from sam3_node.wire import Request, pack_request, unpack_reply
 from tests.support.near_node import NearNode
 from tests.support.node_frames import picture
@@ -104,7 +104,7 @@ class Held:
     def under_way(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
         search = FrameQueries.find_everything
 
-        def wait(queries: FrameQueries, *args: Any) -> Turns[Any]:
+        def wait(queries: FrameQueries, *args: Any) -> Job[Any]:
             self.begun.append(queries._frame_cache._camera)
             try:
                 while not self.go.is_set():
@@ -188,7 +188,7 @@ def test_a_newer_search_of_the_same_peer_supersedes_it(served: NearNode, held: H
 
 
 def test_a_node_that_stops_refuses_it(tmp_path: Path, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "LINGER_MS", PATIENCE_MS)  # a busy machine sends the reply late
+    monkeypatch.setattr(control_server, "LINGER_MS", PATIENCE_MS)  # a busy machine sends the reply late
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
         peer.linger = 0
         with ExitStack() as opened:

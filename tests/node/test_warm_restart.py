@@ -19,11 +19,11 @@ from sam3_node.errors import NodeRestarted, RequestError, SettingsError, Snapsho
 from sam3_node.node.saved_state import Snapshots, restore_at_start
 from sam3_node.node.status import CameraStats
 from sam3_node.perception.perception import LiveIdentity, Perception
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.snapshot import ID_BLOCK
 from sam3_node.settings import ModelSettings, Settings, SnapshotSettings, TrackerSettings
 from sam3_node.types import MaskFrame
 from sam3_node.wire import RESTORED
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.node_frames import picture
 from tests.support.node_rig import Rig, ids, masks_where, until
 from tests.support.tiny import tiny_model
@@ -243,8 +243,8 @@ def test_a_snapshot_that_may_not_be_read_keeps_no_node_from_starting(saved: Path
     with as_nobody():
         node = keeper(saved, with_object())
         restore_at_start(node, None)
-        node.turn()
-        until(lambda: (node.turn(), node.describe()["error"])[1], "an error")
+        node.tick()
+        until(lambda: (node.tick(), node.describe()["error"])[1], "an error")
         age_s = node.age_s
         node.close()
     saved.parent.chmod(0o755)
@@ -261,8 +261,8 @@ def test_a_full_disk_leaves_the_last_snapshot_and_is_counted(saved: Path) -> Non
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        node.turn()
-        until(lambda: (node.turn(), node.describe()["error"])[1], "an error")
+        node.tick()
+        until(lambda: (node.tick(), node.describe()["error"])[1], "an error")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "File too large" in node.describe()["error"]
@@ -306,12 +306,12 @@ def test_a_snapshot_of_void_ids_is_never_restored(saved: Path) -> None:
     node = keeper(saved, with_object())
     node.withdraw()
     assert not saved.exists()
-    node.turn()
-    until(lambda: (node.turn(), node.describe()["saved"])[1], "a snapshot")
+    node.tick()
+    until(lambda: (node.tick(), node.describe()["saved"])[1], "a snapshot")
     assert saved.exists()
     node.hand_over(None, "")
     assert not saved.exists()
-    node.turn()
+    node.tick()
     node.close()
     assert not saved.exists()
     with pytest.raises(RequestError, match=r"was handed over to another node at 20.*stop this process"):
@@ -322,13 +322,13 @@ def test_a_folder_that_cannot_be_written_is_told_and_ids_stay_safe(saved: Path) 
     perception = with_object()
     node = keeper(saved, perception)
     registry = perception.pipelines["cam1"].registry
-    node.turn()
-    until(lambda: (node.turn(), node.describe()["saved"])[1], "a snapshot")
+    node.tick()
+    until(lambda: (node.tick(), node.describe()["saved"])[1], "a snapshot")
     limit = registry.id_limit
     assert limit is not None
     (saved.parent / f"{saved.name}.unfinished").mkdir()  # so that no file can be written there
     registry.last_id = limit - 10
-    until(lambda: (node.turn(), node.describe()["error"])[1], "an error")
+    until(lambda: (node.tick(), node.describe()["error"])[1], "an error")
     assert "could not be written" in node.describe()["error"]
     assert not saved.exists()
     assert registry.id_limit is None
@@ -356,7 +356,7 @@ def test_a_request_reads_only_its_own_snapshot(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="which is not kept"):
         node.read(number + 1, 0)
     node._requested = replace(node._requested, used_s=-1e9)
-    node.turn()
+    node.tick()
     with pytest.raises(RequestError, match="which is not kept"):
         node.read(number, 0)
     node.close()

@@ -13,10 +13,10 @@ from sam3_node.models import TrackerModel
 from sam3_node.perception.catch_up import MAX_CORRECTIONS
 from sam3_node.perception.checkpoint import pack_state
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import TrackerSettings
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import pack_masks
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.perception.test_pipeline import BOX, CENTRE, frame, ids
 from tests.support.tiny import tiny_model
 

@@ -18,11 +18,12 @@ from sam3_node.detection.detectors import Detector, load_detector, prepare_promp
 from sam3_node.errors import ReplayError, RequestError, UnknownFrameError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.checkpoint import pack_state, unpack_state
-from sam3_node.perception.pipeline import AddedObject, Pipeline, PromptResult
-from sam3_node.perception.prompts import FramePrompt
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception.prompts import PromptOutcome, PromptResult
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.types import Frame, Mask, MaskFrame
 from sam3_node.wire import encode_image, encode_mask, pack_masks
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support import coloured_blocks
 from tests.support.coloured_blocks import ColourDetector
 from tests.support.tiny import tiny_model
@@ -51,7 +52,7 @@ def exactly(result: object) -> object:
     """Return a result without its times, comparable bit for bit."""
     if isinstance(result, MaskFrame):
         return pack_masks(replace(result, stages_us={}))
-    if isinstance(result, AddedObject):
+    if isinstance(result, PromptOutcome):
         return result.id, exactly(result.result)
     if isinstance(result, PromptResult):
         return result.seq, result.score, encode_mask(result.mask, "rle")

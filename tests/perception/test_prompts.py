@@ -9,8 +9,9 @@ import torch
 
 from sam3_node.errors import RequestError
 from sam3_node.geometry import Scaling
-from sam3_node.perception.prompts import FramePrompt
+from sam3_node.perception.prompts import to_model
 from sam3_node.tracking import ObjectPrompt
+from sam3_node.wire.frame_prompt import FramePrompt
 
 SIDE = 64
 SAME = Scaling((SIDE, SIDE), SIDE)  # model pixels are frame pixels
@@ -50,7 +51,7 @@ def as_tensors(prompt: ObjectPrompt) -> Any:
 
 @pytest.mark.parametrize("fields", GOOD.values(), ids=GOOD)
 def test_good_prompts_are_equal_in_both_forms(fields: dict[str, Any]) -> None:
-    mine, direct = FramePrompt(**fields).to_model(1, SAME), ObjectPrompt(1, **fields)
+    mine, direct = to_model(FramePrompt(**fields), 1, SAME), ObjectPrompt(1, **fields)
     for a, b in zip(as_tensors(mine), as_tensors(direct), strict=True):
         assert torch.equal(a, b)
 
@@ -58,7 +59,7 @@ def test_good_prompts_are_equal_in_both_forms(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("fields", BAD.values(), ids=BAD)
 def test_bad_prompts_are_refused_in_both_forms_with_one_message(fields: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as mine:
-        FramePrompt(**fields).to_model(1, SAME)
+        to_model(FramePrompt(**fields), 1, SAME)
     with pytest.raises(RequestError) as direct:
         as_tensors(ObjectPrompt(1, **fields))
     assert str(mine.value) == str(direct.value)

@@ -11,7 +11,6 @@ import pytest
 from sam3_node.detection.detectors import prepare_prompts
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.registry import (
     DETECTION_STRETCH,
     MAX_LEVEL,
@@ -22,6 +21,7 @@ from sam3_node.perception.registry import (
 )
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.types import MaskFrame, Shed
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.coloured_blocks import ColourDetector, frame
 from tests.support.tiny import random_source
 

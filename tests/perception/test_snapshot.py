@@ -20,11 +20,11 @@ from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception import snapshot as snapshots
 from sam3_node.perception.checkpoint import pack_tensors
 from sam3_node.perception.perception import LiveIdentity, Perception
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.snapshot import ID_BLOCK, IdReserve, Snapshot, restore_snapshot
 from sam3_node.settings import DetectorSettings, Settings, TrackerSettings
 from sam3_node.types import Frame, FramePose, Intrinsics
 from sam3_node.wire import encode_depth, pack_masks
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support import coloured_blocks
 from tests.support.coloured_blocks import ColourDetector
 from tests.support.repeats import repetitions

@@ -13,13 +13,13 @@ from sam3_node.errors import RequestError, UnknownObjectError
 from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.registry import ObjectRegistry
 from sam3_node.perception.track_manager import FrameContext, SideStream, TrackManager
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.tracking import Tracker, Tracks
 from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.wire import decode_image
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.coloured_blocks import HEIGHT, PERIOD_NS, WIDTH, ColourDetector, frame
 from tests.support.tiny import random_source
 

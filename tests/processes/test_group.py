@@ -299,7 +299,7 @@ def test_an_error_after_the_work_has_begun_may_pass(
         return cli.main(["camera", source, "--transport.frames", "tcp://127.0.0.1:*"])
 
     def fail(*_: object, **__: object) -> None:
-        Watchdog().turn()
+        Watchdog().tick()
         raise CameraError("it broke")
 
     monkeypatch.setattr(publish, "run_camera", fail)

@@ -1,10 +1,12 @@
-"""Tests of the log: formats, the frame that a line is about, and the limit of lines of one kind."""
+"""Tests of the log (formats, subjects, the limit of lines of one kind) and of the limit of open files."""
 
 from __future__ import annotations
 
 import io
 import json
 import logging
+import os
+import resource
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -127,3 +129,26 @@ def test_without_a_limit_every_line_is_written(log: Log) -> None:
     for _ in range(1000):
         log.logger.info("again")
     assert len(log.lines()) == 1000
+
+
+def test_the_soft_limit_rises_to_the_hard_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(logs, "MAX_DESCRIPTORS", 600)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+        assert logs.raise_descriptor_limit() == 600
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (600, before[1])
+        assert logs.raise_descriptor_limit() == 600
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_nearly_full_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    with caplog.at_level(logging.WARNING):
+        monkeypatch.setattr(logs, "NEARLY_FULL", 1.0)
+        assert not logs.warn_if_descriptors_run_out()
+        monkeypatch.setattr(logs, "NEARLY_FULL", 0.0)
+        assert logs.warn_if_descriptors_run_out()
+    (record,) = caplog.records
+    assert f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files are open" in record.message
+    assert os.listdir("/proc/self/fd")

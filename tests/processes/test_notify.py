@@ -30,7 +30,7 @@ import os, time
 from sam3_node.processes.notify import Watchdog
 watchdog = Watchdog({hang_s}, os.environ)
 assert "NOTIFY_SOCKET" not in os.environ
-watchdog.turn()
+watchdog.tick()
 print("up", os.getpid(), flush=True)
 time.sleep(600)
 """
@@ -78,10 +78,10 @@ def test_a_process_reports_that_it_is_alive_ready_and_stopping(place: tuple[List
     with Watchdog(60.0, environment) as watchdog:
         assert environment == {"A": "b"}
         assert listener.next() == "WATCHDOG=1"
-        watchdog.turn()
+        watchdog.tick()
         while listener.next() != "READY=1":
             pass
-        watchdog.turn()
+        watchdog.tick()
         assert [listener.next() for _ in range(3)] == ["WATCHDOG=1"] * 3
     while listener.next() != "STOPPING=1":
         pass
@@ -92,7 +92,7 @@ def test_a_loop_that_hangs_asks_to_be_replaced_and_one_that_waits_does_not(
 ) -> None:
     listener = Listener(f"{tmp_path}/n")
     with Watchdog(600.0, {"NOTIFY_SOCKET": f"{tmp_path}/n", "WATCHDOG_USEC": "20000"}) as watchdog:
-        watchdog.turn()
+        watchdog.tick()
         while listener.next() != "READY=1":
             pass
         assert listener.next() == "WATCHDOG=1"
@@ -116,7 +116,7 @@ def test_time_in_which_the_whole_process_did_not_run_does_not_count(monkeypatch:
     now_s = 1000.0
     monkeypatch.setattr("sam3_node.processes.notify.time.monotonic", lambda: now_s)
     watchdog = Watchdog(10.0)
-    watchdog.turn()
+    watchdog.tick()
     now_s = 1500.0
     assert watchdog.hangs
     watchdog._resumed_s = 1500.0  # as the thread finds when its wait took much longer than it should have
@@ -136,7 +136,7 @@ def test_time_in_which_the_whole_process_did_not_run_does_not_count(monkeypatch:
 )
 def test_without_a_supervisor_nothing_happens(environment: dict[str, str]) -> None:
     with Watchdog(1.0, environment) as watchdog:
-        watchdog.turn()
+        watchdog.tick()
         watchdog.wait()
 
 

@@ -12,13 +12,14 @@ import pytest
 
 from sam3_node.errors import ReplayError
 from sam3_node.geometry import Scaling
-from sam3_node.perception.prompts import FramePrompt
+from sam3_node.perception.prompts import to_model
 from sam3_node.replay.davis_png import encode_labels, read_mask
 from sam3_node.replay.event_log import Notes, Step
 from sam3_node.replay.job import ObjectOnFrame, read_prompts
 from sam3_node.replay.schedule import add_objects
 from sam3_node.types import Frame
 from sam3_node.wire import decode_mask
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.paths import SHARED
 
 BOX = [10, 8, 30, 24]
@@ -89,7 +90,7 @@ def test_an_object_becomes_the_operation_that_adds_it(tmp_path: Path) -> None:
         assert edit.op == "add_object"
         shape = {name: edit.args.get(name) for name in ("points", "labels", "box")}
         mask = decode_mask(edit.args["mask"]) if "mask" in edit.args else None
-        assert FramePrompt(**shape, mask=mask).to_model(1, Scaling((48, 64), 32)).object_id == 1
+        assert to_model(FramePrompt(**shape, mask=mask), 1, Scaling((48, 64), 32)).object_id == 1
 
 
 @pytest.mark.parametrize("at", ["", "bear", "bear/00000.png"])

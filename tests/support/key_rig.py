@@ -59,6 +59,4 @@ def echo(request: Request) -> Reply:
 
 def serve(stack: ExitStack, security: Security, endpoint: str = TCP) -> ControlServer:
     """Serve requests, of which readers may send two kinds, until the stack ends."""
-    return stack.enter_context(
-        ControlServer(endpoint, echo, security=security, reader_ops=("status", "describe"))
-    )
+    return stack.enter_context(ControlServer(endpoint, echo, security=security))

@@ -24,7 +24,7 @@ from sam3_node.transport import (
     poll,
 )
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
-from sam3_node.wire import Reply
+from sam3_node.wire import Reply, Request
 
 
 def make_frame(seq: int, camera: str = "cam0", side: int = 16) -> Frame:
@@ -43,11 +43,14 @@ def make_masks(seq: int, camera: str = "cam0") -> MaskFrame:
 
 
 def waiting_bodies(server: ControlServer) -> bytes:
-    """Return the packed requests that wait."""
+    """Return the requests that wait, as bytes."""
     with server._requests._changed:
-        return b"".join(
-            bytes(waiting.body) for queue in server._requests._peers.values() for waiting in queue.requests
-        )
+        contents = [
+            waiting.content for queue in server._requests._peers.values() for waiting in queue.requests
+        ]
+    return b"".join(
+        repr(content).encode() if isinstance(content, Request) else bytes(content) for content in contents
+    )
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:

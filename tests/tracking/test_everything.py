@@ -20,7 +20,7 @@ from sam3_node.models.sam.encoder import adapt_sam1
 from sam3_node.perception.output_masks import rasterize
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.tracking.everything import Census, EverythingOptions, segment_everything
-from sam3_node.types import advance, finish
+from sam3_node.types import resume, run_to_end
 from sam3_node.wire import decode_image
 from tests.support.tabletop import truth
 from tests.support.tiny import tiny_model
@@ -82,7 +82,7 @@ def test_masks_are_those_of_transformers_pipeline() -> None:
         crops_nms_thresh=OPTIONS.max_overlap,
     )
     features = model.encode(model.preprocess(image[..., ::-1].copy()))
-    found = finish(segment_everything(model, features, OPTIONS))
+    found = run_to_end(segment_everything(model, features, OPTIONS))
     assert 10 <= len(found.iou) < 100, "the limit of the predicted IoU must matter"
     assert np.allclose(found.iou, truth["scores"], atol=1e-3)
     for low, theirs in zip(found.logits, truth["masks"], strict=True):
@@ -94,10 +94,10 @@ def test_masks_that_depend_on_the_threshold_are_left_out() -> None:
     model = tiny_model(presence=60.0)
     features = model.encode(torch.randn(1, 3, model.image_size, model.image_size))
     every = EverythingOptions(grid=4, min_iou=0.0, min_stability=0.0, max_overlap=1.0, most=256)
-    found = finish(segment_everything(model, features, every))
+    found = run_to_end(segment_everything(model, features, every))
     inner, outer = ((found.logits > level).flatten(1).sum(dim=1) for level in (1.0, -1.0))
     limit = float((inner / outer).median())
-    sure = finish(segment_everything(model, features, replace(every, min_stability=limit)))
+    sure = run_to_end(segment_everything(model, features, replace(every, min_stability=limit)))
     assert 0 < len(sure.iou) < len(found.iou)
     assert torch.equal(sure.iou, found.iou[inner > limit * outer])
 
@@ -106,11 +106,11 @@ def test_masks_are_sure_different_and_few() -> None:
     model = tiny_model(presence=60.0)
     features = model.encode(torch.randn(1, 3, model.image_size, model.image_size))
     options = EverythingOptions(grid=5, min_iou=0.0, min_stability=0.0, most=4)
-    found = finish(segment_everything(model, features, options))
+    found = run_to_end(segment_everything(model, features, options))
     assert 1 <= len(found.logits) <= 4
     assert (found.iou.diff() <= 0).all()
     assert (found.logits > 0).flatten(1).any(dim=1).all()
-    none = finish(segment_everything(model, features, EverythingOptions(grid=2, min_iou=1.0)))
+    none = run_to_end(segment_everything(model, features, EverythingOptions(grid=2, min_iou=1.0)))
     assert none.logits.shape == (0, *model.mask_size)
 
 
@@ -141,7 +141,7 @@ def test_the_limit_that_leaves_nothing_is_named() -> None:
         (0.0, 1.0, "min_stability 1 (the best"),
     ):
         options, census = EverythingOptions(3, min_iou, min_stability), Census()
-        assert len(finish(segment_everything(model, features, options, census)).iou) == 0
+        assert len(run_to_end(segment_everything(model, features, options, census)).iou) == 0
         assert census.candidates >= 9
         assert census.stable == 0
         assert said in census.explain(options.complete(model))
@@ -150,7 +150,7 @@ def test_the_limit_that_leaves_nothing_is_named() -> None:
 def test_nano_finds_the_objects_of_the_bundled_scene() -> None:
     model, clip = load_tracker("nano"), LabelledClip.load(TABLETOP)
     image = decode_image(clip.frames[0])
-    found = finish(segment_everything(model, model.encode(model.preprocess(image)), EverythingOptions()))
+    found = run_to_end(segment_everything(model, model.encode(model.preprocess(image)), EverythingOptions()))
     masks = encode([rasterize(low.numpy(), image.shape[:2]).full() for low in found.logits])
     objects = encode([instance.mask.full() for instance in truth()[clip.frames[0].seq].instances])
     assert len(objects) == 5
@@ -163,10 +163,10 @@ def test_what_happens_between_the_turns_changes_nothing() -> None:
     pixels = torch.randn(2, 1, 3, model.image_size, model.image_size)
     features = model.encode(pixels[0])
     options = EverythingOptions(grid=7, min_iou=0.0, min_stability=0.0, max_overlap=1.0, most=256)
-    expected = finish(segment_everything(model, features, options))
+    expected = run_to_end(segment_everything(model, features, options))
     tracker, turns = Tracker(model, max_objects=2), 0
     work = segment_everything(model, features, options)
-    while (found := advance(work)) is None:
+    while (found := resume(work)) is None:
         tracker.step(pixels[1], [ObjectPrompt(1, points=[[40, 50]])] if turns == 0 else [])
         turns += 1
     assert turns == math.ceil(7 * 7 / model.batch_size) > 1

@@ -26,7 +26,7 @@ from sam3_node.errors import (
 )
 from sam3_node.node.status import rss_bytes
 from sam3_node.transport import ControlClient, ControlServer
-from sam3_node.transport.control import LARGE_BYTES, MAX_REQUESTS_PER_PEER
+from sam3_node.transport.control_server import LARGE_BYTES, MAX_REQUESTS_PER_PEER
 from sam3_node.wire import Failure, Reply, Request, pack, pack_reply, pack_request, unpack_reply
 from tests.support.transport_peer import next_line, peer, wait_until, waiting_bodies
 
@@ -326,7 +326,7 @@ def test_a_request_that_waited_too_long_is_not_carried_out(monkeypatch: pytest.M
         asker = threading.Thread(target=ask)
         asker.start()
         wait_until(lambda: b"echo" in waiting_bodies(server))
-        monkeypatch.setattr("sam3_node.transport.control.MAX_WAIT_S", 0.0)
+        monkeypatch.setattr("sam3_node.transport.control_server.MAX_WAIT_S", 0.0)
         assert server.receive(0) is None
         asker.join()
     assert refused
@@ -369,7 +369,7 @@ def test_a_failure_of_the_socket_is_raised(monkeypatch: pytest.MonkeyPatch) -> N
         raise zmq.ZMQError(zmq.ENOTSOCK)
 
     with ControlServer(TCP) as server, ControlClient(server.endpoint, timeout_ms=100) as client:
-        monkeypatch.setattr("sam3_node.transport.control.receive_parts", fail)
+        monkeypatch.setattr("sam3_node.transport.control_server.receive_parts", fail)
         with pytest.raises((TransportError, zmq.ZMQError)):
             client.call("echo")
         wait_until(lambda: server._failure)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import select
 
-from sam3_node.transport import control
-from sam3_node.transport.control import MAX_REQUESTS_PER_PEER, MAX_WAITING_BYTES, RequestQueue, WaitingRequest
+from sam3_node.transport import control_server
+from sam3_node.transport.control_server import (
+    MAX_REQUESTS_PER_PEER,
+    MAX_WAITING_BYTES,
+    RequestQueue,
+    WaitingRequest,
+)
 
 
 def request(peer: str, number: int, size: int = 10) -> WaitingRequest:
-    return WaitingRequest((peer.encode(),), number, bytes(size), 0.0)
+    return WaitingRequest((peer.encode(),), number, b"", size + control_server.OVERHEAD_BYTES, 0.0)
 
 
 def numbers(queue: RequestQueue) -> list[int]:
@@ -48,40 +53,40 @@ def test_a_peer_with_a_full_line_is_refused_and_others_are_not() -> None:
 
 
 def test_large_requests_give_way_to_those_of_other_peers() -> None:
-    queue, large = RequestQueue(), MAX_WAITING_BYTES // 3 - control.OVERHEAD_BYTES
+    queue, large = RequestQueue(), MAX_WAITING_BYTES // 3 - control_server.OVERHEAD_BYTES
     for number in range(3):
         assert not queue.put(request("flood", number, large))
     assert [refused.id for refused in queue.put(request("flood", 3, large))] == [3]
     assert [displaced.id for displaced in queue.put(request("policy", 10, 1000))] == [2]
     assert [refused.id for refused in queue.put(request("policy", 11, MAX_WAITING_BYTES))] == [11]
     assert numbers(queue) == [0, 10, 1]
-    largest = MAX_WAITING_BYTES - control.OVERHEAD_BYTES
+    largest = MAX_WAITING_BYTES - control_server.OVERHEAD_BYTES
     assert not queue.put(request("policy", 12, largest))
     assert numbers(queue) == [12]
     queue.close()
 
 
 def test_a_large_request_counts_while_it_is_carried_out() -> None:
-    queue, large = RequestQueue(), request("flood", 1, MAX_WAITING_BYTES - 2 * control.OVERHEAD_BYTES)
+    queue, large = RequestQueue(), request("flood", 1, MAX_WAITING_BYTES - 2 * control_server.OVERHEAD_BYTES)
     assert not queue.put(large)
     assert queue.take(0) == large
     assert queue.put(large) == [large]
     assert not queue.put(request("policy", 10, 0))
     assert queue.take(0) == request("policy", 10, 0)
-    assert not queue.put(large._replace(body=large.body[1024:]))  # type: ignore[index]
+    assert not queue.put(large._replace(cost=large.cost - 1024))
     queue.close()
 
 
-def pointer(peer: str, number: int, size: int = 10, topic: str = "cam0") -> WaitingRequest:
-    return request(peer, number, size)._replace(topic=topic)
+def pointer(peer: str, number: int, size: int = 10, key: str = "cam0") -> WaitingRequest:
+    return request(peer, number, size)._replace(supersede_key=key)
 
 
-def test_a_newer_request_supersedes_the_older_one_of_its_peer_and_topic() -> None:
+def test_a_newer_request_supersedes_the_older_one_of_its_peer_and_key() -> None:
     queue = RequestQueue()
     for first in (
         pointer("mouse", 0),
         request("mouse", 1),
-        pointer("mouse", 2, topic="cam1"),
+        pointer("mouse", 2, key="cam1"),
         pointer("other", 10),
     ):
         assert not queue.put(first)
@@ -111,7 +116,7 @@ def test_a_superseded_request_no_longer_counts() -> None:
     queue, half = RequestQueue(), MAX_WAITING_BYTES // 2
     for number in range(8):
         assert len(queue.put(pointer("mouse", number, half))) == (number > 0)
-    largest = request("other", 10, MAX_WAITING_BYTES - half - 2 * control.OVERHEAD_BYTES)
+    largest = request("other", 10, MAX_WAITING_BYTES - half - 2 * control_server.OVERHEAD_BYTES)
     assert not queue.put(largest)
     too_large = pointer("mouse", 9, half + 1)
     assert queue.put(too_large) == [too_large]  # the older one stays

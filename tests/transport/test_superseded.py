@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from sam3_node.transport import ControlServer, control
-from sam3_node.transport.control import MAX_REQUESTS_PER_PEER
-from sam3_node.types import Turns, advance
+from sam3_node.transport import ControlServer, control_server
+from sam3_node.transport.control_server import MAX_REQUESTS_PER_PEER
+from sam3_node.types import Job, resume
 from sam3_node.wire import Reply, Request, pack_request, unpack_reply
 from tests.support.transport_peer import wait_until, waiting_bodies
 
@@ -20,9 +20,7 @@ TCP = "tcp://127.0.0.1:*"
 
 def test_of_the_requests_of_a_moving_mouse_only_the_newest_is_carried_out() -> None:
     with (
-        ControlServer(
-            TCP, find_topic=lambda request: request.op if request.op == "segment" else None
-        ) as server,
+        ControlServer(TCP) as server,
         zmq.Context() as context,
         context.socket(zmq.DEALER) as mouse,
         context.socket(zmq.DEALER) as other,
@@ -53,7 +51,7 @@ class Work:
     def __init__(self) -> None:
         self.turns, self.is_closed = 0, False
 
-    def do(self) -> Turns[None]:
+    def do(self) -> Job[None]:
         try:
             while True:
                 self.turns += 1
@@ -66,19 +64,19 @@ class Work:
 def long_work(peer: str) -> Iterator[tuple[ControlServer, zmq.Socket, Work]]:
     """Yield a server, a peer on `peer`, tcp or ipc, and the work on its request 1, which was put back once."""
     with (
-        ControlServer(peer, find_topic=lambda request: request.op) as server,
+        ControlServer(peer) as server,
         zmq.Context() as context,
         context.socket(zmq.DEALER) as mouse,
     ):
         mouse.linger = 0
         mouse.connect(server.endpoint)
-        mouse.send(pack_request(Request(1, "long")))
+        mouse.send(pack_request(Request(1, "segment_everything")))
         assert server.receive(5000)
         assert server.begun is None
         work = Work()
-        with closing(turns := work.do()):
-            advance(turns)
-            server.put_back(turns)
+        with closing(job := work.do()):
+            resume(job)
+            server.put_back(job)
             yield server, mouse, work
 
 
@@ -96,7 +94,7 @@ def test_long_work_goes_on_when_its_request_is_received_again() -> None:
         assert received
         assert received[1].id == 1
         assert server.begun is not None
-        advance(server.begun)
+        resume(server.begun)
         assert work.turns == 2
         server.reply(received[0], Reply(1, "done"))
         assert mouse.poll(5000)
@@ -107,13 +105,13 @@ def test_long_work_goes_on_when_its_request_is_received_again() -> None:
 
 def test_long_work_is_not_refused_for_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
     with long_work(TCP) as (server, _, _):
-        monkeypatch.setattr(control, "MAX_WAIT_S", 0.0)
+        monkeypatch.setattr(control_server, "MAX_WAIT_S", 0.0)
         assert server.receive(5000)
 
 
 def test_a_newer_request_ends_the_work_on_the_older_one() -> None:
     with long_work(TCP) as (server, mouse, work):
-        mouse.send(pack_request(Request(2, "long")))
+        mouse.send(pack_request(Request(2, "segment_everything")))
         assert receive_error(mouse) == (1, "superseded")
         assert work.is_closed
         received = server.receive(5000)
@@ -137,7 +135,7 @@ def test_the_work_for_a_peer_that_has_gone_ends(scheme: str, tmp_path: Path) -> 
 
 
 def test_a_server_that_closes_refuses_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "LINGER_MS", 60_000)  # a busy machine sends the reply late
+    monkeypatch.setattr(control_server, "LINGER_MS", 60_000)  # a busy machine sends the reply late
     with long_work(TCP) as (server, mouse, work):
         server.close()
         assert receive_error(mouse) == (1, "busy")

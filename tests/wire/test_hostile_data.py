@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from sam3_node.errors import WireError
 from sam3_node.types import Depth, Frame
-from sam3_node.wire import decode_depth, decode_image, decode_mask, encode_image
+from sam3_node.wire import Fields, decode_depth, decode_image, decode_mask, encode_image
+from sam3_node.wire.masks import read_mask
 from tests.support.hostility import MEGABYTE, refused
 from tests.support.wire_examples import JPEG
 
@@ -84,7 +85,9 @@ def test_any_rle_decodes_or_is_refused(data):
 
 def test_a_box_above_max_pixels_is_refused():
     with refused("at most 100 pixels"):
-        decode_mask({"encoding": "rle", "size": HUGE, "box": FULL, "data": b"abc"}, max_pixels=100)
+        read_mask(
+            Fields({"encoding": "rle", "size": HUGE, "box": FULL, "data": b"abc"}, "mask"), max_pixels=100
+        )
 
 
 def png(width, height, bits=8, colour=2, rows=b""):

@@ -10,7 +10,8 @@ from hypothesis.extra import numpy as npst
 
 from sam3_node.errors import WireError
 from sam3_node.types import Mask
-from sam3_node.wire import decode_mask, encode_mask
+from sam3_node.wire import Fields, decode_mask, encode_mask
+from sam3_node.wire.masks import read_mask
 
 coco = pytest.importorskip("pycocotools.mask")
 
@@ -133,6 +134,6 @@ def test_runs_that_do_not_fill_the_image_are_refused() -> None:
 
 def test_a_mask_of_another_size_than_the_frame_is_refused() -> None:
     encoded = encode_mask(Mask.from_full(np.ones((5, 8), np.bool_)))
-    assert decode_mask(encoded, frame_size=(5, 8)).area == 40
+    assert read_mask(Fields(encoded, "mask"), frame_size=(5, 8)).area == 40
     with pytest.raises(WireError, match=r"mask: expected the frame's size \(6, 8\) \(h, w\), found \(5, 8\)"):
-        decode_mask({**encoded, "data": b"not decoded"}, frame_size=(6, 8))
+        read_mask(Fields({**encoded, "data": b"not decoded"}, "mask"), frame_size=(6, 8))

@@ -27,7 +27,7 @@ def test_the_topic_names_the_frame() -> None:
     ("parts", "named"),
     [
         (changed(quaternion=[0, 0, 0, 2.0]), "of length 1, found length 2"),
-        (changed(quaternion=[0, 0, 1]), "four finite numbers"),
+        (changed(quaternion=[0, 0, 1]), "4 finite numbers"),
         (changed(quaternion=[0, 0, float("nan"), 1]), "quaternion"),
         (changed(position=[0, 1]), "position"),
         (changed(position=[0, 1, float("inf")]), "position"),

@@ -47,10 +47,10 @@ from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import cast_source
 from sam3_node.models.sam.stages import Stages
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import EngineSettings, Settings, TrackerSettings
 from sam3_node.tracking.memory import MemoryBank, get_rule
 from sam3_node.types import Frame
+from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.common import ROOT, percentile, read_versions
 from tools.bench.latency import step
 from tools.command import new_parser

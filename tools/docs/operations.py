@@ -1,20 +1,11 @@
-"""Table of the control operations: arguments from the node's code, types and results from here."""
+"""Make the table of control operations: arguments from the code, types and results from here."""
 
 from __future__ import annotations
 
-from sam3_node.node import operations
-from sam3_node.node.operations import CHANGES, OPERATIONS
+from sam3_node.wire.operations import OPERATIONS, Operation
 
 from .tables import code, table
 
-_PROMPT = ("points", "labels", "box", "mask")
-_SHARES = ("min_iou", "min_stability", "max_overlap")
-_OPTIONAL = (
-    *("label", "seq", "priority", "camera", "stride", "epoch", "scores", "grid"),
-    *_SHARES,
-    *("most", "priorities", "count"),
-)
-_SNAPSHOT = ("name", "taker", "token", "accepted")
 _MASK = "`id`, `camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`"
 
 RESULTS = {
@@ -59,27 +50,16 @@ RESULTS = {
 
 def operation_table() -> str:
     """Return the table of operations. Raises KeyError for an operation that is not described here."""
-    rows = [[code(op), _arguments(op), RESULTS[op], "yes" if op in CHANGES else ""] for op in OPERATIONS]
+    rows = [
+        [code(op), _arguments(operation), RESULTS[op], "yes" if operation.kind == "change" else ""]
+        for op, operation in OPERATIONS.items()
+    ]
     return table(["op", "args", "result", "published as an event"], rows)
 
 
-def read_arguments() -> dict[str, tuple[str, ...]]:
-    """Return the argument names of each operation of the node's tables; operations without arguments may be absent."""
-    tables = [
-        value
-        for value in vars(operations).values()
-        if isinstance(value, dict) and set(value) <= set(OPERATIONS)
-    ]
-    return {op: entry[1] for entries in tables for op, entry in entries.items() if isinstance(entry, tuple)}
-
-
-def _arguments(op: str) -> str:
-    names = read_arguments().get(op, ())
-    optional_names = set(_OPTIONAL) - ({"label"} if op == "rename_object" else set())
-    optional_names |= {"name"} if op == "snapshot" else set()
-    optional_names |= {"taker", "token"} if op == "hand_over" else {"accepted"}
-    required = [code(name) for name in names if name not in _PROMPT and name not in optional_names]
-    prompt = ["prompt"] if set(_PROMPT) <= set(names) else []
-    ordered = (*_OPTIONAL, *_SNAPSHOT)
-    optional = [code(name) + "?" for name in ordered if name in names and name in optional_names]
+def _arguments(operation: Operation) -> str:
+    schema = operation.arguments
+    required = [code(name) for name in schema.readers if name in schema.required]
+    prompt = ["prompt"] if operation.takes_prompt else []
+    optional = [code(name) + "?" for name in schema.readers if name not in schema.required]
     return ", ".join([*required, *prompt, *optional])

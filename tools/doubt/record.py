@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.output_masks import rasterize
+from sam3_node.perception.prompts import to_model
 from sam3_node.tracking import Tracker
 from sam3_node.types import Mask
 from tools.command import errors_in_one_line, new_parser
@@ -69,7 +70,7 @@ def record(sequence: LabelledSequence, model: TrackerModel, kind: str) -> Record
         view = encode_frame(model, frame.image)
         known = set(tracker.ids)
         entering = [
-            make_prompt(kind, Mask.from_full(truth)).to_model(object_id, view.scaling)
+            to_model(make_prompt(kind, Mask.from_full(truth)), object_id, view.scaling)
             for object_id, truth in frame.masks.items()
             if object_id not in known and truth.any() and truth.mean() >= sequence.min_area
         ]

@@ -19,6 +19,7 @@ import torch
 
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.output_masks import rasterize
+from sam3_node.perception.prompts import to_model
 from sam3_node.tracking import Tracker
 from sam3_node.types import Image, Mask
 from tools.command import errors_in_one_line, new_parser, set_up_cpu
@@ -78,7 +79,7 @@ def agreement(model: TrackerModel, pictures: Iterable[Labelled]) -> dict[str, Ag
 @torch.inference_mode()
 def segment(tracker: Tracker, view: EncodedFrame, kind: str, truth: Bools) -> Bools:
     """Return the mask bool [h, w] for a prompt of this kind, made from the true mask."""
-    prompt = make_prompt(kind, Mask.from_full(truth)).to_model(0, view.scaling)
+    prompt = to_model(make_prompt(kind, Mask.from_full(truth)), 0, view.scaling)
     logits, _ = tracker.segment(view.features, prompt)
     return rasterize(logits.float().cpu().numpy(), view.scaling.frame_size).full()
 

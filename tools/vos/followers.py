@@ -16,11 +16,12 @@ from sam3_node.geometry import Scaling
 from sam3_node.models import Features, TrackerModel
 from sam3_node.models.sam.memory_read import METHODS as READS
 from sam3_node.perception.output_masks import rasterize
-from sam3_node.perception.prompts import FramePrompt
+from sam3_node.perception.prompts import to_model
 from sam3_node.settings import TrackerSettings
 from sam3_node.tracking import Tracker
 from sam3_node.tracking.memory import RULES, Bools, Floats, Ints, MemoryBank, SelectionRule
 from sam3_node.types import Mask
+from sam3_node.wire.frame_prompt import FramePrompt
 
 METHODS = ("default", "copy-first", "bank-off", "first-only")
 PROMPTS = ("mask", "box", "point")
@@ -181,7 +182,7 @@ class Tracked:
         }
 
     def prompt(self, view: EncodedFrame, object_id: int, truth: Mask) -> None:
-        prompt = make_prompt(self._kind, truth).to_model(object_id, view.scaling)
+        prompt = to_model(make_prompt(self._kind, truth), object_id, view.scaling)
         self._tracker.prompt_at(view.features, self._tracker.frame_number - 1, prompt)
 
 
@@ -204,7 +205,7 @@ class BoxToBox:
         self._boxes[object_id] = mask.box if mask.area else truth.box
 
     def _segment(self, view: EncodedFrame, prompt: FramePrompt) -> Mask:
-        logits, _ = self._tracker.segment(view.features, prompt.to_model(0, view.scaling))
+        logits, _ = self._tracker.segment(view.features, to_model(prompt, 0, view.scaling))
         return rasterize(logits.float().cpu().numpy(), view.scaling.frame_size)
 
 

@@ -29,7 +29,7 @@ class ObjectsProcessorStep(ObservationProcessorStep):
     without a batch dimension: put the step before `AddBatchDimensionProcessorStep`. `objects` is the last
     SlotObservation of the client, or None; ask it for a `refusal` before you act.
 
-    The parameters are those of `ObjectSlots`. A saved pipeline has them without the client. Give it when you load the
+    `ObjectSlots` has the same parameters. A saved pipeline has them without the client. Give it when you load the
     pipeline: `from_pretrained(path, overrides={"sam3_node_objects": {"client": client}})`.
     """
 
@@ -93,7 +93,7 @@ class ObjectsProcessorStep(ObservationProcessorStep):
     def transform_features(
         self, features: dict[PipelineFeatureType, dict[str, PolicyFeature]]
     ) -> dict[PipelineFeatureType, dict[str, PolicyFeature]]:
-        """Return the features with those of the masks."""
+        """Return the features, with the features of the masks added."""
         added = dataset_to_policy_features(self._features)
         observed = features.get(PipelineFeatureType.OBSERVATION, {})
         return features | {PipelineFeatureType.OBSERVATION: observed | added}

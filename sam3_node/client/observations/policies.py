@@ -4,13 +4,13 @@ Checks of the images and states that a user adds to an observation.
 
 Observations for Isaac GR00T, and the messages of its policy server.
 
-The layout is that of GR00T's documentation of its policies and of its server (gr00t/policy in N1.6 and N1.7,
+The layout follows GR00T's documentation of its policies and of its server (gr00t/policy in N1.6 and N1.7,
 gr00t/eval/service.py in N1.5). A request is one message of a ZeroMQ REQ socket, a msgpack map {endpoint, data,
 api_token?}; an array is {__ndarray_class__: true, as_npy: the bytes of numpy.save}.
 
 Observations for openpi, and the messages of its policy server.
 
-The layout is that of openpi's client package (openpi_client.msgpack_numpy): one msgpack value for each binary message
+The layout follows openpi's client package (openpi_client.msgpack_numpy): one msgpack value for each binary message
 of a WebSocket. An array is {b"__ndarray__": true, b"data", b"dtype", b"shape"} with keys of bytes, a scalar of numpy is
 {b"__npgeneric__": true, b"data", b"dtype"}.
 

@@ -295,7 +295,7 @@ class ObjectSlots:
     def read(self, client: MaskFeed, timeout_ms: int = 0) -> SlotObservation:
         """Take the newest masks that a client has, and return the contents of the slots.
 
-        Waits up to `timeout_ms` for masks. When none come, the contents are those of before, and older. Masks of other
+        Waits up to `timeout_ms` for masks. When none come, the contents stay, and grow older. Masks of other
         cameras, and masks whose pixels are damaged, are passed over. When object ids have begun again, all slots are
         empty and `restarts` has grown.
         """

@@ -25,12 +25,12 @@ from sam3_node.calibration import Calibration
 from sam3_node.geometry import Array, quaternion_from_rotation
 from sam3_node.perception.perception import load_model
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.perception.spatial import SpatialStage
 from sam3_node.perception.surfaces import DepthMap, Float, RayMap, measure_surfaces
 from sam3_node.settings import EngineSettings, ModelSettings, SpatialSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Intrinsics, Mask
 from sam3_node.wire import decode_depth, encode_depth, encode_image
+from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.common import SHARED, Figures, make_parser
 from tools.scenes.clips import Clip
 

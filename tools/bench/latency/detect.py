@@ -20,10 +20,10 @@ from sam3_node.detection.detectors import prepare_prompts
 from sam3_node.errors import ModelError
 from sam3_node.perception.perception import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
 from sam3_node.types import Frame, Mask
 from sam3_node.wire import encode_image
+from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.common import RUNS, Figures, make_parser
 from tools.command import errors_in_one_line
 

@@ -22,9 +22,9 @@ import numpy as np
 
 from sam3_node.node.saved_state import Snapshots
 from sam3_node.perception.perception import Perception
-from sam3_node.perception.prompts import FramePrompt
 from sam3_node.settings import DetectorSettings, ModelSettings, Settings, SnapshotSettings, TrackerSettings
 from sam3_node.types import Frame
+from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.common import RATIO, Figures, make_parser, objects_text
 
 WIDTH, HEIGHT = 640, 480
@@ -79,7 +79,7 @@ def main() -> None:
         for index in range(args.snapshots):
             alone += [step_ms(perception, 4 * index + place) for place in range(4)]
             saved = snapshots.describe()["saved"]
-            snapshots.turn()
+            snapshots.tick()
             copies.append(snapshots.describe()["copy_ms"])
             beside.append(step_ms(perception, 4 * index))
             snapshots.finish()

@@ -1,7 +1,4 @@
-"""The requests that wait for the node: bounded for each peer and in all, and taken from the peers in turn.
-
-The server of control requests: a ROUTER socket in the node.
-"""
+"""Serve control requests over a ROUTER socket. Requests wait in a queue that is bounded for each peer and in all."""
 
 from __future__ import annotations
 
@@ -11,17 +8,19 @@ import os
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import zmq
 
 from ..errors import BusyError, ForbiddenError, SupersededError, TransportError, WireError
-from ..types import Buffer, Turns
+from ..types import Buffer, Job
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, pack_reply, unpack_request
+from ..wire.codec import count_items
+from ..wire.operations import FOR_READERS
 from .channels import FrameSubscriber
 from .limits import Rights
-from .security import Key, Security
+from .security import Security
 from .sockets import (
     MAX_MESSAGE_BYTES,
     MAX_REQUEST_BYTES,
@@ -35,47 +34,46 @@ from .sockets import (
 
 MAX_REQUESTS_PER_PEER = 32
 MAX_WAITING_BYTES = 24 << 20
-OVERHEAD_BYTES = 1024  # approximate memory of a waiting request beside its body
+OVERHEAD_BYTES = 1024  # approximate memory of a waiting request beside its content
+ITEM_BYTES = 160  # most memory of an unpacked value beside its bytes: an entry of a map with its key
 
 Peer = tuple[bytes, ...]
 """The envelope of a request, which routes the reply. Its first part is the identity of the connection."""
 
 
 class WaitingRequest(NamedTuple):
-    """A request. It waits packed: unpacked it may take many times the memory."""
+    """A request that waits for the node."""
 
     peer: Peer
     id: int
-    """0 if it has not been unpacked yet"""
-    body: Buffer
+    """0 for a large one"""
+    content: Request | Buffer
+    """a large one waits packed, and is unpacked when it is taken"""
+    cost: int
+    """approximate memory in bytes"""
     arrived_s: float
     """of the monotonic clock"""
-    topic: str | None = None
-    """A newer request of the same connection with the same topic supersedes this one. None: nothing does."""
+    supersede_key: str | None = None
+    """A newer request of the same connection with the same key supersedes this one. None: none does."""
     connection: tuple[int, int] | None = None
     """descriptor and inode of the connection that it came over; None if they are unknown"""
-    work: Turns[Any] | None = None
-    """the work that was begun on it, None if there is none yet"""
-
-    @property
-    def cost(self) -> int:
-        """Approximate memory in bytes."""
-        return memoryview(self.body).nbytes + OVERHEAD_BYTES
+    job: Job[Any] | None = None
+    """the job that was begun on it, None if there is none yet"""
 
     def supersedes(self, older: WaitingRequest) -> bool:
         """Return True if this request makes an older one useless."""
-        same = self.topic is not None and self.topic == older.topic
+        same = self.supersede_key is not None and self.supersede_key == older.supersede_key
         return same and self.peer[0] == older.peer[0] and self is not older
 
     @property
     def has_departed(self) -> bool:
-        """True if the connection that it came over has been closed. libzmq itself tells nobody."""
+        """True if the connection that it came over has been closed; libzmq does not report it."""
         return self.connection is not None and find_connection(self.connection[0]) != self.connection
 
-    def drop(self) -> None:
-        """End the work that was begun on it."""
-        if self.work is not None:
-            self.work.close()
+    def cancel(self) -> None:
+        """Cancel the job that was begun on it."""
+        if self.job is not None:
+            self.job.close()
 
 
 def find_connection(descriptor: int) -> tuple[int, int] | None:
@@ -214,20 +212,18 @@ MAX_BYTES_PER_S = 250e6
 """The thread also rests after large requests: libzmq takes processor time for each byte that it reads ahead."""
 
 AnswerNow = Callable[[Request], Reply | None]
-FindTopic = Callable[[Request], str | None]
 
 
 class ControlServer(SocketOwner):
     """A server of control requests on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
 
-    A thread owns the socket. It answers malformed requests, and those for which `answer_now` returns a reply. It runs
-    in that thread, so it must be quick. The other requests wait for `receive`; peers take turns. A request whose work
-    is not done yet may be `put_back`, and waits for its next turn. A peer with
-    MAX_REQUESTS_PER_PEER waiting requests gets the error `busy` at once. A waiting request for which `find_topic`
-    returns a text is answered `superseded` when a newer one of the same connection has the same text, also if its work
-    has begun; requests of more than LARGE_BYTES are exempt. `node` is the `node` of replies without one. With keys,
-    `security` says who may connect, and readers may request `reader_ops` only; other requests of theirs get the error
-    `forbidden`.
+    A thread owns the socket and unpacks each request once. It answers malformed requests, and those for which
+    `answer_now` returns a reply; that runs in the thread, so it must be quick. The other requests wait for `receive`;
+    peers take turns. A request whose job has not ended may be `put_back`, and waits for its next turn. A peer with
+    MAX_REQUESTS_PER_PEER waiting requests gets the error `busy` at once. A waiting request is answered `superseded`
+    when a newer one of the same connection has the same `supersede_key`, also if its job has begun; requests of more
+    than LARGE_BYTES are exempt. `node` is the `node` of replies without one. With keys, `security` says who may
+    connect. Any request from a reader that the table of operations does not permit is refused with `forbidden`.
     It is a context manager, and serves DEALER and REQ peers. Raises TransportError when the endpoint is malformed or
     in use.
     """
@@ -237,16 +233,14 @@ class ControlServer(SocketOwner):
         endpoint: str,
         answer_now: AnswerNow = lambda request: None,
         node: str | None = None,
-        find_topic: FindTopic = lambda request: None,
         security: Security | None = None,
-        reader_ops: Collection[str] = (),
     ) -> None:
         self.rejected = 0
         """Number of requests that were malformed, not permitted, found no place, or waited too long."""
         self.last_error: str | None = None
-        self._answer_now, self._node, self._find_topic = answer_now, node, find_topic
+        self._answer_now, self._node = answer_now, node
         self._bound = BoundSocket(zmq.ROUTER, endpoint, QUEUE, MAX_REQUEST_BYTES, "node", security)
-        self._rights = Rights(reader_ops)
+        self._rights = Rights(FOR_READERS)
         self._socket = self._bound.socket
         self.endpoint = self._bound.endpoint
         self._requests = RequestQueue()
@@ -262,7 +256,7 @@ class ControlServer(SocketOwner):
     def receive(self, timeout_ms: int = 0) -> tuple[Peer, Request] | None:
         """Return the next request and the peer to reply to, or None when no request arrives in time.
 
-        A request that has waited for MAX_WAIT_S is answered with the error `busy` instead, unless its work has begun.
+        A request that has waited for MAX_WAIT_S is answered with the error `busy` instead, unless its job has begun.
         Raises TransportError when the server's thread has failed.
         """
         self._require_process()
@@ -272,18 +266,22 @@ class ControlServer(SocketOwner):
         while (waiting := self._requests.take(timeout_ms)) is not None:
             timeout_ms = 0
             waited_s = time.monotonic() - waiting.arrived_s
-            if waited_s > MAX_WAIT_S and waiting.work is None:
+            if waited_s > MAX_WAIT_S and waiting.job is None:
                 self._refuse(
                     waiting, f"the request waited for {waited_s:.0f} s and was not carried out; send it again"
                 )
                 continue
             self._taken = waiting
+            if isinstance(waiting.content, Request):
+                return waiting.peer, waiting.content
             try:
-                return waiting.peer, unpack_request(waiting.body)
-            except WireError as error:  # of a large one
+                request = unpack_request(waiting.content)
+            except WireError as error:
                 self._count_rejected(str(error))
                 self.reply(waiting.peer, Reply.failed(0, error))
                 return None
+            self._taken = waiting._replace(content=request, id=request.id)
+            return waiting.peer, request
         return None
 
     def reply(self, peer: Peer, reply: Reply) -> None:
@@ -292,24 +290,24 @@ class ControlServer(SocketOwner):
         A reply that cannot be packed, or that is too large for a message, becomes an error reply.
         """
         self._require_process()
-        self._replies.append((peer, self._pack(reply)))
+        self._replies.append((peer, _pack_reply(reply, self._node)))
         self._pipe.wake()
 
     @property
-    def begun(self) -> Turns[Any] | None:
-        """The work with which the request that was received last had been put back; None for a new request."""
-        return self._taken.work if self._taken else None
+    def begun(self) -> Job[Any] | None:
+        """The job with which the request that was received last had been put back; None for a new request."""
+        return self._taken.job if self._taken else None
 
-    def put_back(self, work: Turns[Any]) -> None:
-        """Let the request that was received last wait for another turn, with the work that was begun on it.
+    def put_back(self, job: Job[Any]) -> None:
+        """Let the request that was received last wait for another turn, with the job that was begun on it.
 
-        The peer's other requests come first. If a newer one supersedes it, or its connection has been closed, the work
-        is closed instead.
+        The peer's other requests come first. If a newer one supersedes it, or its connection has been closed, the job
+        is cancelled instead.
         """
         assert self._taken is not None
-        waiting, self._taken = self._taken._replace(work=work), None
+        waiting, self._taken = self._taken._replace(job=job), None
         if waiting.has_departed:
-            waiting.drop()
+            waiting.cancel()
         elif not self._requests.put_back(waiting):
             self._supersede(waiting)
 
@@ -389,26 +387,31 @@ class ControlServer(SocketOwner):
     def _accept(self, parts: list[memoryview], descriptor: int) -> None:
         peer = _envelope(parts)
         try:
-            key = self._spend(parts)
+            key = None
+            if not self._bound.is_plain:
+                key = self._bound.find_key(parts)
+                self._rights.spend(key, sum(part.nbytes for part in parts))
             if len(peer) + 1 != len(parts):
                 raise WireError(f"request: expected 1 part after the envelope, found {len(parts) - 1}")
-            request = unpack_request(parts[-1]) if parts[-1].nbytes <= LARGE_BYTES else Request(0, "")
+            size = parts[-1].nbytes
+            request = unpack_request(parts[-1]) if size <= LARGE_BYTES else None
             if key is not None:
-                self._rights.check(key, request.op)
+                self._rights.check(key, request.op if request else "")
         except (WireError, ForbiddenError, BusyError) as error:
             self._count_rejected(str(error))
-            self._send(peer, self._pack(Reply.failed(0, error)))
+            self._send(peer, _pack_reply(Reply.failed(0, error), self._node))
             return
-        reply = self._answer_now(request)
-        if reply is not None:
-            self._send(peer, self._pack(reply))
+        if request is not None and (reply := self._answer_now(request)) is not None:
+            self._send(peer, _pack_reply(reply, self._node))
             return
+        items = ITEM_BYTES * count_items(request.args) if request else 0
         waiting = WaitingRequest(
             peer,
-            request.id,
-            parts[-1],
+            request.id if request else 0,
+            request or parts[-1],
+            size + items + OVERHEAD_BYTES,
             time.monotonic(),
-            self._find_topic(request),
+            request.supersede_key if request else None,
             find_connection(descriptor),
         )
         for refused in self._requests.put(waiting):
@@ -419,32 +422,18 @@ class ControlServer(SocketOwner):
                     refused, "too many requests wait for the node; wait for replies before sending more"
                 )
 
-    def _spend(self, parts: list[memoryview]) -> Key | None:
-        """Take a message from the budget of its peer's key, and return the key; None without keys.
-
-        Raises ForbiddenError or BusyError if there is not enough.
-        """
-        if self._bound.is_plain:
-            return None
-        key = self._bound.find_key(parts)
-        self._rights.spend(key, sum(part.nbytes for part in parts))
-        return key
-
-    def _pack(self, reply: Reply) -> bytes:
-        return _pack_any_reply(reply if reply.node else reply._replace(node=self._node))
-
     def _count_rejected(self, reason: str) -> None:
         with self._counting:
             self.rejected += 1
             self.last_error = reason
 
     def _supersede(self, older: WaitingRequest) -> None:
-        older.drop()
+        older.cancel()
         reason = SupersededError("not carried out: a request of this client is newer")
         self.reply(older.peer, Reply.failed(older.id, reason))
 
     def _refuse(self, refused: WaitingRequest, message: str) -> None:
-        refused.drop()
+        refused.cancel()
         self._count_rejected(message)
         self.reply(refused.peer, Reply.failed(refused.id, BusyError(message)))
 
@@ -467,8 +456,10 @@ def _envelope(parts: list[memoryview]) -> Peer:
     return tuple(bytes(part) for part in parts[: 2 if len(parts) > 2 and not parts[1].nbytes else 1])
 
 
-def _pack_any_reply(reply: Reply) -> bytes:
+def _pack_reply(reply: Reply, node: str | None) -> bytes:
     """Pack a reply; if it cannot be packed or is too large, pack an error reply that says so."""
+    if reply.node is None:
+        reply = reply._replace(node=node)
     try:
         body = pack_reply(reply)
         if len(body) <= MAX_REPLY_BYTES:

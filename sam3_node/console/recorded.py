@@ -1,4 +1,4 @@
-"""The source of views that plays a recording, and compares its masks with those of another result."""
+"""Play a recording as views, and compare its masks with another result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..bags.pairing import TimeSpan
 from ..errors import BagError
 from ..types import NANOSECONDS, Box, Closeable, Frame, FrameKey, Mask, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
-from .views import Listener, View
+from .views import FrameView, Listener
 
 READ_AHEAD_NS = NANOSECONDS // 2
 MAX_CACHED_BYTES = 64 << 20
@@ -60,10 +60,10 @@ class Results:
         return None if body is None else unpack_masks([masks_topic(key.camera), body])
 
 
-class RecordedSource(Closeable):
+class RecordedViews(Closeable):
     """Views of a recording by index, and the comparison of each in a background thread. A context manager.
 
-    The masks are those of the recording, or of `against` if it has none. Raises BagError for a file that is no
+    The masks come from the recording, or from `against` if it has none. Raises BagError for a file that is no
     recording, for one without frames, and for a result that has no masks of these frames.
     """
 
@@ -91,13 +91,13 @@ class RecordedSource(Closeable):
         self._thread = threading.Thread(target=self._compare_all, name="console compare", daemon=True)
         self._thread.start()
 
-    def view(self, index: int) -> View:
+    def view(self, index: int) -> FrameView:
         """Return the view of an index, clipped to the recording."""
         index = min(max(index, 0), len(self.entries) - 1)
         entry = self.entries[index]
         masks = self._masks.find(entry.key)
         other = self._other.find(entry.key) if self._other is not None else None
-        return View(self._read_frame(entry), masks or _no_masks(entry, other), other, index)
+        return FrameView(self._read_frame(entry), masks or _no_masks(entry, other), other, index)
 
     def state(self) -> dict[str, Any]:
         """Return names and sizes of what is played."""
