@@ -43,6 +43,11 @@ STEP_FRAMES = 15
 MAX_ERROR_CHARACTERS = 200
 LOG_EVERY_S = 10.0
 COUNTS = ("stepped", "failed", "skipped", "too_old", "clock_ahead", "withheld")
+DESCRIBED = (
+    *("received", "stepped", "skipped", "failed", "too_old", "clock_ahead", "withheld", "over_budget"),
+    *("shed_level", "last_seq", "last_error", "spatial_problem"),
+)
+"""Attributes of CameraStats that the status has."""
 
 log = logging.getLogger(__name__)
 
@@ -304,18 +309,7 @@ class CameraStats:
         return {
             "epoch": self.epoch,
             "silent_s": None if silent_s is None else round(silent_s, 3),
-            "received": self.received,
-            "stepped": self.stepped,
-            "skipped": self.skipped,
-            "failed": self.failed,
-            "too_old": self.too_old,
-            "clock_ahead": self.clock_ahead,
-            "withheld": self.withheld,
-            "over_budget": self.over_budget,
-            "shed_level": self.shed_level,
-            "last_seq": self.last_seq,
-            "last_error": self.last_error,
-            "spatial_problem": self.spatial_problem,
+            **{name: getattr(self, name) for name in DESCRIBED},
             "fps": self._rate(),
             "masks_age_ms": None if origin_ns is None else _to_ms(time.time_ns() - origin_ns),
             "offset_ms": None if offset_ns is None else _to_ms(offset_ns),

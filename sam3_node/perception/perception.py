@@ -55,7 +55,7 @@ class Perception:
         self.calibrations: tuple[Calibration, ...] = ()
         """Set before a camera is served."""
         self.pipelines: dict[str, Pipeline] = {}
-        """The pipeline of each camera."""
+        """The pipeline of each camera; `serve` and `drop` change it."""
         self._prompt_set: PromptSet | None = None
         self.forget_things()
         if settings.detector.prompts:

@@ -226,7 +226,8 @@ class FrameSubscriber(Receiver[Frame]):
 
         Raises TransportError when the receiving thread has failed.
         """
-        self._require_process()
+        if self._process != os.getpid():
+            self._require_process()
         taken = self._queue.take(timeout_ms)
         if taken is None:
             self.check()

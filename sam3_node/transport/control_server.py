@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -27,6 +26,7 @@ from .sockets import (
     MAX_REQUEST_BYTES,
     BoundSocket,
     SocketOwner,
+    WakePipe,
     describe_source,
     receive_parts,
     send_parts,
@@ -110,7 +110,7 @@ class RequestQueue:
         self._peers: OrderedDict[bytes, _PeerQueue] = OrderedDict()
         self._cost = self._taken_cost = 0
         self._changed = threading.Condition()
-        self._reader, self._writer = os.pipe()
+        self._pipe = WakePipe()
 
     def put(self, request: WaitingRequest) -> list[WaitingRequest]:
         """Add a request. Return those that will not be taken: this one, or others that it displaced or superseded."""
@@ -170,16 +170,15 @@ class RequestQueue:
 
     def fileno(self) -> int:
         """Return a descriptor that is readable exactly while a request waits."""
-        return self._reader
+        return self._pipe.fileno()
 
     def close(self) -> None:
         """Close the descriptor. Call it when no thread uses the queue any more."""
-        os.close(self._writer)
-        os.close(self._reader)
+        self._pipe.close()
 
     def _add(self, request: WaitingRequest) -> None:
         if not self._peers:
-            os.write(self._writer, b"\0")
+            self._pipe.wake()
         queue = self._peers.setdefault(request.peer[0], _PeerQueue())
         queue.requests.append(request)
         queue.cost += request.cost
@@ -193,7 +192,7 @@ class RequestQueue:
         if not queue.requests:
             del self._peers[name]
             if not self._peers:
-                os.read(self._reader, 1)
+                self._pipe.clear()
         return removed
 
 
@@ -247,9 +246,7 @@ class ControlServer(SocketOwner):
         self._requests = RequestQueue()
         self._taken: WaitingRequest | None = None
         self._replies: deque[tuple[Peer, bytes]] = deque()
-        self._wake_reader, self._wake_writer = os.pipe()
-        os.set_blocking(self._wake_reader, False)
-        os.set_blocking(self._wake_writer, False)
+        self._pipe = WakePipe()
         self._closing = False
         self._failure: Exception | None = None
         self._counting = threading.Lock()
@@ -294,7 +291,7 @@ class ControlServer(SocketOwner):
         """
         self._require_process()
         self._replies.append((peer, _pack_reply(reply, self._node)))
-        self._wake()
+        self._pipe.wake()
 
     @property
     def begun(self) -> Job[Any] | None:
@@ -336,16 +333,11 @@ class ControlServer(SocketOwner):
         for waiting in self._requests.clear():
             self._refuse(waiting, "not carried out: the node stops")
         self._closing = True
-        self._wake()
+        self._pipe.wake()
         self._thread.join()
         self._bound.close(LINGER_MS)
         self._requests.close()
-        os.close(self._wake_writer)
-        os.close(self._wake_reader)
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread, too
-            os.write(self._wake_writer, b"\0")
+        self._pipe.close()
 
     def _run(self) -> None:
         try:
@@ -355,10 +347,10 @@ class ControlServer(SocketOwner):
 
     def _serve_until_closed(self) -> None:
         awake = zmq.Poller()
-        awake.register(self._wake_reader, zmq.POLLIN)
+        awake.register(self._pipe.fileno(), zmq.POLLIN)
         awake.register(self._socket, zmq.POLLIN)
         resting = zmq.Poller()
-        resting.register(self._wake_reader, zmq.POLLIN)
+        resting.register(self._pipe.fileno(), zmq.POLLIN)
         rest_until_s = 0.0
         while not self._closing:
             rest_ms = (rest_until_s - time.monotonic()) * 1000
@@ -446,8 +438,7 @@ class ControlServer(SocketOwner):
         self.reply(refused.peer, Reply.failed(refused.id, BusyError(message)))
 
     def _send_replies(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_reader, 4096)
+        self._pipe.clear()
         while self._replies:
             self._send(*self._replies.popleft())
 

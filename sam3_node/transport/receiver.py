@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -456,10 +456,16 @@ class CameraNames:
             self._bindings.move_to_end(camera)  # never absent for a moment: other threads call `silent_s`
             return replaced
 
-    def expect(self, cameras: Iterable[str]) -> None:
-        """Keep free places for cameras that are not heard yet, as if they had just been heard. For any thread."""
+    def expect(self, cameras: Collection[str]) -> None:
+        """Give places to cameras that are not heard yet, as if they had just been heard, before those of others.
+
+        Any thread may call it.
+        """
         with self._changing:
             for camera in cameras:
+                others = (name for name in self._bindings if name not in cameras)
+                if camera not in self._bindings and len(self._bindings) >= self.capacity:
+                    self._bindings.pop(next(others, ""), None)
                 if len(self._bindings) < self.capacity:
                     self._bindings.setdefault(camera, _Binding(None, 0, time.monotonic()))
 

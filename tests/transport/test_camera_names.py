@@ -87,6 +87,15 @@ def test_an_endpoint_that_comes_late_gets_its_share() -> None:
         assert len(subscriber.names._bindings) == 4
 
 
+def test_expected_cameras_get_their_places_before_others() -> None:
+    with two_cameras(max_cameras=2) as (_, second, subscriber):
+        subscriber.names.expect(["left", "right"])  # as after a restart
+        assert not subscriber.names.has_place("cam0")
+        assert [subscriber.names.silent_s(name) for name in ("left", "right")] == [None, None]
+        wait_until(lambda: second.send(make_frame(0, "left")) and subscriber.take(20))
+        assert subscriber.names.silent_s("left") is not None
+
+
 A, B = "tcp://a:1", "tcp://b:1"
 
 
