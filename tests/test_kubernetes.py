@@ -15,6 +15,7 @@ from sam3_node.errors import SettingsError
 from sam3_node.settings import load_settings, split_address
 from sam3_node.transport.security import KeyFolder
 from tests.support.paths import ROOT
+from tests.support.refuses import refuses
 
 yaml = pytest.importorskip("yaml")
 
@@ -122,7 +123,7 @@ def test_no_service_gives_variables_that_the_program_refuses(monkeypatch: pytest
     assert not NODE["Service"]["metadata"]["name"].startswith("sam3")
     assert not any(pod["enableServiceLinks"] for pod in PODS.values())
     monkeypatch.setenv("SAM3_NODE_PORT", "tcp://10.96.0.7:5551")
-    with pytest.raises(SettingsError, match="SAM3_NODE_PORT"):
+    with refuses(SettingsError, field="SAM3_NODE_PORT"):
         load_settings()
 
 

@@ -168,7 +168,7 @@ def compute_digest(path: Path) -> str:
         raise CalibrationError(f"cannot read {path}: {error.strerror}") from error
 
 
-class LiveViews:
+class CapturedViews:
     """Chooses views among live frames: the board is at rest, and unlike the views so far."""
 
     def __init__(self, board: Board) -> None:
@@ -241,7 +241,7 @@ def collect_live(
     With the endpoint `poses`, poses of the gripper are collected beside them. The guide says which view comes next.
     Raises CalibrationError without any view, and TransportError for a malformed endpoint.
     """
-    guide, clock = LiveViews(board), ""
+    guide, clock = CapturedViews(board), ""
     print(
         f"looking for {board} from camera {settings.camera.name}; hold the board still for each view",
         file=sys.stderr,

@@ -47,6 +47,7 @@ from tests.support.mcap_files import (
     write_ros2,
 )
 from tests.support.recordings import frame_at, write_earlier_layout, write_recording
+from tests.support.refuses import refuses
 from tests.support.wire_examples import masks, plain
 
 FAST = CameraSettings(fps=1000)
@@ -157,7 +158,7 @@ def test_our_own_recordings_come_back_as_they_were(tmp_path: Path) -> None:
         assert lost is None
         for wanted in ("left", topic):
             assert {frame.camera for frame in read(path, [wanted])[0]} == {"left"}
-        with pytest.raises(BagError, match="expected right, found the cameras table, left"):
+        with refuses(BagError, field=("table", "left")):
             open_bag(path, ["right"])
 
 
@@ -225,9 +226,7 @@ def test_several_cameras_come_in_order_and_topics_narrow_them(tmp_path: Path) ->
     ]
     for wanted in ("wrist", "/wrist/image"):
         assert [frame.camera for frame in read(path, [wanted])[0]] == ["wrist"] * 3
-    with pytest.raises(
-        BagError, match=r"expected back, found the cameras front \(/front/image\), wrist \(/wrist/im"
-    ):
+    with refuses(BagError, field=("/front/image", "/wrist/im")):
         open_bag(path, ["wrist", "back"])
 
 
@@ -238,7 +237,7 @@ def test_a_camera_that_cannot_be_read_is_left_out_unless_it_is_chosen(tmp_path: 
     frames, lost = read(path)
     assert [frame.camera for frame in frames] == ["front"]
     assert "skipped the camera thermal: /thermal/image: expected an encoding of" in str(lost)
-    with pytest.raises(BagError, match=r"/thermal/image: expected an encoding of .*, found 'hsv8'"):
+    with refuses(BagError, field=("/thermal/image", "hsv8")):
         read(path, ["thermal"])
     assert len(read(path, ["front"])[0]) == 1
 
@@ -255,19 +254,17 @@ def test_what_is_no_recording_is_refused_with_the_formats(tmp_path: Path) -> Non
         ("text.db3", "found another file at"),
         ("folder", "found a folder without one at"),
     ):
-        with pytest.raises(
-            BagError, match=rf"expected a recording, {what} .*{name}; known formats: MCAP .*video"
-        ):
+        with refuses(BagError, field=(str(what), str(name))):
             open_bag(tmp_path / name)
 
 
 def test_recordings_without_messages_or_cameras_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BagError, match="no message at all"):
+    with refuses(BagError, field="message"):
         open_bag(write_ros2(tmp_path / "bare.mcap", []))
     write_masks(tmp_path / "masks.mcap")
-    with pytest.raises(BagError, match=r"expected a topic with colour images .*, found masks/wrist-1 \(\)"):
+    with refuses(BagError, field="masks/wrist-1"):
         open_bag(tmp_path / "masks.mcap")
-    with pytest.raises(BagError, match=r"found /camera/color/camera_info \(sensor_msgs/msg/CameraInfo\)"):
+    with refuses(BagError, field=("/camera/color/camera_info", "sensor_msgs/msg/CameraInfo")):
         open_bag(write_ros2(tmp_path / "info.mcap", [Moment("/camera/color/camera_info", "info", T0)]))
 
 
@@ -303,7 +300,7 @@ def test_a_camera_of_a_recording_is_played_by_its_name(tmp_path: Path) -> None:
     path = write_recording(tmp_path / "two.mcap", [frame_at(0), frame_at(5, "left"), frame_at(1)])
     for uri, camera, count in ((f"bag:{path}", "table", 2), (f"bag:{path}?camera=left", "left", 1)):
         assert [item.image.camera for item in open_camera(uri, FAST)] == [camera] * count  # type: ignore[union-attr]
-    with pytest.raises(BagError, match="expected right, found the cameras table, left"):
+    with refuses(BagError, field=("table", "left")):
         open_camera(f"bag:{path}?camera=right", FAST)
     odd = path.rename(tmp_path / "two?camera=one.mcap")
     assert len(list(open_camera(f"bag:{odd}", FAST))) == 2

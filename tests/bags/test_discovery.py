@@ -18,6 +18,7 @@ pytest.importorskip("rosbags")
 
 from sam3_node.bags.formats.mcap import McapBag
 from tests.support.mcap_files import T0, Moment, colour_pixels, depth_pixels, write_ros2
+from tests.support.refuses import refuses
 
 BAG = Path("table.mcap")
 
@@ -232,22 +233,16 @@ def test_a_wanted_depth_is_preferred() -> None:
 
 
 def test_a_choice_that_is_absent_is_an_error_with_what_there_is() -> None:
-    with pytest.raises(
-        BagError, match=r"table\.mcap: expected wirst, found the cameras camera \(/camera/color/ima"
-    ):
+    with refuses(BagError, field=("table.mcap", "/camera/color/ima")):
         choose_cameras(BAG, REALSENSE, ["wirst"])
-    with pytest.raises(
-        BagError, match=r"expected a colour image among /camera/depth/image_rect_raw, found the"
-    ):
+    with refuses(BagError, field="/camera/depth/image_rect_raw"):
         choose_cameras(BAG, REALSENSE, ["/camera/depth/image_rect_raw"])
 
 
 def test_without_a_camera_the_topics_are_told() -> None:
-    with pytest.raises(
-        BagError, match=r"found /tf \(tf2_msgs/TFMessage\), /cam/depth \(sensor_msgs/msg/Image\)"
-    ):
+    with refuses(BagError, field=("tf2_msgs/TFMessage", "/cam/depth", "sensor_msgs/msg/Image")):
         choose_cameras(BAG, [Topic("/tf", "tf2_msgs/TFMessage", "other"), *topics("/cam/depth")])
-    with pytest.raises(BagError, match=r"and 70 more$"):
+    with refuses(BagError, field="70"):
         choose_cameras(BAG, [Topic(f"/t{index}", "x", "other") for index in range(100)])
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("h5py")
 from sam3_node.bags.isolated import IsolatedCalls
 from sam3_node.errors import BagError, MissingExtraError
 from tests.support.hdf5_files import make_pictures, write_aloha
+from tests.support.refuses import refuses
 
 
 @pytest.fixture
@@ -28,12 +29,10 @@ def test_a_child_that_ends_is_replaced_for_other_files(path: Path, tmp_path: Pat
         assert child is not None
         os.kill(child.pid, signal.SIGSEGV)
         child.wait()
-        with pytest.raises(
-            BagError, match=r"a\.hdf5: expected a whole file, found one that h5py cannot read"
-        ):
+        with refuses(BagError, field=("a.hdf5", "h5py")):
             calls.call("list_hdf5", path)
         assert "observations/images/low" in calls.call("list_hdf5", other)["datasets"]
-        with pytest.raises(BagError, match="cannot read within its limits"):
+        with refuses(BagError, field=("within", "limits")):
             calls.call("list_hdf5", path)  # would end the next child, too
 
 
@@ -56,6 +55,6 @@ def test_a_closed_one_can_be_used_again(path: Path) -> None:
 def test_a_missing_library_names_the_extra(path: Path) -> None:
     with (
         IsolatedCalls("no_such_library", "hdf5") as calls,
-        pytest.raises(MissingExtraError, match=r"no_such_library is not installed; .*sam3-node\[hdf5\]"),
+        refuses(MissingExtraError, field=("no_such_library", "hdf5")),
     ):
         calls.call("list_hdf5", path)

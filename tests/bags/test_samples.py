@@ -9,6 +9,7 @@ import pytest
 from sam3_node.bags.samples import CameraInfo
 from sam3_node.errors import BagError
 from sam3_node.types import Intrinsics
+from tests.support.refuses import refuses
 
 K = Intrinsics(120.0, 121.0, 64.0, 48.0, "brown_conrady", (-0.2, 0.05, 0.0, 0.0, 0.0))
 P = Intrinsics(100.0, 101.0, 60.0, 44.0)
@@ -37,7 +38,7 @@ def test_a_camera_that_was_never_calibrated_has_no_intrinsics() -> None:
 def test_a_lens_that_cannot_be_used_is_an_error_of_its_images_alone() -> None:
     info = replace(INFO, lens="an unknown model")
     assert info.fit((128, 96), True) == P
-    with pytest.raises(BagError, match="an unknown model"):
+    with refuses(BagError, field=("unknown", "model")):
         info.fit((128, 96), False)
     with pytest.raises(BagError, match="no P"):
         replace(INFO, projection="no P").fit((128, 96), True)
@@ -85,7 +86,7 @@ def test_a_side_may_be_rounded_to_whole_pixels() -> None:
     info = CameraInfo(P, size=(1226, 370))
     assert info.fit((613, 185), False) is not None
     assert info.fit((409, 123), False) is not None
-    with pytest.raises(BagError, match="aspect ratio"):
+    with refuses(BagError, field=("aspect", "ratio")):
         info.fit((409, 126), False)
 
 
@@ -103,7 +104,7 @@ def test_a_side_may_be_rounded_to_whole_pixels() -> None:
 def test_intrinsics_that_fit_no_image_of_this_size_are_refused(
     size: tuple[int, int], changes: dict[str, tuple[int, ...]]
 ) -> None:
-    with pytest.raises(BagError, match=f"{size[0]} x {size[1]}"):
+    with refuses(BagError, field=(str(size[0]), str(size[1]))):
         replace(INFO, **changes).fit(size, False)  # type: ignore[arg-type]
 
 

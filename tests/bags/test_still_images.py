@@ -19,6 +19,7 @@ from sam3_node.bags.decompression import MIN_STILL_PIXELS, decode_still
 from sam3_node.types import Frame
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.mcap_files import T0, WRITERS, Moment
+from tests.support.refuses import refuses
 
 SIZE = (48, 64)
 ROWS, COLUMNS = np.mgrid[: SIZE[0], : SIZE[1]]
@@ -115,7 +116,7 @@ def declare(name: str, width: int, height: int) -> bytes:
 @pytest.mark.parametrize("name", ["webp", "tiff", "bmp"])
 @pytest.mark.parametrize("size", [(16383, 16383), (16000, MIN_STILL_PIXELS // 16000 + 1)])
 def test_a_size_beyond_the_limit_is_refused_before_it_is_allocated(name: str, size: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=rf"expected a {name} image of at most \d+ pixels"):
+    with refuses(ValueError, field=str(name)):
         decode_still(declare(name, *size))
 
 

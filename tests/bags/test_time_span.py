@@ -21,6 +21,7 @@ from sam3_node.errors import BagError
 from sam3_node.types import NANOSECONDS, Frame
 from tests.support import mcap_files
 from tests.support.recordings import frame_at
+from tests.support.refuses import refuses
 from tests.support.wire_examples import plain
 
 SECOND = NANOSECONDS
@@ -136,7 +137,7 @@ def test_frames_of_a_film_before_the_part_are_not_decoded(
 def test_a_date_is_one_of_the_recording(native: Path, film: Path) -> None:
     found = read(native, TimeSpan(parse_time("2023-11-14T22:13:21Z"), EPOCH_NS + 2 * SECOND))
     assert [frame.seq for frame in found] == list(range(20, 40))
-    with pytest.raises(BagError, match="expected seconds from the start of the recording, found a date"):
+    with refuses(BagError, field=("recording", "date")):
         read(film, TimeSpan(EPOCH_NS))
 
 
@@ -155,7 +156,7 @@ def test_times_are_seconds_dates_or_nanoseconds(text: str, expected: int) -> Non
 
 @pytest.mark.parametrize("text", ["", "-1", "nan", "inf", "soon", "2023-11-14T22:13:20", "1e300"])
 def test_other_times_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected seconds from the start"):
+    with refuses(ValueError, field=("seconds", "start")):
         parse_time(text)
 
 

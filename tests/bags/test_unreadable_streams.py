@@ -21,6 +21,7 @@ from sam3_node.bags.formats.mcap import McapBag
 from sam3_node.errors import BagError
 from tests.support import ros_recordings
 from tests.support.mcap_files import COLOUR, DEPTH, T0, Moment, jpeg, rgbd, write_mcap, write_ros2
+from tests.support.refuses import refuses
 
 
 def test_a_depth_of_an_unknown_encoding_is_left_out(tmp_path: Path) -> None:
@@ -40,9 +41,9 @@ def test_a_camera_of_an_unknown_encoding_is_left_out_unless_chosen(tmp_path: Pat
         assert len(bag.cameras) == 1
         assert len(list(bag)) == 5
         assert "skipped the camera odd" in str(bag.lost)
-    with pytest.raises(BagError, match="found 'nv24'"):
+    with refuses(BagError, field="nv24"):
         open_bag(path, ["odd"])
-    with pytest.raises(BagError, match="found 'nv24'"):
+    with refuses(BagError, field="nv24"):
         open_bag(write_ros2(tmp_path / "odd.mcap", odd))
 
 
@@ -126,5 +127,5 @@ def test_a_folder_of_many_sequences_is_probed_one_image_each(tmp_path: Path) -> 
 )
 def test_datasets_that_are_not_read_are_named(tmp_path: Path, name: str, word: str) -> None:
     (tmp_path / name).write_bytes(b"{}")
-    with pytest.raises(BagError, match=f"found an? {word} dataset"):
+    with refuses(BagError, field=str(word)):
         open_bag(tmp_path)

@@ -20,6 +20,7 @@ from sam3_node.settings import Settings
 from sam3_node.transport import FramePublisher, MaskPair, MaskPublisher
 from sam3_node.types import Closeable, Frame, MaskFrame
 from tests.support.node_rig import PATIENCE_S, until
+from tests.support.refuses import refuses
 
 SIZE = (24, 32)
 
@@ -233,6 +234,6 @@ def test_a_full_stdout_does_not_end_the_command(monkeypatch: pytest.MonkeyPatch)
 def test_lossless_delivery_is_refused_and_the_viewer_closed() -> None:
     viewer = Viewer()
     settings = Settings(transport={"delivery": "every"})  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match=r"bridge needs transport\.delivery = 'newest'"):
+    with refuses(SettingsError, field=("transport.delivery", "newest")):
         run_bridge(settings, viewer, threading.Event(), Watchdog())
     assert viewer.closed.is_set()

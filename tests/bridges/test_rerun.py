@@ -16,6 +16,7 @@ from sam3_node.errors import MissingExtraError, OutputError, SettingsError
 from sam3_node.types import Depth, Frame, FramePose, Instance, Mask, MaskFrame
 from sam3_node.visualization import pick_colour
 from tests.support.node_rig import until
+from tests.support.refuses import refuses
 from tests.support.rrd_files import STATIC, count_rows, read_rrd, rerun_program
 from tests.support.wire_examples import DRIVER, MUG, jpeg_frame, masks, raw_frame
 from tools.bench.processes import free_ports
@@ -182,14 +183,14 @@ def test_other_targets_are_refused(target: str) -> None:
 def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "a.rrd"
     path.write_bytes(b"mine")
-    with pytest.raises(OutputError, match="exists already"):
+    with refuses(OutputError, field=("exists", "already")):
         RerunStream(str(path))
     assert path.read_bytes() == b"mine"
 
 
 def test_a_missing_sdk_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "rerun", None)
-    with pytest.raises(MissingExtraError, match=r"sam3-node\[rerun\]"):
+    with refuses(MissingExtraError, field="sam3-node"):
         RerunStream(str(tmp_path / "a.rrd"))
 
 

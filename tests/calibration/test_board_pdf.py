@@ -15,6 +15,7 @@ import pytest
 from sam3_node.calibration.board_pdf import POINTS_PER_MM, write_board
 from sam3_node.calibration.boards import Board
 from sam3_node.errors import CalibrationError
+from tests.support.refuses import refuses
 
 DPI = 150
 BOARDS = (
@@ -102,7 +103,7 @@ def test_nothing_lies_outside_the_page(tmp_path: Path) -> None:
         assert (rectangles[:, 1] + rectangles[:, 3]).max() < height
 
 
-@pytest.mark.parametrize(("paper", "named"), [("a4", "does not fit on a4"), ("a9", "a paper of a4")])
+@pytest.mark.parametrize(("paper", "named"), [("a4", "a4"), ("a9", "a4")])
 def test_a_board_that_does_not_fit_is_refused(paper: str, named: str, tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match=named):
+    with refuses(CalibrationError, field=named):
         write_board(tmp_path / "board.pdf", Board.parse("chessboard:9x6:40mm"), paper)

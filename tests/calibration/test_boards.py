@@ -23,6 +23,7 @@ from tests.support.calibration_scenes import (
     render,
     render_views,
 )
+from tests.support.refuses import refuses
 
 PINHOLE = Intrinsics(600, 600, 320, 240, "none")
 CHARUCO, CHESSBOARD = "charuco:7x5:30mm:21mm:4x4_50", "chessboard:6x5:25mm"
@@ -45,21 +46,21 @@ def test_a_board_reads_its_own_text(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("circles:7x5:30mm", "expected charuco"),
-        ("charuco:7x5:30:21:4x4_50", "expected charuco"),
-        ("charuco:7x5:30mm:31mm:4x4_50", "markers smaller"),
-        ("charuco:7x5:30mm:21mm:9x9_50", "expected a dictionary such as .*, found 9x9_50"),
+        ("circles:7x5:30mm", "charuco"),
+        ("charuco:7x5:30:21:4x4_50", "charuco"),
+        ("charuco:7x5:30mm:31mm:4x4_50", ("markers", "smaller")),
+        ("charuco:7x5:30mm:21mm:9x9_50", "9x9_50"),
         ("charuco:7x5:30mm:21mm:DICT_4X4_5", "4x4_50"),
         ("charuco:7x5:30mm:21mm:4x4_50:first=40", "needs 57"),
         ("charuco:20x20:30mm:21mm:4x4_50", "needs 200"),
         ("chessboard:2x2:25mm", "3 to 64"),
-        ("chessboard:9x6:0mm", "side above 0"),
+        ("chessboard:9x6:0mm", ("0", "above")),
         ("apriltag:6x5:22mm:0mm", "gap"),
         ("apriltag:999999x5:22mm:6mm", "1 to 64"),
     ],
 )
-def test_impossible_boards_are_refused(text: str, named: str) -> None:
-    with pytest.raises(CalibrationError, match=named):
+def test_impossible_boards_are_refused(text: str, named: str | tuple[str, ...]) -> None:
+    with refuses(CalibrationError, field=named):
         Board.parse(text)
 
 

@@ -20,6 +20,7 @@ from sam3_node.errors import CalibrationError
 from sam3_node.geometry import rigid, rotation_from_vector
 from sam3_node.types import Intrinsics
 from tests.support.calibration_scenes import BOARD, CAMERA, FISHEYE, SIZE, make_views, project_board
+from tests.support.refuses import refuses
 
 
 def assert_within(result: IntrinsicsResult, truth: Intrinsics, sigmas: float = 4.0) -> None:
@@ -75,7 +76,7 @@ def test_bad_views_are_named_and_left_out() -> None:
 
 
 def test_too_few_views_are_refused_with_what_is_missing() -> None:
-    with pytest.raises(CalibrationError, match=r"at least 6 different views .* found 3; add: a view with"):
+    with refuses(CalibrationError, field=("6", "3", "view")):
         calibrate_intrinsics(make_views(3), BOARD, SIZE)
 
 
@@ -106,7 +107,7 @@ def test_the_number_of_coefficients_can_be_chosen() -> None:
         assert len(result.solution.intrinsics.coeffs) == stored
     with pytest.raises(CalibrationError, match="2, 4, 5 or 8"):
         calibrate_intrinsics(views, BOARD, SIZE, coefficients=3)
-    with pytest.raises(CalibrationError, match="expected 4 coefficients for fisheye"):
+    with refuses(CalibrationError, field=("4", "fisheye")):
         calibrate_intrinsics(views, BOARD, SIZE, model="fisheye", coefficients=5)
 
 

@@ -12,6 +12,7 @@ from sam3_node.calibration.poses import PoseTrack, read_poses
 from sam3_node.errors import CalibrationError
 from sam3_node.geometry import rigid, rotation_from_vector
 from sam3_node.types import FramePose
+from tests.support.refuses import refuses
 
 MATRIX: list[list[float]] = [[0, -1, 0, 0.1], [1, 0, 0, 0.2], [0, 0, 1, 0.3], [0, 0, 0, 1]]
 QUATERNION = [0, 0, 0.5**0.5, 0.5**0.5]
@@ -132,27 +133,27 @@ def entry(**fields: object) -> str:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        (entry(position=[100, 200, 300]), 'millimetres write unit = "mm"'),
+        (entry(position=[100, 200, 300]), "mm"),
         (entry(quaternion_xyzw=[0, 0, 0, 2]), "length 2"),
         (entry(quaternion_xyzw=[0, 0, 1]), "quaternion_xyzw"),
-        (entry(position=None), "either matrix, or position"),
-        (entry(matrix=MATRIX), "either matrix, or position"),
+        (entry(position=None), ("matrix", "position")),
+        (entry(matrix=MATRIX), ("matrix", "position")),
         (dump(matrix=np.diag([-1.0, 1, 1, 1]).tolist()), "reflection"),
-        (dump(matrix=np.diag([2.0, 1, 1, 1]).tolist()), "rigid matrix"),
+        (dump(matrix=np.diag([2.0, 1, 1, 1]).tolist()), ("rigid", "matrix")),
         (json.dumps({"poses": []}), "poses"),
-        (json.dumps({"poses": [{"image": f"{n}/a.png", "matrix": MATRIX} for n in "xy"]}), "two for a.png"),
+        (json.dumps({"poses": [{"image": f"{n}/a.png", "matrix": MATRIX} for n in "xy"]}), "a.png"),
         (entry(colour="red"), "colour"),
-        ("[1, 2]", "not a file of poses"),
-        ("{", "cannot read poses"),
+        ("[1, 2]", ("file", "poses")),
+        ("{", "poses"),
     ],
 )
-def test_wrong_files_are_refused(text: str, named: str, tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match=named):
+def test_wrong_files_are_refused(text: str, named: str | tuple[str, ...], tmp_path: Path) -> None:
+    with refuses(CalibrationError, field=named):
         read_poses(write(tmp_path, "poses.json", text))
 
 
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match=r"nowhere\.csv"):
+    with refuses(CalibrationError, field="nowhere.csv"):
         read_poses(tmp_path / "nowhere.csv")
     with pytest.raises(CalibrationError, match="poses"):
         read_poses(write(tmp_path, "empty.csv", ""))
@@ -194,7 +195,7 @@ def test_poses_are_extrapolated_up_to_a_bound() -> None:
 def test_stale_poses_are_refused(stamp_ns: int, gap_ns: int, named: str) -> None:
     track = make_track()
     assert len(track) == 3
-    with pytest.raises(CalibrationError, match=f"stale pose.*{named}"):
+    with refuses(CalibrationError, field=str(named)):
         track.at(stamp_ns, gap_ns)
-    with pytest.raises(CalibrationError, match="found none"):
+    with refuses(CalibrationError, field="none"):
         PoseTrack().at(0, 100)

@@ -25,6 +25,7 @@ pytest.importorskip("mcap")
 from sam3_node.bags import RecordingWriter
 from sam3_node.cameras import playback
 from tests.support.recordings import INTRINSICS, MS, frame_at, write_recording
+from tests.support.refuses import refuses
 
 FAST = CameraSettings(fps=1000)
 JPEG = CameraSettings(fps=1000, encoding="jpeg")
@@ -180,7 +181,7 @@ def test_files_that_hold_no_frame_are_refused_at_once(tmp_path: Path) -> None:
 
 def test_the_tabletop_says_when_it_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(playback, "TABLETOP", tmp_path / "tabletop.mcap")
-    with pytest.raises(BagError, match=f"scene:tabletop: expected a recording, found no file at {tmp_path}"):
+    with refuses(BagError, field=str(tmp_path)):
         open_camera("scene:tabletop", FAST)
     write_recording(tmp_path / "tabletop.mcap", 2)
     source = open_camera("scene:tabletop", FAST)

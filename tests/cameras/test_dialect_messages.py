@@ -32,6 +32,7 @@ from tests.support.camera_servers import (
     views,
 )
 from tests.support.hostility import limited_memory
+from tests.support.refuses import refuses
 from tests.support.repeats import repetitions
 
 VALID = {
@@ -156,15 +157,13 @@ def test_a_message_of_another_dialect_is_named(dialect: str, sent: str) -> None:
     if dialect == sent:
         assert detect_dialect(views(VALID[sent])) == sent
         return
-    with pytest.raises(WireError, match=f"expected .*, found .*; use --dialect {sent}$"):
+    with refuses(WireError, field=str(sent)):
         read(dialect, VALID[sent])
 
 
 def test_frames_of_our_own_are_named() -> None:
     frame = Frame("cam0", 1, time.time_ns(), 4, 4, "mono8", bytes(16), sent_ns=1)
-    with pytest.raises(
-        WireError, match="found frames of a sam3-node camera; the node reads this endpoint itself"
-    ):
+    with refuses(WireError, field="sam3-node"):
         read("groot", [bytes(part) for part in pack_frame(frame)])
 
 

@@ -40,6 +40,7 @@ from tests.support.camera_servers import (
     opened,
     picture,
 )
+from tests.support.refuses import refuses
 from tests.support.transport_peer import wait_until
 
 HUB = "tcp://127.0.0.1:0"
@@ -308,7 +309,7 @@ def test_a_flood_of_tiny_messages_leaves_room_for_a_sender() -> None:
 
 def test_a_hub_beyond_this_machine_needs_the_word_insecure() -> None:
     settings = CameraSettings(dialect="imagezmq-hub")
-    with pytest.raises(TransportError, match=r"its senders have no keys.*transport\.insecure = true"):
+    with refuses(TransportError, field=("senders", "true")):
         open_camera("tcp://0.0.0.0:0", settings)
     open_camera("tcp://0.0.0.0:0", settings, insecure=True).close()
 
@@ -316,29 +317,31 @@ def test_a_hub_beyond_this_machine_needs_the_word_insecure() -> None:
 @pytest.mark.parametrize(
     ("uri", "settings", "reason"),
     [
-        ("tcp://robot:5555", {}, "expected the protocol of this camera server: --dialect groot, lerobot"),
-        ("webcam:0", {"dialect": "groot"}, "expected tcp://HOST:PORT with --dialect groot, found 'webcam:0'"),
+        ("tcp://robot:5555", {}, "--dialect"),
+        ("webcam:0", {"dialect": "groot"}, ("tcp://HOST:PORT", "--dialect", "webcam:0")),
         (
             "tcp://*:5555",
             {"dialect": "imagezmq"},
-            "senders in REQ/REP mode connect to --dialect imagezmq-hub",
+            ("REQ/REP", "--dialect"),
         ),
         (
             "tcp://*:5555",
             {"dialect": "groot"},
-            "expected the address of the server, such as tcp://robot:5555",
+            "tcp://robot:5555",
         ),
-        ("tcp://robot:1", {"dialect": "groot", "calibration": "a.toml"}, r"choose one with .*\?camera=NAME"),
+        ("tcp://robot:1", {"dialect": "groot", "calibration": "a.toml"}, "NAME"),
     ],
 )
-def test_settings_that_do_not_fit_are_errors(uri: str, settings: dict[str, str], reason: str) -> None:
-    with pytest.raises(CameraError, match=reason):
+def test_settings_that_do_not_fit_are_errors(
+    uri: str, settings: dict[str, str], reason: str | tuple[str, ...]
+) -> None:
+    with refuses(CameraError, field=reason):
         open_camera(uri, CameraSettings(**settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dialect", ["groot", "imagezmq-hub"])
 def test_a_malformed_address_is_an_error(dialect: str) -> None:
-    with pytest.raises(TransportError, match="expected tcp://host:port"):
+    with refuses(TransportError, field="tcp://host:port"):
         open_camera("tcp://robot", CameraSettings(dialect=dialect))  # type: ignore[arg-type]
 
 

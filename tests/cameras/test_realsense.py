@@ -27,6 +27,7 @@ from sam3_node.transport.channels import FrameSubscriber
 from sam3_node.types import Depth, Intrinsics
 from sam3_node.wire import decode_depth
 from tests.support.realsense_rig import FPS, SIZE, START_MS, SoftCamera, load_rs, record
+from tests.support.refuses import refuses
 
 PATIENCE_S = 60.0
 FRAMES = 30
@@ -119,7 +120,7 @@ def test_a_recording_that_cannot_be_played_is_a_camera_error(tmp_path: Path, con
     path = tmp_path / "bad.db3"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(CameraError, match="expected a recording of the RealSense SDK"):
+    with refuses(CameraError, field=("RealSense", "SDK")):
         open_camera(f"realsense:{path}", CameraSettings())
 
 
@@ -227,29 +228,24 @@ def test_absent_and_wrong_cameras_are_named() -> None:
     camera, other = SoftCamera("1234567"), SoftCamera("999")
     rs, devices = camera.rs, [camera.device, other.device]
     assert find_device(rs, devices[:1], "") is camera.device
-    with pytest.raises(CameraError, match=r"expected a RealSense camera, found none; check its cable"):
+    with refuses(CameraError, field="RealSense"):
         find_device(rs, [], "")
-    with pytest.raises(
-        CameraError,
-        match=r"camera 1234568, found 1234567 \(Soft D435\), 999 .*; did you mean 1234567\?; sam3-node camera list",
-    ):
+    with refuses(CameraError, field=("1234568", "1234567", "D435", "999")):
         find_device(rs, devices, "1234568")
-    with pytest.raises(
-        CameraError, match=r"expected one RealSense camera, found 1234567 .* realsense:SERIAL"
-    ):
+    with refuses(CameraError, field=("RealSense", "1234567", "realsense:SERIAL")):
         find_device(rs, devices, "")
 
 
 def test_a_camera_that_is_absent_is_a_camera_error() -> None:
     load_rs()
-    with pytest.raises(CameraError, match="RealSense camera 000000, found none"):
+    with refuses(CameraError, field=("RealSense", "000000")):
         open_camera("realsense:000000", CameraSettings())
 
 
 def test_a_camera_that_another_program_uses_says_so(cameras: Callable[..., SoftCamera]) -> None:
     camera = cameras()
     device = open_soft(camera)
-    with pytest.raises(CameraError, match="another program uses the camera: end it"):
+    with refuses(CameraError, field=("camera", "end")):
         open_soft(camera)
     device.close()
     open_soft(camera).close()
@@ -282,7 +278,7 @@ def test_settings_that_the_camera_cannot_take(
     cameras: Callable[..., SoftCamera], caplog: pytest.LogCaptureFixture
 ) -> None:
     camera = cameras()
-    with pytest.raises(CameraError, match=r"camera\.depth_exposure_ms: expected 0\.001 to 165, found 500"):
+    with refuses(CameraError, field=("camera.depth_exposure_ms", "0.001", "165", "500")):
         open_soft(camera, CameraSettings(depth_exposure_ms=500))
     open_soft(camera, CameraSettings(exposure_ms=5, width=1280)).close()
     assert "camera.exposure_ms is not used: the camera has no such option" in caplog.text

@@ -15,6 +15,7 @@ from sam3_node.cameras.scene import Scene
 from sam3_node.cameras.sources import open_camera
 from sam3_node.errors import CameraError
 from sam3_node.settings import CameraSettings
+from tests.support.refuses import refuses
 
 PERIOD = range(0, 240, 8)  # frames of one round of every path, at 30 fps
 
@@ -87,10 +88,10 @@ def test_from_uri_reads_every_parameter() -> None:
 @pytest.mark.parametrize(
     ("uri", "named"),
     [
-        ("scene:cubes", "expected scene:shapes or scene:tabletop"),
-        ("scene:", "expected scene:shapes"),
-        ("scene:shapes?speed=3", "found 'speed'"),
-        ("scene:shapes?objects=7", r"objects to be a whole number in 1\.\.6"),
+        ("scene:cubes", ("scene:shapes", "scene:tabletop")),
+        ("scene:", "scene:shapes"),
+        ("scene:shapes?speed=3", "speed"),
+        ("scene:shapes?objects=7", "1..6"),
         ("scene:shapes?seed=-1", "found '-1'"),
         ("scene:shapes?seed=1e3", "seed"),
         ("scene:shapes?seed=", "seed"),
@@ -98,8 +99,8 @@ def test_from_uri_reads_every_parameter() -> None:
         ("scene:shapes?fps=0", "fps"),
     ],
 )
-def test_wrong_uris_are_camera_errors(uri: str, named: str) -> None:
-    with pytest.raises(CameraError, match=named):
+def test_wrong_uris_are_camera_errors(uri: str, named: str | tuple[str, ...]) -> None:
+    with refuses(CameraError, field=named):
         open_camera(uri, CameraSettings())
 
 

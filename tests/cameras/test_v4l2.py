@@ -24,6 +24,7 @@ from sam3_node.cameras.webcam import (
 from sam3_node.errors import CameraError
 from sam3_node.settings import CameraSettings
 from sam3_node.wire import decode_image
+from tests.support.refuses import refuses
 
 SIZES = {
     "YUYV": {(640, 480): (30, 15), (1280, 720): (10,)},
@@ -104,13 +105,11 @@ def test_a_camera_is_found_by_name_part_file_and_number() -> None:
     ]
     for name in ("HD Pro Webcam C920", "c920", "/dev/video2", "2"):
         assert find_camera(name, cameras) is cameras[1]
-    with pytest.raises(
-        CameraError, match=r"found /dev/video2 \(HD Pro Webcam C920\), /dev/video4 .* camera list"
-    ):
+    with refuses(CameraError, field=("/dev/video2", "HD", "C920", "/dev/video4")):
         find_camera("HD Pro", cameras)
-    with pytest.raises(CameraError, match=r"did you mean Integrated Camera\?"):
+    with refuses(CameraError, field=("Integrated", "Camera")):
         find_camera("Integratd Camera", cameras)
-    with pytest.raises(CameraError, match="found none"):
+    with refuses(CameraError, field="none"):
         find_camera("c920", [])
 
 
@@ -129,7 +128,7 @@ def test_the_mode_follows_the_settings(settings: CameraSettings, expected: Mode)
 
 def test_a_camera_without_a_mode_that_can_be_read_says_what_it_has() -> None:
     odd = V4l2Camera(Path("/dev/video0"), "Odd", (Mode(640, 480, 30, "H264"),))
-    with pytest.raises(CameraError, match=r"v4l2:Odd: expected one of YUYV, .* found H264"):
+    with refuses(CameraError, field=("v4l2", "v4l2:Odd", "YUYV", "H264")):
         choose_v4l2_mode(odd, CameraSettings())
 
 
@@ -165,7 +164,7 @@ def test_mjpeg_is_passed_on_undecoded_and_damage_is_counted() -> None:
     assert device.retrieve() is None
     assert device.lost == 1
     assert isinstance(device.retrieve(), CapturedImage)
-    with pytest.raises(CameraError, match="no image"):
+    with refuses(CameraError, field="image"):
         device.grab()
 
 
@@ -180,7 +179,7 @@ def test_mjpeg_without_huffman_tables_can_be_decoded() -> None:
 
 
 def test_an_absent_camera_is_a_camera_error() -> None:
-    with pytest.raises(CameraError, match="expected the name or file of one camera"):
+    with refuses(CameraError, field=("file", "camera")):
         open_camera("v4l2:No Such Camera", CameraSettings())
 
 

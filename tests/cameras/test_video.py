@@ -14,6 +14,7 @@ from sam3_node.cameras.sources import open_camera
 from sam3_node.errors import CameraError
 from sam3_node.settings import CameraSettings
 from tests.support.paths import SHARED
+from tests.support.refuses import refuses
 
 ROBOT_ARM = SHARED / "data" / "video" / "16_robotarm.mp4"
 FAST = CameraSettings(fps=1000)
@@ -74,7 +75,7 @@ def test_stop_ends_even_a_looping_video(video: Path) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none.mp4", tmp_path):
-        with pytest.raises(CameraError, match=f"no file at {path}"):
+        with refuses(CameraError, field=str(path)):
             open_camera(f"video:{path}", FAST)
 
 
@@ -84,7 +85,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_damaged_files_are_camera_errors(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bad.mp4"
     path.write_bytes(content)
-    with pytest.raises(CameraError, match="no readable video"):
+    with refuses(CameraError, field=("readable", "video")):
         open_camera(f"video:{path}", FAST)
 
 
@@ -101,7 +102,7 @@ def test_a_file_cut_short_is_refused_or_ends_cleanly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("uri", ["", "video", "bag", "/dev/video0", "Scene:shapes"])
 def test_unknown_schemes_name_the_known_ones(uri: str) -> None:
-    with pytest.raises(CameraError, match=r"scene:tabletop, .*bag:FILE, video:FILE, .* or webcam:INDEX"):
+    with refuses(CameraError, field=("scene", "video:FILE", "webcam:INDEX")):
         open_camera(uri, FAST)
 
 
@@ -127,7 +128,7 @@ def test_a_real_recording() -> None:
 def test_a_source_without_its_kind_or_misspelt_is_answered_with_the_nearest(
     source: str, nearest: str
 ) -> None:
-    with pytest.raises(CameraError, match=rf"did you mean {nearest}\?$"):
+    with refuses(CameraError, field=str(nearest)):
         open_camera(source, FAST)
 
 
@@ -137,7 +138,7 @@ def test_a_bare_path_of_a_recording_is_answered_with_its_kind(tmp_path: Path) ->
     with pytest.raises(CameraError, match=r"found '[^']*'$"):
         open_camera(str(images), FAST)
     cv2.imwrite(str(images / "0.png"), np.zeros((48, 64, 3), np.uint8))
-    with pytest.raises(CameraError, match=rf"did you mean bag:{images}\?$"):
+    with refuses(CameraError, field=str(images)):
         open_camera(str(images), FAST)
 
 
@@ -153,5 +154,5 @@ def test_images_come_in_the_natural_order_of_their_names(tmp_path: Path) -> None
 def test_a_folder_without_images_and_a_file_are_camera_errors(tmp_path: Path) -> None:
     with pytest.raises(CameraError, match="images:"):
         open_camera(f"images:{tmp_path}", CameraSettings())
-    with pytest.raises(CameraError, match="expected a folder of images, found no folder at"):
+    with refuses(CameraError, field=("folder", "images")):
         open_camera(f"images:{tmp_path / 'absent'}", CameraSettings())

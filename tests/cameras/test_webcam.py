@@ -18,6 +18,7 @@ from sam3_node.cameras.sources import open_camera
 from sam3_node.cameras.webcam import OpenCvDevice
 from sam3_node.errors import CameraError
 from sam3_node.settings import CameraSettings
+from tests.support.refuses import refuses
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def open_file(path: Path, stop: threading.Event | None = None, fps: float = 0) -
 
 
 def test_an_absent_camera_is_a_camera_error() -> None:
-    with pytest.raises(CameraError, match=r"webcam:99: expected a camera, found none"):
+    with refuses(CameraError, field=("webcam", "webcam:99")):
         open_camera("webcam:99", CameraSettings(width=640, height=480, fps=30))
 
 
@@ -53,7 +54,7 @@ def test_opencv_says_nothing_of_an_absent_camera(capfd: pytest.CaptureFixture[st
     "uri", ["webcam:", "webcam:-1", "webcam:front", "webcam:1e3", "webcam:²", "webcam:99999"]
 )
 def test_a_wrong_index_is_a_camera_error(uri: str) -> None:
-    with pytest.raises(CameraError, match=r"expected webcam:INDEX"):
+    with refuses(CameraError, field="webcam:INDEX"):
         open_camera(uri, CameraSettings())
 
 
@@ -169,12 +170,12 @@ def test_a_stream_is_read_and_connected_again_after_its_end(
 
 
 def test_a_stream_that_is_absent_is_a_camera_error_without_the_password() -> None:
-    with pytest.raises(CameraError, match="expected a video stream, found none; check that") as raised:
+    with refuses(CameraError, field=("none", "check")) as raised:
         open_camera("rtsp://user:secret@127.0.0.1:1/front", CameraSettings())
     assert "rtsp://127.0.0.1:1/front" in str(raised.value)
     assert "secret" not in str(raised.value)
 
 
 def test_an_address_without_a_host_is_no_stream() -> None:
-    with pytest.raises(CameraError, match="as a camera source"):
+    with refuses(CameraError, field=("camera", "source")):
         open_camera("rtsp:front", CameraSettings())

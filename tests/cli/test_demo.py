@@ -23,6 +23,7 @@ from sam3_node.bags import LabelledClip, read_masks
 from sam3_node.cameras.playback import TABLETOP
 from tests.support.node_rig import Rig, masks_where
 from tests.support.recordings import write_recording
+from tests.support.refuses import refuses
 
 
 def make_results(folder: Path, shift: int) -> DemoResults:
@@ -120,8 +121,6 @@ def test_objects_not_found_by_name_are_added_by_a_box(
 def test_a_node_that_cannot_start_is_reported_with_its_last_lines(tmp_path: Path) -> None:
     before = set(psutil.Process().children())
     settings = load_settings(None, {"model.name": str(tmp_path / "no-such-weights")})
-    with pytest.raises(
-        ProcessError, match=r"node ended with exit code 2; its last lines:[\s\S]*no-such-weights"
-    ):
+    with refuses(ProcessError, field=("2", "last")):
         run_demo(tmp_path / "out", 1.0, settings)
     assert set(psutil.Process().children()) <= before

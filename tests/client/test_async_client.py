@@ -17,6 +17,7 @@ from sam3_node.errors import NodeRestarted, NotSeenError, TransportError
 from sam3_node.transport import ControlServer, MaskPublisher
 from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply, Request
+from tests.support.refuses import refuses
 from tests.support.transport_peer import make_masks
 
 TCP = "tcp://127.0.0.1:*"
@@ -84,9 +85,9 @@ def test_masks_requests_and_the_loop_go_on_together() -> None:
                 waiting = asyncio.create_task(client.latest())
                 await asyncio.sleep(0)
             assert await waiting is None  # the client is closed
-            with pytest.raises(TransportError, match="this client is closed"):
+            with refuses(TransportError, field=("client", "closed")):
                 await client.latest()
-            with pytest.raises(TransportError, match="this client is closed"):
+            with refuses(TransportError, field=("client", "closed")):
                 await client.status()
 
     run(main)
@@ -96,14 +97,14 @@ def test_waiting_for_an_object_and_iteration() -> None:
     async def main() -> None:
         with MaskPublisher(TCP) as publisher:
             async with AsyncPerceptionClient(publisher.endpoint, NOBODY, timeout_ms=100) as client:
-                with pytest.raises(TransportError, match="no masks came within 20 ms"):
+                with refuses(TransportError, field=("20", "within")):
                     await client.wait_for("cup", 20)
                 found = await send_until(
                     publisher, masks_of(1), asyncio.create_task(client.wait_for("cup", LONG_MS))
                 )
                 assert found.instance.label == "cup"
                 vain = asyncio.create_task(client.wait_for("plate", 500))
-                with pytest.raises(NotSeenError, match=r"'plate' .* have cup \(tracked\)"):
+                with refuses(NotSeenError, field="plate"):
                     await send_until(publisher, masks_of(2), vain)
 
                 async def collect() -> list[int]:
@@ -180,6 +181,6 @@ def test_it_belongs_to_one_event_loop() -> None:
         await client.latest(0)
 
     asyncio.run(look())
-    with pytest.raises(TransportError, match="belongs to another event loop"):
+    with refuses(TransportError, field=("event", "loop")):
         asyncio.run(look())
     client._client.close()

@@ -18,6 +18,7 @@ from sam3_node.transport.channels import Arrivals
 from sam3_node.wire import Reply
 from tests.support.camera_servers import StubServer, jpeg, picture
 from tests.support.node_rig import Rig, masks_where, until
+from tests.support.refuses import refuses
 from tests.support.transport_peer import make_frame, make_masks, wait_until
 from tests.support.wire_examples import gripper_pose
 
@@ -82,17 +83,17 @@ def test_wrong_endpoints_and_delivery() -> None:
 
 def test_waiting_for_a_camera_ends_in_time_and_with_the_client() -> None:
     with PerceptionClient(NOBODY, NOBODY, timeout_ms=100) as client:
-        with pytest.raises(TransportError, match="no camera sent frames within 50 ms: no node is connected"):
+        with refuses(TransportError, field=("50", "connected")):
             client.wait_for_camera(50)
         threading.Timer(0.1, client.close).start()
-        with pytest.raises(TransportError, match="this client is closed"):
+        with refuses(TransportError, field=("client", "closed")):
             client.wait_for_camera(None)
     with describing_node(cam0=SILENT, left=SENDING) as endpoints:
         with PerceptionClient(*endpoints) as client:
             assert client.wait_for_camera() == "left"
         with (
             PerceptionClient(*endpoints, cameras=["cam0"]) as client,
-            pytest.raises(TransportError, match="cam0 for 12 s"),
+            refuses(TransportError, field=("cam0", "12")),
         ):
             client.wait_for_camera(50)
 
@@ -104,9 +105,7 @@ def test_a_policy_may_start_before_its_camera(tmp_path: Path) -> None:
         with rig.client() as client:
             until(lambda: client.connected, "a connection")
             assert "no camera has sent a frame yet; start one" in client.diagnosis()
-            with pytest.raises(
-                RequestError, match="no camera has sent a frame yet; start one: sam3-node camera"
-            ):
+            with refuses(RequestError, field="sam3-node"):
                 client.add_object(points=[(160, 120)])
             rig.camera()
             assert client.wait_for_camera() == "cam0"
@@ -153,7 +152,7 @@ def test_other_messages_than_masks_are_named() -> None:
         assert "they are messages of another program" in diagnose((images.endpoint, control))
         with (
             PerceptionClient(frames.endpoint, control) as client,
-            pytest.raises(TransportError, match="they are frames of a camera"),
+            refuses(TransportError, field=("frames", "camera")),
         ):
             client.wait_for("cup", 300)
 

@@ -18,6 +18,7 @@ from sam3_node.settings import TransportSettings
 from sam3_node.transport import ControlServer, MaskPublisher
 from sam3_node.types import Mask
 from sam3_node.wire import Reply, Request, decode_mask, encode_mask
+from tests.support.refuses import refuses
 from tests.support.transport_peer import make_masks, wait_until
 
 MASK = make_masks(1).instances[0].mask
@@ -126,7 +127,7 @@ def test_prompts_of_the_wrong_shape_are_refused_before_they_are_sent() -> None:
             {"mask": np.zeros((4, 4))},
             {"mask": np.zeros((2, 4, 4), np.bool_)},
         ):
-            with pytest.raises(RequestError, match=f"{next(iter(wrong))}: expected .* found"):
+            with refuses(RequestError, field=str(next(iter(wrong)))):
                 client.add_object(**wrong)
         assert requests == []
 
@@ -212,29 +213,29 @@ def test_errors_of_the_node_are_raised() -> None:
 
 def test_an_answer_of_another_shape_is_an_error() -> None:
     for answer in (None, {}, {"id": "three"}, {"id": -1}):
-        with pytest.raises(WireError, match="add_object: expected"):
+        with refuses(WireError, field="add_object"):
             call(answer, lambda client: client.add_object(box=(0, 0, 1, 1)))
 
 
 def test_a_missing_node_is_an_error_in_time() -> None:
     with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9", timeout_ms=100) as client:
         assert client.latest(10) is None
-        with pytest.raises(TransportError, match="no node is connected at"):
+        with refuses(TransportError, field=("node", "connected")):
             client.status()
-    with pytest.raises(TransportError, match="expected tcp://"):
+    with refuses(TransportError, field="tcp://"):
         PerceptionClient("masks", "tcp://127.0.0.1:9")
 
 
 @pytest.mark.parametrize("prompts", ["red mug", b"red mug", {"red mug": 1}, 7, None])
 def test_names_that_are_no_list_are_refused_at_once(prompts: Any) -> None:
     with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9") as client:
-        with pytest.raises(RequestError, match=r"prompts: expected a list of texts .* found the"):
+        with refuses(RequestError, field="prompts"):
             client.set_prompts(prompts)
-        with pytest.raises(RequestError, match=r"prompts: expected a list of texts .* found the"):
+        with refuses(RequestError, field="prompts"):
             client.set_prompts(prompts, most=1)
-        with pytest.raises(RequestError, match="cameras: expected a list of texts"):
+        with refuses(RequestError, field="cameras"):
             client.latest_of_all(prompts)
-    with pytest.raises(RequestError, match="cameras: expected a list of texts"):
+    with refuses(RequestError, field="cameras"):
         PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9", cameras=prompts)
 
 
@@ -242,13 +243,13 @@ def test_what_is_no_text_or_map_is_refused_at_once() -> None:
     with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9") as client:
         wrong: list[Any] = [b"mug", None, ["mug"]]
         for name in wrong:
-            with pytest.raises(RequestError, match="prompts: expected text"):
+            with refuses(RequestError, field="prompts"):
                 client.set_prompts(["mug", name], most=1)
-            with pytest.raises(RequestError, match="label: expected text"):
+            with refuses(RequestError, field="label"):
                 client.wait_for(name)
         limits: Any = ["mug"]
         for argument in ("scores", "most", "priorities"):
-            with pytest.raises(RequestError, match=f"{argument}: expected a map"):
+            with refuses(RequestError, field=str(argument)):
                 client.set_prompts(["mug"], **{argument: limits})
 
 
@@ -267,16 +268,16 @@ def test_names_that_come_once_are_sent_with_their_most() -> None:
 @pytest.mark.parametrize(
     ("box", "told"),
     [
-        ((80, 90, 40, 30), "expected x0 < x1 and y0 < y1"),
-        ((80, 90, 80, 95), "expected x0 < x1 and y0 < y1"),
+        ((80, 90, 40, 30), ("x0", "x1", "y0", "y1")),
+        ((80, 90, 80, 95), ("x0", "x1", "y0", "y1")),
         ((0, 0, float("nan"), 5), "finite"),
         ((0, 0, float("inf"), 5), "finite"),
     ],
 )
-def test_a_box_that_no_frame_has_is_refused_at_once(box: Any, told: str) -> None:
+def test_a_box_that_no_frame_has_is_refused_at_once(box: Any, told: str | tuple[str, ...]) -> None:
     with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9") as client:
         for method in (client.add_object, client.segment):
-            with pytest.raises(RequestError, match=told):
+            with refuses(RequestError, field=told):
                 method(box=box)
-        with pytest.raises(RequestError, match="points: expected finite"):
+        with refuses(RequestError, field="points"):
             client.add_object(points=[(float("nan"), 1)])

@@ -16,6 +16,7 @@ from sam3_node.transport import ControlServer, MaskPublisher
 from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply
 from tests.support.node_rig import Process, Rig, masks_where, until
+from tests.support.refuses import refuses
 from tests.support.transport_peer import make_masks, wait_until
 
 NOBODY = "tcp://127.0.0.1:9"
@@ -57,7 +58,7 @@ def test_another_epoch_is_raised_once_before_its_masks(publisher: Publisher) -> 
         publisher.send(1, 1)
         assert latest(client).epoch == 1
         publisher.send(2, 2)
-        with pytest.raises(NodeRestarted, match="forget its ids, add its objects again") as caught:
+        with refuses(NodeRestarted, field=("add", "objects")) as caught:
             latest(client)
         error = caught.value
         assert (error.camera, error.old_epoch, error.new_epoch, error.node) == ("cam0", 1, 2, "node2")
@@ -82,7 +83,7 @@ def test_after_the_error_the_newest_masks_come_and_cameras_are_apart(publisher: 
             seen[masks.camera].append(masks.seq)
         assert seen in ({"cam0": [3], "left": [9]}, {"cam0": [2, 3], "left": [9]})  # 2, if 3 was on its way
         publisher.send(10, 3, "left")
-        with pytest.raises(NodeRestarted, match="camera left"):
+        with refuses(NodeRestarted, field=("camera", "left")):
             latest(client)
 
 
@@ -191,7 +192,7 @@ def test_a_policy_learns_of_the_restart_before_it_sees_the_new_object(policy: Po
 
 def test_an_id_of_the_earlier_session_is_refused(policy: Policy) -> None:
     policy.restart_with_a_knife()
-    with pytest.raises(NodeRestarted, match=f"ids of epoch {policy.epoch} are void") as caught:
+    with refuses(NodeRestarted, field=str(policy.epoch)) as caught:
         policy.client.refine_object(policy.mug, points=[(10, 10)])
     assert (caught.value.camera, caught.value.old_epoch) == ("cam0", policy.epoch)
     # the error has told the policy: from here on, ids are those of the new session
@@ -233,7 +234,7 @@ def test_masks_of_an_ended_epoch_are_not_returned(publisher: Publisher) -> None:
             publisher.send(5, 1)
             thread = threading.Thread(target=refuse)
             thread.start()
-            with pytest.raises(NodeRestarted, match="epoch 1 are void"):
+            with refuses(NodeRestarted, field=("1", "void")):
                 client.remove_object(1)
             thread.join()
             publisher.send(6, 1)
@@ -247,7 +248,7 @@ def test_an_object_of_several_cameras_needs_the_name_of_one(publisher: Publisher
         connect(publisher, client)
         publisher.send(0, 1, "left")
         assert latest(client).camera == "left"
-        with pytest.raises(RequestError, match="has seen ids of several: cam0, left"):
+        with refuses(RequestError, field="cam0"):
             client.refine_object(1, points=[(1, 1)])
 
 

@@ -21,6 +21,7 @@ from sam3_node.types import Instance, MaskFrame
 from sam3_node.wire import Reply, Request
 from tests.client.test_perception_client import node
 from tests.support.node_rig import until
+from tests.support.refuses import refuses
 from tests.support.transport_peer import make_masks, wait_until
 
 NOBODY = "tcp://127.0.0.1:9"
@@ -128,7 +129,7 @@ def test_callbacks_run_in_one_thread_and_survive_what_they_raise(
     assert any(isinstance(error, NodeRestarted) for error in told)
     assert threads == {"sam3-node callbacks"}
     for take in (lambda: client.latest(0), lambda: next(iter(client))):
-        with pytest.raises(TransportError, match="go to its callbacks"):
+        with refuses(TransportError, field="callbacks"):
             take()
     assert client.newest() is not None
 
@@ -161,7 +162,7 @@ def test_no_callback_runs_after_close_and_a_callback_may_close(publisher: MaskPu
     threading.Timer(0.05, go_on.set).start()
     client.close()
     assert ended.is_set()
-    with pytest.raises(TransportError, match="this client is closed"):
+    with refuses(TransportError, field=("client", "closed")):
         client.on_masks(slow)
     closing = PerceptionClient(publisher.endpoint, NOBODY)
     closing.on_masks(lambda masks: closing.close())
@@ -182,7 +183,7 @@ def test_lossless_delivery_calls_back_with_every_frame(tmp_path: Path) -> None:
         wait_until(lambda: len(seen) == 30, 60)
         assert seen == list(range(30))
         for look in (client.newest, lambda: client.wait_for("cup", 0)):
-            with pytest.raises(TransportError, match="needs delivery 'newest'"):
+            with refuses(TransportError, field="newest"):
                 look()
 
 
@@ -253,9 +254,7 @@ def test_more_objects_than_were_asked_for_are_refused(
     send_until(publisher, one, client.newest)
     assert client.wait_for("cup", LONG_MS, most=1).instance.id == 7
     send_until(publisher, both, lambda: getattr(client.newest(), "seq", 0) == 2)
-    with pytest.raises(
-        AmbiguousError, match=r"at most 1 'cup' on camera cam0.*object 7 'cup'.*object 9 'cup'.*0\.60"
-    ):
+    with refuses(AmbiguousError, field=("1", "cup", "7", "9")):
         client.wait_for("cup", LONG_MS, most=1)
     assert client.wait_for("cup", LONG_MS, most=2).instance.id == 9
     assert client.wait_for("cup", LONG_MS).instance.id == 9
@@ -264,7 +263,7 @@ def test_more_objects_than_were_asked_for_are_refused(
         send_until(publisher, doubtful, sure.newest)
         assert sure.wait_for("cup", LONG_MS, most=1).instance.id == 7
     for most in (0, True):
-        with pytest.raises(RequestError, match="most: expected"):
+        with refuses(RequestError, field="most"):
             client.wait_for("cup", 0, most=most)
 
 
@@ -288,7 +287,7 @@ def not_seen(publisher: MaskPublisher, client: PerceptionClient, label: str) -> 
 def test_waiting_in_vain_says_what_was_seen(publisher: MaskPublisher) -> None:
     with PerceptionClient(publisher.endpoint, NOBODY, timeout_ms=100, sure_only=True) as client:
         wait_until(lambda: client.connected, 60)
-        with pytest.raises(TransportError, match=r"no masks came within 50 ms: .*no node answers"):
+        with refuses(TransportError, field=("50", "answers")):
             client.wait_for("cup", 50)
         said = not_seen(publisher, client, "cups")
         assert said.startswith(
@@ -296,10 +295,10 @@ def test_waiting_in_vain_says_what_was_seen(publisher: MaskPublisher) -> None:
         )
         assert "cup (tracked, doubtful); did you mean cup?; the node looks for cup: set_prompts names" in said
         assert not_seen(publisher, client, "cup").startswith("no object 'cup'")
-        with pytest.raises(TransportError, match="no masks came"):
+        with refuses(TransportError, field=("masks", "came")):
             client.wait_for("cup", 0, camera="left")
         threading.Timer(0.05, client.close).start()
-        with pytest.raises(TransportError, match="cannot wait for 'cup': this client is closed"):
+        with refuses(TransportError, field="cup"):
             client.wait_for("cup", None)
 
 
@@ -330,9 +329,9 @@ def test_a_closed_client_raises_in_every_method(publisher: MaskPublisher) -> Non
     methods = {name for name in dir(client) if not name.startswith("_")} - {"close", "closed", "connected"}
     for name in sorted(methods):
         keywords = {"points": [(1, 1)]} if name in ("add_object", "segment", "refine_object") else {}
-        with pytest.raises(TransportError, match="this client is closed"):
+        with refuses(TransportError, field=("client", "closed")):
             getattr(client, name)(*arguments.get(name, ()), **keywords)
-    with pytest.raises(TransportError, match="this client is closed"):
+    with refuses(TransportError, field=("client", "closed")):
         iter(client)
     assert client.closed
     assert not client.connected
@@ -388,5 +387,5 @@ def test_masks_are_decoded_when_their_pixels_are_used(
 
 def test_the_public_names_are_there() -> None:
     assert all(getattr(api, name) for name in api.__all__)
-    with pytest.raises(AttributeError, match="has no attribute 'absent'"):
+    with refuses(AttributeError, field="absent"):
         _ = api.absent

@@ -15,6 +15,7 @@ from sam3_node.detection.clip_text import ClipText
 from sam3_node.detection.phrases import check_phrase_encoder
 from sam3_node.detection.vocabulary import Vocabulary, VocabularyWithFallback
 from sam3_node.errors import RequestError, VocabularyError
+from tests.support.refuses import refuses
 from tests.support.tiny_clip import CLIP, LETTERS, TOKENS, vocabulary, write_tiny_clip
 
 
@@ -85,7 +86,7 @@ def test_phrases_that_are_remembered_are_not_encoded_again(clip: Path) -> None:
 def test_too_many_tokens_are_refused(clip: Path) -> None:
     encoder = ClipText(clip)
     assert encoder.encode(["a" * (TOKENS - 2)]).shape == (1, 8)
-    with pytest.raises(RequestError, match=rf"at most {TOKENS} tokens, found {TOKENS + 1} in 'aaa"):
+    with refuses(RequestError, field=(str(TOKENS), str(TOKENS + 1))):
         encoder.encode(["mug", "a" * (TOKENS - 1)])
 
 
@@ -93,26 +94,26 @@ def test_too_many_tokens_are_refused(clip: Path) -> None:
 def test_a_folder_that_lacks_a_file_says_which(clip: Path, tmp_path: Path, name: str) -> None:
     folder = copied(clip, tmp_path / "clip", leave_out=name)
     lacking = "vocab.json, merges.txt" if name == "tokenizer.json" else name
-    with pytest.raises(VocabularyError, match=rf"clip lacks {lacking}; expected the files.*openai/clip-vit"):
+    with refuses(VocabularyError, field=str(lacking)):
         ClipText(folder)
 
 
 def test_a_folder_without_a_text_tower_is_refused(clip: Path, tmp_path: Path) -> None:
-    with pytest.raises(VocabularyError, match=r"no folder .*nowhere; expected the files of a CLIP"):
+    with refuses(VocabularyError, field="CLIP"):
         ClipText(tmp_path / "nowhere")
     folder = copied(clip, tmp_path / "clip")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
-    with pytest.raises(VocabularyError, match="holds a bert model; expected the files of a CLIP"):
+    with refuses(VocabularyError, field="CLIP"):
         ClipText(folder)
     (folder / "config.json").write_text(json.dumps(config))
     save_file({"other": np.eye(2, dtype=np.float32)}, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(VocabularyError, match=r"lacks \d+ tensors of a CLIP text tower .*text_"):
+    with refuses(VocabularyError, field="CLIP"):
         ClipText(folder)
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         broken = copied(clip, tmp_path / f"broken-{name}")
         (broken / name).write_bytes(b"{ nothing")
-        with pytest.raises(VocabularyError, match=r"cannot load .*expected the files of a CLIP"):
+        with refuses(VocabularyError, field="CLIP"):
             ClipText(broken)
 
 
@@ -122,7 +123,7 @@ def test_weights_that_are_not_numbers_are_told(clip: Path, tmp_path: Path) -> No
     with torch.no_grad():
         tower.text_projection.weight.fill_(torch.nan)
     tower.save_pretrained(folder)
-    with pytest.raises(VocabularyError, match="unusable vectors"):
+    with refuses(VocabularyError, field=("unusable", "vectors")):
         ClipText(folder).encode(["mug"])
 
 
@@ -145,9 +146,7 @@ def test_an_encoder_fits_a_detector_by_dimension_and_model() -> None:
     known = vocabulary("mug")
     check_phrase_encoder(known, 6)
     check_phrase_encoder(known, 6, "/weights/clip-vit-base-patch32/")
-    with pytest.raises(
-        VocabularyError, match=f"vectors of 512 numbers, found 6 from {CLIP}; use a vocabulary"
-    ):
+    with refuses(VocabularyError, field=str(CLIP)):
         check_phrase_encoder(known, 512)
-    with pytest.raises(VocabularyError, match="from laion/other, found vectors from"):
+    with refuses(VocabularyError, field="laion/other"):
         check_phrase_encoder(known, 6, "laion/other")

@@ -19,6 +19,7 @@ from sam3_node.detection.grounding_dino import GroundingDinoDetector, input_size
 from sam3_node.errors import ModelError, RequestError, UnknownPhraseError
 from sam3_node.models.pixels import box_iou, normalise_frame
 from sam3_node.models.weight_files import IMAGENET
+from tests.support.refuses import refuses
 from tests.support.tiny_detectors import QUERIES, picture, write_tiny_grounding_dino
 
 NAMES = ["red mug", "bottle", "spoons"]
@@ -140,14 +141,14 @@ def test_words_that_the_model_does_not_know_are_told(folder: Path) -> None:
     mine = detector(folder)
     assert mine.prepare(["杯 mug"]).tokens.shape == (1, 5)
     for phrase in ("杯", "\u200b", "杯 🍵"):
-        with pytest.raises(UnknownPhraseError, match="expected words that tiny knows, found none in "):
+        with refuses(UnknownPhraseError, field=("knows", "none")):
             mine.prepare(["mug", phrase])
 
 
 def test_more_words_than_the_model_reads_are_refused(folder: Path) -> None:
     mine = detector(folder)
     assert mine.prepare(["mug"] * 11).tokens.shape == (1, 24)
-    with pytest.raises(RequestError, match="at most 24 tokens in all, found 26 in 12 phrases; use fewer"):
+    with refuses(RequestError, field=("24", "26", "12", "fewer")):
         mine.prepare(["mug"] * 12)
 
 
@@ -177,13 +178,13 @@ def limits(mine: GroundingDinoDetector) -> tuple[int, int]:
 def test_damaged_files_are_clear_errors(folder: Path, tmp_path: Path, file: str) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:500])
-    with pytest.raises(ModelError, match=f"cannot load {tmp_path}: expected a folder or hub repository with"):
+    with refuses(ModelError, field=str(tmp_path)):
         load_grounding_dino(tmp_path)
 
 
 def test_a_folder_without_its_parts_says_which(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no folder .*nowhere"):
+    with refuses(ModelError, field="folder"):
         load_grounding_dino(tmp_path / "nowhere")
     shutil.copytree(folder, tmp_path, ignore=shutil.ignore_patterns("tokenizer*"), dirs_exist_ok=True)
-    with pytest.raises(ModelError, match=r"no tokenizer: expected tokenizer\.json \(or vocab\.txt\)"):
+    with refuses(ModelError, field=("tokenizer.json", "vocab.txt")):
         load_grounding_dino(tmp_path)

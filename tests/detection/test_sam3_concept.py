@@ -16,6 +16,7 @@ from sam3_node.errors import ModelError, RequestError
 from sam3_node.models import load_tracker
 from sam3_node.models.pixels import box_iou, normalise_frame
 from sam3_node.types import Detection
+from tests.support.refuses import refuses
 from tests.support.tiny import sam3_config, tiny_model
 from tests.support.tiny_clip import LETTERS, TOKENS
 from tests.support.tiny_detectors import HIDDEN, picture, sam3_detector_config, write_tiny_sam3
@@ -160,7 +161,7 @@ def test_a_frame_of_any_size_will_do(mine: Sam3ConceptDetector, size: tuple[int,
 
 def test_a_phrase_of_too_many_tokens_is_refused(mine: Sam3ConceptDetector) -> None:
     assert mine.prepare(["mug", "a" * (TOKENS - 2)]).text.shape[:2] == (2, TOKENS)
-    with pytest.raises(RequestError, match=rf"at most {TOKENS} tokens, found {TOKENS + 1} in 'aaa"):
+    with refuses(RequestError, field=(str(TOKENS), str(TOKENS + 1))):
         mine.prepare(["mug", "a" * (TOKENS - 1)])
 
 
@@ -170,14 +171,12 @@ def copied(folder: Path, target: Path, leave_out: str = "") -> Path:
 
 
 def test_a_folder_without_its_parts_says_which(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no folder .*nowhere"):
+    with refuses(ModelError, field="folder"):
         load_sam3_concept(tmp_path / "nowhere")
-    with pytest.raises(
-        ModelError, match=r"no tokenizer: expected tokenizer\.json \(or vocab\.json and merges\.txt"
-    ):
+    with refuses(ModelError, field=("tokenizer.json", "vocab.json", "merges.txt")):
         load_sam3_concept(copied(folder, tmp_path / "mute", leave_out="tokenizer*"))
     for file in ("model.safetensors", "config.json"):
-        with pytest.raises(ModelError, match=f"cannot load {tmp_path}"):
+        with refuses(ModelError, field=str(tmp_path)):
             load_sam3_concept(copied(folder, tmp_path / f"without {file}", leave_out=file))
 
 
@@ -185,14 +184,14 @@ def test_a_folder_without_its_parts_says_which(folder: Path, tmp_path: Path) -> 
 def test_damaged_files_are_clear_errors(folder: Path, tmp_path: Path, file: str) -> None:
     broken = copied(folder, tmp_path / "broken")
     (broken / file).write_bytes((broken / file).read_bytes()[:1000])
-    with pytest.raises(ModelError, match=f"cannot load {broken}: expected a folder or hub repository with"):
+    with refuses(ModelError, field=str(broken)):
         load_sam3_concept(broken)
 
 
 def test_a_preprocessor_that_is_no_json_is_told(folder: Path, tmp_path: Path) -> None:
     broken = copied(folder, tmp_path / "broken")
     (broken / "preprocessor_config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"cannot read .*preprocessor_config\.json: expected JSON"):
+    with refuses(ModelError, field="JSON"):
         load_sam3_concept(broken)
 
 
@@ -200,15 +199,13 @@ def test_weights_of_something_else_are_refused(folder: Path, tmp_path: Path) -> 
     other = copied(folder, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
-    with pytest.raises(ModelError, match="holds a bert model; expected one of sam3, sam3_video"):
+    with refuses(ModelError, field=("sam3", "sam3_video")):
         load_sam3_concept(other)
     state = {
         k: v for k, v in Sam3Model.from_pretrained(folder).state_dict().items() if "query_embed" not in k
     }
     Sam3Model.from_pretrained(folder).save_pretrained(other, state_dict=state)
-    with pytest.raises(
-        ModelError, match=r"lacks 1 tensors of a Sam3Model, for example detr_decoder\.query_embed"
-    ):
+    with refuses(ModelError, field=("1", "Sam3Model", "detr_decoder.query_embed")):
         load_sam3_concept(other)
 
 
@@ -217,5 +214,5 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path, tmp_path: Path) -
     tokenizer = CLIPTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["mugs"])
     tokenizer.save_pretrained(other)
-    with pytest.raises(ModelError, match="a tokenizer of at most 56 tokens, found 57"):
+    with refuses(ModelError, field=("56", "57", "tokens")):
         load_sam3_concept(other)

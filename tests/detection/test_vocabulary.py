@@ -21,6 +21,7 @@ from sam3_node.detection.phrases import check_phrase_encoder
 from sam3_node.detection.vocabulary import Vocabulary, build_vocabulary, find_contrasts
 from sam3_node.errors import OutputError, UnknownPhraseError, VocabularyError
 from tests.support.paths import SHARED
+from tests.support.refuses import refuses
 from tests.support.tiny_clip import CLIP, NAMES, vocabulary, write_tiny_clip
 
 GOOD = {"version": "1", "model": CLIP, "phrases": json.dumps(["mug", "cup"])}
@@ -92,7 +93,7 @@ def test_a_vocabulary_cannot_be_changed() -> None:
     given[:] = 7
     known.encode(["mug"])[:] = 7
     np.testing.assert_array_equal(known.vectors, np.eye(2))
-    with pytest.raises(ValueError, match="read-only"):
+    with refuses(ValueError, field="read-only"):
         known.vectors[0, 0] = 7
 
 
@@ -121,23 +122,25 @@ def test_vectors_get_unit_length_and_files_keep_every_bit(
 @pytest.mark.parametrize(
     ("phrases", "vectors", "model", "told"),
     [
-        ((), np.zeros((0, 3)), CLIP, r"at least one, found shape \[0, 3\]"),
-        (("mug",), np.ones(3), CLIP, r"each of 1 phrases, at least one, found shape \[3\]"),
-        (("mug",), np.ones((2, 3)), CLIP, r"each of 1 phrases, at least one, found shape \[2, 3\]"),
-        (("mug",), np.ones((1, 0)), CLIP, r"found shape \[1, 0\]"),
-        (("mug", "cup"), [[1, 2], [0, 0]], CLIP, "row 1 is zero"),
-        (("mug", "cup"), [[1, 2], [np.nan, 0]], CLIP, "row 1 is not finite"),
-        (("mug", "cup"), [[1, np.inf], [1, 0]], CLIP, "row 0 is not finite"),
-        (("mug", "cup"), [[1e300, 1], [1, 0]], CLIP, "row 0 is not finite"),
-        (("mug", "mug"), np.eye(2), CLIP, "each phrase once, found 'mug' and 'mug'"),
-        (("mug", " MUG"), np.eye(2), CLIP, "each phrase once, found 'mug' and 'MUG'"),
-        (("mug", ""), np.eye(2), CLIP, "found an empty one"),
-        (("mug", 3), np.eye(2), CLIP, "expected text, found int"),
-        (("mug",), np.eye(1), " ", "expected the name of the model"),
+        ((), np.zeros((0, 3)), CLIP, ("0", "3", "shape")),
+        (("mug",), np.ones(3), CLIP, ("1", "3", "shape")),
+        (("mug",), np.ones((2, 3)), CLIP, ("1", "2", "3", "shape")),
+        (("mug",), np.ones((1, 0)), CLIP, ("1", "0", "shape")),
+        (("mug", "cup"), [[1, 2], [0, 0]], CLIP, ("1", "zero")),
+        (("mug", "cup"), [[1, 2], [np.nan, 0]], CLIP, ("1", "finite")),
+        (("mug", "cup"), [[1, np.inf], [1, 0]], CLIP, ("0", "finite")),
+        (("mug", "cup"), [[1e300, 1], [1, 0]], CLIP, ("0", "finite")),
+        (("mug", "mug"), np.eye(2), CLIP, "mug"),
+        (("mug", " MUG"), np.eye(2), CLIP, ("mug", "MUG")),
+        (("mug", ""), np.eye(2), CLIP, "empty"),
+        (("mug", 3), np.eye(2), CLIP, ("text", "int")),
+        (("mug",), np.eye(1), " ", ("name", "model")),
     ],
 )
-def test_what_is_no_vocabulary_is_refused(phrases: tuple, vectors: object, model: str, told: str) -> None:
-    with pytest.raises(VocabularyError, match=told):
+def test_what_is_no_vocabulary_is_refused(
+    phrases: tuple, vectors: object, model: str, told: str | tuple[str, ...]
+) -> None:
+    with refuses(VocabularyError, field=told):
         Vocabulary(phrases, vectors, model)  # type: ignore[arg-type]
 
 
@@ -175,9 +178,7 @@ def test_what_is_no_vocabulary_is_refused(phrases: tuple, vectors: object, model
 def test_another_file_is_refused(tmp_path: Path, tensors: dict, metadata: dict | None, told: str) -> None:
     path = tmp_path / "bad.safetensors"
     save_file(tensors, path, metadata=metadata)
-    with pytest.raises(
-        VocabularyError, match=rf"bad\.safetensors: .*{told}.*; build one with .sam3-node vocabulary build"
-    ):
+    with refuses(VocabularyError, field=str(told)):
         Vocabulary.load(path)
 
 
@@ -185,7 +186,7 @@ def test_a_file_that_is_none_or_damaged_is_refused(file: Path, tmp_path: Path) -
     whole = file.read_bytes()
     for content in (b"", b"{}", whole[:-1], whole[:40], b"\xff" * 64):
         file.write_bytes(content)
-        with pytest.raises(VocabularyError, match=r"names\.safetensors: expected .*; build one with"):
+        with refuses(VocabularyError, field="names.safetensors"):
             Vocabulary.load(file)
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(VocabularyError, match="cannot read"):
@@ -198,7 +199,7 @@ def test_saving_replaces_a_file_whole_or_not_at_all(file: Path, tmp_path: Path) 
     (tmp_path / "folder").mkdir()
     vocabulary("mug").save(tmp_path / "new" / "names")
     for path in (tmp_path / "folder", file / "names", Path("/")):
-        with pytest.raises(OutputError, match="cannot write"):
+        with refuses(OutputError, field="write"):
             vocabulary("mug").save(path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", file.name, "new"]
 
@@ -220,9 +221,7 @@ def test_a_vocabulary_extended_keeps_its_own_vectors() -> None:
     assert both.phrases == ("mug", "cup", "fork")
     np.testing.assert_array_equal(both.encode(["cup", "fork"]), [known.vectors[1], other.vectors[1]])
     assert known.phrases == ("mug", "cup")
-    with pytest.raises(
-        VocabularyError, match=f"expected phrase vectors from {CLIP}, found vectors from other"
-    ):
+    with refuses(VocabularyError, field=str(CLIP)):
         known.extended(vocabulary("fork", model="other"))
 
 

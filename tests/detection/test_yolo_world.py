@@ -17,6 +17,7 @@ from sam3_node.models.pixels import box_iou, letterbox
 from sam3_node.models.yolo.convert import convert_checkpoint
 from sam3_node.types import Detection, Mask
 from tests.support.paths import SHARED
+from tests.support.refuses import refuses
 from tests.support.tiny_clip import vocabulary
 from tests.support.tiny_detectors import picture
 from tests.support.tiny_yolo import tiny_yolo
@@ -107,18 +108,18 @@ def test_a_frame_may_be_a_read_only_view() -> None:
 
 
 def test_an_unknown_phrase_is_told_with_the_nearest() -> None:
-    with pytest.raises(UnknownPhraseError, match=r"'red mugs' \(nearest: .*'mug'"):
+    with refuses(UnknownPhraseError, field="red mugs"):
         detector().prepare(["mug", "red mugs"])
 
 
 def test_vectors_of_another_model_are_refused() -> None:
-    with pytest.raises(VocabularyError, match="vectors of 12 numbers, found 6 from openai/clip"):
+    with refuses(VocabularyError, field=("12", "6", "openai/clip")):
         YoloWorldDetector(tiny_yolo(), known(6), name="tiny", image_size=96)
 
 
 @pytest.mark.parametrize("size", [0, -32, 100, (64, 90)])
 def test_an_input_that_the_network_cannot_have_is_refused(size: int | tuple[int, int]) -> None:
-    with pytest.raises(ModelError, match="positive multiples of 32, found"):
+    with refuses(ModelError, field=("32", "multiples")):
         detector(image_size=size)
 
 
@@ -131,7 +132,7 @@ def test_a_network_that_gives_no_numbers_finds_nothing() -> None:
 
 
 def test_a_failure_of_torch_is_told() -> None:
-    with pytest.raises(ModelError, match="tiny failed: RuntimeError: "), raise_model_error("tiny"):
+    with refuses(ModelError, field="RuntimeError"), raise_model_error("tiny"):
         torch.zeros(2, 3) @ torch.zeros(2, 3)
 
 

@@ -23,6 +23,7 @@ from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support import tiny
 from tests.support.onnx_run import ONNX_TYPES, OnnxRun
 from tests.support.paths import ROOT
+from tests.support.refuses import refuses
 from tests.support.tiny_stage import Scaled, scaled
 from tests.support.tiny_yolo import phrases, tiny_yolo
 
@@ -266,7 +267,7 @@ def test_a_detector_answers_as_torch_does(detector: tuple[StageSpec, Path]) -> N
 
 @pytest.mark.parametrize(("count", "size"), [(0, (64, 96)), (2, (64, 100)), (2, (0, 64))])
 def test_a_detector_of_no_possible_shape_is_refused(count: int, size: tuple[int, int]) -> None:
-    with pytest.raises(EngineError, match="detect: expected at least one phrase"):
+    with refuses(EngineError, field="detect"):
         detector_stage(tiny_yolo(), count, size)
 
 
@@ -290,23 +291,23 @@ class Unexportable(Scaled):
 
 def test_a_stage_that_cannot_be_exported_leaves_the_earlier_file(tmp_path: Path) -> None:
     (tmp_path / "scale.onnx").write_text("earlier")
-    with pytest.raises(EngineError, match="scale: cannot be exported: RuntimeError: this cannot be traced"):
+    with refuses(EngineError, field=("scale", "RuntimeError")):
         export(scaled(kind=Unexportable), tmp_path / "scale.onnx")
     assert [file.read_text() for file in tmp_path.iterdir()] == ["earlier"]
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="scale: expected a folder"):
+    with refuses(EngineError, field="scale"):
         export(scaled(), tmp_path / "absent" / "scale.onnx")
     (tmp_path / "taken").mkdir()
-    with pytest.raises(EngineError, match="scale: cannot be written"):
+    with refuses(EngineError, field="scale"):
         export(scaled(), tmp_path / "taken")
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]
 
 
 def test_a_missing_exporter_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(MissingExtraError, match=r"onnxscript.*sam3-node\[onnx\]"):
+    with refuses(MissingExtraError, field="onnx"):
         export(scaled(), tmp_path / "scale.onnx")
 
 

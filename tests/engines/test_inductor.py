@@ -32,6 +32,7 @@ from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.engines.test_validation import ALWAYS
 from tests.support.node_rig import Rig, ids, masks_where
 from tests.support.rectangles import rectangle_clip
+from tests.support.refuses import refuses
 from tests.support.tiny import noise_clip, random_source
 
 CPU = torch.device("cpu")
@@ -180,7 +181,7 @@ def test_what_a_package_does_not_take_is_refused(kept: Kept) -> None:
     ):
         with pytest.raises(EngineError, match=r"^decode: (.*expected|built for 1 to 64 objects, found 0)"):
             run(*inputs)
-    with pytest.raises(EngineError, match="built for 1 to 64 objects, found 65"):
+    with refuses(EngineError, field=("1", "64", "65", "objects")):
         run(*stage.examples(65))
 
 
@@ -204,7 +205,7 @@ def test_packages_of_another_machine_or_torch_do_not_serve(
     assert model.name.startswith("shallow (torch: no engines in ")
     assert model.stages.encode is model.encode_stage
     assert "build them: sam3-node engine build" in caplog.text
-    with pytest.raises(EngineError, match=f"can serve; .*{said}; build them"):
+    with refuses(EngineError, field=str(said)):
         served(copied, engine__fallback=False)
 
 
@@ -216,7 +217,7 @@ def test_a_damaged_package_does_not_serve(copied: Kept) -> None:
     model = served(copied)
     assert model.name.startswith("shallow (torch: ")
     assert model.stages.read is model.read_stage
-    with pytest.raises(EngineError, match=r"read\.plan is damaged: expected sha256 .*; build them"):
+    with refuses(EngineError, field=("read.plan", "sha256")):
         served(copied, engine__fallback=False)
 
 
@@ -224,9 +225,7 @@ def test_what_is_no_package_does_not_load(kept: Kept, tmp_path: Path) -> None:
     settings = kept.settings(engine__folder=str(tmp_path))
     key = compute_key(load_tracker(str(kept.weights)), settings)
     EngineStore(tmp_path).save(key, dict.fromkeys(STAGES, b"no package"), dict.fromkeys(STAGES, 1.0))
-    with pytest.raises(
-        EngineError, match=r"encode: torch .* cannot load the package: .*; else build it again"
-    ):
+    with refuses(EngineError, field="encode"):
         check_tracker(settings, kept.clip)
 
 

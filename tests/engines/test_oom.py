@@ -21,6 +21,7 @@ from sam3_node.errors import EngineError, ModelError
 from sam3_node.models.sam.stages import Run, Stages
 from sam3_node.perception.perception import load_model, warm_up
 from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
+from tests.support.refuses import refuses
 from tests.support.tiny import random_source, tiny_model
 
 HUGE = 1 << 50  # bytes: more than any process can address
@@ -189,7 +190,7 @@ def vast(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_weights_that_do_not_fit_say_what_to_lower(vast: Path) -> None:
-    with pytest.raises(ModelError, match=r"memory ran out while .* was loaded: .*--model\.image_size"):
+    with refuses(ModelError, field=("ran", "loaded")):
         load_model(ModelSettings(name=str(vast), device="cpu"), TrackerSettings())
 
 
@@ -198,9 +199,7 @@ def test_a_build_that_does_not_fit_says_what_to_lower(vast: Path, tmp_path: Path
     from sam3_node.engines.build import build_engines
 
     model, engine = ModelSettings(name=str(vast), device="cpu"), EngineSettings(folder=tmp_path)
-    with pytest.raises(
-        EngineError, match=r"memory ran out while engines were built: .*--tracker\.max_objects"
-    ):
+    with refuses(EngineError, field=("engines", "built")):
         build_engines(Settings(model=model, engine=engine), "sm89")
     assert not list(tmp_path.iterdir())
 
@@ -211,9 +210,7 @@ def test_an_export_that_does_not_fit_says_what_to_lower(tmp_path: Path) -> None:
 
     spec = TensorSpec("x", (1, 4), torch.float32)
     stage = StageSpec("wide", Failing(raising(torch.OutOfMemoryError(CUDA_FULL))), (spec,), (spec,))
-    with pytest.raises(
-        EngineError, match=r"wide: cannot be exported: OutOfMemoryError: .*--model\.image_size"
-    ):
+    with refuses(EngineError, field=("wide", "OutOfMemoryError")):
         export(stage, tmp_path / "wide.onnx")
 
 

@@ -33,6 +33,7 @@ from sam3_node.errors import EngineError, SettingsError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.paths import ROOT
+from tests.support.refuses import refuses
 from tests.support.tiny import random_source, tiny_model
 from tests.support.tiny import stages_of as tiny_stages
 
@@ -135,20 +136,20 @@ def test_calibration_does_not_change_the_model_and_reports_each_frame(model: Tra
 @pytest.mark.parametrize(
     ("frames", "told"),
     [
-        ([], "at least one frame, found none"),
-        ([np.zeros((4, 4), np.uint8)], "frame 1: expected BGR uint8"),
-        ([np.zeros((4, 4, 3), np.float32)], "found float32"),
-        ([np.zeros((0, 4, 3), np.uint8)], "frame 1: expected BGR"),
+        ([], ("frame", "none")),
+        ([np.zeros((4, 4), np.uint8)], ("1", "BGR", "uint8")),
+        ([np.zeros((4, 4, 3), np.float32)], "float32"),
+        ([np.zeros((0, 4, 3), np.uint8)], ("1", "BGR")),
     ],
 )
-def test_invalid_frames_are_refused(frames: list[Image], told: str) -> None:
+def test_invalid_frames_are_refused(frames: list[Image], told: str | tuple[str, ...]) -> None:
     pytest.importorskip("modelopt")
-    with pytest.raises(EngineError, match=told):
+    with refuses(EngineError, field=told):
         calibrate(tiny_model(), frames)
 
 
 def test_an_encoder_of_convolutions_alone_is_refused() -> None:
-    with pytest.raises(EngineError, match="kinds linear, found none, as in EdgeTAM"):
+    with refuses(EngineError, field="EdgeTAM"):
         calibrate(tiny_model("edgetam"), [])
 
 
@@ -208,32 +209,32 @@ def test_scales_are_kept_in_a_file(scales: Scales, tmp_path: Path) -> None:
 def test_a_file_without_scales_is_refused(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "scales.json"
     path.write_bytes(text)
-    with pytest.raises(EngineError, match=r"scales\.json.*calibrate fp8"):
+    with refuses(EngineError, field="fp8"):
         Scales.load(path)
 
 
 def test_an_absent_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"none\.json.*calibrate fp8"):
+    with refuses(EngineError, field="fp8"):
         Scales.load(tmp_path / "none.json")
 
 
 def test_scales_of_other_weights_are_refused(family: str, model: TrackerModel) -> None:
     other = tiny_stages(random_source(family, seed=1))
-    with pytest.raises(EngineError, match="belong to other weights"):
+    with refuses(EngineError, field=("belong", "weights")):
         quantise_encoder(other, made_up(model))
 
 
 def test_scales_serve_the_same_weights_in_bfloat16_alone(family: str, model: TrackerModel) -> None:
     half, brain = (tiny_stages(random_source(family).to(dtype)) for dtype in (torch.float16, torch.bfloat16))
     assert quantise_encoder(brain, made_up(model))
-    with pytest.raises(EngineError, match=r"float32 or bfloat16, found torch\.float16"):
+    with refuses(EngineError, field=("float32", "bfloat16", "torch.float16")):
         quantise_encoder(half, made_up(model))
 
 
 def test_scales_must_cover_all_layers_of_the_recipe(family: str, model: TrackerModel) -> None:
     known = made_up(model)
     amax = {name: value for name, value in known.amax.items() if name != QKV[family]}
-    with pytest.raises(EngineError, match=f"no amax of 1 layers.*{QKV[family]}"):
+    with refuses(EngineError, field=str(QKV[family])):
         quantise_encoder(model, known.model_copy(update={"amax": amax}))
 
 
@@ -245,29 +246,29 @@ def test_the_default_recipe_is_the_file_and_fits_every_encoder(model: TrackerMod
 
 def test_an_exclusion_that_matches_no_layer_names_the_nearest(family: str, model: TrackerModel) -> None:
     recipe = Recipe(exclude=(Exclusion(layers=f"{QKV[family]}x", reason="misspelt"),))
-    with pytest.raises(EngineError, match=f"no such layer; nearest: {QKV[family]}"):
+    with refuses(EngineError, field=str(QKV[family])):
         recipe.select_layers(model.encode_stage)
 
 
 def test_a_recipe_that_leaves_out_everything_is_refused(model: TrackerModel) -> None:
-    with pytest.raises(EngineError, match="leaves out all"):
+    with refuses(EngineError, field="leaves"):
         Recipe(exclude=(Exclusion(layers="*", reason="all"),)).select_layers(model.encode_stage)
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('kinds = ["norm"]', r"kinds\.0"),
+        ('kinds = ["norm"]', "kinds.0"),
         ("kinds = []", "kinds"),
-        ('[[exclude]]\nlayers = "a"', r"exclude\.0\.reason"),
+        ('[[exclude]]\nlayers = "a"', "exclude.0.reason"),
         ("other = 1", "other"),
-        ("kinds = [", "not valid TOML"),
+        ("kinds = [", "TOML"),
     ],
 )
 def test_a_recipe_that_does_not_validate_is_an_error(text: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(text)
-    with pytest.raises(SettingsError, match=told):
+    with refuses(SettingsError, field=told):
         load_recipe(path)
 
 

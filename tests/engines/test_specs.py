@@ -14,6 +14,7 @@ from sam3_node.engines.specs import (
     tracker_stages,
 )
 from sam3_node.errors import EngineError
+from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 
 CPU = torch.device("cpu")
@@ -42,19 +43,21 @@ def test_a_stage_of_the_image_is_of_one() -> None:
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        ((image(),), "scale: expected 2 inputs, found 1"),
-        ((image(), None), "factor: expected a tensor, found NoneType"),
-        ((None, torch.zeros(2, 3)), "image: expected a tensor, found NoneType"),
-        ((image(), torch.zeros(2, 4)), r"factor: expected \[2, 3\] .* found \[2, 4\]"),
-        ((image(), torch.zeros(6)), r"factor: expected \[1, 3\] .* found \[6\]"),
-        ((image().float(), torch.zeros(2, 3)), "image: expected .*float16.* found .*float32"),
-        ((image().to("meta"), torch.zeros(2, 3)), "image: expected .* on cpu, found .* on meta"),
-        ((image(), torch.zeros(9, 3)), "1 to 8 objects, found 9; build for more: .*--tracker.max_objects"),
-        ((image(), torch.zeros(0, 3)), "1 to 8 objects, found 0"),
+        ((image(),), ("scale", "2", "1")),
+        ((image(), None), ("factor", "NoneType")),
+        ((None, torch.zeros(2, 3)), ("image", "NoneType")),
+        ((image(), torch.zeros(2, 4)), ("factor", "2", "3", "4")),
+        ((image(), torch.zeros(6)), ("factor", "1", "3", "6")),
+        ((image().float(), torch.zeros(2, 3)), "image"),
+        ((image().to("meta"), torch.zeros(2, 3)), "image"),
+        ((image(), torch.zeros(9, 3)), ("1", "8", "9", "build")),
+        ((image(), torch.zeros(0, 3)), ("1", "8", "0", "objects")),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(inputs: tuple[torch.Tensor, ...], said: str) -> None:
-    with pytest.raises(EngineError, match=said):
+def test_inputs_that_do_not_fit_are_refused(
+    inputs: tuple[torch.Tensor, ...], said: str | tuple[str, ...]
+) -> None:
+    with refuses(EngineError, field=said):
         find_sizes(STAGE, inputs, 8, CPU)
 
 
@@ -75,5 +78,5 @@ def test_tensors_are_copied_only_where_they_must_be() -> None:
 @pytest.mark.parametrize("memories", [1, 99])
 def test_a_number_of_memories_that_no_plan_takes_is_refused(memories: int) -> None:
     stage = tracker_stages(tiny_model())["read"]
-    with pytest.raises(EngineError, match=f"expected 2 to {stage.max_memories} memories .* found {memories}"):
+    with refuses(EngineError, field=(str(stage.max_memories), str(memories))):
         find_sizes(stage, stage.examples(1, memories=memories), 8, CPU)

@@ -29,6 +29,7 @@ from sam3_node.engines.specs import STAGES
 from sam3_node.errors import EngineError
 from sam3_node.models import load_tracker
 from sam3_node.settings import load_settings
+from tests.support.refuses import refuses
 from tests.support.tiny import random_source
 
 KEY = EngineKey(
@@ -66,7 +67,7 @@ def test_what_is_kept_is_found(store: EngineStore) -> None:
 
 def test_nothing_is_kept_at_first(store: EngineStore) -> None:
     assert list(store.all()) == []
-    with pytest.raises(EngineError, match=r"no engines in .*engines; build them: sam3-node engine build"):
+    with refuses(EngineError, field="sam3-node"):
         store.find(KEY)
 
 
@@ -85,7 +86,7 @@ def test_nothing_is_kept_at_first(store: EngineStore) -> None:
 )
 def test_engines_of_something_else_are_refused(store: EngineStore, field: str, value: Any, said: str) -> None:
     saved(store)
-    with pytest.raises(EngineError, match=f"can serve; the nearest, .*: {said}.*; build them"):
+    with refuses(EngineError, field=str(said)):
         store.find(KEY.model_copy(update={field: value}))
 
 
@@ -93,7 +94,7 @@ def test_the_nearest_is_named(store: EngineStore) -> None:
     saved(store, gpu="sm120", version="1.6")
     near = saved(store, gpu="sm120")
     saved(store, gpu="sm120", image_size=512)
-    with pytest.raises(EngineError, match=f"nearest, {near.folder.name}: gpu: expected sm89, found sm120;"):
+    with refuses(EngineError, field=str(near.folder.name)):
         store.find(KEY)
 
 
@@ -146,10 +147,10 @@ def test_other_scales_are_another_build(store: EngineStore) -> None:
 def test_a_damaged_plan_is_refused(store: EngineStore) -> None:
     built = saved(store)
     (built.folder / "read.plan").write_bytes(b"plan of weed")
-    with pytest.raises(EngineError, match=r"read.plan is damaged: expected sha256 .*; build them"):
+    with refuses(EngineError, field=("read.plan", "sha256")):
         built.read_plan("read")
     (built.folder / "read.plan").unlink()
-    with pytest.raises(EngineError, match=r"cannot read .*read.plan: No such file.*; build them"):
+    with refuses(EngineError, field=("build", "them")):
         built.read_plan("read")
     assert built.read_plan("encode") == PLANS["encode"]
 
@@ -167,14 +168,14 @@ def test_a_damaged_manifest_hides_only_its_own(
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "engines").write_text("a file")
-    with pytest.raises(EngineError, match=r"cannot be written to .*--engine.folder"):
+    with refuses(EngineError, field="written"):
         saved(EngineStore(tmp_path / "engines"))
     assert [path.name for path in tmp_path.iterdir()] == ["engines"]
 
 
 def test_a_failed_write_leaves_what_was_there(store: EngineStore) -> None:
     built = saved(store)
-    with pytest.raises(EngineError, match="cannot be written"):
+    with refuses(EngineError, field="written"):
         store.save(KEY, {**PLANS, "no/such/folder": b""}, SECONDS)
     assert store.find(KEY) == built
     assert len(list(store.folder.iterdir())) == 1
@@ -205,7 +206,7 @@ def test_weights_have_one_digest_and_others_another(tmp_path: Path) -> None:
         random_source("sam3", seed=seed).save_pretrained(tmp_path / str(seed))
     assert checkpoint_digest("nano") == checkpoint_digest("nano")
     assert len({checkpoint_digest(name) for name in ("nano", f"{tmp_path}/0", f"{tmp_path}/1")}) == 3
-    with pytest.raises(EngineError, match="cannot read the weights"):
+    with refuses(EngineError, field="weights"):
         checkpoint_digest(str(tmp_path))
 
 
@@ -350,6 +351,6 @@ def test_plans_that_other_users_can_change_are_never_read(
 def test_nothing_is_stored_where_other_users_can_change_it(store: EngineStore) -> None:
     store.folder.mkdir()
     store.folder.chmod(0o775)
-    with pytest.raises(EngineError, match=r"mode 0775.*chmod -R go-w"):
+    with refuses(EngineError, field=("mode", "go-w")):
         saved(store)
     assert list(store.folder.iterdir()) == []

@@ -18,6 +18,7 @@ from sam3_node.models import checkpoints, load_tracker
 from sam3_node.models.sam.vit import WindowedViT
 from sam3_node.models.weight_files import check_digest, digest_path, write_digest
 from sam3_node.tracking import ObjectPrompt, Tracker
+from tests.support.refuses import refuses
 from tests.support.tiny import noise_clip, random_composite, random_source, sam3_config, stages_of, tiny_model
 
 PROMPT = ObjectPrompt(1, points=[[30.0, 40.0]])
@@ -103,7 +104,7 @@ def test_missing_tensors_are_named(tmp_path: Path) -> None:
     source = random_source("sam3")
     state = {k: v for k, v in source.state_dict().items() if "mask_decoder.iou_token" not in k}
     source.save_pretrained(tmp_path, state_dict=state)
-    with pytest.raises(ModelError, match=r"lacks 1 tensors.*iou_token"):
+    with refuses(ModelError, field="1"):
         load_tracker(tmp_path)
 
 
@@ -135,13 +136,13 @@ def test_a_missing_folder_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.M
         "~/none",
         "weights/none",
     ):
-        with pytest.raises(ModelError, match="no folder"):
+        with refuses(ModelError, field="folder"):
             load_tracker(absent)
 
 
 def test_a_name_of_two_parts_is_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match="cannot load nobody-is/none"):
+    with refuses(ModelError, field="nobody-is/none"):
         load_tracker("nobody-is/none")
 
 
@@ -188,14 +189,14 @@ def test_damaged_bundled_weights_are_a_clear_error(
     else:
         digest_path(weights).unlink()
     monkeypatch.setattr(checkpoints, "NANO", tmp_path)
-    with pytest.raises(ModelError, match=r"model\.safetensors.*install the package again"):
+    with refuses(ModelError, field="package"):
         load_tracker("nano")
 
 
 def test_a_device_that_is_not_there_is_a_clear_error() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    with pytest.raises(ModelError, match="no CUDA device"):
+    with refuses(ModelError, field="CUDA"):
         load_tracker("nano", device="cuda")
     with pytest.raises(ModelError, match="dtype"):
         load_tracker("nano", dtype="float7")
@@ -250,7 +251,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest_and_no_network(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "robot-weights").mkdir()
     for name, nearest in (("nanoo", "nano"), ("robot-weigths", "robot-weights")):
-        with pytest.raises(ModelError, match=rf"did you mean {nearest}\?"):
+        with refuses(ModelError, field=str(nearest)):
             load_tracker(name)
 
 
@@ -288,11 +289,9 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path, name: st
         key: renamed if value == first else value for key, value in content["weight_map"].items()
     }
     index.write_text(json.dumps(content))
-    with pytest.raises(
-        ModelError, match=r"expected weights that lie in their folder, found .* in model\.safe"
-    ):
+    with refuses(ModelError, field="model.safe"):
         load_tracker(tmp_path / "weights")
-    with pytest.raises(EngineError, match="expected weights that lie in their folder"):
+    with refuses(EngineError, field=("their", "folder")):
         checkpoint_digest(str(tmp_path / "weights"))
 
 
@@ -301,7 +300,7 @@ def test_a_link_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> 
     random_source("sam3").save_pretrained(tmp_path / "weights")
     (tmp_path / "weights" / name).rename(tmp_path / name)
     (tmp_path / "weights" / name).symlink_to(tmp_path / name)
-    with pytest.raises(ModelError, match=f"found a link from {name} to .*; copy them there"):
+    with refuses(ModelError, field=str(name)):
         load_tracker(tmp_path / "weights")
 
 
@@ -319,7 +318,7 @@ def test_the_cache_of_the_hub_is_loaded_by_its_links(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes((snapshot / "model.safetensors").read_bytes())
     (snapshot / "model.safetensors").unlink()
     (snapshot / "model.safetensors").symlink_to(tmp_path / "other")
-    with pytest.raises(ModelError, match=r"found a link from model\.safetensors"):
+    with refuses(ModelError, field="model.safetensors"):
         load_tracker(snapshot)
 
 
@@ -328,10 +327,10 @@ def test_pickles_and_other_models_are_never_loaded(tmp_path: Path) -> None:
     source.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(source.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="cannot load"):
+    with refuses(ModelError, field="load"):
         load_tracker(tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/else"}')
-    with pytest.raises(ModelError, match=r"found adapter_config\.json"):
+    with refuses(ModelError, field="adapter_config.json"):
         load_tracker(tmp_path)
 
 
@@ -341,7 +340,7 @@ def test_code_in_a_folder_never_runs(tmp_path: Path) -> None:
     config["model_type"], config["auto_map"] = "mine", {"AutoConfig": "code.Config"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(ModelError, match="holds a mine model"):
+    with refuses(ModelError, field=("mine", "model")):
         load_tracker(tmp_path)
     assert not (tmp_path / "ran").exists()
 
@@ -350,7 +349,7 @@ def test_a_configuration_cannot_choose_the_file_of_weights(tmp_path: Path) -> No
     random_source("sam3").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"transformers_weights": "a/b.safetensors"}))
-    with pytest.raises(ModelError, match=r"found 'a/b\.safetensors' as transformers_weights"):
+    with refuses(ModelError, field=("a/b.safetensors", "transformers_weights")):
         load_tracker(tmp_path)
 
 
@@ -387,9 +386,7 @@ def test_sha256sum_agrees(weights: Path) -> None:
 def test_another_file_is_refused_with_both_digests(weights: Path) -> None:
     write_digest(weights)
     weights.write_bytes(b"abd")
-    with pytest.raises(
-        ModelError, match=rf"expected sha256 {ABC}, found a52d159f[0-9a-f]+; install the package"
-    ):
+    with refuses(ModelError, field=str(ABC)):
         check_digest(weights)
 
 
@@ -398,14 +395,14 @@ def test_another_file_is_refused_with_both_digests(weights: Path) -> None:
 )
 def test_a_digest_that_is_none_is_refused(weights: Path, text: str) -> None:
     digest_path(weights).write_text(text)
-    with pytest.raises(ModelError, match=r"as sha256sum writes it"):
+    with refuses(ModelError, field="sha256sum"):
         check_digest(weights)
 
 
 def test_a_missing_file_or_digest_is_named(weights: Path) -> None:
-    with pytest.raises(ModelError, match=r"cannot check .*model\.safetensors.*sha256"):
+    with refuses(ModelError, field="check"):
         check_digest(weights)
     write_digest(weights)
     weights.unlink()
-    with pytest.raises(ModelError, match=r"cannot check .*model\.safetensors"):
+    with refuses(ModelError, field="check"):
         check_digest(weights)

@@ -26,6 +26,7 @@ from tests.node.test_warm_restart import keeper, served, with_object
 from tests.support.near_node import ask
 from tests.support.node_frames import picture
 from tests.support.node_rig import READY_S, Process, Rig, ids, masks_where, until
+from tests.support.refuses import refuses
 from tests.support.relay import Relay
 
 HAND_OVER, CONFIRM, CONFIRMED = b"\xa9hand_over", b"\xb1confirm_hand_over", b"\xa9confirmed"
@@ -163,7 +164,7 @@ def test_a_taker_that_was_away_for_too_long_starts_without_objects(old: OldNode,
     node.close()
     assert find_epoch(again) == find_epoch(late) != find_epoch(taken)
     assert old.find_state() == "confirmed"
-    with pytest.raises(RequestError, match=r"was handed over to [0-9a-f]{16} on "):
+    with refuses(RequestError, field=("16", "handed")):
         start(tmp_path / "third.snapshot", old.endpoint)
 
 
@@ -171,7 +172,7 @@ def test_a_taker_that_cannot_keep_the_state_lets_the_old_node_work_on_at_once(
     old: OldNode, tmp_path: Path
 ) -> None:
     (tmp_path / "new.snapshot.unfinished").mkdir()  # no file can be written there
-    with pytest.raises(SnapshotError, match="could not be written"):
+    with refuses(SnapshotError, field="written"):
         start(tmp_path / "new.snapshot", old.endpoint)
     assert old.find_state() == "cancelled"
     assert not old.perception.paused
@@ -209,13 +210,13 @@ def test_a_file_is_continued_once(old: OldNode, tmp_path: Path) -> None:
     node.close()
     assert list_ids(second) == list_ids(first)
     assert find_epoch(second) == find_epoch(first)
-    with pytest.raises(SnapshotError, match="cannot read the snapshot"):
+    with refuses(SnapshotError, field="snapshot"):
         start(tmp_path / "third.snapshot", str(file))
 
 
 def test_a_taker_may_not_name_itself_over_several_lines() -> None:
     for taker in ("", "a\nb", "\x1b[2J", "x" * 201):
-        with pytest.raises(RequestError, match="taker: expected 1 to 200 printable characters"):
+        with refuses(RequestError, field=("taker", "1", "200")):
             OPERATIONS["hand_over"].read("hand_over", {"taker": taker, "token": "t"})
 
 

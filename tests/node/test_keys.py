@@ -13,7 +13,7 @@ import pytest
 
 from sam3_node.client import PerceptionClient
 from sam3_node.client.values import fetch_snapshot
-from sam3_node.console.views import LiveSource
+from sam3_node.console.views import LiveViews
 from sam3_node.errors import AuthenticationError, ForbiddenError
 from sam3_node.perception.snapshot import MAGIC
 from sam3_node.settings import load_settings
@@ -102,7 +102,7 @@ def test_the_console_and_commands_use_keys(rig: KeyedRig) -> None:
     settings = load_settings(
         overrides=transport | {"transport.keys": str(folder), "transport.camera_keys": "cam0,cam1"}
     )
-    source = LiveSource(settings, lambda: None)
+    source = LiveViews(settings, lambda: None)
     try:
         until(lambda: source.state()["connected"], "the console's connection")
         until(lambda: source.next_view({}), "a picture in the console")

@@ -18,6 +18,7 @@ from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import Request, pack_request, unpack_masks, unpack_reply
 from tests.support.node_frames import has_ids, jpeg_with_broken_data, picture
 from tests.support.node_rig import Process, Rig, ids, masks_where, until
+from tests.support.refuses import refuses
 
 
 def test_masks_flow_with_times_and_identity(client: PerceptionClient) -> None:
@@ -65,7 +66,7 @@ def test_segment_on_a_frame_just_seen(client: PerceptionClient) -> None:
     assert found.seq == seen.seq
     assert found.mask.size == (240, 320)
     assert client.segment(points=[(160, 120)]).seq >= seen.seq
-    with pytest.raises(UnknownFrameError, match="cached seq from"):
+    with refuses(UnknownFrameError, field=("cached", "seq")):
         client.segment(box=[20, 20, 120, 100], seq=seen.seq + 100_000)
 
 
@@ -103,7 +104,7 @@ def test_everything_on_a_frame_just_seen(client: PerceptionClient) -> None:
     followed = client.add_object(mask=found[0].mask, seq=seen.seq).id
     client.resume()
     masks_where(client, lambda masks: ids(masks) == [followed], "the mask that was found")
-    with pytest.raises(RequestError, match="grid: expected 1 to 32, found 99"):
+    with refuses(RequestError, field=("grid", "1", "32", "99")):
         client.segment_everything(grid=99)
 
 
@@ -146,7 +147,7 @@ def test_requests_that_are_refused(
 
 
 def test_removing_what_is_not_there(client: PerceptionClient) -> None:
-    with pytest.raises(UnknownObjectError, match="no object 999"):
+    with refuses(UnknownObjectError, field=("999", "object")):
         client.remove_object(999)
 
 
@@ -204,7 +205,7 @@ def test_two_cameras_are_served_apart(rig: Rig, client: PerceptionClient) -> Non
             return until(find, "masks")
 
         masks_of_both(has_ids("cam1"))
-        with pytest.raises(RequestError, match="camera: expected a name"):
+        with refuses(RequestError, field="camera"):
             client.add_object(points=[(5, 5)])
         first = client.add_object(points=[(5, 5)], camera="cam1").id
         masks_of_both(has_ids("cam1", first))
@@ -290,7 +291,7 @@ def test_each_process_may_be_killed_and_started_again(
     shown(watcher)
     node.kill()
     again = rig.node()
-    with pytest.raises(NodeRestarted, match="camera cam0 have begun again"):
+    with refuses(NodeRestarted, field="cam0"):
         fresh_masks()
     fresh_masks()
     shown(watcher)

@@ -24,6 +24,7 @@ from sam3_node.wire import Request, pack_request, unpack_reply
 from tests.support.near_node import NearNode
 from tests.support.node_frames import picture
 from tests.support.node_rig import until
+from tests.support.refuses import refuses
 
 PATIENCE_MS = 300_000
 ALL = {
@@ -159,7 +160,7 @@ def test_a_second_search_waits_for_the_first_and_goes_on_if_its_peer_departs(
         until(lambda: held.begun, "the first search begins")
         second = ask(served, grid=3, **ALL)
         third = ask(served, grid=99)
-        with pytest.raises(Exception, match="grid: expected 1 to 32"):  # an error need not wait
+        with refuses(Exception, field=("grid", "1", "32")):  # an error need not wait
             third.result(300)
         served.send()
         assert len(held.begun) == 1

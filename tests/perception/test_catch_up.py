@@ -18,6 +18,7 @@ from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import pack_masks
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.perception.test_pipeline import BOX, CENTRE, frame, ids
+from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 
 NANOSECONDS = 1_000_000_000
@@ -61,7 +62,7 @@ def test_frames_are_kept_by_time_by_memory_and_by_number(make: Callable[..., Pip
     usage = pipeline.cache_usage
     assert (usage["cached_frames"], usage["catching_up"]) == (FPS + 1, 0)
     assert pipeline.queries.segment(BOX, seq=19).seq == 19
-    with pytest.raises(UnknownFrameError, match=r"11 cached seq from 19 to 29, found 18.*feature_cache_s"):
+    with refuses(UnknownFrameError, field=("11", "19", "29", "seq")):
         pipeline.queries.segment(BOX, seq=18)
     each = usage["cached_bytes"] // usage["cached_frames"]
     small = make(feature_cache_s=1.0, feature_cache_mb=5.5 * each / 1e6)
@@ -219,7 +220,7 @@ def test_removed_objects_leave_nothing_behind(make: Callable[..., Pipeline]) -> 
         pipeline.reset()
     assert (pipeline.objects, pipeline.catch_ups.behind) == ([], 0)
     assert [pipeline.add(CENTRE, seq=2).id for _ in range(4)] == [19, 20, 21, 22]
-    with pytest.raises(CapacityError, match="all 4 slots"):
+    with refuses(CapacityError, field=("4", "slots")):
         pipeline.add(CENTRE, seq=2)
 
 
@@ -231,7 +232,7 @@ def test_more_corrections_than_rows_are_refused(make: Callable[..., Pipeline]) -
     step(pipeline, *range(1, 5))
     for object_id in range(1, MAX_CORRECTIONS + 1):
         pipeline.refine(object_id, BOX, seq=2)
-    with pytest.raises(CapacityError, match="corrections of past frames"):
+    with refuses(CapacityError, field=("past", "frames")):
         pipeline.refine(8, BOX, seq=2)
     pipeline.refine(1, CENTRE, seq=3)
     assert ids(step(pipeline, 5)) == list(range(1, 9))

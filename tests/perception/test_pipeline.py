@@ -33,6 +33,7 @@ from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import encode_image
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.paths import SHARED
+from tests.support.refuses import refuses
 from tests.support.repeats import repetitions
 from tests.support.tiny import random_source, stages_of, tiny_model
 
@@ -195,7 +196,7 @@ def test_an_object_that_waits_for_its_first_frame_cannot_be_refined(pipeline: Pi
     pipeline.step(frame(0))
     pipeline.add(CENTRE)
     for seq in (0, None):
-        with pytest.raises(RequestError, match="object 1 has no mask to refine"):
+        with refuses(RequestError, field=("1", "refine")):
             pipeline.refine(1, CENTRE, seq)
     assert ids(pipeline.step(frame(1))) == [1]
     assert pipeline.refine(1, CENTRE).seq == 1
@@ -212,7 +213,7 @@ def test_a_removed_object_leaves_nothing_behind(pipeline: Pipeline) -> None:
 
 
 def test_segment_tracks_nothing_and_knows_the_frames_it_holds(pipeline: Pipeline) -> None:
-    with pytest.raises(UnknownFrameError, match="found none yet"):
+    with refuses(UnknownFrameError, field="none"):
         pipeline.queries.segment(BOX)
     for seq in range(5):
         pipeline.step(frame(seq))
@@ -221,7 +222,7 @@ def test_segment_tracks_nothing_and_knows_the_frames_it_holds(pipeline: Pipeline
         pipeline.queries.segment(BOX).mask.full() == pipeline.queries.segment(BOX, seq=4).mask.full()
     ).all()
     for lost in (1, 99):
-        with pytest.raises(UnknownFrameError, match=rf"the 3 cached seq from 2 to 4, found {lost}"):
+        with refuses(UnknownFrameError, field=str(lost)):
             pipeline.queries.segment(BOX, seq=lost)
     assert pipeline.step(frame(5)).instances == ()
 
@@ -287,7 +288,7 @@ def test_no_more_objects_than_room(pipeline: Pipeline) -> None:
     pipeline.step(frame(0))
     for _ in range(4):
         pipeline.add(CENTRE)
-    with pytest.raises(CapacityError, match="max_objects"):
+    with refuses(CapacityError, field="max_objects"):
         pipeline.add(CENTRE)
     pipeline.remove(2)
     pipeline.add(CENTRE)
@@ -296,7 +297,7 @@ def test_no_more_objects_than_room(pipeline: Pipeline) -> None:
 
 def test_unknown_objects(pipeline: Pipeline) -> None:
     pipeline.step(frame(0))
-    with pytest.raises(UnknownObjectError, match="no object 3; there are none"):
+    with refuses(UnknownObjectError, field=("3", "none")):
         pipeline.remove(3)
     with pytest.raises(UnknownObjectError):
         pipeline.refine(3, CENTRE)
@@ -380,7 +381,7 @@ def test_weights_without_memory_segment_and_track() -> None:
 
 
 def test_a_model_that_cannot_be_loaded() -> None:
-    with pytest.raises(ModelError, match="no folder"):
+    with refuses(ModelError, field="folder"):
         load_model(ModelSettings(name="./no/such/folder"), TrackerSettings())
 
 

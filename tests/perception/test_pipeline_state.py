@@ -26,6 +26,7 @@ from sam3_node.wire import encode_image, encode_mask, pack_masks
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support import coloured_blocks
 from tests.support.coloured_blocks import ColourDetector
+from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 
 WIDTH, HEIGHT = 120, 90
@@ -253,7 +254,7 @@ def test_frames_that_are_no_longer_held_stay_so() -> None:
     do(first, [step(frame(seq)) for seq in range(4)])
     second.restore(first.state())
     for pipeline in (first, second):
-        with pytest.raises(UnknownFrameError, match="from 2 to 3, found 1"):
+        with refuses(UnknownFrameError, field=("2", "3", "1")):
             pipeline.queries.segment(BOX, seq=1)
 
 

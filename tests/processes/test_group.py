@@ -21,6 +21,7 @@ from sam3_node.processes.notify import Watchdog
 from sam3_node.processes.supervisor import Group, Process, combine_exit_codes, list_processes, main, run_group
 from sam3_node.settings import load_settings
 from sam3_node.transport import FramePublisher
+from tests.support.refuses import refuses
 
 READY_THEN_SLEEP = "print('up', flush=True)\nimport time\ntime.sleep(60)"
 ENDS_ON_SIGTERM = (
@@ -90,25 +91,23 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_time() -> None
 def test_a_process_that_ends_before_it_is_ready_is_reported_with_its_last_lines() -> None:
     with Group(echo=None) as group:
         group.start(python("bad", "import sys; print('no such camera'); sys.exit(3)", ready="never"))
-        with pytest.raises(
-            ProcessError, match=r"bad ended with exit code 3; its last lines:\n  no such camera"
-        ):
+        with refuses(ProcessError, field=("3", "camera")):
             group.wait_ready("bad", 20)
 
 
 def test_a_process_that_is_not_ready_in_time_is_an_error() -> None:
     with Group(echo=None) as group:
         group.start(python("slow", "import time; time.sleep(60)"))
-        with pytest.raises(ProcessError, match=r"slow was not ready within 0\.2 s; it printed nothing"):
+        with refuses(ProcessError, field="0.2"):
             group.wait_ready("slow", 0.2)
 
 
 def test_a_command_that_does_not_exist_and_a_repeated_name_are_errors() -> None:
     with Group(echo=None) as group:
-        with pytest.raises(ProcessError, match="cannot start x: /nonexistent/x"):
+        with refuses(ProcessError, field="/nonexistent/x"):
             group.start(Process("x", ("/nonexistent/x",)))
         group.start(python("a", ENDS_ON_SIGTERM))
-        with pytest.raises(ProcessError, match="two processes are named 'a'"):
+        with refuses(ProcessError, field="a"):
             group.start(python("a", ENDS_ON_SIGTERM))
 
 
@@ -219,17 +218,15 @@ def test_several_cameras_each_get_an_endpoint_of_their_own(
 
 
 def test_cameras_that_clash_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="different names, found same, same"):
+    with refuses(SettingsError, field=("different", "names")):
         read_profile(tmp_path, TWO_CAMERAS.format("same", "same"))
-    with pytest.raises(
-        SettingsError, match=r"2 cameras need as many endpoints in transport\.frames, found 1"
-    ):
+    with refuses(SettingsError, field=("2", "transport.frames", "1")):
         read_profile(tmp_path, TWO_CAMERAS.format("a", "b").replace(', "tcp://127.0.0.1:2"', ""))
 
 
 def test_a_watcher_of_lossless_masks_is_refused(tmp_path: Path) -> None:
     text = '[transport]\ndelivery = "every"\n'
-    with pytest.raises(SettingsError, match=r"group\.processes: expected no watch with .* 'every'"):
+    with refuses(SettingsError, field=("group.processes", "every")):
         read_profile(tmp_path, text)
     assert len(read_profile(tmp_path, f'{text}[group]\nprocesses = ["camera", "node"]\n')) == 2
 

@@ -23,6 +23,7 @@ from sam3_node.wire import Event
 from tests.recording.test_recorder import recording, send_until, settings_for
 from tests.support.node_rig import READY_S, until
 from tests.support.recorder_rig import FRAME_BYTES, Camera, RecorderProcess, arguments, read_seqs
+from tests.support.refuses import refuses
 from tests.support.wire_examples import masks
 
 SECOND = 10**9
@@ -95,7 +96,7 @@ def test_without_a_trigger_nothing_is_written(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     settings = settings_for(tmp_path, ring_s=5, out=tmp_path / "file/r.mcap")
-    with pytest.raises(OutputError, match=r"cannot write into .*file"):
+    with refuses(OutputError, field="write"):
         run_record(settings, threading.Event())
 
 
@@ -118,5 +119,5 @@ def test_a_late_beginning_is_not_replayed_as_recorded(tmp_path: Path) -> None:
     assert RecordingReader([path]).metadata()[RING][0]["dropped"] > 0
     assert path.stat().st_size < 10 * FRAME_BYTES
     job = Job((str(path),), str(tmp_path / "out"), "as-recorded")
-    with Schedule(job, path) as schedule, pytest.raises(ReplayError, match="found one of a ring"):
+    with Schedule(job, path) as schedule, refuses(ReplayError, field="ring"):
         list(schedule.actions())

@@ -30,6 +30,7 @@ from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
 from sam3_node.replay.event_log import Gap, read_event_log
 from sam3_node.replay.run import compare_masks
 from sam3_node.wire import DEPTH_FIELDS, FAILED, Event
+from tests.support.refuses import refuses
 
 MAX_AGE_MS = 1000
 NAMES = ("red mug", "green bottle")
@@ -173,7 +174,7 @@ def read_points(client: PerceptionClient) -> None:
     until(find, "points of the frame of the newest masks")
     with pytest.raises(UnknownObjectError):
         client.points(10**6)
-    with pytest.raises(RequestError, match="'count' to be an integer"):
+    with refuses(RequestError, field="count"):
         client.points(1, count=0)
 
 

@@ -23,6 +23,7 @@ from sam3_node.replay.event_log import (
 )
 from sam3_node.types import Frame, MaskFrame, Shed
 from sam3_node.wire import Event
+from tests.support.refuses import refuses
 from tests.support.replay_logs import make_frame, make_masks, served
 
 FRESH = {"events": 0, "cameras": {}, "prompts": []}
@@ -70,20 +71,22 @@ def test_steps_say_what_the_node_left_out() -> None:
     [
         (
             (served(0), make_masks(0), make_masks(2)),
-            "a: expected the masks of all frames .* 1 of them are not",
+            ("a", "1"),
         ),
-        ((served(0), make_masks(0), make_masks(5, 2)), "2 of them are not in the recording"),
+        ((served(0), make_masks(0), make_masks(5, 2)), ("2", "recording")),
         (
             (served(0), make_masks(0), Event(2, "reset", {})),
-            r"expected event 1 of the node, found 2 \(reset\)",
+            ("1", "2", "reset"),
         ),
-        ((Event(2, "reset", {}),), r"expected event 0 of the node, found 2"),
-        ((served(0), Event(3, "pause", {}), served(1)), "expected event 1 of the node, found 3"),
+        ((Event(2, "reset", {}),), ("0", "2", "node")),
+        ((served(0), Event(3, "pause", {}), served(1)), ("1", "3", "node")),
     ],
 )
-def test_a_gap_is_at_the_place_of_the_missing_data(log: Sequence[Any], message: str) -> None:
+def test_a_gap_is_at_the_place_of_the_missing_data(
+    log: Sequence[Any], message: str | tuple[str, ...]
+) -> None:
     entries = read_log(*log)
-    with pytest.raises(ReplayError, match=message):
+    with refuses(ReplayError, field=message):
         Notes(lenient=False).add_gap(gaps(entries)[0])
     assert isinstance(entries[-1], (LoggedStep, Edit))
 
@@ -133,7 +136,7 @@ def test_a_restarted_node_is_an_edit() -> None:
 
 
 def test_an_event_without_arguments_is_an_error() -> None:
-    with pytest.raises(WireError, match="event failed"):
+    with refuses(WireError, field=("event", "failed")):
         read_log(served(0), Event(1, "failed", {"camera": "a"}))
 
 
@@ -160,7 +163,7 @@ def test_frames_of_several_cameras_are_matched_in_another_order() -> None:
 def test_a_missing_frame_is_one_gap() -> None:
     frames = [make_frame(seq, camera) for seq in range(6) for camera in "ab" if (seq, camera) != (2, "a")]
     log = [stepped(0), stepped(2), stepped(1, "b"), stepped(3), stepped(5, "b")]
-    with pytest.raises(ReplayError, match="camera a: expected frame 2, which the node stepped"):
+    with refuses(ReplayError, field=("2", "stepped")):
         match(log, frames)
     entries, notes = match(log, frames, lenient=True)
     assert entries == [("a", 0), ("b", 1), ("a", 3), ("b", 5)]
@@ -209,7 +212,7 @@ def test_a_restore_is_a_gap_that_names_the_snapshot() -> None:
     assert gaps(entries) == [text := gaps(entries)[0]]
     assert "continued from a snapshot (SHA-256 " + "ab" * 32 in text
     assert Edit(RESTARTED) in entries
-    with pytest.raises(ReplayError, match=r"continued from a snapshot .* --allow-gaps goes on"):
+    with refuses(ReplayError, field="--allow-gaps"):
         list(match_frames(entries, [make_frame(0), make_frame(1)], Notes(lenient=False)))
 
 

@@ -13,6 +13,7 @@ from sam3_node.errors import ReplayError
 from sam3_node.replay.job import OUTPUTS, Job, ObjectOnFrame, chosen_settings, settings_for
 from sam3_node.replay.outputs import KINDS
 from sam3_node.settings import load_settings
+from tests.support.refuses import refuses
 
 DESCRIPTION = {
     "device": "cpu",
@@ -54,34 +55,34 @@ def test_a_job_comes_back_from_json() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"mode": "some"}, "mode: expected one of as-recorded, every, found 'some'"),
-        ({"strategy": "sideways"}, "strategy: expected one of"),
+        ({"mode": "some"}, ("mode", "some")),
+        ({"strategy": "sideways"}, "strategy"),
         (
             {"outputs": ("avi",)},
-            "output: expected one of mcap, mcap-images, coco, png, overlay, images, lerobot, found 'avi'",
+            ("output", "avi"),
         ),
-        ({"settings": {"camera": {}}}, "settings: expected one of model, tracker, detector, engine"),
-        ({"bags": ()}, "bags: expected at least one"),
-        ({"mode": "as-recorded"}, "expected no names or objects beside it"),
+        ({"settings": {"camera": {}}}, "settings"),
+        ({"bags": ()}, "bags"),
+        ({"mode": "as-recorded"}, ("objects", "beside")),
     ],
 )
-def test_an_invalid_job_is_an_error(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(ReplayError, match=told):
+def test_an_invalid_job_is_an_error(change: dict[str, Any], told: str | tuple[str, ...]) -> None:
+    with refuses(ReplayError, field=told):
         replace(full_job(), **change)
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{", "job: expected JSON"),
-        ("[]", "job: expected a map of bags"),
-        ('{"bags": ["a"], "out": "b", "speed": 2}', "job: expected a map of bags"),
-        ('{"bags": ["a"], "out": "b", "objects": [{"label": "x"}]}', "expected points, a box or a mask"),
-        ('{"bags": ["a"], "out": "b", "objects": [3]}', "object: expected a map of camera"),
+        ("{", ("job", "JSON")),
+        ("[]", "job"),
+        ('{"bags": ["a"], "out": "b", "speed": 2}', "job"),
+        ('{"bags": ["a"], "out": "b", "objects": [{"label": "x"}]}', ("box", "mask")),
+        ('{"bags": ["a"], "out": "b", "objects": [3]}', "object"),
     ],
 )
-def test_json_that_is_no_job_is_refused(text: str, told: str) -> None:
-    with pytest.raises(ReplayError, match=told):
+def test_json_that_is_no_job_is_refused(text: str, told: str | tuple[str, ...]) -> None:
+    with refuses(ReplayError, field=told):
         Job.from_json(text)
 
 
@@ -126,24 +127,26 @@ def test_every_frame_is_done_with_the_recorded_model_on_this_machine() -> None:
 
 def test_settings_of_another_version_are_an_error() -> None:
     strange = {"settings": {"tracker": {"speed": 3}}}
-    with pytest.raises(ReplayError, match="do not fit this version"):
+    with refuses(ReplayError, field=("fit", "version")):
         settings_for(Job(("a",), "b", "as-recorded"), strange)
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"names": ("",)}, "expected the name of an object"),
-        ({"names": (" ",)}, "expected the name of an object"),
-        ({"names": ("mug", "")}, "expected the name of an object"),
-        ({"names": "mug"}, "expected a list of phrases"),
-        ({"objects": (ObjectOnFrame(box=(80, 90, 40, 30)),)}, "box: expected x0 < x1 and y0 < y1"),
-        ({"objects": (ObjectOnFrame(box=(80, 90, 80, 95)),)}, "box: expected x0 < x1 and y0 < y1"),
-        ({"objects": (ObjectOnFrame(box=(float("nan"), 0, 4, 4)),)}, "box: expected finite numbers"),
-        ({"objects": (ObjectOnFrame(box=(-9, -9, -1, 4)),)}, "box: expected a part inside the frame"),
-        ({"objects": (ObjectOnFrame(points=((float("inf"), 0),)),)}, "points: expected finite numbers"),
+        ({"names": ("",)}, ("name", "object")),
+        ({"names": (" ",)}, ("name", "object")),
+        ({"names": ("mug", "")}, ("name", "object")),
+        ({"names": "mug"}, ("list", "phrases")),
+        ({"objects": (ObjectOnFrame(box=(80, 90, 40, 30)),)}, ("box", "x0", "x1", "y0")),
+        ({"objects": (ObjectOnFrame(box=(80, 90, 80, 95)),)}, ("box", "x0", "x1", "y0")),
+        ({"objects": (ObjectOnFrame(box=(float("nan"), 0, 4, 4)),)}, "box"),
+        ({"objects": (ObjectOnFrame(box=(-9, -9, -1, 4)),)}, "box"),
+        ({"objects": (ObjectOnFrame(points=((float("inf"), 0),)),)}, "points"),
     ],
 )
-def test_what_no_frame_can_have_is_refused_with_the_job(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(ReplayError, match=told):
+def test_what_no_frame_can_have_is_refused_with_the_job(
+    change: dict[str, Any], told: str | tuple[str, ...]
+) -> None:
+    with refuses(ReplayError, field=told):
         replace(full_job(), **change)

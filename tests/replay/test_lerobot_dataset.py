@@ -36,6 +36,7 @@ from sam3_node.types import Instance, Mask, MaskFrame
 from tests.replay.test_outputs import digests
 from tests.support.live import tiny_settings
 from tests.support.paths import ROOT
+from tests.support.refuses import refuses
 from tests.support.replay_logs import make_frame
 
 DATA = ROOT / "tests" / "data" / "lerobot"
@@ -160,7 +161,7 @@ def test_the_copy_is_repeatable_and_replaces_an_older_one(tmp_path: Path) -> Non
 def test_damaged_statistics_are_an_error(version: str, name: str, text: str, tmp_path: Path) -> None:
     dataset = Path(shutil.copytree(DATA / version, tmp_path / "dataset"))
     (dataset / name).write_text(text)
-    with pytest.raises(BagError, match="expected statistics as lerobot writes them"):
+    with refuses(BagError, field=("writes", "them")):
         write_outputs(
             tmp_path / "out",
             ["lerobot"],
@@ -177,7 +178,7 @@ def test_only_whole_datasets_can_have_masks(tmp_path: Path) -> None:
         (ROOT / "sam3_node/assets/tabletop.mcap", "found "),
         (f"{DATA}/v3.0#episode=1", "a selection"),
     ):
-        with pytest.raises(ReplayError, match=f"the output lerobot: expected .*{found}"):
+        with refuses(ReplayError, field=str(found)):
             run_job(Job((str(bag),), str(tmp_path / "out"), outputs=("lerobot",)))
 
 

@@ -20,6 +20,7 @@ from sam3_node.replay.davis_png import colours, decode_labels, encode_labels, pa
 from sam3_node.replay.outputs import KINDS, pair_frames, write_outputs
 from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_image, encode_image
+from tests.support.refuses import refuses
 
 WIDTH, HEIGHT = 96, 64
 STEP_NS = NANOSECONDS // 20
@@ -267,17 +268,15 @@ def test_labels_are_read_from_palette_and_grey_png(case: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"no image", encode_labels(np.ones((4, 4), np.uint8))[:50]])
 def test_other_files_than_label_images_are_errors(data: bytes) -> None:
-    with pytest.raises(
-        WireError, match="expected a palette or 8-bit grey PNG, found no PNG, or a broken one"
-    ):
+    with refuses(WireError, field=("8-bit", "PNG")):
         decode_labels(data)
 
 
 def test_photographs_are_no_label_images() -> None:
     photo = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
-    with pytest.raises(WireError, match="found one of full colour"):
+    with refuses(WireError, field=("full", "colour")):
         decode_labels(cv2.imencode(".png", photo)[1].tobytes())
-    with pytest.raises(WireError, match="found one of uint16"):
+    with refuses(WireError, field="uint16"):
         decode_labels(cv2.imencode(".png", photo[..., 0].astype(np.uint16))[1].tobytes())
 
 
@@ -311,7 +310,7 @@ def test_nothing_is_written_outside_for_a_camera_that_is_no_name(
 
 def test_a_label_image_of_too_many_pixels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(davis_png, "MAX_FRAME_PIXELS", 15)
-    with pytest.raises(WireError, match="at most 15 pixels, found 4 x 4"):
+    with refuses(WireError, field=("15", "4", "pixels")):
         decode_labels(encode_labels(np.zeros((4, 4), np.uint8)))
 
 
@@ -362,12 +361,12 @@ def test_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
 
 
 def test_an_unknown_kind_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ReplayError, match="unknown output 'gif': expected some of mcap, mcap-images, coco"):
+    with refuses(ReplayError, field="gif"):
         write_outputs(tmp_path, ["png", "gif"], all_masks, all_frames, told)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"cannot write png into .*file"):
+    with refuses(OutputError, field=("write", "png")):
         write_outputs(tmp_path / "file", ["png"], all_masks, all_frames, told)

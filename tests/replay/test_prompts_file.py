@@ -21,6 +21,7 @@ from sam3_node.types import Frame
 from sam3_node.wire import decode_mask
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.paths import SHARED
+from tests.support.refuses import refuses
 
 BOX = [10, 8, 30, 24]
 
@@ -141,37 +142,39 @@ def test_an_annotation_of_255_is_one_object(tmp_path: Path) -> None:
 )
 def test_errors_name_the_object_and_what_was_expected(tmp_path: Path, entry: Any, message: str) -> None:
     annotation(tmp_path / "two.png")
-    with pytest.raises(ReplayError, match=rf"prompts\.json, object 1: {message}"):
+    with refuses(ReplayError, field=str(message)):
         prompts_of(tmp_path, {"box": BOX}, entry)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", "{", "expected JSON, found Expecting property name"),
-        ("a.toml", "objects = ", "expected TOML, found Invalid value"),
-        ("a.json", "[]", "expected a list of objects, or one named 'objects', found none"),
-        ("a.toml", "camera = 'left'", "expected a list of objects"),
+        ("a.json", "{", "JSON"),
+        ("a.toml", "objects = ", "TOML"),
+        ("a.json", "[]", "objects"),
+        ("a.toml", "camera = 'left'", ("list", "objects")),
         (
             "a.yaml",
             "- box",
-            r"expected a \.json, \.toml or \.png file, or a folder of PNGs, found another kind",
+            "PNGs",
         ),
     ],
 )
-def test_other_files_are_errors(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_other_files_are_errors(
+    tmp_path: Path, name: str, content: str, message: str | tuple[str, ...]
+) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(ReplayError, match=message):
+    with refuses(ReplayError, field=message):
         read_prompts(tmp_path / name)
 
 
 def test_paths_without_prompts_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(ReplayError, match=r"cannot read .*none\.json: No such file"):
+    with refuses(ReplayError, field="file"):
         read_prompts(tmp_path / "none.json")
-    with pytest.raises(ReplayError, match="expected palette PNGs, or folders of them"):
+    with refuses(ReplayError, field="PNGs"):
         read_prompts(tmp_path)
     (tmp_path / "00000.png").write_bytes(encode_labels(np.zeros((4, 4), np.uint8)))
-    with pytest.raises(ReplayError, match=r"00000\.png: expected at least one object, found only background"):
+    with refuses(ReplayError, field="00000.png"):
         read_prompts(tmp_path)
 
 

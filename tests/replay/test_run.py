@@ -31,6 +31,7 @@ from sam3_node.replay.shards import ShardLimits
 from sam3_node.settings import Settings
 from sam3_node.types import Instance, MaskFrame
 from tests.support.live import BOX, SIZE, Live, edited, moving_frame, tiny_settings
+from tests.support.refuses import refuses
 
 SMALL = ShardLimits(frames=5)
 
@@ -85,7 +86,7 @@ def test_a_stopped_replay_continues_bit_for_bit(
         if done == after:
             stop.set()
 
-    with pytest.raises(StoppedError, match="Run the same command to resume"):
+    with refuses(StoppedError, field=("command", "resume")):
         run_job(job, load, progress, stop, limits=SMALL)
     assert not is_finished(job)
     summary = run_job(job, load, limits=SMALL)
@@ -124,10 +125,10 @@ def test_again_starts_over(job: Job, load: PerceptionCache) -> None:
 
 def test_results_of_another_job_are_not_touched(job: Job, load: PerceptionCache) -> None:
     run_job(job, load, limits=SMALL)
-    with pytest.raises(ReplayError, match=r"another job: job\.mode was 'as-recorded', is 'every'"):
+    with refuses(ReplayError, field=("job.mode", "as-recorded", "every")):
         run_job(replace(job, mode="every"), load)
     other = replace(job, settings={"tracker": {"bank_size": 4}})
-    with pytest.raises(ReplayError, match=r"settings\.tracker\.bank_size was 7, is 4"):
+    with refuses(ReplayError, field=("settings.tracker.bank_size", "7", "4")):
         run_job(other, load)
     assert compare_job(job).is_identical
 
@@ -140,7 +141,7 @@ def test_other_weights_are_refused(
     name = weights / "tiny" / "model.safetensors"
     name.write_bytes(name.read_bytes()[:-4] + b"abcd")
     other = replace(job, settings={"model": {"name": str(weights / "tiny")}})
-    with pytest.raises(ReplayError, match="model_digest: expected the weights that were recorded"):
+    with refuses(ReplayError, field="model_digest"):
         run_job(other, load)
     lenient = replace(other, out=str(tmp_path / "lenient"), allow_gaps=True)
     summary = run_job(lenient, load)
@@ -156,7 +157,7 @@ def test_other_settings_give_other_masks_and_are_noted(job: Job, load: Perceptio
 
 def test_two_replays_do_not_write_to_one_folder(job: Job, load: PerceptionCache) -> None:
     def again(what: str, done: int, total: int | None) -> None:
-        with pytest.raises(OutputError, match="another replay writes"):
+        with refuses(OutputError, field=("replay", "writes")):
             run_job(job, load)
 
     run_job(job, load, again, limits=ShardLimits(frames=1000))
@@ -230,13 +231,13 @@ def lose_masks(live: Live) -> None:
 @pytest.mark.parametrize(
     ("lose", "told"),
     [
-        (lose_an_event, r"expected event 1 of the node, found 2 \(pause\)"),
-        (lose_a_frame, "expected frame 12, which the node stepped"),
-        (lose_masks, "found that 1 of them are not in the recording"),
+        (lose_an_event, ("1", "2", "pause")),
+        (lose_a_frame, ("12", "stepped")),
+        (lose_masks, ("1", "recording")),
     ],
 )
 def test_gaps_of_a_recording_are_errors_or_notes(
-    settings: Settings, load: PerceptionCache, tmp_path: Path, lose: Way, told: str
+    settings: Settings, load: PerceptionCache, tmp_path: Path, lose: Way, told: str | tuple[str, ...]
 ) -> None:
     with Live(tmp_path / "gap.mcap", load(settings)) as live:
         for camera in list(live.perception.pipelines):
@@ -247,7 +248,7 @@ def test_gaps_of_a_recording_are_errors_or_notes(
         for seq in range(13, 16):
             live.step(moving_frame(seq))
     job = Job((str(tmp_path / "gap.mcap"),), str(tmp_path / "out"), "as-recorded")
-    with pytest.raises(ReplayError, match=told):
+    with refuses(ReplayError, field=told):
         run_job(job, load)
     summary = run_job(replace(job, allow_gaps=True), load)
     assert summary.resumed_from == 12
@@ -264,7 +265,7 @@ def test_a_late_beginning_is_an_error(settings: Settings, load: PerceptionCache,
     with Live(tmp_path / "late.mcap", perception, live.events) as live:
         live.step(moving_frame(2))
     job = Job((str(tmp_path / "late.mcap"),), str(tmp_path / "out"), "as-recorded")
-    with pytest.raises(ReplayError, match="begins later"):
+    with refuses(ReplayError, field=("begins", "later")):
         run_job(job, load)
 
 
@@ -295,7 +296,7 @@ def test_other_recordings_are_not_replayed_as_recorded(
     bag: Path, load: PerceptionCache, tmp_path: Path
 ) -> None:
     tabletop = ROOT / "sam3_node/assets/tabletop.mcap"
-    with pytest.raises(ReplayError, match="use --every"):
+    with refuses(ReplayError, field="--every"):
         run_job(Job((str(tabletop),), str(tmp_path), "as-recorded"), load)
     with pytest.raises(BagError):
         run_job(Job((str(tmp_path / "absent.mcap"),), str(tmp_path)), load)

@@ -17,6 +17,7 @@ from sam3_node.replay.job import ObjectOnFrame
 from sam3_node.replay.schedule import FrameEdits, add_objects, check_extents, group_edits, step_all_frames
 from sam3_node.types import Frame
 from sam3_node.wire import Event
+from tests.support.refuses import refuses
 from tests.support.replay_logs import make_frame, make_masks, served
 
 
@@ -92,14 +93,14 @@ def test_notes_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"box": (900, 900, 950, 950)}, "box: expected a part inside the frame of 8 x 6 pixels"),
-        ({"points": ((2, 2), (8, 2))}, "points: expected inside the frame of 8 x 6 pixels"),
-        ({"points": ((2, -1),)}, "points: expected inside the frame"),
-        ({"mask": "MASK"}, r"mask: expected the frame's size \(6, 8\)"),
+        ({"box": (900, 900, 950, 950)}, ("box", "8", "6")),
+        ({"points": ((2, 2), (8, 2))}, ("points", "8", "6")),
+        ({"points": ((2, -1),)}, "points"),
+        ({"mask": "MASK"}, ("mask", "6", "8")),
     ],
 )
 def test_an_object_outside_the_frames_is_refused_at_the_first_one(
-    wrong: dict[str, Any], told: str, tmp_path: Path
+    wrong: dict[str, Any], told: str | tuple[str, ...], tmp_path: Path
 ) -> None:
     if "mask" in wrong:
         cv2.imwrite(str(tmp_path / "mask.png"), np.ones((5, 5), np.uint8))
@@ -108,7 +109,7 @@ def test_an_object_outside_the_frames_is_refused_at_the_first_one(
     later = ObjectOnFrame(camera="b", index=2, **wrong)
     for marked in (later, replace(later, camera=None, index=0)):
         read: list[Frame] = []
-        with pytest.raises(ReplayError, match=told):
+        with refuses(ReplayError, field=told):
             check_extents([marked], (read.append(frame) or frame for frame in frames))
         assert len(read) == (1 if marked.camera is None else 2)
 

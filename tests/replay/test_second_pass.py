@@ -15,6 +15,7 @@ from sam3_node.errors import OutputError
 from sam3_node.replay.second_pass import ReverseFrameBuffer, Span, buffer_frames, index_frames
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from tests.support.recordings import frame_at
+from tests.support.refuses import refuses
 
 KNOWN = Instance(1, "thing", 0.9, "tracked", 1, 0, Mask.from_full(np.ones((4, 4), np.bool_)))
 
@@ -52,7 +53,7 @@ def test_the_buffer_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="cannot buffer frames"):
+    with refuses(OutputError, field=("buffer", "frames")):
         ReverseFrameBuffer(tmp_path / "absent")
 
 
@@ -62,7 +63,7 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     try:
         with (
             ReverseFrameBuffer(tmp_path) as spool,
-            pytest.raises(OutputError, match="cannot buffer frames"),
+            refuses(OutputError, field=("buffer", "frames")),
         ):
             spool.append(0, frame_at(0))
     finally:

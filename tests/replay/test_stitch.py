@@ -11,6 +11,7 @@ import pytest
 
 from sam3_node.replay.shards import Segment, cut_segments, stitch
 from sam3_node.types import Instance, Mask, MaskFrame
+from tests.support.refuses import refuses
 
 WIDTH, HEIGHT = 80, 60
 LABELS = {1: "mug", 2: "mug", 3: "bowl", 4: "mug"}
@@ -72,7 +73,7 @@ def test_every_length_is_covered_with_its_overlap() -> None:
 
 @pytest.mark.parametrize("overlap", [-1, 40, 50])
 def test_an_impossible_overlap_is_an_error(overlap: int) -> None:
-    with pytest.raises(ValueError, match=f"expected an overlap of 0 to 39 frames .* found {overlap}"):
+    with refuses(ValueError, field=str(overlap)):
         cut_segments(100, 40, overlap)
 
 

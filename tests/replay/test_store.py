@@ -23,6 +23,7 @@ from sam3_node.replay.shards import ShardLimits
 from sam3_node.replay.store import FolderStore, HeldError, UrlStore, local_bag, open_store
 from sam3_node.types import Frame, MaskFrame
 from tests.support.live import Live, edited, tiny_settings
+from tests.support.refuses import refuses
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_values_are_kept_listed_and_deleted(url: str) -> None:
     store.delete("a/1")
     store.delete("a/1")
     assert UrlStore(f"{url}/out").names() == ["a/2", "b"]
-    with pytest.raises(OutputError, match="expected a/1, found nothing"):
+    with refuses(OutputError, field="a/1"):
         store.read("a/1")
 
 
@@ -89,9 +90,9 @@ def test_the_last_holder_writes(url: str) -> None:
         first.write("a", b"first")
         with second.held():
             second.write("a", b"second")
-            with pytest.raises(OutputError, match="another replay writes here now"):
+            with refuses(OutputError, field=("replay", "writes")):
                 first.write("a", b"first")
-        with pytest.raises(OutputError, match="another replay writes here now"):
+        with refuses(OutputError, field=("replay", "writes")):
             first.write("a", b"first")
     with second.held():
         second.write("b", b"second")
@@ -112,11 +113,11 @@ def test_a_path_and_a_file_url_are_folders(tmp_path: Path) -> None:
     ("url", "error", "text"),
     [
         ("nowhere://a/b", ReplayError, "nowhere"),
-        ("abfs://a/b", MissingExtraError, "adlfs .*'cloud'"),
+        ("abfs://a/b", MissingExtraError, "adlfs"),
     ],
 )
 def test_an_unknown_protocol_is_an_error(url: str, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
+    with refuses(error, field=text):
         open_store(url)
 
 
@@ -135,7 +136,7 @@ def test_a_recording_is_copied_and_the_copy_removed(url: str, tmp_path: Path, te
     assert held_folders(temporary) == []
     with local_bag(f"file://{tmp_path}/a.mcap") as path:
         assert path == tmp_path / "a.mcap"
-    with pytest.raises(BagError, match="found nothing at"), local_bag(f"{url}/bags/none.mcap"):
+    with refuses(BagError, field="nothing"), local_bag(f"{url}/bags/none.mcap"):
         pass
 
 
@@ -176,7 +177,7 @@ def test_an_error_of_another_file_is_no_error_of_the_results(tmp_path: Path) -> 
         (tmp_path / "absent").read_bytes()
     (tmp_path / "out/.lock").unlink()
     (tmp_path / "out/.lock").mkdir()
-    with pytest.raises(OutputError, match="Is a directory"), FolderStore(tmp_path / "out").held():
+    with refuses(OutputError, field="directory"), FolderStore(tmp_path / "out").held():
         pass
 
 
@@ -186,5 +187,5 @@ def test_an_output_that_meets_an_unreadable_recording_names_the_recording(tmp_pa
         yield from ()
 
     masks = MaskFrame("c", 0, 0, 8, 8, instances=())
-    with pytest.raises(BagError, match=r"recording\.mp4: No such file"):
+    with refuses(BagError, field="recording.mp4"):
         write_outputs(tmp_path / "out", ["images"], lambda: iter([masks]), frames, lambda *_: None)

@@ -22,6 +22,7 @@ from sam3_node.bags import LabelledClip, RecordingReader
 from sam3_node.errors import CameraError, MissingExtraError, OutputError
 from sam3_node.replay.davis_png import colours
 from sam3_node.wire import decode_depth, decode_image
+from tests.support.refuses import refuses
 from tools.scenes import nameless
 from tools.scenes.__main__ import main
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
@@ -101,27 +102,27 @@ def test_davis_folders_are_read(tmp_path: Path) -> None:
     clip = read_clip(tmp_path, "dog")
     assert list_clips(tmp_path) == ["dog"]
     assert np.array_equal(clip.labels(0), np.eye(4))
-    with pytest.raises(CameraError, match="annotation of frame 1"):
+    with refuses(CameraError, field=("1", "frame")):
         clip.labels(1)
 
 
 def test_unreadable_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(CameraError, match="JPEGImages"):
         list_clips(tmp_path)
-    with pytest.raises(CameraError, match="no frames"):
+    with refuses(CameraError, field="frames"):
         read_clip(tmp_path, "a")
     write_clip(tmp_path, "a", drawn())
     (tmp_path / "JPEGImages/a/00000.jpg").write_bytes(b"no image")
-    with pytest.raises(CameraError, match="expected an image"):
+    with refuses(CameraError, field="image"):
         read_clip(tmp_path, "a").image(0)
     (tmp_path / "Clips/a.json").write_text("{")
-    with pytest.raises(CameraError, match="expected JSON"):
+    with refuses(CameraError, field="JSON"):
         read_clip(tmp_path, "a")
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="clip a cannot be written"):
+    with refuses(OutputError, field=("clip", "written")):
         write_clip(tmp_path / "file", "a", drawn())
 
 
@@ -184,7 +185,7 @@ def test_minimum_jerk_starts_and_ends_at_rest() -> None:
 def test_a_missing_renderer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
     monkeypatch.setitem(sys.modules, "mujoco", None)
-    with pytest.raises(MissingExtraError, match="extra 'scenes'"):
+    with refuses(MissingExtraError, field="scenes"):
         load_mujoco()
 
 

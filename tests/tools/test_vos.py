@@ -17,6 +17,7 @@ from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import TrackerSettings
 from sam3_node.types import Frame, Mask
 from tests.support.paths import ROOT
+from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 from tools.bench.accuracy import vos
 from tools.scenes.clips import Clip, write_clip
@@ -143,17 +144,17 @@ def test_255_alone_is_an_object_and_beside_others_void(tmp_path: Path) -> None:
 
 
 def test_a_path_without_sequences_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CameraError, match="no such folder"):
+    with refuses(CameraError, field="folder"):
         open_sequences(tmp_path)
     (tmp_path / "bag.mcap").write_bytes(b"no bag")
     with pytest.raises(BagError, match="MCAP"):
         open_sequences(tmp_path / "bag.mcap")
     folder = benchmark_folder(tmp_path / "davis", labels_at(0), np.zeros((9, 9), np.uint8))
-    with pytest.raises(CameraError, match=r"\['cat'\], found \['dog'\]"):
+    with refuses(CameraError, field=("cat", "dog")):
         open_sequences(folder, ["cat"])
     assert [found.name for found in open_sequences(folder, ["d?g", "dog"])] == ["dog"]
     cv2.imwrite(str(folder / "JPEGImages/480p/dog/00001.jpg"), drawn(labels_at(1), 1))
-    with pytest.raises(CameraError, match="frame 1: expected labels of the image's size"):
+    with refuses(CameraError, field=("1", "size")):
         list(open_sequences(folder)[0].frames())
 
 
@@ -290,5 +291,5 @@ def test_the_command_prints_json_alone_and_draws_a_sheet(
 
 
 def test_the_command_reports_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit, match=r"error: .*expected clips"):
+    with refuses(SystemExit, field="error"):
         command([str(tmp_path)], monkeypatch)

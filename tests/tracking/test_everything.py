@@ -22,6 +22,7 @@ from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.tracking.everything import Census, EverythingOptions, segment_everything
 from sam3_node.types import resume, run_to_end
 from sam3_node.wire import decode_image
+from tests.support.refuses import refuses
 from tests.support.tabletop import truth
 from tests.support.tiny import tiny_model
 from tests.support.tiny_sam1 import SIZE, random_sam1
@@ -176,8 +177,8 @@ def test_what_happens_between_the_turns_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"grid": 33}, "grid: expected 1 to 32"), ({"most": 0}, "most"), ({"min_iou": 2.0}, "min_iou")],
+    [({"grid": 33}, ("grid", "1", "32")), ({"most": 0}, "most"), ({"min_iou": 2.0}, "min_iou")],
 )
-def test_options_out_of_range_are_refused(options: dict, said: str) -> None:
-    with pytest.raises(RequestError, match=said):
+def test_options_out_of_range_are_refused(options: dict, said: str | tuple[str, ...]) -> None:
+    with refuses(RequestError, field=said):
         EverythingOptions(**options)

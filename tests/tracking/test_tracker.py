@@ -13,6 +13,7 @@ from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import ObjectPrompt, Tracker, Tracks
 from sam3_node.tracking.host_copy import HostCopy
 from sam3_node.tracking.memory import CONFIDENT_SCORE, get_rule
+from tests.support.refuses import refuses
 from tests.support.tiny import noise_clip, random_source, stages_of, tiny_model
 
 CLOSE = 2e-4  # float32 in batches of another size
@@ -158,7 +159,7 @@ def test_tracks_say_what_is_there(model: TrackerModel, clip: list) -> None:
 def test_capacity_is_a_clear_error_and_changes_nothing(model: TrackerModel, clip: list) -> None:
     tracker = Tracker(model, max_objects=2)
     tracker.step(clip[0], [A, B])
-    with pytest.raises(CapacityError, match="0 of 2 object slots free"):
+    with refuses(CapacityError, field=("0", "2", "free")):
         tracker.step(clip[1], [ObjectPrompt(3, points=[[1.0, 1.0]])])
     assert tracker.ids == [1, 2]
     assert tracker.frame_number == 1
@@ -189,16 +190,16 @@ def test_a_bad_prompt_is_refused_before_anything_changes(model: TrackerModel, cl
 
 
 def test_two_prompts_for_one_object_are_refused(model: TrackerModel, clip: list) -> None:
-    with pytest.raises(RequestError, match="one prompt"):
+    with refuses(RequestError, field="prompt"):
         Tracker(model).step(clip[0], [A, A])
 
 
 def test_unknown_objects_and_frames(model: TrackerModel, clip: list) -> None:
     tracker = Tracker(model)
     tracker.step(clip[0], [A])
-    with pytest.raises(UnknownObjectError, match=r"no object 4; tracked are \[1\]"):
+    with refuses(UnknownObjectError, field=("4", "1", "tracked")):
         tracker.remove(4)
-    with pytest.raises(RequestError, match="expected 0 to 0, found 1"):
+    with refuses(RequestError, field=("0", "1")):
         tracker.prompt_at(model.encode(clip[0]), 1, B)
     with pytest.raises(SettingsError):
         Tracker(model, max_objects=0)
@@ -338,7 +339,7 @@ def test_frames_not_held_are_never_chosen() -> None:
 
 
 def test_an_unknown_rule_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"'newest'.*recent, confident"):
+    with refuses(SettingsError, field="confident"):
         get_rule("newest")
 
 

@@ -30,6 +30,7 @@ from sam3_node.transport import (
     limits,
 )
 from tests.support.key_rig import TCP, Keys, revoke, serve
+from tests.support.refuses import refuses
 from tests.support.transport_peer import make_frame, make_masks, wait_until
 from tests.support.wire_examples import gripper_pose
 
@@ -139,7 +140,7 @@ def test_readers_may_not_change_anything(keys: Keys) -> None:
         control = serve(stack, keys.machine("node", "node"))
         client = stack.enter_context(ControlClient(control.endpoint, 5000, keys.machine("w", "watcher")))
         assert client.call("status") == "status"
-        with pytest.raises(ForbiddenError, match=r"role operator for 'reset', found watcher \(reader\)"):
+        with refuses(ForbiddenError, field="reset"):
             client.call("reset")
         assert control.rejected == 1
         assert "watcher" in str(control.last_error)
@@ -249,7 +250,7 @@ def test_requests_of_a_key_are_limited(keys: Keys, monkeypatch: pytest.MonkeyPat
         clients = [stack.enter_context(ControlClient(control.endpoint, 5000, reader)) for _ in range(4)]
         for client in clients[:3]:  # three requests, over any connections
             assert client.call("status")
-        with pytest.raises(BusyError, match=r"watcher \(reader\) sends too much"):
+        with refuses(BusyError, field=("sends", "much")):
             clients[3].call("status")
         with ControlClient(control.endpoint, 5000, operator) as other:
             assert other.call("status")
@@ -334,7 +335,5 @@ def test_a_request_that_ends_with_its_key_says_that_it_was_revoked(keys: Keys) -
         waiting = thread.submit(client.call, "add_object")
         wait_until(lambda: control.receive(20))
         revoke(node, "policy")
-        with pytest.raises(
-            AuthenticationError, match=r"it was revoked there.* so it may have been carried out"
-        ):
+        with refuses(AuthenticationError, field=("revoked", "carried")):
             waiting.result(60)

@@ -17,6 +17,7 @@ from sam3_node.transport import ControlClient, ControlServer, MaskPublisher, Mas
 from sam3_node.wire import Reply, Request
 from tests.support.key_rig import Keys, revoke
 from tests.support.node_rig import until
+from tests.support.refuses import refuses
 from tests.support.repeats import repetitions
 from tests.support.transport_peer import make_masks, wait_until
 
@@ -54,9 +55,7 @@ def test_a_request_in_flight_when_another_key_is_revoked(tmp_path: Path, scheme:
             server.reply(again, Reply(repeated.id, "the objects"))
             assert call.result() == "the objects"
         else:
-            with pytest.raises(
-                NoAnswerError, match=r"ended before 'add_object' was answered: a key was revoked"
-            ):
+            with refuses(NoAnswerError, field="add_object"):
                 call.result()
             server.reply(first, Reply(request.id, "to nobody"))
             call = thread.submit(client.call, "add_object")
@@ -104,7 +103,7 @@ def test_an_idle_client_whose_handshakes_fail_stops_no_other_socket(monkeypatch:
     monkeypatch.setitem(sockets._COMMON_OPTIONS, zmq.RECONNECT_IVL, 1)
     monkeypatch.setitem(sockets._COMMON_OPTIONS, zmq.RECONNECT_IVL_MAX, 0)
     with closing_listener() as (endpoint, closed), ControlClient(endpoint, 100) as idle:
-        with pytest.raises(TransportError, match="another program than a node"):
+        with refuses(TransportError, field=("program", "node")):
             idle.call("status")
         assert idle._watch.monitor.closed
         assert idle._socket._monitor_socket is None

@@ -13,6 +13,7 @@ from sam3_node.errors import WireError
 from sam3_node.types import Mask
 from sam3_node.wire import unpack_masks
 from sam3_node.wire.masks import EncodedMask
+from tests.support.refuses import refuses
 from tests.support.wire_examples import golden
 
 NAMES = ("masks-bits", "masks-rle")
@@ -40,7 +41,7 @@ def test_they_are_equal_to_those_that_are_decoded_at_once(name: str) -> None:
         for mask in (other.mask, copied):
             assert np.array_equal(one.mask.crop, mask.crop)
             assert np.array_equal(one.mask.full(), mask.full())
-        with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        with refuses(AttributeError, field="absent"):
             _ = other.mask.absent
 
 
@@ -58,7 +59,7 @@ def test_they_are_equal_to_those_that_are_decoded_at_once(name: str) -> None:
     ],
 )
 def test_headers_are_checked_at_once(name: str, change: dict[str, Any]) -> None:
-    with pytest.raises(WireError, match="masks: instance 0"):
+    with refuses(WireError, field=("masks", "0")):
         unpack_masks(changed(name, **change), lazy=True)
 
 
@@ -73,5 +74,5 @@ def test_headers_are_checked_at_once(name: str, change: dict[str, Any]) -> None:
 def test_damaged_pixels_are_an_error_when_they_are_used(name: str, change: dict[str, Any]) -> None:
     mask = unpack_masks(changed(name, **change), lazy=True).instances[0].mask
     for _ in range(2):
-        with pytest.raises(WireError, match="masks: instance 0: mask"):
+        with refuses(WireError, field=("masks", "0")):
             mask.full()

@@ -12,6 +12,7 @@ from sam3_node.errors import WireError
 from sam3_node.types import Mask
 from sam3_node.wire import Fields, decode_mask, encode_mask
 from sam3_node.wire.masks import read_mask
+from tests.support.refuses import refuses
 
 coco = pytest.importorskip("pycocotools.mask")
 
@@ -128,12 +129,12 @@ def test_a_mask_that_is_wrong_is_not_encoded(mask):
 
 def test_runs_that_do_not_fill_the_image_are_refused() -> None:
     encoded = encode_mask(Mask.from_full(np.ones((5, 8), np.bool_)), "rle")
-    with pytest.raises(WireError, match="add up to 48 pixels"):
+    with refuses(WireError, field=("48", "pixels")):
         decode_mask({**encoded, "size": [6, 8]})
 
 
 def test_a_mask_of_another_size_than_the_frame_is_refused() -> None:
     encoded = encode_mask(Mask.from_full(np.ones((5, 8), np.bool_)))
     assert read_mask(Fields(encoded, "mask"), frame_size=(5, 8)).area == 40
-    with pytest.raises(WireError, match=r"mask: expected the frame's size \(6, 8\) \(h, w\), found \(5, 8\)"):
+    with refuses(WireError, field=("mask", "6", "8", "5")):
         read_mask(Fields({**encoded, "data": b"not decoded"}, "mask"), frame_size=(6, 8))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sam3_node.errors import WireError
 from sam3_node.wire import pack_pose, pose_topic, unpack_pose
+from tests.support.refuses import refuses
 from tests.support.wire_examples import gripper_pose
 
 
@@ -26,24 +27,24 @@ def test_the_topic_names_the_frame() -> None:
 @pytest.mark.parametrize(
     ("parts", "named"),
     [
-        (changed(quaternion=[0, 0, 0, 2.0]), "of length 1, found length 2"),
-        (changed(quaternion=[0, 0, 1]), "4 finite numbers"),
+        (changed(quaternion=[0, 0, 0, 2.0]), ("1", "2", "length")),
+        (changed(quaternion=[0, 0, 1]), ("4", "numbers")),
         (changed(quaternion=[0, 0, float("nan"), 1]), "quaternion"),
         (changed(position=[0, 1]), "position"),
         (changed(position=[0, 1, float("inf")]), "position"),
-        (changed(frame="tool"), "expected the topic pose/tool"),
-        (changed(frame="a/b"), "expected a frame name"),
-        (changed(parent=""), "expected a frame name"),
+        (changed(frame="tool"), "pose/tool"),
+        (changed(frame="a/b"), ("frame", "name")),
+        (changed(parent=""), ("frame", "name")),
         (changed(clock="sundial"), "clock"),
         (changed(stamp_ns=-1), "stamp_ns"),
         (changed(kind="frame"), "kind"),
-        (changed(v=2), "wire version"),
-        (changed()[:1], "expected 2 parts"),
-        ([], "expected 2 parts"),
+        (changed(v=2), ("wire", "version")),
+        (changed()[:1], ("2", "parts")),
+        ([], ("2", "parts")),
     ],
 )
-def test_wrong_poses_are_refused(parts: list[bytes], named: str) -> None:
-    with pytest.raises(WireError, match=named):
+def test_wrong_poses_are_refused(parts: list[bytes], named: str | tuple[str, ...]) -> None:
+    with refuses(WireError, field=named):
         unpack_pose(parts)
 
 

@@ -29,6 +29,7 @@ from sam3_node.wire import (
     unpack_reply,
     unpack_request,
 )
+from tests.support.refuses import refuses
 from tests.support.wire_examples import plain
 
 naturals = st.integers(0, 2**63 - 1)
@@ -208,12 +209,12 @@ def test_images_of_another_kind_are_not_encoded(image):
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, np.zeros(3), 2**64, {"s": "\ud800"}])
 def test_values_that_are_not_plain_are_not_packed(value):
-    with pytest.raises(WireError, match="cannot pack"):
+    with refuses(WireError, field="pack"):
         pack(value)
 
 
 def test_endless_nesting_is_not_packed():
     value: list = []
     value.append(value)
-    with pytest.raises(WireError, match="cannot pack"):
+    with refuses(WireError, field="pack"):
         pack(value)

@@ -17,6 +17,7 @@ from sam3_node.errors import BagError
 from sam3_node.types import NANOSECONDS
 from sam3_node.wire import decode_image
 from tests.support.hdf5_files import HEIGHT, WIDTH, make_pictures, write_aloha, write_robomimic
+from tests.support.refuses import refuses
 
 
 @pytest.mark.verifies(
@@ -25,9 +26,7 @@ from tests.support.hdf5_files import HEIGHT, WIDTH, make_pictures, write_aloha, 
 def test_an_aloha_episode_has_all_cameras_at_the_given_rate(tmp_path: Path) -> None:
     pictures = {"cam_high": make_pictures(40), "cam_left_wrist": make_pictures(40, 1)}
     path = write_aloha(tmp_path / "episode_0.hdf5", pictures)
-    with pytest.raises(
-        BagError, match=r"expected the rate of the frames in an attribute .* episode_0.hdf5#fps=50"
-    ):
+    with refuses(BagError, field=("episode_0.hdf5", "50")):
         open_bag(path)
     with open_bag(Path(f"{path}#fps=50")) as bag:
         assert bag.cameras == ("cam_high", "cam_left_wrist")
@@ -105,7 +104,7 @@ def test_wrong_selections_are_refused(tmp_path: Path, name: str) -> None:
 def test_another_layout_is_named(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["points"] = np.zeros((5, 3))
-    with pytest.raises(BagError, match=r"as ALOHA .* found points float64 \[5, 3\]"):
+    with refuses(BagError, field=("ALOHA", "float64", "5", "3")):
         open_bag(tmp_path / "a.h5")
 
 
@@ -135,7 +134,7 @@ def test_rows_that_were_never_written_are_not_read(tmp_path: Path) -> None:
         file.attrs["fps"] = 10
         shape = (10**9, HEIGHT, WIDTH, 3)
         file.create_dataset("observations/images/empty", shape, np.uint8, chunks=(1, HEIGHT, WIDTH, 3))
-    with pytest.raises(BagError, match="expected images"):
+    with refuses(BagError, field="images"):
         open_bag(tmp_path / "a.h5")
 
 

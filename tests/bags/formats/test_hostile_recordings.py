@@ -29,6 +29,7 @@ from sam3_node.bags.messages import ros_images
 from sam3_node.bags.messages.ros import deserialise
 from sam3_node.errors import BagError
 from tests.support import ros_recordings as ros
+from tests.support.refuses import refuses
 
 GIGABYTE = 1 << 30
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -76,7 +77,7 @@ def test_more_than_is_declared_is_refused(compression: str) -> None:
     packed = COMPRESS[compression](bytes(10 << 20))
     with (
         bounded_memory(64),
-        pytest.raises(DecompressionError, match="at most 1000 bytes, found compressed data of"),
+        refuses(DecompressionError, field="1000"),
     ):
         decompress(packed, compression, 1000)
 
@@ -89,11 +90,11 @@ def test_other_bytes_are_refused(compression: str) -> None:
 
 def test_a_bomb_is_refused_whatever_it_declares(bomb: bytes) -> None:
     assert len(bomb) < 100_000
-    with pytest.raises(DecompressionError, match="at most 33554432 bytes, found 2147483648 declared"):
+    with refuses(DecompressionError, field=("33554432", "2147483648")):
         decompress(bomb, "zstd", 2 * GIGABYTE)
     with (
         bounded_memory(),
-        pytest.raises(DecompressionError, match="at most 33554432 bytes, found compressed"),
+        refuses(DecompressionError, field="33554432"),
     ):
         decompress(bomb, "zstd")
 
@@ -176,14 +177,14 @@ def test_messages_of_ros_2_expand_within_limits(bomb: bytes) -> None:
 
 def test_a_compressed_file_expands_within_limits(tmp_path: Path, bomb: bytes) -> None:
     (tmp_path / "a.db3.zstd").write_bytes(bomb)
-    with pytest.raises(BagError, match=r"a\.db3\.zstd: expected at most \d{8} bytes"):
+    with refuses(BagError, field=("a.db3.zstd", "8")):
         RosBag(tmp_path)
 
 
 def test_a_compressed_file_leaves_space_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.zstd").write_bytes(zeros(10 << 20))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=GIGABYTE + 1000))
-    with pytest.raises(DecompressionError, match=r"at most 1000 bytes.*free space on the disk of TMPDIR"):
+    with refuses(DecompressionError, field=("1000", "TMPDIR")):
         decompress_file(tmp_path / "a.zstd", tmp_path / "a")
 
 

@@ -13,6 +13,7 @@ from sam3_node.bags import open_bag
 from sam3_node.errors import BagError
 from sam3_node.types import Frame, Intrinsics
 from sam3_node.wire import decode_depth
+from tests.support.refuses import refuses
 
 SIZE = (24, 32)
 SECOND = 10**9
@@ -77,7 +78,7 @@ def test_a_list_does_not_lead_out_of_its_folder(tmp_path: Path) -> None:
 def test_a_damaged_list_is_refused_by_name(tmp_path: Path, line: str) -> None:
     folder = write_tum(tmp_path / "desk")
     (folder / "rgb.txt").write_text(line)
-    with pytest.raises(BagError, match=r"rgb\.txt: expected numbers"):
+    with refuses(BagError, field="rgb.txt"):
         open_bag(folder)
 
 
@@ -190,5 +191,5 @@ def test_bop_has_a_camera_for_each_scene_with_its_scale_and_intrinsics(tmp_path:
 def test_another_table_of_cameras_is_refused_by_name(tmp_path: Path, text: str) -> None:
     write_bop(tmp_path)
     (tmp_path / "000001" / "scene_camera.json").write_text(text)
-    with pytest.raises(BagError, match=r"scene_camera\.json: expected the cameras of BOP"):
+    with refuses(BagError, field=("scene_camera.json", "BOP")):
         open_bag(tmp_path)

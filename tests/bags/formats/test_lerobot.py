@@ -26,6 +26,7 @@ from sam3_node.errors import BagError, MissingExtraError
 from sam3_node.types import NANOSECONDS
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.paths import ROOT
+from tests.support.refuses import refuses
 from tools.lerobot_roundtrip.__main__ import EPISODES, save_frames
 
 DATA = ROOT / "tests" / "data" / "lerobot"
@@ -83,9 +84,9 @@ def test_episodes_are_chosen_behind_the_path(dataset: Path) -> None:
     assert [frame.seq for frame in frames] == list(range(4, 15))
     frames, _ = read(Path(f"{dataset}#episode=1"))
     assert [frame.seq for frame in frames] == [row for row in range(4, 9) for _ in range(2)]
-    with pytest.raises(BagError, match="expected episodes 0 to 2, found none of them"):
+    with refuses(BagError, field=("0", "2", "them")):
         open_bag(Path(f"{dataset}#episode=3"))
-    with pytest.raises(BagError, match="expected a recording, found no file"):
+    with refuses(BagError, field=("recording", "file")):
         open_bag(Path(f"{dataset}-absent#episode=3"))
 
 
@@ -109,19 +110,21 @@ def test_what_is_absent_is_left_out_and_told(dataset: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"codebase_version": "v1.6"}, "expected a LeRobot dataset of version v2.0, v2.1, v3.0, found v1.6"),
-        ({"fps": 1e999}, "expected a number as fps, found inf"),
-        ({"fps": 0}, "expected fps up to 1000, found 0"),
-        ({"features": []}, "expected a map of features"),
-        ({"features": {"action": {"dtype": "float32"}}}, "expected a feature of the type image or video"),
-        ({"data_path": "../data"}, "expected paths inside the dataset"),
-        ({"data_path": "/etc/passwd"}, "expected paths inside the dataset"),
-        ({"data_path": "{frame:03d}"}, "in a path, found '{frame:03d}'"),
+        ({"codebase_version": "v1.6"}, ("LeRobot", "v2.0", "v2.1", "v3.0")),
+        ({"fps": 1e999}, ("fps", "inf")),
+        ({"fps": 0}, ("1000", "0")),
+        ({"features": []}, ("map", "features")),
+        ({"features": {"action": {"dtype": "float32"}}}, ("image", "video")),
+        ({"data_path": "../data"}, ("inside", "dataset")),
+        ({"data_path": "/etc/passwd"}, ("inside", "dataset")),
+        ({"data_path": "{frame:03d}"}, "{frame:03d}"),
     ],
 )
-def test_wrong_descriptions_are_refused(dataset: Path, values: dict[str, Any], message: str) -> None:
+def test_wrong_descriptions_are_refused(
+    dataset: Path, values: dict[str, Any], message: str | tuple[str, ...]
+) -> None:
     change_info(dataset, **values)
-    with pytest.raises(BagError, match=message):
+    with refuses(BagError, field=message):
         open_bag(dataset)
 
 
@@ -166,9 +169,7 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "pyarrow" / "__init__.py").write_text("raise ModuleNotFoundError(name='pyarrow')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     for version in VERSIONS:
-        with pytest.raises(
-            MissingExtraError, match=r"pyarrow is not installed; .*sam3-node\[lerobot-datasets\]"
-        ):
+        with refuses(MissingExtraError, field=("installed", "lerobot-datasets")):
             read(DATA / version, topics=["wrist"])
 
 

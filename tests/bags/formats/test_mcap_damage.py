@@ -36,6 +36,7 @@ from tests.support.mcap_files import (
     write_protobuf,
     write_ros2,
 )
+from tests.support.refuses import refuses
 
 FORMATS = sorted(WRITERS)
 TOPICS = {COLOUR, DEPTH, INFO}
@@ -59,7 +60,7 @@ def test_of_a_file_cut_anywhere_every_complete_chunk_is_read(tmp_path: Path, opt
         cut.write_bytes(data[:length])
         whole = [count for end, count in ends if end <= length]
         if not whole:
-            with pytest.raises(BagError, match="no message at all"):
+            with refuses(BagError, field="message"):
                 McapBag(cut)
             continue
         samples, lost = read(cut)
@@ -179,7 +180,7 @@ def test_bytes_that_are_no_message_are_passed_over(tmp_path: Path, encoding: str
 @pytest.mark.parametrize("format_", FORMATS)
 def test_an_image_in_an_unknown_encoding_is_an_error(tmp_path: Path, format_: str) -> None:
     path = WRITERS[format_](tmp_path / "odd.mcap", [raw(colour_pixels(0), "hsv8")])
-    with pytest.raises(BagError, match=r"/cam/image_raw: expected an encoding of .*, found 'hsv8'"):
+    with refuses(BagError, field=("/cam/image_raw", "hsv8")):
         read(path)
 
 
@@ -191,7 +192,7 @@ def test_messages_in_an_unknown_encoding_are_an_error(tmp_path: Path) -> None:
         "flatbuffer",
         lambda _: ("foxglove.RawImage", b"", b"x"),
     )
-    with pytest.raises(BagError, match=r"/cam/image: expected cdr .* or json .*, found 'flatbuffer'"):
+    with refuses(BagError, field=("/cam/image", "flatbuffer")):
         read(path)
 
 
@@ -203,7 +204,7 @@ def test_a_damaged_schema_is_an_error(tmp_path: Path) -> None:
         "protobuf",
         lambda _: ("foxglove.RawImage", b"\xff\xff", b""),
     )
-    with pytest.raises(BagError, match=r"the schema of foxglove\.RawImage in the file is damaged"):
+    with refuses(BagError, field="foxglove.RawImage"):
         read(path)
 
 

@@ -37,6 +37,7 @@ from tests.support.realsense_bags import (
     stamp_ns,
     write_bag,
 )
+from tests.support.refuses import refuses
 
 
 def make_profile(rs: Any, stream: Stream, uid: int) -> Any:
@@ -218,7 +219,7 @@ def test_other_recordings_are_refused(tmp_path: Path) -> None:
     database = next(folder.glob("*.db3"))
     for path in (other, database):
         assert not RealSenseBag.recognises(path)
-        with pytest.raises(BagError, match="expected a recording of the RealSense SDK"):
+        with refuses(BagError, field=("RealSense", "SDK")):
             RealSenseBag(path)
     assert not RealSenseBag.recognises(folder)
     assert not RealSenseBag.recognises(tmp_path / "absent.db3")
@@ -260,5 +261,5 @@ def test_lenses_that_are_none() -> None:
         ((float("nan"), 61.0, 31.5, 23.5), "None", COEFFS),
         ((60.0, 61.0, 31.5, 23.5), "Brown Conrady", (0.1,)),
     ):
-        with pytest.raises(MessageError, match="expected a lens of"):
+        with refuses(MessageError, field="lens"):
             make_intrinsics((64, 48), matrix, model, coeffs)

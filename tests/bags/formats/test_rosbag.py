@@ -18,6 +18,7 @@ import zstandard
 from sam3_node.bags.formats.rosbag import ROSBAG1_MAGIC, RosBag
 from sam3_node.errors import BagError
 from tests.support import ros_recordings as ros
+from tests.support.refuses import refuses
 
 FRAMES = 20
 ALL = frozenset(ros.TYPES)
@@ -246,10 +247,10 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None
 
 def test_folders_without_a_recording_are_refused(tmp_path: Path) -> None:
     assert not RosBag.recognises(tmp_path)
-    with pytest.raises(BagError, match=r"expected a ROS 2 bag in .*, found no file"):
+    with refuses(BagError, field=("ROS", "2")):
         RosBag(tmp_path)
     (tmp_path / "metadata.yaml").write_text("rosbag2_bagfile_information: {}")
-    with pytest.raises(BagError, match=r"expected a ROS 2 bag in .*, found no file"):
+    with refuses(BagError, field=("ROS", "2")):
         RosBag(tmp_path)
 
 
@@ -282,7 +283,7 @@ def recoded(folder: Path, target: Path, number: int) -> Path:
 def test_unknown_encodings_end_the_reading_unless_they_come_amid_known_ones(
     tmp_path: Path, folder: Path
 ) -> None:
-    with pytest.raises(BagError, match="found 'nv24'"):
+    with refuses(BagError, field="nv24"):
         read(recoded(folder, tmp_path / "first.db3", 1))
     found, lost = read(recoded(folder, tmp_path / "amid.db3", 4))
     expected = list(ros.shots(FRAMES))

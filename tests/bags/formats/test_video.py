@@ -12,6 +12,7 @@ from sam3_node.bags.formats.video import VideoBag
 from sam3_node.bags.samples import Colour
 from sam3_node.errors import BagError
 from tests.support.paths import ROOT, SHARED
+from tests.support.refuses import refuses
 
 av = pytest.importorskip("av")
 
@@ -137,7 +138,7 @@ def test_files_without_a_frame_are_refused(tmp_path: Path) -> None:
     cut = tmp_path / "cut.mp4"
     cut.write_bytes(whole[: len(whole) // 2])  # its index was at the end
     assert VideoBag.recognises(cut)
-    with pytest.raises(BagError, match=r"expected a video at .*, found no frame"):
+    with refuses(BagError, field=("video", "frame")):
         VideoBag(cut)
 
 
@@ -145,7 +146,7 @@ def test_a_stream_of_an_unknown_codec_is_refused(tmp_path: Path) -> None:
     whole = next(DATASET.rglob("*.mp4")).read_bytes()
     path = tmp_path / "a.mp4"
     path.write_bytes(whole.replace(b"av01\0", b"zz01\0"))
-    with pytest.raises(BagError, match="found no frame that can be decoded"):
+    with refuses(BagError, field=("frame", "decoded")):
         VideoBag(path)
 
 

@@ -13,6 +13,7 @@ from sam3_node.bags.samples import CameraInfo, Colour, MillimetreDepth
 from sam3_node.errors import BagError
 from sam3_node.types import Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth, decode_image
+from tests.support.refuses import refuses
 
 SIZE = (12, 16)
 IMAGE, COMPRESSED, INFO = (
@@ -228,7 +229,7 @@ def test_impossible_intrinsics_are_refused_by_topic(changes: dict[str, Any]) -> 
 def test_impossible_sizes_are_refused_by_topic(changes: dict[str, Any]) -> None:
     message = image(BGR, "bgr8")
     vars(message).update(changes)
-    with pytest.raises(MessageError, match=f"^{COLOUR_TOPIC}: expected .* found "):
+    with refuses(MessageError, field=str(COLOUR_TOPIC)):
         read_payload(message, IMAGE, COLOUR_TOPIC)
 
 
@@ -242,7 +243,7 @@ def test_damaged_compressed_images_are_refused(data: bytes, format_: str) -> Non
 
 
 def test_unknown_encodings_name_those_that_are_known() -> None:
-    with pytest.raises(BagError, match=r"expected an encoding of rgb8, .* found 'nv24'") as raised:
+    with refuses(BagError, field=("rgb8", "nv24")) as raised:
         read_payload(image(BGR, "nv24"), IMAGE, COLOUR_TOPIC)
     assert not isinstance(raised.value, MessageError)
     with pytest.raises(BagError, match="PointCloud2"):

@@ -14,6 +14,7 @@ pytest.importorskip("mcap")
 from sam3_node.bags import LabelledClip, RecordingReader, RecordingWriter
 from sam3_node.cameras.playback import TABLETOP
 from tests.support.recordings import SIZE, frame_at, make_truth, write_recording
+from tests.support.refuses import refuses
 
 
 def test_images_and_truth_are_those_of_the_index(tmp_path: Path) -> None:
@@ -44,9 +45,7 @@ def test_frames_without_truth_are_refused(tmp_path: Path) -> None:
         for seq in range(3):
             writer.write_frame(frame_at(seq), seq)
         writer.write_truth(make_truth(frame_at(1)))
-    with pytest.raises(
-        BagError, match=r"expected 2 or more frames of table, each with its truth, found 3 and truth of 1"
-    ):
+    with refuses(BagError, field=("2", "3", "1", "truth")):
         LabelledClip.load(path)
 
 

@@ -17,6 +17,7 @@ from mcap.reader import make_reader
 
 from sam3_node.bags import RecordingWriter, read_masks
 from sam3_node.wire import pack_masks
+from tests.support.refuses import refuses
 
 
 def write(path: Path, frames: list[MaskFrame], encoding: Any = "rle") -> Path:
@@ -69,7 +70,7 @@ def test_a_truncated_file_gives_what_is_whole(tmp_path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * 3 // 4])
     seqs: list[int] = []
-    with pytest.raises(BagError, match=r"masks\.mcap is cut off"):
+    with refuses(BagError, field="masks.mcap"):
         seqs.extend(masks.seq for masks in read_masks(path))
     assert seqs == list(range(len(seqs)))
     assert len(seqs) > 1000
@@ -82,7 +83,7 @@ def test_a_truncated_file_gives_what_is_whole(tmp_path: Path) -> None:
 def test_a_file_that_is_no_mcap_is_refused(tmp_path: Path, content: bytes, found: str) -> None:
     path = tmp_path / "masks.mcap"
     path.write_bytes(content)
-    with pytest.raises(BagError, match=rf"expected an MCAP file at .*masks\.mcap, found {found}"):
+    with refuses(BagError, field=str(found)):
         list(read_masks(path))
     with pytest.raises(BagError, match=r"cannot read .*none\.mcap"):
         list(read_masks(tmp_path / "none.mcap"))
@@ -105,5 +106,5 @@ def test_flipped_bytes_never_raise_anything_but_errors_of_this_package(tmp_path:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"cannot create the folder .*file"):
+    with refuses(OutputError, field=("create", "folder")):
         RecordingWriter(tmp_path / "file" / "masks.mcap")

@@ -28,6 +28,7 @@ from sam3_node.bags.native import NODE, RECORDING
 from sam3_node.bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from sam3_node.bags.native.writer import CHUNK_BYTES, RecordingWriter, SplitRecordingWriter
 from tests.support.mcap_files import rgbd, write_json
+from tests.support.refuses import refuses
 
 RESET = Event(0, "reset", {"camera": "cam0"})
 
@@ -222,7 +223,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_a_newer_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sam3_node.bags.native.writer.LAYOUT_VERSION", 2)
     path = record(tmp_path / "r.mcap", [])
-    with pytest.raises(BagError, match="expected layout 1 of recordings, found 2"):
+    with refuses(BagError, field=("1", "2", "recordings")):
         RecordingReader([path])
 
 
@@ -308,14 +309,14 @@ def test_complete_chunks_are_on_the_disk_at_once(tmp_path: Path) -> None:
 
 def test_a_recording_is_never_overwritten(tmp_path: Path) -> None:
     path = record(tmp_path / "r.mcap", [frame(0)])
-    with pytest.raises(OutputError, match=r"r\.mcap, which is never overwritten"):
+    with refuses(OutputError, field="r.mcap"):
         RecordingWriter(path)
     assert len(list(read_frames(path))) == 1
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"cannot create the folder .*file"):
+    with refuses(OutputError, field=("create", "folder")):
         RecordingWriter(tmp_path / "file" / "r.mcap")
 
 
@@ -374,7 +375,7 @@ def test_where_the_disk_is_full_the_file_ends_whole(tmp_path: Path, small_files:
             if seq % 5 == 4:
                 writer.flush()
 
-    with pytest.raises(OutputError, match=r"r\.mcap: File too large; the recording ends here"):
+    with refuses(OutputError, field="r.mcap"):
         fill()
     assert writer.closed
     writer.close()

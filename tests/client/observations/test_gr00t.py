@@ -26,6 +26,7 @@ from sam3_node.client.observations import (
 from sam3_node.errors import PolicyError
 from tests.support.observations import T0, make_frame, make_instance
 from tests.support.policy_servers import gr00t_pack, gr00t_unpack, serve_gr00t
+from tests.support.refuses import refuses
 
 SIZE = (24, 32)
 RGB = np.arange(24 * 32 * 3, dtype=np.uint8).reshape(24, 32, 3)
@@ -80,13 +81,13 @@ def test_a_history_of_images_needs_that_of_objects() -> None:
     np.testing.assert_array_equal(observation["state"]["objects"][0], [history[-1].vector()])
     observation = as_gr00t(history, video=two, state={"arm": np.stack([JOINTS] * 2)}, language="x")
     check_observation(observation, 2, 2)
-    with pytest.raises(PolicyError, match="video front: expected 1 images, as many as objects; found 2"):
+    with refuses(PolicyError, field=("1", "2", "objects")):
         as_gr00t(history[:1], video=two, state={}, language="x")
-    with pytest.raises(PolicyError, match="state arm: expected at most 1 vectors"):
+    with refuses(PolicyError, field=("1", "vectors")):
         as_gr00t(observe(), video={}, state={"arm": np.stack([JOINTS] * 2)}, language="x")
-    with pytest.raises(PolicyError, match="found several names or sizes"):
+    with refuses(PolicyError, field=("names", "sizes")):
         as_gr00t([history[0], observe(2)], video=two, state={}, language="x")
-    with pytest.raises(PolicyError, match="found none"):
+    with refuses(PolicyError, field="none"):
         as_gr00t([], video={}, state={}, language="x")
 
 
@@ -105,17 +106,17 @@ def test_flat_keys_for_earlier_servers() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"video": {"front": RGB.astype(np.float32)}}, "video front: expected uint8"),
-        ({"video": {"front": RGB[..., :1]}}, "video front: expected uint8"),
-        ({"state": {"arm": np.zeros((1, 1, 7))}}, "state arm: expected a vector"),
-        ({"state": {"arm": ["x"]}}, "state arm: expected a vector of numbers"),
-        ({"video": {"objects_0": RGB}}, "video: expected none of objects_0"),
-        ({"state": {"objects": JOINTS}}, "state: expected none of objects"),
+        ({"video": {"front": RGB.astype(np.float32)}}, "uint8"),
+        ({"video": {"front": RGB[..., :1]}}, "uint8"),
+        ({"state": {"arm": np.zeros((1, 1, 7))}}, ("arm", "vector")),
+        ({"state": {"arm": ["x"]}}, ("vector", "numbers")),
+        ({"video": {"objects_0": RGB}}, ("video", "objects_0")),
+        ({"state": {"objects": JOINTS}}, "state"),
     ],
 )
-def test_wrong_inputs_are_named(changes: dict[str, Any], message: str) -> None:
+def test_wrong_inputs_are_named(changes: dict[str, Any], message: str | tuple[str, ...]) -> None:
     inputs: dict[str, Any] = {"video": {"front": RGB}, "state": {"arm": JOINTS}, "language": "x"}
-    with pytest.raises(PolicyError, match=message):
+    with refuses(PolicyError, field=message):
         as_gr00t(observe(1), **{**inputs, **changes})
 
 
@@ -146,9 +147,9 @@ def test_replies_are_read() -> None:
     for body in (config, '{"delta_indices": [0], "modality_keys": ["front"]}'):
         packed = msgpack.packb({"video": {"__ModalityConfig_class__": True, "as_json": body}})
         assert unpack_gr00t(packed) == {"video": config}
-    with pytest.raises(PolicyError, match="the GR00T server reports: Unauthorized"):
+    with refuses(PolicyError, field="GR00T"):
         unpack_gr00t(msgpack.packb({"error": "Unauthorized: Invalid API token"}))
-    with pytest.raises(PolicyError, match="its log says which"):
+    with refuses(PolicyError, field="log"):
         unpack_gr00t(b"ERROR")
 
 
@@ -183,14 +184,14 @@ def damaged() -> Iterator[bytes]:
 
 @pytest.mark.parametrize("reply", list(damaged()), ids=lambda reply: reply[:24].hex())
 def test_damaged_replies_are_refused(reply: bytes) -> None:
-    with pytest.raises(PolicyError, match="GR00T server"):
+    with refuses(PolicyError, field="GR00T"):
         unpack_gr00t(reply)
 
 
 def test_objects_are_not_sent() -> None:
-    with pytest.raises(PolicyError, match="dtype object"):
+    with refuses(PolicyError, field=("dtype", "object")):
         pack_gr00t("get_action", {"observation": np.array([None])})
-    with pytest.raises(PolicyError, match="cannot pack"):
+    with refuses(PolicyError, field="pack"):
         pack_gr00t("get_action", {"observation": object()})
 
 
@@ -213,5 +214,5 @@ def test_a_policy_server_answers() -> None:
         assert (action["arm"].shape, info) == ((1, 16, 7), {})
         np.testing.assert_equal(seen[0], observation)
         socket.send(pack_gr00t("get_action", {"observation": {}, "options": None}))
-        with pytest.raises(PolicyError, match="the GR00T server reports"):
+        with refuses(PolicyError, field="GR00T"):
             unpack_gr00t(socket.recv())

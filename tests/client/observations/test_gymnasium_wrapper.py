@@ -19,6 +19,7 @@ from gymnasium.spaces import Box, Dict  # noqa: E402
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
 from sam3_node.client.observations.gymnasium_wrapper import ObjectsObservation  # noqa: E402
+from tests.support.refuses import refuses  # noqa: E402
 
 SIZE = (24, 32)
 
@@ -121,5 +122,5 @@ def test_keys_of_a_map_stay() -> None:
     env = wrap(keyed=True, name="seen")
     assert set(env.observation_space.spaces) == {"arm", "seen"}
     assert set(env.reset(seed=1)[0]) == {"arm", "seen"}
-    with pytest.raises(PolicyError, match="expected none of the environment's keys, arm; found 'arm'"):
+    with refuses(PolicyError, field="arm"):
         wrap(keyed=True, name="arm")

@@ -14,6 +14,7 @@ from sam3_node.client.observations import FIELDS, ObjectSlots, as_lerobot, lerob
 from sam3_node.errors import PolicyError
 from sam3_node.types import MaskFrame
 from tests.support.observations import T0, make_frame, make_instance
+from tests.support.refuses import refuses
 
 SIZE = (24, 32)
 NAMES = ["red mug", "a", "b", "c"]
@@ -45,13 +46,13 @@ def test_an_observation_has_the_keys_of_lerobot() -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"images": {"front": RGB / 255}}, "image front: expected uint8"),
-        ({"images": {"objects_0": RGB}}, "images: expected none of objects_0"),
-        ({"state": np.zeros((1, 6))}, "state: expected a vector"),
+        ({"images": {"front": RGB / 255}}, "uint8"),
+        ({"images": {"objects_0": RGB}}, ("images", "objects_0")),
+        ({"state": np.zeros((1, 6))}, "state"),
     ],
 )
-def test_wrong_inputs_are_named(inputs: dict[str, Any], message: str) -> None:
-    with pytest.raises(PolicyError, match=message):
+def test_wrong_inputs_are_named(inputs: dict[str, Any], message: str | tuple[str, ...]) -> None:
+    with refuses(PolicyError, field=message):
         as_lerobot(ObjectSlots(NAMES, SIZE).observe(), **inputs)
 
 
@@ -136,7 +137,7 @@ def test_the_step_adds_masks_to_a_pipeline(tmp_path: Path) -> None:
 
     pipeline.save_pretrained(tmp_path)
     loaded = processor.PolicyProcessorPipeline.from_pretrained(tmp_path, config_filename="masks.json")
-    with pytest.raises(PolicyError, match="expected a client"):
+    with refuses(PolicyError, field="client"):
         loaded(batch)
     overrides = {"sam3_node_objects": {"client": Client()}}
     loaded = processor.PolicyProcessorPipeline.from_pretrained(
@@ -148,6 +149,6 @@ def test_the_step_adds_masks_to_a_pipeline(tmp_path: Path) -> None:
         loaded(recorded)["observation.images.objects_1"], again["observation.images.objects_1"]
     )
     assert loaded.steps[0].objects is None
-    with pytest.raises(PolicyError, match=r"expected all or none of .* found observation.environment_state"):
+    with refuses(PolicyError, field="observation.environment_state"):
         loaded({**batch, "observation.environment_state": again["observation.environment_state"]})
     np.testing.assert_array_equal(again["observation.images.objects_0"], picture)

@@ -17,6 +17,7 @@ from sam3_node.errors import NodeRestarted, PolicyError, WireError
 from sam3_node.transport import MaskPublisher
 from sam3_node.types import NANOSECONDS, Mask, MaskFrame, Shed
 from tests.support.observations import T0, make_frame, make_instance
+from tests.support.refuses import refuses
 
 SIZE = (48, 64)
 
@@ -62,7 +63,7 @@ def test_ids_of_another_epoch_are_new_objects() -> None:
 def test_masks_of_another_camera_are_refused() -> None:
     slots = ObjectSlots(["mug"], SIZE)
     slots.observe(make_frame(camera="left"))
-    with pytest.raises(PolicyError, match="expected masks of camera left, found right"):
+    with refuses(PolicyError, field=("left", "right")):
         slots.observe(make_frame(camera="right"))
 
 
@@ -151,7 +152,7 @@ def test_two_sure_objects_where_one_was_asked_are_refused(most: Any) -> None:
 
 def test_a_limit_that_fits_no_slot_is_refused() -> None:
     for most in ({"cup": 1}, {"*": 1}, 0, True, {"mug": 1.5}):
-        with pytest.raises(PolicyError, match="most: expected"):
+        with refuses(PolicyError, field="most"):
             ObjectSlots(["mug", "*"], SIZE, most=most)
     assert ObjectSlots(["mug", "*"], SIZE, most=2).most == {"mug": 2}
 
@@ -164,7 +165,7 @@ def test_one_usable_object_of_a_name_is_enough() -> None:
     )
     observed = slots.observe(make_frame(doubtful, make_instance(2, "mug")), T0)
     assert observed.refusal("mug") is None
-    with pytest.raises(PolicyError, match="expected a name of a slot, mug, mug; found 'cup'"):
+    with refuses(PolicyError, field="cup"):
         observed.refusal("cup")
 
 
@@ -198,25 +199,25 @@ def test_pictures_have_three_slots_each_and_the_overlay_the_usable_ones() -> Non
     assert (image == 100).all()
     changed = (tinted != 100).any(axis=-1)
     np.testing.assert_array_equal(changed, observed.masks[0] | observed.masks[3])
-    with pytest.raises(PolicyError, match="give the slots the images' size"):
+    with refuses(PolicyError, field=("images", "size")):
         observed.overlay(np.zeros((9, 9, 3), np.uint8))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([], SIZE), "names: expected a list"),
-        (("mug", SIZE), "names: expected a list"),
-        ((["mug"], (0, 4)), "size: expected"),
-        ((["mug"], SIZE, 0.0), "max_age_s: expected"),
-        ((["mug"], SIZE, 60.0), "max_age_s: expected"),
-        ((["mug"], SIZE, 0.5, "crop"), "fit: expected"),
+        (([], SIZE), "names"),
+        (("mug", SIZE), "names"),
+        ((["mug"], (0, 4)), "size"),
+        ((["mug"], SIZE, 0.0), "max_age_s"),
+        ((["mug"], SIZE, 60.0), "max_age_s"),
+        ((["mug"], SIZE, 0.5, "crop"), "fit"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple[Any, ...], message: str) -> None:
     names, size, *rest = arguments
     options = dict(zip(("max_age_s", "fit"), rest, strict=False))
-    with pytest.raises(PolicyError, match=message):
+    with refuses(PolicyError, field=message):
         ObjectSlots(names, size, **options)
 
 

@@ -16,6 +16,7 @@ from sam3_node.models.sam.edgetam import EdgeTamConfig
 from sam3_node.perception.perception import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import ObjectPrompt, Tracker
+from tests.support.refuses import refuses
 from tests.support.tiny import (
     CLASSES,
     CONFIGS,
@@ -116,7 +117,7 @@ def test_the_ladders_of_the_public_weights() -> None:
 
 @pytest.mark.parametrize("size", [1, 32, 200, 255, 257])
 def test_sizes_that_cannot_be_are_refused_with_those_that_can(size: int) -> None:
-    with pytest.raises(ModelError, match=rf"nano: image_size: .* of 32 .* 256, 224, 160, 128.*found {size}$"):
+    with refuses(ModelError, field=str(size)):
         load_tracker("nano", image_size=size)
 
 

@@ -21,6 +21,7 @@ from sam3_node.models.yolo.convert import convert_checkpoint, read_checkpoint
 from sam3_node.models.yolo.network import SCALES, YoloWorld, load_yolo_world
 from tests.support.paths import SHARED
 from tests.support.public_yolo import PublicLayout
+from tests.support.refuses import refuses
 from tests.support.tiny_yolo import TINY, phrases, tiny_yolo
 
 REAL = SHARED / "weights/yolo-world/yolov8s-worldv2.pt"
@@ -111,7 +112,7 @@ def test_code_is_named_and_not_run(
     layout, trace = PublicLayout(), tmp_path / "trace"
     harm = Call(function, argument.format(str(trace)))
     file = layout.save(tmp_path / "harm.pt", model=layout.network(tiny_yolo()), updates=harm)
-    with pytest.raises(ModelError, match=r"names .*may be harmful") as caught:
+    with refuses(ModelError, field=("names", "harmful")) as caught:
         convert_checkpoint(file, tmp_path / "folder")
     assert f"{file} names {name}:" in str(caught.value)
     assert not trace.exists()
@@ -122,7 +123,7 @@ def test_every_name_that_is_refused_is_told(tmp_path: Path) -> None:
     layout = PublicLayout()
     others = layout.make("ultralytics.hub", "Session")(), layout.make("somewhere", "Else")()
     file = layout.save(tmp_path / "odd.pt", model=layout.network(tiny_yolo()), updates=others)
-    with pytest.raises(ModelError, match=r"names somewhere\.Else, ultralytics\.hub\.Session: expected"):
+    with refuses(ModelError, field=("somewhere.Else", "ultralytics.hub.Session")):
         read_checkpoint(file)
 
 
@@ -151,37 +152,35 @@ def test_what_is_no_checkpoint_is_told(tmp_path: Path, kind: str) -> None:
 def test_networks_of_other_families_are_told(tmp_path: Path) -> None:
     layout = PublicLayout()
     plain = layout.save(tmp_path / "plain.pt", model=layout.public(tiny_yolo().backbone.stem))
-    with pytest.raises(
-        ModelError, match=r"holds no YOLO-World: expected a module MaxSigmoidAttnBlock, found .*Conv"
-    ):
+    with refuses(ModelError, field=("YOLO-World", "MaxSigmoidAttnBlock")):
         read_checkpoint(plain)
     first = layout.network(tiny_yolo())
     first.image_pooling = layout.module("ImagePoolingAttn")
-    with pytest.raises(ModelError, match="version 1; expected version 2"):
+    with refuses(ModelError, field=("1", "2", "version")):
         read_checkpoint(layout.save(tmp_path / "first.pt", model=first))
 
 
 @pytest.mark.parametrize(
     ("entry", "told"),
     [
-        ({}, "at the root, found NoneType"),
-        ({"model": [1, 2]}, "at the root, found list"),
-        ({"model": {"weight": torch.zeros(2)}}, "at the root, found dict"),
+        ({}, "NoneType"),
+        ({"model": [1, 2]}, ("root", "list")),
+        ({"model": {"weight": torch.zeros(2)}}, ("root", "dict")),
     ],
 )
 def test_another_thing_where_the_network_belongs_is_told(
-    tmp_path: Path, entry: dict[str, object], told: str
+    tmp_path: Path, entry: dict[str, object], told: str | tuple[str, ...]
 ) -> None:
     layout = PublicLayout()
     file = layout.save(tmp_path / "odd.pt", **entry, spare=layout.network(tiny_yolo()))
-    with pytest.raises(ModelError, match=told):
+    with refuses(ModelError, field=told):
         read_checkpoint(file)
 
 
 def test_odd_members_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"damaged: expected a tensor at model\.0\.conv\.weight, found str"):
+    with refuses(ModelError, field=("damaged", "model.0.conv.weight")):
         read_checkpoint(changed(tmp_path, lambda layers: layers[0].conv._parameters.update(weight="w")))
-    with pytest.raises(ModelError, match=r"damaged: expected a module at model\.0\.conv\., found int"):
+    with refuses(ModelError, field=("damaged", "model.0.conv")):
         read_checkpoint(changed(tmp_path, lambda layers: layers[0]._modules.update(conv=3)))
 
 
@@ -272,5 +271,5 @@ def test_the_public_small_checkpoint_converts(tmp_path: Path) -> None:
     converted = convert_checkpoint(REAL, tmp_path)
     assert converted.config == SCALES["s"]
     assert all(value.isfinite().all() for value in converted.parameters())
-    with pytest.raises(ModelError, match=r"pixels: expected \[B, 3, H, W\]"):
+    with refuses(ModelError, field=("pixels", "3")):
         load_yolo_world(tmp_path)(torch.zeros(1, 3, 32, 30), torch.zeros(1, 512))

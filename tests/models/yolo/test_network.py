@@ -22,6 +22,7 @@ from sam3_node.models.yolo.network import (
     load_yolo_world,
     save_yolo_world,
 )
+from tests.support.refuses import refuses
 from tests.support.tiny_yolo import TINY, phrases, tiny_yolo
 
 CPU = torch.device("cpu")
@@ -166,7 +167,7 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
     state["neck.shrink.0.conv.weight"] = torch.zeros(16, 16, 1, 1)
     del state["heads.1.contrast.bias"]
     save_file(state, weights)
-    with pytest.raises(ModelError, match=r"model\.safetensors") as caught:
+    with refuses(ModelError, field="model.safetensors") as caught:
         load_yolo_world(tmp_path)
     told = str(caught.value)
     assert "lacks 1 tensors: heads.1.contrast.bias" in told
@@ -199,23 +200,25 @@ def test_damaged_folders_are_clear_errors(tmp_path: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"model_type": "bert"}, "model_type yolo_world, found bert"),
-        ({"depth": 3}, "missing or unknown: depth"),
-        ({"channels": 5}, "channels: expected a list"),
-        ({"channels": [8, 8, 16, 16]}, "5 positive integers"),
-        ({"channels": [8, 8, 16, 16, "16"]}, "5 positive integers"),
-        ({"depths": [1, 1, 1, -1]}, "4 positive integers"),
-        ({"bins": 0}, "bins: expected a positive integer"),
-        ({"bins": True}, "bins: expected a positive integer"),
-        ({"resize": "nearest"}, "resize: expected bilinear"),
-        ({"channels": [8, 8, 16, 16, 24]}, "multiples of 16"),
+        ({"model_type": "bert"}, ("model_type", "yolo_world")),
+        ({"depth": 3}, ("unknown", "depth")),
+        ({"channels": 5}, "channels"),
+        ({"channels": [8, 8, 16, 16]}, ("5", "integers")),
+        ({"channels": [8, 8, 16, 16, "16"]}, ("5", "integers")),
+        ({"depths": [1, 1, 1, -1]}, ("4", "integers")),
+        ({"bins": 0}, "bins"),
+        ({"bins": True}, "bins"),
+        ({"resize": "nearest"}, "resize"),
+        ({"channels": [8, 8, 16, 16, 24]}, ("16", "multiples")),
     ],
 )
-def test_a_wrong_configuration_is_told(tmp_path: Path, change: dict[str, object], told: str) -> None:
+def test_a_wrong_configuration_is_told(
+    tmp_path: Path, change: dict[str, object], told: str | tuple[str, ...]
+) -> None:
     save_yolo_world(tiny_yolo(), tmp_path)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
-    with pytest.raises(ModelError, match=told) as caught:
+    with refuses(ModelError, field=told) as caught:
         load_yolo_world(tmp_path)
     assert str(config) in str(caught.value)
 
@@ -223,7 +226,7 @@ def test_a_wrong_configuration_is_told(tmp_path: Path, change: dict[str, object]
 def test_a_configuration_survives_json() -> None:
     for config in SCALES.values():
         assert YoloWorldConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
-    with pytest.raises(ModelError, match="found list"):
+    with refuses(ModelError, field="list"):
         YoloWorldConfig.from_json([])
     with pytest.raises(dataclasses.FrozenInstanceError):
         TINY.bins = 3  # type: ignore[misc]
@@ -231,5 +234,5 @@ def test_a_configuration_survives_json() -> None:
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot create the folder"):
+    with refuses(OutputError, field=("create", "folder")):
         save_yolo_world(tiny_yolo(), tmp_path / "file")
