@@ -19,7 +19,7 @@ from .parser import CommandParser, Commands, parse_box, parse_count
 from .progress import ProgressBar, format_duration
 
 if TYPE_CHECKING:
-    from ..replay.cluster.usage_report import RunProgress, UsageReport
+    from ..replay.cluster.scheduler import RunProgress, UsageReport
     from ..replay.job import Job, ObjectOnFrame
     from ..replay.store import Summary
 

@@ -9,7 +9,7 @@ import pytest
 
 from sam3_node.cli.progress import ProgressBar, StepProgress, format_duration
 from sam3_node.cli.replay import describe_progress
-from sam3_node.replay.cluster.usage_report import RunProgress
+from sam3_node.replay.cluster.scheduler import RunProgress
 
 
 class Terminal(io.StringIO):

@@ -24,9 +24,8 @@ from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.cli import main as cli
 from sam3_node.errors import ReplayError
 from sam3_node.geometry import mask_intersection
-from sam3_node.replay.cluster.scheduler import connect_ray, run_many
+from sam3_node.replay.cluster.scheduler import RunProgress, connect_ray, run_many
 from sam3_node.replay.cluster.tasks import Split
-from sam3_node.replay.cluster.usage_report import RunProgress
 from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.run import PerceptionCache, run_job
 from sam3_node.replay.shards import ShardLimits

@@ -20,9 +20,8 @@ pytest.importorskip("mcap")
 
 from sam3_node.cli import main as cli
 from sam3_node.errors import ReplayError
-from sam3_node.replay.cluster.scheduler import connect_ray
+from sam3_node.replay.cluster.scheduler import BagResult, ThroughputMeter, UsageReport, connect_ray
 from sam3_node.replay.cluster.tasks import JobPlan, ProbeResult, Split
-from sam3_node.replay.cluster.usage_report import BagResult, ThroughputMeter, UsageReport
 from sam3_node.replay.job import Job, ObjectOnFrame
 from tests.support.refuses import refuses
 
