@@ -13,6 +13,7 @@ import torch
 from sam3_node.client import PerceptionClient, Segmentation
 from sam3_node.perception.output_masks import rasterize
 from sam3_node.perception.perception import load_model
+from sam3_node.perception.prompts import to_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import Tracker
 from sam3_node.transport import FramePublisher
@@ -128,7 +129,7 @@ def test_a_book_does_not_become_the_table_and_the_kitchen() -> None:
     areas: dict[str, list[int]] = {name: [] for name in BOXES}
     for number, path in enumerate(sorted(KITCHEN.glob("*.jpg"))[:16]):
         view = encode_frame(tracker.model, np.asarray(cv2.imread(str(path)), np.uint8))
-        prompts = [FramePrompt(box=box).to_model(i, view.scaling) for i, box in enumerate(BOXES.values())]
+        prompts = [to_model(FramePrompt(box=box), i, view.scaling) for i, box in enumerate(BOXES.values())]
         tracks = tracker.step_features(view.features, () if number else prompts)
         for sizes, logits in zip(areas.values(), tracks.logits.float().numpy(), strict=True):
             sizes.append(rasterize(logits, view.scaling.frame_size).area)

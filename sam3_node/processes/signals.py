@@ -35,14 +35,14 @@ def raise_on_interrupt() -> None:
     interruption = _Interruption()
     signal.signal(signal.SIGINT, interruption.handle)
     sys.unraisablehook = interruption.report_unraisable
-    _run_after_signal((signal.SIGINT,), interruption.exit_unless_raised, "interrupt")
+    _run_after_signal((signal.SIGINT,), interruption.exit_if_stuck, "interrupt")
 
 
 class _Interruption:
     """The state of one interruption: whether the main thread has raised KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self._is_raised = False
+        self._is_raised = self._is_signalled = False
         self._report_other = sys.unraisablehook
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -52,10 +52,13 @@ class _Interruption:
         self._is_raised = True
         raise KeyboardInterrupt
 
-    def exit_unless_raised(self) -> None:
-        """Exit if the main thread has not raised PATIENCE_S after a SIGINT. Runs in a thread."""
-        time.sleep(PATIENCE_S)
-        if not self._is_raised and signal.getsignal(signal.SIGINT) == self.handle:
+    def exit_if_stuck(self) -> None:
+        """Exit PATIENCE_S after a SIGINT that has raised nothing, and for a second one. Runs in a thread."""
+        is_second, self._is_signalled = self._is_signalled, True
+        if not is_second:
+            time.sleep(PATIENCE_S)
+        # a signal just before a read that blocks is not handled before the read ends
+        if (is_second or not self._is_raised) and signal.getsignal(signal.SIGINT) == self.handle:
             _exit(signal.SIGINT, None)
 
     def report_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
@@ -84,15 +87,15 @@ def stop_on_signals(once: bool = False) -> threading.Event:
 
 
 def _run_after_signal(numbers: Sequence[int], react: Callable[[], None], name: str) -> None:
-    """Run `react` in a thread after one of these signals, which need a handler."""
+    """Run `react` in a thread after each of these signals, which need a handler."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
 
     def wait() -> None:
-        while os.read(reader, 1)[0] not in numbers:
-            pass  # other signals that have a handler wake this thread, too
-        react()
+        while True:  # other signals that have a handler wake this thread, too
+            if os.read(reader, 1)[0] in numbers:
+                react()
 
     threading.Thread(target=wait, name=name, daemon=True).start()
 

@@ -226,7 +226,7 @@ def test_several_cameras_come_in_order_and_topics_narrow_them(tmp_path: Path) ->
     ]
     for wanted in ("wrist", "/wrist/image"):
         assert [frame.camera for frame in read(path, [wanted])[0]] == ["wrist"] * 3
-    with refuses(BagError, field=("/front/image", "/wrist/im")):
+    with refuses(BagError, field=("/front/image", "/wrist/image")):
         open_bag(path, ["wrist", "back"])
 
 

@@ -233,7 +233,7 @@ def test_a_wanted_depth_is_preferred() -> None:
 
 
 def test_a_choice_that_is_absent_is_an_error_with_what_there_is() -> None:
-    with refuses(BagError, field=("table.mcap", "/camera/color/ima")):
+    with refuses(BagError, field=("table.mcap", "/camera/color/image_raw")):
         choose_cameras(BAG, REALSENSE, ["wirst"])
     with refuses(BagError, field="/camera/depth/image_rect_raw"):
         choose_cameras(BAG, REALSENSE, ["/camera/depth/image_rect_raw"])

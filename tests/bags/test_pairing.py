@@ -241,7 +241,7 @@ def test_depth_of_another_clock_is_told_with_the_offset() -> None:
         )
         assert "/table/depth: 10 depth images came, 0 of 10 frames have one" in str(text)
         side = "behind" if offset_ms < 0 else "ahead of"
-        assert f"its clock is about {abs(offset_ms) / 1000:.3f} s {side} that of colour" in text
+        assert f"its clock is about {abs(offset_ms) / 1000:.3f} s {side} the clock of colour" in text
 
 
 def test_depth_that_is_too_far_is_told_with_the_nearest_distance() -> None:

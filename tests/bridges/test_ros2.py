@@ -206,7 +206,7 @@ def test_intrinsics_of_another_size_are_scaled_or_left_out_with_a_warning(open_s
     info.width = 3 * SIZE[1]
     # the frames that were lost on the way were told of, too
     assert site.send((INFO, info), (IMAGE, image(time.time_ns()))).intrinsics is None
-    assert f"found those of {3 * SIZE[1]} x {2 * SIZE[0]}" in site.warnings[0]
+    assert f"found intrinsics of {3 * SIZE[1]} x {2 * SIZE[0]}" in site.warnings[0]
 
 
 def test_depth_that_reaches_no_image_is_told(open_site: OpenSite) -> None:
@@ -218,7 +218,7 @@ def test_depth_that_reaches_no_image_is_told(open_site: OpenSite) -> None:
         site.bridge.take(DEPTH, image(stamp_ns + 3600 * 10**9, MILLIMETRES, "16UC1"))
     (warning,) = site.warnings
     assert DEPTH in warning
-    assert re.search(r"its clock is about 3[56]\d\d\.\d+ s ahead of that of colour", warning)
+    assert re.search(r"its clock is about 3[56]\d\d\.\d+ s ahead of the clock of colour", warning)
 
 
 def test_depth_that_does_not_come_delays_images_by_a_bounded_time(open_site: OpenSite) -> None:

@@ -31,7 +31,7 @@ def node(tmp_path: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
                 given.extend([dict(request.args)] if request.op == "set_prompts" else [])
                 control.reply(peer, Reply(request.id, STATUS if request.op == "status" else {}))
 
-    with ControlServer(endpoint, lambda _: None, "node", lambda _: None) as control:
+    with ControlServer(endpoint, lambda _: None, "node") as control:
         thread = threading.Thread(target=serve, args=(control,))
         thread.start()
         yield endpoint, given

@@ -222,7 +222,7 @@ def test_a_missing_node_is_an_error_in_time() -> None:
         assert client.latest(10) is None
         with refuses(TransportError, field=("node", "connected")):
             client.status()
-    with refuses(TransportError, field="tcp://"):
+    with refuses(TransportError, field="tcp://host:port"):
         PerceptionClient("masks", "tcp://127.0.0.1:9")
 
 

@@ -150,35 +150,37 @@ def test_what_is_no_vocabulary_is_refused(
         (
             {"vectors": np.eye(2, dtype=np.float32)},
             None,
-            "expected a vocabulary of version 1, found no version",
+            ("1", "version"),
         ),
-        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"version": "2"}, "version 1, found 2"),
-        ({"weights": np.eye(2, dtype=np.float32)}, GOOD, "expected a tensor 'vectors', found weights"),
-        ({"vectors": np.eye(2, dtype=np.float16)}, GOOD, "dtype F32, found F16"),
-        ({"vectors": np.eye(2, dtype=np.int64)}, GOOD, "dtype F32, found I64"),
-        ({"vectors": np.eye(3, dtype=np.float32)}, GOOD, r"each of 2 phrases, .* found shape \[3, 3\]"),
-        ({"vectors": np.ones((2, 2, 2), np.float32)}, GOOD, r"found shape \[2, 2, 2\]"),
-        ({"vectors": np.full((2, 2), np.nan, np.float32)}, GOOD, "row 0 is not finite"),
-        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": "mug, cup"}, "a JSON list 'phrases'"),
+        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"version": "2"}, ("1", "2", "version")),
+        ({"weights": np.eye(2, dtype=np.float32)}, GOOD, "vectors"),
+        ({"vectors": np.eye(2, dtype=np.float16)}, GOOD, ("F32", "F16")),
+        ({"vectors": np.eye(2, dtype=np.int64)}, GOOD, ("F32", "I64")),
+        ({"vectors": np.eye(3, dtype=np.float32)}, GOOD, ("2", "3", "shape")),
+        ({"vectors": np.ones((2, 2, 2), np.float32)}, GOOD, ("2", "shape")),
+        ({"vectors": np.full((2, 2), np.nan, np.float32)}, GOOD, ("0", "finite")),
+        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": "mug, cup"}, ("JSON", "phrases")),
         (
             {"vectors": np.eye(2, dtype=np.float32)},
             GOOD | {"phrases": "[" * 100_000},
-            "a JSON list 'phrases'",
+            ("JSON", "phrases"),
         ),
-        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": '{"mug": 1}'}, "a JSON list 'phrases'"),
-        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": '["a", "A"]'}, "each phrase once"),
-        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": '["a", null]'}, "expected text"),
+        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": '{"mug": 1}'}, ("JSON", "phrases")),
+        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": '["a", "A"]'}, ("phrase", "once")),
+        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": '["a", null]'}, "text"),
         (
             {"vectors": np.eye(2, dtype=np.float32)},
             {"version": "1", "phrases": '["a", "b"]'},
-            "the name of the model",
+            ("name", "model"),
         ),
     ],
 )
-def test_another_file_is_refused(tmp_path: Path, tensors: dict, metadata: dict | None, told: str) -> None:
+def test_another_file_is_refused(
+    tmp_path: Path, tensors: dict, metadata: dict | None, told: str | tuple[str, ...]
+) -> None:
     path = tmp_path / "bad.safetensors"
     save_file(tensors, path, metadata=metadata)
-    with refuses(VocabularyError, field=str(told)):
+    with refuses(VocabularyError, field=told):
         Vocabulary.load(path)
 
 

@@ -188,24 +188,24 @@ def test_what_a_package_does_not_take_is_refused(kept: Kept) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("version", "2.0.0", r"version: expected [\d.]+.*, found 2\.0\.0"),
-        ("cpu", "avx512 0123abcd Another", "cpu: expected .*, found avx512 0123abcd Another"),
-        ("gpu", "sm90", "gpu: expected cpu, found sm90"),
+        ("version", "2.0.0", ("version", "2.0.0")),
+        ("cpu", "avx512 0123abcd Another", ("cpu", "avx512", "0123abcd")),
+        ("gpu", "sm90", ("gpu", "sm90")),
     ],
 )
 def test_packages_of_another_machine_or_torch_do_not_serve(
-    copied: Kept, field: str, value: str, said: str, caplog: pytest.LogCaptureFixture
+    copied: Kept, field: str, value: str, said: str | tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     path = copied.built.folder / MANIFEST
     manifest = json.loads(path.read_text())
-    manifest["identity"][field] = value
+    manifest["key"][field] = value
     path.write_text(json.dumps(manifest))
     with caplog.at_level(logging.WARNING):
         model = served(copied)
     assert model.name.startswith("shallow (torch: no engines in ")
     assert model.stages.encode is model.encode_stage
     assert "build them: sam3-node engine build" in caplog.text
-    with refuses(EngineError, field=str(said)):
+    with refuses(EngineError, field=said):
         served(copied, engine__fallback=False)
 
 

@@ -74,19 +74,21 @@ def test_nothing_is_kept_at_first(store: EngineStore) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("version", "1.8.0", "version: expected 1.8.0, found 1.7.1"),
-        ("library", "tensorrt", "library: expected tensorrt, found tensorrt_rtx"),
-        ("gpu", "sm120", "gpu: expected sm120, found sm89"),
-        ("gpu_name", "NVIDIA L4", "gpu name: expected NVIDIA L4, found any"),
-        ("weights", "b" * 64, "weights: expected bbbb.*, found aaaa"),
-        ("precision", "fp8", "precision: expected fp8, found float16"),
-        ("image_size", 512, "image size: expected 512, found 256"),
-        ("max_objects", 32, "max objects: expected 32, found 16"),
+        ("version", "1.8.0", ("version", "1.8.0", "1.7.1")),
+        ("library", "tensorrt", ("library", "tensorrt_rtx")),
+        ("gpu", "sm120", ("gpu", "sm120", "sm89")),
+        ("gpu_name", "NVIDIA L4", ("NVIDIA", "L4")),
+        ("weights", "b" * 64, "weights"),
+        ("precision", "fp8", ("precision", "fp8", "float16")),
+        ("image_size", 512, ("512", "256", "size")),
+        ("max_objects", 32, ("32", "16", "objects")),
     ],
 )
-def test_engines_of_something_else_are_refused(store: EngineStore, field: str, value: Any, said: str) -> None:
+def test_engines_of_something_else_are_refused(
+    store: EngineStore, field: str, value: Any, said: str | tuple[str, ...]
+) -> None:
     saved(store)
-    with refuses(EngineError, field=str(said)):
+    with refuses(EngineError, field=said):
         store.find(KEY.model_copy(update={field: value}))
 
 

@@ -289,7 +289,7 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path, name: st
         key: renamed if value == first else value for key, value in content["weight_map"].items()
     }
     index.write_text(json.dumps(content))
-    with refuses(ModelError, field="model.safe"):
+    with refuses(ModelError, field="model.safetensors.index.json"):
         load_tracker(tmp_path / "weights")
     with refuses(EngineError, field=("their", "folder")):
         checkpoint_digest(str(tmp_path / "weights"))

@@ -152,7 +152,7 @@ def test_nobody_ends_when_a_command_is_killed_or_hangs(robot: Robot, victim: str
 
 @contextmanager
 def launched(profile: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "sam3_node.processes.supervisor", str(profile)]
+    command = [sys.executable, "-m", "sam3_node.processes", str(profile)]
     with log.open("wb") as output:
         group = subprocess.Popen(command, stdout=output, stderr=output, cwd=ROOT)
     try:

@@ -93,7 +93,7 @@ def test_without_an_endpoint_there_is_no_pose_and_no_problem() -> None:
         poses = RobotPoses(SpatialSettings(), stack)
         assert poses.find(frame(1)) is None
         assert poses.problem is None
-        with refuses(TransportError, field="tcp://"):
+        with refuses(TransportError, field="tcp://host:port"):
             RobotPoses(SpatialSettings(poses="http://robot"), stack)
 
 

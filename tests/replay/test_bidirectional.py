@@ -136,7 +136,7 @@ def test_each_object_has_masks_from_its_cameras_first_frame(
 def test_without_objects_those_of_the_recording_are_tracked_back(
     bag: Path, load: PerceptionCache, tmp_path: Path
 ) -> None:
-    job = replace(job_on(bag, tmp_path / "out"), objects=(), settings={"detector": {"doubt": 0.3}})
+    job = replace(job_on(bag, tmp_path / "out"), objects=(), settings={"detector": {"min_track_score": 0.3}})
     run_job(job, load)
     ids = {(masks.camera, masks.seq): {one.id for one in masks.instances} for masks in masks_of(job)}
     assert [ids["left", seq] for seq in (0, 1, 2)] == [{1, 2}] * 3
@@ -177,7 +177,9 @@ def test_a_killed_multi_shot_pass_continues_bit_for_bit(
     doubt = max(
         scores, key=lambda doubt: sum(span.last - span.first for span in find_multi_shot_spans(masks, doubt))
     )
-    kill_everywhere(replace(job, settings={"detector": {"doubt": doubt}}), tmp_path / "killed", load)
+    kill_everywhere(
+        replace(job, settings={"detector": {"min_track_score": doubt}}), tmp_path / "killed", load
+    )
 
 
 def kill_everywhere(whole: Job, out: Path, load: PerceptionCache) -> None:

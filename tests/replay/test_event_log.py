@@ -225,7 +225,7 @@ def test_masks_of_another_node_without_its_events_are_a_gap() -> None:
     masks = [replace(make_masks(seq), node=node) for seq, node in enumerate(("one", "one", "two", "two"))]
     entries = read_log(served(0), *masks)
     (text,) = gaps(entries)
-    assert "expected masks of node one, found those of two" in text
+    assert "expected masks of node one, found masks of two" in text
     assert entries.count(Edit(RESTARTED)) == 1
 
 

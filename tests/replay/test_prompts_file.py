@@ -114,35 +114,37 @@ def test_an_annotation_of_255_is_one_object(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (3, "expected a map, found 3"),
-        ({}, "prompt: expected points, a box or a mask"),
-        ({"box": BOX, "mask": "a.png"}, "prompt: expected a mask alone, found points or a box"),
-        ({"bocks": BOX}, "expected some of camera, frame, .* found 'bocks'"),
-        ({"box": [1, 2, 3]}, r"box: expected \(x0, y0, x1, y1\), found shape \[3\]"),
-        ({"box": [30, 8, 10, 24]}, r"box: expected x0 < x1 and y0 < y1, found \[30.0, 8.0, 10.0, 24.0\]"),
-        ({"box": "all"}, "expected 'box' to be a list, found 'all'"),
-        ({"points": []}, r"points: expected 1 to 64 pairs \(x, y\), found shape \[0\]"),
-        ({"points": [[1, 2, 3]]}, "expected 'point' to be a list of at most 2 finite numbers"),
-        ({"points": [[1, 2], [3]]}, r"expected 'points' to be pairs \[x, y\]"),
+        (3, ("3", "map")),
+        ({}, "prompt"),
+        ({"box": BOX, "mask": "a.png"}, "prompt"),
+        ({"bocks": BOX}, "bocks"),
+        ({"box": [1, 2, 3]}, ("box", "x0", "y0", "x1")),
+        ({"box": [30, 8, 10, 24]}, ("box", "x0", "x1", "y0")),
+        ({"box": "all"}, ("box", "all")),
+        ({"points": []}, ("points", "1", "64", "0")),
+        ({"points": [[1, 2, 3]]}, ("point", "2")),
+        ({"points": [[1, 2], [3]]}, "points"),
         (
             {"points": [[1, 2]], "labels": [True]},
-            "expected 'labels' to be a list of at most 64 finite numbers",
+            ("labels", "64"),
         ),
-        ({"points": [[1, 2]], "labels": [1, 0]}, "labels: expected 1 of 1"),
-        ({"points": [[1, 2]], "labels": [2]}, "labels: expected 1 of 1"),
-        ({"box": BOX, "labels": [1]}, "expected 'labels' to be beside points"),
-        ({"box": BOX, "frame": "last"}, "expected 'frame' to be a seq or \"first\", found 'last'"),
-        ({"box": BOX, "frame": -1}, "expected 'frame' to be an integer in 0"),
-        ({"box": BOX, "label": 5}, "expected 'label' to be a string, found 5"),
-        ({"mask": "none.png"}, r"mask .*none\.png: expected a PNG, found none to read \(No such file"),
-        ({"mask": "prompts.json"}, r"mask .*: expected a palette or 8-bit grey PNG, found no PNG"),
-        ({"mask": "two.png", "value": 3}, r"mask .*two\.png: expected a pixel of 3, found none"),
-        ({"mask": "two.png", "value": 0}, "expected 'value' to be an integer in 1..255, found 0"),
+        ({"points": [[1, 2]], "labels": [1, 0]}, ("labels", "1")),
+        ({"points": [[1, 2]], "labels": [2]}, ("labels", "1")),
+        ({"box": BOX, "labels": [1]}, "labels"),
+        ({"box": BOX, "frame": "last"}, ("frame", "first", "last")),
+        ({"box": BOX, "frame": -1}, ("frame", "0")),
+        ({"box": BOX, "label": 5}, ("label", "5")),
+        ({"mask": "none.png"}, "PNG"),
+        ({"mask": "prompts.json"}, ("8-bit", "PNG")),
+        ({"mask": "two.png", "value": 3}, ("3", "none")),
+        ({"mask": "two.png", "value": 0}, ("value", "1..255", "0")),
     ],
 )
-def test_errors_name_the_object_and_what_was_expected(tmp_path: Path, entry: Any, message: str) -> None:
+def test_errors_name_the_object_and_what_was_expected(
+    tmp_path: Path, entry: Any, message: str | tuple[str, ...]
+) -> None:
     annotation(tmp_path / "two.png")
-    with refuses(ReplayError, field=str(message)):
+    with refuses(ReplayError, field=message):
         prompts_of(tmp_path, {"box": BOX}, entry)
 
 

@@ -168,7 +168,7 @@ def test_the_most_interior_point() -> None:
 def test_prompts_show_the_truth() -> None:
     truth = Mask.from_full(square(10, 10))
     assert make_prompt("mask", truth).mask is truth
-    assert make_prompt("box", truth).box == (10, 10, 30, 30)
+    assert np.asarray(make_prompt("box", truth).box).tolist() == [10, 10, 30, 30]
     assert np.asarray(make_prompt("point", truth).points).shape == (1, 2)
 
 

@@ -166,7 +166,7 @@ def test_capacity_is_a_clear_error_and_changes_nothing(model: TrackerModel, clip
 
 
 BAD = {
-    "found nothing": ObjectPrompt(9),
+    "found none of them": ObjectPrompt(9),
     "finite": ObjectPrompt(9, points=[[float("nan"), 1.0]]),
     "pairs": ObjectPrompt(9, points=[1.0, 2.0]),
     "1 to 64": ObjectPrompt(9, points=[[1.0, 1.0]] * 65),

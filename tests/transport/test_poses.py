@@ -62,5 +62,5 @@ def test_take_ends_with_close() -> None:
 
 
 def test_a_malformed_endpoint_is_refused() -> None:
-    with refuses(TransportError, field="tcp://"):
+    with refuses(TransportError, field="tcp://host:port"):
         PoseSubscriber("http://robot")

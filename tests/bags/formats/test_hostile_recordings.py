@@ -177,7 +177,7 @@ def test_messages_of_ros_2_expand_within_limits(bomb: bytes) -> None:
 
 def test_a_compressed_file_expands_within_limits(tmp_path: Path, bomb: bytes) -> None:
     (tmp_path / "a.db3.zstd").write_bytes(bomb)
-    with refuses(BagError, field=("a.db3.zstd", "8")):
+    with refuses(BagError, field="a.db3.zstd"):
         RosBag(tmp_path)
 
 

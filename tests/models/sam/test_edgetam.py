@@ -107,19 +107,19 @@ def test_a_folder_loads_without_timm(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("architecture", "repvit_m2", "found timm_wrapper repvit_m2"),
-        ("model_type", "sam2_hiera_det_model", "found sam2_hiera_det_model"),
+        ("architecture", "repvit_m2", ("timm_wrapper", "repvit_m2")),
+        ("model_type", "sam2_hiera_det_model", "sam2_hiera_det_model"),
         ("model_args", {"kernel_size": 5}, "kernel_size"),
-        ("model_args", {"depth": [1, 1]}, r"4 positive numbers as the backbone's depth, found \[1, 1\]"),
+        ("model_args", {"depth": [1, 1]}, ("4", "1", "depth")),
     ],
 )
 def test_another_backbone_is_refused(
-    folder: Path, tmp_path: Path, field: str, value: object, expected: str
+    folder: Path, tmp_path: Path, field: str, value: object, expected: str | tuple[str, ...]
 ) -> None:
     config, backbone = read_backbone(folder)
     backbone[field] = value
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with refuses(ModelError, field=str(expected)):
+    with refuses(ModelError, field=expected):
         load_tracker(tmp_path)
 
 
