@@ -38,8 +38,6 @@ class FramePrompt:
 
     def __post_init__(self) -> None:
         check_parts(self.points, self.box, self.mask)
-        if self.mask is not None:
-            return
         if self.points is not None:
             self.points = _to_floats(self.points, "points")
             check_points(self.points)

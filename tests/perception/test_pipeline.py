@@ -324,6 +324,7 @@ BAD_PROMPTS: dict[str, dict[str, Any]] = {
     "mask of another size": {"mask": Mask.from_full(np.ones((4, 4), dtype=np.bool_))},
     "empty mask": {"mask": Mask.empty((HEIGHT, WIDTH))},
     "mask and box": {"mask": FULL, "box": [0, 0, 5, 5]},
+    "mask and labels": {"mask": FULL, "labels": [1]},
 }
 
 
