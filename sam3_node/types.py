@@ -54,7 +54,7 @@ A state and the tensors in it are never modified."""
 
 
 class SavedFields:
-    """An object whose state is the values of the attributes that `SAVED` lists, in this order.
+    """Saves and restores the attributes that `SAVED` names, in this order.
 
     The saved name of an attribute has no underscore in front. A set is saved as a sorted list. A part that has a state
     of its own saves and restores itself.

@@ -1,4 +1,4 @@
-"""Receive messages: a thread drains the sockets, unpacks and admits each message, and stores it for its taker.
+"""Receive messages: a thread drains the sockets, unpacks and admits each message, and stores it until it is taken.
 
 `CameraInbox` is the store of frames and masks: bounded, fair to cameras and endpoints, and never stale.
 """
@@ -154,9 +154,8 @@ class Receiver(SocketOwner, Generic[M]):
 
     def _accept(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> None:
         if self._topics and parts[0] not in self._topics:
-            self._count_unwanted(
-                parts
-            )  # a subscription also matches longer topics, and PULL sockets do not filter
+            # a subscription also matches longer topics, and PULL sockets do not filter
+            self._count_unwanted(parts)
             return
         try:
             message = self._unpack(parts)
@@ -192,7 +191,7 @@ C = TypeVar("C", bound=FromCamera)
 
 
 class CameraInbox(Generic[C]):
-    """The messages of cameras that wait for their taker: the parts of a Receiver of them, and where it stores them.
+    """Holds messages of cameras until they are taken. A Receiver uses its `admit`, `store` and `select`.
 
     `newest` keeps the newest message of each of at most `max_cameras` cameras. It unpacks only the newest message of
     each topic in a turn, so that a flooding camera costs no more than the reading of its older messages. `every` keeps
@@ -304,9 +303,8 @@ class Inbox(Generic[M]):
             item = self._items.pop(key)
             self._turns.move_to_end(key)
             self._group_turns.move_to_end(self._groups.pop(key))
-            if (
-                len(self._turns) > self._capacity
-            ):  # forget the key that was taken longest ago and does not wait
+            if len(self._turns) > self._capacity:
+                # forget the key that was taken longest ago and does not wait
                 del self._turns[next(key for key in self._turns if key not in self._items)]
             if not self._items:
                 self._pipe.clear()
