@@ -236,7 +236,7 @@ def serve_fast_torch(model: TrackerModel, settings: Settings) -> None:
         model.stages = fast
 
     if reason := attempt(serve, engine):
-        use_torch(model, stages, settings, reason)
+        use_torch(model, stages, reason)
 
 
 def make_stages(model: TrackerModel, settings: Settings) -> Stages:
@@ -271,6 +271,8 @@ def compare_fast(stages: Stages, model: TrackerModel, settings: Settings) -> Rep
     ):
         reference = load_model_in(settings, torch.float32)
         reference.use_read(settings.tracker.read)
+        if getattr(model.encode_stage, "shares_trunk", False):
+            reference.share_trunk()
         clip = read_gate_clip()
         prompts = clip.prompts(reference.image_size)
         thresholds = engine.min_cosine, engine.min_iou

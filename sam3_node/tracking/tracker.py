@@ -258,26 +258,44 @@ class Tracker(SavedFields):
         """
         read, static = self.model.stages.read, self.model.static_shapes
         any_width, at_once = _read_limits(read)
+        is_compiled = getattr(read, "is_compiled", False)
         if not any_width and at_once is None:  # kernels read only what is valid
             padded = pad_to_batch(rows) if static else rows
-            out: Tensor = read(top, *self._memory.read(padded, frame, static))
+            out: Tensor = read(top, *self._memory.read(padded, frame, static or is_compiled))
             return out
-        groups = self._memory.read_groups(rows, frame, static, None if any_width else at_once)
+        groups = self._memory.read_groups(
+            rows, frame, static, None if any_width else at_once, all_pointers=is_compiled
+        )
         if len(groups) == 1:
             out = read(top, *groups[0].gather())
             return out
-        tops = torch.cat([read(top, *group.gather())[: len(group.positions)] for group in groups])
+        tokens = [  # [1, hw, C] each, in the order of values that a compiled decoder is made for
+            row
+            for group in groups
+            for row in read(top, *group.gather())[: len(group.positions)].flatten(2).mT.split(1)
+        ]
         order = np.argsort(np.concatenate([group.positions for group in groups]))
-        return tops[torch.from_numpy(pad_to_batch(order) if static else order).to(tops.device)]
+        joined: Tensor = torch.cat([tokens[row] for row in (pad_to_batch(order) if static else order)])
+        return joined.mT.unflatten(2, self.model.grid)
 
     @torch.inference_mode()
     def warm_up_reads(self) -> None:
-        """Run the read once in every shape that it has with static shapes, so that no frame waits for a compiler."""
+        """Run the read in every shape that needs a compiler or an engine's kernels, so that no frame waits for them.
+
+        A compiled read has one graph for one object, and one for more. With static shapes, each shape counts.
+        """
         model, read = self.model, self.model.stages.read
         any_width, at_once = _read_limits(read)
-        if not model.static_shapes or not (any_width or at_once):
+        is_compiled = getattr(read, "is_compiled", False)
+        # kernels read the whole bank on each frame, and neither they nor eager reads need a shape of their own
+        if not (any_width or at_once) or not (model.static_shapes or is_compiled):
             return
-        top = torch.zeros(1, model.hidden, *model.grid, device=model.device, dtype=model.dtype)
+        # of the encoder itself, because a compiled read is made for the order of its values in memory
+        top = model.encode(torch.zeros(1, 3, model.image_size, model.image_size)).top
+        if not model.static_shapes:
+            for objects in range(1, min(self.capacity, 2) + 1):
+                read(top, *next(self._memory.examples(objects)))
+            return
         largest = len(pad_to_batch(np.arange(min(self.capacity, model.batch_size, at_once or self.capacity))))
         for power in range(largest.bit_length()):
             for memories in self._memory.examples(1 << power, not any_width):

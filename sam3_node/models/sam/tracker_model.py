@@ -25,9 +25,8 @@ from .vit import side
 
 CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
 GPU_BATCH = 64
-MAX_SHAPES = (
-    64  # compiled variants of one stage: torch's own limit, 8, would silently run further ones uncompiled
-)
+MAX_GRAPHS = 64
+"""Graphs of one stage, over all models of a process: torch's own limit, 8, would silently run others uncompiled."""
 
 
 class TrackerModel(nn.Module):
@@ -140,13 +139,11 @@ class TrackerModel(nn.Module):
             self.read_stage.tokens.use(method)
 
     def compile(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Compile every stage that tracks objects without prompts.
+        """Compile every stage that tracks objects without prompts: once for one object, and once for 2 or more.
 
-        Shapes become static, so each batch size is compiled once, and the read for a few numbers of memories, too.
         Prompts run eagerly: each number of points would be compiled anew, while frames wait.
         """
-        self.static_shapes = True
-        torch._dynamo.config.recompile_limit = max(MAX_SHAPES, torch._dynamo.config.recompile_limit)
+        torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
         for stage in self.stages:
             assert isinstance(stage, nn.Module), "engines replace stages after they are compiled"
             stage.compile(backend=backend, dynamic=False)
