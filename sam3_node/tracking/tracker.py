@@ -100,11 +100,7 @@ class Tracker(SavedFields):
         following = [
             object_id for object_id in self.ids if object_id not in checked and object_id not in held
         ]
-        results: dict[int, Track] = {}
-        size = self.model.batch_size  # suits the device
-        for start in range(0, len(following), size):
-            batch = following[start : start + size]
-            results |= zip(batch, self._follow_batch(features, batch, frame), strict=True)
+        results = dict(zip(following, self._follow(features, following, frame), strict=True))
         for object_id, prompt in checked.items():
             results[object_id] = self._condition(features, frame, object_id, prompt)
         self.frame_number += 1
@@ -236,6 +232,24 @@ class Tracker(SavedFields):
         self._rows.check_capacity(len({i for i in ids if not {i, catching_key(i)} & set(self._rows)}))
         size, device = self.model.image_size, self.model.device
         return {prompt.object_id: prompt.to_tensors(size, device) for prompt in prompts}
+
+    def _follow(self, features: Features, ids: list[int], frame: int) -> list[Track]:
+        """Track objects in batches that suit the device. Where its memory runs out, halve them from now on.
+
+        A batch writes the bank last, so one that failed can run again.
+        """
+        tracks: list[Track] = []
+        while len(tracks) < len(ids):
+            batch = ids[len(tracks) : len(tracks) + self.model.batch_size]
+            try:
+                tracks += self._follow_batch(features, batch, frame)
+                continue
+            except torch.OutOfMemoryError:
+                if len(batch) == 1:
+                    raise
+            # here the traceback, which holds the failed batch's memory, is released
+            self.model.limit_batch(len(batch) // 2)
+        return tracks
 
     def _follow_batch(self, features: Features, ids: list[int], frame: int) -> list[Track]:
         """Track one batch: read the bank, decode, write the bank."""

@@ -161,6 +161,44 @@ def test_more_objects_than_one_batch(model: TrackerModel, clip: list) -> None:
     assert largest_difference(together, run(Tracker(model), clip[:8], {0: many[:1]})) < CLOSE
 
 
+def test_memory_that_runs_out_makes_batches_smaller_and_loses_no_frame(
+    clip: list, caplog: pytest.LogCaptureFixture
+) -> None:
+    small, plain = tiny_model(), tiny_model()
+    inner, calls = small.stages.remember, []
+
+    def remember(top: torch.Tensor, logits: torch.Tensor, presence: torch.Tensor) -> torch.Tensor:
+        calls.append(len(logits))
+        if len(logits) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return inner(top, logits, presence)
+
+    small.stages = small.stages._replace(remember=remember)
+    many = [ObjectPrompt(i, points=[[6.0 * i, 50.0]]) for i in range(1, 11)]
+    assert (
+        largest_difference(run(Tracker(small), clip[:6], {0: many}), run(Tracker(plain), clip[:6], {0: many}))
+        < CLOSE
+    )
+    assert calls[:7] == [10, 5, 2, 2, 2, 2, 2]
+    assert set(calls[3:]) == {2}, "the smaller batch stays"
+    assert "2 objects" in caplog.text
+
+
+def test_memory_that_runs_out_for_one_object_is_an_error(clip: list) -> None:
+    model = tiny_model()
+
+    def read(*inputs: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    read.takes_any_width = True  # type: ignore[attr-defined]
+    model.stages = model.stages._replace(read=read)
+    tracker = Tracker(model)
+    tracker.step(clip[0], [A])
+    with pytest.raises(torch.OutOfMemoryError):
+        tracker.step(clip[1])
+    assert tracker.frame_number == 1
+
+
 def test_tracks_say_what_is_there(model: TrackerModel, clip: list) -> None:
     tracker = Tracker(model)
     assert tracker.step(clip[0]).logits.shape == (0, *model.mask_size)

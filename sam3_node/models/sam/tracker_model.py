@@ -7,6 +7,7 @@ compare with all of them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,8 @@ CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the C
 GPU_BATCH = 64
 MAX_GRAPHS = 64
 """Graphs of one stage, over all models of a process: torch's own limit, 8, would silently run others uncompiled."""
+
+_log = logging.getLogger(__name__)
 
 
 class TrackerModel(nn.Module):
@@ -55,6 +58,7 @@ class TrackerModel(nn.Module):
         self.multimask_tracking = config.multimask_output_for_tracking
         self.multimask_points = (config.multimask_min_pt_num, config.multimask_max_pt_num)
         self.static_shapes = False
+        self._batch_limit = GPU_BATCH
         self.encode_stage = build_encoder(source)
         self.decode_stage = Decoder(source, has_memory)
         read, remember = self._build_memory(source) if has_memory else (NoMemory(), NoMemory())
@@ -98,7 +102,13 @@ class TrackerModel(nn.Module):
     @property
     def batch_size(self) -> int:
         """Number of objects that run at once on this device."""
-        return CPU_BATCH if self.device.type == "cpu" else GPU_BATCH
+        return min(self._batch_limit, CPU_BATCH if self.device.type == "cpu" else GPU_BATCH)
+
+    def limit_batch(self, count: int) -> None:
+        """Run at most `count` objects at once from now on, because memory ran out for more; free what torch caches."""
+        _log.warning("the device's memory ran out: from now on, at most %d objects run at once", count)
+        self._batch_limit = count
+        torch.cuda.empty_cache()
 
     def preprocess(self, image: npt.NDArray[np.uint8]) -> Tensor:
         """Turn a BGR uint8 image [h, w, 3] into normalised RGB pixels [1, 3, S, S] on the model's device."""
