@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ..cameras.sources import list_realsense
-from ..errors import Sam3NodeError, TransportError, install_advice
+from ..errors import Sam3NodeError, TransportError, find_version, install_advice
 from ..settings import Settings
 
 PYTHON = ">=3.11"
@@ -100,15 +100,14 @@ def is_within(version: str, bounds: str) -> bool:
 
 
 def _check_dependencies() -> Iterator[CheckResult]:
-    try:
-        lines = metadata.requires("sam3-node") or []
-    except metadata.PackageNotFoundError:
+    version = find_version("sam3-node")
+    if version is None:
         yield CheckResult(
             "sam3-node", "warn", "not installed, running from source", "pip install -e '.[node]'"
         )
         return
-    yield CheckResult("sam3-node", "ok", metadata.version("sam3-node"))
-    for requirement in map(parse_requirement, lines):
+    yield CheckResult("sam3-node", "ok", version)
+    for requirement in map(parse_requirement, metadata.requires("sam3-node") or []):
         if requirement.name != "sam3-node" and requirement.extra not in OTHER_ENVIRONMENTS:
             yield _check_dependency(requirement)
 
@@ -118,7 +117,7 @@ def _check_dependency(requirement: PackageRequirement) -> CheckResult:
     title = f"{name} [{extra}]" if extra else name
     hint = install_advice(extra) if extra else f"pip install '{name}{bounds}'"
     status: Literal["warn", "fix"] = "warn" if extra else "fix"
-    version = _find_version(name)
+    version = find_version(name)
     if version is None:
         return CheckResult(title, status, "not installed", hint)
     return _check_version(title, version, name, bounds, status)
@@ -133,7 +132,7 @@ def _check_version(
 
 
 def _check_opencv() -> Iterator[CheckResult]:
-    builds = [name for name in OPENCV_BUILDS if _find_version(name)]
+    builds = [name for name in OPENCV_BUILDS if find_version(name)]
     if len(builds) > 1:
         hint = f"pip uninstall {' '.join(builds)}, then pip install 'opencv-python{OPENCV}'"
         yield CheckResult("cv2", "fix", f"{' and '.join(builds)} overwrite each other", hint)
@@ -145,13 +144,6 @@ def _check_opencv() -> Iterator[CheckResult]:
         yield CheckResult("cv2", "fix", f"does not import: {error}", hint)
         return
     yield _check_version("cv2", cv2.__version__, "opencv-python", OPENCV, "fix")
-
-
-def _find_version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _check_torch() -> Iterator[CheckResult]:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from importlib import metadata
 from typing import Any, Self
 
 import cv2
@@ -28,7 +27,15 @@ from ..engines.fast_torch import has_open_dtype, load_by_gate, serve_fast_torch
 from ..engines.inductor import CompiledArtifacts, keep_compiled, use_graphs
 from ..engines.oom import STAGE_ERRORS, find_device_error, reraise_out_of_memory, to_engine_error
 from ..engines.slot import serve_tracker, use_torch
-from ..errors import EngineError, ModelError, NodeRestarted, RequestError, SettingsError, UnknownFrameError
+from ..errors import (
+    EngineError,
+    ModelError,
+    NodeRestarted,
+    RequestError,
+    SettingsError,
+    UnknownFrameError,
+    find_version,
+)
 from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages
 from ..settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
@@ -233,7 +240,7 @@ class Perception:
                 "python": platform.python_version(),
                 "torch": torch.__version__,
                 "opencv": cv2.__version__,
-                "sam3-node": metadata.version("sam3-node"),
+                "sam3-node": find_version("sam3-node") or "not installed",
             },
         }
 

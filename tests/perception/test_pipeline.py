@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partialmethod
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,9 @@ from sam3_node.errors import (
 from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam import tracker_model
+from sam3_node.node.monitoring import _make_info
 from sam3_node.perception import perception
-from sam3_node.perception.perception import load_model, load_models, warm_up
+from sam3_node.perception.perception import Perception, load_model, load_models, warm_up
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import to_model
 from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
@@ -609,3 +611,16 @@ def test_the_detector_runs_before_the_first_frame(compiling: tuple[Settings, lis
     assert isinstance(detector, Searcher)
     assert len(detector.phrases) == len(detector.trunks) == 1
     assert detector.trunks[0] is not None
+
+
+def test_a_checkout_that_is_not_installed_has_no_version(
+    model: TrackerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(package: str) -> str:
+        raise metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(metadata, "version", find)
+    settings = Settings(detector=DetectorSettings(kind="none"))
+    described = Perception(settings, model, None).describe()
+    assert described["versions"]["sam3-node"] == "not installed"
+    assert "not installed" in str(_make_info(described, settings))
