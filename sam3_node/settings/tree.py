@@ -265,7 +265,7 @@ class ModelSettings(Section):
     a CPU it is bfloat16 if the CPU computes it in hardware and the masks on the bundled recording agree with float32's
     (mean IoU 0.97), which the first start checks; else float32."""
     compile: bool = False
-    """Compile the stages with torch.compile. The first minute is slower, later frames are faster."""
+    """Compile the stages with torch.compile. The first start takes minutes longer, frames are faster."""
     threads: int = Field(0, ge=0, le=1024)
     """Number of CPU threads for the model; 0 lets torch choose."""
     image_size: int = Field(0, ge=0, le=4096)
