@@ -21,6 +21,7 @@ import torch
 from ..calibration import Calibration, load_calibration
 from ..detection.detectors import Detector, PromptSet, load_detector, prepare_prompts, restore_prompts
 from ..detection.phrases import clean_prompts
+from ..engines.choice import choose
 from ..engines.detector import choose_phrases, resolve_folder, serve_detector
 from ..engines.engine_store import checkpoint_digest, choose_model_dtype, identify_setup
 from ..engines.fast_torch import has_open_dtype, load_by_gate, serve_fast_torch
@@ -77,6 +78,7 @@ class Perception:
         Raises ModelError, VocabularyError, EngineError, MissingExtraError or SettingsError if they cannot be used.
         """
         calibrations = tuple(map(load_calibration, settings.spatial.calibration))
+        settings = choose(settings, _load_to_serve)
         perception = cls(settings, *load_models(settings))
         perception.calibrations = calibrations
         return perception
@@ -357,20 +359,14 @@ def load_models(settings: Settings) -> tuple[TrackerModel, Detector | None]:
     The detector is loaded before a gate or a warm-up runs the tracker: one that shares its encoder adds an output to
     it, and the encoder would be compiled or captured again.
     """
-    if settings.model.threads:
-        torch.set_num_threads(settings.model.threads)
-    if settings.model.compile:
-        keep_compiled(settings.engine.folder)
+    settings = choose(settings, _load_to_serve)
     hint = f"while {settings.model.name} was loaded"
     with reraise_out_of_memory(ModelError, hint, MEMORY_HINT):
         model = _load_torch(settings)
     detector = load_configured_detector(settings.detector, settings.model, model, settings.engine)
     with reraise_out_of_memory(ModelError, hint, MEMORY_HINT), _keeping_artifacts(settings):
         torch_stages = model.stages
-        serve_tracker(model, settings)
-        serve_fast_torch(model, settings)
-        if settings.engine.graphs:
-            use_graphs(model)
+        _serve(model, settings)
         if model.has_memory and (settings.model.compile or model.device.type == "cuda"):
             warm_up(model, settings, torch_stages)
             if detector is not None:
@@ -381,18 +377,37 @@ def load_models(settings: Settings) -> tuple[TrackerModel, Detector | None]:
 def _load_torch(settings: Settings) -> TrackerModel:
     """Load the tracker with its torch stages."""
     model_settings = settings.model
+    if model_settings.threads:
+        torch.set_num_threads(model_settings.threads)
+    if model_settings.compile:
+        keep_compiled(settings.engine.folder)
 
     def load(dtype: str | torch.dtype) -> TrackerModel:
         return load_tracker(
             model_settings.name,
             device=model_settings.device,
             dtype=dtype,
-            compile=model_settings.compile,
+            compile=bool(model_settings.compile),
             image_size=model_settings.image_size,
         )
 
     model = load_by_gate(load, settings) if has_open_dtype(settings) else load(choose_model_dtype(settings))
     _use_read(model, settings)
+    return model
+
+
+def _serve(model: TrackerModel, settings: Settings) -> None:
+    """Put engines, faster stages and CUDA graphs in the place of the tracker's torch stages, as the settings say."""
+    serve_tracker(model, settings)
+    serve_fast_torch(model, settings)
+    if settings.engine.graphs:
+        use_graphs(model)
+
+
+def _load_to_serve(settings: Settings) -> TrackerModel:
+    """Load the tracker alone, as it would serve."""
+    model = _load_torch(settings)
+    _serve(model, settings)
     return model
 
 

@@ -290,7 +290,7 @@ class Tracker(SavedFields):
         ]
         order = np.argsort(np.concatenate([group.positions for group in groups]))
         joined: Tensor = torch.cat([tokens[row] for row in (pad_to_batch(order) if static else order)])
-        return joined.mT.unflatten(2, self.model.grid)
+        return joined.mT.reshape(len(joined), -1, *self.model.grid)
 
     @torch.inference_mode()
     def warm_up_reads(self) -> None:
