@@ -71,7 +71,7 @@ def gpu_table() -> str:
         return str(next(fitting, 0))
 
     cases = ((1, 7), (4, 7), (4, 60))
-    header = (f"{cameras} × objects, bank_size {bank_size}" for cameras, bank_size in cases)
+    header = (f"{cameras} x objects, bank_size {bank_size}" for cameras, bank_size in cases)
     rows = (
         (name, str(memory_gb), *(count(memory_gb, *case) for case in cases), arithmetic)
         for name, memory_gb, arithmetic in GPUS
