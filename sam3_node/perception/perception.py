@@ -23,7 +23,7 @@ from ..detection.detectors import Detector, PromptSet, load_detector, prepare_pr
 from ..detection.phrases import clean_prompts
 from ..engines.choice import choose
 from ..engines.detector import choose_phrases, resolve_folder, serve_detector
-from ..engines.engine_store import checkpoint_digest, choose_model_dtype, identify_setup
+from ..engines.engine_store import FP8, checkpoint_digest, choose_model_dtype, identify_setup
 from ..engines.fast_torch import has_open_dtype, load_by_gate, serve_fast_torch
 from ..engines.inductor import CompiledArtifacts, keep_compiled, use_graphs
 from ..engines.oom import STAGE_ERRORS, find_device_error, reraise_out_of_memory, to_engine_error
@@ -379,7 +379,7 @@ def _load_torch(settings: Settings) -> TrackerModel:
     model_settings = settings.model
     if model_settings.threads:
         torch.set_num_threads(model_settings.threads)
-    if model_settings.compile:
+    if _compiles(settings):
         keep_compiled(settings.engine.folder)
 
     def load(dtype: str | torch.dtype) -> TrackerModel:
@@ -394,6 +394,11 @@ def _load_torch(settings: Settings) -> TrackerModel:
     model = load_by_gate(load, settings) if has_open_dtype(settings) else load(choose_model_dtype(settings))
     _use_read(model, settings)
     return model
+
+
+def _compiles(settings: Settings) -> bool:
+    engine = settings.engine
+    return bool(settings.model.compile) or (engine.kind == "torch" and engine.precision == FP8)
 
 
 def _serve(model: TrackerModel, settings: Settings) -> None:
@@ -415,7 +420,7 @@ def _load_to_serve(settings: Settings) -> TrackerModel:
 def _keeping_artifacts(settings: Settings) -> Iterator[None]:
     """Load what torch compiled for these weights before, and keep what the block compiles."""
     key = ""
-    if settings.model.compile:
+    if _compiles(settings):
         with suppress(EngineError):  # of weights that are no files
             key = identify_setup(settings)
     if not key:
