@@ -55,7 +55,7 @@ def has_open_dtype(settings: Settings) -> bool:
     model = settings.model
     return (
         model.dtype == "auto"
-        and not model.compile
+        and model.compile is not True
         and settings.engine.kind == "torch"
         and pick_device(model.device).type == "cpu"
         and has_bfloat16()
@@ -249,7 +249,7 @@ def make_stages(model: TrackerModel, settings: Settings) -> Stages:
         read = copy.deepcopy(model.read_stage)
         read.use_kernels()
         replaced["read"] = read
-    if settings.model.compile:
+    if settings.model.compile is True:
         for stage in replaced.values():
             stage.compile(dynamic=False)
     return stages._replace(**replaced)

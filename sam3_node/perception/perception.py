@@ -387,7 +387,7 @@ def _load_torch(settings: Settings) -> TrackerModel:
             model_settings.name,
             device=model_settings.device,
             dtype=dtype,
-            compile=bool(model_settings.compile),
+            compile=model_settings.compile is True,
             image_size=model_settings.image_size,
         )
 
@@ -398,7 +398,7 @@ def _load_torch(settings: Settings) -> TrackerModel:
 
 def _compiles(settings: Settings) -> bool:
     engine = settings.engine
-    return bool(settings.model.compile) or (engine.kind == "torch" and engine.precision == FP8)
+    return settings.model.compile is True or (engine.kind == "torch" and engine.precision == FP8)
 
 
 def _serve(model: TrackerModel, settings: Settings) -> None:
