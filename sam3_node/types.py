@@ -129,6 +129,25 @@ def is_loopback(host: str) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
+class Address(NamedTuple):
+    """Host and port to listen on."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if only this machine can connect."""
+        return is_loopback(self.host)
+
+
+def split_address(text: str) -> Address | None:
+    """Return the parts of HOST:PORT or [IPV6]:PORT, None for anything else."""
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    return Address(host, int(port)) if host and port.isdecimal() and int(port) <= 65535 else None
+
+
 class Closeable:
     """Base of types that own a socket, a file or a process: a context manager that calls `close`."""
 

@@ -28,8 +28,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ..errors import NoAnswerError, RequestError, Sam3NodeError, SettingsError, WireError
-from ..settings import Address, Settings, split_address
-from ..types import is_loopback
+from ..settings import Settings
+from ..types import Address, is_loopback, split_address
 from .controls import Controls
 from .recorded import RecordedViews
 from .views import FrameView, LiveViews, pack_view
