@@ -314,15 +314,12 @@ class RealSenseDevice:
         self.stamp_ns = colour.stamp_ns
         try:
             capture_ns = self._map_to_host(colour)
-            image, scale_m = _to_bgr(colour.frame), 0.001
-            aligned: DepthImage | Depth | None = None
-            if depth is not None:
-                scale_m = depth.frame.as_depth_frame().get_units()
-                aligned = self._align(colour, depth, scale_m)
+            image = _to_bgr(colour.frame)
+            depth_image = None if depth is None else self._read_depth(colour, depth)
             times = self._collect_times(colour, depth)
         except RuntimeError as error:
             raise explain(self._name, error) from error
-        return CapturedImage(image, capture_ns, aligned, scale_m, self._lens, times)
+        return CapturedImage(image, capture_ns, depth_image, self._lens, times)
 
     def close(self) -> None:
         self._closed.set()
@@ -411,11 +408,14 @@ class RealSenseDevice:
         times["clock_drift_ppm"] = round(self._fits[colour.domain].drift_ppm, 3)
         return times
 
-    def _align(self, colour: StampedFrame, depth: StampedFrame, scale_m: float) -> DepthImage | Depth:
+    def _read_depth(self, colour: StampedFrame, depth: StampedFrame) -> Depth:
+        """Return depth that is registered to colour, or as it is if the camera does not say how it lies to colour."""
+        scale_m = depth.frame.as_depth_frame().get_units()
         if self._aligner is None:
             pixels = np.array(depth.frame.get_data())
-            return encode_depth(pixels, "z16+zstd", scale_m, aligned=False)
-        return self._aligner.align(colour.frame, depth.frame)
+        else:
+            pixels = self._aligner.align(colour.frame, depth.frame)
+        return encode_depth(pixels, "z16+zstd", scale_m, aligned=self._aligner is not None)
 
 
 class _Aligner:
