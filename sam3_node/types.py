@@ -10,7 +10,6 @@ import time
 from collections.abc import Generator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -156,9 +155,7 @@ class Closeable:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

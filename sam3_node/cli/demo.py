@@ -102,12 +102,7 @@ def _make_command(name: str) -> tuple[str, ...]:
 
 def make_environment(**sections: BaseModel) -> dict[str, str]:
     """Return sections of the settings as environment variables of a process."""
-    return {
-        f"SAM3_{section}__{name}".upper(): ",".join(value) if isinstance(value, tuple) else str(value)
-        for section, model in sections.items()
-        for name, value in model.model_dump().items()
-        if value is not None
-    }
+    return {f"SAM3_{name}".upper(): section.model_dump_json() for name, section in sections.items()}
 
 
 def _collect(group: Group, client: PerceptionClient, prompter: BoxPrompter, frames: int) -> DemoResults:

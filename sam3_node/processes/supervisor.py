@@ -25,11 +25,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from ..errors import ProcessError, Sam3NodeError, SettingsError
 from ..settings import CameraSettings, Settings, load_settings
+from ..types import Closeable
 from .notify import REFUSED, RESTARTED, VARIABLES, NotifySocket
 from .signals import stop_on_signals
 
@@ -154,7 +154,7 @@ class _Child:
             os.killpg(self.popen.pid, number)
 
 
-class Group:
+class Group(Closeable):
     """Processes that start and stop together. Only one thread may use a group.
 
     On Linux a member is killed when the thread that started it ends, so start members from the main thread.
@@ -324,12 +324,8 @@ class Group:
             with contextlib.suppress(OSError):
                 self._echo(line)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Stop all members, and close their pipes and sockets."""
         self.stop()
         self._selector.close()
         self._opened.close()
