@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import AuthenticationError, OutputError, VocabularyError, require
 from ..files import prepare_output
+from ..processes.signals import print_notice
 from ..settings import Settings
 from ..types import KEY_ROLES
 from .parser import Commands
@@ -197,10 +197,9 @@ def _read_vocabulary(checkpoint: Path) -> Vocabulary | None:
         phrases, vectors = named_vectors
         return Vocabulary(phrases, vectors.numpy(), PUBLIC_TEXT_ENCODER)
     except VocabularyError as error:
-        print(
+        print_notice(
             f"sam3-node: warning: {checkpoint}: no vocabulary was written: {error}; build one with "
-            "sam3-node vocabulary build, or set detector.text_encoder",
-            file=sys.stderr,
+            "sam3-node vocabulary build, or set detector.text_encoder"
         )
         return None
 

@@ -7,7 +7,6 @@ name or its time. Results go to sections of a calibration file and to the termin
 from __future__ import annotations
 
 import hashlib
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from ..calibration.poses import PoseTrack, RobotPose
 from ..calibration.rigid_motion import to_motions
 from ..errors import CalibrationError, SettingsError, WireError
 from ..geometry import Array, invert, quaternion_from_rotation
+from ..processes.signals import print_notice
 from ..settings import Settings
 from ..transport import FrameSubscriber, PoseSubscriber, Security
 from ..types import Frame, FramePose, Image
@@ -125,11 +125,8 @@ def _read_image(path: Path, inputs: dict[str, str]) -> Picture:
         data = path.read_bytes()
     except OSError as error:
         raise CalibrationError(f"cannot read {path}: {error.strerror}") from error
-    image = (
-        cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-        if data
-        else None
-    )
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
     if image is None:
         raise CalibrationError(f"{path}: expected an image file, found other data")
     if path.name in inputs:
@@ -211,18 +208,9 @@ class CapturedViews:
     def _print(self, view: BoardView) -> None:
         missing = describe_missing(self.found.views, self._board, self.found.size)
         more = GUIDE_VIEWS - len(self.found.views)
-        text = (
-            missing[0]
-            if missing
-            else f"{more} more views, different from the others"
-            if more > 0
-            else "complete"
-        )
-        print(
-            f"view {len(self.found.views)}: {len(view.ids)} corners. Next: {text}",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"{more} more views, different from the others" if more > 0 else "complete"
+        text = missing[0] if missing else text
+        print_notice(f"view {len(self.found.views)}: {len(view.ids)} corners. Next: {text}")
 
 
 def _differ(first: np.ndarray, second: np.ndarray) -> float:
@@ -242,9 +230,8 @@ def collect_live(
     Raises CalibrationError without any view, and TransportError for a malformed endpoint.
     """
     guide, clock = CapturedViews(board), ""
-    print(
-        f"looking for {board} from camera {settings.camera.name}; hold the board still for each view",
-        file=sys.stderr,
+    print_notice(
+        f"looking for {board} from camera {settings.camera.name}; hold the board still for each view"
     )
     security = Security.from_settings(settings.transport)
     subscriber = PoseSubscriber(poses, ["gripper"], security) if poses else None
@@ -433,15 +420,12 @@ def describe_calibration(calibration: Calibration) -> list[str]:
             f"hand-eye: {hand_eye.kind}, camera in {calibration.parent} at {x:.1f} {y:.1f} {z:.1f} mm"
         )
         if (pose := hand_eye.measured) is not None:
+            has_scale = pose.scale is not None
+            scale = f", scale of the board {pose.scale:.4f} ± {2 * pose.scale_sd:.4f}" if has_scale else ""
             lines.append(
                 f"  {pose.date:%Y-%m-%d}, {pose.views} views: within {pose.position_95_mm:.2f} mm and "
                 f"{pose.rotation_95_deg:.3f} degrees (95 %), leave-one-out {pose.leave_one_out_mm:.2f} mm and "
-                f"{pose.leave_one_out_deg:.3f} degrees"
-                + (
-                    ""
-                    if pose.scale is None
-                    else f", scale of the board {pose.scale:.4f} ± {2 * pose.scale_sd:.4f}"
-                )
+                f"{pose.leave_one_out_deg:.3f} degrees{scale}"
             )
     return lines
 
@@ -477,11 +461,8 @@ def _describe_change(before: Calibration, after: Calibration) -> str:
     old, new = before.hand_eye, after.hand_eye
     if old is None or new is None:
         lost = [name for name in ("hand_eye", "depth") if getattr(before, name) and not getattr(after, name)]
-        return (
-            f"{' and '.join(lost)} of the file before are not in the new one: measure them again"
-            if lost
-            else ""
-        )
+        text = f"{' and '.join(lost)} of the file before are not in the new one: measure them again"
+        return text if lost else ""
     if old.kind != new.kind:
         return f"the hand-eye calibration is replaced: it was {old.kind}, and is {new.kind}"
     motion = to_motions((invert(old.parent_from_camera) @ new.parent_from_camera)[None])[0]
@@ -518,7 +499,7 @@ def print_hand_eye(path: Path, result: HandEyeResult) -> None:
     share, deviation = result.scale
     print(f"scale of the board by the robot's motion: {1 + share:.4f} ± {2 * deviation:.4f}")
     for warning in result.warnings:
-        print(f"sam3-node: warning: {warning}", file=sys.stderr)
+        print_notice(f"sam3-node: warning: {warning}")
 
 
 def print_comparison(rows: Mapping[str, LeaveOneOut]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -389,10 +388,9 @@ def _make_prompt(args: Namespace) -> dict[str, Any]:
     points, labels = [*args.point, *args.exclude], [1] * len(args.point) + [0] * len(args.exclude)
     marked = [*(value for point in points for value in point), *(args.box or ())]
     if marked and all(0 <= value <= 1 for value in marked):
-        print(
+        print_notice(
             "sam3-node: warning: the prompt marks only the first pixel; expected pixels of the camera's frame, not "
-            "fractions of its size",
-            file=sys.stderr,
+            "fractions of its size"
         )
     return {
         "points": points or None,

@@ -173,7 +173,7 @@ def bridge_rerun(args: Namespace, settings: Settings) -> None:
     try:
         _run_bridge(settings, stream, f"rerun to {args.target}")
     except OutputError as error:
-        print("sam3-node: error:", printable(str(error), line_feeds=True), file=sys.stderr, flush=True)
+        print_notice(f"sam3-node: error: {printable(str(error), line_feeds=True)}")
         os._exit(FAILED)  # at its end, the SDK would wait without limit for the thread that wrote the file
 
 
@@ -189,11 +189,7 @@ def _run_bridge(settings: Settings, viewer: Viewer, place: str) -> None:
     dropped = f"; {outcome.dropped} messages were dropped unread" if outcome.dropped else ""
     announce(f"bridge: showed {outcome.shown} pictures{skipped}{dropped}")
     if not outcome.closed:
-        print(
-            f"bridge: the viewer has taken nothing for {VIEWER_CLOSE_S:g} s, and is left",
-            file=sys.stderr,
-            flush=True,
-        )
+        print_notice(f"bridge: the viewer has taken nothing for {VIEWER_CLOSE_S:g} s, and is left")
         os._exit(0)  # its SDK would wait for it without limit
 
 

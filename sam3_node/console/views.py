@@ -28,6 +28,7 @@ from ..wire import EVENTS_TOPIC, Event, decode_image, encode_image, unpack_event
 
 JPEG_QUALITY = 85
 _COMPRESSED = ("jpeg", "png")
+_FIELDS = ("id", "label", "score", "state", "doubtful", "confidence", "name_confidence", "age", "area", "box")
 
 
 class FrameView:
@@ -118,18 +119,9 @@ def _describe_instance(instance: Instance, blobs: list[Buffer]) -> Mapping[str, 
     bits = pack_bits(instance.mask)
     blobs.append(bits)
     return {
-        "id": instance.id,
-        "label": instance.label,
-        "score": instance.score,
-        "state": instance.state,
-        "doubtful": instance.doubtful,
-        "confidence": instance.confidence,
-        "name_confidence": instance.name_confidence,
-        "age": instance.age,
-        "unseen": instance.frames_since_seen,
-        "area": instance.area,
-        "box": instance.box,
+        **{name: getattr(instance, name) for name in _FIELDS},
         "position_m": instance.position_m,
+        "unseen": instance.frames_since_seen,
         "bytes": len(bits),
     }
 
