@@ -13,13 +13,10 @@ import re
 import socket
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -62,20 +59,38 @@ def _join_source(folder: Path | None, text: str) -> str:
     return f"{scheme}:{join_path(folder, path)}" if is_file else text
 
 
-@dataclass(frozen=True, slots=True)
-class InProfile:
-    """Marks a field that holds paths. `join` returns one in full: (folder of the profile or None, text)."""
+class _ProfileText(str):
+    """A text of a profile, which knows the profile's folder."""
 
-    join: Callable[[Path | None, str], str] = join_path
+    folder: Path | None = None
 
 
-ProfilePath = Annotated[Path, InProfile()]
+def _place_texts(value: Any, folder: Path | None) -> Any:
+    """Return a value of a profile whose texts know the folder of the profile."""
+    if isinstance(value, str):
+        value = _ProfileText(value)
+        value.folder = folder
+    elif isinstance(value, list):
+        value = [_place_texts(item, folder) for item in value]
+    elif isinstance(value, dict):
+        value = {name: _place_texts(item, folder) for name, item in value.items()}
+    return value
+
+
+def _in_full(join: Callable[[Path | None, str], str] = join_path) -> BeforeValidator:
+    """Return the validator of a path. `join` returns it in full: (folder of its profile or None, text)."""
+    return BeforeValidator(
+        lambda value: join(getattr(value, "folder", None), value) if isinstance(value, str) else value
+    )
+
+
+ProfilePath = Annotated[Path, _in_full()]
 """A path. In a profile, a relative one starts at the folder of the profile; elsewhere, at the working directory."""
-OptionalProfilePath = Annotated[Path | None, BeforeValidator(lambda value: value or None), InProfile()]
+OptionalProfilePath = Annotated[Path | None, BeforeValidator(lambda value: value or None), _in_full()]
 """The same; an empty text is None."""
-WeightsName = Annotated[str, InProfile(_join_weights)]
+WeightsName = Annotated[str, _in_full(_join_weights)]
 """A name of weights, or a path to them."""
-SourceName = Annotated[str, InProfile(_join_source)]
+SourceName = Annotated[str, _in_full(_join_source)]
 """A source of a camera, such as bag:FILE."""
 
 
@@ -85,47 +100,6 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", use_attribute_docstrings=True, validate_default=True, frozen=True
     )
-
-    @classmethod
-    def with_full_paths(cls, fields: object, folder: Path | None) -> object:
-        """Return the fields of a layer with their paths in full. `folder` is the folder of a profile."""
-        if not isinstance(fields, Mapping):
-            return fields
-        return {
-            name: _complete(value, cls.model_fields[name], folder) if name in cls.model_fields else value
-            for name, value in fields.items()
-        }
-
-
-def _complete(value: object, field: FieldInfo, folder: Path | None) -> object:
-    for kind in (*field.metadata, *_list_kinds(field.annotation)):
-        if isinstance(kind, InProfile):
-            if isinstance(value, str) and get_origin(field.annotation) is tuple:
-                value = [item for item in value.split(",") if item]
-            return _map_texts(value, partial(kind.join, folder))
-        if isinstance(kind, type) and issubclass(kind, Section):
-            return (
-                [kind.with_full_paths(item, folder) for item in value] if isinstance(value, list) else value
-            )
-    return value
-
-
-def _list_kinds(annotation: object) -> Iterator[object]:
-    """Yield a type, and the types and markers inside it."""
-    yield annotation
-    for inner in get_args(annotation):
-        yield from _list_kinds(inner)
-
-
-def _map_texts(value: object, change: Callable[[str], str]) -> object:
-    """Apply a function to a text or path, or to each one in a list or map. Other values stay, to be refused later."""
-    if isinstance(value, str | Path):
-        return change(str(value))
-    if isinstance(value, list | tuple):
-        return [_map_texts(item, change) for item in value]
-    if isinstance(value, Mapping):
-        return {name: _map_texts(item, change) for name, item in value.items()}
-    return value
 
 
 def are_same_endpoint(first: str, second: str) -> bool:
@@ -184,7 +158,9 @@ class LoggingSettings(Section):
 
 
 def _split(value: object) -> object:
-    return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return tuple(_place_texts([item for item in value.split(",") if item], getattr(value, "folder", None)))
 
 
 CommaSeparated = (NoDecode, BeforeValidator(_split))  # the environment and the command line give "a,b"
@@ -566,12 +542,10 @@ def load_settings(profile: Path | None = None, overrides: Mapping[str, Any] | No
     Relative paths in the profile start at its folder; other relative paths start at the working directory.
     Raises SettingsError that names each wrong field as section.field, and the layer that set it.
     """
-    folder = None if profile is None else profile.absolute().parent
-    layers = {f"in {profile}": _complete_layer(read_toml(profile), folder)} if profile is not None else {}
-    layers |= {
-        "in the environment": _complete_layer(_environment(), None),
-        "on the command line": _complete_layer(_nest(overrides or {}), None),
-    }
+    layers: dict[str, dict[str, Any]] = {}
+    if profile is not None:
+        layers[f"in {profile}"] = _place_texts(read_toml(profile), profile.absolute().parent)
+    layers |= {"in the environment": _environment(), "on the command line": _nest(overrides or {})}
     try:
         settings = Settings(**_merge(layers))
     except ValidationError as error:
@@ -619,15 +593,6 @@ def _nest(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         section, _, name = path.partition(".")
         tree.setdefault(section, {})[name] = value
     return tree
-
-
-def _complete_layer(layer: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """Return a layer with its paths in full."""
-    sections = {name: field.annotation for name, field in Settings.model_fields.items()}
-    return {
-        name: sections[name].with_full_paths(fields, folder) if name in sections else fields  # type: ignore[union-attr]
-        for name, fields in layer.items()
-    }
 
 
 def _merge(layers: Layers) -> dict[str, Any]:
