@@ -186,6 +186,14 @@ class TransportSettings(Section):
     """true: bind addresses that other machines reach, without keys. Anyone on the network can then see the frames and
     control the node."""
 
+    def require_newest(self, command: str) -> None:
+        """Raise SettingsError for lossless delivery, with which a command would take messages from their receivers."""
+        if self.delivery != "newest":
+            raise SettingsError(
+                f"{command} needs transport.delivery = 'newest': with 'every' each message goes to one receiver, and "
+                f"{command} would take frames from the node and masks from the policy"
+            )
+
 
 class CameraSettings(Section):
     source: SourceName = "scene:shapes"

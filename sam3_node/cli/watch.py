@@ -20,7 +20,7 @@ from typing import Any, TextIO, TypeVar, cast
 import numpy as np
 
 from ..client.diagnosis import Wanted, diagnose, find_sending_camera
-from ..errors import AuthenticationError, OutputError, Sam3NodeError, SettingsError, WireError
+from ..errors import AuthenticationError, OutputError, Sam3NodeError, WireError
 from ..files import child_path, prepare_output
 from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings, TransportSettings
@@ -223,11 +223,7 @@ class OverlayVideo:
     """
 
     def __init__(self, settings: Settings, path: Path) -> None:
-        if settings.transport.delivery == "every":
-            raise SettingsError(
-                "an overlay needs transport.delivery = 'newest': with 'every' each frame goes to one receiver, "
-                "and the watcher would take frames from the node"
-            )
+        settings.transport.require_newest("watch --overlay")
         self._path = path
         self._unpaired = self._dropped = 0
         self._failure: Exception | None = None
