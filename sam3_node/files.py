@@ -25,6 +25,7 @@ UNSAFE = re.compile(r"[^A-Za-z0-9_.-]|^\.+$")
 _LFS_POINTERS = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/")
 _POINTER_BYTES = 64
 
+FOLDER_PREFIX = "work-"
 GUARD = "guard"
 """Whoever holds the lock of this file may create temporary folders and remove abandoned ones."""
 
@@ -207,56 +208,40 @@ def temp_dir() -> Iterator[Path]:
     The next call removes the folders of processes that were killed. Raises OutputError if the folder cannot be created,
     or if another user can change its parent.
     """
-    import tempfile  # here, because it slows the start of a client
+    import shutil  # here, because both slow the start of a client
+    import tempfile
 
     root = Path(tempfile.gettempdir()) / f"sam3-node-{os.getuid()}"
     try:
         root.mkdir(mode=0o700, exist_ok=True)
         if reason := describe_exposure(root):
             raise OutputError(f"no temporary files are created: {reason}, or set TMPDIR")
-        lock = _create_locked(root)
+        with open(os.open(root / GUARD, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            for path in root.glob(f"{FOLDER_PREFIX}*"):
+                if (abandoned := _try_lock(path)) is not None:
+                    shutil.rmtree(path, ignore_errors=True)
+                    os.close(abandoned)
+            folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=root))
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
         raise OutputError(
             f"cannot create temporary files in {root}: {error.strerror or error}; set TMPDIR"
         ) from error
-    with lock:
-        try:
-            yield _folder_beside(Path(lock.name))
-        finally:
-            _remove(Path(lock.name))
-
-
-def _create_locked(root: Path) -> IO[bytes]:
-    """Remove abandoned folders, then create a new folder and return its locked lock file."""
-    with open(os.open(root / GUARD, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        for path in root.glob("*.lock"):
-            with path.open("rb") as abandoned:
-                if _try_lock(abandoned):
-                    _remove(path)
-        import tempfile  # here, because it slows the start of a client
-
-        lock = tempfile.NamedTemporaryFile(dir=root, suffix=".lock", delete=False)  # noqa: SIM115 - the caller closes
-        _try_lock(lock)
-        _folder_beside(Path(lock.name)).mkdir()
-    return lock
-
-
-def _try_lock(lock: IO[bytes]) -> bool:
-    """Take the lock. Return False if another process holds it."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _try_lock(folder: Path) -> int | None:
+    """Return a descriptor that holds the lock of a folder; None if the process that created it runs."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    return True
-
-
-def _remove(lock: Path) -> None:
-    import shutil  # here, because it slows the start of a client
-
-    shutil.rmtree(_folder_beside(lock), ignore_errors=True)
-    lock.unlink(missing_ok=True)
-
-
-def _folder_beside(lock: Path) -> Path:
-    return lock.with_suffix("")
+        os.close(descriptor)
+        return None
+    return descriptor
