@@ -180,7 +180,7 @@ class LabelSearch:
 
 def describe_rivals(label: str, found: Sequence[Instance], most: int, camera: str | None) -> str:
     """Return one line that names the objects of a label where only `most` were asked for, and the remedy."""
-    names = ", ".join(_describe_rival(instance) for instance in found)
+    names = ", ".join(map(_describe_rival, found))
     where = f" on camera {camera}" if camera else ""
     return (
         f"expected at most {most} {label!r}{where}, found {len(found)}: {names}; remove or rename the wrong "

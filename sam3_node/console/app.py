@@ -29,7 +29,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ..errors import NoAnswerError, RequestError, Sam3NodeError, SettingsError, WireError
 from ..settings import Settings
-from ..types import Address, is_loopback, split_address
+from ..types import is_loopback, split_address
 from .controls import Controls
 from .recorded import RecordedViews
 from .views import FrameView, LiveViews, pack_view
@@ -54,6 +54,8 @@ class Binding(NamedTuple):
 
     host: str
     port: int
+    is_loopback: bool
+    """True if only this machine can connect"""
     certificate: Path | None
     key: Path | None
     asks_token: bool
@@ -62,11 +64,6 @@ class Binding(NamedTuple):
     def scheme(self) -> str:
         """http, or https with a certificate."""
         return "https" if self.certificate else "http"
-
-    @property
-    def is_loopback(self) -> bool:
-        """True if only this machine can connect."""
-        return Address(self.host, self.port).is_loopback
 
 
 def read_binding(settings: Settings) -> Binding:
@@ -87,7 +84,8 @@ def read_binding(settings: Settings) -> Binding:
             f"console.bind: expected 127.0.0.1, or TLS for others; found {address.host} without console.certificate "
             "and console.key. On this network, everybody could read the token and see the pictures"
         )
-    return Binding(*address, console.certificate, console.key, console.token or not address.is_loopback)
+    is_loopback = address.is_loopback
+    return Binding(*address, is_loopback, console.certificate, console.key, console.token or not is_loopback)
 
 
 class AccessControl:
