@@ -18,13 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import EnvSettingsSource, NoDecode
 from pydantic_settings.exceptions import SettingsError as EnvironmentDecodeError
 
 from .errors import SettingsError, did_you_mean
@@ -462,16 +456,10 @@ class GroupSettings(Section):
     is more."""
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """All settings of a deployment. Create it with `load_settings`, or directly from sections."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        env_nested_delimiter=DELIMITER,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        frozen=True,
-    )
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
     transport: TransportSettings = TransportSettings()
     camera: CameraSettings = CameraSettings()
@@ -488,18 +476,6 @@ class Settings(BaseSettings):
     group: GroupSettings = GroupSettings()
     health: HealthSettings = HealthSettings()
     logging: LoggingSettings = LoggingSettings()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # load_settings reads the environment itself, to merge it between the profile and the command line
-        return (init_settings,)
 
 
 class Option(NamedTuple):
@@ -579,7 +555,8 @@ def _check_endpoints(settings: Settings) -> None:
 def _environment() -> dict[str, Any]:
     _check_variables(os.environ)
     try:
-        return EnvSettingsSource(Settings)()
+        source = EnvSettingsSource(Settings, env_prefix=PREFIX, env_nested_delimiter=DELIMITER)  # type: ignore[arg-type]
+        return source()
     except EnvironmentDecodeError as error:
         raise SettingsError(f"settings in the environment: {error} ({error.__cause__})") from error
 
