@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import AmbiguousError, NodeRestarted, RequestError, did_you_mean
@@ -94,6 +95,7 @@ class FoundObject(NamedTuple):
     instance: Instance
 
 
+@dataclass(frozen=True, slots=True)
 class LabelSearch:
     """Looks for a tracked object with `label` in the masks of cameras that send. Upper and lower case count as equal.
 
@@ -101,19 +103,12 @@ class LabelSearch:
     objects than `most` on one camera, none is chosen.
     """
 
-    def __init__(
-        self,
-        subscriber: MaskSubscriber,
-        label: str,
-        camera: str | None,
-        sure_only: bool,
-        has_ended: Callable[[str, int | None], bool],
-        most: int | None = None,
-    ) -> None:
-        self._subscriber = subscriber
-        self._label, self._camera = label, camera
-        self._sure_only, self._has_ended = sure_only, has_ended
-        self._most = most
+    subscriber: MaskSubscriber
+    label: str
+    camera: str | None
+    sure_only: bool
+    has_ended: Callable[[str, int | None], bool]
+    most: int | None = None
 
     def find(self) -> FoundObject | None:
         """Return the object. Of several, it is the surest one of the camera that sent last.
@@ -122,8 +117,8 @@ class LabelSearch:
         """
         for masks in reversed(self._list_masks()):
             found = [instance for instance in masks.instances if self._fits(instance)]
-            if self._most is not None and len(found) > self._most:
-                raise AmbiguousError(describe_rivals(self._label, found, self._most, masks.camera))
+            if self.most is not None and len(found) > self.most:
+                raise AmbiguousError(describe_rivals(self.label, found, self.most, masks.camera))
             if found:
                 return FoundObject(masks, max(found, key=lambda instance: instance.score))
         return None
@@ -143,7 +138,7 @@ class LabelSearch:
         names = ", ".join(f"{count} {name}" if count > 1 else name for name, count in sorted(seen.items()))
         return (
             f"the newest masks of {', '.join(masks.camera for masks in sent)} have {names or 'no objects'}"
-            f"{did_you_mean(self._label, labels)}; the node looks for {', '.join(prompts) or 'no names'}: set_prompts "
+            f"{did_you_mean(self.label, labels)}; the node looks for {', '.join(prompts) or 'no names'}: set_prompts "
             "names objects to look for, add_object marks one"
         )
 
@@ -151,17 +146,17 @@ class LabelSearch:
         """Return the newest masks of the cameras that are searched, send, and have not begun new ids since."""
         return [
             masks
-            for masks in self._subscriber.newest.get_all()
-            if self._camera in (None, masks.camera)
-            and (self._subscriber.silent_s(masks.camera) or 0.0) < CAMERA_SILENT_S
-            and not self._has_ended(masks.camera, masks.epoch)
+            for masks in self.subscriber.newest.get_all()
+            if self.camera in (None, masks.camera)
+            and (self.subscriber.silent_s(masks.camera) or 0.0) < CAMERA_SILENT_S
+            and not self.has_ended(masks.camera, masks.epoch)
         ]
 
     def _fits(self, instance: Instance) -> bool:
         return (
-            instance.label.casefold() == self._label.casefold()
+            instance.label.casefold() == self.label.casefold()
             and instance.state == "tracked"
-            and not (self._sure_only and instance.doubtful)
+            and not (self.sure_only and instance.doubtful)
         )
 
 
