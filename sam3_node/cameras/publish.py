@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import cv2
@@ -51,26 +52,23 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
     camera, transport, watchdog = settings.camera, settings.transport, watchdog or Watchdog()
     security = Security.from_settings(transport).for_camera(camera.name)
     calibration = load_calibration(camera.calibration) if camera.calibration else None
-    source = open_camera(camera.source, camera, stop, transport.insecure)
-    try:
-        with (
-            FramePublisher(transport.frames[0], transport.delivery, security) as publisher,
-            WaitingNotice(lambda: _explain_wait(publisher, transport.delivery)),
-        ):
-            details = f"{source.name}, {camera.encoding}, {transport.delivery}"
-            announce(f"camera {camera.name} publishing on {publisher.endpoint} ({details})")
-            if source.is_finite and camera.wait:
-                while not publisher.wait_for_peer(_SEND_TIMEOUT_MS) and not stop.is_set():
-                    pass
-                stop.wait(_SUBSCRIBE_S)
-            try:
-                summary = _publish(source, publisher, camera, calibration, stop, watchdog)
-            finally:
-                watchdog.begin_close()
-            if stop.is_set():
-                publisher.close(_STOP_LINGER_MS)
-    finally:
-        source.close()
+    with (
+        closing(open_camera(camera.source, camera, stop, transport.insecure)) as source,
+        FramePublisher(transport.frames[0], transport.delivery, security) as publisher,
+        WaitingNotice(lambda: _explain_wait(publisher, transport.delivery)),
+    ):
+        details = f"{source.name}, {camera.encoding}, {transport.delivery}"
+        announce(f"camera {camera.name} publishing on {publisher.endpoint} ({details})")
+        if source.is_finite and camera.wait:
+            while not publisher.wait_for_peer(_SEND_TIMEOUT_MS) and not stop.is_set():
+                pass
+            stop.wait(_SUBSCRIBE_S)
+        try:
+            summary = _publish(source, publisher, camera, calibration, stop, watchdog)
+        finally:
+            watchdog.begin_close()
+        if stop.is_set():
+            publisher.close(_STOP_LINGER_MS)
     announce(f"camera {camera.name} {_describe(summary)}")
     return summary
 

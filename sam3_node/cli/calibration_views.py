@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
@@ -233,25 +234,23 @@ def collect_live(
     print_notice(
         f"looking for {board} from camera {settings.camera.name}; hold the board still for each view"
     )
-    security = Security.from_settings(settings.transport)
-    subscriber = PoseSubscriber(poses, ["gripper"], security) if poses else None
-    try:
-        cameras = [settings.camera.name]
-        with FrameSubscriber(settings.transport.frames, cameras=cameras, security=security) as frames:
-            while not stop.is_set() and not guide.is_enough(count):
-                received = frames.take(200)
-                if received is not None and (image := _decode(received.frame)) is not None:
-                    frame, clock = received.frame, received.frame.clock
-                    digest = hashlib.sha256(frame.colour).hexdigest()
-                    guide.offer(Picture(f"seq {frame.seq}", image, frame.capture_ns, digest))
-                if subscriber is not None:
-                    guide.found.poses += subscriber.take(0)
+    transport, cameras = settings.transport, [settings.camera.name]
+    security = Security.from_settings(transport)
+    with (
+        FrameSubscriber(transport.frames, cameras=cameras, security=security) as frames,
+        PoseSubscriber(poses, ["gripper"], security) if poses else nullcontext() as subscriber,
+    ):
+        while not stop.is_set() and not guide.is_enough(count):
+            received = frames.take(200)
+            if received is not None and (image := _decode(received.frame)) is not None:
+                frame, clock = received.frame, received.frame.clock
+                digest = hashlib.sha256(frame.colour).hexdigest()
+                guide.offer(Picture(f"seq {frame.seq}", image, frame.capture_ns, digest))
+            if subscriber is not None:
+                guide.found.poses += subscriber.take(0)
         if subscriber is not None:  # the pose after the last image
             guide.found.poses += subscriber.take(500)
             _require_one_clock(guide.found.poses, clock)
-    finally:
-        if subscriber is not None:
-            subscriber.close()
     if not guide.found.views:
         raise CalibrationError(f"expected views of {board} from camera {settings.camera.name}, found none")
     return guide.found

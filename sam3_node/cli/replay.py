@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -178,11 +179,8 @@ def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
     from ..replay.run import is_finished
 
     was_finished = not args.again and is_finished(job)
-    bar = ProgressBar()
-    try:
+    with closing(ProgressBar()) as bar:
         summary = run(job, progress=bar)
-    finally:
-        bar.close()
     print(*summary.lines(), sep="\n")
     if was_finished:
         print(f"{job.out}: was finished already, nothing was done; --again starts over")
@@ -260,8 +258,7 @@ def _replay_many(args: Namespace, job: Job, stop: Event) -> int:
     from ..replay.cluster.tasks import Split
     from ..replay.store import open_store
 
-    bar = ProgressBar("recordings")
-    try:
+    with closing(ProgressBar("recordings")) as bar:
         report = run_many(
             job.split_by_recording(),
             args.ray,
@@ -273,8 +270,6 @@ def _replay_many(args: Namespace, job: Job, stop: Event) -> int:
             Split(args.by_camera, args.segment_frames, args.overlap),
             args.again,
         )
-    finally:
-        bar.close()
     _print_report(report)
     open_store(job.out).write(REPORT, report.to_json().encode())
     if report.is_complete:
