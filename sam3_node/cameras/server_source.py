@@ -80,7 +80,7 @@ _IDLE_S = 10.0  # after it, a silent camera gives way to a new one
 _TURN_S = 0.1
 _CAMERA = "?camera="
 _HUB = "imagezmq-hub"
-_HUB_HINT = f"; senders in REQ/REP mode connect to --dialect {_HUB}"
+_HUB_HINT = f"; senders in REQ/REP mode need --dialect {_HUB}"
 _SCHEMES = ("tcp://", "ipc://")
 _RAW_SWAPPED = {"bgr8": "rgb8", "rgb8": "bgr8", "mono8": "mono8"}
 
