@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CalibrationError, require
+from ..processes.signals import print_notice, stop_on_signals
 from ..settings import Settings
 from . import engine
 from .parser import CommandParser, Commands
@@ -24,6 +24,8 @@ BOARD_HELP = (
     "(inner corners, side of a square) or apriltag:6x5:22mm:6mm (tags, side of a tag, gap between tags); "
     ":first=100 at the end for markers that begin at id 100"
 )
+LIVE = "live"
+"""Source that means the frames of a running camera."""
 EVERY = 5
 MAX_GAP_MS = 100
 MAX_CHECK_PX, MAX_HAND_EYE_MM = 1.0, 10.0
@@ -147,13 +149,7 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     from ..calibration import hand_eye, load_calibration
     from ..calibration.report import draw_hand_eye, write_picture
     from ..calibration.rigid_motion import CLOSED_FORMS
-    from .calibration_views import (
-        judge_hand_eye,
-        make_hand_eye_section,
-        print_comparison,
-        print_hand_eye,
-        replace_calibration,
-    )
+    from . import calibration_views
 
     out = args.out or args.calibration
     if args.calibration is None or out is None:
@@ -172,17 +168,19 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
         rejected=rejected,
         sight=sight if scaled else None,
     )
-    section = make_hand_eye_section(result, board, inputs)
-    replace_calibration(out, calibration.model_copy(update={"hand_eye": section}))
+    section = calibration_views.make_hand_eye_section(result, board, inputs)
+    calibration_views.replace_calibration(out, calibration.model_copy(update={"hand_eye": section}))
     write_picture(out.with_suffix(".hand_eye.png"), draw_hand_eye(result))
     used = [view for view in pairs if view.name in result.views]
     rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(
         used, args.mount, CLOSED_FORMS, centre
     )
-    print_comparison(rows)
-    print_hand_eye(out, result)
-    if section.measured is not None and not (judged := judge_hand_eye(section.measured))[0]:
-        print(f"sam3-node: warning: {judged[1]}", file=sys.stderr)
+    calibration_views.print_comparison(rows)
+    calibration_views.print_hand_eye(out, result)
+    if section.measured is not None:
+        passed, line = calibration_views.judge_hand_eye(section.measured)
+        if not passed:
+            print_notice(f"sam3-node: warning: {line}")
 
 
 def calibrate_check(args: Namespace, settings: Settings) -> int:
@@ -196,8 +194,7 @@ def calibrate_check(args: Namespace, settings: Settings) -> int:
     from .calibration_views import describe_calibration, judge_hand_eye
 
     calibration = load_calibration(args.file)
-    for line in describe_calibration(calibration):
-        print(line)
+    print(*describe_calibration(calibration), sep="\n")
     results = []
     if calibration.hand_eye is not None and calibration.hand_eye.measured is not None:
         results.append(judge_hand_eye(calibration.hand_eye.measured, args.hand_eye_limit))
@@ -233,8 +230,6 @@ def _parse_board(text: str | None) -> Board:
 
 
 def _is_live(args: Namespace) -> bool:
-    from .calibration_views import LIVE
-
     return list(args.sources) == [LIVE]
 
 
@@ -243,8 +238,6 @@ def _collect(args: Namespace, settings: Settings, board: Board) -> Views:
 
     if not _is_live(args):
         return collect_views(args.sources, board, args.topic, max(args.every, 1))
-    from ..processes.signals import stop_on_signals
-
     return collect_live(settings, board, stop_on_signals(), args.pose_stream, args.count)
 
 

@@ -35,9 +35,6 @@ from ..transport import FrameSubscriber, PoseSubscriber, Security
 from ..types import Frame, FramePose, Image
 from ..wire import decode_image
 
-LIVE = "live"
-"""Source that means the frames of a running camera."""
-
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 GUIDE_VIEWS = 15
 """Minimum number of live views before the calibration begins."""
