@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from .errors import OutputError
+from .errors import OutputError, Sam3NodeError
 
 UNFINISHED = ".unfinished"
 """Suffix of a file that is still being written."""
@@ -35,12 +35,19 @@ def safe_file_name(name: str) -> str:
     return UNSAFE.sub("_", name) or "_"
 
 
+@contextmanager
+def explain_os_error(kind: type[Sam3NodeError], what: str, remedy: str = "") -> Iterator[None]:
+    """Raise an error of this kind for an OSError in the block: `what` failed, why, and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}{remedy}") from error
+
+
 def make_folder(path: Path) -> None:
     """Create a folder and its parents, unless they exist. Raises OutputError that names the folder."""
-    try:
+    with explain_os_error(OutputError, f"cannot create the folder {path}", "; choose another"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot create the folder {path}: {error.strerror}; choose another") from error
 
 
 def prepare_output(path: Path, overwrite: bool = True) -> None:
@@ -53,12 +60,10 @@ def prepare_output(path: Path, overwrite: bool = True) -> None:
     is_new = not path.exists()
     if not is_new and not overwrite:
         raise OutputError(f"{path} exists already: choose another name, or delete it")
-    try:
+    with explain_os_error(OutputError, f"cannot write {path}", "; choose another file"):
         path.open("ab").close()
         if is_new:
             path.unlink()
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another file") from error
 
 
 def describe_stand_in(path: Path) -> str | None:
@@ -95,10 +100,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_output(path: Path, data: bytes) -> None:
     """Write a file as `write_atomically` does. Raises OutputError that names the file."""
-    try:
+    with explain_os_error(OutputError, f"cannot write {path}", "; choose another file"):
         write_atomically(path, data)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another file") from error
 
 
 @contextmanager
@@ -212,7 +215,7 @@ def temp_dir() -> Iterator[Path]:
     import tempfile
 
     root = Path(tempfile.gettempdir()) / f"sam3-node-{os.getuid()}"
-    try:
+    with explain_os_error(OutputError, f"cannot create temporary files in {root}", "; set TMPDIR"):
         root.mkdir(mode=0o700, exist_ok=True)
         if reason := describe_exposure(root):
             raise OutputError(f"no temporary files are created: {reason}, or set TMPDIR")
@@ -225,10 +228,6 @@ def temp_dir() -> Iterator[Path]:
             folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=root))
             lock = os.open(folder, os.O_RDONLY)
             fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError as error:
-        raise OutputError(
-            f"cannot create temporary files in {root}: {error.strerror or error}; set TMPDIR"
-        ) from error
     try:
         yield folder
     finally:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import AuthenticationError, OutputError, VocabularyError, require
-from ..files import prepare_output
+from ..files import explain_os_error, prepare_output
 from ..processes.signals import print_notice
 from ..settings import Settings
 from ..types import KEY_ROLES
@@ -60,7 +58,7 @@ def keys_new(args: Namespace, settings: Settings) -> None:
     if args.camera and role != "camera":
         raise AuthenticationError(f"expected --camera with --role camera only, found role {role}")
     folder = _open_keys(settings)
-    with _explain_output(folder.path):
+    with explain_os_error(OutputError, f"cannot change the keys in {folder.path}"):
         key = folder.create(args.name, role, args.camera)
     print(f"key {key}: its owner needs {folder.path / key.name}.secret; keep it from all others")
     print(f"other machines need {folder.path / 'authorised' / key.name}.pub, in their folder `authorised`")
@@ -83,7 +81,7 @@ def keys_list(args: Namespace, settings: Settings) -> None:
 def keys_revoke(args: Namespace, settings: Settings) -> None:
     """Withdraw a key. Raises AuthenticationError for a key that is not authorised, OutputError."""
     folder = _open_keys(settings)
-    with _explain_output(folder.path):
+    with explain_os_error(OutputError, f"cannot change the keys in {folder.path}"):
         key = folder.revoke(args.name)
     print(f"key {key.name} is revoked on this machine; remove authorised/{key.name}.pub on the others, too")
 
@@ -92,14 +90,6 @@ def _open_keys(settings: Settings) -> KeyFolder:
     from ..transport.security import KeyFolder
 
     return KeyFolder((settings.transport.keys or DEFAULT_FOLDER).expanduser().absolute())
-
-
-@contextmanager
-def _explain_output(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"cannot change the keys in {path}: {error.strerror or error}") from error
 
 
 def _add_vocabulary(commands: Commands) -> None:

@@ -28,6 +28,7 @@ from ..calibration.intrinsics import IntrinsicsResult, Rejected, describe_missin
 from ..calibration.poses import PoseTrack, RobotPose
 from ..calibration.rigid_motion import to_motions
 from ..errors import CalibrationError, SettingsError, WireError
+from ..files import explain_os_error
 from ..geometry import Array, invert, quaternion_from_rotation
 from ..processes.signals import print_notice
 from ..settings import Settings
@@ -119,10 +120,8 @@ def _open_sources(
 
 
 def _read_image(path: Path, inputs: dict[str, str]) -> Picture:
-    try:
+    with explain_os_error(CalibrationError, f"cannot read {path}"):
         data = path.read_bytes()
-    except OSError as error:
-        raise CalibrationError(f"cannot read {path}: {error.strerror}") from error
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     image = cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
     if image is None:
@@ -156,11 +155,8 @@ def _decode(frame: Frame) -> Image | None:
 
 def compute_digest(path: Path) -> str:
     """Return the SHA-256 of a file. Raises CalibrationError if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CalibrationError(f"cannot read {path}: {error.strerror}") from error
+    with explain_os_error(CalibrationError, f"cannot read {path}"), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class CapturedViews:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..errors import OutputError, RequestError, SettingsError, did_you_mean
-from ..files import make_folder, prepare_output, safe_file_name, write_output
+from ..files import explain_os_error, make_folder, prepare_output, safe_file_name, write_output
 from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings
 from ..types import Mask, Priority
@@ -433,7 +433,5 @@ def _write_image(path: Path, image: Any) -> None:
     """Write an image as PNG. Raises OutputError."""
     import cv2
 
-    try:
+    with explain_os_error(OutputError, f"cannot write {path}"):
         path.write_bytes(cv2.imencode(".png", image)[1].tobytes())
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
