@@ -50,12 +50,11 @@ def run(args: Namespace, settings: Settings) -> None:
     # set this before torch is imported. Threads that spin too long at barriers take CPU time from cameras; threads that
     # sleep at once (OMP_WAIT_POLICY=PASSIVE) make two threads no faster than one
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    with _watch_process(settings) as watchdog:
+    with _begin_service(settings) as watchdog:
         require("torch", "node")
         require("transformers", "node")
         from ..node.node import Node
 
-        raise_descriptor_limit()
         with Node(settings, args.restore_from, watchdog) as node, _notify_about_frames("run", settings):
             # catch signals only when the node is ready: before, there is no frame to finish, and a signal ends the
             # process
@@ -87,8 +86,7 @@ def camera(args: Namespace, settings: Settings) -> None:
         raise CameraError(f"expected one source, found {settings.camera.source!r} and {str(args.folder)!r}")
     from ..cameras.publish import run_camera
 
-    raise_descriptor_limit()
-    with _watch_process(settings) as watchdog, log_subject(settings.camera.name):
+    with _begin_service(settings) as watchdog, log_subject(settings.camera.name):
         run_camera(settings, stop_on_signals(), watchdog)
 
 
@@ -113,11 +111,10 @@ def record(args: Namespace, settings: Settings) -> None:
     """Record the messages of cameras and node until a signal."""
     from ..recording.recorder import Trigger, run_record
 
-    raise_descriptor_limit()
     stop, trigger = stop_on_signals(), Trigger()
     if settings.record.ring_s:
         trigger.listen(sys.stdin)
-    with _watch_process(settings) as watchdog, _notify_about_frames("record", settings):
+    with _begin_service(settings) as watchdog, _notify_about_frames("record", settings):
         run_record(settings, stop, trigger=trigger, watchdog=watchdog)
 
 
@@ -136,8 +133,7 @@ def console(args: Namespace, settings: Settings) -> None:
         require(module, "console")
     from ..console.serve import run_console
 
-    raise_descriptor_limit()
-    with _watch_process(settings) as watchdog:
+    with _begin_service(settings) as watchdog:
         run_console(
             settings,
             stop_on_signals(),
@@ -180,9 +176,8 @@ def bridge_rerun(args: Namespace, settings: Settings) -> None:
 def _run_bridge(settings: Settings, viewer: Viewer, place: str) -> None:
     from ..bridges.viewer import VIEWER_CLOSE_S, run_bridge
 
-    raise_descriptor_limit()
     stop = stop_on_signals()
-    with _watch_process(settings) as watchdog, _notify_about_frames("bridge", settings):
+    with _begin_service(settings) as watchdog, _notify_about_frames("bridge", settings):
         announce(f"bridge: {place}")
         outcome = run_bridge(settings, viewer, stop, watchdog)
     skipped = f"; {outcome.skipped} were skipped for newer ones" if outcome.skipped else ""
@@ -207,8 +202,9 @@ def doctor(args: Namespace, settings: Settings) -> int:
     return run_doctor(settings)
 
 
-def _watch_process(settings: Settings) -> Watchdog:
-    """Report to the supervisor of this process, if it has one, that it is alive."""
+def _begin_service(settings: Settings) -> Watchdog:
+    """Raise the limit of open files. Report to the supervisor of this process, if it has one, that it is alive."""
+    raise_descriptor_limit()
     return Watchdog(settings.group.hang_s, os.environ)
 
 
