@@ -98,8 +98,7 @@ class PerceptionClient(SocketOwner):
         self._together: dict[str, MaskFrame] = {}  # of each camera, for `latest_of_all`
         self._callbacks: CallbackThread | None = None
         self._starting = threading.Lock()
-        self.closed = False
-        """True after `close`."""
+        self._closed = False
         self._control = ControlClient(control, timeout_ms, security)
         try:
             self._masks = MaskSubscriber(masks, delivery, cameras, security, lazy=True)
@@ -111,6 +110,11 @@ class PerceptionClient(SocketOwner):
     def connected(self) -> bool:
         """True while a peer is connected at the masks endpoint of the node."""
         return bool(self._masks.connected)
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
 
     def newest(self, camera: str | None = None) -> MaskFrame | None:
         """Return the newest masks of a camera at once, None if there are none yet; without a name, of any camera.
@@ -240,7 +244,7 @@ class PerceptionClient(SocketOwner):
         """Ask the node for a camera that sends, once in each turn."""
         self._require_open()
         deadline_s = time.monotonic() + (math.inf if timeout_ms is None else timeout_ms / 1000)
-        while not self.closed:
+        while not self._closed:
             # without a node, a request would wait longer than the deadline
             description = self._describe_node() if self.connected else None
             camera = find_sending_camera(description, self._wanted.cameras)
@@ -454,10 +458,10 @@ class PerceptionClient(SocketOwner):
         In a process that was forked after the client was made, it leaves the connections to the first process.
         """
         if self._is_forked:
-            self.closed = True
+            self._closed = True
         else:
             with self._starting:
-                self.closed = True
+                self._closed = True
             self._held.clear()
             self._masks.close()
             if self._callbacks is not None:
@@ -467,7 +471,7 @@ class PerceptionClient(SocketOwner):
     def _require_open(self) -> None:
         """Raise TransportError after `close`, and in a process that was forked after this client was made."""
         self._require_process()
-        if self.closed:
+        if self._closed:
             raise TransportError("this client is closed: make another one")
 
     def _search(self, label: str, camera: str | None, most: int | None) -> LabelSearch:
@@ -486,7 +490,7 @@ class PerceptionClient(SocketOwner):
             masks = found.masks
             self._report(self._epochs.meet(masks.camera, masks.epoch, masks.node))
             return FoundObject(self._filter(masks), found.instance)
-        if self.closed:
+        if self._closed:
             raise TransportError(f"cannot wait for {label!r}: this client is closed")
         sight = search.describe_sight()
         if sight is None:
