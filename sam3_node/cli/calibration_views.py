@@ -184,12 +184,12 @@ class CapturedViews:
         if self.found.size == (0, 0):
             self.found.size = size
         _require_one_size({self.found.size: ["earlier frames"]} | {size: [picture.name]})
-        corners = self._board.detect(picture.image)
-        view = None if corners is None else BoardView(picture.name, corners.ids, corners.pixels)
-        place = None if view is None else outline(view, self._board, size)
-        at_rest = self._last is not None and place is not None and _differ(place, self._last) < _STILL_SHARE
-        self._last = place
-        if view is None or place is None or not at_rest:
+        corners, last, self._last = self._board.detect(picture.image), self._last, None
+        if corners is None:
+            return False
+        view = BoardView(picture.name, corners.ids, corners.pixels)
+        place = self._last = outline(view, self._board, size)
+        if place is None or last is None or _differ(place, last) >= _STILL_SHARE:
             return False
         if any(_differ(place, other) < _NEW_SHARE for other in self._outlines):
             return False
@@ -291,8 +291,7 @@ def pair_views(
         raise CalibrationError("expected an image or a stamp_ns for each pose, found poses with neither")
     find = _PoseFinder(views, poses, max_gap_ms)
     rejected: list[Rejected] = []
-    located: list[tuple[str, Array, Array, Array]] = []
-    sigmas: list[float] = []
+    located: list[tuple[str, Array, Array, Array, float]] = []
     for view, stamp_ns in zip(views.views, views.stamps_ns, strict=True):
         try:
             robot = find(view.name, stamp_ns)
@@ -300,13 +299,12 @@ def pair_views(
         except CalibrationError as error:
             rejected.append(Rejected(view.name, str(error)))
             continue
-        located.append((view.name, robot, pose, covariance))
-        sigmas.append(sigma)
+        located.append((view.name, robot, pose, covariance, sigma))
     if not located:
         reasons = "; ".join(f"{item.name}: {item.reason}" for item in rejected[:3])
         raise CalibrationError(f"no view of the board has a pose of the robot: {reasons}")
-    noise = float(np.median(sigmas)) ** 2
-    return [HandEyeView(name, robot, pose, part * noise) for name, robot, pose, part in located], rejected
+    noise = float(np.median([sigma for *_, sigma in located])) ** 2
+    return [HandEyeView(name, robot, pose, part * noise) for name, robot, pose, part, _ in located], rejected
 
 
 class _PoseFinder:
