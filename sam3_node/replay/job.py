@@ -229,7 +229,7 @@ def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
     if job.mode == "every":  # each prompt is made on the newest frame, so checkpoints need not hold many
         tree["tracker"]["feature_cache_s"] = 0.0
     with _checking("recording's settings do"):
-        return Settings(**tree)  # type: ignore[arg-type]
+        return Settings(**tree)
 
 
 def calibrations_for(job: Job, description: Mapping[str, Any] | None) -> tuple[Calibration, ...]:

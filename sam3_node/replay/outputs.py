@@ -20,7 +20,7 @@ from ..bags.native.writer import RecordingWriter, compress_colour, describe_comp
 from ..errors import BagError, OutputError, ReplayError, WireError
 from ..files import child_path, safe_file_name
 from ..types import Frame, Instance, MaskFrame
-from ..visualization import TimedVideoWriter, overlay
+from ..visualization import VideoWriter, overlay
 from ..wire import decode_image, encode_mask, pack_masks
 from ..wire.images import CHANNELS
 from .davis_png import MaskSource, NumberTable, write_palette_pngs
@@ -145,7 +145,7 @@ def _write_overlays(folder: Path, sources: _Sources, progress: Callable[[int], N
     """
     count = 0
     for camera in sorted({masks.camera for masks in sources.masks()}):
-        with TimedVideoWriter(child_path(folder, f"overlay-{camera}.mp4")) as film:
+        with VideoWriter(child_path(folder, f"overlay-{camera}.mp4")) as film:
             pairs = pair_frames(
                 _select_camera(camera, sources.masks()), _select_camera(camera, sources.frames())
             )
@@ -369,7 +369,7 @@ def _select_camera(camera: str, values: Iterator[T]) -> Iterator[T]:
     return (value for value in values if value.camera == camera)
 
 
-def _draw(film: TimedVideoWriter, masks: MaskFrame, frame: Frame) -> None:
+def _draw(film: VideoWriter, masks: MaskFrame, frame: Frame) -> None:
     try:
         image = decode_image(frame)
     except WireError:
