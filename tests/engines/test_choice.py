@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ class Machine:
         self.seconds = 0.0
 
     def load(self, settings: Settings) -> TrackerModel:
-        values = {name: getattr(getattr(settings, name.split(".")[0]), name.split(".")[1]) for name in OFF}
+        values = values_of(settings)
         self.loads.append(values)
         on = [name for name, value in values.items() if value != OFF[name]]
         for name in on:
@@ -57,12 +58,14 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return Settings(engine={"folder": tmp_path})
 
 
+def kept(settings: Settings) -> Choice | None:
+    path = find_path(settings)
+    assert path is not None
+    return Choice.load(path)
+
+
 def values_of(settings: Settings) -> dict[str, Any]:
-    return {
-        "engine.read_kernel": settings.engine.read_kernel,
-        "model.compile": settings.model.compile,
-        "engine.graphs": settings.engine.graphs,
-    }
+    return {name: attrgetter(name)(settings) for name in OFF}
 
 
 def test_a_cpu_has_no_options_and_times_nothing(settings: Settings) -> None:
@@ -99,12 +102,11 @@ def test_a_choice_is_made_once_for_weights_versions_and_settings(
 
 def test_a_damaged_choice_is_made_again(settings: Settings) -> None:
     machine = Machine(dict.fromkeys(OFF, 1.0))
-    path = find_path(settings)
-    assert path is not None
-    path.parent.mkdir()
+    choose(settings, machine.load, machine.clock)
+    (path,) = settings.engine.folder.rglob("*.json")
     path.write_text("{")
     choose(settings, machine.load, machine.clock)
-    found = Choice.load(path)
+    found = kept(settings)
     assert found is not None
     assert found.values == {"engine.read_kernel": "triton", "model.compile": True, "engine.graphs": True}
 
@@ -121,9 +123,7 @@ def test_an_option_that_the_gate_refuses_is_left_out_with_its_reason(settings: S
     refused = EngineError("torch's faster stages refused by the gate: mean mask IoU 0.5")
     machine = Machine(dict.fromkeys(OFF, 1.0), {"engine.read_kernel": refused})
     assert choose(settings, machine.load, machine.clock).engine.read_kernel == "torch"
-    path = find_path(settings)
-    assert path is not None
-    found = Choice.load(path)
+    found = kept(settings)
     assert found is not None
     assert "mean mask IoU 0.5" in found.reasons[0]
 
