@@ -18,14 +18,14 @@ from typing import Self
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from ..errors import DeviceError, EngineError, find_version
+from ..errors import EngineError, find_version
 from ..files import write_atomically
 from ..models import TrackerModel
 from ..models.weight_files import pick_device
 from ..settings import Settings
 from ..tracking import Tracker
 from .engine_store import identify_setup
-from .oom import STAGE_ERRORS, find_device_error, summarize_error
+from .oom import find_device_error, summarize_error
 from .slot import read_gate_clip
 
 AUTO = "auto"
@@ -40,43 +40,51 @@ MIN_GAIN = 0.97
 FOLDER = "choices"
 
 Load = Callable[[Settings], TrackerModel]
-"""Loads a tracker that serves as the settings say. Raises an error of STAGE_ERRORS where it cannot."""
+"""Loads a tracker that serves as the settings say."""
 Clock = Callable[[torch.device], float]
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The values of the open settings, by "section.field", and a line about each."""
+    """The values of the options that were tried, by "section.field", a line about each, and the time of a step so."""
 
     values: dict[str, str | bool]
     reasons: tuple[str, ...]
+    ms: float
 
     @classmethod
-    def load(cls, path: Path) -> Self | None:
+    def load(cls, path: Path | None) -> Self | None:
         """Read a choice; None where there is none, or the file is damaged."""
         try:
-            return TypeAdapter(cls).validate_json(path.read_bytes())
+            return TypeAdapter(cls).validate_json(path.read_bytes()) if path else None
         except (OSError, ValidationError):
             return None
+
+    def add(self, name: str, value: str | bool, reason: str, ms: float) -> Choice:
+        """Return the choice with one more option."""
+        return Choice(self.values | {name: value}, (*self.reasons, f"{name} {value}: {reason}"), ms)
+
+    def save(self, path: Path | None) -> None:
+        """Keep the choice for the next start. A folder that cannot be written costs only time then."""
+        try:
+            if path:
+                write_atomically(path, TypeAdapter(Choice).dump_json(self, indent=2))
+        except OSError as error:
+            _log.warning(
+                "options are timed again at the next start: cannot write %s: %s", path, error.strerror
+            )
 
 
 def choose(settings: Settings, load: Load, clock: Clock | None = None) -> Settings:
     """Return the settings with a value in the place of each `auto` of OPTIONS.
 
-    The first start on a GPU loads the tracker once for each option. Raises the errors of `load` without any option.
+    The first start on a GPU loads the tracker once for each option. Raises the errors of `load` without any option, and
+    DeviceError where a trial loses the GPU; the next start goes on without that option.
     """
     values = {name: without for name, without, _ in _list_open(settings)}
     if _is_measured(settings):
-        path = find_path(settings)
-        choice = Choice.load(path) if path else None
-        if choice is None or choice.values.keys() != values.keys():
-            try:
-                choice = _measure(settings, load, clock or _read_clock)
-            except DeviceError as error:  # the next start of the process must not end in the same way
-                _write(path, Choice(values, (f"{', '.join(values)} off: {error}",)))
-                raise
-            _write(path, choice)
+        choice = _measure(settings, load, clock or _read_clock)
         values = choice.values
         for reason in choice.reasons:
             _log.info("%s", reason)
@@ -87,8 +95,7 @@ def describe(settings: Settings) -> tuple[str, ...]:
     """Say what was chosen and why, a line for each option; nothing where no option is open."""
     if not _is_measured(settings):
         return ()
-    path = find_path(settings)
-    choice = Choice.load(path) if path else None
+    choice = Choice.load(find_path(settings))
     return choice.reasons if choice else ("not chosen yet: the first start of the node times the options",)
 
 
@@ -98,11 +105,11 @@ def find_path(settings: Settings) -> Path | None:
         setup = identify_setup(settings)
     except EngineError:
         return None
-    tracker, engine = settings.tracker, settings.engine
+    model, engine, read = settings.model, settings.engine, settings.tracker.read
     package = hashlib.sha256(b"".join(path.read_bytes() for path in _list_sources())).hexdigest()
-    rest = f"{find_version('triton')} {package} {tracker.read} {engine.kind} {engine.precision} {settings.model.dtype}"
-    name = hashlib.sha256(f"{setup} {rest}".encode()).hexdigest()[:32]
-    return engine.folder.expanduser() / FOLDER / f"{name}.json"
+    given = engine.precision, model.dtype, read, engine.read_kernel, model.compile, engine.graphs
+    key = " ".join(map(str, (setup, find_version("triton"), package, *given)))
+    return engine.folder.expanduser() / FOLDER / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def _list_sources() -> list[Path]:
@@ -134,31 +141,35 @@ def _replace(settings: Settings, values: dict[str, str | bool]) -> Settings:
 
 
 def _measure(settings: Settings, load: Load, clock: Clock) -> Choice:
-    """Add one option after the other, and keep each that makes a step faster."""
+    """Add one option after the other to what was kept, and keep each that makes a step faster."""
     options = _list_open(settings)
-    values, reasons = {name: without for name, without, _ in options}, list[str]()
+    without = _replace(settings, {name: value for name, value, _ in options})
+    choice = Choice.load(find_path(settings))
+    if choice is None:
+        _log.info("the first start on this GPU times its options: this takes some minutes")
+        choice = Choice({}, (), _time_step(load(without), clock))
+    path = find_path(settings)  # by now the weights are files
     strict = _replace(
-        settings, {"engine.fallback": False}
+        without, {"engine.fallback": False}
     )  # a refusal of the gate is a reason, not a slower step
-    _log.info("the first start on this GPU times %s: this takes some minutes", ", ".join(values))
-    best_ms = _time_step(load(_replace(settings, values)), clock)
-    for name, without, with_it in options:
+    for name, off, on in options:
+        if name in choice.values:
+            continue
+        # a process that this trial ends must not try it at each start
+        choice.add(name, off, f"the trial of {on} did not end", choice.ms).save(path)
         try:
-            ms = _time_step(load(_replace(strict, values | {name: with_it})), clock)
-        except STAGE_ERRORS as error:
+            ms = _time_step(load(_replace(strict, choice.values | {name: on})), clock)
+        except Exception as error:  # libraries have errors of their own
             if lost := find_device_error(error):
                 raise lost from error
-            reasons.append(f"{name} {without}: {with_it} cannot serve here: {summarize_error(error)}")
-            continue
-        finally:
-            torch.cuda.empty_cache()
-        is_faster = ms < MIN_GAIN * best_ms
-        values[name] = with_it if is_faster else without
-        reasons.append(
-            f"{name} {values[name]}: a step takes {ms:.3g} ms with {with_it}, {best_ms:.3g} ms without"
-        )
-        best_ms = ms if is_faster else best_ms
-    return Choice(values, tuple(reasons))
+            choice = choice.add(name, off, f"{on} cannot serve here: {summarize_error(error)}", choice.ms)
+        else:
+            value, best_ms = (on, ms) if ms < MIN_GAIN * choice.ms else (off, choice.ms)
+            reason = f"a step takes {ms:.3g} ms with {on}, {choice.ms:.3g} ms without"
+            choice = choice.add(name, value, reason, best_ms)
+        choice.save(path)
+        torch.cuda.empty_cache()
+    return choice
 
 
 @torch.inference_mode()
@@ -182,13 +193,3 @@ def _read_clock(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def _write(path: Path | None, choice: Choice) -> None:
-    """Keep a choice for the next start. A folder that cannot be written costs only time then."""
-    if path is None:
-        return
-    try:
-        write_atomically(path, TypeAdapter(Choice).dump_json(choice, indent=2))
-    except OSError as error:
-        _log.warning("options are timed again at the next start: cannot write %s: %s", path, error.strerror)

@@ -411,8 +411,9 @@ def _serve(model: TrackerModel, settings: Settings) -> None:
 
 def _load_to_serve(settings: Settings) -> TrackerModel:
     """Load the tracker alone, as it would serve."""
-    model = _load_torch(settings)
-    _serve(model, settings)
+    with reraise_out_of_memory(ModelError, f"while {settings.model.name} was loaded", MEMORY_HINT):
+        model = _load_torch(settings)
+        _serve(model, settings)
     return model
 
 

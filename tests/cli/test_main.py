@@ -234,7 +234,7 @@ def test_doctor_says_what_was_chosen_for_the_gpu_and_estimates_its_memory(
     assert memory.status == "warn"
     path = choice.find_path(settings)
     path.parent.mkdir()
-    path.write_text('{"values": {"model.compile": true}, "reasons": ["model.compile True: 7 ms"]}')
+    path.write_text('{"values": {"model.compile": true}, "reasons": ["model.compile True: 7 ms"], "ms": 7}')
     assert next(iter(doctor._check_options(settings))).detail == "model.compile True: 7 ms"
 
 
