@@ -483,8 +483,7 @@ def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
         FramePrompt(mask=Mask.from_full(np.eye(side, dtype=np.bool_))),
     ):
         pipeline.remove(pipeline.add(prompt).id)
-    is_compiled = getattr(model.stages.decode, "is_compiled", False)
-    most = settings.max_objects if static or model.device.type == "cuda" else 1 + is_compiled
+    most = settings.max_objects if static or model.device.type == "cuda" else 1 + model.is_compiled
     for count in range(1, min(most, settings.max_objects) + 1):
         pipeline.add(point)
         if static or count in (1, 2, settings.max_objects):

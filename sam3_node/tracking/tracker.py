@@ -272,13 +272,12 @@ class Tracker(SavedFields):
         """
         read, static = self.model.stages.read, self.model.static_shapes
         any_width, at_once = _read_limits(read)
-        is_compiled = getattr(read, "is_compiled", False)
         if not any_width and at_once is None:  # kernels read only what is valid
             padded = pad_to_batch(rows) if static else rows
-            out: Tensor = read(top, *self._memory.read(padded, frame, static or is_compiled))
+            out: Tensor = read(top, *self._memory.read(padded, frame, static or self.model.is_compiled))
             return out
         groups = self._memory.read_groups(
-            rows, frame, static, None if any_width else at_once, all_pointers=is_compiled
+            rows, frame, static, None if any_width else at_once, all_pointers=self.model.is_compiled
         )
         if len(groups) == 1:
             out = read(top, *groups[0].gather())
@@ -300,9 +299,8 @@ class Tracker(SavedFields):
         """
         model, read = self.model, self.model.stages.read
         any_width, at_once = _read_limits(read)
-        is_compiled = getattr(read, "is_compiled", False)
         # kernels read the whole bank on each frame, and neither they nor eager reads need a shape of their own
-        if not (any_width or at_once) or not (model.static_shapes or is_compiled):
+        if not (any_width or at_once) or not (model.static_shapes or model.is_compiled):
             return
         # of the encoder itself, because a compiled read is made for the order of its values in memory
         top = model.encode(torch.zeros(1, 3, model.image_size, model.image_size)).top

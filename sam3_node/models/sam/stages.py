@@ -273,7 +273,7 @@ class Stages(NamedTuple):
     except for EdgeTAM.
 
     A read with an attribute `max_objects` that is not None is an engine: it takes that many objects in a call and no
-    more, with any number of memories and a mask. One with `takes_any_width` needs no mask; if it also `is_compiled`, it
+    more, with any number of memories and a mask. One with `takes_any_width` needs no mask; of a compiled model, it
     takes all pointers with a mask of them. Others take the whole bank.
     """
 
@@ -416,14 +416,9 @@ class CompilableStage(nn.Module):
     varying: ClassVar[tuple[tuple[int, ...], ...]]
     """For each input, the axes that vary."""
 
-    @property
-    def is_compiled(self) -> bool:
-        """True after `compile`."""
-        return self._compiled_call_impl is not None
-
     def __call__(self, *inputs: Tensor | None) -> Any:
         """Run the stage; see `forward`."""
-        if self.is_compiled:
+        if self._compiled_call_impl is not None:
             if not self.runs_compiled(*inputs):
                 return self.forward(*inputs)
             for tensor, axes in zip(inputs, self.varying, strict=False):

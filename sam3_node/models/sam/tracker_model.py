@@ -58,6 +58,7 @@ class TrackerModel(nn.Module):
         self.multimask_tracking = config.multimask_output_for_tracking
         self.multimask_points = (config.multimask_min_pt_num, config.multimask_max_pt_num)
         self.static_shapes = False
+        self.is_compiled = False
         self._batch_limit = GPU_BATCH
         self.encode_stage = build_encoder(source)
         self.decode_stage = Decoder(source, has_memory)
@@ -153,6 +154,7 @@ class TrackerModel(nn.Module):
 
         Prompts run eagerly: each number of points would be compiled anew, while frames wait.
         """
+        self.is_compiled = True
         torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
         for stage in self.stages:
             assert isinstance(stage, nn.Module), "engines replace stages after they are compiled"
