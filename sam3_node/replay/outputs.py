@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -104,19 +104,14 @@ def _move(item: Path, target: Path, partial_folder: Path) -> Path:
     return item.replace(target)
 
 
-def _write_mcap(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
-    with RecordingWriter(folder / "masks.mcap") as bag:
-        for count, masks in enumerate(sources.masks(), start=1):
-            _, body = pack_masks(masks, "rle")
-            bag.write_masks(body, masks, masks.age_origin_ns)
-            progress(count)
-
-
-def _write_mcap_with_images(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
-    """Write masks.mcap as `_write_mcap` does, each masks after their frame. Raw colour becomes JPEG."""
+def _write_mcap(
+    folder: Path, sources: _Sources, progress: Callable[[int], None], has_images: bool = False
+) -> None:
+    """Write masks.mcap, with `has_images` each masks after their frame. Raw colour becomes JPEG."""
     is_described = False
+    frames = sources.frames if has_images else lambda: iter(())
     with RecordingWriter(folder / "masks.mcap") as bag:
-        for count, (masks, frame) in enumerate(join_frames(sources.masks, sources.frames), start=1):
+        for count, (masks, frame) in enumerate(join_frames(sources.masks, frames), start=1):
             image = compress_frame(frame)
             if image is not frame and not is_described:
                 is_described = True
@@ -129,7 +124,8 @@ def _write_mcap_with_images(folder: Path, sources: _Sources, progress: Callable[
 
 
 def _write_json(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
-    names = name_images(sources.masks, sources.frames) if sources.has_images else None
+    named = name_images(sources.masks, sources.frames) if sources.has_images else ()
+    names = (name for name, _ in named) if sources.has_images else None
     write_coco(folder / "masks.json", sources.masks, progress, sources.recording, names)
 
 
@@ -146,11 +142,11 @@ def _write_overlays(folder: Path, sources: _Sources, progress: Callable[[int], N
     count = 0
     for camera in sorted({masks.camera for masks in sources.masks()}):
         with TimedVideoWriter(child_path(folder, f"overlay-{camera}.mp4")) as film:
-            pairs = pair_frames(
-                _select_camera(camera, sources.masks()), _select_camera(camera, sources.frames())
-            )
-            for masks, frame in pairs:
-                _draw(film, masks, frame)
+            masks_of_camera = partial(_select_camera, camera, sources.masks)
+            for masks, frame in join_frames(masks_of_camera, sources.frames):
+                with suppress(WireError):
+                    if frame is not None:
+                        film.write(overlay(decode_image(frame), masks), masks.capture_ns)
                 progress(count + film.frames)
         count += film.frames
 
@@ -269,11 +265,6 @@ class CameraFrames:
         self._frames = frames
         self._frame = next(frames, None)
 
-    @property
-    def ended(self) -> bool:
-        """True if no frame is left."""
-        return self._frame is None
-
     def find(self, masks: MaskFrame) -> Frame | None:
         """Return the frame of the next masks, None if it is missing."""
         while self._frame is not None and self._frame.key != masks.key and not _is_past(masks, self._frame):
@@ -295,7 +286,7 @@ def join_frames(masks: MaskSource, frames: FrameSource) -> Iterator[tuple[MaskFr
     for frame_masks in masks():
         camera = frame_masks.camera
         if camera not in cameras:
-            cameras[camera] = CameraFrames(_select_camera(camera, frames()))
+            cameras[camera] = CameraFrames(_select_camera(camera, frames))
         yield frame_masks, cameras[camera].find(frame_masks)
 
 
@@ -312,74 +303,46 @@ def compress_frame(frame: Frame | None) -> Frame | None:
         return None
 
 
-class ImageNames:
-    """Names the image files of masks, which come in the order of each camera's frames.
-
-    The name is images/<camera>/<seq>.jpg or .png. After a restart of the camera, numbers that come again get -1, -2
-    and so on.
-    """
-
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[int, int]] = {}
-
-    def name(self, masks: MaskFrame, frame: Frame) -> str:
-        """Return the path of the next image below the folder of the outputs."""
-        last_seq, restarts = self._last.get(masks.camera, (-1, 0))
-        restarts += masks.seq <= last_seq
-        self._last[masks.camera] = masks.seq, restarts
-        restart = f"-{restarts}" if restarts else ""
-        folder = f"{_IMAGES}/{safe_file_name(masks.camera)}"
-        return f"{folder}/{masks.seq:05d}{restart}{_SUFFIXES.get(frame.encoding, '.jpg')}"
-
-
 def write_images(
     folder: Path, masks: MaskSource, frames: FrameSource, progress: Callable[[int], None]
 ) -> None:
     """Write the image of each frame that has masks, as `compress_frame` makes it."""
-    names = ImageNames()
     (folder / _IMAGES).mkdir()
-    for count, (frame_masks, frame) in enumerate(join_frames(masks, frames), start=1):
+    for count, (name, frame) in enumerate(name_images(masks, frames), start=1):
         image = compress_frame(frame)
-        if image is not None:
-            path = folder / names.name(frame_masks, image)  # raw colour has become JPEG
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(image.colour)
+        if name is not None and image is not None:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(image.colour)
         progress(count)
 
 
-def name_images(masks: MaskSource, frames: FrameSource) -> Iterator[str | None]:
-    """Yield for each masks in their order the name that `write_images` gives its image, None without an image."""
-    names = ImageNames()
+def name_images(masks: MaskSource, frames: FrameSource) -> Iterator[tuple[str | None, Frame | None]]:
+    """Yield for each masks in their order the path of the image below the folder of the outputs, and the frame.
+
+    The path is images/<camera>/<seq>.jpg or .png. After a restart of the camera, numbers that come again get -1, -2
+    and so on. Without a frame, both are None.
+    """
+    last: dict[str, tuple[int, int]] = {}
     for frame_masks, frame in join_frames(masks, frames):
-        yield names.name(frame_masks, frame) if frame is not None else None
+        if frame is None:
+            yield None, None
+            continue
+        camera, seq = frame_masks.camera, frame_masks.seq
+        last_seq, restarts = last.get(camera, (-1, 0))
+        restarts += seq <= last_seq
+        last[camera] = seq, restarts
+        restart = f"-{restarts}" if restarts else ""
+        suffix = _SUFFIXES.get(frame.encoding, ".jpg")  # raw colour becomes JPEG
+        yield f"{_IMAGES}/{safe_file_name(camera)}/{seq:05d}{restart}{suffix}", frame
 
 
-def pair_frames(masks: Iterator[MaskFrame], frames: Iterator[Frame]) -> Iterator[tuple[MaskFrame, Frame]]:
-    """Yield the masks of one camera with their frames, both in the same order. Masks without a frame are skipped."""
-    finder = CameraFrames(frames)
-    for frame_masks in masks:
-        frame = finder.find(frame_masks)
-        if frame is not None:
-            yield frame_masks, frame
-        elif finder.ended:
-            return
-
-
-def _select_camera(camera: str, values: Iterator[T]) -> Iterator[T]:
-    return (value for value in values if value.camera == camera)
-
-
-def _draw(film: TimedVideoWriter, masks: MaskFrame, frame: Frame) -> None:
-    try:
-        image = decode_image(frame)
-    except WireError:
-        return
-    film.write(overlay(image, masks), masks.capture_ns)
+def _select_camera(camera: str, source: Callable[[], Iterator[T]]) -> Iterator[T]:
+    return (value for value in source() if value.camera == camera)
 
 
 _WRITERS: dict[str, Callable[[Path, _Sources, Callable[[int], None]], None]] = {
     "mcap": _write_mcap,
-    "mcap-images": _write_mcap_with_images,
+    "mcap-images": partial(_write_mcap, has_images=True),
     "coco": _write_json,
     "png": _write_png,
     "overlay": _write_overlays,
