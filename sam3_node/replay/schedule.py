@@ -251,14 +251,10 @@ def _select_cameras(entries: Iterable[LogEntry], cameras: Collection[str]) -> It
     Other cameras are still served: an edit that names no camera depends on how many cameras are served.
     """
     for entry in entries:
-        if isinstance(entry, LoggedStep):
-            selected = entry.camera in cameras
-        elif isinstance(entry, Edit):
-            is_change = entry.op in CHANGES or entry.op == CAUGHT_UP
-            selected = not is_change or entry.args.get("camera") in (None, *cameras)
-        else:
-            selected = True
-        if selected:
+        camera = entry.camera if isinstance(entry, LoggedStep) else None
+        if isinstance(entry, Edit) and (entry.op in CHANGES or entry.op == CAUGHT_UP):
+            camera = entry.args.get("camera")
+        if camera in (None, *cameras):
             yield entry
 
 

@@ -13,7 +13,7 @@ import hashlib
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -46,21 +46,6 @@ class Cursor(NamedTuple):
     totals: Mapping[str, Any] = {}
 
 
-@dataclass(slots=True)
-class OpenShard:
-    """Masks in memory that are not in a shard yet."""
-
-    masks: list[tuple[str, bytes]] = field(default_factory=list)
-    """Camera and message body of each frame."""
-    size: int = 0
-
-    def add(self, masks: MaskFrame) -> None:
-        """Append the masks of the next frame."""
-        _, body = pack_masks(masks)
-        self.masks.append((masks.camera, body))
-        self.size += len(body)
-
-
 class Shards:
     """The shards of one pass in a store: those that existed when this was created, and those added since."""
 
@@ -88,11 +73,11 @@ class Shards:
             raise ReplayError(f"expected {name} to continue from, found none; start over with --again")
         return self._store.read(name)
 
-    def add(self, shard: OpenShard, cursor: Cursor, checkpoint: bytes) -> None:
-        """Write a shard, with the position and the player's state at its end."""
+    def add(self, masks: Sequence[tuple[str, bytes]], cursor: Cursor, checkpoint: bytes) -> None:
+        """Write a shard: camera and message body of each frame, and the position and the player's state at its end."""
         number = self._count
         # the key `tally` is part of the file format
-        body = msgpack.packb({"actions": cursor.actions, "tally": cursor.totals, "masks": shard.masks})
+        body = msgpack.packb({"actions": cursor.actions, "tally": cursor.totals, "masks": masks})
         self._store.write(self._state_name(number), checkpoint)
         self._store.write(self._masks_name(number), MAGIC + hashlib.sha256(body).digest() + body)
         self._count += 1
@@ -194,7 +179,9 @@ class ShardWriter:
         """Add an outcome. Writes the shard if it is full."""
         self._actions += 1
         if outcome.masks is not None:
-            self._shard.add(outcome.masks)
+            _, body = pack_masks(outcome.masks)
+            self._masks.append((outcome.masks.camera, body))
+            self._size += len(body)
             self.totals.add(outcome.masks)
         if self._is_full():
             self.flush()
@@ -205,17 +192,18 @@ class ShardWriter:
             self.totals.work_s += time.monotonic() - self._begin_s
             self.totals.counts, self.totals.notes = self._player.counts, self._player.notes
             self.cursor = Cursor(self._actions, self.totals.to_dict())
-            self._shards.add(self._shard, self.cursor, self._player.checkpoint())
+            self._shards.add(self._masks, self.cursor, self._player.checkpoint())
             self._open()
 
     def _open(self) -> None:
-        self._shard = OpenShard()
+        self._masks: list[tuple[str, bytes]] = []
+        self._size = 0
         self._begin_s, self._frames_before = time.monotonic(), self.frames
 
     def _is_full(self) -> bool:
         limits, seconds = self._limits, time.monotonic() - self._begin_s
         frames = self.frames - self._frames_before
-        return frames >= limits.frames or seconds >= limits.seconds or self._shard.size >= limits.bytes
+        return frames >= limits.frames or seconds >= limits.seconds or self._size >= limits.bytes
 
 
 class Segment(NamedTuple):

@@ -192,11 +192,8 @@ def _describe_state(bag: BagResult) -> str:
 def _align(rows: list[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *numbers, state in rows:
-        cells = [
-            name.ljust(widths[0]),
-            *(number.rjust(width) for number, width in zip(numbers, widths[1:-1], strict=True)),
-        ]
-        yield "  ".join([*cells, state]).rstrip()
+        cells = [number.rjust(width) for number, width in zip(numbers, widths[1:-1], strict=True)]
+        yield "  ".join([name.ljust(widths[0]), *cells, state]).rstrip()
 
 
 LOCAL = "local"
@@ -279,8 +276,7 @@ class _BagState:
     result: BagResult
     number: int
     step: int = 0
-    task_count: int = 0
-    results: dict[int, TaskResult] = field(default_factory=dict)
+    results: list[TaskResult] = field(default_factory=list)
     is_over: bool = False
 
 
@@ -317,7 +313,7 @@ class _Run:
         except StopIteration as end:
             self._finish_bag(bag, end.value)
             return
-        bag.step, bag.task_count, bag.results = bag.step + 1, len(tasks), {}
+        bag.step, bag.results = bag.step + 1, [NO_RESULT] * len(tasks)
         self._meter.add_tasks(max(sum(task.kind == "replay" for task in tasks) - 1, 0))
         for number, task in enumerate(tasks):
             self._pool.submit(_TaskKey(bag.number, bag.step, number), task)
@@ -331,14 +327,14 @@ class _Run:
         bag.result.losses += task.losses
         if isinstance(result.value, Summary) and not result.was_finished:
             self._meter.finish(key, result.value.frames, result.value.resumed_from)
-        if len(bag.results) == bag.task_count:
-            self._end_step(bag, [bag.results[number] for number in range(bag.task_count)])
+        if not any(one is NO_RESULT for one in bag.results):
+            self._end_step(bag)
 
-    def _end_step(self, bag: _BagState, results: list[TaskResult]) -> None:
+    def _end_step(self, bag: _BagState) -> None:
         # an error is reported rather than a stop
-        failed = sorted((result for result in results if result.error), key=lambda result: result.stopped)
+        failed = sorted((result for result in bag.results if result.error), key=lambda result: result.stopped)
         if not failed:
-            self._start_step(bag, [result.value for result in results])
+            self._start_step(bag, [result.value for result in bag.results])
             return
         bag.is_over = True
         bag.result.state, bag.result.error = "stopped" if failed[0].stopped else "failed", failed[0].error
@@ -353,11 +349,9 @@ class _Run:
         for key, task in self._pool.task_progress().items():
             self._meter.update(key, *task)
         meter = self._meter
-        done = sum(bag.is_over for bag in self._bags)
+        done, ready = sum(bag.is_over for bag in self._bags), self._pool.ready
         self._progress(
-            RunProgress(
-                done, len(self._bags), self._pool.ready, meter.frames, meter.frames_per_s, meter.left_s
-            )
+            RunProgress(done, len(self._bags), ready, meter.frames, meter.frames_per_s, meter.left_s)
         )
 
 
