@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from .formats.video import VideoBag, decode_packets
 from .native import FRAME_ROOT
 from .native.reader import RecordingReader, is_recorded
 from .pairing import Pairing, TimeSpan, cut_samples
-from .samples import Payload, ReadReport, Sample, SampleReader, natural_order, split_selection
+from .samples import Payload, ReadReport, Sample, SampleReader, natural_order, reading, split_selection
 
 READERS: tuple[type[SampleReader], ...] = (
     *(McapBag, RealSenseBag, RosBag, VideoBag),
@@ -68,7 +67,7 @@ class Bag(Closeable):
         self._closed = False
 
     def __iter__(self) -> Iterator[Frame]:
-        with _reading(self._path):
+        with reading(self._path):
             for frame in self._frames():
                 if self._closed:
                     return
@@ -85,7 +84,7 @@ class Bag(Closeable):
 
     def robot_poses(self) -> Iterator[FramePose]:
         """Yield the robot's poses from a recording of this package, or from a LeRobot dataset that names them."""
-        with _reading(self._path):
+        with reading(self._path):
             yield from self._poses()
 
     def close(self) -> None:
@@ -112,7 +111,7 @@ def open_bag(
     recording has no Unix times. `PATH#episode=3` reads one episode of a dataset (`episodes`).
     """
     path = Path(path)
-    with _reading(path):
+    with reading(path):
         files = sorted(path.glob("*.mcap*"), key=natural_order) if path.is_dir() else [path]
         mcap = {file: _list_colour_topics(file) for file in files if McapBag.recognises(file)}
         native = {file: cameras for file, cameras in mcap.items() if cameras}
@@ -122,15 +121,6 @@ def open_bag(
         # an empty file is a split that never began
         others = [file for file in others if file.is_symlink() or (file.is_file() and file.stat().st_size)]
         return _NativeBag(path, native, others, topics, span, depth_aligned)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn the OSError of a recording that disappears or cannot be read into BagError."""
-    try:
-        yield
-    except OSError as error:
-        raise BagError(f"cannot read {error.filename or path}: {error.strerror or error}") from error
 
 
 def _list_colour_topics(path: Path) -> dict[str, str]:
@@ -309,12 +299,10 @@ def _drop_unreadable(
         if error is not None:
             report.add(f"skipped the camera {camera.name}: {error}")
             continue
-        if camera.depth in obstacles:
-            report.add(f"skipped {camera.depth}: {obstacles[camera.depth]}")
-            camera = replace(camera, depth=None)
-        if camera.intrinsics in obstacles:
-            report.add(f"skipped {camera.intrinsics}: {obstacles[camera.intrinsics]}")
-            camera = replace(camera, intrinsics=None)
+        for part, topic in (("depth", camera.depth), ("intrinsics", camera.intrinsics)):
+            if topic in obstacles:
+                report.add(f"skipped {topic}: {obstacles[topic]}")
+                camera = replace(camera, **{part: None})  # type: ignore[arg-type]
         readable.append(camera)
     if not readable:
         raise BagError(f"expected a camera that can be read, found none: {report.text()}")

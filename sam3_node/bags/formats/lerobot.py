@@ -639,11 +639,11 @@ class _VideoFrames:
         while self._next is None or self._next[0] < wanted_ns - self._half_ns:
             frame = next(self._frames, None)
             if frame is None:
-                raise BagError(f"{self._path.name} has no frame at {wanted_ns / NANOSECONDS:.3f} s")
+                break
             self._next = frame[1], frame[2]
-        stamp_ns, image = self._next
-        if stamp_ns > wanted_ns + self._half_ns:
+        if self._next is None or abs(self._next[0] - wanted_ns) > self._half_ns:
             raise BagError(f"{self._path.name} has no frame at {wanted_ns / NANOSECONDS:.3f} s")
+        image = self._next[1]
         if self._depth is not None:
             table, unit_m = self._depth
             return encode_depth(table[np.minimum(image, _CODES - 1)], "z16", unit_m, aligned=False)

@@ -28,7 +28,7 @@ from ..decompression import DecompressionError, Expansion, decompress
 from ..messages.ros import deserialise, find_kind, read_sample
 from ..messages.ros_images import MessageError
 from ..pairing import TimeSpan
-from ..samples import Sample, SampleReader, Topic, UnreadableTopicError
+from ..samples import Sample, SampleReader, Topic, UnreadableTopicError, reading
 
 MAGIC = b"\x89MCAP0\r\n"
 
@@ -312,10 +312,8 @@ class _McapFile(Closeable):
 
     def __init__(self, path: Path) -> None:
         self._end_of_file: type[Exception] = require("mcap.exceptions", "bags").EndOfFile
-        try:
+        with reading(path):
             self._file = path.open("rb")
-        except OSError as error:
-            raise BagError(f"cannot read {path}: {error.strerror}") from error
         self.size = os.fstat(self._file.fileno()).st_size
         begin = self._file.read(len(MAGIC))
         if begin != MAGIC:

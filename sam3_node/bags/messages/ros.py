@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Protocol
 
 import zstandard
 
-from ...errors import BagError, require
+from ...errors import require
 from ...types import NANOSECONDS, Buffer
 from ..decompression import decompress
-from ..samples import Kind, Sample, Topic
+from ..samples import Kind, Sample, Topic, reading
 from . import ros_images
 from .ros_images import MessageError
 
@@ -176,11 +176,8 @@ def _decompress(data: Buffer) -> Buffer:
 
 def first_bytes(path: Path, count: int) -> bytes:
     """Return the first bytes of a file, which identify its format. Raises BagError if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(count)
-    except OSError as error:
-        raise BagError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path), path.open("rb") as file:
+        return file.read(count)
 
 
 @cache
