@@ -42,14 +42,8 @@ _FORMS = {
     "apriltag": re.compile(rf"(\d+)x(\d+):{_LENGTH}:{_LENGTH}(?::(\w+))??{_FIRST}"),
 }
 _SIZES = (50, 100, 250, 1000)
-_OTHERS = (
-    "ARUCO_ORIGINAL",
-    "ARUCO_MIP_36h12",
-    "APRILTAG_16h5",
-    "APRILTAG_25h9",
-    "APRILTAG_36h10",
-    "APRILTAG_36h11",
-)
+_TAGS = tuple(f"APRILTAG_{name}" for name in ("16h5", "25h9", "36h10", "36h11"))
+_OTHERS = ("ARUCO_ORIGINAL", "ARUCO_MIP_36h12", *_TAGS)
 _DICTIONARIES = {
     re.sub("^(aruco_mip|apriltag)_", "", name.lower()): name
     for name in (*(f"{bits}X{bits}_{count}" for bits in (4, 5, 6, 7) for count in _SIZES), *_OTHERS)
@@ -66,9 +60,8 @@ _TAG_WINDOW_SHARE = 0.1  # of a tag's side, which is 6 to 10 cells
 _MAX_WINDOW_PX = 15
 _FITS = 0.2  # largest misfit of a layout that explains an image
 _MAX_MISFIT = 1.0  # of a marker's side, in the median: a wide lens bends straight rows by half of it
-_SAME_MISFIT = (
-    0.02  # misfits of two layouts that an image cannot tell apart differ by less, or by less than a third
-)
+# misfits of two layouts that an image cannot tell apart differ by less, or by less than a third
+_SAME_MISFIT = 0.02
 _MAX_SEARCHED_PX = 2600  # of the enlarged image
 _SUBPIX_CRITERIA = (cv2.TERM_CRITERIA_COUNT + cv2.TERM_CRITERIA_EPS, 60, 1e-4)
 
@@ -143,24 +136,24 @@ class Board:
         if self.kind != "chessboard":
             object.__setattr__(self, "dictionary", _name_dictionary(self.dictionary))
         smallest = 3 if self.kind != "apriltag" else 1
-        if (
-            min(self.columns, self.rows) < smallest
-            or max(self.columns, self.rows) > MAX_SIDE
-            or self.pitch_m <= 0
+        if not (
+            smallest <= self.columns <= MAX_SIDE and smallest <= self.rows <= MAX_SIDE and self.pitch_m > 0
         ):
-            raise CalibrationError(
-                f"board {self}: expected {smallest} to {MAX_SIDE} columns and rows, and a side above 0"
-            )
+            raise self._wrong(f"expected {smallest} to {MAX_SIDE} columns and rows, and a side above 0")
         if self.kind == "charuco" and not 0 < self.second_m < self.pitch_m:
-            raise CalibrationError(f"board {self}: expected markers smaller than the squares")
+            raise self._wrong("expected markers smaller than the squares")
         if self.kind == "apriltag" and self.second_m <= 0:
-            raise CalibrationError(f"board {self}: expected a gap between the tags")
-        size = 0 if self.kind == "chessboard" else len(self._dictionary.bytesList)
-        if self.kind != "chessboard" and self.first + self._marker_count > size:
-            raise CalibrationError(
-                f"board {self}: {self.dictionary} has {size} markers, the board needs "
-                f"{self.first + self._marker_count}; choose a larger dictionary"
+            raise self._wrong("expected a gap between the tags")
+        if self.kind == "chessboard":
+            return
+        size, needed = len(self._dictionary.bytesList), self.first + self._marker_count
+        if needed > size:
+            raise self._wrong(
+                f"{self.dictionary} has {size} markers, the board needs {needed}; choose a larger dictionary"
             )
+
+    def _wrong(self, text: str) -> CalibrationError:
+        return CalibrationError(f"board {self}: {text}")
 
     def __str__(self) -> str:
         def length(metres: float) -> str:
@@ -446,9 +439,8 @@ def _place(plane: Array, quads: npt.NDArray[np.float32], places: Array) -> Array
     homography, _ = cv2.findHomography(plane.reshape(-1, 1, 2), quads.reshape(-1, 1, 2))
     if homography is None or not np.isfinite(homography).all():
         return np.full((4 * len(places), 2), np.nan)
-    return np.asarray(cv2.perspectiveTransform(places.reshape(-1, 1, 2), homography), np.float64).reshape(
-        -1, 2
-    )
+    pixels = cv2.perspectiveTransform(places.reshape(-1, 1, 2), homography)
+    return np.asarray(pixels, np.float64).reshape(-1, 2)
 
 
 def _count_missing(

@@ -24,7 +24,6 @@ from .bundle import (
     compute_residuals,
     estimate_pose,
     guess_solution,
-    project_points,
 )
 
 GRID = (6, 8)
@@ -50,10 +49,8 @@ _FOLDS = 5
 _SIMPLER = 1.005  # a richer model must lower the held-out error by more than this factor
 _FLAT = 1.05  # an estimated board shape must lower it by more than this one
 _MIN_SHAPE_VIEWS = 8
-_BAD_RATIO, _BAD_PX = (
-    3.0,
-    0.3,
-)  # a view is bad if its error exceeds both this multiple of the median and this distance
+# a view is bad if its error exceeds both this multiple of the median and this distance
+_BAD_RATIO, _BAD_PX = 3.0, 0.3
 _OUTLIER_SIGMAS = 6.0
 _MAX_BAD_SHARE = 0.5
 _MAX_FOCAL_SD = 0.02  # standard deviation of the focal length, as a share of it
@@ -136,12 +133,13 @@ def calibrate_intrinsics(
     _check_guess(chosen, start, board)
     kept, start = _drop_bad_views(chosen, start, board, False, dropped, gross=True)
     _require_views(kept, board, size, dropped)
-    flat = not (shape if shape is not None else _prefers_shape(kept, start, board, report))
-    lens = _choose_lens(kept, start, board, lenses, flat, report)
-    kept, solution = _drop_bad_views(kept, _with_lens(start, lens), board, not flat, dropped)
+    is_bent = shape if shape is not None else _prefers_shape(kept, start, board, report)
+    bent = board if is_bent else None
+    lens = _choose_lens(kept, start, lenses, bent, report)
+    kept, solution = _drop_bad_views(kept, _with_lens(start, lens), board, is_bent, dropped)
     _require_views(kept, board, size, dropped)
     kept = _drop_outlying_corners(kept, solution)
-    solution = adjust(kept, solution, printed=board.points, pitch_m=board.pitch_m, shape=not flat)
+    solution = adjust(kept, solution, shape=bent)
     result = IntrinsicsResult(
         size,
         board,
@@ -149,8 +147,8 @@ def calibrate_intrinsics(
         tuple(kept),
         tuple(compute_residuals(solution, kept)),
         tuple(dropped),
-        measure_held_out(kept, solution, board, shape=not flat),
-        flat,
+        measure_held_out(kept, solution, bent),
+        not is_bent,
         _standard_deviations(solution),
         tuple(describe_missing(kept, board, size)),
     )
@@ -305,9 +303,7 @@ def _drop_bad_views(
     limit = len(kept) * (1 - _MAX_BAD_SHARE)
     ratio, floor = (2 * _BAD_RATIO, 2.0) if gross else (_BAD_RATIO, _BAD_PX)
     while True:
-        solution = adjust(
-            kept, solution, printed=board.points, pitch_m=board.pitch_m, shape=shape, robust=True
-        )
+        solution = adjust(kept, solution, shape=board if shape else None, robust=True)
         errors = [float(np.sqrt((part**2).sum(1).mean())) for part in compute_residuals(solution, kept)]
         median = float(np.median(errors))
         worst = int(np.argmax(errors))
@@ -341,8 +337,7 @@ def _prefers_shape(views: Sequence[BoardView], start: Solution, board: Board, re
     counts = np.bincount(np.concatenate([view.ids for view in views]), minlength=len(board.points))
     if len(views) < _MIN_SHAPE_VIEWS or np.median(counts) < _MIN_SHAPE_VIEWS / 2:
         return False
-    flat = measure_held_out(views, start, board, shape=False)
-    bent = measure_held_out(views, start, board, shape=True)
+    flat, bent = measure_held_out(views, start, None), measure_held_out(views, start, board)
     report(f"held-out error {flat:.3f} px with a flat board, {bent:.3f} px with its shape estimated")
     return bent * _FLAT < flat
 
@@ -350,22 +345,21 @@ def _prefers_shape(views: Sequence[BoardView], start: Solution, board: Board, re
 def _choose_lens(
     views: Sequence[BoardView],
     start: Solution,
-    board: Board,
     lenses: Sequence[Lens],
-    flat: bool,
+    shape: Board | None,
     report: Report,
 ) -> Lens:
     """Return the simplest lens whose held-out error is near the lowest."""
     errors = []
     for lens in lenses:
-        error = measure_held_out(views, _with_lens(start, lens), board, shape=not flat)
+        error = measure_held_out(views, _with_lens(start, lens), shape)
         errors.append((error, lens))
         report(f"held-out error {error:.4f} px with {len(lens.active)} coefficients")
     lowest = min(error for error, _ in errors)
     return next(lens for error, lens in errors if error <= lowest * _SIMPLER)
 
 
-def measure_held_out(views: Sequence[BoardView], start: Solution, board: Board, *, shape: bool) -> float:
+def measure_held_out(views: Sequence[BoardView], start: Solution, shape: Board | None) -> float:
     """Return the root mean square error in pixels on views that take no part in the fit, by cross-validation.
 
     The pose of a held-out view comes from half of its corners, and the error from the other half, both ways.
@@ -375,14 +369,8 @@ def measure_held_out(views: Sequence[BoardView], start: Solution, board: Board, 
     for fold in range(folds):
         held = [index for index in range(len(views)) if index % folds == fold]
         fitted = [index for index in range(len(views)) if index % folds != fold]
-        trained = adjust(
-            [views[index] for index in fitted],
-            replace(start, poses=start.poses[fitted]),
-            printed=board.points,
-            pitch_m=board.pitch_m,
-            shape=shape,
-            robust=True,
-        )
+        part = replace(start, poses=start.poses[fitted])
+        trained = adjust([views[index] for index in fitted], part, shape=shape, robust=True)
         squares += [_square_errors(views[index], trained) for index in held]
     return float(np.sqrt(np.concatenate(squares).mean()))
 
@@ -396,21 +384,18 @@ def _square_errors(view: BoardView, solution: Solution) -> Array:
         try:
             pose = estimate_pose(part, solution)
             single = replace(solution, poses=pose[None])
-            pose = adjust([part], single, printed=solution.points, pitch_m=1.0, fixed_camera=True).poses[0]
+            pose = adjust([part], single, fixed_camera=True).poses[0]
         except (cv2.error, CalibrationError):
             continue  # half of a few corners may lie on one line
         ids = view.ids[~fitted]
-        projection = project_points(
-            solution.points[ids], pose, solution.camera, solution.coeffs, solution.lens.model
-        )
-        squares.append(((projection.pixels - view.pixels[~fitted]) ** 2).sum(1))
+        squares.append(((solution.project(ids, pose).pixels - view.pixels[~fitted]) ** 2).sum(1))
     return np.concatenate(squares) if squares else np.zeros(0)
 
 
 def _check_guess(views: Sequence[BoardView], start: Solution, board: Board) -> None:
     """Raise CalibrationError if most views fit no camera at all."""
     errors = [float(np.median(np.abs(part))) for part in compute_residuals(start, views)]
-    spacing = float(np.median([_corner_distance(view) for view in views]))
+    spacing = _measure_spacing(views)
     if float(np.median(errors)) > max(_MAX_GUESS_SHARE * spacing, 1.0):
         raise CalibrationError(
             f"expected views of {board}, found corners {np.median(errors):.0f} px from where it would have them; check "
@@ -428,7 +413,7 @@ def _check(result: IntrinsicsResult) -> None:
     """Raise CalibrationError if the views do not determine the camera, or fit no camera."""
     solution = result.solution
     height, width = result.size
-    spacing = float(np.median([_corner_distance(view) for view in result.views]))
+    spacing = _measure_spacing(result.views)
     if result.rms_px > max(_MAX_RMS_SHARE * spacing, 1.0):
         raise CalibrationError(
             f"expected errors of a fraction of a pixel, found {result.rms_px:.1f} px; the board is not {result.board}, "
@@ -448,5 +433,8 @@ def _check(result: IntrinsicsResult) -> None:
         )
 
 
-def _corner_distance(view: BoardView) -> float:
-    return float(np.sort(np.linalg.norm(view.pixels - view.pixels[0], axis=1))[1])
+def _measure_spacing(views: Sequence[BoardView]) -> float:
+    """Return the median distance in pixels from the first corner of a view to the nearest one."""
+    return float(
+        np.median([np.sort(np.linalg.norm(view.pixels - view.pixels[0], axis=1))[1] for view in views])
+    )

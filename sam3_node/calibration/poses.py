@@ -52,20 +52,13 @@ _COLUMNS = (
     "image or stamp_ns, and x, y, z (or x_mm, y_mm, z_mm) with qx, qy, qz, qw or rx_rad, ry_rad, rz_rad, "
     "or m00 to m33"
 )
-_HINTS: dict[tuple[str, ...], str] = {
-    (
-        "rx",
-        "ry",
-        "rz",
-    ): "they are a rotation vector in radians for some robots, Euler angles in degrees for others: name "
+_EULER = "their order differs from robot to robot: convert Euler angles to a quaternion"
+_ORDER = "name them qx, qy, qz, qw by their meaning"
+_HINTS = {
+    "rx, ry, rz": "they are a rotation vector in radians for some robots, Euler angles in degrees for others: name "
     "a rotation vector in radians rx_rad, ry_rad, rz_rad, and convert Euler angles to a quaternion",
-    **dict.fromkeys(
-        (("roll", "pitch", "yaw"), ("a", "b", "c"), ("w", "p", "r"), ("rx_deg", "ry_deg", "rz_deg")),
-        "their order differs from robot to robot: convert Euler angles to a quaternion",
-    ),
-    **dict.fromkeys(
-        (("q1", "q2", "q3", "q4"), ("q0", "q1", "q2", "q3")), "name them qx, qy, qz, qw by their meaning"
-    ),
+    **dict.fromkeys(("roll, pitch, yaw", "a, b, c", "w, p, r", "rx_deg, ry_deg, rz_deg"), _EULER),
+    **dict.fromkeys(("q1, q2, q3, q4", "q0, q1, q2, q3"), _ORDER),
 }
 
 
@@ -313,7 +306,7 @@ def _check_columns(label: str, names: Sequence[str]) -> None:
         raise CalibrationError(
             f"{label}: expected a header, a first line that names the columns {_COLUMNS}; found {', '.join(names)[:80]}"
         )
-    hints = [f"; {', '.join(keys)}: {hint}" for keys, hint in _HINTS.items() if columns.issuperset(keys)]
+    hints = [f"; {keys}: {hint}" for keys, hint in _HINTS.items() if columns.issuperset(keys.split(", "))]
     raise CalibrationError(
         f"{label}: expected the columns {_COLUMNS}; found {', '.join(names)[:200]}{''.join(hints[:1])}"
     )

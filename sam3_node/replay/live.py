@@ -10,7 +10,7 @@ import logging
 import re
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from ..types import Closeable, Frame, MaskFrame
 from .completion import JobSession, ProgressCallback, check_identity, clear_results, job_session, read_digests
 from .event_log import ADD_EVERYTHING, Action, Edit, Step
 from .job import SECTIONS, Job
-from .player import PlayedAction, add_everything, note_refusal, update_masks
+from .player import ActionPlayer, PlayedAction, add_everything
 from .shards import LIMITS, ShardLimits, Shards, ShardWriter
 from .store import ReplayCounts, Summary
 
@@ -117,7 +117,7 @@ def _check_settings(job: Job, node_settings: Mapping[str, Mapping[str, Any]]) ->
 
 def _clear_unfinished(session: JobSession, description: Mapping[str, Any]) -> None:
     """Delete the results of a run that ended early, and store the identity of this run with the node's settings."""
-    frames = ReplayCounts.from_dict(Shards(session.store).cursor().totals).counts["frames"]
+    frames = ReplayCounts(**Shards(session.store).cursor().totals).counts["frames"]
     if frames:
         session.schedule.notes.add(
             f"{frames} frames of a run that ended early are pushed again: the node's state of that run is lost"
@@ -159,16 +159,11 @@ def _push_frames(node: LiveNode, session: JobSession, limits: ShardLimits) -> Su
     )
 
 
-class LivePlayer:
+class LivePlayer(ActionPlayer):
     """Pushes frames through a node, and sends the edits between them as control requests."""
 
     def __init__(self, node: LiveNode) -> None:
-        self.counts: Counter[str] = Counter()
-        """The same counts as a `Player` keeps."""
-        self.stages_us: Counter[str] = Counter()
-        """Time of each stage in the node, over all frames."""
-        self.notes: list[str] = []
-        """The same notes as a `Player` keeps."""
+        super().__init__()
         self._node = node
         self._steps: deque[Step] = deque()
 
@@ -213,7 +208,7 @@ class LivePlayer:
     def _edit_between(self, edit: Edit) -> Iterator[PlayedAction]:
         self._node.settle()
         yield from self._take_settled()
-        self._request(edit)
+        self._edit(edit)
         yield PlayedAction(edit, None)
 
     def _take_settled(self) -> Iterator[PlayedAction]:
@@ -238,13 +233,9 @@ class LivePlayer:
                 node=None,
                 epoch=None,
             )
-        for edit in step.edits:
-            reply = self._request(edit)
-            masks = masks and update_masks(masks, edit, reply)
-        return PlayedAction(step, masks)
+        return PlayedAction(step, self._edit_on(step, masks))
 
-    def _request(self, edit: Edit) -> Any:
-        """Return the node's reply, None if the node refuses."""
+    def _edit(self, edit: Edit) -> Any:
         if edit.op in TIMING_EDITS:
             return None
         try:
@@ -254,9 +245,7 @@ class LivePlayer:
         except TransportError:
             raise
         except Sam3NodeError as error:
-            self.counts["refused"] += 1
-            log.warning("%s was refused: %s", edit.op, error)
-            note_refusal(edit, error, self.notes)
+            self._refuse(edit, error)
             return None
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -26,7 +26,7 @@ from ..errors import ReplayError
 from ..geometry import mask_intersection
 from ..types import FrameKey, Instance, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
-from .player import PlayedAction
+from .player import ActionPlayer, PlayedAction
 from .store import ReplayCounts, Store
 
 FIRST_PASS, SECOND_PASS = "parts", "second"
@@ -129,19 +129,6 @@ class Shards:
         return f"{self._folder}/{number:06}.state"
 
 
-class Resumable(Protocol):
-    """A player whose state can be kept: a Player, or the player of a live node."""
-
-    counts: Counter[str]
-    notes: list[str]
-
-    def checkpoint(self) -> bytes:
-        """Return the state for `resume`."""
-
-    def resume(self, checkpoint: bytes, counts: Mapping[str, int]) -> None:
-        """Continue from a checkpoint. Raises ReplayError if that is not possible."""
-
-
 class ShardLimits(NamedTuple):
     """Size at which a shard ends: frames, seconds of work or bytes of masks. A kill loses at most one shard."""
 
@@ -159,10 +146,10 @@ class ShardWriter:
     Raises ReplayError if a shard is damaged, or if the player has another model or other settings.
     """
 
-    def __init__(self, shards: Shards, player: Resumable, limits: ShardLimits) -> None:
+    def __init__(self, shards: Shards, player: ActionPlayer, limits: ShardLimits) -> None:
         self.cursor = shards.cursor()
         """Position at the end of the last complete shard."""
-        self.totals = ReplayCounts.from_dict(self.cursor.totals)
+        self.totals = ReplayCounts(**self.cursor.totals)
         if len(shards):
             player.resume(shards.checkpoint(), self.totals.counts)
             player.notes.extend(self.totals.notes)

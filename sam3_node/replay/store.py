@@ -46,6 +46,9 @@ class ReplayCounts:
     notes: list[str] = field(default_factory=list)
     """The notes of a Player."""
 
+    def __post_init__(self) -> None:
+        self.counts, self.frames = Counter(self.counts), Counter(self.frames)
+
     def add(self, masks: MaskFrame) -> None:
         """Count one frame's masks."""
         self.frames[masks.camera] += 1
@@ -67,27 +70,9 @@ class ReplayCounts:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts as maps, numbers and text, for `from_dict`."""
-        return {
-            "counts": dict(self.counts),
-            "frames": dict(self.frames),
-            "objects": self.objects,
-            "work_s": round(self.work_s, 3),
-            "notes": self.notes,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the counts that `to_dict` gave; an empty map gives zero counts."""
-        if not values:
-            return cls()
-        return cls(
-            Counter(values["counts"]),
-            Counter(values["frames"]),
-            dict(values["objects"]),
-            values["work_s"],
-            list(values.get("notes", ())),
-        )
+        """Return the fields by their names, as `ReplayCounts(**fields)` takes them."""
+        counted = {"counts": dict(self.counts), "frames": dict(self.frames), "objects": self.objects}
+        return {**counted, "work_s": round(self.work_s, 3), "notes": self.notes}
 
     @property
     def labels(self) -> set[str]:
