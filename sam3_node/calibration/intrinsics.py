@@ -6,6 +6,7 @@ The held-out error chooses the lens model. Bad views are rejected by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import cv2
@@ -215,31 +216,23 @@ def _distances(features: Array, index: int) -> Array:
     return np.asarray(np.sqrt(((features - features[index]) ** 2).mean(axis=1)), np.float64)
 
 
-def measure_tilts(views: Sequence[BoardView], board: Board, size: tuple[int, int]) -> list[float]:
-    """Return the angle in degrees between board and image plane in each view, with a rough focal length."""
-    normals = [_find_normal(view, board, size) for view in views]
-    return [
-        float(np.degrees(np.arccos(np.clip(normal[2], -1, 1)))) for normal in normals if normal is not None
-    ] or [0.0]
-
-
-def _find_normal(view: BoardView, board: Board, size: tuple[int, int]) -> Array | None:
-    """Return the normal [3] of the board, away from the camera, with the image's width as focal length."""
-    focal = float(size[1])
-    rays = (view.pixels - ((size[1] - 1) / 2, (size[0] - 1) / 2)) / focal
-    try:
-        is_solved, rotation, _ = cv2.solvePnP(
-            board.points[view.ids], rays, np.eye(3), None, flags=cv2.SOLVEPNP_IPPE
-        )
-    except cv2.error:
-        return None
-    return np.asarray(cv2.Rodrigues(rotation)[0][:, 2], np.float64) if is_solved else None
+def _find_normals(views: Sequence[BoardView], board: Board, size: tuple[int, int]) -> list[Array]:
+    """Return the board's normals [3], away from the camera, with the image's width as focal length."""
+    normals = []
+    for view in views:
+        rays = (view.pixels - ((size[1] - 1) / 2, (size[0] - 1) / 2)) / float(size[1])
+        points = board.points[view.ids]
+        with suppress(cv2.error):  # some views have no pose
+            is_solved, rotation, _ = cv2.solvePnP(points, rays, np.eye(3), None, flags=cv2.SOLVEPNP_IPPE)
+            if is_solved:
+                normals.append(np.asarray(cv2.Rodrigues(rotation)[0][:, 2], np.float64))
+    return normals
 
 
 def describe_missing(views: Sequence[BoardView], board: Board, size: tuple[int, int]) -> list[str]:
     """Return what is still missing, the most useful view first; nothing if coverage is complete."""
     missing = []
-    normals = [normal for view in views if (normal := _find_normal(view, board, size)) is not None]
+    normals = _find_normals(views, board, size)
     sine = np.sin(np.radians(_MIN_TILT_DEG))
     for axis, sign, text in _TILTS:
         if not any(-sign * normal[axis] > sine for normal in normals):
@@ -421,10 +414,11 @@ def _check(result: IntrinsicsResult) -> None:
         )
     share = max(result.sd[0], result.sd[1]) / float(solution.camera[:2].min())
     if not np.isfinite(share) or share > _MAX_FOCAL_SD:
-        tilts = measure_tilts(result.views, result.board, result.size)
+        normals = _find_normals(result.views, result.board, result.size)
+        tilt = max((np.degrees(np.arccos(np.clip(normal[2], -1, 1))) for normal in normals), default=0.0)
         raise CalibrationError(
             f"the focal length is determined to only {100 * share:.1f} % (one standard deviation); the board is tilted "
-            f"by at most {max(tilts):.0f} degrees: add views tilted by 30 degrees and more, to each side"
+            f"by at most {tilt:.0f} degrees: add views tilted by 30 degrees and more, to each side"
         )
     if not (0 <= solution.camera[2] < width and 0 <= solution.camera[3] < height):
         raise CalibrationError(

@@ -244,16 +244,17 @@ def _read_rows(path: Path, text: str) -> tuple[Mapping[str, Any], str]:
     label = f"{path} (columns separated by {words})" if words else str(path)
     rows = [(number, _split(line, separator)) for number, line in lines]
     names = [cell.lower() for cell in rows[0][1]]
-    if separator == " " and len(names) == len(_TUM_KEYS) and all(map(_is_number, names)):
-        names = list(_TUM_KEYS)
-    else:
-        _check_columns(label, names)
-        rows = rows[1:]
-    unit: Unit = next((unit for unit, keys in _POSITION_KEYS.items() if set(keys) <= set(names)), "m")
-    return {
-        "unit": unit,
-        "poses": [_read_row(label, number, names, row, unit) for number, row in rows],
-    }, label
+    try:
+        if separator == " " and len(names) == len(_TUM_KEYS) and all(map(_is_number, names)):
+            names = list(_TUM_KEYS)
+        else:
+            _check_columns(names)
+            rows = rows[1:]
+        unit: Unit = next((unit for unit, keys in _POSITION_KEYS.items() if set(keys) <= set(names)), "m")
+        poses = [_read_row(number, names, row, unit) for number, row in rows]
+    except ValueError as error:
+        raise CalibrationError(f"{label}: {error}") from error
+    return {"unit": unit, "poses": poses}, label
 
 
 def _split(line: str, separator: str) -> list[str]:
@@ -290,35 +291,29 @@ def _parse_stamp(cell: str, unit_ns: int) -> int:
     return int(stamp)
 
 
-def _check_columns(label: str, names: Sequence[str]) -> None:
-    """Refuse rows without the columns of a pose, with the columns that they have."""
+def _check_columns(names: Sequence[str]) -> None:
+    """Raise ValueError for rows without the columns of a pose, with the columns that they have."""
     columns = set(names)
     positions = any(columns.issuperset(keys) for keys in _POSITION_KEYS.values())
     rotations = any(columns.issuperset(keys) for keys in _ROTATION_KEYS)
     if (positions and rotations) or columns.issuperset(_MATRIX_KEYS):
         twice = {name for name in names if name and names.count(name) > 1}
         if twice:
-            raise CalibrationError(
-                f"{label}: expected each column once, found two of {', '.join(sorted(twice))}"
-            )
+            raise ValueError(f"expected each column once, found two of {', '.join(sorted(twice))}")
         return
     if any(map(_is_number, names)):
-        raise CalibrationError(
-            f"{label}: expected a header, a first line that names the columns {_COLUMNS}; found {', '.join(names)[:80]}"
+        raise ValueError(
+            f"expected a header, a first line that names the columns {_COLUMNS}; found {', '.join(names)[:80]}"
         )
     hints = [f"; {keys}: {hint}" for keys, hint in _HINTS.items() if columns.issuperset(keys.split(", "))]
-    raise CalibrationError(
-        f"{label}: expected the columns {_COLUMNS}; found {', '.join(names)[:200]}{''.join(hints[:1])}"
-    )
+    raise ValueError(f"expected the columns {_COLUMNS}; found {', '.join(names)[:200]}{''.join(hints[:1])}")
 
 
-def _read_row(
-    label: str, number: int, names: Sequence[str], cells: Sequence[str], unit: Unit
-) -> dict[str, Any]:
-    """Return one row as an entry. Raises CalibrationError that names the line and the column."""
+def _read_row(number: int, names: Sequence[str], cells: Sequence[str], unit: Unit) -> dict[str, Any]:
+    """Return one row as an entry. Raises ValueError that names the line and the column."""
     if any(cells[len(names) :]):
-        raise CalibrationError(
-            f"{label}: line {number}: expected {len(names)} columns, found {len(cells)}; decimal commas need another "
+        raise ValueError(
+            f"line {number}: expected {len(names)} columns, found {len(cells)}; decimal commas need another "
             "separator, such as a semicolon"
         )
     row = {name: cell for name, cell in zip(names, cells, strict=False) if cell}
@@ -327,7 +322,7 @@ def _read_row(
         try:
             return convert(row.get(key, ""))
         except ValueError as error:
-            raise CalibrationError(f"{label}: line {number}, column {key}: {error}") from error
+            raise ValueError(f"line {number}, column {key}: {error}") from error
 
     entry: dict[str, Any] = {"image": row["image"]} if "image" in row else {}
     for key, unit_ns in (("stamp_ns", 1), ("stamp_s", 10**9)):

@@ -272,12 +272,18 @@ def merge(
     own. `age` and `frames_since_seen` are counted again in frame order. Two frames are in memory. Raises ReplayError
     at the end if a frame of `backward` is not in `forward`.
     """
-    ages, selector, remaining = _AgeCounter(), _PassSelector(min_score), iter(backward)
+    return _count_ages(_select_masks(forward, backward, min_score))
+
+
+def _select_masks(
+    forward: Iterable[MaskFrame], backward: Iterable[MaskFrame], min_score: float
+) -> Iterator[MaskFrame]:
+    selector, remaining = _PassSelector(min_score), iter(backward)
     behind = next(remaining, None)
     for masks in forward:
         if behind is not None and behind.key == masks.key:
             masks, behind = selector.select(masks, behind), next(remaining, None)
-        yield ages.count(masks)
+        yield masks
     if behind is not None:
         raise ReplayError(
             f"camera {behind.camera}: expected the second pass's frame {behind.seq} among the first pass's, found "
@@ -285,25 +291,19 @@ def merge(
         )
 
 
-class _AgeCounter:
-    """Counts for each object the frames that it was tracked on, and the frames since it was seen."""
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[str, int], tuple[int, int]] = {}
-
-    def count(self, masks: MaskFrame) -> MaskFrame:
-        """Return the frame with both counts updated."""
-        instances = tuple(
-            self._count_instance((masks.camera, instance.id), instance) for instance in masks.instances
-        )
-        return replace(masks, instances=instances)
-
-    def _count_instance(self, key: tuple[str, int], instance: Instance) -> Instance:
-        # the age is 0 only on a first frame that the object was marked on
-        age, since = self._counts.get(key, (min(instance.age, 1) - 1, 0))
-        age, since = age + 1, since + 1 if instance.frames_since_seen else 0
-        self._counts[key] = age, since
-        return replace(instance, age=age, frames_since_seen=since)
+def _count_ages(frames: Iterator[MaskFrame]) -> Iterator[MaskFrame]:
+    """Yield the frames with each object's age and frames since it was seen, counted in their order."""
+    counts: dict[tuple[str, int], tuple[int, int]] = {}
+    for masks in frames:
+        instances = []
+        for instance in masks.instances:
+            key = masks.camera, instance.id
+            # the age is 0 only on a first frame that the object was marked on
+            age, since = counts.get(key, (min(instance.age, 1) - 1, 0))
+            age, since = age + 1, since + 1 if instance.frames_since_seen else 0
+            counts[key] = age, since
+            instances.append(replace(instance, age=age, frames_since_seen=since))
+        yield replace(masks, instances=tuple(instances))
 
 
 class _PassSelector:

@@ -24,7 +24,7 @@ from scipy.optimize import linear_sum_assignment
 
 from ..errors import ReplayError
 from ..geometry import mask_intersection
-from ..types import FrameKey, Instance, MaskFrame
+from ..types import Instance, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
 from .player import ActionPlayer, PlayedAction
 from .store import ReplayCounts, Store
@@ -227,9 +227,9 @@ def stitch(
         frames = iter(segment)
         head = list(islice(frames, overlap))
         ids.begin(match_objects(tail, head, min_iou), keep=number == 0)
-        middle = _find_middle(tail, head)
-        yield from _take_before(tail, middle)
-        tail = deque(ids.rename(masks) for masks in _skip_to(head, middle))
+        earlier, later = _cut_overlap(list(tail), head)
+        yield from earlier
+        tail = deque(map(ids.rename, later))
         for masks in frames:
             tail.append(ids.rename(masks))
             if len(tail) > overlap:
@@ -307,20 +307,11 @@ def _pair_instances(before: MaskFrame | None, masks: MaskFrame) -> Iterator[tupl
                 yield a, b
 
 
-def _find_middle(tail: Sequence[MaskFrame], head: Sequence[MaskFrame]) -> FrameKey | None:
-    """Return the first frame to take from the later segment, None if the segments share no frame."""
-    head_keys = {masks.key for masks in head}
-    shared = [masks.key for masks in tail if masks.key in head_keys]
-    return shared[len(shared) // 2] if shared else None
-
-
-def _take_before(tail: Sequence[MaskFrame], middle: FrameKey | None) -> Iterator[MaskFrame]:
-    for masks in tail:
-        if masks.key == middle:
-            return
-        yield masks
-
-
-def _skip_to(head: Sequence[MaskFrame], middle: FrameKey | None) -> Iterator[MaskFrame]:
-    keys = [masks.key for masks in head]
-    return islice(head, keys.index(middle) if middle else 0, None)
+def _cut_overlap(tail: list[MaskFrame], head: list[MaskFrame]) -> tuple[list[MaskFrame], list[MaskFrame]]:
+    """Return the earlier frames up to the middle of the frames that both segments have, and the later ones from it."""
+    tail_keys, head_keys = ([masks.key for masks in frames] for frames in (tail, head))
+    shared = [key for key in tail_keys if key in head_keys]
+    if not shared:
+        return tail, head
+    middle = shared[len(shared) // 2]
+    return tail[: tail_keys.index(middle)], head[head_keys.index(middle) :]
