@@ -63,6 +63,8 @@ _LENSES: dict[str, tuple[Lens, ...]] = {
 }
 _ON_REQUEST = (Lens("pinhole", (0, 1)), Lens("pinhole", (0, 1, 2, 3, 4, 5, 6, 7)))
 Report = Callable[[str], None]
+Size = tuple[int, int]
+"""Height and width of images in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class IntrinsicsResult:
     largest offset.
     """
 
-    size: tuple[int, int]
+    size: Size
     board: Board
     solution: Solution
     views: tuple[BoardView, ...]
@@ -110,7 +112,7 @@ class IntrinsicsResult:
 def calibrate_intrinsics(
     views: Sequence[BoardView],
     board: Board,
-    size: tuple[int, int],
+    size: Size,
     *,
     model: LensModel = "pinhole",
     coefficients: int = 0,
@@ -157,7 +159,7 @@ def calibrate_intrinsics(
     return result
 
 
-def measure_coverage(views: Sequence[BoardView], size: tuple[int, int]) -> npt.NDArray[np.int64]:
+def measure_coverage(views: Sequence[BoardView], size: Size) -> npt.NDArray[np.int64]:
     """Return the number of corners in each cell of GRID, for images of `size` (height, width)."""
     counts = np.zeros(GRID, np.int64)
     for view in views:
@@ -166,15 +168,13 @@ def measure_coverage(views: Sequence[BoardView], size: tuple[int, int]) -> npt.N
     return counts
 
 
-def _cells(
-    pixels: Array, size: tuple[int, int], grid: tuple[int, int]
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+def _cells(pixels: Array, size: Size, grid: Size) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     places = (pixels + 0.5) / (size[1], size[0]) * (grid[1], grid[0])
     columns, rows = np.clip(places.astype(np.intp), 0, (grid[1] - 1, grid[0] - 1)).T
     return rows, columns
 
 
-def outline(view: BoardView, board: Board, size: tuple[int, int]) -> Array | None:
+def outline(view: BoardView, board: Board, size: Size) -> Array | None:
     """Return the outer corners [4, 2] of the board in a view, as shares of the width; None if undetermined."""
     homography = None
     if len(view.ids) >= 4:
@@ -192,7 +192,7 @@ def outline(view: BoardView, board: Board, size: tuple[int, int]) -> Array | Non
 
 
 def choose_views(
-    views: Sequence[BoardView], board: Board, size: tuple[int, int], limit: int
+    views: Sequence[BoardView], board: Board, size: Size, limit: int
 ) -> tuple[list[BoardView], int]:
     """Return at most `limit` views that differ most, in their order, and the number that repeat another view.
 
@@ -216,7 +216,7 @@ def _distances(features: Array, index: int) -> Array:
     return np.asarray(np.sqrt(((features - features[index]) ** 2).mean(axis=1)), np.float64)
 
 
-def _find_normals(views: Sequence[BoardView], board: Board, size: tuple[int, int]) -> list[Array]:
+def _find_normals(views: Sequence[BoardView], board: Board, size: Size) -> list[Array]:
     """Return the board's normals [3], away from the camera, with the image's width as focal length."""
     normals = []
     for view in views:
@@ -229,7 +229,7 @@ def _find_normals(views: Sequence[BoardView], board: Board, size: tuple[int, int
     return normals
 
 
-def describe_missing(views: Sequence[BoardView], board: Board, size: tuple[int, int]) -> list[str]:
+def describe_missing(views: Sequence[BoardView], board: Board, size: Size) -> list[str]:
     """Return what is still missing, the most useful view first; nothing if coverage is complete."""
     missing = []
     normals = _find_normals(views, board, size)
@@ -271,7 +271,7 @@ def _with_lens(solution: Solution, lens: Lens) -> Solution:
 
 
 def _require_views(
-    views: Sequence[BoardView], board: Board, size: tuple[int, int], rejected: Sequence[Rejected]
+    views: Sequence[BoardView], board: Board, size: Size, rejected: Sequence[Rejected]
 ) -> None:
     if len(views) >= MIN_VIEWS:
         return
