@@ -236,15 +236,16 @@ class _ForeignBag(Bag):
     def _samples(self) -> Iterator[Sample]:
         self._report = ReadReport()
         topics = {topic for camera in self._cameras for topic in camera.topics}
+        # a part of a video stream needs what was before it
+        whole = decode_packets(self._reader.samples(topics), self._report)
         if self._span.is_whole:
-            return decode_packets(self._reader.samples(topics), self._report)
+            return whole
         colour = {camera.colour for camera in self._cameras}
         first = next(iter(self._reader.samples(colour)), None)
         span = self._span.resolve(first.logged_ns if first else 0)
         if span.begin_ns is not None and self._reader.can_seek:
             return cut_samples(self._reader.samples(topics, span.begin_ns), span, colour)
-        # a part of a video stream needs what was before it
-        return cut_samples(decode_packets(self._reader.samples(topics), self._report), span, colour)
+        return cut_samples(whole, span, colour)
 
 
 def _choose_readable(

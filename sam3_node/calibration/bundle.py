@@ -150,7 +150,7 @@ class _Problem:
         self._shape_count = self._printed.size if shape else 0
         self.first_pose = self.camera_count + self._shape_count
         self.size = self.first_pose + 6 * len(views)
-        self._prior_m = _SHAPE_PRIOR * (shape.pitch_m if shape else 1.0)
+        self.prior_m = _SHAPE_PRIOR * (shape.pitch_m if shape else 1.0)
         self.residual_count = sum(2 * len(view.ids) for view in views)
 
     def pack(self, solution: Solution) -> Array:
@@ -187,7 +187,7 @@ class _Problem:
             row = rows.stop
         prior = np.zeros((self.size, 2))
         if self._shape_count:
-            weight = (sigma / self._prior_m) ** 2
+            weight = (sigma / self.prior_m) ** 2
             offsets = slice(self.camera_count, self.first_pose)
             prior[offsets, 0], prior[offsets, 1] = weight * parameters[offsets], weight
         return residuals, jacobian, prior
@@ -213,17 +213,23 @@ def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, A
     sigma = _estimate_sigma(problem.compute_residuals(parameters), robust, problem.size)
     tolerance = 1e-3 if robust else 1e-5
     normal: Array = np.eye(problem.size)
+
+    def measure_cost(at: Array, residuals: Array) -> float:
+        offsets = at[problem.camera_count : problem.first_pose]
+        prior = float(offsets @ offsets) * (sigma / problem.prior_m) ** 2
+        return float(residuals @ (weights * residuals)) + prior
+
     for _ in range(_MAX_ITERATIONS):
         residuals, jacobian, prior = problem.evaluate(parameters, sigma)
         weights = _weigh(residuals, sigma) if robust else np.ones_like(residuals)
         normal = np.asarray(jacobian.T @ (weights[:, None] * jacobian), np.float64) + np.diag(prior[:, 1])
         gradient = jacobian.T @ (weights * residuals) + prior[:, 0]
-        cost = _compute_cost(problem, parameters, residuals, weights, sigma)
+        cost = measure_cost(parameters, residuals)
         moved = False
         while damping < 1e10:
             step = -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
             trial = problem.compute_residuals(parameters + step)
-            if _compute_cost(problem, parameters + step, trial, weights, sigma) < cost:
+            if measure_cost(parameters + step, trial) < cost:
                 moved = True
                 break
             damping *= 10
@@ -235,14 +241,6 @@ def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, A
         if scaled.max() < tolerance * sigma and abs(sigma / previous - 1) < tolerance:
             break
     return parameters, normal, sigma
-
-
-def _compute_cost(
-    problem: _Problem, parameters: Array, residuals: Array, weights: Array, sigma: float
-) -> float:
-    offsets = parameters[problem.camera_count : problem.first_pose]
-    prior = float(offsets @ offsets) * (sigma / problem._prior_m) ** 2
-    return float(residuals @ (weights * residuals)) + prior
 
 
 def _weigh(residuals: Array, sigma: float) -> Array:

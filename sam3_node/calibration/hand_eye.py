@@ -8,7 +8,9 @@ fixed in the base's frame for a camera on the gripper (eye_in_hand), and on the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -21,6 +23,7 @@ from ..geometry import Array, invert, project, quaternion_from_rotation, rigid, 
 from ..types import Intrinsics
 from .intrinsics import Rejected
 from .rigid_motion import (
+    CLOSED_FORMS,
     Observations,
     Refined,
     average,
@@ -193,7 +196,7 @@ def calibrate_hand_eye(
         fit = _reject_outliers(observations, free.refined.x, free.refined.y @ centre)
         _check_agreement(observations, fit, mounting, sight)
         refined = fit.refined
-        left_out = leave_one_out(observations.select(fit.kept), lambda part: _refit(part, refined))
+        left_out = leave_one_out(observations.select(fit.kept), partial(_refit, refined=refined))
     except np.linalg.LinAlgError as error:
         raise CalibrationError(
             "the views do not determine the camera's pose: turn the gripper about more axes, and check all units"
@@ -243,25 +246,20 @@ def leave_one_out(
 
 
 def compare_methods(
-    views: Sequence[HandEyeView],
-    mounting: Mounting,
-    methods: Sequence[str],
-    board_centre_m: Sequence[float] = (0.0, 0.0, 0.0),
+    views: Sequence[HandEyeView], mounting: Mounting, board_centre_m: Sequence[float]
 ) -> dict[str, LeaveOneOut]:
     """Return the leave-one-out errors of OpenCV's methods on the same views; a method that fails is absent."""
     observations = observe(views, mounting, board_centre_m)
     compared: dict[str, LeaveOneOut] = {}
-    for method in methods:
-
-        def fit(part: Observations, method: str = method) -> tuple[Array, Array]:
-            x, _ = solve_closed_form(part.a, part.b, method)
-            return x, average(part.a @ x @ part.b)
-
-        try:
-            compared[method] = leave_one_out(observations, fit)
-        except (CalibrationError, np.linalg.LinAlgError):
-            continue
+    for method in CLOSED_FORMS:
+        with suppress(CalibrationError, np.linalg.LinAlgError):
+            compared[method] = leave_one_out(observations, partial(_fit_closed_form, method=method))
     return compared
+
+
+def _fit_closed_form(part: Observations, method: str) -> tuple[Array, Array]:
+    x, _ = solve_closed_form(part.a, part.b, method)
+    return x, average(part.a @ x @ part.b)
 
 
 def _refit(part: Observations, refined: Refined) -> tuple[Array, Array]:

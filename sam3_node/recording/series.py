@@ -37,7 +37,6 @@ from ..wire import (
 from ..wire.images import CHANNELS
 
 MAX_CAMERAS = 64
-JPEG_QUALITY = 95
 MAX_COMPRESSING = 16
 """Maximum number of messages that wait for a frame that is still compressed."""
 QUOTA_PARTS = 10
@@ -137,7 +136,7 @@ class RecordedSeries(Closeable):
             self.report.admit(frame.camera)
             write = partial(self._write_frame, frame, received_ns)
             if self._record.colour != "raw" and frame.encoding in CHANNELS:
-                future = self._pool.submit(compress_colour, frame, self._record.colour, JPEG_QUALITY)
+                future = self._pool.submit(compress_colour, frame, self._record.colour)
                 write = partial(self._write_compressed, future, received_ns)
         self._waiting.append(_QueuedMessage(write, future))
 
@@ -174,7 +173,7 @@ class RecordedSeries(Closeable):
         frame = future.result()
         if not self._is_colour_described:
             self._is_colour_described = True
-            self.files.add_metadata(COLOUR, describe_compression(frame.encoding, JPEG_QUALITY))
+            self.files.add_metadata(COLOUR, describe_compression(frame.encoding))
         self._write_frame(frame, received_ns)
 
     def _summary(self) -> Mapping[str, Any]:

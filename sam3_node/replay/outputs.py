@@ -30,7 +30,6 @@ T = TypeVar("T", MaskFrame, Frame)
 FrameSource = Callable[[], Iterator[Frame]]
 """Each call yields the frames of the recording from the beginning."""
 
-JPEG_QUALITY = 95
 _IMAGES, _SUFFIXES = "images", {"jpeg": ".jpg", "png": ".png"}
 
 
@@ -115,7 +114,7 @@ def _write_mcap(
             image = compress_frame(frame)
             if image is not frame and not is_described:
                 is_described = True
-                bag.write_metadata(COLOUR, describe_compression("jpeg", JPEG_QUALITY))
+                bag.write_metadata(COLOUR, describe_compression("jpeg"))
             if image is not None:
                 bag.write_frame(image, masks.age_origin_ns)
             _, body = pack_masks(masks, "rle")
@@ -298,7 +297,7 @@ def compress_frame(frame: Frame | None) -> Frame | None:
     if frame is None or frame.encoding not in CHANNELS:
         return frame
     try:
-        return compress_colour(frame, "jpeg", JPEG_QUALITY)
+        return compress_colour(frame, "jpeg")
     except WireError:
         return None
 

@@ -211,12 +211,10 @@ def cut_segments(frame_count: int, length: int, overlap: int) -> list[Segment]:
     return [Segment(start, min(start + length, frame_count)) for start in starts]
 
 
-def stitch(
-    segments: Iterable[Iterable[MaskFrame]], overlap: int, min_iou: float = MIN_IOU
-) -> Iterator[MaskFrame]:
+def stitch(segments: Iterable[Iterable[MaskFrame]], overlap: int) -> Iterator[MaskFrame]:
     """Yield the masks of consecutive segments as one stream, each frame once.
 
-    An object gets the id of the previous segment's object with the same label and an IoU of at least `min_iou`, over
+    An object gets the id of the previous segment's object with the same label and an IoU of at least MIN_IOU, over
     the frames of the overlap with both in view. Without one, it gets a new id; no id is used twice. Ids of the first
     segment are unchanged, as are ages. Frames up to the middle of an overlap come from the earlier segment. At most
     twice `overlap` frames are in memory.
@@ -226,7 +224,7 @@ def stitch(
     for number, segment in enumerate(segments):
         frames = iter(segment)
         head = list(islice(frames, overlap))
-        ids.begin(match_objects(tail, head, min_iou), keep=number == 0)
+        ids.begin(match_objects(tail, head), keep=number == 0)
         earlier, later = _cut_overlap(list(tail), head)
         yield from earlier
         tail = deque(map(ids.rename, later))
@@ -237,16 +235,14 @@ def stitch(
     yield from tail
 
 
-def match_objects(
-    earlier: Iterable[MaskFrame], later: Iterable[MaskFrame], min_iou: float = MIN_IOU
-) -> dict[CameraObject, int]:
+def match_objects(earlier: Iterable[MaskFrame], later: Iterable[MaskFrame]) -> dict[CameraObject, int]:
     """Map objects (camera, id) of `later` to ids of `earlier`, by IoU over all pixels of the shared frames."""
     overlaps = _compute_ious(earlier, later)
     matches: dict[CameraObject, int] = {}
     for camera, ious in overlaps.items():
         rows, columns = sorted({a for a, _ in ious}), sorted({b for _, b in ious})
         table = np.array([[ious.get((a, b), 0.0) for b in columns] for a in rows])
-        table[table < min_iou] = 0
+        table[table < MIN_IOU] = 0
         for row, column in zip(*linear_sum_assignment(table, maximize=True), strict=True):
             if table[row, column] > 0:
                 matches[camera, columns[column]] = rows[row]
