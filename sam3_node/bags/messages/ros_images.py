@@ -8,7 +8,6 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -263,10 +262,13 @@ def _cvt(image: Bytes, code: str) -> Bytes:
         raise ValueError(f"an image of {list(image.shape)} cannot be converted ({code})") from error
 
 
-def _pixels(message: Any, kind: str, channels: int = 1) -> npt.NDArray[Any]:
-    """Return the pixels [height, width, channels] of an Image, without row padding, in this machine's byte order."""
+def _pixels(message: Any, kind: str, channels: int = 1, rows: int = 0) -> npt.NDArray[Any]:
+    """Return the pixels [height, width, channels] of an Image, without row padding, in this machine's byte order.
+
+    `rows` is the height if it is not the message's own.
+    """
     dtype = np.dtype((">" if message.is_bigendian else "<") + kind)
-    height, width, data = int(message.height), int(message.width), _bytes(message.data)
+    height, width, data = rows or int(message.height), int(message.width), _bytes(message.data)
     row = width * channels * dtype.itemsize
     step = int(message.step) or row
     if step < row or data.size < step * (height - 1) + row:
@@ -274,8 +276,8 @@ def _pixels(message: Any, kind: str, channels: int = 1) -> npt.NDArray[Any]:
             f"expected {width} x {height} {message.encoding} in rows of {row} bytes or more, found "
             f"rows of {step} and {data.size} bytes in all"
         )
-    rows = np.lib.stride_tricks.as_strided(data, (height, row), (step, 1), writeable=False)
-    pixels = np.ascontiguousarray(rows).view(dtype).reshape(height, width, channels)
+    lines = np.lib.stride_tricks.as_strided(data, (height, row), (step, 1), writeable=False)
+    pixels = np.ascontiguousarray(lines).view(dtype).reshape(height, width, channels)
     return pixels.astype(dtype.newbyteorder("="), copy=False)
 
 
@@ -283,12 +285,7 @@ def _planes(message: Any) -> Bytes:
     """Return the rows of brightness and, below them, half as many rows of colour."""
     if message.width % 2 or message.height % 2:
         raise ValueError(f"expected even sides, found {message.width} x {message.height}")
-    rows = SimpleNamespace(
-        width=message.width,
-        height=message.height * 3 // 2,
-        **{name: getattr(message, name) for name in ("is_bigendian", "step", "data", "encoding")},
-    )
-    return _pixels(rows, "u1")
+    return _pixels(message, "u1", rows=message.height * 3 // 2)
 
 
 def _high_byte(image: npt.NDArray[np.uint16]) -> Bytes:

@@ -260,22 +260,12 @@ def _choose_resources(ray: Any, address: str, workers: int | None, gpus: float |
     return workers or (max(1, int(cluster_gpus / gpus)) if gpus else LOCAL_WORKERS), gpus
 
 
-class _TaskKey(NamedTuple):
-    """Position of a task in the run."""
-
-    bag: int
-    step: int
-    task: int
-
-
 @dataclass(slots=True)
 class _BagState:
     """A recording with its remaining steps, and the results of the current step's tasks."""
 
     steps: PlanSteps
     result: BagResult
-    number: int
-    step: int = 0
     results: list[TaskResult] = field(default_factory=list)
     is_over: bool = False
 
@@ -286,10 +276,7 @@ class _Run:
     def __init__(
         self, pool: WorkerPool, progress: Callable[[RunProgress], None], plans: Sequence[JobPlan]
     ) -> None:
-        self._bags = [
-            _BagState(plan.steps(), BagResult(plan.job.bags[0], plan.job.out), number)
-            for number, plan in enumerate(plans)
-        ]
+        self._bags = [_BagState(plan.steps(), BagResult(plan.job.bags[0], plan.job.out)) for plan in plans]
         self._pool, self._progress = pool, progress
         self._meter = ThroughputMeter(len(plans))
 
@@ -313,20 +300,18 @@ class _Run:
         except StopIteration as end:
             self._finish_bag(bag, end.value)
             return
-        bag.step, bag.results = bag.step + 1, [NO_RESULT] * len(tasks)
+        bag.results = [NO_RESULT] * len(tasks)
         self._meter.add_tasks(max(sum(task.kind == "replay" for task in tasks) - 1, 0))
         for number, task in enumerate(tasks):
-            self._pool.submit(_TaskKey(bag.number, bag.step, number), task)
+            self._pool.submit(PoolTask(bag, number, task))
 
     def _add_result(self, task: PoolTask) -> None:
-        key, result = task.key, task.result
-        assert isinstance(key, _TaskKey)
-        bag = self._bags[key.bag]
-        bag.results[key.task] = result
+        bag, result = task.bag, task.result
+        bag.results[task.number] = result
         bag.result.worker_s += task.seconds
         bag.result.losses += task.losses
         if isinstance(result.value, Summary) and not result.was_finished:
-            self._meter.finish(key, result.value.frames, result.value.resumed_from)
+            self._meter.finish(task, result.value.frames, result.value.resumed_from)
         if not any(one is NO_RESULT for one in bag.results):
             self._end_step(bag)
 
@@ -346,8 +331,8 @@ class _Run:
         bag.result.notes = [line for summary in summaries for line in summary.lines()]
 
     def _report_progress(self) -> None:
-        for key, task in self._pool.task_progress().items():
-            self._meter.update(key, *task)
+        for task in self._pool.running():
+            self._meter.update(task, *task.progress)
         meter = self._meter
         done, ready = sum(bag.is_over for bag in self._bags), self._pool.ready
         self._progress(
@@ -438,11 +423,12 @@ def _keep_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PoolTask:
-    """A task that is queued, running or finished."""
+    """A task that is queued, running or finished: the one of this `number` in a step of a recording."""
 
-    key: object
+    bag: _BagState
+    number: int
     task: Task
     seconds: float = 0.0
     """Time that workers spent on it."""
@@ -501,13 +487,13 @@ class WorkerPool(Closeable):
             now_s - worker.ready_s for worker in self._workers if worker.ready_s is not None
         )
 
-    def submit(self, key: object, task: Task) -> None:
-        """Queue a task. Its result comes with this `key`."""
-        self._queue.append(PoolTask(key, task))
+    def submit(self, task: PoolTask) -> None:
+        """Queue a task."""
+        self._queue.append(task)
 
-    def task_progress(self) -> dict[object, TaskProgress]:
-        """Return the progress of running tasks by key."""
-        return {worker.running.key: worker.running.progress for worker in self._workers if worker.running}
+    def running(self) -> list[PoolTask]:
+        """Return the running tasks."""
+        return [worker.running for worker in self._workers if worker.running]
 
     def poll(self, timeout_s: float) -> list[PoolTask]:
         """Start queued tasks, wait until one is finished or the time is up, and return the finished tasks.
