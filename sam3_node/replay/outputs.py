@@ -122,12 +122,6 @@ def _write_mcap(
             progress(count)
 
 
-def _write_json(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
-    named = name_images(sources.masks, sources.frames) if sources.has_images else ()
-    names = (name for name, _ in named) if sources.has_images else None
-    write_coco(folder / "masks.json", sources.masks, progress, sources.recording, names)
-
-
 def _write_png(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
     (folder / "png").mkdir()
     write_palette_pngs(folder / "png", sources.masks(), progress)
@@ -156,29 +150,25 @@ def _write_lerobot(folder: Path, sources: _Sources, progress: Callable[[int], No
     write_lerobot(folder, sources.dataset.path, sources.masks, progress, sources.dataset.prompts)
 
 
-def write_coco(
-    path: Path,
-    masks: MaskSource,
-    progress: Callable[[int], None],
-    recording: str,
-    image_names: Iterator[str | None] | None = None,
-) -> None:
-    """Write all masks as COCO JSON with run-length encoding, in two passes, row by row.
+def _write_coco(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+    """Write all masks as COCO JSON into masks.json, with run-length encoding, in two passes, row by row.
 
     The fields that join images to videos follow TAO (Dave et al. 2020): `videos` are cameras, images and
     annotations have a `video_id`, images a `frame_index`, and `tracks` are objects. Additional fields are `seq` and
     `capture_ns` of a frame, `instance_id`, which is the object's id on its camera, and `score` in 0..1. `file_name` is
     the path of the frame's image beside the JSON file, or without images its place RECORDING#CAMERA/SEQ. An object
     without a mask on a frame has no annotation there. pycocotools loads each image on its own.
-
-    `image_names` are the files of all frames in the order of the masks, None for a frame without one.
     """
+    masks = sources.masks
+    names: Iterator[str | None] = repeat(None)
+    if sources.has_images:
+        names = (name for name, _ in name_images(masks, sources.frames))
     cameras = NumberTable[str]()
     tracks = NumberTable[tuple[str, int]]()
     labels = NumberTable[str]()
-    with path.open("w", encoding="utf-8") as file:
+    with (folder / "masks.json").open("w", encoding="utf-8") as file:
         file.write("{")
-        _write_rows(file, "images", _make_images(masks(), cameras, recording, image_names or repeat(None)))
+        _write_rows(file, "images", _make_images(masks(), cameras, sources.recording, names))
         rows = _make_annotations(masks(), cameras, tracks, labels, progress)
         _write_rows(file, "annotations", rows, before=",\n")
         videos = ({"id": number, "name": camera} for camera, number in cameras)
@@ -257,20 +247,6 @@ def _make_tracks(cameras: NumberTable[str], tracks: NumberTable[tuple[str, int]]
         yield {"id": number, "video_id": cameras[camera], "instance_id": object_id}
 
 
-class CameraFrames:
-    """Finds the frames of one camera's masks, both in the same order."""
-
-    def __init__(self, frames: Iterator[Frame]) -> None:
-        self._frames = frames
-        self._frame = next(frames, None)
-
-    def find(self, masks: MaskFrame) -> Frame | None:
-        """Return the frame of the next masks, None if it is missing."""
-        while self._frame is not None and self._frame.key != masks.key and not _is_past(masks, self._frame):
-            self._frame = next(self._frames, None)
-        return self._frame if self._frame is not None and self._frame.key == masks.key else None
-
-
 def _is_past(masks: MaskFrame, frame: Frame) -> bool:
     # both are compared: seq starts again when a camera is restarted
     return frame.seq > masks.seq and frame.capture_ns > masks.capture_ns
@@ -281,12 +257,16 @@ def join_frames(masks: MaskSource, frames: FrameSource) -> Iterator[tuple[MaskFr
 
     Each camera has its own pass over the recording, because masks and frames may come in different orders.
     """
-    cameras: dict[str, CameraFrames] = {}
+    passes: dict[str, Iterator[Frame]] = {}
+    upcoming: dict[str, Frame | None] = {}
     for frame_masks in masks():
-        camera = frame_masks.camera
-        if camera not in cameras:
-            cameras[camera] = CameraFrames(_select_camera(camera, frames))
-        yield frame_masks, cameras[camera].find(frame_masks)
+        camera, key = frame_masks.camera, frame_masks.key
+        if camera not in passes:
+            passes[camera] = _select_camera(camera, frames)
+            upcoming[camera] = next(passes[camera], None)
+        while (frame := upcoming[camera]) and frame.key != key and not _is_past(frame_masks, frame):
+            upcoming[camera] = next(passes[camera], None)
+        yield frame_masks, frame if frame and frame.key == key else None
 
 
 def compress_frame(frame: Frame | None) -> Frame | None:
@@ -302,12 +282,10 @@ def compress_frame(frame: Frame | None) -> Frame | None:
         return None
 
 
-def write_images(
-    folder: Path, masks: MaskSource, frames: FrameSource, progress: Callable[[int], None]
-) -> None:
+def _write_images(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
     """Write the image of each frame that has masks, as `compress_frame` makes it."""
     (folder / _IMAGES).mkdir()
-    for count, (name, frame) in enumerate(name_images(masks, frames), start=1):
+    for count, (name, frame) in enumerate(name_images(sources.masks, sources.frames), start=1):
         image = compress_frame(frame)
         if name is not None and image is not None:
             (folder / name).parent.mkdir(exist_ok=True)
@@ -342,10 +320,10 @@ def _select_camera(camera: str, source: Callable[[], Iterator[T]]) -> Iterator[T
 _WRITERS: dict[str, Callable[[Path, _Sources, Callable[[int], None]], None]] = {
     "mcap": _write_mcap,
     "mcap-images": partial(_write_mcap, has_images=True),
-    "coco": _write_json,
+    "coco": _write_coco,
     "png": _write_png,
     "overlay": _write_overlays,
-    "images": lambda folder, sources, progress: write_images(folder, sources.masks, sources.frames, progress),
+    "images": _write_images,
     "lerobot": _write_lerobot,
 }
 KINDS = tuple(_WRITERS)
