@@ -20,7 +20,7 @@ from ...errors import BagError, require
 from ...files import describe_stand_in
 from ...types import NANOSECONDS, Buffer, Closeable
 from ..decompression import DecompressionError, Expansion, decompress, decompress_file
-from ..messages.ros import RawMessage, Storage, deserialise, first_bytes, list_topics, read_sample
+from ..messages.ros import RawMessage, deserialise, first_bytes, list_topics, read_sample
 from ..messages.ros_images import MessageError
 from ..samples import ReadReport, Sample, SampleReader, natural_order, reading
 from .mcap import McapBag, McapStream
@@ -184,7 +184,7 @@ class RosBag(SampleReader):
 
 
 class StorageReader(SampleReader):
-    """A reader of one file of serialised messages."""
+    """A reader of one file of serialised messages, which `storage` holds."""
 
     def __init__(self, path: Path, storage: Storage) -> None:
         require("rosbags.typesys", "bags")
@@ -553,6 +553,10 @@ class Rosbag2Sqlite(Closeable):
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._database.close()
+
+
+Storage = Rosbag1 | Rosbag2Sqlite
+"""A file of serialised messages; `types` are the full names of its topics' types, `is_cdr` is False for ROS 1."""
 
 
 def is_sqlite(path: Path) -> bool:

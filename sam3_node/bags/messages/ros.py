@@ -1,4 +1,4 @@
-"""Turns serialised messages of ROS and Foxglove into samples, and defines the storages that hold them.
+"""Turns serialised messages of ROS and Foxglove into samples.
 
 Foxglove's messages (protobuf, JSON, or `foxglove_msgs` of ROS) differ from ROS's in a few names, so they are renamed
 and read as those.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import re
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import zstandard
 
@@ -59,25 +59,6 @@ class RawMessage(NamedTuple):
     topic: str
     logged_ns: int
     data: Buffer
-
-
-class Storage(Protocol):
-    """A file of serialised messages. The constructor raises BagError for another file."""
-
-    types: dict[str, str]
-    """The full name of each topic's message type."""
-    is_cdr: bool
-    """True for CDR, as in ROS 2; False for the serialisation of ROS 1."""
-
-    @property
-    def lost(self) -> str | None:
-        """Description of what could not be read, once `messages` has ended; None if nothing was lost."""
-
-    def messages(self, topics: Collection[str]) -> Iterator[RawMessage]:
-        """Yield the whole messages on these topics in the file's order, from the beginning each time; never raises."""
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
 
 
 def list_topics(types: dict[str, str]) -> tuple[Topic, ...]:
