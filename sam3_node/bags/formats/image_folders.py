@@ -74,10 +74,6 @@ class ImageSequence:
     unmatched: tuple[Path, ...] = ()
 
     @property
-    def has_depth(self) -> bool:
-        return any(file.kind == "depth" for file in self.files)
-
-    @property
     def has_intrinsics(self) -> bool:
         return any(file.intrinsics for file in self.files)
 
@@ -126,7 +122,7 @@ class ImagesBag(SampleReader):
 
 def _topics(sequence: ImageSequence) -> Iterator[Topic]:
     yield Topic(f"/{sequence.name}/image", "images", "colour")
-    if sequence.has_depth:
+    if any(file.kind == "depth" for file in sequence.files):
         yield Topic(f"/{sequence.name}/depth", "images", "depth")
     if sequence.has_intrinsics:
         yield Topic(f"/{sequence.name}/camera_info", "images", "intrinsics")

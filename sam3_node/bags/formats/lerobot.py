@@ -38,6 +38,7 @@ from ..samples import (
     Sample,
     SampleReader,
     Topic,
+    reading,
     split_selection,
 )
 from .video import Playback, make_bgr, read_bgr
@@ -134,7 +135,7 @@ class _LayoutReader:
 
     def __init__(self, root: Path, tables: IsolatedCalls) -> None:
         self._root, self._path, self._tables = root, root / INFO, tables
-        self._info = _parse_json(self._path, _read_text(self._path))
+        self._info = _parse_json(self._path, _read_bytes(self._path))
         self._left_out: list[str] = []
 
     def read(self) -> LeRobotLayout:
@@ -183,7 +184,7 @@ class _LayoutReader:
 
     def _read_v2(self, keys: list[str]) -> Iterator[Episode]:
         path, first_row = self._root / EPISODES_V2, 0
-        lines = [line for line in _read_text(path).splitlines() if line.strip()]
+        lines = [line for line in _read_bytes(path).splitlines() if line.strip()]
         size = max(_integer(self._path, {"chunks_size": 1000, **self._info}, "chunks_size"), 1)
         for line in lines[:MAX_EPISODES]:
             row = _parse_json(path, line)
@@ -278,11 +279,11 @@ def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | Non
             f"depth in a video: expected {', '.join(_DEPTH_CODES)} in its info in {INFO}, which give its metres, found "
             f"no {', '.join(absent)}"
         )
-    numbers = [value for value in found.values() if isinstance(value, int | float) and math.isfinite(value)]
-    is_log = found["use_log"]
-    if len(numbers) == len(_DEPTH_CODES) and isinstance(is_log, bool) and not isinstance(numbers[0], bool):
-        low, high, shift = map(float, numbers[:-1])
-        if 0 <= low < high <= _MAX_DEPTH_M and (not is_log or low + shift > 0):
+    *numbers, is_log = found.values()
+    if isinstance(is_log, bool) and all(type(value) in (int, float) for value in numbers):
+        low, high, shift = map(float, numbers)
+        is_open = math.isfinite(shift) and (not is_log or low + shift > 0)
+        if 0 <= low < high <= _MAX_DEPTH_M and is_open:
             return DepthFormat(None, low, high, shift, is_log)
     raise BagError(
         "depth in a video: expected 0 <= depth_min < depth_max in metres, depth_min + shift above 0 and a use_log of "
@@ -298,21 +299,17 @@ def _look_up(feature: Mapping[str, Any], name: str) -> Iterator[Any]:
                 yield place[f"{prefix}{name}"]
 
 
-def _read_text(path: Path) -> str:
+def _read_bytes(path: Path) -> bytes:
     if stand_in := describe_stand_in(path):
         raise BagError(f"{path}: expected a file of a LeRobot dataset, found {stand_in}")
-    try:
+    with reading(path):
         size = path.stat().st_size
         if size > MAX_JSON or not path.is_file():
             raise BagError(f"{path}: expected at most {MAX_JSON} bytes of JSON, found {size}")
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BagError(f"{path}: expected a file of a LeRobot dataset ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise BagError(f"{path}: expected JSON, found other bytes") from error
+        return path.read_bytes()
 
 
-def _parse_json(path: Path, text: str) -> dict[str, Any]:
+def _parse_json(path: Path, text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
