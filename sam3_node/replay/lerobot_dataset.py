@@ -21,7 +21,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from ..bags.formats.lerobot import EPISODES_V3, INFO, Episode, LeRobotLayout, is_lerobot, read_layout
+from ..bags.formats.lerobot import EPISODES_V3, INFO, Episode, is_lerobot, read_layout
 from ..bags.isolated import IsolatedCalls
 from ..bags.samples import split_selection
 from ..errors import BagError, ReplayError
@@ -57,11 +57,7 @@ def check_lerobot(path: Path) -> None:
 
 
 def write_lerobot(
-    folder: Path,
-    path: Path,
-    masks: MaskSource,
-    progress: Callable[[int], None],
-    labels: Sequence[str] = (),
+    folder: Path, path: Path, masks: MaskSource, progress: Callable[[int], None], labels: Sequence[str]
 ) -> None:
     """Write the copy of the dataset at `path` into `folder`/lerobot. Videos are hard links where possible.
 
@@ -70,53 +66,16 @@ def write_lerobot(
     dataset.
     """
     check_lerobot(path)
-    root, target = path, folder / FOLDER
     with IsolatedCalls("pyarrow", "lerobot-datasets") as tables:
-        layout = read_layout(root, tables)
-        numbers = NumberTable[str]()
-        cameras = _scan(masks(), numbers, labels)
-        if not cameras:
-            raise ReplayError("the output lerobot: expected masks of at least one frame, found none")
-        _copy_files(root, target, {episode.table for episode in layout.episodes})
-        writer = _DatasetWriter(layout, target, tables, cameras, numbers, masks, progress)
-        for table in dict.fromkeys(episode.table for episode in layout.episodes):
-            writer.write_table(table)
+        writer = _DatasetWriter(path, folder / FOLDER, tables, masks, progress, labels)
+        writer.copy_files()
+        writer.write_tables()
         try:
             writer.write_meta()
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise BagError(
-                f"{root}: expected statistics as lerobot writes them in meta, found {error!r:.200}"
+                f"{path}: expected statistics as lerobot writes them in meta, found {error!r:.200}"
             ) from error
-
-
-def _scan(
-    masks: Iterator[MaskFrame], numbers: NumberTable[str], labels: Sequence[str]
-) -> dict[str, tuple[int, int]]:
-    """Number all labels, and return the size (width, height) of each camera."""
-    sizes, others = {}, set()
-    for frame in masks:
-        sizes[frame.camera] = frame.width, frame.height
-        others |= {instance.label for instance in frame.instances}
-    for label in (*labels, *sorted(others - set(labels))):
-        _ = numbers[label]
-    return dict(sorted(sizes.items()))
-
-
-def _copy_files(root: Path, target: Path, tables: set[Path]) -> None:
-    """Link or copy all files but the tables of rows and episodes."""
-    for name in COPIED:
-        for path in sorted((root / name).rglob("*")):
-            place = target / path.relative_to(root)
-            is_episodes = (root / EPISODES_V3) in path.parents
-            if not path.is_file() or path in tables or is_episodes:
-                continue
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if name == "meta":
-                shutil.copyfile(path, place)
-            else:
-                _link(path, place)
-    for table in tables:
-        (target / table.relative_to(root)).parent.mkdir(parents=True, exist_ok=True)
 
 
 def _link(path: Path, place: Path) -> None:
@@ -131,31 +90,58 @@ class _DatasetWriter:
 
     def __init__(
         self,
-        layout: LeRobotLayout,
+        root: Path,
         target: Path,
         tables: IsolatedCalls,
-        cameras: Mapping[str, tuple[int, int]],
-        numbers: NumberTable[str],
         masks: MaskSource,
         progress: Callable[[int], None],
+        labels: Sequence[str],
     ) -> None:
-        self._layout, self._target, self._tables = layout, target, tables
-        self._cameras, self._numbers = cameras, numbers
+        self._layout, self._target, self._tables = read_layout(root, tables), target, tables
+        sizes, others = {}, set()
+        for frame in masks():
+            sizes[frame.camera] = frame.width, frame.height
+            others |= {instance.label for instance in frame.instances}
+        if not sizes:
+            raise ReplayError("the output lerobot: expected masks of at least one frame, found none")
+        self._cameras = dict(sorted(sizes.items()))
+        """Size (width, height) of each camera."""
+        self._numbers = NumberTable[str]()
+        for label in (*labels, *sorted(others - set(labels))):
+            _ = self._numbers[label]
         # labels by id, in the order of the objects' numbers, by camera and episode
         self._objects: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
         self._missing: Counter[int] = Counter()  # frames without masks, by episode
-        self._statistics = {camera: PixelStatistics() for camera in cameras}
-        self._lengths = {episode.number: episode.length for episode in layout.episodes}
-        self._described = layout.images[0].key  # the loader needs the names of its statistics
-        self._episodes = sorted(layout.episodes, key=lambda episode: episode.first_row)
+        self._statistics = {camera: PixelStatistics() for camera in self._cameras}
+        self._lengths = {episode.number: episode.length for episode in self._layout.episodes}
+        self._described = self._layout.images[0].key  # the loader needs the names of its statistics
+        self._episodes = sorted(self._layout.episodes, key=lambda episode: episode.first_row)
         self._starts = [episode.first_row for episode in self._episodes]
-        self._rows = {camera: _CameraRows(camera, masks()) for camera in cameras}
+        self._rows = {camera: _CameraRows(camera, masks()) for camera in self._cameras}
         self._progress, self._written = progress, 0
 
-    def write_table(self, table: Path) -> None:
-        """Write one table."""
-        first = next(episode for episode in self._episodes if episode.table == table)
-        row = first.first_row - first.table_row
+    def copy_files(self) -> None:
+        """Link or copy all files but the tables of rows and episodes."""
+        root, tables = self._layout.root, {episode.table for episode in self._episodes}
+        for path in (path for name in COPIED for path in sorted((root / name).rglob("*"))):
+            self._place(path).parent.mkdir(parents=True, exist_ok=True)
+            if not path.is_file() or path in tables or (root / EPISODES_V3) in path.parents:
+                continue
+            if (root / "meta") in path.parents:
+                shutil.copyfile(path, self._place(path))
+            else:
+                _link(path, self._place(path))
+
+    def write_tables(self) -> None:
+        """Write the tables of rows."""
+        firsts: dict[Path, int] = {}
+        for episode in self._episodes:
+            firsts.setdefault(episode.table, episode.first_row - episode.table_row)
+        for table, row in firsts.items():
+            self._write_table(table, row)
+
+    def _write_table(self, table: Path, row: int) -> None:
+        self._place(table).parent.mkdir(parents=True, exist_ok=True)
         count = self._tables.call("begin_copy", table, target=self._place(table))
         while count:
             added = {

@@ -281,7 +281,7 @@ def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | Non
         )
     *numbers, is_log = found.values()
     if isinstance(is_log, bool) and all(type(value) in (int, float) for value in numbers):
-        low, high, shift = map(float, numbers)
+        low, high, shift = (float(value) for value in numbers if value is not None)
         is_open = math.isfinite(shift) and (not is_log or low + shift > 0)
         if 0 <= low < high <= _MAX_DEPTH_M and is_open:
             return DepthFormat(None, low, high, shift, is_log)
