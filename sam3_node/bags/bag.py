@@ -17,7 +17,7 @@ from ..files import describe_stand_in
 from ..types import Closeable, Depth, Frame, FramePose, Image
 from ..wire import decode_image
 from .decompression import STILL_SUFFIXES
-from .discovery import Camera, choose_cameras, probe, settle_kinds
+from .discovery import Camera, Firsts, choose_cameras, probe, settle_kinds
 from .formats.hdf5 import Hdf5Bag
 from .formats.image_folders import ImagesBag
 from .formats.lerobot import LeRobotBag
@@ -198,8 +198,7 @@ class _ForeignBag(Bag):
         super().__init__(reader.path, span)
         self._reader, self._opening = reader, ReadReport()
         try:
-            cameras, obstacles = _choose_readable(reader, chosen, self._opening)
-            cameras = _drop_unreadable(cameras, obstacles, chosen, self._opening)
+            cameras = self._drop_unreadable(*self._choose(chosen), chosen)
         except BaseException:
             reader.close()
             raise
@@ -247,67 +246,66 @@ class _ForeignBag(Bag):
             return cut_samples(self._reader.samples(topics, span.begin_ns), span, colour)
         return cut_samples(whole, span, colour)
 
+    def _choose(self, chosen: Collection[str]) -> tuple[Sequence[Camera], dict[str, BagError]]:
+        """Return the cameras, with depth from topics that hold depth, and the errors of topics that cannot be read.
 
-def _choose_readable(
-    reader: SampleReader, chosen: Collection[str], report: ReadReport
-) -> tuple[Sequence[Camera], dict[str, BagError]]:
-    """Return the cameras, with depth from topics that hold depth, and the errors of topics that cannot be read.
-
-    A depth topic without depth goes into the report if its camera has no other one.
-    """
-    topics, firsts, unfit = settle_kinds(reader), dict[str, type[Payload] | BagError](), dict[str, Camera]()
-    while True:
-        cameras = choose_cameras(reader.path, topics, chosen)
-        firsts |= probe(reader, [name for camera in cameras for name in camera.topics if name not in firsts])
-        depthless = {camera.depth for camera in cameras if not _is_depth(firsts.get(camera.depth or ""))}
-        depthless -= {None, *chosen}
-        if not depthless:
-            break
-        unfit = {camera.colour: camera for camera in cameras if camera.depth in depthless} | unfit
-        topics = tuple(topic._replace(kind="other") if topic.name in depthless else topic for topic in topics)
-    kept = []
-    for camera in cameras:
-        if camera.depth is None:
-            camera = unfit.get(camera.colour, camera)
-        # other topics are silent, or damaged
-        if camera.depth in firsts and not _is_depth(firsts[camera.depth]):
-            report.add(
-                f"skipped {camera.depth}: expected depth (16UC1 in mm, 32FC1 in m, PNG of 16-bit grey), found "
-                "images of 8 bits or in colour"
+        A depth topic without depth is reported if its camera has no other one.
+        """
+        topics, firsts, unfit = settle_kinds(self._reader), Firsts(), dict[str, Camera]()
+        while True:
+            cameras = choose_cameras(self._reader.path, topics, chosen)
+            names = [name for camera in cameras for name in camera.topics]
+            firsts |= probe(self._reader, [name for name in names if name not in firsts])
+            depthless = {camera.depth for camera in cameras if not _is_depth(firsts.get(camera.depth or ""))}
+            depthless -= {None, *chosen}
+            if not depthless:
+                break
+            unfit = {camera.colour: camera for camera in cameras if camera.depth in depthless} | unfit
+            topics = tuple(
+                topic._replace(kind="other") if topic.name in depthless else topic for topic in topics
             )
-            camera = replace(camera, depth=None)
-        kept.append(camera)
-    return kept, {name: first for name, first in firsts.items() if isinstance(first, BagError)}
+        kept = []
+        for camera in cameras:
+            if camera.depth is None:
+                camera = unfit.get(camera.colour, camera)
+            # other topics are silent, or damaged
+            if camera.depth in firsts and not _is_depth(firsts[camera.depth]):
+                self._opening.add(
+                    f"skipped {camera.depth}: expected depth (16UC1 in mm, 32FC1 in m, PNG of 16-bit grey), found "
+                    "images of 8 bits or in colour"
+                )
+                camera = replace(camera, depth=None)
+            kept.append(camera)
+        return kept, {name: first for name, first in firsts.items() if isinstance(first, BagError)}
+
+    def _drop_unreadable(
+        self, cameras: Sequence[Camera], obstacles: dict[str, BagError], chosen: Collection[str]
+    ) -> list[Camera]:
+        """Return the cameras without streams of an unknown encoding, and report these.
+
+        Raises BagError if no camera is left, or if the colour of a chosen one cannot be read.
+        """
+        readable: list[Camera] = []
+        for camera in cameras:
+            error = obstacles.get(camera.colour)
+            if error is not None and (len(cameras) == 1 or chosen):
+                raise error
+            if error is not None:
+                self._opening.add(f"skipped the camera {camera.name}: {error}")
+                continue
+            for part, topic in (("depth", camera.depth), ("intrinsics", camera.intrinsics)):
+                if topic in obstacles:
+                    self._opening.add(f"skipped {topic}: {obstacles[topic]}")
+                    camera = replace(camera, **{part: None})  # type: ignore[arg-type]
+            readable.append(camera)
+        if not readable:
+            raise BagError(f"expected a camera that can be read, found none: {self._opening.text()}")
+        return readable
 
 
 def _is_depth(first: type[Payload] | BagError | None) -> bool:
     """Return True for depth, and for a topic that cannot be read."""
     return isinstance(first, BagError) or (first is not None and issubclass(first, Depth))
-
-
-def _drop_unreadable(
-    cameras: Sequence[Camera], obstacles: dict[str, BagError], chosen: Collection[str], report: ReadReport
-) -> list[Camera]:
-    """Return the cameras without streams of an unknown encoding, and report these.
-
-    Raises BagError if no camera is left, or if the colour of a chosen one cannot be read.
-    """
-    readable: list[Camera] = []
-    for camera in cameras:
-        error = obstacles.get(camera.colour)
-        if error is not None and (len(cameras) == 1 or chosen):
-            raise error
-        if error is not None:
-            report.add(f"skipped the camera {camera.name}: {error}")
-            continue
-        for part, topic in (("depth", camera.depth), ("intrinsics", camera.intrinsics)):
-            if topic in obstacles:
-                report.add(f"skipped {topic}: {obstacles[topic]}")
-                camera = replace(camera, **{part: None})  # type: ignore[arg-type]
-        readable.append(camera)
-    if not readable:
-        raise BagError(f"expected a camera that can be read, found none: {report.text()}")
-    return readable
 
 
 def _open_reader(path: Path) -> SampleReader:

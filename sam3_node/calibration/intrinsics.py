@@ -127,20 +127,18 @@ def calibrate_intrinsics(
     error. `shape` estimates the board's shape, or not; None decides by the held-out error. At most `max_views` views
     take part, the ones that differ most. Raises CalibrationError that names what is missing.
     """
-    dropped = list(rejected)
+    steps = _Steps(board, size, report, list(rejected))
     chosen, repeated = choose_views(views, board, size, max_views)
     report(f"{len(chosen)} views take part, {repeated} are too like another one")
-    _require_views(chosen, board, size, dropped)
+    steps.require_views(chosen)
     lenses = _choose_lenses(model, coefficients)
     start = _with_lens(guess_solution(chosen, board.points, size, model), lenses[-1])
     _check_guess(chosen, start, board)
-    kept, start = _drop_bad_views(chosen, start, board, False, dropped, gross=True)
-    _require_views(kept, board, size, dropped)
-    is_bent = shape if shape is not None else _prefers_shape(kept, start, board, report)
+    kept, start = steps.drop_bad_views(chosen, start, None, gross=True)
+    is_bent = shape if shape is not None else steps.prefers_shape(kept, start)
     bent = board if is_bent else None
-    lens = _choose_lens(kept, start, lenses, bent, report)
-    kept, solution = _drop_bad_views(kept, _with_lens(start, lens), board, is_bent, dropped)
-    _require_views(kept, board, size, dropped)
+    lens = steps.choose_lens(kept, start, lenses, bent)
+    kept, solution = steps.drop_bad_views(kept, _with_lens(start, lens), bent)
     kept = _drop_outlying_corners(kept, solution)
     solution = adjust(kept, solution, shape=bent)
     result = IntrinsicsResult(
@@ -149,7 +147,7 @@ def calibrate_intrinsics(
         solution,
         tuple(kept),
         tuple(compute_residuals(solution, kept)),
-        tuple(dropped),
+        tuple(steps.rejected),
         measure_held_out(kept, solution, bent),
         not is_bent,
         _standard_deviations(solution),
@@ -270,47 +268,72 @@ def _with_lens(solution: Solution, lens: Lens) -> Solution:
     return replace(solution, lens=lens, coeffs=coeffs)
 
 
-def _require_views(
-    views: Sequence[BoardView], board: Board, size: Size, rejected: Sequence[Rejected]
-) -> None:
-    if len(views) >= MIN_VIEWS:
-        return
-    reasons = "; ".join(f"{view.name}: {view.reason}" for view in rejected[:5])
-    raise CalibrationError(
-        f"expected at least {MIN_VIEWS} different views of {board}, found {len(views)}"
-        + (f" (rejected: {reasons})" if reasons else "")
-        + f"; add: {'; '.join(describe_missing(views, board, size)[:4])}"
-    )
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The steps of one calibration that reject views, or choose by the held-out error."""
 
+    board: Board
+    size: Size
+    report: Report
+    rejected: list[Rejected]
 
-def _drop_bad_views(
-    views: Sequence[BoardView],
-    start: Solution,
-    board: Board,
-    shape: bool,
-    rejected: list[Rejected],
-    gross: bool = False,
-) -> tuple[list[BoardView], Solution]:
-    """Fit with robust weights, and reject views whose error is far above the median, one after the other."""
-    kept, solution = list(views), start
-    limit = len(kept) * (1 - _MAX_BAD_SHARE)
-    ratio, floor = (2 * _BAD_RATIO, 2.0) if gross else (_BAD_RATIO, _BAD_PX)
-    while True:
-        solution = adjust(kept, solution, shape=board if shape else None, robust=True)
-        errors = [float(np.sqrt((part**2).sum(1).mean())) for part in compute_residuals(solution, kept)]
-        median = float(np.median(errors))
-        worst = int(np.argmax(errors))
-        if errors[worst] <= max(ratio * median, floor):
-            return kept, solution
-        if len(kept) - 1 < limit:
-            raise CalibrationError(
-                f"expected most views to agree, found errors up to {errors[worst]:.1f} px with a median of "
-                f"{median:.2f} px; check that the board is {board}, rigid and sharp in the images"
+    def require_views(self, views: Sequence[BoardView]) -> None:
+        if len(views) >= MIN_VIEWS:
+            return
+        reasons = "; ".join(f"{view.name}: {view.reason}" for view in self.rejected[:5])
+        raise CalibrationError(
+            f"expected at least {MIN_VIEWS} different views of {self.board}, found {len(views)}"
+            + (f" (rejected: {reasons})" if reasons else "")
+            + f"; add: {'; '.join(describe_missing(views, self.board, self.size)[:4])}"
+        )
+
+    def drop_bad_views(
+        self, views: Sequence[BoardView], start: Solution, shape: Board | None, gross: bool = False
+    ) -> tuple[list[BoardView], Solution]:
+        """Fit with robust weights, and reject views whose error is far above the median, one after the other."""
+        kept, solution = list(views), start
+        limit = len(kept) * (1 - _MAX_BAD_SHARE)
+        ratio, floor = (2 * _BAD_RATIO, 2.0) if gross else (_BAD_RATIO, _BAD_PX)
+        while True:
+            solution = adjust(kept, solution, shape=shape, robust=True)
+            errors = [float(np.sqrt((part**2).sum(1).mean())) for part in compute_residuals(solution, kept)]
+            median = float(np.median(errors))
+            worst = int(np.argmax(errors))
+            if errors[worst] <= max(ratio * median, floor):
+                self.require_views(kept)
+                return kept, solution
+            if len(kept) - 1 < limit:
+                raise CalibrationError(
+                    f"expected most views to agree, found errors up to {errors[worst]:.1f} px with a median of "
+                    f"{median:.2f} px; check that the board is {self.board}, rigid and sharp in the images"
+                )
+            reason = (
+                f"error {errors[worst]:.2f} px, median of all {median:.2f} px: blurred, moved or misdetected"
             )
-        reason = f"error {errors[worst]:.2f} px, median of all {median:.2f} px: blurred, moved or misdetected"
-        rejected.append(Rejected(kept[worst].name, reason))
-        del kept[worst]
-        solution = replace(solution, poses=np.delete(solution.poses, worst, axis=0))
+            self.rejected.append(Rejected(kept[worst].name, reason))
+            del kept[worst]
+            solution = replace(solution, poses=np.delete(solution.poses, worst, axis=0))
+
+    def prefers_shape(self, views: Sequence[BoardView], start: Solution) -> bool:
+        """Return True if estimating the board's shape lowers the error of held-out views."""
+        counts = np.bincount(np.concatenate([view.ids for view in views]), minlength=len(self.board.points))
+        if len(views) < _MIN_SHAPE_VIEWS or np.median(counts) < _MIN_SHAPE_VIEWS / 2:
+            return False
+        flat, bent = measure_held_out(views, start, None), measure_held_out(views, start, self.board)
+        self.report(f"held-out error {flat:.3f} px with a flat board, {bent:.3f} px with its shape estimated")
+        return bent * _FLAT < flat
+
+    def choose_lens(
+        self, views: Sequence[BoardView], start: Solution, lenses: Sequence[Lens], shape: Board | None
+    ) -> Lens:
+        """Return the simplest lens whose held-out error is near the lowest."""
+        errors = []
+        for lens in lenses:
+            error = measure_held_out(views, _with_lens(start, lens), shape)
+            errors.append((error, lens))
+            self.report(f"held-out error {error:.4f} px with {len(lens.active)} coefficients")
+        lowest = min(error for error, _ in errors)
+        return next(lens for error, lens in errors if error <= lowest * _SIMPLER)
 
 
 def _drop_outlying_corners(views: Sequence[BoardView], solution: Solution) -> list[BoardView]:
@@ -323,33 +346,6 @@ def _drop_outlying_corners(views: Sequence[BoardView], solution: Solution) -> li
         enough = np.count_nonzero(good) >= MIN_CORNERS
         kept.append(BoardView(view.name, view.ids[good], view.pixels[good]) if enough else view)
     return kept
-
-
-def _prefers_shape(views: Sequence[BoardView], start: Solution, board: Board, report: Report) -> bool:
-    """Return True if estimating the board's shape lowers the error of held-out views."""
-    counts = np.bincount(np.concatenate([view.ids for view in views]), minlength=len(board.points))
-    if len(views) < _MIN_SHAPE_VIEWS or np.median(counts) < _MIN_SHAPE_VIEWS / 2:
-        return False
-    flat, bent = measure_held_out(views, start, None), measure_held_out(views, start, board)
-    report(f"held-out error {flat:.3f} px with a flat board, {bent:.3f} px with its shape estimated")
-    return bent * _FLAT < flat
-
-
-def _choose_lens(
-    views: Sequence[BoardView],
-    start: Solution,
-    lenses: Sequence[Lens],
-    shape: Board | None,
-    report: Report,
-) -> Lens:
-    """Return the simplest lens whose held-out error is near the lowest."""
-    errors = []
-    for lens in lenses:
-        error = measure_held_out(views, _with_lens(start, lens), shape)
-        errors.append((error, lens))
-        report(f"held-out error {error:.4f} px with {len(lens.active)} coefficients")
-    lowest = min(error for error, _ in errors)
-    return next(lens for error, lens in errors if error <= lowest * _SIMPLER)
 
 
 def measure_held_out(views: Sequence[BoardView], start: Solution, shape: Board | None) -> float:
