@@ -278,7 +278,10 @@ class SplitRecordingWriter(Closeable):
 
 
 class _RecordingFile:
-    """A new unbuffered file for the mcap writer, which can be cut back to where it was last complete."""
+    """A new unbuffered file for the mcap writer, which can be cut back to where it was last complete.
+
+    It is no io.RawIOBase: the mcap writer would buffer that.
+    """
 
     def __init__(self, path: Path, overwrite: bool) -> None:
         self._file = path.open("wb" if overwrite else "xb", buffering=0)
