@@ -25,7 +25,7 @@ from ..errors import ReplayError, RequestError, WireError
 from ..files import safe_file_name
 from ..settings import Settings
 from ..wire import Fields
-from ..wire.frame_prompt import MAX_POINTS, FramePrompt
+from ..wire.frame_prompt import MAX_POINTS, FramePrompt, check_parts
 from .davis_png import read_labels, read_mask
 
 Mode = Literal["as-recorded", "every"]
@@ -368,8 +368,10 @@ def _read_entries(path: Path) -> list[Any]:
 def _read_object(what: str, folder: Path, entry: object) -> ObjectOnFrame:
     try:
         marked = _parse_object(Fields(entry, what), folder)
-        mask = None if marked.mask is None else read_mask(Path(marked.mask), marked.value)
-        FramePrompt(marked.points, marked.labels, marked.box, mask)
+        if marked.mask is None:
+            FramePrompt(marked.points, marked.labels, marked.box)
+        else:
+            read_mask(Path(marked.mask), marked.value)
         return marked
     except WireError as error:
         raise ReplayError(str(error)) from error
@@ -381,6 +383,7 @@ def _parse_object(fields: Fields, folder: Path) -> ObjectOnFrame:
     unknown = sorted(set(fields.names()) - set(NAMES))
     if unknown:
         raise WireError(f"{fields.what}: expected some of {', '.join(NAMES)}, found {unknown[0]!r:.60}")
+    check_parts(fields.any("points"), fields.any("box"), fields.any("mask"))
     return ObjectOnFrame(
         camera=fields.text("camera") if fields.has("camera") else None,
         seq=_parse_seq(fields),
