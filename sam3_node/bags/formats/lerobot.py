@@ -34,7 +34,6 @@ from ..samples import (
     MAX_FPS,
     MAX_MISSES,
     Colour,
-    ReadReport,
     Sample,
     SampleReader,
     Topic,
@@ -364,19 +363,17 @@ class LeRobotBag(SampleReader):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._selection = split_selection(path)
-        self._tables = IsolatedCalls("pyarrow", "lerobot-datasets")
+        self.tables = IsolatedCalls("pyarrow", "lerobot-datasets")
         try:
-            self.layout = read_layout(self._selection.path, self._tables)
-        except BaseException:
-            self._tables.close()
-            raise
-        chosen = [episode for episode in self.layout.episodes if self._selection.has(episode.number)]
-        if not chosen:
-            self._tables.close()
+            self.layout = read_layout(self._selection.path, self.tables)
             numbers = [episode.number for episode in self.layout.episodes]
-            raise BagError(f"{path}: expected episodes {min(numbers)} to {max(numbers)}, found others")
-        self._episodes = tuple(chosen)
-        self.episode_starts = tuple(episode.first_row for episode in chosen)
+            if not any(map(self._selection.has, numbers)):
+                raise BagError(f"{path}: expected episodes {min(numbers)} to {max(numbers)}, found others")
+        except BaseException:
+            self.tables.close()
+            raise
+        self._episodes = [episode for episode in self.layout.episodes if self._selection.has(episode.number)]
+        self.episode_starts = tuple(episode.first_row for episode in self._episodes)
         self._pictures = _name_topics(self.layout)
         self.topics = tuple(
             Topic(topic, "video" if image.is_video else "image", "depth" if image.depth else "colour")
@@ -399,7 +396,7 @@ class LeRobotBag(SampleReader):
             end_ns = self._start_ns(episode) + round((episode.length + 1) / self.layout.fps * NANOSECONDS)
             if end_ns < begin_ns or not pictures:
                 continue
-            reader = _EpisodeReader(self.layout, episode, pictures, self._tables, self.report)
+            reader = _EpisodeReader(self, episode, pictures)
             try:
                 for sample in reader.samples(self._start_ns(episode), begin_ns):
                     misses = 0
@@ -420,7 +417,7 @@ class LeRobotBag(SampleReader):
             return
         for episode in self._episodes:
             start_ns = self._start_ns(episode)
-            reader = _EpisodeReader(self.layout, episode, {}, self._tables, self.report)
+            reader = _EpisodeReader(self, episode, {})
             with suppress(BagError):  # told where the episode's pictures are read
                 for time_ns, state in reader.states():
                     pose = [state[index] for index in indices if index < len(state)]
@@ -432,7 +429,7 @@ class LeRobotBag(SampleReader):
 
     def close(self) -> None:
         """End the process that reads the tables. Idempotent."""
-        self._tables.close()
+        self.tables.close()
 
 
 def _name_topics(layout: LeRobotLayout) -> dict[str, ImageFeature]:
@@ -470,21 +467,14 @@ def _make_pose(stamp_ns: int, pose: Sequence[float]) -> FramePose:
 class _EpisodeReader:
     """Reads the pictures and states of one episode."""
 
-    def __init__(
-        self,
-        layout: LeRobotLayout,
-        episode: Episode,
-        pictures: Mapping[str, ImageFeature],
-        tables: IsolatedCalls,
-        report: ReadReport,
-    ) -> None:
-        self._episode, self._tables, self._report = episode, tables, report
-        self._period_ns = round(NANOSECONDS / layout.fps)
+    def __init__(self, bag: LeRobotBag, episode: Episode, pictures: Mapping[str, ImageFeature]) -> None:
+        self._episode, self._tables, self._report = episode, bag.tables, bag.report
+        self._period_ns = round(NANOSECONDS / bag.layout.fps)
         self._pictures: dict[str, ImageFeature] = {}
         # depth comes before the colour of its time
         for topic, image in sorted(pictures.items(), key=lambda item: item[1].depth is None):
             if reason := _describe_absence(episode.videos[image.key].path) if image.is_video else None:
-                report.add(reason)
+                self._report.add(reason)
             else:
                 self._pictures[topic] = image
         self.has_files = bool(self._pictures) and _describe_absence(episode.table) is None
@@ -545,14 +535,11 @@ class _EpisodeReader:
                     f"{episode.table_row}, found {done}"
                 )
             for index in range(len(numbers)):
-                time_s = found["timestamp"][index]
+                value = found["timestamp"][index]
+                time_s = float(value) if isinstance(value, int | float) else math.nan
                 cells = {key: found[key][index] for key in keys}
-                yield _Row(episode.first_row + done + index, _to_float(time_s), cells)
+                yield _Row(episode.first_row + done + index, time_s, cells)
             done += len(numbers)
-
-
-def _to_float(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _describe_absence(path: Path) -> str | None:
