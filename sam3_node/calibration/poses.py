@@ -12,7 +12,8 @@ import codecs
 import csv
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
@@ -172,8 +173,9 @@ def read_poses(path: Path) -> list[RobotPose]:
             poses.append(_make_pose(name, entry, file))
         except ValueError as error:
             raise CalibrationError(f"{label}: {name}: {error}") from error
-    _check_unit(label, poses)
-    _check_images(label, poses)
+    images = Counter(PurePath(pose.image).name for pose in poses if pose.image)
+    if twice := [name for name, count in images.items() if count > 1]:
+        raise CalibrationError(f"{label}: expected one pose for each image, found two for {twice[0]}")
     return poses
 
 
@@ -189,26 +191,15 @@ def _describe_wrong(item: Any) -> str:
 
 def _make_pose(name: str, entry: _FileEntry, file: _PosesFile) -> RobotPose:
     pose = entry.to_matrix(_UNITS[file.unit])
+    pose = invert(pose) if file.inverse else pose
+    reach = float(np.linalg.norm(pose[:3, 3]))
+    if reach > _MAX_REACH_M:
+        raise ValueError(
+            f'{reach:.0f} m from the base: for positions in millimetres write unit = "mm" or columns x_mm, y_mm, z_mm, '
+            'in centimetres "cm", in inches "in"'
+        )
     board = entry.board.to_matrix(_UNITS[file.board_unit]) if entry.board is not None else None
-    return RobotPose(name, invert(pose) if file.inverse else pose, entry.image, entry.stamp_ns, board)
-
-
-def _check_unit(label: str, poses: Iterable[RobotPose]) -> None:
-    for pose in poses:
-        reach = float(np.linalg.norm(pose.base_from_gripper[:3, 3]))
-        if reach > _MAX_REACH_M:
-            raise CalibrationError(
-                f'{label}: {pose.name} is {reach:.0f} m from the base: for positions in millimetres write unit = "mm" '
-                'or columns x_mm, y_mm, z_mm, in centimetres "cm", in inches "in"'
-            )
-
-
-def _check_images(label: str, poses: Iterable[RobotPose]) -> None:
-    seen: set[str] = set()
-    for name in (PurePath(pose.image).name for pose in poses if pose.image):
-        if name in seen:
-            raise CalibrationError(f"{label}: expected one pose for each image, found two for {name}")
-        seen.add(name)
+    return RobotPose(name, pose, entry.image, entry.stamp_ns, board)
 
 
 def _read(path: Path) -> tuple[Mapping[str, Any], str]:

@@ -284,15 +284,13 @@ class FolderStore:
         with _translate_errors(self.folder):
             file = (self.folder / LOCK).open("w")
         with file:
-            try:
-                with _translate_errors(self.folder):
+            with _translate_errors(self.folder):
+                try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OutputError as error:
-                if not isinstance(error.__cause__, BlockingIOError):
-                    raise
-                raise HeldError(
-                    f"another replay writes to {self.folder}; wait for it, or choose another folder"
-                ) from error
+                except BlockingIOError as error:
+                    raise HeldError(
+                        f"another replay writes to {self.folder}; wait for it, or choose another folder"
+                    ) from error
             yield
 
 

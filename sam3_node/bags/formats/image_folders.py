@@ -103,7 +103,7 @@ class ImagesBag(SampleReader):
     @staticmethod
     def recognises(path: Path) -> bool:
         """Return True if this is a folder with images, or with folders of images."""
-        return path.is_dir() and has_sequences(path)
+        return path.is_dir() and bool(_folders(path) or find_sequences(path))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -237,11 +237,6 @@ def find_sequences(path: Path) -> tuple[ImageSequence, ...]:
         if found:
             return tuple(sequence for sequence in found if sequence.files)
     return tuple(sequence for sequence in _plain_sequences(path) if sequence.files)
-
-
-def has_sequences(path: Path) -> bool:
-    """Return True if a folder has images, or folders of images, in one of the layouts."""
-    return bool(_folders(path)) or bool(find_sequences(path))
 
 
 def _sorted(files: Iterable[ImageFile]) -> tuple[ImageFile, ...]:
