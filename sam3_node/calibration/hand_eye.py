@@ -182,8 +182,8 @@ def calibrate_hand_eye(
     camera sees there, and poses or lengths that do not fit the board, with the reason.
     """
     _check_motion(views)
-    views, hidden = _reject_hidden(views, board_centre_m)
     centre = rigid(np.eye(3), board_centre_m)
+    views, hidden = _reject_hidden(views, centre)
     observations = observe(views, mounting, board_centre_m, scaled)
     # in another unit than the centre, positions fit only at the board's own origin
     plain = observe(views, mounting, (0.0, 0.0, 0.0), scaled)
@@ -277,10 +277,9 @@ class _Fit:
 
 
 def _reject_hidden(
-    views: Sequence[HandEyeView], board_centre_m: Sequence[float]
+    views: Sequence[HandEyeView], centre: Array
 ) -> tuple[Sequence[HandEyeView], list[Rejected]]:
     """Reject the views whose board lies behind the camera, unless they are too many to be mistakes."""
-    centre = rigid(np.eye(3), board_centre_m)
     poses = np.array([view.camera_from_board for view in views], np.float64)
     # the frame of another detector may have its origin elsewhere on the board
     front = _lie_in_front(poses) | _lie_in_front(poses @ centre)
@@ -440,14 +439,13 @@ def _explain_disagreement(
     robot = _normalise(observations)
     best: tuple[float, float, _Guess] | None = None
     for guess in _guess_changes(observations.rescale(1.0, robot), mounting):
-        try:
-            x, y, scale = find_start(guess.observations.a, guess.observations.b)
-        except CalibrationError:
-            continue
-        errors = measure_errors(guess.observations.a, scale_positions(guess.observations.b, scale), x, y)
-        guess_score = float(np.median(score_errors(errors)))
-        if _are_small(errors) and (best is None or guess_score < best[0]):
-            best = guess_score, scale / robot, guess
+        a, b = guess.observations.a, guess.observations.b
+        with suppress(CalibrationError):
+            x, y, scale = find_start(a, b)
+            errors = measure_errors(a, scale_positions(b, scale), x, y)
+            guess_score = float(np.median(score_errors(errors)))
+            if _are_small(errors) and (best is None or guess_score < best[0]):
+                best = guess_score, scale / robot, guess
     unknown = (
         "check that each pose belongs to its image, that the robot stood still, and that nothing was moved"
     )
