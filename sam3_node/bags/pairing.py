@@ -142,11 +142,12 @@ class Pairing:
 
     A colour image takes the depth image with the nearest stamp, recorded before or after it, and the latest intrinsics.
     The stamps may differ by 0.6 of the shorter period of both topics, within TOLERANCE_NS and MAX_TOLERANCE_NS. It
-    waits for them in bounded memory, and goes without them if they come later than PATIENCE_NS. Frames come in the
+    waits for them in bounded memory, and goes without them if they come later than `patience_ns`. Frames come in the
     order in which their colour images were recorded.
     """
 
-    def __init__(self, cameras: Sequence[Camera]) -> None:
+    def __init__(self, cameras: Sequence[Camera], patience_ns: int = PATIENCE_NS) -> None:
+        self._patience_ns = patience_ns
         self._states = [_CameraState(camera) for camera in cameras]
         self._queue: deque[_WaitingImage] = deque()
         self._report = ReadReport()
@@ -169,9 +170,13 @@ class Pairing:
             _settle(waiting)
         return self._settled()
 
-    def describe_losses(self) -> str | None:
-        """Describe what was skipped so far: intrinsics and depth that fit no frame. None if nothing was."""
-        return ReadReport(self._report.text(), *map(_describe_depth, self._states)).text()
+    def describe_losses(self, minimum: int = 1) -> str | None:
+        """Describe what was skipped so far: intrinsics and depth that fit no frame. None if nothing was.
+
+        Depth that reaches few frames, or stops, counts once there are `minimum` frames and depth images.
+        """
+        depths = (_describe_depth(state, minimum, self._patience_ns) for state in self._states)
+        return ReadReport(self._report.text(), *depths).text()
 
     def notes(self) -> list[str]:
         """Return what a reader of the frames should know, though nothing is missing."""
@@ -194,7 +199,9 @@ class Pairing:
         spare = MAX_WAITING * len(self._states) - len(self._queue)
         spare_bytes = MAX_BYTES - sum(_size(waiting.colour) for waiting in self._queue)
         for index, waiting in enumerate(self._queue):
-            patience_ns = INFO_PATIENCE_NS if waiting.has_paired else PATIENCE_NS
+            patience_ns = self._patience_ns
+            if waiting.has_paired:
+                patience_ns = min(patience_ns, INFO_PATIENCE_NS)
             if now_ns - waiting.logged_ns > patience_ns or index + spare < 0 or spare_bytes < 0:
                 yield waiting
             spare_bytes += _size(waiting.colour)
@@ -321,13 +328,13 @@ def _has_values(depth: Depth) -> bool:
     return depth.encoding != "z16" or bool(np.frombuffer(depth.data, np.uint8).any())
 
 
-def _describe_depth(state: _CameraState) -> str | None:
+def _describe_depth(state: _CameraState, minimum: int, patience_ns: int) -> str | None:
     """Say that depth reached no frame, or less than half of those that it could reach, and why."""
     arrived, possible = state.depth_times.count, min(state.settled, state.depth_times.count)
-    if not possible:
+    if possible < minimum:
         return None
     if 2 * state.paired >= possible:
-        if state.in_gaps < max(1, state.settled / _GAP_SHARE):
+        if state.in_gaps < max(minimum, state.settled / _GAP_SHARE):
             return None
         return (
             f"{state.camera.depth}: {state.in_gaps} of {state.settled} frames have no depth, because it stopped: none "
@@ -336,9 +343,9 @@ def _describe_depth(state: _CameraState) -> str | None:
     tolerance_ns = state.tolerance_ns
     text = f"{state.camera.depth}: {arrived} depth images came, {state.paired} of {state.settled} frames have one"
     if state.nearest_ns is None or state.paired:
-        return f"{text}: the others were more than {_ms(tolerance_ns)} away, or came more than {_ms(PATIENCE_NS)} later"
+        return f"{text}: the others were more than {_ms(tolerance_ns)} away, or came more than {_ms(patience_ns)} later"
     if state.nearest_ns <= tolerance_ns:
-        return f"{text}: expected depth at most {_ms(PATIENCE_NS)} after its colour image, found it recorded later"
+        return f"{text}: expected depth at most {_ms(patience_ns)} after its colour image, found it recorded later"
     text += f": expected one within {_ms(tolerance_ns)} of a colour image, the nearest is {_ms(state.nearest_ns)} away"
     late_ns = state.lateness_ns
     if abs(late_ns) <= tolerance_ns:
