@@ -148,7 +148,6 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     require("scipy", _EXTRA)
     from ..calibration import hand_eye, load_calibration
     from ..calibration.report import draw_hand_eye, write_picture
-    from ..calibration.rigid_motion import CLOSED_FORMS
     from . import calibration_views
 
     out = args.out or args.calibration
@@ -172,9 +171,7 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     calibration_views.replace_calibration(out, calibration.model_copy(update={"hand_eye": section}))
     write_picture(out.with_suffix(".hand_eye.png"), draw_hand_eye(result))
     used = [view for view in pairs if view.name in result.views]
-    rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(
-        used, args.mount, CLOSED_FORMS, centre
-    )
+    rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(used, args.mount, centre)
     calibration_views.print_comparison(rows)
     calibration_views.print_hand_eye(out, result)
     if section.measured is not None:

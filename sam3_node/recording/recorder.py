@@ -82,16 +82,9 @@ class Recorder(SocketOwner):
         security = Security.from_settings(transport)
         with contextlib.ExitStack() as opened:
             self._node = opened.enter_context(_NodeDescriber(transport.control, security))
-            self._tap = opened.enter_context(
-                StreamTap(
-                    transport.frames,
-                    transport.masks,
-                    record.cameras,
-                    int(record.queue_mb * 1e6),
-                    settings.spatial.poses,
-                    security,
-                )
-            )
+            queue_bytes, poses = int(record.queue_mb * 1e6), settings.spatial.poses
+            tap = StreamTap(transport.frames, transport.masks, record.cameras, queue_bytes, poses, security)
+            self._tap = opened.enter_context(tap)
             if self._ring is None:
                 self._begin_series(_choose_path(record.out))
             else:
