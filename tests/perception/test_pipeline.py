@@ -613,6 +613,18 @@ def test_the_detector_runs_before_the_first_frame(compiling: tuple[Settings, lis
     assert detector.trunks[0] is not None
 
 
+def test_the_warm_up_prompts_in_each_way(model: TrackerModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, add = set(), Pipeline.add
+
+    def record(pipeline: Pipeline, prompt: FramePrompt) -> Any:
+        seen.update(name for name in ("points", "box", "mask") if getattr(prompt, name) is not None)
+        return add(pipeline, prompt)
+
+    monkeypatch.setattr(Pipeline, "add", record)
+    warm_up(model, Settings(tracker=TrackerSettings(max_objects=1)), model.stages)
+    assert seen == {"points", "box", "mask"}
+
+
 def test_a_checkout_that_is_not_installed_has_no_version(
     model: TrackerModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
