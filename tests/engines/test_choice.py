@@ -58,10 +58,10 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return Settings(engine={"folder": tmp_path})
 
 
-def kept(settings: Settings) -> Choice | None:
-    path = find_path(settings)
-    assert path is not None
-    return Choice.load(path)
+def kept(settings: Settings) -> Choice:
+    found = Choice.load(find_path(settings))
+    assert found is not None
+    return found
 
 
 def values_of(settings: Settings) -> dict[str, Any]:
@@ -106,9 +106,11 @@ def test_a_damaged_choice_is_made_again(settings: Settings) -> None:
     (path,) = settings.engine.folder.rglob("*.json")
     path.write_text("{")
     choose(settings, machine.load, machine.clock)
-    found = kept(settings)
-    assert found is not None
-    assert found.values == {"engine.read_kernel": "triton", "model.compile": True, "engine.graphs": True}
+    assert kept(settings).values == {
+        "engine.read_kernel": "triton",
+        "model.compile": True,
+        "engine.graphs": True,
+    }
 
 
 def test_settings_that_say_it_decide(settings: Settings) -> None:
@@ -123,9 +125,7 @@ def test_an_option_that_the_gate_refuses_is_left_out_with_its_reason(settings: S
     refused = EngineError("torch's faster stages refused by the gate: mean mask IoU 0.5")
     machine = Machine(dict.fromkeys(OFF, 1.0), {"engine.read_kernel": refused})
     assert choose(settings, machine.load, machine.clock).engine.read_kernel == "torch"
-    found = kept(settings)
-    assert found is not None
-    assert "mean mask IoU 0.5" in found.reasons[0]
+    assert "mean mask IoU 0.5" in kept(settings).reasons[0]
 
 
 def test_an_option_that_ends_the_process_is_not_tried_again(settings: Settings) -> None:

@@ -58,17 +58,15 @@ GPUS = (
     ("Jetson Thor", 128, "bfloat16, FP8; memory shared with the CPU"),
 )
 """Name, memory in GB, and arithmetic."""
-USABLE = 0.85
-"""Part of a GPU's memory that is counted on: gaps and other processes take the rest."""
+USABLE = 0.85  # of a GPU's memory: gaps and other processes take the rest
 
 
 def gpu_table() -> str:
     """Return the estimated number of objects that SAM 3 tracks on each GPU, of 256 at most."""
 
     def count(memory_gb: int, cameras: int, bank_size: int) -> str:
-        usable_gb = USABLE * memory_gb
-        fitting = (n for n in range(256, 0, -1) if estimate_gpu_gb(n, bank_size, cameras) < usable_gb)
-        return str(next(fitting, 0))
+        needed_gb = (estimate_gpu_gb(objects, bank_size, cameras) for objects in range(1, 257))
+        return str(sum(gb < USABLE * memory_gb for gb in needed_gb))
 
     cases = ((1, 7), (4, 7), (4, 60))
     header = (f"{cameras} x objects, bank_size {bank_size}" for cameras, bank_size in cases)
