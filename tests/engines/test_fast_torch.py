@@ -19,11 +19,14 @@ from sam3_node.engines.fast_torch import (
     has_open_dtype,
     load_by_gate,
     make_fp8_encoder,
+    make_stages,
 )
+from sam3_node.engines.inductor import CapturedGraph, GraphedStage
 from sam3_node.engines.quantize import QuantisedLayer, Scales, find_layers, quantise_encoder, weights_digest
 from sam3_node.engines.validation import Report, TrackFigures
 from sam3_node.errors import EngineError, SettingsError
 from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models.sam.stages import Run, Stages
 from sam3_node.perception.perception import load_model
 from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
 from tests.engines.test_validation import ALWAYS
@@ -183,9 +186,9 @@ def save_scales(weights: Path, path: Path, amax: float) -> Path:
     return path
 
 
-def make_settings(weights: Path, read: str = "exact", **engine: Any) -> Settings:
+def make_settings(weights: Path, read: str = "exact", compile: bool = False, **engine: Any) -> Settings:
     return Settings(
-        model=ModelSettings(name=str(weights), device="cpu"),
+        model=ModelSettings(name=str(weights), device="cpu", compile=compile),
         tracker=TrackerSettings(read=read),
         engine=EngineSettings(**engine),
     )
@@ -214,6 +217,74 @@ def test_an_encoder_in_fp8_equals_one_that_rounds(weights: Path, tmp_path: Path)
         found, expected = fast(pixels), quantise_encoder(model, Scales.load(scales))(pixels)
     for mine, theirs in zip(found[:3], expected[:3], strict=True):
         assert (mine - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_encoder_in_fp8_is_compiled_whatever_the_settings(
+    compiled: bool, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[Any] = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(fast_torch, "BACKEND", count)
+    scales = save_scales(weights, tmp_path / "scales.json", 8.0)
+    model = load_tracker(str(weights), device="cpu")
+    stages = make_stages(model, make_settings(weights, compile=compiled, precision="fp8", scales=scales))
+    with torch.inference_mode():
+        stages.encode(noise_clip(model.image_size, 1)[0])
+    assert len(graphs) == 1
+    assert sum(node.target is torch._scaled_mm for node in graphs[0].graph.nodes) == 8
+
+
+def test_products_in_fp8_have_one_scale_for_each_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels with a scale for each row read beyond the scales if the rows are no multiple of 256."""
+    multiply, sizes = torch._scaled_mm, list[tuple[int, int]]()
+
+    def note(*factors: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, **options: Any) -> Any:
+        sizes.append((scale_a.numel(), scale_b.numel()))
+        return multiply(*factors, scale_a=scale_a, scale_b=scale_b, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", note)
+    layer = Fp8Linear(QuantisedLayer(nn.Linear(64, 96), 6.0)).to("meta")  # stands for a GPU
+    with torch.inference_mode():
+        assert layer(torch.empty(33, 64, device="meta")).shape == (33, 96)
+    assert sizes == [(1, 1)]
+
+
+@pytest.mark.parametrize("graphed", [False, True])
+def test_a_detector_shares_the_trunk_of_an_encoder_in_fp8(
+    graphed: bool, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_torch, "BACKEND", "eager")
+    scales = save_scales(weights, tmp_path / "scales.json", 8.0)
+    model = load_tracker(str(weights), device="cpu")
+    model.stages = make_stages(model, make_settings(weights, precision="fp8", scales=scales))
+    encode, pixels = model.stages.encode, noise_clip(model.image_size, 1)[0]
+    assert isinstance(encode, nn.Module)
+    if graphed:
+        model.stages = Stages(*(GraphedStage(run, capture_on_cpu) for run in model.stages))
+    with torch.inference_mode():
+        assert model.encode(pixels).trunk is None
+        assert model.share_trunk() is model.encode_stage.backbone
+        trunk = model.encode(pixels).trunk
+        assert trunk is not None
+        assert torch.equal(trunk, encode.get_submodule("backbone")(pixels))
+        assert (trunk - model.encode_stage.backbone(pixels)).abs().max() > 0  # the served encoder's own
+
+
+def capture_on_cpu(run: Run, inputs: tuple[torch.Tensor | None, ...]) -> CapturedGraph:
+    """Return a call without a graph: a replay runs the stage again."""
+    held = tuple(None if tensor is None else tensor.clone() for tensor in inputs)
+    outputs = run(*held)
+
+    def replay() -> None:
+        for output, new in zip(outputs, run(*held), strict=True):
+            output.copy_(new)
+
+    return CapturedGraph(held, outputs, replay)
 
 
 def test_fp8_serves_once_the_gate_has_passed_it(weights: Path, tmp_path: Path) -> None:
