@@ -5,7 +5,7 @@ once for each machine and weights, and keeps the report beside the engines. Some
 and some weights lose too much, so capability alone is no reason to use it.
 
 `serve_fast_torch` puts faster stages in place for `engine.kind` torch: the encoder in FP8, the memory read by Triton
-kernels. They are made when the model is loaded, and judged every time.
+kernels. They are judged once for each GPU, weights and versions, and made each time the model is loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import copy
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 
 import torch
@@ -29,8 +30,8 @@ from .engine_store import FP8, checkpoint_digest, load_model_in
 from .inductor import describe_processor
 from .oom import STAGE_ERRORS, reraise_out_of_memory, summarize_error
 from .quantize import CALIBRATE_HINT, MAX_E4M3, QuantisedLayer, Scales, load_recipe, quantise_encoder
-from .slot import attempt, read_gate_clip, use_torch
-from .validation import Report, compare_stages
+from .slot import apply_thresholds, attempt, read_gate_clip, use_torch
+from .validation import Clock, Report, compare_stages, read_clock
 
 MIN_COSINE = 0.99
 """Cosine of each stage's worst output in float32 and bfloat16 from which an open dtype becomes bfloat16."""
@@ -40,7 +41,7 @@ bundled recording's smallest object is 0.02 of its IoU. Wrong arithmetic was see
 MAX_PARAMETERS = 100_000_000
 """Weights beyond this stay in float32: on a CPU their gate would take minutes."""
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
-FOLDER = "bfloat16"
+FOLDER, FAST_FOLDER = "bfloat16", "faster"
 TRITON = "triton"
 BACKEND = "inductor"
 MULTIPLE = 16
@@ -76,7 +77,7 @@ def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
 
     `load` loads the weights of `settings` in a dtype, and its errors pass.
     """
-    path = _report_path(settings)
+    path = _report_path(settings, FOLDER, describe_processor())
     if path is not None and (report := Report.load(path)):
         return load(torch.bfloat16 if report.passed else torch.float32)
     reference = load(torch.float32)
@@ -119,15 +120,18 @@ def _count_parameters(model: TrackerModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _report_path(settings: Settings) -> Path | None:
-    """Return where the report on these weights on this machine is kept; None if the weights are no local files."""
+def _report_path(settings: Settings, folder: str, *properties: object) -> Path | None:
+    """Return where the report on these weights is kept; None if the weights are no local files.
+
+    properties: of the machine, the libraries and the arithmetic, on which the report depends besides.
+    """
     try:
         weights = checkpoint_digest(settings.model.name)
     except EngineError:
         return None
-    key = f"{weights} {settings.model.image_size} {describe_processor()} {torch.__version__} {_sources_digest()}"
-    name = hashlib.sha256(key.encode()).hexdigest()[:32]
-    return settings.engine.folder.expanduser() / FOLDER / f"{name}.json"
+    key = weights, settings.model.image_size, torch.__version__, _sources_digest(), *properties
+    name = hashlib.sha256(" ".join(map(str, key)).encode()).hexdigest()[:32]
+    return settings.engine.folder.expanduser() / folder / f"{name}.json"
 
 
 def _sources_digest() -> str:
@@ -136,7 +140,7 @@ def _sources_digest() -> str:
     digest = hashlib.sha256()
     for path in [
         *sorted((here.parent / "models" / "sam").glob("*.py")),
-        *(here / name for name in ("validation.py", "slot.py", "fast_torch.py")),
+        *(here / name for name in ("validation.py", "slot.py", "fast_torch.py", "quantize.py")),
     ]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -226,11 +230,12 @@ def _multiplies_in_fp8(layer: nn.Module) -> bool:
     )
 
 
-def serve_fast_torch(model: TrackerModel, settings: Settings) -> None:
+def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = read_clock) -> None:
     """Put the faster stages that `settings` ask for into `model.stages`, once the gate has passed them.
 
-    Where they cannot serve and `engine.fallback` is on, the model keeps its stages and its name says why. Otherwise
-    raises EngineError or MissingExtraError.
+    The gate times them by `clock`, and its report is kept beside the engines. Where they cannot serve and
+    `engine.fallback` is on, the model keeps its stages and its name says why. Otherwise raises EngineError or
+    MissingExtraError.
     """
     engine = settings.engine
     if engine.kind != "torch" or (engine.precision != FP8 and engine.read_kernel != TRITON):
@@ -239,18 +244,43 @@ def serve_fast_torch(model: TrackerModel, settings: Settings) -> None:
 
     def serve() -> None:
         fast = make_stages(model, settings)
-        try:
-            report = compare_fast(fast, model, settings)
-        except STAGE_ERRORS:
-            raise
-        except Exception as error:  # triton has errors of its own, such as for a GPU without the memory
-            raise EngineError(f"torch's faster stages fail: {summarize_error(error)}") from error
-        if refusal := report.refusal():
+        path = _report_path(settings, FAST_FOLDER, *_describe_fast(model, settings))
+        report = None if path is None else Report.load(path)
+        if report is None:
+            try:
+                report = compare_fast(fast, model, settings, clock)
+            except STAGE_ERRORS:
+                raise
+            except Exception as error:  # triton has errors of its own, such as for a GPU without the memory
+                raise EngineError(f"torch's faster stages fail: {summarize_error(error)}") from error
+            _write_report(path, report)
+        if refusal := apply_thresholds(report, engine).refusal():
             raise EngineError(f"torch's faster stages refused by the gate: {refusal}")
         model.stages = fast
 
     if reason := attempt(serve, engine):
         use_torch(model, stages, settings, reason)
+
+
+def _describe_fast(model: TrackerModel, settings: Settings) -> Iterator[object]:
+    """Yield what the gate's report on faster stages depends on, besides weights, torch and the project's code."""
+    engine, device = settings.engine, model.device
+    yield from (device.type, model.dtype, torch.version.cuda, settings.model.compile, settings.tracker.read)
+    if device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(device)
+        yield from (gpu.name, gpu.major, gpu.minor, gpu.multi_processor_count, gpu.total_memory)
+    else:
+        yield describe_processor()
+    triton = [each.version for each in distributions(name="triton")]
+    yield from (
+        triton,
+        engine.precision,
+        engine.read_kernel,
+        getattr(model.encode_stage, "shares_trunk", False),
+    )
+    if engine.precision == FP8:
+        assert engine.scales is not None, "an encoder in FP8 was made from them"
+        yield from (engine.scales.read_bytes(), load_recipe(engine.recipe))
 
 
 def make_stages(model: TrackerModel, settings: Settings) -> Stages:
@@ -277,17 +307,31 @@ def _require_half_on_gpu(model: TrackerModel) -> None:
         )
 
 
-def compare_fast(stages: Stages, model: TrackerModel, settings: Settings) -> Report:
-    """Run the gate: compare stages with the model's in float32, whose memory read is the same, on the bundled clip."""
+def compare_fast(
+    stages: Stages, model: TrackerModel, settings: Settings, clock: Clock = read_clock
+) -> Report:
+    """Run the gate: compare stages with the model's in float32, whose memory read is the same, on the bundled clip.
+
+    Each that is not the model's own is timed beside it.
+    """
     engine = settings.engine
     with reraise_out_of_memory(
         EngineError, "while torch's faster stages were compared with torch in float32"
     ):
         reference = load_model_in(settings, torch.float32)
         reference.use_read(settings.tracker.read)
+        if getattr(model.encode_stage, "shares_trunk", False):
+            reference.share_trunk()
         clip = read_gate_clip()
-        prompts = clip.prompts(reference.image_size)
-        thresholds = engine.min_cosine, engine.min_iou
         return compare_stages(
-            reference, stages, clip.frames, *thresholds, dtype=model.dtype, prompts=prompts, served=model
+            reference,
+            stages,
+            clip.frames,
+            engine.min_cosine,
+            engine.min_iou,
+            dtype=model.dtype,
+            prompts=clip.prompts(reference.image_size),
+            served=model,
+            engines=False,
+            clock=clock,
         )
