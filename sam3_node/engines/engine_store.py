@@ -230,7 +230,7 @@ class EngineStore:
 
 
 def _shorten(value: object) -> str:
-    return str(value)[:24] or "any"
+    return str(value)[:48] or "any"
 
 
 def _require_private(*folders: Path) -> None:
