@@ -264,13 +264,9 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
 
 def _describe_fast(model: TrackerModel, settings: Settings) -> Iterator[object]:
     """Yield what the gate's report on faster stages depends on, besides weights, torch and the project's code."""
-    engine, device = settings.engine, model.device
-    yield from (device.type, model.dtype, torch.version.cuda, settings.model.compile, settings.tracker.read)
-    if device.type == "cuda":
-        gpu = torch.cuda.get_device_properties(device)
-        yield from (gpu.name, gpu.major, gpu.minor, gpu.multi_processor_count, gpu.total_memory)
-    else:
-        yield describe_processor()
+    engine, gpu = settings.engine, model.device.type == "cuda"
+    yield torch.cuda.get_device_properties(model.device) if gpu else describe_processor()
+    yield from (model.dtype, torch.version.cuda, settings.model.compile, settings.tracker.read)
     triton = [each.version for each in distributions(name="triton")]
     yield from (
         triton,

@@ -245,23 +245,10 @@ def compare_stages(
     default, nothing is timed. Raises EngineError where there is nothing to compare, ModelError for weights without
     memory modules.
     """
-    if not reference.has_memory:
-        raise ModelError(
-            f"{reference.name} has no memory modules: expected weights that have them for engines"
-        )
-    clip = [reference.preprocess(frame) for frame in frames]
-    if len(clip) < 2:
-        raise EngineError(f"expected a clip of 2 frames or more to compare engines on, found {len(clip)}")
-    clip_prompts = find_confident_prompts(reference, clip[0]) if prompts is None else prompts
-    if not clip_prompts:
-        raise EngineError(
-            "the reference segments nothing on the first frame; expected a clip with objects on it"
-        )
+    clip, clip_prompts = _prepare_clip(reference, frames, prompts)
     specs = tracker_stages(reference, dtype=dtype)  # with the trunk, if the reference shares its own
-    comparators = [
-        StageComparator(specs[name], getattr(reference.stages, name), getattr(stages, name))
-        for name in STAGES
-    ]
+    pairs = zip(STAGES, reference.stages, stages, strict=True)
+    comparators = [StageComparator(specs[name], own, other) for name, own, other in pairs]
     with without_tf32():
         expected = list(_track(reference, Stages(*comparators), clip, clip_prompts, comparators=comparators))
     faults = tuple(comparator.fault for comparator in comparators if comparator.fault)
@@ -276,6 +263,24 @@ def compare_stages(
         tracks = _compare_masks(expected, masks, [prompt.object_id for prompt in clip_prompts])
     report = Report(min_cosine, min_iou, len(clip), outputs, tracks, faults, times=times)
     return report if report.passed else replace(report, layers=_find_worst_layers(comparators, find_module))
+
+
+def _prepare_clip(
+    reference: TrackerModel, frames: Sequence[Image], prompts: Sequence[ObjectPrompt] | None
+) -> tuple[list[Tensor], Sequence[ObjectPrompt]]:
+    if not reference.has_memory:
+        raise ModelError(
+            f"{reference.name} has no memory modules: expected weights that have them for engines"
+        )
+    clip = [reference.preprocess(frame) for frame in frames]
+    if len(clip) < 2:
+        raise EngineError(f"expected a clip of 2 frames or more to compare engines on, found {len(clip)}")
+    prompts = find_confident_prompts(reference, clip[0]) if prompts is None else prompts
+    if not prompts:
+        raise EngineError(
+            "the reference segments nothing on the first frame; expected a clip with objects on it"
+        )
+    return clip, prompts
 
 
 def fit_stages(stages: Stages, specs: Mapping[str, StageSpec], model: TrackerModel) -> Stages:

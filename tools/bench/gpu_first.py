@@ -101,9 +101,7 @@ class Scale(NamedTuple):
     counts: tuple[int, ...]
     """Numbers of objects"""
     calls: int
-    """Timed calls of a kernel"""
-    frames: int
-    """Timed frames of a step"""
+    """Timed calls of a kernel, and frames of a step"""
 
     def shrink(self, size: int) -> int:
         """Return a size as given, or a small one in a dry run."""
@@ -346,7 +344,7 @@ def stage_times(model: TrackerModel, count: int, scale: Scale) -> dict[str, floa
     rows, model.stages = list[list[float]](), Stages(*timed)
     try:
         ours = step.Ours(model, count)
-        for pixels in make_clip(model, FILL + scale.frames):
+        for pixels in make_clip(model, FILL + scale.calls):
             ours.step(pixels)
             rows.append([stage.take_ms() for stage in timed])
     finally:
@@ -360,7 +358,7 @@ def step_times(model: TrackerModel, count: int, scale: Scale) -> dict[str, float
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(scale.device)
     ours, clip = step.Ours(model, count), make_clip(model, 4)
-    times = [step.timed(ours.step, clip[i % len(clip)])[0].wall_ms for i in range(FILL + scale.frames)]
+    times = [step.timed(ours.step, clip[i % len(clip)])[0].wall_ms for i in range(FILL + scale.calls)]
     return {
         "p50": percentile(times[FILL:], 0.5),
         "p99": percentile(times[FILL:], 0.99),
@@ -477,7 +475,7 @@ def _concept_config(scale: Scale) -> Sam3Config:
 
 def compare_with_peer(source: Any, model: TrackerModel, count: int, scale: Scale) -> dict[str, float]:
     """Return the median milliseconds of a step of both, and how many times as fast ours is."""
-    clip = make_clip(model, FILL + scale.frames)
+    clip = make_clip(model, FILL + scale.calls)
     times = step.run_pair(step.Ours(model, count).step, step.Theirs(source, count).step, clip, FILL)
     return {
         "ours": times.ours.wall_ms,
@@ -505,7 +503,7 @@ def node_times(weights: Path, count: int, scale: Scale) -> dict[str, float]:
         with processes.client() as client:
             add_points(client, count)
             ages, stages = list[float](), list[Mapping[str, int]]()
-            for _ in range(FILL + 5 * scale.frames):
+            for _ in range(FILL + 5 * scale.calls):
                 masks = next_masks(client)
                 ages.append((time.time_ns() - masks.capture_ns) / 1e6)
                 stages.append(masks.stages_us)
@@ -539,22 +537,15 @@ def product_rates(scale: Scale) -> dict[str, float]:
 
 
 def attention_rates(scale: Scale, backend: str) -> dict[str, float]:
-    """Return the rates of softmax(Q K) V in bfloat16, without a mask and with one."""
+    """Return the rates of softmax(Q K) V in bfloat16."""
     rates = {}
     for name, sizes in ATTENTIONS.items():
         batch, queries, keys, width = map(scale.shrink, sizes)
         query = torch.randn(batch, 1, queries, width, device=scale.device, dtype=torch.bfloat16)
         key = torch.randn(batch, 1, keys, width, device=scale.device, dtype=torch.bfloat16)
-        masks = {
-            "no mask": None,
-            "mask": torch.ones(batch, 1, 1, keys, device=scale.device, dtype=torch.bool),
-        }
-        for what, mask in masks.items():
-            if mask is not None and backend == "flash" and not scale.dry:
-                continue  # it takes none
-            with sdpa_kernel([BACKENDS[backend], *([SDPBackend.MATH] if scale.dry else [])]):
-                ms = median_ms(partial(F.scaled_dot_product_attention, query, key, key, mask), scale)
-            rates[f"{name}, {what}"] = 4 * query.numel() * keys / ms / 1e9
+        with sdpa_kernel([BACKENDS[backend], *([SDPBackend.MATH] if scale.dry else [])]):
+            ms = median_ms(partial(F.scaled_dot_product_attention, query, key, key), scale)
+        rates[name] = 4 * query.numel() * keys / ms / 1e9
     return rates
 
 
@@ -612,10 +603,10 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def choose_scale(dry: bool) -> Scale:
     """Return the sizes. Exits with an error where there is no GPU for the real ones."""
     if dry:
-        return Scale(torch.device("cpu"), "tiny", True, counts=(1, 2), calls=2, frames=2)
+        return Scale(torch.device("cpu"), "tiny", True, counts=(1, 2), calls=2)
     if not torch.cuda.is_available():
         sys.exit("expected a GPU, torch finds none; try --dry-run")
-    return Scale(torch.device("cuda"), "full", False, counts=(1, 4, 16), calls=30, frames=20)
+    return Scale(torch.device("cuda"), "full", False, counts=(1, 4, 16), calls=20)
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ import logging
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -250,19 +250,15 @@ def build(
             f"memory ran out, {MEMORY_HINT}"
         )
     if cache is not None and timings is not None:
-        _keep_timings(cache, timings)
+        with suppress(OSError):
+            make_private_dir(timings.parent)
+        keep(timings, bytes(cache.serialize()), "kernels are timed again at the next build")
     return bytes(plan)
 
 
 def _read_timings(config: Any, path: Path) -> Any:
     """Return the timing cache that a build adds to; empty where the file is absent, or of another version or GPU."""
-    try:
-        kept = read_private(path)
-    except FileNotFoundError:
-        kept = b""
-    except OSError as error:
-        _log.warning("kernels are timed again: cannot read %s: %s", path, error.strerror)
-        kept = b""
+    kept = read_kept(path, "kernels are timed again")
     cache = config.create_timing_cache(kept)
     if cache is None or not config.set_timing_cache(cache, False):
         cache = config.create_timing_cache(b"")
@@ -270,12 +266,28 @@ def _read_timings(config: Any, path: Path) -> Any:
     return cache
 
 
-def _keep_timings(cache: Any, path: Path) -> None:
+def read_kept(path: Path, loss: str) -> bytes:
+    """Read a private file that a program keeps for its next start; empty where it is absent.
+
+    A file that cannot be read or trusted is empty too, with a warning: `loss` says what that costs.
+    """
     try:
-        make_private_dir(path.parent)
-        write_private_atomically(path, bytes(cache.serialize()))
+        return read_private(path)
+    except FileNotFoundError:
+        return b""
     except OSError as error:
-        _log.warning("kernels are timed again at the next build: cannot write %s: %s", path, error.strerror)
+        _log.warning("%s: cannot read %s: %s", loss, path, error.strerror)
+        return b""
+
+
+def keep(path: Path, data: bytes, loss: str) -> bool:
+    """Write a private file for the next start; return False where that fails, with a warning."""
+    try:
+        write_private_atomically(path, data)
+    except OSError as error:
+        _log.warning("%s: cannot write %s: %s", loss, path, error.strerror)
+        return False
+    return True
 
 
 def count_fp8_layers(onnx: Path) -> int:

@@ -16,10 +16,17 @@ import torch
 from torch import Tensor
 
 from ...errors import EngineError
-from ...files import read_private, write_private_atomically
 from ..oom import MEMORY_HINT
 from ..specs import OBJECTS, Sizes, StageSpec, allocate_aligned, ensure_aligned, find_sizes
-from .builder import Library, describe_errors, find_library, get_logger, start_library
+from .builder import (
+    Library,
+    describe_errors,
+    find_library,
+    get_logger,
+    keep,
+    read_kept,
+    start_library,
+)
 
 REBUILD_HINT = "build it again here: sam3-node engine build"
 _log = logging.getLogger(__name__)
@@ -78,21 +85,14 @@ class KernelCache:
         kernels = bytes(self._cache.serialize())
         if kernels == self._saved:
             return
-        try:
-            write_private_atomically(self._path, kernels)
+        if keep(self._path, kernels, "kernels are not kept"):
             self._saved = kernels
-        except OSError as error:
-            _log.warning("kernels are not kept in %s: %s", self._path, error.strerror)
 
     def _load(self) -> None:
         if self._path is None:
             return
-        try:
-            kernels = read_private(self._path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            _log.warning("kernels in %s are compiled again: %s", self._path, error.strerror)
+        kernels = read_kept(self._path, "kernels are compiled again")
+        if not kernels:
             return
         if self._cache.deserialize(kernels):
             self._saved = kernels

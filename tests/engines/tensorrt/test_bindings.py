@@ -1,4 +1,4 @@
-"""What the package uses of TensorRT, beside the real bindings of five versions; no GPU.
+"""The real bindings of five versions of TensorRT have what the package uses; no GPU.
 
 The bindings are small. They are downloaded and imported, each in a process of its own, over stand-ins for TensorRT's
 libraries, which are 2 GB. `make test-engines` does this; where the package index cannot be reached, it is skipped.
