@@ -11,8 +11,8 @@ streaming inference on the same weights. kernels: fused attention by backend. te
 SAM 3 at full size. Its weights are random and made on the device: a cosine shows errors of the code, not accuracy.
 
 A figure that the file has is not measured again, so that a command that was stopped goes on where it was; delete a
-line to measure its figure again. No figure of a section begins later than --seconds after the section, and what a
-figure starts as a process ends by then. A figure that fails is a line with its error, and the others follow.
+line to measure its figure again. No figure of a section begins later than --seconds after the section; a start of a
+model and the tests are stopped then. A figure that fails is a line with its error, and the others follow.
 """
 
 from __future__ import annotations
@@ -126,31 +126,21 @@ class Journal:
         """Seconds that a process of a figure may take."""
         return max(1.0, self._end_s - time.monotonic())
 
-    def __contains__(self, figure: str) -> bool:
-        return (self._section, figure) in self._done
-
     def measure(self, figure: str, unit: str, run: Callable[[], float | Mapping[str, float]]) -> None:
         """Measure a figure and write it, unless the file has it. An error of it is written instead, and counted.
 
         run: returns the value, or several by name, which go into one line. Raises OutOfTimeError where none is left.
         """
-        if figure in self:
+        if (self._section, figure) in self._done:
             return
         if time.monotonic() > self._end_s:
             raise OutOfTimeError
         start_s = time.monotonic()
         try:
             found = run()
-            value = (
-                {key: float(item) for key, item in found.items()}
-                if isinstance(found, Mapping)
-                else float(found)
-            )
+            value = dict(found) if isinstance(found, Mapping) else float(found)
             self._write(figure, {"value": value, "unit": unit}, start_s)
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # memory, a kernel that the GPU lacks: the others must follow
+        except (Exception, SystemExit) as error:  # memory, or what the GPU lacks: the others must follow
             self.note_error(figure, error, start_s)
         gc.collect()
         if self.scale.device.type == "cuda":
@@ -163,10 +153,8 @@ class Journal:
         self._write(figure, {"error": text}, start_s)
 
     def _write(self, figure: str, found: Mapping[str, Any], start_s: float) -> None:
-        spent = {
-            "took_s": round(time.monotonic() - start_s, 3),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        spent = {"took_s": round(time.monotonic() - start_s, 3), "date": date}
         text = json.dumps({"section": self._section, "figure": figure, **found, **spent, **self._context})
         with self._path.open("a") as file:
             file.write(text + "\n")
@@ -317,22 +305,10 @@ def saved_weights(scale: Scale) -> Iterator[Path]:
 
 def start_time(command: Sequence[str], scale: Scale, journal: Journal) -> dict[str, float]:
     """Start a model in a process of its own; return the seconds until it is warm, and of all its processors."""
-    words = [
-        sys.executable,
-        "-m",
-        start.MODULE,
-        "--device",
-        scale.device.type,
-        "--objects",
-        str(scale.counts[-1]),
-    ]
-    done = subprocess.run(
-        [*words, *command],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=min(START_S, journal.left_s),
-    )
+    options = [f"--device={scale.device.type}", f"--objects={scale.counts[-1]}"]
+    words = [sys.executable, "-m", start.MODULE, *options, *command]
+    limit_s = min(START_S, journal.left_s)
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, timeout=limit_s)
     seconds, cpu_seconds = map(float, done.stdout.split()[-2:])
     return {"seconds": seconds, "CPU seconds": cpu_seconds}
 
@@ -492,6 +468,9 @@ def node_times(weights: Path, count: int, scale: Scale) -> dict[str, float]:
         "SAM3_MODEL__NAME": str(weights),
         "SAM3_MODEL__DEVICE": scale.device.type,
         "SAM3_DETECTOR__KIND": "none",
+        "SAM3_MODEL__COMPILE": "false",
+        "SAM3_ENGINE__GRAPHS": "false",
+        "SAM3_ENGINE__READ_KERNEL": "torch",
         "SAM3_CAMERA__WIDTH": str(size[0]),
         "SAM3_CAMERA__HEIGHT": str(size[1]),
     }
