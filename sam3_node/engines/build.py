@@ -21,8 +21,8 @@ OBJECTS_A_CALL = {"read": OPTIMAL_OBJECTS}
 """Largest number of objects of a call, by stage: so many fill a GPU, and each needs memory (256 MB at 1008 pixels)."""
 TIMINGS = "timing.cache"
 USUAL_SIDE, MAX_PLAN_BYTES = 1008, 2e9
-"""A plan for an image of that side that needs more device memory holds the scores of the read: 4 objects x 5184 x 51,964
-of two bytes are 2.15 GB. With fused attention it needs about half."""
+"""A plan for an image of that side that needs more device memory holds the scores of the read: 4 objects x 5184 x
+51,964 of two bytes are 2.15 GB. With fused attention it needs about half."""
 
 
 class _TensorRTBuilder:

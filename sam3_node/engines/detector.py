@@ -25,12 +25,12 @@ from ..models.sam.stages import Run
 from ..models.yolo.network import Detections, YoloWorld, anchors, load_yolo_world
 from ..settings import DetectorSettings, Settings
 from ..types import Image
-from .engine_store import EngineKey, EngineStore, StoredEngine, checkpoint_digest
+from .engine_store import EngineKey, EngineStore, StoredEngine, checkpoint_digest, describe_tensorrt
 from .export import BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
 from .slot import EngineSlot, GateClip, LoadedEngines, require_gpu, shorten_reason
 from .specs import StageSpec, detector_stage
-from .tensorrt.builder import LOCAL, build, find_library, find_target
+from .tensorrt.builder import LOCAL, build
 from .tensorrt.runtime import TensorRTRun
 from .validation import (
     Clock,
@@ -89,8 +89,6 @@ def resolve_folder(settings: DetectorSettings) -> Path:
 
 def compute_detector_key(settings: Settings, image_size: int, gpu: str = LOCAL) -> EngineKey:
     """Build the key of the detector's engine; its `max_objects` is a number of phrases. See `compute_key`."""
-    library = find_library()
-    target = find_target(library, gpu)
     folder = resolve_folder(settings.detector)
     return EngineKey(
         model=f"{folder.resolve().name}-yolo-world",
@@ -99,10 +97,7 @@ def compute_detector_key(settings: Settings, image_size: int, gpu: str = LOCAL) 
         image_size=image_size,
         bank_size=0,
         max_objects=PHRASES,
-        library=library.name,
-        version=library.version,
-        gpu=target.generation,
-        gpu_name=target.name,
+        **describe_tensorrt(gpu),
     )
 
 

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +82,8 @@ def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
     if path is not None and (report := Report.load(path)):
         return load(torch.bfloat16 if report.passed else torch.float32)
     reference = load(torch.float32)
-    if not reference.has_memory or _count_parameters(reference) > MAX_PARAMETERS:
+    parameters = sum(parameter.numel() for parameter in reference.parameters())
+    if not reference.has_memory or parameters > MAX_PARAMETERS:
         return reference
     candidate = load(torch.bfloat16)
     try:
@@ -103,21 +105,30 @@ def compare(reference: TrackerModel, candidate: TrackerModel) -> Report:
 
     Raises EngineError where there is nothing to compare.
     """
+    return _run_gate(reference, candidate, candidate.stages, MIN_COSINE, MIN_IOU)
+
+
+def _run_gate(
+    reference: TrackerModel,
+    model: TrackerModel,
+    stages: Stages,
+    min_cosine: float,
+    min_iou: float,
+    **options: Any,
+) -> Report:
+    """Compare stages that serve in the place of a model's own with the reference, on the bundled recording."""
     clip = read_gate_clip()
     return compare_stages(
         reference,
-        candidate.stages,
+        stages,
         clip.frames,
-        MIN_COSINE,
-        MIN_IOU,
-        dtype=candidate.dtype,
+        min_cosine,
+        min_iou,
+        dtype=model.dtype,
         prompts=clip.prompts(reference.image_size),
-        served=candidate,
+        served=model,
+        **options,
     )
-
-
-def _count_parameters(model: TrackerModel) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _report_path(settings: Settings, folder: str, *properties: object) -> Path | None:
@@ -318,16 +329,5 @@ def compare_fast(
         reference.use_read(settings.tracker.read)
         if getattr(model.encode_stage, "shares_trunk", False):
             reference.share_trunk()
-        clip = read_gate_clip()
-        return compare_stages(
-            reference,
-            stages,
-            clip.frames,
-            engine.min_cosine,
-            engine.min_iou,
-            dtype=model.dtype,
-            prompts=clip.prompts(reference.image_size),
-            served=model,
-            engines=False,
-            clock=clock,
-        )
+        thresholds = engine.min_cosine, engine.min_iou
+        return _run_gate(reference, model, stages, *thresholds, engines=False, clock=clock)

@@ -578,24 +578,16 @@ def _record_outputs(module: nn.Module, names: Sequence[str], inputs: Sequence[Te
     outputs: Outputs = {name: [] for name in names}
     with ExitStack() as stack:
         for name in names:
-            stack.enter_context(_recording(module.get_submodule(name), outputs[name]))
+            hook = partial(_record, outputs[name])
+            stack.enter_context(module.get_submodule(name).register_forward_hook(hook))
         module(*inputs)
     return outputs
 
 
-@contextmanager
-def _recording(layer: nn.Module, samples: list[Tensor]) -> Iterator[None]:
-    """Append samples of the layer's outputs to `samples` within the block."""
-
-    def record(layer: nn.Module, inputs: Any, output: Any) -> None:
-        values = output if isinstance(output, tuple) else (output,)
-        samples.extend(_sample(value) for value in values if isinstance(value, Tensor))
-
-    handle = layer.register_forward_hook(record)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _record(samples: list[Tensor], layer: nn.Module, inputs: Any, output: Any) -> None:
+    """Append a sample of each of a layer's outputs."""
+    values = output if isinstance(output, tuple) else (output,)
+    samples.extend(_sample(value) for value in values if isinstance(value, Tensor))
 
 
 def _sample(values: Tensor) -> Tensor:

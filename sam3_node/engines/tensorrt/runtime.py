@@ -89,9 +89,7 @@ class KernelCache:
             self._saved = kernels
 
     def _load(self) -> None:
-        if self._path is None:
-            return
-        kernels = read_kept(self._path, "kernels are compiled again")
+        kernels = read_kept(self._path, "kernels are compiled again") if self._path else b""
         if not kernels:
             return
         if self._cache.deserialize(kernels):
