@@ -74,7 +74,9 @@ def _place_texts(value: Any, folder: Path | None) -> Any:
 def _in_full(join: Callable[[Path | None, str], str] = join_path) -> BeforeValidator:
     """Return the validator of a path. `join` returns it in full: (folder of its profile or None, text)."""
     return BeforeValidator(
-        lambda value: join(getattr(value, "folder", None), value) if isinstance(value, str) else value
+        lambda value: (
+            join(getattr(value, "folder", None), str(value)) if isinstance(value, str | Path) else value
+        )
     )
 
 
