@@ -138,7 +138,10 @@ class TrackerModel(nn.Module):
         """Add the trunk's output to the Features of each frame from now on, and return the trunk."""
         if not isinstance(self.encode_stage, Sam3Encoder):
             raise ModelError(f"{self.name}: expected the encoder of SAM 3 to share, found another")
-        self.encode_stage.shares_trunk = True
+        served = self.stages.encode  # it may be a copy, such as one in FP8, also within a CUDA graph
+        for encoder in (self.encode_stage, served, getattr(served, "run", None)):
+            if isinstance(encoder, Sam3Encoder):
+                encoder.shares_trunk = True
         return self.encode_stage.backbone
 
     def use_read(self, method: ReadMethod) -> None:
