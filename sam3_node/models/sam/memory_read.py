@@ -5,10 +5,14 @@ objects with equally many memories are one batch, so only engines of fixed shape
 
 `MemoryTokens` chooses the tokens to attend to: all of them, as the weights were trained (exact), or fewer. EdgeTAM's
 memories are compressed already, and are read exactly. On an NVIDIA GPU, the kernels of `read_kernel` may attend.
+
+The key of a memory's token m is R(W (m + p) + b). Its place and age p are a row of a small table, and the rotation R is
+that of its place in the image at any age. So the key is R W m, which a bank may keep (`KeptMemories`), plus R (W p + b).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -30,11 +34,25 @@ POOL = 2
 """Side of the square of tokens that is averaged."""
 
 
+class KeptMemories(NamedTuple):
+    """S memories of each of N objects whose keys a bank on a CPU keeps, for L layers."""
+
+    memory: Tensor
+    """[N, S, T, 64]"""
+    keys: Tensor
+    """[rows, slots, L, T, D], each as `MemoryRead.project` yields it"""
+    ages: Tensor
+    """[L, ages, T, D], see `MemoryRead.project_ages`"""
+    rows: list[int]
+    slots: list[list[int]]
+    """S for each of the N rows"""
+
+
 class Tokens(NamedTuple):
     """The T tokens of N objects, in three regions: of reduced memories, of full ones, and of pointers."""
 
     keys: Tensor
-    """[N, T, 64], before the projection"""
+    """[N, T, 64], before the projection; of the pointers alone where keys of memories are kept"""
     values: Tensor
     """[N, T, 64]"""
     reduced: int
@@ -122,13 +140,14 @@ class MemoryTokens(nn.Module):
         pointer_age: Tensor,
         valid: Tensor | None,
         dtype: torch.dtype,
+        kept: bool = False,
     ) -> Tokens:
-        """Make the tokens, in `dtype`, from the arguments of `MemoryRead`."""
+        """Make the tokens, in `dtype`, from the arguments of `MemoryRead`. kept: whether keys of memories are kept."""
         count, slots = memory.shape[:2]
         full = (
             slots if self.method == "exact" else 1
         )  # the newest prompted frame comes first, and stays whole
-        place = self.memory_position[offset]
+        place = memory[:, :0] if kept else self.memory_position[offset]
         places, values = [place[:, :full]], [memory[:, :full]]
         rows = offset.new_empty(1, 0)
         if slots > full:
@@ -137,12 +156,12 @@ class MemoryTokens(nn.Module):
             places, values = [position, *places], [value, *values]
         content = [*(value.flatten(1, 2) for value in values), pointers.reshape(count, -1, self.channels)]
         where = [*(place.flatten(1, 2) for place in places), self._pointer_place(pointer_age)]
-        joined = torch.cat(content, dim=1).to(dtype)
+        joined, placed = torch.cat(content, dim=1).to(dtype), torch.cat(where, dim=1)
         mask = self._mask(valid, slots - full, full, pointers.shape[1], rows.shape[1])
         # the softmax sees one average in the place of the four tokens that it stands for
         weight = POOL * POOL if self.method == "pooled" else 1
         return Tokens(
-            torch.cat(where, dim=1).add_(joined),  # keys know place and time, values do not
+            placed.add_(joined[:, -placed.shape[1] :]),  # keys know place and time, values do not
             joined,
             rows.shape[1],
             full * self.memory_tokens,
@@ -263,7 +282,9 @@ class MemoryRead(nn.Module):
             "image_position", 0.1 * _sine(source, source.backbone_feature_sizes[-1]), persistent=False
         )
         attend = Attention()
-        self.layers = nn.ModuleList(ReadLayer(layer, attend) for layer in source.memory_attention.layers)
+        self.layers = nn.ModuleList(
+            ReadLayer(layer, attend, number) for number, layer in enumerate(source.memory_attention.layers)
+        )
         self.norm = source.memory_attention.layer_norm
         self.takes_any_width = True
         """True if it takes any number of memories. Engines take a mask, kernels the whole bank."""
@@ -285,7 +306,7 @@ class MemoryRead(nn.Module):
     def forward(
         self,
         top: Tensor,
-        memory: Tensor,
+        memory: Tensor | KeptMemories,
         offset: Tensor,
         pointers: Tensor,
         pointer_age: Tensor,
@@ -299,14 +320,32 @@ class MemoryRead(nn.Module):
         before others, and so do valid pointers.
         Return [N, C, h, w].
         """
-        tokens = self.tokens(memory, offset, pointers, pointer_age, valid, top.dtype)
-        attend = self._attend(tokens)
+        attend: Attend
+        if isinstance(memory, KeptMemories):
+            content = (memory.memory, offset, pointers, pointer_age, valid, top.dtype)
+            attend = _KeptAttend(self.tokens(*content, kept=True), self.tokens, memory, offset)
+        else:
+            attend = self._attend(self.tokens(memory, offset, pointers, pointer_age, valid, top.dtype))
         rotation = self.tokens.rotation[: self.tokens.area]
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:  # the first memory attention turns the one row of all objects into N rows
             x = layer(x, rotation, attend)
-        out: Tensor = self.norm(x).transpose(1, 2).reshape(memory.shape[0], self.hidden, *top.shape[-2:])
+        out: Tensor = self.norm(x).transpose(1, 2).reshape(offset.shape[0], self.hidden, *top.shape[-2:])
         return out
+
+    def project(self, memory: Tensor) -> Iterator[Tensor]:
+        """Yield the part of the keys of memories [..., T, 64] that no age changes: [..., T, D] for each layer."""
+        return self._project(memory, with_bias=False)
+
+    def project_ages(self) -> Tensor:
+        """Return the rest of the keys, by layer and row of the temporal table: [L, ages, T, D]."""
+        return torch.stack([*self._project(self.tokens.memory_position, with_bias=True)])
+
+    def _project(self, x: Tensor, with_bias: bool) -> Iterator[Tensor]:
+        rows = self.tokens.memory_rows
+        for key in (layer.key for layer in self.layers):
+            projected = F.linear(x.to(key.weight.dtype), key.weight, key.bias if with_bias else None)
+            yield rotate(projected, self.tokens.rotation[rows.start : rows.stop])
 
     def _attend(self, tokens: Tokens) -> Attend:
         if self.takes_any_width:
@@ -322,8 +361,9 @@ class ReadLayer(nn.Module):
     split_query: nn.Linear
     split_key: nn.Linear
 
-    def __init__(self, source: Any, attend: Attention) -> None:
+    def __init__(self, source: Any, attend: Attention, number: int) -> None:
         super().__init__()
+        self.number = number
         self.norm1, self.norm2, self.norm3 = source.layer_norm1, source.layer_norm2, source.layer_norm3
         if hasattr(source, "mlp"):  # EdgeTAM
             mlp = source.mlp
@@ -380,6 +420,37 @@ class _PlainAttend:
         if self.reduced_rotation is not None:
             parts.insert(0, rotate(key[:, :start], self.reduced_rotation))
         return key if rotated is full else torch.cat(parts, dim=1)  # otherwise it was done in place
+
+
+class _KeptAttend:
+    """Attention by torch's operations to keys that are kept."""
+
+    def __init__(self, tokens: Tokens, maker: MemoryTokens, kept: KeptMemories, offset: Tensor) -> None:
+        self.tokens, self.kept = tokens, kept
+        self.rotation, self.ages = maker.rotation[: maker.area], offset.tolist()
+
+    def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
+        values, mask = self.tokens.values, self.tokens.mask
+        pointers = apply_linear(layer.key, self.tokens.keys)
+        query = rotate(apply_linear(layer.query, x), self.rotation).expand(len(pointers), -1, -1)
+        # plain steps go object by object, so its keys stay in the cache; fused attention takes all at once
+        size = 1 if x.dtype == torch.float32 else len(pointers)
+        key = query.new_empty(size, values.shape[1], query.shape[2])
+        out = []
+        for start in range(0, len(pointers), size):
+            some = slice(start, start + size)
+            for i in range(size):
+                self._write_keys(key[i], layer.number, start + i)
+            key[:, self.tokens.full :] = pointers[some]
+            out.append(layer.attend(query[some], key, values[some], None if mask is None else mask[some]))
+        return out[0] if len(out) == 1 else torch.cat(out)
+
+    def _write_keys(self, out: Tensor, layer: int, item: int) -> None:
+        """Write the keys of an object's memories into the first rows of [T, D]."""
+        kept, place = self.kept, out[: self.tokens.full].unflatten(0, (len(self.ages[item]), -1))
+        keys, ages = kept.keys[kept.rows[item]], kept.ages[layer]
+        for i, (slot, age) in enumerate(zip(kept.slots[item], self.ages[item], strict=True)):
+            torch.add(keys[slot, layer], ages[age], out=place[i])
 
 
 def _sine(source: Any, size: tuple[int, int]) -> Tensor:
