@@ -259,6 +259,9 @@ KERNEL_EXTRA = "triton"
 class Attend(Protocol):
     """One read's attention to memories and pointers."""
 
+    def rotate_own(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split [1 or N, hw, 3 C] into queries and keys of the image, rotated, and its values."""
+
     def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
         """Attend in `layer` with x [1 or N, hw, C], which is normed; return [N, hw, 64]."""
 
@@ -299,7 +302,8 @@ class MemoryRead(nn.Module):
 
         for layer in self.layers:
             assert isinstance(layer, ReadLayer)
-            layer.split_query, layer.split_key = split_pairs(layer.query), split_pairs(layer.key)
+            layer.query, layer.key = split_pairs(layer.query), split_pairs(layer.key)
+            layer.own = split_pairs(layer.own, parts=2, others=1)
         self.register_buffer("split_rotation", split_rotation(self.tokens.rotation), persistent=False)
         self.takes_any_width = False
 
@@ -326,10 +330,9 @@ class MemoryRead(nn.Module):
             attend = _KeptAttend(self.tokens(*content, kept=True), self.tokens, memory, offset)
         else:
             attend = self._attend(self.tokens(memory, offset, pointers, pointer_age, valid, top.dtype))
-        rotation = self.tokens.rotation[: self.tokens.area]
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:  # the first memory attention turns the one row of all objects into N rows
-            x = layer(x, rotation, attend)
+            x = layer(x, attend)
         out: Tensor = self.norm(x).transpose(1, 2).reshape(offset.shape[0], self.hidden, *top.shape[-2:])
         return out
 
@@ -358,9 +361,6 @@ class MemoryRead(nn.Module):
 class ReadLayer(nn.Module):
     """One layer: attention to the image itself, attention to the memories, then a perceptron."""
 
-    split_query: nn.Linear
-    split_key: nn.Linear
-
     def __init__(self, source: Any, attend: Attention, number: int) -> None:
         super().__init__()
         self.number = number
@@ -378,25 +378,33 @@ class ReadLayer(nn.Module):
         # exact, because softmax weights sum to one: both projections follow the attention, on 64 channels
         self.value_out = fold_linear(cross.v_proj, cross.o_proj)
 
-    def forward(self, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
         # x is [1 or N, hw, C]: one row before the first memory attention, then one row per object
-        x = self._attend_self(self.norm1(x), rotation).add_(x)
+        x = self._attend_self(self.norm1(x), attend).add_(x)
         x = apply_linear(self.value_out, attend(self, self.norm2(x))).add_(x)
         return apply_mlp(self.linear1, self.activation, self.linear2, self.norm3(x)).add_(x)
 
-    def _attend_self(self, x: Tensor, rotation: Tensor) -> Tensor:
-        query, key, value = apply_linear(self.own, x).unflatten(-1, (3, -1)).unbind(-2)
-        query, key = rotate(query, rotation), rotate(key, rotation)
+    def _attend_self(self, x: Tensor, attend: Attend) -> Tensor:
+        query, key, value = attend.rotate_own(apply_linear(self.own, x))
         out = F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
         return apply_linear(self.own_out, out)
 
 
-class _PlainAttend:
+class _TorchAttend:
+    def __init__(self, tokens: Tokens, maker: MemoryTokens) -> None:
+        self.tokens, self.rotation = tokens, maker.rotation[: maker.area]
+
+    def rotate_own(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = joined.unflatten(-1, (3, -1)).unbind(-2)
+        return rotate(query, self.rotation), rotate(key, self.rotation), value
+
+
+class _PlainAttend(_TorchAttend):
     """Attention by torch's operations."""
 
     def __init__(self, tokens: Tokens, maker: MemoryTokens) -> None:
+        super().__init__(tokens, maker)
         rotation, memory = maker.rotation, maker.memory_rows
-        self.tokens, self.rotation = tokens, rotation[: maker.area]
         self.key_rotation = rotation[memory.start : memory.stop]
         self.reduced_rotation = (
             rotation[tokens.rows] if tokens.reduced else None
@@ -422,12 +430,12 @@ class _PlainAttend:
         return key if rotated is full else torch.cat(parts, dim=1)  # otherwise it was done in place
 
 
-class _KeptAttend:
+class _KeptAttend(_TorchAttend):
     """Attention by torch's operations to keys that are kept."""
 
     def __init__(self, tokens: Tokens, maker: MemoryTokens, kept: KeptMemories, offset: Tensor) -> None:
-        self.tokens, self.kept = tokens, kept
-        self.rotation, self.ages = maker.rotation[: maker.area], offset.tolist()
+        super().__init__(tokens, maker)
+        self.kept, self.ages = kept, offset.tolist()
 
     def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
         values, mask = self.tokens.values, self.tokens.mask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -61,6 +62,54 @@ def test_half_precision_rounds_as_expected(errors: dict[str, float]) -> None:
 @pytest.mark.parametrize("method", ["exact", "pooled", "sparse", "compressed"])
 def test_a_read_by_kernels_equals_torchs(method: str, errors: dict[str, float]) -> None:
     assert errors[f"read {method}"] < 1e-4
+
+
+def test_only_valid_keys_are_projected(errors: dict[str, float]) -> None:
+    assert errors["keys projected"] == 3 + 70 + 2
+
+
+def record_variants(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    """Let launches do nothing; return the variants of each kernel that would be compiled for them on an H100."""
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.runtime.jit import create_function_from_signature
+
+    from sam3_node.models.sam import read_kernel
+
+    backend, found = CUDABackend(GPUTarget("cuda", HOPPER, 32)), dict[str, set[str]]()
+
+    class Recorder:
+        def __init__(self, name: str) -> None:
+            kernel = getattr(read_kernel, name)
+            self.name, self.bind = name, create_function_from_signature(kernel.signature, kernel.params, backend)
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *args, **sizes: found.setdefault(self.name, set()).add(
+                str(self.bind(*args, **sizes)[1:])
+            )
+
+    for name in ("_project_keys", "_rotate_pairs", "_attend"):
+        monkeypatch.setattr(read_kernel, name, Recorder(name))
+    monkeypatch.setattr(read_kernel, "count_processors", lambda device: 4)  # from 4 objects on, nothing is split
+    return found
+
+
+def test_no_number_of_objects_or_pointers_compiles_a_kernel_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = record_variants(monkeypatch)
+    model = tiny_model("sam3").to(torch.bfloat16)
+    model.read_stage.use_kernels()
+    top = torch.zeros(1, model.hidden, *model.grid, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        for objects, pointers in itertools.product(range(1, 17), range(1, 32)):
+            memory = torch.zeros(objects, 2, model.memory_tokens, model.memory_channels, dtype=torch.bfloat16)
+            offset = torch.zeros(objects, 2, dtype=torch.int64)
+            content = torch.zeros(objects, pointers, model.hidden, dtype=torch.bfloat16)
+            model.read_stage(top, memory, offset, content, torch.zeros(objects, pointers), None)
+    assert {name: len(variants) for name, variants in found.items()} == {
+        "_project_keys": 1,
+        "_rotate_pairs": 1,
+        "_attend": 1,
+    }
 
 
 def compile_for(generation: int, kernel: Any, constants: dict[str, int], warps: int, stages: int) -> Any:
