@@ -259,8 +259,8 @@ KERNEL_EXTRA = "triton"
 class Attend(Protocol):
     """One read's attention to memories and pointers."""
 
-    def rotate_own(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split [1 or N, hw, 3 C] into queries and keys of the image, rotated, and its values."""
+    def project_own(self, layer: ReadLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries and keys of the image, rotated, and its values, of x [1 or N, hw, C], which is normed."""
 
     def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
         """Attend in `layer` with x [1 or N, hw, C], which is normed; return [N, hw, 64]."""
@@ -302,8 +302,8 @@ class MemoryRead(nn.Module):
 
         for layer in self.layers:
             assert isinstance(layer, ReadLayer)
-            layer.query, layer.key = split_pairs(layer.query), split_pairs(layer.key)
-            layer.own = split_pairs(layer.own, parts=2, others=1)
+            layer.split_query, layer.split_key = split_pairs(layer.query), split_pairs(layer.key)
+            layer.split_own = split_pairs(layer.own, parts=2, others=1)
         self.register_buffer("split_rotation", split_rotation(self.tokens.rotation), persistent=False)
         self.takes_any_width = False
 
@@ -361,6 +361,10 @@ class MemoryRead(nn.Module):
 class ReadLayer(nn.Module):
     """One layer: attention to the image itself, attention to the memories, then a perceptron."""
 
+    split_query: nn.Linear
+    split_key: nn.Linear
+    split_own: nn.Linear
+
     def __init__(self, source: Any, attend: Attention, number: int) -> None:
         super().__init__()
         self.number = number
@@ -385,7 +389,7 @@ class ReadLayer(nn.Module):
         return apply_mlp(self.linear1, self.activation, self.linear2, self.norm3(x)).add_(x)
 
     def _attend_self(self, x: Tensor, attend: Attend) -> Tensor:
-        query, key, value = attend.rotate_own(apply_linear(self.own, x))
+        query, key, value = attend.project_own(self, x)
         out = F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
         return apply_linear(self.own_out, out)
 
@@ -394,8 +398,8 @@ class _TorchAttend:
     def __init__(self, tokens: Tokens, maker: MemoryTokens) -> None:
         self.tokens, self.rotation = tokens, maker.rotation[: maker.area]
 
-    def rotate_own(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = joined.unflatten(-1, (3, -1)).unbind(-2)
+    def project_own(self, layer: ReadLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = apply_linear(layer.own, x).unflatten(-1, (3, -1)).unbind(-2)
         return rotate(query, self.rotation), rotate(key, self.rotation), value
 
 

@@ -184,17 +184,18 @@ class KernelAttend:
         regions = valid.tensor_split(self.starts, dim=1)
         self.counts = torch.stack([region.sum(dim=1, dtype=torch.int32) for region in regions], dim=1)
 
-    def rotate_own(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project_own(self, layer: ReadLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `memory_read.Attend`."""
-        *pairs, value = joined.tensor_split(3, dim=-1)
-        wide = len(pairs) * value.shape[-1]
-        query, key = rotate_pairs(joined[..., :wide], self.rotation).unbind(-2)
-        return query, key, value
+        joined, wide = layer.split_own(x), x.shape[-1]
+        query, key = rotate_pairs(joined[..., : 2 * wide], self.rotation).unbind(-2)
+        return query, key, joined[..., 2 * wide :]
 
     def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
-        weights, tokens = (layer.key.weight, layer.key.bias), self.tokens
-        key = project_keys(tokens.keys, *weights, self.rotation, self.rows, self.counts, self.starts)
-        query = layer.query(x)
+        project, tokens = layer.split_key, self.tokens
+        key = project_keys(
+            tokens.keys, project.weight, project.bias, self.rotation, self.rows, self.counts, self.starts
+        )
+        query = layer.split_query(x)
         out: Tensor = attend(
             query, key, tokens.values, self.counts, self.rotation, self.starts, tokens.weight
         )
