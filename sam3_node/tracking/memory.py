@@ -33,7 +33,7 @@ from ..models.sam.memory_read import KeptMemories
 from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
 from ..models.sam.stages import ABSENT_LOGIT, Decoded
 from ..types import State
-from .host_copy import HostCopy
+from .host_copy import HostCopy, copy_to_device
 from .track_history import (
     BOX_MARGINS,
     STEP_GROWTH,
@@ -148,6 +148,25 @@ class _Slots(NamedTuple):
         return _Slots(*reordered)
 
 
+class _Selection(NamedTuple):
+    """The slots that n rows attend to, and `Memories.valid`."""
+
+    rows: Ints
+    memory: _Slots
+    pointer: _Slots
+    mask: Bools | None
+
+    def indices(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield rows [n, 1], slots and times of both kinds, [n, K] each, and the mask."""
+        yield self.rows[:, None]
+        for slots in (self.memory, self.pointer):
+            yield from (slots.slot, slots.time)
+        yield np.empty((len(self.rows), 0), np.bool_) if self.mask is None else self.mask
+
+
+INDICES = 6
+
+
 class MemoryBank:
     """Memories of up to `max_objects` objects, with `bank_size` frames each.
 
@@ -235,7 +254,7 @@ class MemoryBank:
 
     def write(self, rows: Ints, frame: int, memory: Tensor, pointer: Tensor, score: Tensor) -> None:
         """Store a tracked frame for N rows: memory [N, T, 64], pointer [N, C], score [N] (see `confidence`)."""
-        index = torch.from_numpy(rows).to(self.features.device, non_blocking=True)
+        index = copy_to_device(rows, self.features.device)
         slot = frame % self._pointer_ring
         self._store(index, frame % self._ring, memory)
         self.pointers[index, slot] = pointer
@@ -292,10 +311,13 @@ class MemoryBank:
         self._settle_scores()
         memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
         if static:
-            return self._gather(rows, memory, pointer, np.concatenate([memory.valid, pointer.valid], axis=1))
-        every = np.arange(len(rows))
-        memory, pointer = memory.take(every), pointer.take(every)
-        return self._gather(rows, memory, pointer, _join_masks(memory.valid, pointer.valid))
+            mask: Bools | None = np.concatenate([memory.valid, pointer.valid], axis=1)
+        else:
+            every = np.arange(len(rows))
+            memory, pointer = memory.take(every), pointer.take(every)
+            mask = _join_masks(memory.valid, pointer.valid)
+        [gather] = self._send([_Selection(rows, memory, pointer, mask)], keys=False)
+        return gather()
 
     def read_groups(
         self, rows: Ints, frame: int, static: bool, engine_objects: int | None = None
@@ -314,7 +336,7 @@ class MemoryBank:
             keys = widths[np.searchsorted(widths, counts)]
         else:
             keys = np.where(np.isin(counts, widths), counts, 0) if static else counts
-        groups = []
+        placed, selections = [], []
         for count in np.unique(keys).tolist():
             positions = np.flatnonzero(keys == count)
             chosen = pad_to_batch(positions) if static else positions
@@ -330,9 +352,9 @@ class MemoryBank:
                 else:
                     held, seen = memory.take(part), pointer.take(part)
                     mask = _join_masks(held.valid, seen.valid)
-                gather = partial(self._gather_keys, rows[part], held, seen, mask)
-                groups.append(ReadGroup(positions[start : start + size], gather))
-        return groups
+                placed.append(positions[start : start + size])
+                selections.append(_Selection(rows[part], held, seen, mask))
+        return list(map(ReadGroup, placed, self._send(selections, keys=self._model.keeps_keys)))
 
     @property
     def read_widths(self) -> list[int]:
@@ -358,28 +380,30 @@ class MemoryBank:
                 torch.ones(objects, masked, dtype=torch.bool, device=device),
             )
 
-    def _gather(self, rows: Ints, memory: _Slots, pointer: _Slots, mask: Bools | None) -> Memories:
-        device = self.features.device
-        row, slots, offset, pointer_slots, age = (
-            torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
-            for array in (
-                rows[:, None],
-                memory.slot,
-                memory.time,
-                pointer.slot,
-                pointer.time.astype(np.float32),
-            )
-        )
-        valid = None if mask is None else torch.from_numpy(mask).to(device, non_blocking=True)
-        return Memories(self.features[row, slots], offset, self.pointers[row, pointer_slots], age, valid)
+    def _send(self, selections: list[_Selection], keys: bool) -> list[Callable[[], Memories]]:
+        """Send the indices of all selections to the device in one block; return what gathers each one's memories."""
+        arrays = [array for selection in selections for array in selection.indices()]
+        flat = np.concatenate([array.ravel() for array in arrays], dtype=np.int64)
+        block = copy_to_device(flat, self.features.device).split([array.size for array in arrays])
+        views = [part.view(array.shape) for part, array in zip(block, arrays, strict=True)]
+        starts = range(0, len(views), INDICES)
+        return [
+            partial(self._gather, selection, keys, *views[start : start + INDICES])
+            for selection, start in zip(selections, starts, strict=True)
+        ]
 
-    def _gather_keys(self, rows: Ints, memory: _Slots, pointer: _Slots, mask: Bools | None) -> Memories:
-        """Return what `_gather` does, with the keys that are kept."""
-        found = self._gather(rows, memory, pointer, mask)
-        if self.keys is None or not self._model.keeps_keys:
+    def _gather(
+        self, selection: _Selection, keys: bool, row: Tensor, slots: Tensor, *others: Tensor
+    ) -> Memories:
+        offset, pointer_slots, age, valid = others
+        mask = None if selection.mask is None else valid.bool()
+        found = Memories(
+            self.features[row, slots], offset, self.pointers[row, pointer_slots], age.float(), mask
+        )
+        if self.keys is None or not keys:
             return found
-        kept = KeptMemories(found.memory, self.keys, self._ages, rows.tolist(), memory.slot.tolist())
-        return found._replace(memory=kept)
+        places = selection.rows.tolist(), selection.memory.slot.tolist()
+        return found._replace(memory=KeptMemories(found.memory, self.keys, self._ages, *places))
 
     def conditioning_pointers(self, rows: Ints) -> tuple[Tensor, Tensor]:
         """Return the pointers of N rows' prompted frames, [N, P, C] in no order, and bool [N, P]: True if valid."""
@@ -461,7 +485,7 @@ class MemoryBank:
 
 
 def _take_slot(frames: Ints, frame: int) -> int | None:
-    """Let `frame` into the slot that holds it already, or else the oldest frame; return the slot, None if all are newer."""
+    """Put a frame into the slot that holds it, or else the oldest one; return the slot, None if all are newer."""
     same = np.flatnonzero(frames == frame)
     slot = int(same[0]) if same.size else int(frames.argmin())
     if frame < frames[slot]:

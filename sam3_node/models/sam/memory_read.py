@@ -6,8 +6,8 @@ objects with equally many memories are one batch, so only engines of fixed shape
 `MemoryTokens` chooses the tokens to attend to: all of them, as the weights were trained (exact), or fewer. EdgeTAM's
 memories are compressed already, and are read exactly. On an NVIDIA GPU, the kernels of `read_kernel` may attend.
 
-The key of a memory's token m is R(W (m + p) + b). Its place and age p are a row of a small table, and the rotation R is
-that of its place in the image at any age. So the key is R W m, which a bank may keep (`KeptMemories`), plus R (W p + b).
+The key of a memory's token m is R (W (m + p) + b). The encoding p of its place and age is a row of a small table, and the
+rotation R is that of its place at any age. So a bank may keep R W m (`KeptMemories`); R (W p + b) is added at the read.
 """
 
 from __future__ import annotations
@@ -346,9 +346,12 @@ class MemoryRead(nn.Module):
 
     def _project(self, x: Tensor, with_bias: bool) -> Iterator[Tensor]:
         rows = self.tokens.memory_rows
-        for key in (layer.key for layer in self.layers):
-            projected = F.linear(x.to(key.weight.dtype), key.weight, key.bias if with_bias else None)
-            yield rotate(projected, self.tokens.rotation[rows.start : rows.stop])
+        for layer in self.layers:
+            assert isinstance(layer, ReadLayer)
+            weight, bias = layer.key.weight, layer.key.bias if with_bias else None
+            yield rotate(
+                F.linear(x.to(weight.dtype), weight, bias), self.tokens.rotation[rows.start : rows.stop]
+            )
 
     def _attend(self, tokens: Tokens) -> Attend:
         if self.takes_any_width:
