@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,16 +156,6 @@ class _Selection(NamedTuple):
     memory: _Slots
     pointer: _Slots
     mask: Bools | None
-
-    def indices(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield rows [n, 1], slots and times of both kinds, [n, K] each, and the mask."""
-        yield self.rows[:, None]
-        for slots in (self.memory, self.pointer):
-            yield from (slots.slot, slots.time)
-        yield np.empty((len(self.rows), 0), np.bool_) if self.mask is None else self.mask
-
-
-INDICES = 6
 
 
 class MemoryBank:
@@ -382,14 +373,18 @@ class MemoryBank:
 
     def _send(self, selections: list[_Selection], keys: bool) -> list[Callable[[], Memories]]:
         """Send the indices of all selections to the device in one block; return what gathers each one's memories."""
-        arrays = [array for selection in selections for array in selection.indices()]
+        none = np.empty(0, np.bool_)
+        indices = [
+            [rows[:, None], *memory[:2], *pointer[:2], none if mask is None else mask]
+            for rows, memory, pointer, mask in selections
+        ]
+        arrays = list(chain(*indices))
         flat = np.concatenate([array.ravel() for array in arrays], dtype=np.int64)
         block = copy_to_device(flat, self.features.device).split([array.size for array in arrays])
-        views = [part.view(array.shape) for part, array in zip(block, arrays, strict=True)]
-        starts = range(0, len(views), INDICES)
+        views = (part.view(array.shape) for part, array in zip(block, arrays, strict=True))
         return [
-            partial(self._gather, selection, keys, *views[start : start + INDICES])
-            for selection, start in zip(selections, starts, strict=True)
+            partial(self._gather, selection, keys, *islice(views, len(group)))
+            for selection, group in zip(selections, indices, strict=True)
         ]
 
     def _gather(

@@ -6,8 +6,9 @@ objects with equally many memories are one batch, so only engines of fixed shape
 `MemoryTokens` chooses the tokens to attend to: all of them, as the weights were trained (exact), or fewer. EdgeTAM's
 memories are compressed already, and are read exactly. On an NVIDIA GPU, the kernels of `read_kernel` may attend.
 
-The key of a memory's token m is R (W (m + p) + b). The encoding p of its place and age is a row of a small table, and the
-rotation R is that of its place at any age. So a bank may keep R W m (`KeptMemories`); R (W p + b) is added at the read.
+The key of a memory's token m is R (W (m + p) + b). The encoding p of its place and age is a row of a small table, and
+the rotation R is that of its place at any age. So a bank may keep R W m (`KeptMemories`); R (W p + b) is added at the
+read.
 """
 
 from __future__ import annotations
