@@ -31,7 +31,7 @@ from tools.docs.errors import ADVICE, error_classes
 from tools.docs.operations import RESULTS
 from tools.docs.pages import PARTS, generated_names, outdated
 
-MAX_README_LINES = 200
+MAX_README_LINES = 120
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 MANUAL = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from ..errors import CalibrationError
 from ..geometry import Array, invert, project, quaternion_from_rotation, rigid, rotation_from_quaternion
@@ -568,7 +568,7 @@ def _check_scale(
 ) -> list[str]:
     """Refuse a board of another size than described, and return warnings; `scale` is 1 and its error at best."""
     share, deviation = scale[0] - 1, scale[1]
-    margin = float(student.ppf(0.975, degrees)) * deviation
+    margin = float(stdtrit(degrees, 0.975)) * deviation
     text = f"the scale of the board is {scale[0]:.4g} ± {margin:.2g} (95 %)"
     wrong = abs(share) > max(_SUSPECT_SCALE, _SCALE_SIGMAS * deviation) or abs(share) > max(
         _MAX_SCALE, margin

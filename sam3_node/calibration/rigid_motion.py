@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares, minimize
 from scipy.spatial.transform import Rotation
-from scipy.stats import chi2
+from scipy.special import chdtri  # scipy.stats takes 0.3 s to import
 
 from ..errors import CalibrationError
 from ..geometry import Array, invert, rigid, rotation_from_vector
@@ -400,4 +400,4 @@ def mahalanobis(observations: Observations, refined: Refined) -> Array:
 
 def outlier_limit(count: int) -> float:
     """Return the squared whitened length that no view of `count` good ones exceeds, but in one of 200 calibrations."""
-    return float(chi2.ppf(1 - 0.005 / max(count, 1), 6))
+    return float(chdtri(6, 0.005 / max(count, 1)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import cv2
 
 from ..calibration import Calibration, load_calibration
-from ..errors import WireError
+from ..errors import TransportError, WireError
 from ..geometry import scale_intrinsics
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
@@ -76,8 +76,11 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
 
 
 def _explain_wait(publisher: FramePublisher, delivery: Delivery) -> str:
-    """Say why no node receives frames; "" if one does."""
-    if publisher.wait_for_peer(0):
+    """Say why no node receives frames; "" if one does, or if the camera ends meanwhile."""
+    try:
+        if publisher.wait_for_peer(0):
+            return ""
+    except TransportError:  # closed by the thread that publishes
         return ""
     return (
         f"camera: no node receives frames from {publisher.endpoint}: start the node with sam3-node run, or correct "

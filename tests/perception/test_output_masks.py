@@ -180,7 +180,7 @@ def test_bits_are_packed_as_numpy_does(count: int) -> None:
 
 def test_clamps_agree() -> None:
     values = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, LIMIT, 0.5, -0.0], np.float32)
-    assert output_masks.clamp(torch.from_numpy(values)).tolist() == clamp(values).tolist()
+    assert output_masks.clamp_tensor(torch.from_numpy(values)).tolist() == clamp(values).tolist()
 
 
 class NoHostReads(TorchDispatchMode):

@@ -26,8 +26,6 @@ from .tables import code, output_table, table
 ROOT = Path(__file__).resolve().parents[2]
 _TEST = ROOT / "tests" / "test_layers.py"
 _GOLDEN = ROOT / "tests" / "data" / "wire"
-_BEFORE = (211, 38, 49, 224)
-"""Modules, loose modules, units and arrows at commit 334b24c."""
 _COLUMN = 32
 _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- /generated: \2 -->)", re.DOTALL)
 
@@ -61,24 +59,6 @@ def layer_diagram() -> str:
     rule = "+" + "-" * (width + 2) + "+"
     body = f"\n{rule}\n".join(f"| {line.center(width)} |" for line in lines)
     return f"```text\n{rule}\n{body}\n{rule}\n```"
-
-
-def size_table() -> str:
-    """Return the number of modules, units and imports between units, before the reorganisation and now."""
-    from tests.test_layers import PACKAGE, arrows, modules, unit
-
-    counted = {name: path for name, path in modules().items() if path.name != "__init__.py"}
-    loose = [path for path in counted.values() if path.parent == PACKAGE]
-    units = {unit(name) for name in modules()} - {""}
-    now = (len(counted), len(loose), len(units), len(arrows()))
-    names = (
-        "modules",
-        "loose modules beside packages",
-        "units at the top level",
-        "import arrows between units",
-    )
-    rows = [[name, str(old), str(new)] for name, old, new in zip(names, _BEFORE, now, strict=True)]
-    return table(["package", "before", "now"], rows)
 
 
 def frame_hex() -> str:
@@ -169,7 +149,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "operations": operation_table,
     "outputs": output_table,
     "layers": layer_diagram,
-    "size": size_table,
     "cli": command_reference,
     "compatibility": compatibility_table,
     "hex-frame": frame_hex,

@@ -7,6 +7,7 @@ sees is in the coordinate frame of the camera's name, all else in the frame that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -203,6 +204,7 @@ def _varint(number: int) -> bytes:
     return bytes(group | 0x80 for group in groups[:-1]) + bytes(groups[-1:])
 
 
+@cache  # an outline has hundreds of points, and importing a module again is slow
 def _kind(name: str) -> Any:
     return getattr(require(f"foxglove_schemas_protobuf.{name}_pb2", "bags"), name)
 

@@ -66,14 +66,14 @@ def test_any_mcap_reader_sees_topics_times_and_encoding(tmp_path: Path) -> None:
 
 def test_a_truncated_file_gives_what_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "masks.mcap"
-    write(path, [masks_at(seq) for seq in range(3000)], "bits+zstd")
+    write(path, [masks_at(seq) for seq in range(600)], "bits+zstd")
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * 3 // 4])
     seqs: list[int] = []
     with refuses(BagError, field="masks.mcap"):
         seqs.extend(masks.seq for masks in read_masks(path))
     assert seqs == list(range(len(seqs)))
-    assert len(seqs) > 1000
+    assert len(seqs) > 200
 
 
 @pytest.mark.parametrize(
