@@ -16,6 +16,7 @@ This module imports triton, so import it only where the kernels are wanted.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 PROJECT_BLOCK, PROJECT_WARPS = 64, 8
 ROTATE_BLOCK = 32
 MAX_SPLITS = 8
+SPLIT_COST = 0.02
+"""Part of the time that one more part of the keys takes: parts are written in float32, then merged."""
 
 
 class Launch(NamedTuple):
@@ -44,9 +47,12 @@ class Launch(NamedTuple):
     stages: int
 
 
-LARGE, SMALL = Launch(128, 64, 8, 3), Launch(64, 64, 4, 2)
+LARGE = Launch(128, 64, 8, 3), Launch(128, 64, 8, 2), Launch(64, 64, 4, 3), Launch(128, 32, 8, 3)
+SMALL = Launch(64, 64, 4, 2), Launch(128, 32, 8, 2), Launch(64, 32, 4, 2), Launch(64, 32, 4, 3)
+"""Launches to choose from by time; the first where none is timed."""
 SMALL_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))
-"""Compute capabilities whose blocks have 99 KB of shared memory; a LARGE one takes 144 to 184."""
+"""Compute capabilities whose blocks have 99 KB of shared memory; a LARGE launch takes up to 184."""
+_fastest: dict[torch.device, Launch] = {}
 
 
 # A kernel is compiled for each type of its arguments, and again for integers that 16 divides. Lengths change with each
@@ -334,16 +340,53 @@ def _count_attention(
 
 
 def choose_launch(device: torch.device) -> Launch:
-    """Return the sizes that fit into a GPU's shared memory."""
+    """Return the fastest launch, as far as it was timed."""
+    return _fastest.get(device) or list_launches(device)[0]
+
+
+def list_launches(device: torch.device) -> tuple[Launch, ...]:
+    """Return the launches that fit into a GPU's shared memory."""
     is_small = device.type == "cuda" and torch.cuda.get_device_capability(device) in SMALL_MEMORY
     return SMALL if is_small else LARGE
 
 
-def choose_splits(tiles: int, processors: int) -> int:
-    """Return into how many parts to split the keys, so that blocks fill the GPU: the fewest that take least time."""
-    return min(
-        range(1, MAX_SPLITS + 1), key=lambda splits: (-(-tiles * splits // processors) / splits, splits)
+def use_launch(device: torch.device, launch: Launch) -> None:
+    """Launch the attention in this way from now on."""
+    _fastest[device] = launch
+
+
+def time_launches(device: torch.device, measure: Callable[[Callable[[], object]], float]) -> Launch:
+    """Return the launch that reads full banks of SAM 3 in the least time; `measure` says how long a call takes.
+
+    A launch that a GPU cannot run is left out. Raises what the last one raises if none runs.
+    """
+    area, objects = 72 * 72, 4
+    query, key, value = (
+        torch.zeros(objects, length, wide, dtype=torch.bfloat16, device=device)
+        for length, wide in ((area, 256), (7 * area, 256), (7 * area, 64))
     )
+    counts = torch.tensor([[0, 7 * area, 0]] * objects, dtype=torch.int32, device=device)
+    rotation = torch.ones(area, 2, 128, device=device)
+    times, failed = dict[Launch, float](), None
+    for launch in list_launches(device):
+        use_launch(device, launch)
+        try:
+            times[launch] = measure(lambda: attend(query, key, value, counts, rotation, [0, 7 * area], 1))
+        except Exception as error:  # triton has errors of its own, such as for a GPU without the memory
+            failed = error
+    if failed and not times:
+        raise failed
+    return min(times, key=lambda launch: times[launch])
+
+
+def choose_splits(tiles: int, processors: int) -> int:
+    """Return into how many parts to split the keys, so that blocks fill the GPU: the number that takes least time."""
+
+    def cost(splits: int) -> float:
+        waves = -(-tiles * splits // processors) / splits
+        return waves * (1 + SPLIT_COST * (splits - 1))
+
+    return min(range(1, MAX_SPLITS + 1), key=cost)
 
 
 def count_processors(device: torch.device) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.paths import ROOT
+from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 
 triton = pytest.importorskip("triton")
@@ -155,9 +156,16 @@ def count_spills(ptx: str, generation: int, folder: Path) -> int:
     return sum(map(int, spills))
 
 
-@pytest.mark.parametrize(("name", "generation"), [("LARGE", HOPPER), ("SMALL", 89), ("projection", HOPPER)])
+@pytest.mark.parametrize(
+    ("name", "number", "generation"),
+    [
+        *itertools.product(["LARGE"], range(4), [HOPPER]),
+        *itertools.product(["SMALL"], range(4), [89]),
+        ("projection", 0, HOPPER),
+    ],
+)
 def test_the_kernels_keep_their_numbers_in_registers(
-    name: str, generation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, number: int, generation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sam3_node.models.sam import read_kernel
 
@@ -167,7 +175,7 @@ def test_the_kernels_keep_their_numbers_in_registers(
         sizes["BLOCK"] = read_kernel.PROJECT_BLOCK
         compiled = compile_for(generation, read_kernel._project_keys, sizes, read_kernel.PROJECT_WARPS, 3)
     else:
-        launch = getattr(read_kernel, name)
+        launch = getattr(read_kernel, name)[number]
         sizes |= {"BLOCK_M": launch.queries, "BLOCK_N": launch.keys}
         compiled = compile_for(generation, read_kernel._attend, sizes, launch.warps, launch.stages)
     assert count_spills(compiled.asm["ptx"], generation, tmp_path) == 0
@@ -199,7 +207,8 @@ def test_the_kernels_on_a_gpu_are_as_exact_as_bfloat16(objects: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tiles", "processors", "expected"), [(41, 132, 3), (656, 132, 1), (132, 132, 1), (1, 4, 4)]
+    ("tiles", "processors", "expected"),
+    [(41, 132, 3), (82, 132, 3), (656, 132, 1), (132, 132, 1), (1, 4, 4)],
 )
 def test_keys_are_split_where_blocks_would_leave_processors_idle(
     tiles: int, processors: int, expected: int
@@ -207,6 +216,38 @@ def test_keys_are_split_where_blocks_would_leave_processors_idle(
     from sam3_node.models.sam.read_kernel import choose_splits
 
     assert choose_splits(tiles, processors) == expected
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_first_start_on_a_gpu_keeps_the_fastest_launch(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sam3_node.engines import fast_torch
+    from sam3_node.models.sam import read_kernel
+
+    device, launched = torch.device("cpu"), []
+    slow, broken, fastest, _ = read_kernel.LARGE
+
+    def measure(run: Any) -> float:
+        launched.append(read_kernel.choose_launch(device))
+        if launched[-1] == broken:
+            raise RuntimeError("ptxas fatal : Value 'sm_110a' is not defined for option 'gpu-name'")
+        return 1.0 if launched[-1] == fastest else 2.0
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(fast_torch, "_measure_ms", measure)
+    monkeypatch.setattr(read_kernel, "_fastest", {})
+    if kept:
+        fast_torch.choose_launch(device, tmp_path)
+        launched.clear()
+        read_kernel.use_launch(device, slow)
+    fast_torch.choose_launch(device, tmp_path)
+    assert launched == ([] if kept else list(read_kernel.LARGE))
+    assert read_kernel.choose_launch(device) == fastest
+    broken = fastest
+    with refuses(RuntimeError, field="sm_110a"):
+        monkeypatch.setattr(read_kernel, "list_launches", lambda device: (broken,))
+        read_kernel.time_launches(device, measure)
 
 
 def test_the_kernels_trace_without_running() -> None:
