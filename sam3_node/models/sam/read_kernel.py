@@ -315,15 +315,7 @@ def attend(
 
 
 @attend.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    counts: Tensor,
-    rotation: Tensor,
-    starts: list[int],
-    pooled: int,
-) -> Tensor:
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
     return value.new_empty(len(key), query.shape[1], value.shape[2], dtype=query.dtype)
 
 
