@@ -183,7 +183,8 @@ class MemoryBank:
         )
         self.keys: Tensor | None = None  # [objects, ring + conditioning, L, T, D]
         if model.keeps_keys:
-            self._ages = model.read_stage.project_ages()
+            read = model.read_stage
+            self._ages = torch.stack([*read.project(read.tokens.memory_position, bias=True)])
             layers, _, *sides = self._ages.shape
             shape = (*self.features.shape[:2], layers, *sides)
             if math.prod(shape) * model.dtype.itemsize <= MAX_KEY_BYTES:

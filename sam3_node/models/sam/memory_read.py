@@ -43,7 +43,7 @@ class KeptMemories(NamedTuple):
     keys: Tensor
     """[rows, slots, L, T, D], each as `MemoryRead.project` yields it"""
     ages: Tensor
-    """[L, ages, T, D], see `MemoryRead.project_ages`"""
+    """[L, ages, T, D], the keys of the rows of the temporal table"""
     rows: list[int]
     slots: list[list[int]]
     """S for each of the N rows"""
@@ -337,22 +337,17 @@ class MemoryRead(nn.Module):
         out: Tensor = self.norm(x).transpose(1, 2).reshape(offset.shape[0], self.hidden, *top.shape[-2:])
         return out
 
-    def project(self, memory: Tensor) -> Iterator[Tensor]:
-        """Yield the part of the keys of memories [..., T, 64] that no age changes: [..., T, D] for each layer."""
-        return self._project(memory, with_bias=False)
+    def project(self, x: Tensor, bias: bool = False) -> Iterator[Tensor]:
+        """Yield the keys of memories or of encodings [..., T, 64], rotated: [..., T, D] for each layer.
 
-    def project_ages(self) -> Tensor:
-        """Return the rest of the keys, by layer and row of the temporal table: [L, ages, T, D]."""
-        return torch.stack([*self._project(self.tokens.memory_position, with_bias=True)])
-
-    def _project(self, x: Tensor, with_bias: bool) -> Iterator[Tensor]:
+        The key of a memory without bias plus that of the encoding of its age with it is the key of both.
+        """
         rows = self.tokens.memory_rows
         for layer in self.layers:
             assert isinstance(layer, ReadLayer)
-            weight, bias = layer.key.weight, layer.key.bias if with_bias else None
-            yield rotate(
-                F.linear(x.to(weight.dtype), weight, bias), self.tokens.rotation[rows.start : rows.stop]
-            )
+            weight = layer.key.weight
+            projected = F.linear(x.to(weight.dtype), weight, layer.key.bias if bias else None)
+            yield rotate(projected, self.tokens.rotation[rows.start : rows.stop])
 
     def _attend(self, tokens: Tokens) -> Attend:
         if self.takes_any_width:
@@ -398,25 +393,20 @@ class ReadLayer(nn.Module):
         return apply_linear(self.own_out, out)
 
 
-class _TorchAttend:
-    def __init__(self, tokens: Tokens, maker: MemoryTokens) -> None:
-        self.tokens, self.rotation = tokens, maker.rotation[: maker.area]
-
-    def project_own(self, layer: ReadLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value = apply_linear(layer.own, x).unflatten(-1, (3, -1)).unbind(-2)
-        return rotate(query, self.rotation), rotate(key, self.rotation), value
-
-
-class _PlainAttend(_TorchAttend):
+class _PlainAttend:
     """Attention by torch's operations."""
 
     def __init__(self, tokens: Tokens, maker: MemoryTokens) -> None:
-        super().__init__(tokens, maker)
         rotation, memory = maker.rotation, maker.memory_rows
+        self.tokens, self.rotation = tokens, rotation[: maker.area]
         self.key_rotation = rotation[memory.start : memory.stop]
         self.reduced_rotation = (
             rotation[tokens.rows] if tokens.reduced else None
         )  # [1 or N, reduced, D / 2, 2]
+
+    def project_own(self, layer: ReadLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = apply_linear(layer.own, x).unflatten(-1, (3, -1)).unbind(-2)
+        return rotate(query, self.rotation), rotate(key, self.rotation), value
 
     def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
         tokens = self.tokens
@@ -438,7 +428,7 @@ class _PlainAttend(_TorchAttend):
         return key if rotated is full else torch.cat(parts, dim=1)  # otherwise it was done in place
 
 
-class _KeptAttend(_TorchAttend):
+class _KeptAttend(_PlainAttend):
     """Attention by torch's operations to keys that are kept."""
 
     def __init__(self, tokens: Tokens, maker: MemoryTokens, kept: KeptMemories, offset: Tensor) -> None:

@@ -235,8 +235,8 @@ def test_a_kept_key_plus_its_age_is_the_key_that_would_be_projected(model: Track
     rotation = torch.view_as_complex(read.tokens.rotation[: read.tokens.area].double())
     placed = memory.double() + read.tokens.memory_position[offset].double()
     with torch.inference_mode():
-        ages = read.project_ages()
-        for layer, kept, age in zip(read.layers, read.project(memory), ages, strict=True):
+        keys = read.project(memory), read.project(read.tokens.memory_position, bias=True)
+        for layer, kept, age in zip(read.layers, *keys, strict=True):
             key = F.linear(placed, layer.key.weight.double(), layer.key.bias.double()).unflatten(-1, (-1, 2))
             truth = torch.view_as_real(torch.view_as_complex(key) * rotation).flatten(-2)
             assert (kept + age[offset] - truth).abs().max() < 3e-6 * truth.abs().max()
