@@ -434,15 +434,16 @@ class _KeptAttend(_PlainAttend):
     def __init__(self, tokens: Tokens, maker: MemoryTokens, kept: KeptMemories, offset: Tensor) -> None:
         super().__init__(tokens, maker)
         self.kept, self.ages = kept, offset.tolist()
+        values, narrow = tokens.values, tokens.values.dtype != torch.float32
+        # plain steps go object by object, so its keys stay in the cache; fused attention takes all at once
+        self.key = values.new_empty(len(values) if narrow else 1, values.shape[1], kept.keys.shape[-1])
 
     def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
         values, mask = self.tokens.values, self.tokens.mask
         pointers = apply_linear(layer.key, self.tokens.keys)
         query = rotate(apply_linear(layer.query, x), self.rotation).expand(len(pointers), -1, -1)
-        # plain steps go object by object, so its keys stay in the cache; fused attention takes all at once
-        size = 1 if x.dtype == torch.float32 else len(pointers)
-        key = query.new_empty(size, values.shape[1], query.shape[2])
-        out = []
+        key, out = self.key, []
+        size = len(key)
         for start in range(0, len(pointers), size):
             some = slice(start, start + size)
             for i in range(size):
