@@ -20,142 +20,102 @@ class Sam3NodeError(Exception):
     may_pass = False
     """True if a retry may succeed with the same settings, such as when a device, an address or a host is absent now."""
 
+    def __init_subclass__(cls, code: str | None = None) -> None:
+        super().__init_subclass__()
+        cls.code = code or cls.code
 
-class WireError(Sam3NodeError):
+
+class WireError(Sam3NodeError, code="bad_message"):
     """Raised when bytes are not a valid message of wire version 1."""
 
-    code = "bad_message"
 
-
-class TransportError(Sam3NodeError):
+class TransportError(Sam3NodeError, code="transport"):
     """Raised when a socket cannot be opened or a peer does not answer in time."""
 
-    code = "transport"
 
-
-class NoAnswerError(TransportError):
+class NoAnswerError(TransportError, code="no_answer"):
     """Raised when a node does not answer a request in time. It may still execute the request."""
 
-    code = "no_answer"
 
-
-class AuthenticationError(TransportError):
+class AuthenticationError(TransportError, code="authentication"):
     """Raised when a key is missing, damaged or readable by other users, or when the peer refuses it."""
 
-    code = "authentication"
 
-
-class NotSeenError(Sam3NodeError):
+class NotSeenError(Sam3NodeError, code="not_seen"):
     """Raised when masks arrive, but no object with the wanted label is tracked in time. The message names the
     others."""
 
-    code = "not_seen"
 
-
-class AmbiguousError(Sam3NodeError):
+class AmbiguousError(Sam3NodeError, code="ambiguous"):
     """Raised when more objects have the wanted label than were asked for. The message names them."""
 
-    code = "ambiguous"
 
-
-class SettingsError(Sam3NodeError):
+class SettingsError(Sam3NodeError, code="settings"):
     """Raised when a profile, an environment variable, an option or a calibration file is invalid."""
 
-    code = "settings"
 
-
-class CameraError(Sam3NodeError):
+class CameraError(Sam3NodeError, code="camera"):
     """Raised when a camera or a video file cannot be opened or read."""
 
-    code = "camera"
 
-
-class CalibrationError(Sam3NodeError):
+class CalibrationError(Sam3NodeError, code="calibration"):
     """Raised when images or poses give no calibration: too few, too alike, inconsistent, or of another board."""
 
-    code = "calibration"
 
-
-class BagError(Sam3NodeError):
+class BagError(Sam3NodeError, code="bag"):
     """Raised when a recording is damaged or truncated, or lacks the requested data."""
 
-    code = "bag"
 
-
-class ReplayError(Sam3NodeError):
+class ReplayError(Sam3NodeError, code="replay"):
     """Raised when a replay cannot start or resume, or its checkpoint is damaged or from another job, model or bank."""
 
-    code = "replay"
 
-
-class ModelError(Sam3NodeError):
+class ModelError(Sam3NodeError, code="model"):
     """Raised when weights or a configuration cannot be used as a tracker."""
 
-    code = "model"
 
-
-class DeviceError(Sam3NodeError):
+class DeviceError(Sam3NodeError, code="device"):
     """Raised when this process has lost the GPU. Restart the process."""
 
-    code = "device"
 
-
-class EngineError(Sam3NodeError):
+class EngineError(Sam3NodeError, code="engine"):
     """Raised when an engine cannot be built, belongs to another machine or model, or fails the gate."""
 
-    code = "engine"
 
-
-class VocabularyError(Sam3NodeError):
+class VocabularyError(Sam3NodeError, code="vocabulary"):
     """Raised when a vocabulary or text encoder is damaged, incomplete, or does not match the detector's model."""
 
-    code = "vocabulary"
 
-
-class SnapshotError(Sam3NodeError):
+class SnapshotError(Sam3NodeError, code="snapshot"):
     """Raised when a snapshot is damaged, does not match version, model or tracker, or cannot be written or fetched."""
 
-    code = "snapshot"
 
-
-class RequestError(Sam3NodeError):
+class RequestError(Sam3NodeError, code="bad_request"):
     """Raised when a well-formed control request has a wrong prompt, operation or argument."""
 
-    code = "bad_request"
 
-
-class ForbiddenError(RequestError):
+class ForbiddenError(RequestError, code="forbidden"):
     """Raised when the role of a client's key does not permit a request."""
 
-    code = "forbidden"
 
-
-class UnknownObjectError(RequestError):
+class UnknownObjectError(RequestError, code="unknown_object"):
     """Raised when a request names an object id that is not tracked."""
 
-    code = "unknown_object"
 
-
-class UnknownFrameError(RequestError):
+class UnknownFrameError(RequestError, code="unknown_frame"):
     """Raised when the node does not keep the features of the requested frame, or no longer keeps them."""
 
-    code = "unknown_frame"
 
-
-class UnknownPhraseError(RequestError):
+class UnknownPhraseError(RequestError, code="unknown_phrase"):
     """Raised when the vocabulary lacks a phrase and no text encoder is available."""
 
-    code = "unknown_phrase"
 
-
-class NodeRestarted(Sam3NodeError):  # noqa: N818 - an occurrence to react to, such as StopIteration
+class NodeRestarted(Sam3NodeError, code="node_restarted"):  # noqa: N818 - an occurrence to react to, such as StopIteration
     """Raised when the object ids of a camera have begun again. An id now names another object than before.
 
     The node restarted, or it dropped a silent camera and serves it anew. `camera` names the camera. Unknown
     attributes are None, such as `new_epoch` and `node` when the node refused a request.
     """
-
-    code = "node_restarted"
 
     def __init__(
         self,
@@ -170,46 +130,32 @@ class NodeRestarted(Sam3NodeError):  # noqa: N818 - an occurrence to react to, s
         self.camera, self.old_epoch, self.new_epoch, self.node = camera, old_epoch, new_epoch, node
 
 
-class CapacityError(RequestError):
+class CapacityError(RequestError, code="full"):
     """Raised when the node already tracks the maximum number of objects."""
 
-    code = "full"
 
-
-class BusyError(RequestError):
+class BusyError(RequestError, code="busy"):
     """Raised when the node did not execute a request, because too many others were waiting."""
 
-    code = "busy"
 
-
-class SupersededError(RequestError):
+class SupersededError(RequestError, code="superseded"):
     """Raised when the node did not execute a request, because a newer one of the same client replaced it."""
 
-    code = "superseded"
 
-
-class PolicyError(Sam3NodeError):
+class PolicyError(Sam3NodeError, code="policy"):
     """Raised when an observation for a policy cannot be made, or the policy server's reply is invalid or an error."""
 
-    code = "policy"
 
-
-class MissingExtraError(Sam3NodeError):
+class MissingExtraError(Sam3NodeError, code="missing_extra"):
     """Raised when an optional dependency is missing. The message names the extra that installs it."""
 
-    code = "missing_extra"
 
-
-class OutputError(Sam3NodeError):
+class OutputError(Sam3NodeError, code="output"):
     """Raised when a file (video, image, bag, report) cannot be written."""
 
-    code = "output"
 
-
-class ProcessError(Sam3NodeError):
+class ProcessError(Sam3NodeError, code="process"):
     """Raised when a process of a group cannot be started, does not become ready, or ends early."""
-
-    code = "process"
 
 
 def install_advice(extra: str) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from .errors import OutputError
+from .errors import OutputError, Sam3NodeError
 
 UNFINISHED = ".unfinished"
 """Suffix of a file that is still being written."""
@@ -25,6 +25,7 @@ UNSAFE = re.compile(r"[^A-Za-z0-9_.-]|^\.+$")
 _LFS_POINTERS = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/")
 _POINTER_BYTES = 64
 
+FOLDER_PREFIX = "work-"
 GUARD = "guard"
 """Whoever holds the lock of this file may create temporary folders and remove abandoned ones."""
 
@@ -34,12 +35,19 @@ def safe_file_name(name: str) -> str:
     return UNSAFE.sub("_", name) or "_"
 
 
+@contextmanager
+def explain_os_error(kind: type[Sam3NodeError], what: str, remedy: str = "") -> Iterator[None]:
+    """Raise an error of this kind for an OSError in the block: `what` failed, why, and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}{remedy}") from error
+
+
 def make_folder(path: Path) -> None:
     """Create a folder and its parents, unless they exist. Raises OutputError that names the folder."""
-    try:
+    with explain_os_error(OutputError, f"cannot create the folder {path}", "; choose another"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot create the folder {path}: {error.strerror}; choose another") from error
 
 
 def prepare_output(path: Path, overwrite: bool = True) -> None:
@@ -52,12 +60,10 @@ def prepare_output(path: Path, overwrite: bool = True) -> None:
     is_new = not path.exists()
     if not is_new and not overwrite:
         raise OutputError(f"{path} exists already: choose another name, or delete it")
-    try:
+    with explain_os_error(OutputError, f"cannot write {path}", "; choose another file"):
         path.open("ab").close()
         if is_new:
             path.unlink()
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another file") from error
 
 
 def describe_stand_in(path: Path) -> str | None:
@@ -94,10 +100,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_output(path: Path, data: bytes) -> None:
     """Write a file as `write_atomically` does. Raises OutputError that names the file."""
-    try:
+    with explain_os_error(OutputError, f"cannot write {path}", "; choose another file"):
         write_atomically(path, data)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another file") from error
 
 
 @contextmanager
@@ -207,56 +211,36 @@ def temp_dir() -> Iterator[Path]:
     The next call removes the folders of processes that were killed. Raises OutputError if the folder cannot be created,
     or if another user can change its parent.
     """
-    import tempfile  # here, because it slows the start of a client
+    import shutil  # here, because both slow the start of a client
+    import tempfile
 
     root = Path(tempfile.gettempdir()) / f"sam3-node-{os.getuid()}"
-    try:
+    with explain_os_error(OutputError, f"cannot create temporary files in {root}", "; set TMPDIR"):
         root.mkdir(mode=0o700, exist_ok=True)
         if reason := describe_exposure(root):
             raise OutputError(f"no temporary files are created: {reason}, or set TMPDIR")
-        lock = _create_locked(root)
-    except OSError as error:
-        raise OutputError(
-            f"cannot create temporary files in {root}: {error.strerror or error}; set TMPDIR"
-        ) from error
-    with lock:
-        try:
-            yield _folder_beside(Path(lock.name))
-        finally:
-            _remove(Path(lock.name))
-
-
-def _create_locked(root: Path) -> IO[bytes]:
-    """Remove abandoned folders, then create a new folder and return its locked lock file."""
-    with open(os.open(root / GUARD, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        for path in root.glob("*.lock"):
-            with path.open("rb") as abandoned:
-                if _try_lock(abandoned):
-                    _remove(path)
-        import tempfile  # here, because it slows the start of a client
-
-        lock = tempfile.NamedTemporaryFile(dir=root, suffix=".lock", delete=False)  # noqa: SIM115 - the caller closes
-        _try_lock(lock)
-        _folder_beside(Path(lock.name)).mkdir()
-    return lock
-
-
-def _try_lock(lock: IO[bytes]) -> bool:
-    """Take the lock. Return False if another process holds it."""
+        with open(os.open(root / GUARD, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            for path in root.glob(f"{FOLDER_PREFIX}*"):
+                if (abandoned := _try_lock(path)) is not None:
+                    shutil.rmtree(path, ignore_errors=True)
+                    os.close(abandoned)
+            folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=root))
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _try_lock(folder: Path) -> int | None:
+    """Return a descriptor that holds the lock of a folder; None if the process that created it runs."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    return True
-
-
-def _remove(lock: Path) -> None:
-    import shutil  # here, because it slows the start of a client
-
-    shutil.rmtree(_folder_beside(lock), ignore_errors=True)
-    lock.unlink(missing_ok=True)
-
-
-def _folder_beside(lock: Path) -> Path:
-    return lock.with_suffix("")
+        os.close(descriptor)
+        return None
+    return descriptor

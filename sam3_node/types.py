@@ -10,7 +10,6 @@ import time
 from collections.abc import Generator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -129,6 +128,25 @@ def is_loopback(host: str) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
+class Address(NamedTuple):
+    """Host and port to listen on."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if only this machine can connect."""
+        return is_loopback(self.host)
+
+
+def split_address(text: str) -> Address | None:
+    """Return the parts of HOST:PORT or [IPV6]:PORT, None for anything else."""
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    return Address(host, int(port)) if host and port.isdecimal() and int(port) <= 65535 else None
+
+
 class Closeable:
     """Base of types that own a socket, a file or a process: a context manager that calls `close`."""
 
@@ -137,9 +155,7 @@ class Closeable:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

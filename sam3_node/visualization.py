@@ -181,40 +181,54 @@ def _cell(image: Image, caption: str, size: tuple[int, int]) -> Image:
 
 
 class VideoWriter(Closeable):
-    """An mp4 file of BGR frames. The first frame sets the size, and later frames are scaled to it."""
+    """An mp4 file of BGR frames, uint8 [h, w, 3]. The first frame sets the size, and later frames are scaled to it.
 
-    def __init__(self, path: Path, fps: float) -> None:
+    Without `fps`, the rate is measured from the capture times of the first FRAMES_FOR_RATE frames, which are buffered
+    until then.
+    """
+
+    def __init__(self, path: Path, fps: float | None = None) -> None:
         self.path = path
         self.frames = 0
         self._fps = fps
+        self._buffered: list[tuple[Image, int]] = []
         self._writer: cv2.VideoWriter | None = None
         self._size = (0, 0)
 
-    def write(self, image: Image) -> None:
-        """Add one frame. Raises OutputError when the file cannot be written."""
-        if self._writer is None:
-            self._writer = self._open(image)
-        if image.shape[1::-1] != self._size:
-            image = np.asarray(cv2.resize(image, self._size), dtype=np.uint8)
-        self._writer.write(image)
+    def write(self, image: Image, capture_ns: int = 0) -> None:
+        """Add one frame, captured at this time. Raises OutputError when the file cannot be written."""
         self.frames += 1
-
-    def _open(self, image: Image) -> cv2.VideoWriter:
-        height, width = image.shape[:2]
-        self._size = (width, height)
-        make_folder(self.path.parent)
-        fourcc = cv2.VideoWriter.fourcc(*"mp4v")
-        writer = cv2.VideoWriter(str(self.path), fourcc, self._fps, self._size)
-        if not writer.isOpened():
-            raise OutputError(f"cannot write a video to {self.path}: expected a writable .mp4 file")
-        return writer
+        self._buffered.append((image, capture_ns))
+        if self._writer is not None or self._fps is not None or len(self._buffered) == FRAMES_FOR_RATE:
+            self._flush()
 
     def close(self) -> None:
         """Finish the file. Without a frame there is no file. Raises OutputError if the disk was full."""
+        self._flush()
         if self._writer is not None:
             self._writer.release()
             self._writer = None
             self._check_whole()
+
+    def _flush(self) -> None:
+        """Write the buffered frames."""
+        buffered, self._buffered = self._buffered, []
+        if not buffered:
+            return
+        if self._writer is None:
+            self._size = buffered[0][0].shape[1::-1]
+            self._writer = self._open(self._fps or _measure_rate([capture_ns for _, capture_ns in buffered]))
+        for image, _ in buffered:
+            if image.shape[1::-1] != self._size:
+                image = np.asarray(cv2.resize(image, self._size), dtype=np.uint8)
+            self._writer.write(image)
+
+    def _open(self, fps: float) -> cv2.VideoWriter:
+        make_folder(self.path.parent)
+        writer = cv2.VideoWriter(str(self.path), cv2.VideoWriter.fourcc(*"mp4v"), fps, self._size)
+        if not writer.isOpened():
+            raise OutputError(f"cannot write a video to {self.path}: expected a writable .mp4 file")
+        return writer
 
     def _check_whole(self) -> None:
         # OpenCV does not tell about failed writes
@@ -227,43 +241,10 @@ class VideoWriter(Closeable):
             )
 
 
-class TimedVideoWriter(Closeable):
-    """An mp4 file whose frame rate is measured from the capture times of its first frames.
-
-    The first FRAMES_FOR_RATE frames are buffered until the rate can be measured.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.frames = 0
-        self._buffered: list[tuple[Image, int]] = []
-        self._writer: VideoWriter | None = None
-
-    def write(self, image: Image, capture_ns: int) -> None:
-        """Add a frame, BGR uint8 [h, w, 3], captured at this time. Raises OutputError as VideoWriter does."""
-        self.frames += 1
-        if self._writer is not None:
-            self._writer.write(image)
-            return
-        self._buffered.append((image, capture_ns))
-        if len(self._buffered) == FRAMES_FOR_RATE:
-            self._open()
-
-    def _open(self) -> None:
-        times = [capture_ns for _, capture_ns in self._buffered]
-        gaps = [later - earlier for earlier, later in itertools.pairwise(times) if later > earlier]
-        fps = NANOSECONDS / statistics.median(gaps) if gaps else 30.0
-        self._writer = VideoWriter(self.path, min(max(fps, 1.0), 240.0))
-        for image, _ in self._buffered:
-            self._writer.write(image)
-        self._buffered.clear()
-
-    def close(self) -> None:
-        """Finish the file. Without a frame there is no file."""
-        if self._writer is None and self._buffered:
-            self._open()
-        if self._writer is not None:
-            self._writer.close()
+def _measure_rate(times_ns: Sequence[int]) -> float:
+    """Return the frames per second by the median gap between capture times, 1 to 240; 30 without a gap."""
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times_ns) if later > earlier]
+    return min(max(NANOSECONDS / statistics.median(gaps), 1.0), 240.0) if gaps else 30.0
 
 
 def write_image(path: Path, image: Image) -> None:

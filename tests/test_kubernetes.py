@@ -12,8 +12,9 @@ import pytest
 
 from sam3_node.cli import main as cli
 from sam3_node.errors import SettingsError
-from sam3_node.settings import load_settings, split_address
+from sam3_node.settings import load_settings
 from sam3_node.transport.security import KeyFolder
+from sam3_node.types import split_address
 from tests.support.paths import ROOT
 from tests.support.refuses import refuses
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from ..files import describe_stand_in
 from ..types import Closeable, Depth, Frame, FramePose, Image
 from ..wire import decode_image
 from .decompression import STILL_SUFFIXES
-from .discovery import Camera, choose_cameras, probe, settle_kinds
+from .discovery import Camera, Firsts, choose_cameras, probe, settle_kinds
 from .formats.hdf5 import Hdf5Bag
 from .formats.image_folders import ImagesBag
 from .formats.lerobot import LeRobotBag
@@ -29,7 +28,7 @@ from .formats.video import VideoBag, decode_packets
 from .native import FRAME_ROOT
 from .native.reader import RecordingReader, is_recorded
 from .pairing import Pairing, TimeSpan, cut_samples
-from .samples import Payload, ReadReport, Sample, SampleReader, natural_order, split_selection
+from .samples import Payload, ReadReport, Sample, SampleReader, natural_order, reading, split_selection
 
 READERS: tuple[type[SampleReader], ...] = (
     *(McapBag, RealSenseBag, RosBag, VideoBag),
@@ -68,7 +67,7 @@ class Bag(Closeable):
         self._closed = False
 
     def __iter__(self) -> Iterator[Frame]:
-        with _reading(self._path):
+        with reading(self._path):
             for frame in self._frames():
                 if self._closed:
                     return
@@ -85,7 +84,7 @@ class Bag(Closeable):
 
     def robot_poses(self) -> Iterator[FramePose]:
         """Yield the robot's poses from a recording of this package, or from a LeRobot dataset that names them."""
-        with _reading(self._path):
+        with reading(self._path):
             yield from self._poses()
 
     def close(self) -> None:
@@ -112,7 +111,7 @@ def open_bag(
     recording has no Unix times. `PATH#episode=3` reads one episode of a dataset (`episodes`).
     """
     path = Path(path)
-    with _reading(path):
+    with reading(path):
         files = sorted(path.glob("*.mcap*"), key=natural_order) if path.is_dir() else [path]
         mcap = {file: _list_colour_topics(file) for file in files if McapBag.recognises(file)}
         native = {file: cameras for file, cameras in mcap.items() if cameras}
@@ -122,15 +121,6 @@ def open_bag(
         # an empty file is a split that never began
         others = [file for file in others if file.is_symlink() or (file.is_file() and file.stat().st_size)]
         return _NativeBag(path, native, others, topics, span, depth_aligned)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn the OSError of a recording that disappears or cannot be read into BagError."""
-    try:
-        yield
-    except OSError as error:
-        raise BagError(f"cannot read {error.filename or path}: {error.strerror or error}") from error
 
 
 def _list_colour_topics(path: Path) -> dict[str, str]:
@@ -208,8 +198,7 @@ class _ForeignBag(Bag):
         super().__init__(reader.path, span)
         self._reader, self._opening = reader, ReadReport()
         try:
-            cameras, obstacles = _choose_readable(reader, chosen, self._opening)
-            cameras = _drop_unreadable(cameras, obstacles, chosen, self._opening)
+            cameras = self._drop_unreadable(*self._choose(chosen), chosen)
         except BaseException:
             reader.close()
             raise
@@ -246,79 +235,77 @@ class _ForeignBag(Bag):
     def _samples(self) -> Iterator[Sample]:
         self._report = ReadReport()
         topics = {topic for camera in self._cameras for topic in camera.topics}
+        # a part of a video stream needs what was before it
+        whole = decode_packets(self._reader.samples(topics), self._report)
         if self._span.is_whole:
-            return decode_packets(self._reader.samples(topics), self._report)
+            return whole
         colour = {camera.colour for camera in self._cameras}
         first = next(iter(self._reader.samples(colour)), None)
         span = self._span.resolve(first.logged_ns if first else 0)
         if span.begin_ns is not None and self._reader.can_seek:
             return cut_samples(self._reader.samples(topics, span.begin_ns), span, colour)
-        # a part of a video stream needs what was before it
-        return cut_samples(decode_packets(self._reader.samples(topics), self._report), span, colour)
+        return cut_samples(whole, span, colour)
 
+    def _choose(self, chosen: Collection[str]) -> tuple[Sequence[Camera], dict[str, BagError]]:
+        """Return the cameras, with depth from topics that hold depth, and the errors of topics that cannot be read.
 
-def _choose_readable(
-    reader: SampleReader, chosen: Collection[str], report: ReadReport
-) -> tuple[Sequence[Camera], dict[str, BagError]]:
-    """Return the cameras, with depth from topics that hold depth, and the errors of topics that cannot be read.
-
-    A depth topic without depth goes into the report if its camera has no other one.
-    """
-    topics, firsts, unfit = settle_kinds(reader), dict[str, type[Payload] | BagError](), dict[str, Camera]()
-    while True:
-        cameras = choose_cameras(reader.path, topics, chosen)
-        firsts |= probe(reader, [name for camera in cameras for name in camera.topics if name not in firsts])
-        depthless = {camera.depth for camera in cameras if not _is_depth(firsts.get(camera.depth or ""))}
-        depthless -= {None, *chosen}
-        if not depthless:
-            break
-        unfit = {camera.colour: camera for camera in cameras if camera.depth in depthless} | unfit
-        topics = tuple(topic._replace(kind="other") if topic.name in depthless else topic for topic in topics)
-    kept = []
-    for camera in cameras:
-        if camera.depth is None:
-            camera = unfit.get(camera.colour, camera)
-        # other topics are silent, or damaged
-        if camera.depth in firsts and not _is_depth(firsts[camera.depth]):
-            report.add(
-                f"skipped {camera.depth}: expected depth (16UC1 in mm, 32FC1 in m, PNG of 16-bit grey), found "
-                "images of 8 bits or in colour"
+        A depth topic without depth is reported if its camera has no other one.
+        """
+        topics, firsts, unfit = settle_kinds(self._reader), Firsts(), dict[str, Camera]()
+        while True:
+            cameras = choose_cameras(self._reader.path, topics, chosen)
+            names = [name for camera in cameras for name in camera.topics]
+            firsts |= probe(self._reader, [name for name in names if name not in firsts])
+            depthless = {camera.depth for camera in cameras if not _is_depth(firsts.get(camera.depth or ""))}
+            depthless -= {None, *chosen}
+            if not depthless:
+                break
+            unfit = {camera.colour: camera for camera in cameras if camera.depth in depthless} | unfit
+            topics = tuple(
+                topic._replace(kind="other") if topic.name in depthless else topic for topic in topics
             )
-            camera = replace(camera, depth=None)
-        kept.append(camera)
-    return kept, {name: first for name, first in firsts.items() if isinstance(first, BagError)}
+        kept = []
+        for camera in cameras:
+            if camera.depth is None:
+                camera = unfit.get(camera.colour, camera)
+            # other topics are silent, or damaged
+            if camera.depth in firsts and not _is_depth(firsts[camera.depth]):
+                self._opening.add(
+                    f"skipped {camera.depth}: expected depth (16UC1 in mm, 32FC1 in m, PNG of 16-bit grey), found "
+                    "images of 8 bits or in colour"
+                )
+                camera = replace(camera, depth=None)
+            kept.append(camera)
+        return kept, {name: first for name, first in firsts.items() if isinstance(first, BagError)}
+
+    def _drop_unreadable(
+        self, cameras: Sequence[Camera], obstacles: dict[str, BagError], chosen: Collection[str]
+    ) -> list[Camera]:
+        """Return the cameras without streams of an unknown encoding, and report these.
+
+        Raises BagError if no camera is left, or if the colour of a chosen one cannot be read.
+        """
+        readable: list[Camera] = []
+        for camera in cameras:
+            error = obstacles.get(camera.colour)
+            if error is not None and (len(cameras) == 1 or chosen):
+                raise error
+            if error is not None:
+                self._opening.add(f"skipped the camera {camera.name}: {error}")
+                continue
+            for part, topic in (("depth", camera.depth), ("intrinsics", camera.intrinsics)):
+                if topic in obstacles:
+                    self._opening.add(f"skipped {topic}: {obstacles[topic]}")
+                    camera = replace(camera, **{part: None})  # type: ignore[arg-type]
+            readable.append(camera)
+        if not readable:
+            raise BagError(f"expected a camera that can be read, found none: {self._opening.text()}")
+        return readable
 
 
 def _is_depth(first: type[Payload] | BagError | None) -> bool:
     """Return True for depth, and for a topic that cannot be read."""
     return isinstance(first, BagError) or (first is not None and issubclass(first, Depth))
-
-
-def _drop_unreadable(
-    cameras: Sequence[Camera], obstacles: dict[str, BagError], chosen: Collection[str], report: ReadReport
-) -> list[Camera]:
-    """Return the cameras without streams of an unknown encoding, and report these.
-
-    Raises BagError if no camera is left, or if the colour of a chosen one cannot be read.
-    """
-    readable: list[Camera] = []
-    for camera in cameras:
-        error = obstacles.get(camera.colour)
-        if error is not None and (len(cameras) == 1 or chosen):
-            raise error
-        if error is not None:
-            report.add(f"skipped the camera {camera.name}: {error}")
-            continue
-        if camera.depth in obstacles:
-            report.add(f"skipped {camera.depth}: {obstacles[camera.depth]}")
-            camera = replace(camera, depth=None)
-        if camera.intrinsics in obstacles:
-            report.add(f"skipped {camera.intrinsics}: {obstacles[camera.intrinsics]}")
-            camera = replace(camera, intrinsics=None)
-        readable.append(camera)
-    if not readable:
-        raise BagError(f"expected a camera that can be read, found none: {report.text()}")
-    return readable
 
 
 def _open_reader(path: Path) -> SampleReader:

@@ -44,6 +44,10 @@ _VARIANTS = {*_RECTIFIED, "raw", "unrectified"}  # of the images of one sensor
 _NO_PICTURE = re.compile(r"confidence|disparity", re.IGNORECASE)
 
 
+Firsts = dict[str, type[Payload] | BagError]
+"""The type of the first payload of topics, or why it cannot be read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Camera:
     """One camera of a recording, described by the topics of its frames.
@@ -140,21 +144,19 @@ def _is_open(topic: Topic) -> bool:
     return not is_named or _INTO_DEPTH.search(topic.name) is not None
 
 
-def probe(reader: SampleReader, topics: Collection[str]) -> dict[str, type[Payload] | BagError]:
+def probe(reader: SampleReader, topics: Collection[str]) -> Firsts:
     """Return the type of the first payload of each topic, or why it cannot be read; nothing for a silent topic.
 
     One pass serves all topics that begin together and can be read, unless the reader reads single topics cheaply. After
     MAX_FAILURES topics that cannot be read, the topics that have not come are not read either.
     """
-    found: dict[str, type[Payload] | BagError] = {}
+    found: Firsts = {}
     for group in [{name} for name in topics] if reader.is_sequential else [set(topics)]:
         _probe_group(reader, group, found)
     return found
 
 
-def _probe_group(
-    reader: SampleReader, topics: Collection[str], found: dict[str, type[Payload] | BagError]
-) -> None:
+def _probe_group(reader: SampleReader, topics: Collection[str], found: Firsts) -> None:
     for _ in range(MAX_FAILURES):
         waiting = set(topics) - found.keys()
         try:
@@ -176,9 +178,7 @@ def _probe_group(
         )
 
 
-def _probe_together(
-    reader: SampleReader, waiting: Collection[str], found: dict[str, type[Payload] | BagError]
-) -> bool:
+def _probe_together(reader: SampleReader, waiting: Collection[str], found: Firsts) -> bool:
     """Add to `found` in one pass; return False where it is better to begin anew with fewer topics."""
     left, others = set(waiting), 0
     for sample in reader.samples(waiting):

@@ -57,11 +57,8 @@ class IsolatedCalls(Closeable):
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                assert pipe is not None
-                with suppress(OSError):  # a request may be left that the child did not read
-                    pipe.close()
+            with suppress(OSError), child:  # a request may be left that the child did not read
+                pass  # closes the pipes, and waits
 
     def _request(self, function: str, path: Path | str, arguments: dict[str, Any]) -> Any:
         request = msgpack.packb(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from statistics import median, median_low
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -240,7 +240,7 @@ class Pairing:
             state.first_depth_ns = sample.stamp_ns
         state.depths.append(sample)
         state.depth_times.add(sample)
-        while len(state.depths) > 1 and sum(map(_depth_size, state.depths)) > MAX_BYTES:
+        while len(state.depths) > 1 and sum(_size(depth.payload) for depth in state.depths) > MAX_BYTES:
             state.depths.popleft()
         self._note_distance(state, sample.stamp_ns, state.colour_times.stamps_ns)
 
@@ -320,13 +320,8 @@ def _distance(depth: Sample | None, waiting: _WaitingImage) -> int:
     return MAX_TOLERANCE_NS + 1 if depth is None else abs(depth.stamp_ns - waiting.stamp_ns)
 
 
-def _size(image: Colour | Depth) -> int:
+def _size(image: Any) -> int:
     return memoryview(image.data).nbytes
-
-
-def _depth_size(sample: Sample) -> int:
-    assert isinstance(sample.payload, Depth)
-    return _size(sample.payload)
 
 
 def _has_values(depth: Depth) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
@@ -145,6 +146,15 @@ class UnreadableTopicError(BagError):
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(f"{topic}: {reason}")
         self.topic = topic
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn the OSError of a file that disappears or cannot be read into BagError."""
+    try:
+        yield
+    except OSError as error:
+        raise BagError(f"cannot read {error.filename or path}: {error.strerror or error}") from error
 
 
 class ReadReport:

@@ -13,9 +13,9 @@ from typing import Any
 from ..bags.messages import foxglove_out
 from ..bags.messages.foxglove_out import Encoded
 from ..errors import SettingsError, TransportError, WireError, require
-from ..settings import Address, Settings, split_address
+from ..settings import Settings
 from ..transport.mask_pairing import MAX_CAMERAS
-from ..types import Frame, MaskFrame
+from ..types import Address, Frame, MaskFrame, split_address
 
 EXTRA = "foxglove"
 MAX_BACKLOG = 16

@@ -9,7 +9,7 @@ import logging
 import threading
 from typing import NamedTuple, Protocol
 
-from ..errors import SettingsError, WireError
+from ..errors import WireError
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import MaskPair, MaskPairing, Security, StreamTap
@@ -53,11 +53,7 @@ def run_bridge(settings: Settings, viewer: Viewer, stop: threading.Event, watchd
     transport = settings.transport
     sender, dropped = _Sender(viewer), 0
     try:
-        if transport.delivery == "every":
-            raise SettingsError(
-                "bridge needs transport.delivery = 'newest': with 'every' each message goes to one receiver, and the "
-                "bridge would take frames from the node and masks from the policy"
-            )
+        transport.require_newest("bridge")
         security = Security.from_settings(transport)
         with StreamTap(transport.frames, transport.masks, (), QUEUE_BYTES, security=security) as tap:
             pairing = MaskPairing()

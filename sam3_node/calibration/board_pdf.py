@@ -57,22 +57,12 @@ def _measure(board: Board) -> tuple[float, float]:
 
 def pattern(board: Board) -> Iterator[Rectangle]:
     """Yield the black rectangles of the board's pattern."""
-    if board.kind == "chessboard":
-        yield from _draw_squares(board.columns + 1, board.rows + 1, board.pitch_m * 1e3)
-    else:
-        yield from _draw_markers(board)
-
-
-def _draw_squares(columns: int, rows: int, side: float) -> Iterator[Rectangle]:
-    for row in range(rows):
-        for column in range(row % 2, columns, 2):
-            yield column * side, row * side, side, side
-
-
-def _draw_markers(board: Board) -> Iterator[Rectangle]:
-    if board.kind == "charuco":
-        yield from _draw_squares(board.columns, board.rows, board.pitch_m * 1e3)
-    for corners, bits in board.markers():
+    # the corners of a chessboard are inside it
+    extra, square = int(board.kind == "chessboard"), board.pitch_m * 1e3
+    for row in range(board.rows + extra) if board.kind != "apriltag" else ():
+        for column in range(row % 2, board.columns + extra, 2):
+            yield column * square, row * square, square, square
+    for corners, bits in board.markers() if board.kind != "chessboard" else ():
         left, top = corners.min(axis=0)[:2] * 1e3
         side = np.ptp(corners[:, 0]) * 1e3 / len(bits)
         for row, values in enumerate(bits):

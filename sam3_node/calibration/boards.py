@@ -27,6 +27,8 @@ from ..geometry import Array
 
 BoardKind = Literal["charuco", "chessboard", "apriltag"]
 GreyImage = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.intp]
+Quads = npt.NDArray[np.float32]
 
 BOARD_FORMS = (
     "charuco:7x5:30mm:21mm:4x4_50 (squares across and down, side of a square, side of a marker, dictionary), "
@@ -42,14 +44,8 @@ _FORMS = {
     "apriltag": re.compile(rf"(\d+)x(\d+):{_LENGTH}:{_LENGTH}(?::(\w+))??{_FIRST}"),
 }
 _SIZES = (50, 100, 250, 1000)
-_OTHERS = (
-    "ARUCO_ORIGINAL",
-    "ARUCO_MIP_36h12",
-    "APRILTAG_16h5",
-    "APRILTAG_25h9",
-    "APRILTAG_36h10",
-    "APRILTAG_36h11",
-)
+_TAGS = tuple(f"APRILTAG_{name}" for name in ("16h5", "25h9", "36h10", "36h11"))
+_OTHERS = ("ARUCO_ORIGINAL", "ARUCO_MIP_36h12", *_TAGS)
 _DICTIONARIES = {
     re.sub("^(aruco_mip|apriltag)_", "", name.lower()): name
     for name in (*(f"{bits}X{bits}_{count}" for bits in (4, 5, 6, 7) for count in _SIZES), *_OTHERS)
@@ -66,9 +62,8 @@ _TAG_WINDOW_SHARE = 0.1  # of a tag's side, which is 6 to 10 cells
 _MAX_WINDOW_PX = 15
 _FITS = 0.2  # largest misfit of a layout that explains an image
 _MAX_MISFIT = 1.0  # of a marker's side, in the median: a wide lens bends straight rows by half of it
-_SAME_MISFIT = (
-    0.02  # misfits of two layouts that an image cannot tell apart differ by less, or by less than a third
-)
+# misfits of two layouts that an image cannot tell apart differ by less, or by less than a third
+_SAME_MISFIT = 0.02
 _MAX_SEARCHED_PX = 2600  # of the enlarged image
 _SUBPIX_CRITERIA = (cv2.TERM_CRITERIA_COUNT + cv2.TERM_CRITERIA_EPS, 60, 1e-4)
 
@@ -77,15 +72,15 @@ _SUBPIX_CRITERIA = (cv2.TERM_CRITERIA_COUNT + cv2.TERM_CRITERIA_EPS, 60, 1e-4)
 class Corners:
     """Corners of a board in one image: `ids` int [n] index `Board.points`, `pixels` are float64 [n, 2]."""
 
-    ids: npt.NDArray[np.intp]
+    ids: Indices
     pixels: Array
 
 
 class Markers(NamedTuple):
     """Markers in one image: `ids` int [m], and `quads` float32 [m, 4, 2], clockwise from a marker's first corner."""
 
-    ids: npt.NDArray[np.intp]
-    quads: npt.NDArray[np.float32]
+    ids: Indices
+    quads: Quads
 
 
 _NO_MARKERS = Markers(np.zeros(0, np.intp), np.zeros((0, 4, 2), np.float32))
@@ -96,7 +91,7 @@ class _Layout(NamedTuple):
 
     plane: Array
     """corners [m, 4, 2] of the markers in metres, in the order of Markers.quads"""
-    slots: npt.NDArray[np.intp]
+    slots: Indices
     """index [m, 4] in Board.points of each of them; for charuco 0"""
     legacy: bool = False
     """the top-left square of an even ChArUco board has a marker"""
@@ -143,24 +138,24 @@ class Board:
         if self.kind != "chessboard":
             object.__setattr__(self, "dictionary", _name_dictionary(self.dictionary))
         smallest = 3 if self.kind != "apriltag" else 1
-        if (
-            min(self.columns, self.rows) < smallest
-            or max(self.columns, self.rows) > MAX_SIDE
-            or self.pitch_m <= 0
+        if not (
+            smallest <= self.columns <= MAX_SIDE and smallest <= self.rows <= MAX_SIDE and self.pitch_m > 0
         ):
-            raise CalibrationError(
-                f"board {self}: expected {smallest} to {MAX_SIDE} columns and rows, and a side above 0"
-            )
+            raise self._wrong(f"expected {smallest} to {MAX_SIDE} columns and rows, and a side above 0")
         if self.kind == "charuco" and not 0 < self.second_m < self.pitch_m:
-            raise CalibrationError(f"board {self}: expected markers smaller than the squares")
+            raise self._wrong("expected markers smaller than the squares")
         if self.kind == "apriltag" and self.second_m <= 0:
-            raise CalibrationError(f"board {self}: expected a gap between the tags")
-        size = 0 if self.kind == "chessboard" else len(self._dictionary.bytesList)
-        if self.kind != "chessboard" and self.first + self._marker_count > size:
-            raise CalibrationError(
-                f"board {self}: {self.dictionary} has {size} markers, the board needs "
-                f"{self.first + self._marker_count}; choose a larger dictionary"
+            raise self._wrong("expected a gap between the tags")
+        if self.kind == "chessboard":
+            return
+        size, needed = len(self._dictionary.bytesList), self.first + self._marker_count
+        if needed > size:
+            raise self._wrong(
+                f"{self.dictionary} has {size} markers, the board needs {needed}; choose a larger dictionary"
             )
+
+    def _wrong(self, text: str) -> CalibrationError:
+        return CalibrationError(f"board {self}: {text}")
 
     def __str__(self) -> str:
         def length(metres: float) -> str:
@@ -270,7 +265,7 @@ class Board:
         below = [layout for layout in alike if layout.from_below]
         return below[0] if 0 < len(below) < len(alike) and _has_squares(quads, self, grey) else alike[0]
 
-    def select(self, markers: Markers) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    def select(self, markers: Markers) -> tuple[Indices, npt.NDArray[np.bool_]]:
         """Return the index of each marker that is on the board, and which of the markers these are."""
         index = markers.ids - self.first
         on_board = (index >= 0) & (index < self._marker_count)
@@ -369,7 +364,7 @@ class Board:
         return Corners(np.arange(len(pixels)), pixels)
 
 
-def _refine_tag(quad: npt.NDArray[np.float32], grey: GreyImage) -> Array:
+def _refine_tag(quad: Quads, grey: GreyImage) -> Array:
     """Refine the corners [4, 2] of a tag in a window that stays inside its border cells.
 
     OpenCV's own refinements are worse: one takes too large a window, the other is off by half a pixel.
@@ -430,7 +425,7 @@ def _detect_markers(
     return Markers(np.asarray(ids).ravel().astype(np.intp), pixels.astype(np.float32))
 
 
-def _measure_misfit(plane: Array, quads: npt.NDArray[np.float32]) -> float:
+def _measure_misfit(plane: Array, quads: Quads) -> float:
     """Return the median distance of markers [m, 4, 2] from their places in a plane, in sides of a marker.
 
     The places are mapped by the homography that fits best.
@@ -441,26 +436,23 @@ def _measure_misfit(plane: Array, quads: npt.NDArray[np.float32]) -> float:
     return misfit if np.isfinite(misfit) else float("inf")
 
 
-def _place(plane: Array, quads: npt.NDArray[np.float32], places: Array) -> Array:
+def _place(plane: Array, quads: Quads, places: Array) -> Array:
     """Map places [n, 4, 2] as markers [m, 4, 2] of a plane lie in the image; return pixels [4 n, 2], nan for no map."""
     homography, _ = cv2.findHomography(plane.reshape(-1, 1, 2), quads.reshape(-1, 1, 2))
     if homography is None or not np.isfinite(homography).all():
         return np.full((4 * len(places), 2), np.nan)
-    return np.asarray(cv2.perspectiveTransform(places.reshape(-1, 1, 2), homography), np.float64).reshape(
-        -1, 2
-    )
+    pixels = cv2.perspectiveTransform(places.reshape(-1, 1, 2), homography)
+    return np.asarray(pixels, np.float64).reshape(-1, 2)
 
 
-def _count_missing(
-    plane: Array, index: npt.NDArray[np.intp], quads: npt.NDArray[np.float32], shape: tuple[int, ...]
-) -> int:
+def _count_missing(plane: Array, index: Indices, quads: Quads, shape: tuple[int, ...]) -> int:
     """Return how many markers are not among `index`, although a layout has them inside the image."""
     pixels = _place(plane[index], quads, plane).reshape(-1, 4, 2)
     inside = np.all((pixels > 0) & (pixels < (shape[1] - 1, shape[0] - 1)), axis=(1, 2))
     return int(np.delete(inside, index).sum())
 
 
-def _has_squares(quads: npt.NDArray[np.float32], board: Board, grey: GreyImage) -> bool:
+def _has_squares(quads: Quads, board: Board, grey: GreyImage) -> bool:
     """Return True if black squares touch the corners of tags [m, 4, 2], as on Kalibr's AprilGrid."""
     gap = board.second_m / board.pitch_m
     low, high = -gap / 2, 1 + gap / 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -79,9 +79,24 @@ class Solution:
         fx, fy, cx, cy = map(float, self.camera)
         return Intrinsics(fx, fy, cx, cy, model, tuple(map(float, self.coeffs)))
 
+    def project(self, ids: npt.NDArray[np.intp], pose: Array) -> Projection:
+        """Project the corners `ids` [n] with the pose [6] (rotation vector, translation), camera from board."""
+        points, coeffs = self.points[ids], self.coeffs
+        fx, fy, cx, cy = self.camera
+        matrix = np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1.0]])
+        rotation, translation = pose[:3].reshape(3, 1), pose[3:].reshape(3, 1)
+        if self.lens.model == "fisheye":
+            pixels, jacobian = cv2.fisheye.projectPoints(
+                points[:, None], rotation, translation, matrix, coeffs
+            )
+            parts = jacobian[:, 8:11], jacobian[:, 11:14], jacobian[:, 0:4], jacobian[:, 4:8]
+        else:
+            pixels, jacobian = cv2.projectPoints(points, rotation, translation, matrix, coeffs)
+            parts = jacobian[:, 0:3], jacobian[:, 3:6], jacobian[:, 6:10], jacobian[:, 10 : 10 + len(coeffs)]
+        return Projection(pixels.reshape(-1, 2), *parts)
 
-@dataclass(frozen=True, slots=True)
-class Projection:
+
+class Projection(NamedTuple):
     """Pixels [n, 2] and their derivatives [2n, k]: by rotation vector, translation, camera, and coefficients."""
 
     pixels: Array
@@ -91,47 +106,26 @@ class Projection:
     by_coeffs: Array
 
 
-def project_points(points: Array, pose: Array, camera: Array, coeffs: Array, model: LensModel) -> Projection:
-    """Project board points [n, 3] with the pose [6] (rotation vector, translation), camera from board."""
-    matrix = np.array([[camera[0], 0, camera[2]], [0, camera[1], camera[3]], [0, 0, 1.0]])
-    rotation, translation = pose[:3].reshape(3, 1), pose[3:].reshape(3, 1)
-    if model == "fisheye":
-        pixels, jacobian = cv2.fisheye.projectPoints(points[:, None], rotation, translation, matrix, coeffs)
-        parts = jacobian[:, 8:11], jacobian[:, 11:14], jacobian[:, 0:4], jacobian[:, 4:8]
-    else:
-        pixels, jacobian = cv2.projectPoints(points, rotation, translation, matrix, coeffs)
-        parts = jacobian[:, 0:3], jacobian[:, 3:6], jacobian[:, 6:10], jacobian[:, 10 : 10 + len(coeffs)]
-    return Projection(pixels.reshape(-1, 2), *parts)
-
-
 def compute_residuals(solution: Solution, views: Sequence[BoardView]) -> list[Array]:
     """Return measured minus projected pixels [n, 2] of each view."""
-    return [
-        view.pixels
-        - project_points(
-            solution.points[view.ids], pose, solution.camera, solution.coeffs, solution.lens.model
-        ).pixels
-        for view, pose in zip(views, solution.poses, strict=True)
-    ]
+    pairs = zip(views, solution.poses, strict=True)
+    return [view.pixels - solution.project(view.ids, pose).pixels for view, pose in pairs]
 
 
 def adjust(
     views: Sequence[BoardView],
     start: Solution,
     *,
-    printed: Array,
-    pitch_m: float,
-    shape: bool = False,
+    shape: Board | None = None,
     robust: bool = False,
     fixed_camera: bool = False,
 ) -> Solution:
     """Minimise the reprojection error of all views from a starting solution with one pose for each view.
 
-    `printed` [p, 3] are the board's corners as printed, `pitch_m` their distance. With `shape` the offsets of the
-    corners are estimated. `robust` uses Huber weights. With `fixed_camera` only the poses change.
-    Raises CalibrationError if the views do not determine the parameters.
+    `shape` is a board whose corners' offsets from their printed places are estimated. `robust` uses Huber weights. With
+    `fixed_camera` only the poses change. Raises CalibrationError if the views do not determine the parameters.
     """
-    problem = _Problem(views, start, printed, pitch_m, shape, fixed_camera)
+    problem = _Problem(views, start, shape, fixed_camera)
     try:
         parameters, normal, sigma = _solve(problem, problem.pack(start), robust)
         inverse = np.asarray(np.linalg.inv(normal), np.float64)
@@ -139,7 +133,7 @@ def adjust(
         raise CalibrationError(
             f"{len(views)} views do not determine the camera; add tilted views in all parts of the image"
         ) from error
-    solution = problem.unpack(parameters, start)
+    solution = problem.unpack(parameters)
     if fixed_camera:
         return replace(solution, sigma_px=sigma, covariance=None)
     covariance = inverse[: problem.camera_count, : problem.camera_count] * sigma**2
@@ -149,22 +143,14 @@ def adjust(
 class _Problem:
     """The parameter vector (camera, active coefficients, offsets, poses), residuals and Jacobian."""
 
-    def __init__(
-        self,
-        views: Sequence[BoardView],
-        start: Solution,
-        printed: Array,
-        pitch_m: float,
-        shape: bool,
-        fixed: bool,
-    ) -> None:
+    def __init__(self, views: Sequence[BoardView], start: Solution, shape: Board | None, fixed: bool) -> None:
         self.views, self.lens, self._start = views, start.lens, start
-        self._printed, self._fixed = printed, fixed
+        self._printed, self._fixed = shape.points if shape else start.points, fixed
         self.camera_count = 0 if fixed else 4 + len(start.lens.active)
-        self._shape_count = printed.size if shape and not fixed else 0
+        self._shape_count = self._printed.size if shape else 0
         self.first_pose = self.camera_count + self._shape_count
         self.size = self.first_pose + 6 * len(views)
-        self._prior_m = _SHAPE_PRIOR * pitch_m
+        self.prior_m = _SHAPE_PRIOR * (shape.pitch_m if shape else 1.0)
         self.residual_count = sum(2 * len(view.ids) for view in views)
 
     def pack(self, solution: Solution) -> Array:
@@ -172,46 +158,36 @@ class _Problem:
         offsets = (solution.points - self._printed).ravel() if self._shape_count else np.zeros(0)
         return np.concatenate([np.asarray(camera, np.float64), offsets, solution.poses.ravel()])
 
-    def unpack(self, parameters: Array, start: Solution) -> Solution:
-        camera, coeffs = start.camera, np.zeros(self.lens.count)
-        points = start.points
-        if self._fixed:
-            coeffs = start.coeffs
-        else:
-            camera = parameters[:4]
+    def unpack(self, parameters: Array) -> Solution:
+        solution = replace(self._start, poses=parameters[self.first_pose :].reshape(-1, 6))
+        if not self._fixed:
+            coeffs = np.zeros(self.lens.count)
             coeffs[list(self.lens.active)] = parameters[4 : self.camera_count]
-            points = self._printed
+            solution = replace(solution, camera=parameters[:4], coeffs=coeffs)
         if self._shape_count:
-            points = self._printed + parameters[self.camera_count : self.first_pose].reshape(-1, 3)
-        return replace(
-            start,
-            camera=camera,
-            coeffs=coeffs,
-            points=points,
-            poses=parameters[self.first_pose :].reshape(-1, 6),
-        )
+            offsets = parameters[self.camera_count : self.first_pose].reshape(-1, 3)
+            solution = replace(solution, points=self._printed + offsets)
+        return solution
 
     def compute_residuals(self, parameters: Array) -> Array:
         """Return projected minus measured pixels [m] of all views."""
-        solution = self.unpack(parameters, self._start)
+        solution = self.unpack(parameters)
         return -np.concatenate([part.ravel() for part in compute_residuals(solution, self.views)])
 
     def evaluate(self, parameters: Array, sigma: float) -> tuple[Array, Array, Array]:
         """Return residuals [m] of all views, their Jacobian [m, size], and the prior's (gradient, weight) [size, 2]."""
-        solution = self.unpack(parameters, self._start)
+        solution = self.unpack(parameters)
         residuals, jacobian = np.empty(self.residual_count), np.zeros((self.residual_count, self.size))
         row = 0
         for index, (view, pose) in enumerate(zip(self.views, solution.poses, strict=True)):
             rows = slice(row, row + 2 * len(view.ids))
-            projection = project_points(
-                solution.points[view.ids], pose, solution.camera, solution.coeffs, self.lens.model
-            )
+            projection = solution.project(view.ids, pose)
             residuals[rows] = (projection.pixels - view.pixels).ravel()
             self._fill(jacobian[rows], index, view, pose, projection)
             row = rows.stop
         prior = np.zeros((self.size, 2))
         if self._shape_count:
-            weight = (sigma / self._prior_m) ** 2
+            weight = (sigma / self.prior_m) ** 2
             offsets = slice(self.camera_count, self.first_pose)
             prior[offsets, 0], prior[offsets, 1] = weight * parameters[offsets], weight
         return residuals, jacobian, prior
@@ -227,10 +203,8 @@ class _Problem:
             for axis in (0, 1):
                 rows[(numbers + axis)[:, None], columns] = by_point[axis::2]
         first = self.first_pose + 6 * index
-        rows[:, first : first + 3], rows[:, first + 3 : first + 6] = (
-            projection.by_rotation,
-            projection.by_translation,
-        )
+        rows[:, first : first + 3] = projection.by_rotation
+        rows[:, first + 3 : first + 6] = projection.by_translation
 
 
 def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, Array, float]:
@@ -239,19 +213,23 @@ def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, A
     sigma = _estimate_sigma(problem.compute_residuals(parameters), robust, problem.size)
     tolerance = 1e-3 if robust else 1e-5
     normal: Array = np.eye(problem.size)
+
+    def measure_cost(at: Array, residuals: Array) -> float:
+        offsets = at[problem.camera_count : problem.first_pose]
+        prior = float(offsets @ offsets) * (sigma / problem.prior_m) ** 2
+        return float(residuals @ (weights * residuals)) + prior
+
     for _ in range(_MAX_ITERATIONS):
         residuals, jacobian, prior = problem.evaluate(parameters, sigma)
         weights = _weigh(residuals, sigma) if robust else np.ones_like(residuals)
         normal = np.asarray(jacobian.T @ (weights[:, None] * jacobian), np.float64) + np.diag(prior[:, 1])
         gradient = jacobian.T @ (weights * residuals) + prior[:, 0]
-        cost = _compute_cost(problem, parameters, residuals, weights, sigma)
+        cost = measure_cost(parameters, residuals)
         moved = False
         while damping < 1e10:
-            step = np.asarray(
-                -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient), np.float64
-            )
+            step = -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
             trial = problem.compute_residuals(parameters + step)
-            if _compute_cost(problem, parameters + step, trial, weights, sigma) < cost:
+            if measure_cost(parameters + step, trial) < cost:
                 moved = True
                 break
             damping *= 10
@@ -263,14 +241,6 @@ def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, A
         if scaled.max() < tolerance * sigma and abs(sigma / previous - 1) < tolerance:
             break
     return parameters, normal, sigma
-
-
-def _compute_cost(
-    problem: _Problem, parameters: Array, residuals: Array, weights: Array, sigma: float
-) -> float:
-    offsets = parameters[problem.camera_count : problem.first_pose]
-    prior = float(offsets @ offsets) * (sigma / problem._prior_m) ** 2
-    return float(residuals @ (weights * residuals)) + prior
 
 
 def _weigh(residuals: Array, sigma: float) -> Array:
@@ -296,13 +266,9 @@ def guess_solution(
 
     Raises CalibrationError if OpenCV finds no camera that fits.
     """
-    lens = _START_LENS[model]
+    guess = _guess_fisheye if model == "fisheye" else _guess_pinhole
     try:
-        return (
-            _guess_fisheye(views, points, size, lens)
-            if model == "fisheye"
-            else _guess_pinhole(views, points, size)
-        )
+        return guess(views, points, size)
     except (cv2.error, np.linalg.LinAlgError, CalibrationError) as error:
         raise CalibrationError(
             f"no {model} camera fits these views; check the board's description, and take views from more sides"
@@ -321,14 +287,15 @@ def _guess_pinhole(views: Sequence[BoardView], points: Array, size: tuple[int, i
     return Solution(_START_LENS["pinhole"], camera, coeffs.ravel()[:5], poses, points)
 
 
-def _guess_fisheye(views: Sequence[BoardView], points: Array, size: tuple[int, int], lens: Lens) -> Solution:
+def _guess_fisheye(views: Sequence[BoardView], points: Array, size: tuple[int, int]) -> Solution:
     """Try rough focal lengths: without one, cv2.fisheye.calibrate often converges to a wrong camera."""
     best: tuple[float, Solution] | None = None
     for share in _FISHEYE_GUESSES:
         camera = np.array([share * size[1], share * size[1], (size[1] - 1) / 2, (size[0] - 1) / 2])
         try:
-            start = estimate_poses(views, Solution(lens, camera, np.zeros(4), np.zeros((0, 6)), points))
-            solution = adjust(views, start, printed=points, pitch_m=1.0, robust=True)
+            start = Solution(_START_LENS["fisheye"], camera, np.zeros(4), np.zeros((0, 6)), points)
+            poses = np.array([estimate_pose(view, start) for view in views])
+            solution = adjust(views, replace(start, poses=poses), robust=True)
         except (cv2.error, CalibrationError):
             continue
         error = float(np.median(np.abs(np.concatenate(compute_residuals(solution, views)))))
@@ -339,16 +306,11 @@ def _guess_fisheye(views: Sequence[BoardView], points: Array, size: tuple[int, i
     return best[1]
 
 
-def estimate_poses(views: Sequence[BoardView], solution: Solution) -> Solution:
-    """Return the solution with the pose of the board in each view, for a known camera.
-
-    Raises cv2.error for views from which no pose follows.
-    """
-    return replace(solution, poses=np.array([estimate_pose(view, solution) for view in views]).reshape(-1, 6))
-
-
 def estimate_pose(view: BoardView, solution: Solution) -> Array:
-    """Return the pose [6] of a board for a known camera: the best of the two planar solutions, then refined."""
+    """Return the pose [6] of a board for a known camera: the best of the two planar solutions.
+
+    Raises cv2.error for a view from which no pose follows.
+    """
     points = solution.points[view.ids]
     rays = deproject(view.pixels, 1.0, solution.intrinsics)[:, :2]  # normalised image coordinates
     flat = points * (1, 1, 0)
@@ -384,7 +346,7 @@ def locate_board(view: BoardView, board: Board, intrinsics: Intrinsics) -> tuple
     solution = to_solution(intrinsics, board.points)
     try:
         start = replace(solution, poses=estimate_pose(view, solution)[None])
-        located = adjust([view], start, printed=board.points, pitch_m=board.pitch_m, fixed_camera=True)
+        located = adjust([view], start, fixed_camera=True)
         covariance = pose_covariance(view.ids, located.poses[0], located)
     except (cv2.error, np.linalg.LinAlgError, CalibrationError) as error:
         raise CalibrationError(
@@ -398,8 +360,7 @@ def locate_board(view: BoardView, board: Board, intrinsics: Intrinsics) -> tuple
 
 def pose_covariance(ids: npt.NDArray[np.intp], pose: Array, solution: Solution) -> Array:
     """Return the covariance [6, 6] of a pose [6], a motion in the board's frame, for corners with a noise of 1 px."""
-    points = solution.points[ids]
-    projection = project_points(points, pose, solution.camera, solution.coeffs, solution.lens.model)
+    points, projection = solution.points[ids], solution.project(ids, pose)
     by_point = (projection.by_translation @ cv2.Rodrigues(pose[:3])[0]).reshape(-1, 2, 3)
     slopes = np.concatenate([by_point, -by_point @ cross_matrices(points)], axis=2).reshape(-1, 6)
     return np.asarray(np.linalg.inv(slopes.T @ slopes), np.float64)

@@ -275,6 +275,4 @@ def _format_value(value: Any) -> str:
         return f"[{', '.join(map(_format_value, value))}]"
     if isinstance(value, datetime):
         return value.isoformat()
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value)  # numbers and strings are written alike in TOML and JSON
+    return json.dumps(value)  # numbers, strings and booleans are written alike in TOML and JSON

@@ -8,7 +8,9 @@ fixed in the base's frame for a camera on the gripper (eye_in_hand), and on the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -21,6 +23,7 @@ from ..geometry import Array, invert, project, quaternion_from_rotation, rigid, 
 from ..types import Intrinsics
 from .intrinsics import Rejected
 from .rigid_motion import (
+    CLOSED_FORMS,
     Observations,
     Refined,
     average,
@@ -30,6 +33,7 @@ from .rigid_motion import (
     invert_all,
     mahalanobis,
     measure_errors,
+    measure_lengths,
     measure_rotations,
     outlier_limit,
     refine,
@@ -40,6 +44,7 @@ from .rigid_motion import (
 )
 
 Mounting = Literal["eye_in_hand", "eye_to_hand"]
+_OTHER = {"eye_in_hand": "eye_to_hand", "eye_to_hand": "eye_in_hand"}
 
 MIN_POSES = 6
 """Minimum number of views that agree."""
@@ -52,10 +57,8 @@ _MAX_REJECTED_SHARE = 0.4
 _MAX_ERROR_M, _MAX_ERROR_RAD = 0.03, np.radians(3)
 _SUSPECT_SCALE, _MAX_SCALE, _SCALE_SIGMAS = 0.02, 0.05, 5.0
 _SPREADS_M, _SPREAD_M = (0.01, 3.0), 0.15  # of the gripper's positions, in metres
-_REACHES_M, _DISTANCES_M = (
-    (0.1, 4.0),
-    (0.02, 10.0),
-)  # of grippers from their base, of boards from their camera
+_REACHES_M = (0.1, 4.0)  # of grippers from their base
+_DISTANCES_M = (0.02, 10.0)  # of boards from their camera
 _UNITS = {"metres": 1.0, "centimetres": 1e-2, "millimetres": 1e-3, "inches": 0.0254}
 _UNIT_TOLERANCE = 0.04
 _MIN_SPREAD = 1e-3  # of the gripper's positions, as a share of its distance from the base
@@ -99,9 +102,8 @@ class Sight:
         The frame of another detector may have its origin in the centre of the board: the better place counts.
         """
         # a polynomial distortion is valid inside the image alone, a margin stands for it outside
-        lens = (
-            self.intrinsics if self.intrinsics.model == "fisheye" else replace(self.intrinsics, model="none")
-        )
+        lens = self.intrinsics
+        lens = lens if lens.model == "fisheye" else replace(lens, model="none")
         margin = _IMAGE_MARGIN * max(self.size)
         shares = []
         for points in (self.points_m, self.points_m - self.points_m.mean(axis=0)):
@@ -180,8 +182,8 @@ def calibrate_hand_eye(
     camera sees there, and poses or lengths that do not fit the board, with the reason.
     """
     _check_motion(views)
-    views, hidden = _reject_hidden(views, board_centre_m)
     centre = rigid(np.eye(3), board_centre_m)
+    views, hidden = _reject_hidden(views, centre)
     observations = observe(views, mounting, board_centre_m, scaled)
     # in another unit than the centre, positions fit only at the board's own origin
     plain = observe(views, mounting, (0.0, 0.0, 0.0), scaled)
@@ -194,7 +196,7 @@ def calibrate_hand_eye(
         fit = _reject_outliers(observations, free.refined.x, free.refined.y @ centre)
         _check_agreement(observations, fit, mounting, sight)
         refined = fit.refined
-        left_out = leave_one_out(observations.select(fit.kept), lambda part: _refit(part, refined))
+        left_out = leave_one_out(observations.select(fit.kept), partial(_refit, refined=refined))
     except np.linalg.LinAlgError as error:
         raise CalibrationError(
             "the views do not determine the camera's pose: turn the gripper about more axes, and check all units"
@@ -207,7 +209,7 @@ def calibrate_hand_eye(
         bound(refined.covariance[:3, :3], refined.degrees),
         bound(refined.covariance[3:6, 3:6], refined.degrees),
         left_out,
-        refined.noise[:2],
+        (float(refined.noise[0]), float(refined.noise[1])),
         (scale[0] - 1, scale[1]),
         tuple(view.name for view, keep in zip(views, fit.kept, strict=True) if keep),
         (*rejected, *hidden, *_name_outliers(views, observations, fit)),
@@ -234,37 +236,30 @@ def leave_one_out(
     observations: Observations, fit: Callable[[Observations], tuple[Array, Array]]
 ) -> LeaveOneOut:
     """Return the error of each view with X and Y from `fit` of all others."""
-    count = len(observations.a)
+    views = np.arange(len(observations.a))
     errors = []
-    for index in range(count):
-        x, y = fit(observations.select(np.arange(count) != index))
-        errors.append(
-            measure_errors(observations.a[index : index + 1], observations.b[index : index + 1], x, y)[0]
-        )
-    stacked = np.array(errors)
-    return LeaveOneOut(np.linalg.norm(stacked[:, :3], axis=1), np.linalg.norm(stacked[:, 3:], axis=1))
+    for view in views:
+        x, y = fit(observations.select(views != view))
+        alone = observations.select(views == view)
+        errors.append(measure_errors(alone.a, alone.b, x, y))
+    return LeaveOneOut(*measure_lengths(np.concatenate(errors)))
 
 
 def compare_methods(
-    views: Sequence[HandEyeView],
-    mounting: Mounting,
-    methods: Sequence[str],
-    board_centre_m: Sequence[float] = (0.0, 0.0, 0.0),
+    views: Sequence[HandEyeView], mounting: Mounting, board_centre_m: Sequence[float]
 ) -> dict[str, LeaveOneOut]:
     """Return the leave-one-out errors of OpenCV's methods on the same views; a method that fails is absent."""
     observations = observe(views, mounting, board_centre_m)
     compared: dict[str, LeaveOneOut] = {}
-    for method in methods:
-
-        def fit(part: Observations, method: str = method) -> tuple[Array, Array]:
-            x, _ = solve_closed_form(part.a, part.b, method)
-            return x, average(part.a @ x @ part.b)
-
-        try:
-            compared[method] = leave_one_out(observations, fit)
-        except (CalibrationError, np.linalg.LinAlgError):
-            continue
+    for method in CLOSED_FORMS:
+        with suppress(CalibrationError, np.linalg.LinAlgError):
+            compared[method] = leave_one_out(observations, partial(_fit_closed_form, method=method))
     return compared
+
+
+def _fit_closed_form(part: Observations, method: str) -> tuple[Array, Array]:
+    x, _ = solve_closed_form(part.a, part.b, method)
+    return x, average(part.a @ x @ part.b)
 
 
 def _refit(part: Observations, refined: Refined) -> tuple[Array, Array]:
@@ -274,19 +269,17 @@ def _refit(part: Observations, refined: Refined) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """A refinement of the views that agree: `kept` [n] bool, the limit of disagreement, and all errors [n, 6]."""
+    """A refinement of the views that agree: `kept` [n] bool, and all errors [n, 6]."""
 
     refined: Refined
     kept: npt.NDArray[np.bool_]
-    limit: float
     errors: Array
 
 
 def _reject_hidden(
-    views: Sequence[HandEyeView], board_centre_m: Sequence[float]
+    views: Sequence[HandEyeView], centre: Array
 ) -> tuple[Sequence[HandEyeView], list[Rejected]]:
     """Reject the views whose board lies behind the camera, unless they are too many to be mistakes."""
-    centre = rigid(np.eye(3), board_centre_m)
     poses = np.array([view.camera_from_board for view in views], np.float64)
     # the frame of another detector may have its origin elsewhere on the board
     front = _lie_in_front(poses) | _lie_in_front(poses @ centre)
@@ -308,7 +301,6 @@ def _fit_with_scale(observations: Observations) -> _Fit:
         x=scale_positions(fit.refined.x[None], 1 / robot)[0],
         y=scale_positions(fit.refined.y[None], 1 / robot)[0],
         scale=fit.refined.scale * board / robot,
-        covariance=fit.refined.covariance,
     )
     return replace(fit, refined=refined)
 
@@ -336,22 +328,22 @@ def _reject_outliers(observations: Observations, x: Array, y: Array, scale: floa
         kept = again
         refined = refine(observations.select(kept), refined.x, refined.y, scale=scale and refined.scale)
     scaled = observations.rescale(refined.scale)
-    return _Fit(refined, kept, limit, measure_errors(scaled.a, scaled.b, refined.x, refined.y))
+    return _Fit(refined, kept, measure_errors(scaled.a, scaled.b, refined.x, refined.y))
 
 
 def _name_outliers(views: Sequence[HandEyeView], observations: Observations, fit: _Fit) -> list[Rejected]:
-    distances = mahalanobis(observations, fit.refined)
+    distances, limit = mahalanobis(observations, fit.refined), outlier_limit(len(fit.kept))
     return [
-        Rejected(view.name, _describe_error(error, distance, fit.limit))
+        Rejected(view.name, _describe_error(error, distance / limit))
         for view, error, distance, keep in zip(views, fit.errors, distances, fit.kept, strict=True)
         if not keep
     ]
 
 
-def _describe_error(error: Array, distance: float, limit: float) -> str:
+def _describe_error(error: Array, excess: float) -> str:
     return (
         f"misses the other views by {np.linalg.norm(error[:3]) * 1e3:.1f} mm and "
-        f"{np.degrees(np.linalg.norm(error[3:])):.2f} degrees, {np.sqrt(distance / limit):.1f} times the allowed error"
+        f"{np.degrees(np.linalg.norm(error[3:])):.2f} degrees, {np.sqrt(excess):.1f} times the allowed error"
     )
 
 
@@ -406,16 +398,21 @@ def _distance(first: Array, second: Array) -> tuple[float, float]:
 
 def _measure_median(errors: Array) -> tuple[float, float]:
     """Return the median lengths of errors [n, 6] in metres and radians."""
-    lengths = [float(np.median(np.linalg.norm(part, axis=1))) for part in (errors[:, :3], errors[:, 3:])]
-    return lengths[0], lengths[1]
+    lengths, angles = measure_lengths(errors)
+    return float(np.median(lengths)), float(np.median(angles))
+
+
+def _are_small(errors: Array) -> bool:
+    median_m, median_rad = _measure_median(errors)
+    return median_m <= _MAX_ERROR_M and median_rad <= _MAX_ERROR_RAD
 
 
 def _check_agreement(observations: Observations, fit: _Fit, mounting: Mounting, sight: Sight | None) -> None:
     """Refuse views that do not agree, with the change of the input that makes them agree, if one does."""
-    median_m, median_rad = _measure_median(fit.errors)
     agree = fit.kept.sum() >= max(MIN_POSES, (1 - _MAX_REJECTED_SHARE) * len(fit.kept))
-    if agree and median_m <= _MAX_ERROR_M and median_rad <= _MAX_ERROR_RAD:
+    if agree and _are_small(fit.errors):
         return
+    median_m, median_rad = _measure_median(fit.errors)
     advice = _explain_disagreement(observations, mounting, sight, float(np.median(score_errors(fit.errors))))
     raise CalibrationError(
         f"the robot's poses and the views of the board do not agree: the median error is {median_m * 1e3:.1f} mm and "
@@ -442,19 +439,13 @@ def _explain_disagreement(
     robot = _normalise(observations)
     best: tuple[float, float, _Guess] | None = None
     for guess in _guess_changes(observations.rescale(1.0, robot), mounting):
-        try:
-            x, y, scale = find_start(guess.observations.a, guess.observations.b)
-        except CalibrationError:
-            continue
-        errors = measure_errors(guess.observations.a, scale_positions(guess.observations.b, scale), x, y)
-        median_m, median_rad = _measure_median(errors)
-        guess_score = float(np.median(score_errors(errors)))
-        if (
-            median_m <= _MAX_ERROR_M
-            and median_rad <= _MAX_ERROR_RAD
-            and (best is None or guess_score < best[0])
-        ):
-            best = guess_score, scale / robot, guess
+        a, b = guess.observations.a, guess.observations.b
+        with suppress(CalibrationError):
+            x, y, scale = find_start(a, b)
+            errors = measure_errors(a, scale_positions(b, scale), x, y)
+            guess_score = float(np.median(score_errors(errors)))
+            if _are_small(errors) and (best is None or guess_score < best[0]):
+                best = guess_score, scale / robot, guess
     unknown = (
         "check that each pose belongs to its image, that the robot stood still, and that nothing was moved"
     )
@@ -490,8 +481,9 @@ def _choose_changes(guess: _Guess, sight: Sight | None) -> tuple[str, ...]:
 
 def _guess_changes(observations: Observations, mounting: Mounting) -> Iterator[_Guess]:
     """Yield inputs with robot or board inverted, quaternions in another order, and mirrored images."""
-    other = "eye_to_hand" if mounting == "eye_in_hand" else "eye_in_hand"
-    inverted = f"they fit if inverted: use {other}, or give base_from_gripper instead of its inverse"
+    inverted = (
+        f"they fit if inverted: use {_OTHER[mounting]}, or give base_from_gripper instead of its inverse"
+    )
     board = "they fit if the board is inverted: give camera_from_board instead of board_from_camera"
     order = "they fit if the quaternions are read as w x y z: give them as x y z w"
     board_order = "they fit if the quaternions of the board are read as w x y z: give them as x y z w"
@@ -529,10 +521,9 @@ def _check_sight(b: Array, mounting: Mounting, sight: Sight | None) -> None:
     """Refuse poses that agree although no camera can see the board there."""
     count, behind = len(b), ~_lie_in_front(b)
     shares, turned = _measure_visible(b, sight), _measure_visible(invert_all(b), sight).mean()
-    other = "eye_to_hand" if mounting == "eye_in_hand" else "eye_in_hand"
     both = (
-        f"robot and board are both inverted: give camera_from_board instead of board_from_camera, and use {other} or "
-        "give base_from_gripper instead of its inverse"
+        "robot and board are both inverted: give camera_from_board instead of board_from_camera, and use "
+        f"{_OTHER[mounting]} or give base_from_gripper instead of its inverse"
     )
     if behind.mean() > _MAX_REJECTED_SHARE:
         raise CalibrationError(

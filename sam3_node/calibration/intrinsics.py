@@ -6,6 +6,7 @@ The held-out error chooses the lens model. Bad views are rejected by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import cv2
@@ -24,7 +25,6 @@ from .bundle import (
     compute_residuals,
     estimate_pose,
     guess_solution,
-    project_points,
 )
 
 GRID = (6, 8)
@@ -50,10 +50,8 @@ _FOLDS = 5
 _SIMPLER = 1.005  # a richer model must lower the held-out error by more than this factor
 _FLAT = 1.05  # an estimated board shape must lower it by more than this one
 _MIN_SHAPE_VIEWS = 8
-_BAD_RATIO, _BAD_PX = (
-    3.0,
-    0.3,
-)  # a view is bad if its error exceeds both this multiple of the median and this distance
+# a view is bad if its error exceeds both this multiple of the median and this distance
+_BAD_RATIO, _BAD_PX = 3.0, 0.3
 _OUTLIER_SIGMAS = 6.0
 _MAX_BAD_SHARE = 0.5
 _MAX_FOCAL_SD = 0.02  # standard deviation of the focal length, as a share of it
@@ -65,6 +63,8 @@ _LENSES: dict[str, tuple[Lens, ...]] = {
 }
 _ON_REQUEST = (Lens("pinhole", (0, 1)), Lens("pinhole", (0, 1, 2, 3, 4, 5, 6, 7)))
 Report = Callable[[str], None]
+Size = tuple[int, int]
+"""Height and width of images in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class IntrinsicsResult:
     largest offset.
     """
 
-    size: tuple[int, int]
+    size: Size
     board: Board
     solution: Solution
     views: tuple[BoardView, ...]
@@ -112,7 +112,7 @@ class IntrinsicsResult:
 def calibrate_intrinsics(
     views: Sequence[BoardView],
     board: Board,
-    size: tuple[int, int],
+    size: Size,
     *,
     model: LensModel = "pinhole",
     coefficients: int = 0,
@@ -127,30 +127,29 @@ def calibrate_intrinsics(
     error. `shape` estimates the board's shape, or not; None decides by the held-out error. At most `max_views` views
     take part, the ones that differ most. Raises CalibrationError that names what is missing.
     """
-    dropped = list(rejected)
+    steps = _Steps(board, size, report, list(rejected))
     chosen, repeated = choose_views(views, board, size, max_views)
     report(f"{len(chosen)} views take part, {repeated} are too like another one")
-    _require_views(chosen, board, size, dropped)
+    steps.require_views(chosen)
     lenses = _choose_lenses(model, coefficients)
     start = _with_lens(guess_solution(chosen, board.points, size, model), lenses[-1])
     _check_guess(chosen, start, board)
-    kept, start = _drop_bad_views(chosen, start, board, False, dropped, gross=True)
-    _require_views(kept, board, size, dropped)
-    flat = not (shape if shape is not None else _prefers_shape(kept, start, board, report))
-    lens = _choose_lens(kept, start, board, lenses, flat, report)
-    kept, solution = _drop_bad_views(kept, _with_lens(start, lens), board, not flat, dropped)
-    _require_views(kept, board, size, dropped)
+    kept, start = steps.drop_bad_views(chosen, start, None, gross=True)
+    is_bent = shape if shape is not None else steps.prefers_shape(kept, start)
+    bent = board if is_bent else None
+    lens = steps.choose_lens(kept, start, lenses, bent)
+    kept, solution = steps.drop_bad_views(kept, _with_lens(start, lens), bent)
     kept = _drop_outlying_corners(kept, solution)
-    solution = adjust(kept, solution, printed=board.points, pitch_m=board.pitch_m, shape=not flat)
+    solution = adjust(kept, solution, shape=bent)
     result = IntrinsicsResult(
         size,
         board,
         solution,
         tuple(kept),
         tuple(compute_residuals(solution, kept)),
-        tuple(dropped),
-        measure_held_out(kept, solution, board, shape=not flat),
-        flat,
+        tuple(steps.rejected),
+        measure_held_out(kept, solution, bent),
+        not is_bent,
         _standard_deviations(solution),
         tuple(describe_missing(kept, board, size)),
     )
@@ -158,7 +157,7 @@ def calibrate_intrinsics(
     return result
 
 
-def measure_coverage(views: Sequence[BoardView], size: tuple[int, int]) -> npt.NDArray[np.int64]:
+def measure_coverage(views: Sequence[BoardView], size: Size) -> npt.NDArray[np.int64]:
     """Return the number of corners in each cell of GRID, for images of `size` (height, width)."""
     counts = np.zeros(GRID, np.int64)
     for view in views:
@@ -167,15 +166,13 @@ def measure_coverage(views: Sequence[BoardView], size: tuple[int, int]) -> npt.N
     return counts
 
 
-def _cells(
-    pixels: Array, size: tuple[int, int], grid: tuple[int, int]
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+def _cells(pixels: Array, size: Size, grid: Size) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     places = (pixels + 0.5) / (size[1], size[0]) * (grid[1], grid[0])
     columns, rows = np.clip(places.astype(np.intp), 0, (grid[1] - 1, grid[0] - 1)).T
     return rows, columns
 
 
-def outline(view: BoardView, board: Board, size: tuple[int, int]) -> Array | None:
+def outline(view: BoardView, board: Board, size: Size) -> Array | None:
     """Return the outer corners [4, 2] of the board in a view, as shares of the width; None if undetermined."""
     homography = None
     if len(view.ids) >= 4:
@@ -193,7 +190,7 @@ def outline(view: BoardView, board: Board, size: tuple[int, int]) -> Array | Non
 
 
 def choose_views(
-    views: Sequence[BoardView], board: Board, size: tuple[int, int], limit: int
+    views: Sequence[BoardView], board: Board, size: Size, limit: int
 ) -> tuple[list[BoardView], int]:
     """Return at most `limit` views that differ most, in their order, and the number that repeat another view.
 
@@ -217,31 +214,23 @@ def _distances(features: Array, index: int) -> Array:
     return np.asarray(np.sqrt(((features - features[index]) ** 2).mean(axis=1)), np.float64)
 
 
-def measure_tilts(views: Sequence[BoardView], board: Board, size: tuple[int, int]) -> list[float]:
-    """Return the angle in degrees between board and image plane in each view, with a rough focal length."""
-    normals = [_find_normal(view, board, size) for view in views]
-    return [
-        float(np.degrees(np.arccos(np.clip(normal[2], -1, 1)))) for normal in normals if normal is not None
-    ] or [0.0]
+def _find_normals(views: Sequence[BoardView], board: Board, size: Size) -> list[Array]:
+    """Return the board's normals [3], away from the camera, with the image's width as focal length."""
+    normals = []
+    for view in views:
+        rays = (view.pixels - ((size[1] - 1) / 2, (size[0] - 1) / 2)) / float(size[1])
+        points = board.points[view.ids]
+        with suppress(cv2.error):  # some views have no pose
+            is_solved, rotation, _ = cv2.solvePnP(points, rays, np.eye(3), None, flags=cv2.SOLVEPNP_IPPE)
+            if is_solved:
+                normals.append(np.asarray(cv2.Rodrigues(rotation)[0][:, 2], np.float64))
+    return normals
 
 
-def _find_normal(view: BoardView, board: Board, size: tuple[int, int]) -> Array | None:
-    """Return the normal [3] of the board, away from the camera, with the image's width as focal length."""
-    focal = float(size[1])
-    rays = (view.pixels - ((size[1] - 1) / 2, (size[0] - 1) / 2)) / focal
-    try:
-        is_solved, rotation, _ = cv2.solvePnP(
-            board.points[view.ids], rays, np.eye(3), None, flags=cv2.SOLVEPNP_IPPE
-        )
-    except cv2.error:
-        return None
-    return np.asarray(cv2.Rodrigues(rotation)[0][:, 2], np.float64) if is_solved else None
-
-
-def describe_missing(views: Sequence[BoardView], board: Board, size: tuple[int, int]) -> list[str]:
+def describe_missing(views: Sequence[BoardView], board: Board, size: Size) -> list[str]:
     """Return what is still missing, the most useful view first; nothing if coverage is complete."""
     missing = []
-    normals = [normal for view in views if (normal := _find_normal(view, board, size)) is not None]
+    normals = _find_normals(views, board, size)
     sine = np.sin(np.radians(_MIN_TILT_DEG))
     for axis, sign, text in _TILTS:
         if not any(-sign * normal[axis] > sine for normal in normals):
@@ -279,49 +268,72 @@ def _with_lens(solution: Solution, lens: Lens) -> Solution:
     return replace(solution, lens=lens, coeffs=coeffs)
 
 
-def _require_views(
-    views: Sequence[BoardView], board: Board, size: tuple[int, int], rejected: Sequence[Rejected]
-) -> None:
-    if len(views) >= MIN_VIEWS:
-        return
-    reasons = "; ".join(f"{view.name}: {view.reason}" for view in rejected[:5])
-    raise CalibrationError(
-        f"expected at least {MIN_VIEWS} different views of {board}, found {len(views)}"
-        + (f" (rejected: {reasons})" if reasons else "")
-        + f"; add: {'; '.join(describe_missing(views, board, size)[:4])}"
-    )
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The steps of one calibration that reject views, or choose by the held-out error."""
 
+    board: Board
+    size: Size
+    report: Report
+    rejected: list[Rejected]
 
-def _drop_bad_views(
-    views: Sequence[BoardView],
-    start: Solution,
-    board: Board,
-    shape: bool,
-    rejected: list[Rejected],
-    gross: bool = False,
-) -> tuple[list[BoardView], Solution]:
-    """Fit with robust weights, and reject views whose error is far above the median, one after the other."""
-    kept, solution = list(views), start
-    limit = len(kept) * (1 - _MAX_BAD_SHARE)
-    ratio, floor = (2 * _BAD_RATIO, 2.0) if gross else (_BAD_RATIO, _BAD_PX)
-    while True:
-        solution = adjust(
-            kept, solution, printed=board.points, pitch_m=board.pitch_m, shape=shape, robust=True
+    def require_views(self, views: Sequence[BoardView]) -> None:
+        if len(views) >= MIN_VIEWS:
+            return
+        reasons = "; ".join(f"{view.name}: {view.reason}" for view in self.rejected[:5])
+        raise CalibrationError(
+            f"expected at least {MIN_VIEWS} different views of {self.board}, found {len(views)}"
+            + (f" (rejected: {reasons})" if reasons else "")
+            + f"; add: {'; '.join(describe_missing(views, self.board, self.size)[:4])}"
         )
-        errors = [float(np.sqrt((part**2).sum(1).mean())) for part in compute_residuals(solution, kept)]
-        median = float(np.median(errors))
-        worst = int(np.argmax(errors))
-        if errors[worst] <= max(ratio * median, floor):
-            return kept, solution
-        if len(kept) - 1 < limit:
-            raise CalibrationError(
-                f"expected most views to agree, found errors up to {errors[worst]:.1f} px with a median of "
-                f"{median:.2f} px; check that the board is {board}, rigid and sharp in the images"
+
+    def drop_bad_views(
+        self, views: Sequence[BoardView], start: Solution, shape: Board | None, gross: bool = False
+    ) -> tuple[list[BoardView], Solution]:
+        """Fit with robust weights, and reject views whose error is far above the median, one after the other."""
+        kept, solution = list(views), start
+        limit = len(kept) * (1 - _MAX_BAD_SHARE)
+        ratio, floor = (2 * _BAD_RATIO, 2.0) if gross else (_BAD_RATIO, _BAD_PX)
+        while True:
+            solution = adjust(kept, solution, shape=shape, robust=True)
+            errors = [float(np.sqrt((part**2).sum(1).mean())) for part in compute_residuals(solution, kept)]
+            median = float(np.median(errors))
+            worst = int(np.argmax(errors))
+            if errors[worst] <= max(ratio * median, floor):
+                self.require_views(kept)
+                return kept, solution
+            if len(kept) - 1 < limit:
+                raise CalibrationError(
+                    f"expected most views to agree, found errors up to {errors[worst]:.1f} px with a median of "
+                    f"{median:.2f} px; check that the board is {self.board}, rigid and sharp in the images"
+                )
+            reason = (
+                f"error {errors[worst]:.2f} px, median of all {median:.2f} px: blurred, moved or misdetected"
             )
-        reason = f"error {errors[worst]:.2f} px, median of all {median:.2f} px: blurred, moved or misdetected"
-        rejected.append(Rejected(kept[worst].name, reason))
-        del kept[worst]
-        solution = replace(solution, poses=np.delete(solution.poses, worst, axis=0))
+            self.rejected.append(Rejected(kept[worst].name, reason))
+            del kept[worst]
+            solution = replace(solution, poses=np.delete(solution.poses, worst, axis=0))
+
+    def prefers_shape(self, views: Sequence[BoardView], start: Solution) -> bool:
+        """Return True if estimating the board's shape lowers the error of held-out views."""
+        counts = np.bincount(np.concatenate([view.ids for view in views]), minlength=len(self.board.points))
+        if len(views) < _MIN_SHAPE_VIEWS or np.median(counts) < _MIN_SHAPE_VIEWS / 2:
+            return False
+        flat, bent = measure_held_out(views, start, None), measure_held_out(views, start, self.board)
+        self.report(f"held-out error {flat:.3f} px with a flat board, {bent:.3f} px with its shape estimated")
+        return bent * _FLAT < flat
+
+    def choose_lens(
+        self, views: Sequence[BoardView], start: Solution, lenses: Sequence[Lens], shape: Board | None
+    ) -> Lens:
+        """Return the simplest lens whose held-out error is near the lowest."""
+        errors = []
+        for lens in lenses:
+            error = measure_held_out(views, _with_lens(start, lens), shape)
+            errors.append((error, lens))
+            self.report(f"held-out error {error:.4f} px with {len(lens.active)} coefficients")
+        lowest = min(error for error, _ in errors)
+        return next(lens for error, lens in errors if error <= lowest * _SIMPLER)
 
 
 def _drop_outlying_corners(views: Sequence[BoardView], solution: Solution) -> list[BoardView]:
@@ -336,36 +348,7 @@ def _drop_outlying_corners(views: Sequence[BoardView], solution: Solution) -> li
     return kept
 
 
-def _prefers_shape(views: Sequence[BoardView], start: Solution, board: Board, report: Report) -> bool:
-    """Return True if estimating the board's shape lowers the error of held-out views."""
-    counts = np.bincount(np.concatenate([view.ids for view in views]), minlength=len(board.points))
-    if len(views) < _MIN_SHAPE_VIEWS or np.median(counts) < _MIN_SHAPE_VIEWS / 2:
-        return False
-    flat = measure_held_out(views, start, board, shape=False)
-    bent = measure_held_out(views, start, board, shape=True)
-    report(f"held-out error {flat:.3f} px with a flat board, {bent:.3f} px with its shape estimated")
-    return bent * _FLAT < flat
-
-
-def _choose_lens(
-    views: Sequence[BoardView],
-    start: Solution,
-    board: Board,
-    lenses: Sequence[Lens],
-    flat: bool,
-    report: Report,
-) -> Lens:
-    """Return the simplest lens whose held-out error is near the lowest."""
-    errors = []
-    for lens in lenses:
-        error = measure_held_out(views, _with_lens(start, lens), board, shape=not flat)
-        errors.append((error, lens))
-        report(f"held-out error {error:.4f} px with {len(lens.active)} coefficients")
-    lowest = min(error for error, _ in errors)
-    return next(lens for error, lens in errors if error <= lowest * _SIMPLER)
-
-
-def measure_held_out(views: Sequence[BoardView], start: Solution, board: Board, *, shape: bool) -> float:
+def measure_held_out(views: Sequence[BoardView], start: Solution, shape: Board | None) -> float:
     """Return the root mean square error in pixels on views that take no part in the fit, by cross-validation.
 
     The pose of a held-out view comes from half of its corners, and the error from the other half, both ways.
@@ -375,14 +358,8 @@ def measure_held_out(views: Sequence[BoardView], start: Solution, board: Board, 
     for fold in range(folds):
         held = [index for index in range(len(views)) if index % folds == fold]
         fitted = [index for index in range(len(views)) if index % folds != fold]
-        trained = adjust(
-            [views[index] for index in fitted],
-            replace(start, poses=start.poses[fitted]),
-            printed=board.points,
-            pitch_m=board.pitch_m,
-            shape=shape,
-            robust=True,
-        )
+        part = replace(start, poses=start.poses[fitted])
+        trained = adjust([views[index] for index in fitted], part, shape=shape, robust=True)
         squares += [_square_errors(views[index], trained) for index in held]
     return float(np.sqrt(np.concatenate(squares).mean()))
 
@@ -396,21 +373,18 @@ def _square_errors(view: BoardView, solution: Solution) -> Array:
         try:
             pose = estimate_pose(part, solution)
             single = replace(solution, poses=pose[None])
-            pose = adjust([part], single, printed=solution.points, pitch_m=1.0, fixed_camera=True).poses[0]
+            pose = adjust([part], single, fixed_camera=True).poses[0]
         except (cv2.error, CalibrationError):
             continue  # half of a few corners may lie on one line
         ids = view.ids[~fitted]
-        projection = project_points(
-            solution.points[ids], pose, solution.camera, solution.coeffs, solution.lens.model
-        )
-        squares.append(((projection.pixels - view.pixels[~fitted]) ** 2).sum(1))
+        squares.append(((solution.project(ids, pose).pixels - view.pixels[~fitted]) ** 2).sum(1))
     return np.concatenate(squares) if squares else np.zeros(0)
 
 
 def _check_guess(views: Sequence[BoardView], start: Solution, board: Board) -> None:
     """Raise CalibrationError if most views fit no camera at all."""
     errors = [float(np.median(np.abs(part))) for part in compute_residuals(start, views)]
-    spacing = float(np.median([_corner_distance(view) for view in views]))
+    spacing = _measure_spacing(views)
     if float(np.median(errors)) > max(_MAX_GUESS_SHARE * spacing, 1.0):
         raise CalibrationError(
             f"expected views of {board}, found corners {np.median(errors):.0f} px from where it would have them; check "
@@ -428,7 +402,7 @@ def _check(result: IntrinsicsResult) -> None:
     """Raise CalibrationError if the views do not determine the camera, or fit no camera."""
     solution = result.solution
     height, width = result.size
-    spacing = float(np.median([_corner_distance(view) for view in result.views]))
+    spacing = _measure_spacing(result.views)
     if result.rms_px > max(_MAX_RMS_SHARE * spacing, 1.0):
         raise CalibrationError(
             f"expected errors of a fraction of a pixel, found {result.rms_px:.1f} px; the board is not {result.board}, "
@@ -436,10 +410,11 @@ def _check(result: IntrinsicsResult) -> None:
         )
     share = max(result.sd[0], result.sd[1]) / float(solution.camera[:2].min())
     if not np.isfinite(share) or share > _MAX_FOCAL_SD:
-        tilts = measure_tilts(result.views, result.board, result.size)
+        normals = _find_normals(result.views, result.board, result.size)
+        tilt = max((np.degrees(np.arccos(np.clip(normal[2], -1, 1))) for normal in normals), default=0.0)
         raise CalibrationError(
             f"the focal length is determined to only {100 * share:.1f} % (one standard deviation); the board is tilted "
-            f"by at most {max(tilts):.0f} degrees: add views tilted by 30 degrees and more, to each side"
+            f"by at most {tilt:.0f} degrees: add views tilted by 30 degrees and more, to each side"
         )
     if not (0 <= solution.camera[2] < width and 0 <= solution.camera[3] < height):
         raise CalibrationError(
@@ -448,5 +423,8 @@ def _check(result: IntrinsicsResult) -> None:
         )
 
 
-def _corner_distance(view: BoardView) -> float:
-    return float(np.sort(np.linalg.norm(view.pixels - view.pixels[0], axis=1))[1])
+def _measure_spacing(views: Sequence[BoardView]) -> float:
+    """Return the median distance in pixels from the first corner of a view to the nearest one."""
+    return float(
+        np.median([np.sort(np.linalg.norm(view.pixels - view.pixels[0], axis=1))[1] for view in views])
+    )

@@ -12,7 +12,8 @@ import codecs
 import csv
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
@@ -52,20 +53,13 @@ _COLUMNS = (
     "image or stamp_ns, and x, y, z (or x_mm, y_mm, z_mm) with qx, qy, qz, qw or rx_rad, ry_rad, rz_rad, "
     "or m00 to m33"
 )
-_HINTS: dict[tuple[str, ...], str] = {
-    (
-        "rx",
-        "ry",
-        "rz",
-    ): "they are a rotation vector in radians for some robots, Euler angles in degrees for others: name "
+_EULER = "their order differs from robot to robot: convert Euler angles to a quaternion"
+_ORDER = "name them qx, qy, qz, qw by their meaning"
+_HINTS = {
+    "rx, ry, rz": "they are a rotation vector in radians for some robots, Euler angles in degrees for others: name "
     "a rotation vector in radians rx_rad, ry_rad, rz_rad, and convert Euler angles to a quaternion",
-    **dict.fromkeys(
-        (("roll", "pitch", "yaw"), ("a", "b", "c"), ("w", "p", "r"), ("rx_deg", "ry_deg", "rz_deg")),
-        "their order differs from robot to robot: convert Euler angles to a quaternion",
-    ),
-    **dict.fromkeys(
-        (("q1", "q2", "q3", "q4"), ("q0", "q1", "q2", "q3")), "name them qx, qy, qz, qw by their meaning"
-    ),
+    **dict.fromkeys(("roll, pitch, yaw", "a, b, c", "w, p, r", "rx_deg, ry_deg, rz_deg"), _EULER),
+    **dict.fromkeys(("q1, q2, q3, q4", "q0, q1, q2, q3"), _ORDER),
 }
 
 
@@ -179,8 +173,9 @@ def read_poses(path: Path) -> list[RobotPose]:
             poses.append(_make_pose(name, entry, file))
         except ValueError as error:
             raise CalibrationError(f"{label}: {name}: {error}") from error
-    _check_unit(label, poses)
-    _check_images(label, poses)
+    images = Counter(PurePath(pose.image).name for pose in poses if pose.image)
+    if twice := [name for name, count in images.items() if count > 1]:
+        raise CalibrationError(f"{label}: expected one pose for each image, found two for {twice[0]}")
     return poses
 
 
@@ -196,26 +191,15 @@ def _describe_wrong(item: Any) -> str:
 
 def _make_pose(name: str, entry: _FileEntry, file: _PosesFile) -> RobotPose:
     pose = entry.to_matrix(_UNITS[file.unit])
+    pose = invert(pose) if file.inverse else pose
+    reach = float(np.linalg.norm(pose[:3, 3]))
+    if reach > _MAX_REACH_M:
+        raise ValueError(
+            f'{reach:.0f} m from the base: for positions in millimetres write unit = "mm" or columns x_mm, y_mm, z_mm, '
+            'in centimetres "cm", in inches "in"'
+        )
     board = entry.board.to_matrix(_UNITS[file.board_unit]) if entry.board is not None else None
-    return RobotPose(name, invert(pose) if file.inverse else pose, entry.image, entry.stamp_ns, board)
-
-
-def _check_unit(label: str, poses: Iterable[RobotPose]) -> None:
-    for pose in poses:
-        reach = float(np.linalg.norm(pose.base_from_gripper[:3, 3]))
-        if reach > _MAX_REACH_M:
-            raise CalibrationError(
-                f'{label}: {pose.name} is {reach:.0f} m from the base: for positions in millimetres write unit = "mm" '
-                'or columns x_mm, y_mm, z_mm, in centimetres "cm", in inches "in"'
-            )
-
-
-def _check_images(label: str, poses: Iterable[RobotPose]) -> None:
-    seen: set[str] = set()
-    for name in (PurePath(pose.image).name for pose in poses if pose.image):
-        if name in seen:
-            raise CalibrationError(f"{label}: expected one pose for each image, found two for {name}")
-        seen.add(name)
+    return RobotPose(name, pose, entry.image, entry.stamp_ns, board)
 
 
 def _read(path: Path) -> tuple[Mapping[str, Any], str]:
@@ -251,16 +235,17 @@ def _read_rows(path: Path, text: str) -> tuple[Mapping[str, Any], str]:
     label = f"{path} (columns separated by {words})" if words else str(path)
     rows = [(number, _split(line, separator)) for number, line in lines]
     names = [cell.lower() for cell in rows[0][1]]
-    if separator == " " and len(names) == len(_TUM_KEYS) and all(map(_is_number, names)):
-        names = list(_TUM_KEYS)
-    else:
-        _check_columns(label, names)
-        rows = rows[1:]
-    unit: Unit = next((unit for unit, keys in _POSITION_KEYS.items() if set(keys) <= set(names)), "m")
-    return {
-        "unit": unit,
-        "poses": [_read_row(label, number, names, row, unit) for number, row in rows],
-    }, label
+    try:
+        if separator == " " and len(names) == len(_TUM_KEYS) and all(map(_is_number, names)):
+            names = list(_TUM_KEYS)
+        else:
+            _check_columns(names)
+            rows = rows[1:]
+        unit: Unit = next((unit for unit, keys in _POSITION_KEYS.items() if set(keys) <= set(names)), "m")
+        poses = [_read_row(number, names, row, unit) for number, row in rows]
+    except ValueError as error:
+        raise CalibrationError(f"{label}: {error}") from error
+    return {"unit": unit, "poses": poses}, label
 
 
 def _split(line: str, separator: str) -> list[str]:
@@ -297,35 +282,29 @@ def _parse_stamp(cell: str, unit_ns: int) -> int:
     return int(stamp)
 
 
-def _check_columns(label: str, names: Sequence[str]) -> None:
-    """Refuse rows without the columns of a pose, with the columns that they have."""
+def _check_columns(names: Sequence[str]) -> None:
+    """Raise ValueError for rows without the columns of a pose, with the columns that they have."""
     columns = set(names)
     positions = any(columns.issuperset(keys) for keys in _POSITION_KEYS.values())
     rotations = any(columns.issuperset(keys) for keys in _ROTATION_KEYS)
     if (positions and rotations) or columns.issuperset(_MATRIX_KEYS):
         twice = {name for name in names if name and names.count(name) > 1}
         if twice:
-            raise CalibrationError(
-                f"{label}: expected each column once, found two of {', '.join(sorted(twice))}"
-            )
+            raise ValueError(f"expected each column once, found two of {', '.join(sorted(twice))}")
         return
     if any(map(_is_number, names)):
-        raise CalibrationError(
-            f"{label}: expected a header, a first line that names the columns {_COLUMNS}; found {', '.join(names)[:80]}"
+        raise ValueError(
+            f"expected a header, a first line that names the columns {_COLUMNS}; found {', '.join(names)[:80]}"
         )
-    hints = [f"; {', '.join(keys)}: {hint}" for keys, hint in _HINTS.items() if columns.issuperset(keys)]
-    raise CalibrationError(
-        f"{label}: expected the columns {_COLUMNS}; found {', '.join(names)[:200]}{''.join(hints[:1])}"
-    )
+    hints = [f"; {keys}: {hint}" for keys, hint in _HINTS.items() if columns.issuperset(keys.split(", "))]
+    raise ValueError(f"expected the columns {_COLUMNS}; found {', '.join(names)[:200]}{''.join(hints[:1])}")
 
 
-def _read_row(
-    label: str, number: int, names: Sequence[str], cells: Sequence[str], unit: Unit
-) -> dict[str, Any]:
-    """Return one row as an entry. Raises CalibrationError that names the line and the column."""
+def _read_row(number: int, names: Sequence[str], cells: Sequence[str], unit: Unit) -> dict[str, Any]:
+    """Return one row as an entry. Raises ValueError that names the line and the column."""
     if any(cells[len(names) :]):
-        raise CalibrationError(
-            f"{label}: line {number}: expected {len(names)} columns, found {len(cells)}; decimal commas need another "
+        raise ValueError(
+            f"line {number}: expected {len(names)} columns, found {len(cells)}; decimal commas need another "
             "separator, such as a semicolon"
         )
     row = {name: cell for name, cell in zip(names, cells, strict=False) if cell}
@@ -334,7 +313,7 @@ def _read_row(
         try:
             return convert(row.get(key, ""))
         except ValueError as error:
-            raise CalibrationError(f"{label}: line {number}, column {key}: {error}") from error
+            raise ValueError(f"line {number}, column {key}: {error}") from error
 
     entry: dict[str, Any] = {"image": row["image"]} if "image" in row else {}
     for key, unit_ns in (("stamp_ns", 1), ("stamp_s", 10**9)):

@@ -43,8 +43,7 @@ CLOSED_FORMS = (*HAND_EYE_METHODS, *ROBOT_WORLD_METHODS)
 _TRIALS, _SAMPLE = 60, 5
 _LEVER_M = 0.2  # converts angles to lengths in scores
 _CHECK_SEED = 7
-_MIN_NOISE = (1e-5, 1e-5)  # metres, radians
-_MAX_NOISE = (1.0, 1.0)
+_MIN_NOISE, _MAX_NOISE = np.array([1e-5, 1e-5, 1e-3]), np.array([1.0, 1.0, 1e3])  # metres, radians, a factor
 _ROUNDS = 3
 _SEARCH = {"xatol": 1e-2, "fatol": 1e-3, "maxiter": 200}
 _DRAWS, _SEED = 100_000, 11
@@ -124,29 +123,20 @@ def solve_closed_form(a: Array, b: Array, method: str) -> tuple[Array, Array]:
 
 
 def _call(a: Array, b: Array, method: str) -> tuple[Array, Array]:
-    boards = [part[:3, :3] for part in b], [part[:3, 3] for part in b]
     if method in HAND_EYE_METHODS:
-        rotation, translation = cv2.calibrateHandEye(
-            [part[:3, :3] for part in a],
-            [part[:3, 3] for part in a],
-            *boards,
-            method=HAND_EYE_METHODS[method],
-        )
-        x = rigid(rotation, np.ravel(translation))
+        rotation, translation = cv2.calibrateHandEye(*_split(a), *_split(b), method=HAND_EYE_METHODS[method])
+        x = rigid(rotation, translation.ravel())
         rotated = np.isfinite(x).all() and np.linalg.det(x[:3, :3]) > 0.5
         return x, average(a @ x @ b) if rotated else x
-    inverse = invert_all(a)
-    board_rotation, board_translation, camera_rotation, camera_translation = cv2.calibrateRobotWorldHandEye(
-        *boards,
-        [part[:3, :3] for part in inverse],
-        [part[:3, 3] for part in inverse],
-        method=ROBOT_WORLD_METHODS[method],
-    )
-    board, camera = (
-        rigid(board_rotation, np.ravel(board_translation)),
-        rigid(camera_rotation, np.ravel(camera_translation)),
-    )
+    inverses = _split(invert_all(a))
+    solved = cv2.calibrateRobotWorldHandEye(*_split(b), *inverses, method=ROBOT_WORLD_METHODS[method])
+    board, camera = rigid(solved[0], solved[1].ravel()), rigid(solved[2], solved[3].ravel())
     return invert(camera), invert(board)
+
+
+def _split(transforms: Array) -> tuple[list[Array], list[Array]]:
+    """Return the rotations and the translations, as OpenCV takes them."""
+    return list(transforms[:, :3, :3]), list(transforms[:, :3, 3])
 
 
 def measure_errors(a: Array, b: Array, x: Array, y: Array) -> Array:
@@ -194,11 +184,15 @@ def _solve_positions(a: Array, b: Array, rotation: Array) -> tuple[Array, float]
     return np.asarray(solved[:3], np.float64), float(solved[6])
 
 
+def measure_lengths(errors: Array) -> tuple[Array, Array]:
+    """Return the lengths [n] in metres and the angles [n] in radians of errors [n, 6]."""
+    return np.linalg.norm(errors[:, :3], axis=1), np.linalg.norm(errors[:, 3:], axis=1)
+
+
 def score_errors(errors: Array) -> Array:
     """Return one length [n] in metres for errors [n, 6]: angles count with a lever of 0.2 m."""
-    return np.asarray(
-        np.hypot(np.linalg.norm(errors[:, :3], axis=1), _LEVER_M * np.linalg.norm(errors[:, 3:], axis=1))
-    )
+    lengths, angles = measure_lengths(errors)
+    return np.asarray(np.hypot(lengths, _LEVER_M * angles))
 
 
 def _median_board(boards: Array) -> Array:
@@ -238,7 +232,7 @@ class Observations:
 
 @dataclass(frozen=True, slots=True)
 class Refined:
-    """X and Y [4, 4], the noise of the robot (m, rad) and the camera's factor, and the covariance of X and Y.
+    """X and Y [4, 4], the noise [3] of the robot (m, rad) and the camera's factor, and the covariance of X and Y.
 
     The covariance [12, 12] describes motions on the right, and `degrees` are the degrees of freedom behind it. `scale`
     multiplies the positions of the board; where it was free, it is the 13th parameter of the covariance [13, 13].
@@ -246,7 +240,7 @@ class Refined:
 
     x: Array
     y: Array
-    noise: tuple[float, float, float]
+    noise: Array
     covariance: Array
     degrees: int
     scale: float = 1.0
@@ -256,7 +250,7 @@ def refine(
     observations: Observations,
     x: Array,
     y: Array,
-    noise: tuple[float, float, float] | None = None,
+    noise: Array | None = None,
     scale: float | None = None,
 ) -> Refined:
     """Minimise the whitened errors of all views from a start; with `noise` its components are not estimated.
@@ -266,7 +260,7 @@ def refine(
     free, scale = scale is not None, scale or 1.0
     rounds = _ROUNDS if noise is None else 0
     scaled = observations.rescale(scale)
-    noise = noise or _guess_noise(scaled, x, y)
+    noise = _guess_noise(scaled, x, y) if noise is None else noise
     for number in range(rounds + 1):
         x, y, change = _minimise(scaled, x, y, noise, free)
         scale *= change
@@ -281,7 +275,7 @@ def refine(
 
 
 def _minimise(
-    observations: Observations, x: Array, y: Array, noise: tuple[float, float, float], free: bool
+    observations: Observations, x: Array, y: Array, noise: Array, free: bool
 ) -> tuple[Array, Array, float]:
     """Return X, Y and the factor of the board's positions, which is 1 unless it is `free`."""
     roots = _whiteners(observations, x, noise)
@@ -302,12 +296,10 @@ def _minimise(
     return move(x, step[:6]), move(y, step[6:12]), factor
 
 
-def covariances(observations: Observations, x: Array, noise: tuple[float, float, float]) -> Array:
-    """Return the covariance [n, 6, 6] of each view's error."""
-    spread = _noise_maps(observations, x)
-    variances = np.repeat(np.square(noise[:2]), 3)
-    robot = (spread * variances) @ np.swapaxes(spread, 1, 2)
-    return np.asarray(robot + noise[2] ** 2 * observations.covariances, np.float64)
+def _add_noise(spread: Array, camera: Array, noise: Array) -> Array:
+    """Return the covariance [n, 6, 6] of each view's error, from _noise_maps and the camera's covariance."""
+    robot = (spread * np.repeat(noise[:2] ** 2, 3)) @ np.swapaxes(spread, 1, 2)
+    return np.asarray(robot + noise[2] ** 2 * camera, np.float64)
 
 
 def _noise_maps(observations: Observations, x: Array) -> Array:
@@ -318,8 +310,9 @@ def _noise_maps(observations: Observations, x: Array) -> Array:
     return adjoints(invert_all(chain))
 
 
-def _whiteners(observations: Observations, x: Array, noise: tuple[float, float, float]) -> Array:
-    return np.asarray(np.linalg.inv(np.linalg.cholesky(covariances(observations, x, noise))), np.float64)
+def _whiteners(observations: Observations, x: Array, noise: Array) -> Array:
+    covariances = _add_noise(_noise_maps(observations, x), observations.covariances, noise)
+    return np.asarray(np.linalg.inv(np.linalg.cholesky(covariances)), np.float64)
 
 
 def jacobians(observations: Observations, free: bool) -> Array:
@@ -327,39 +320,33 @@ def jacobians(observations: Observations, free: bool) -> Array:
 
     With `free`, the 13th column is by the relative change of the board's positions.
     """
-    by_x = adjoints(invert_all(observations.b))
+    inverses = invert_all(observations.b)
+    by_x = adjoints(inverses)
     by_y = np.broadcast_to(-np.eye(6), by_x.shape)
-    if not free:
-        return np.concatenate([by_x, by_y], axis=2)
     by_scale = np.zeros((len(by_x), 6, 1))
-    by_scale[:, :3] = -invert_all(observations.b)[:, :3, 3:]
-    return np.concatenate([by_x, by_y, by_scale], axis=2)
+    by_scale[:, :3] = -inverses[:, :3, 3:]
+    return np.concatenate([by_x, by_y, by_scale], axis=2)[:, :, : 12 + free]
 
 
-def _guess_noise(observations: Observations, x: Array, y: Array) -> tuple[float, float, float]:
-    errors = measure_errors(observations.a, observations.b, x, y)
-    lengths, angles = np.linalg.norm(errors[:, :3], axis=1), np.linalg.norm(errors[:, 3:], axis=1)
+def _guess_noise(observations: Observations, x: Array, y: Array) -> Array:
+    lengths, angles = measure_lengths(measure_errors(observations.a, observations.b, x, y))
     # the median length of a vector of three unit normals is 1.54
-    return (
-        float(np.clip(np.median(lengths) / 1.54, *(_MIN_NOISE[0], _MAX_NOISE[0]))),
-        float(np.clip(np.median(angles) / 1.54, *(_MIN_NOISE[1], _MAX_NOISE[1]))),
-        1.0,
-    )
+    guess = [np.median(lengths) / 1.54, np.median(angles) / 1.54, 1.0]
+    return np.clip(guess, _MIN_NOISE, _MAX_NOISE)
 
 
-def _estimate_noise(
-    observations: Observations, x: Array, y: Array, noise: tuple[float, float, float], free: bool
-) -> tuple[float, float, float]:
+def _estimate_noise(observations: Observations, x: Array, y: Array, noise: Array, free: bool) -> Array:
     """Return the noise with the highest restricted likelihood of the errors."""
     errors = measure_errors(observations.a, observations.b, x, y)
     spread, camera = _noise_maps(observations, x), observations.covariances
     slopes = jacobians(observations, free)
     count = 3 if observations.scaled else 2
 
+    def to_noise(logarithms: Array) -> Array:
+        return np.concatenate([np.exp(logarithms), noise[count:]])
+
     def cost(logarithms: Array) -> float:
-        sizes = np.exp(logarithms)
-        factor = sizes[2] if count == 3 else noise[2]
-        total = (spread * np.repeat(sizes[:2] ** 2, 3)) @ np.swapaxes(spread, 1, 2) + factor**2 * camera
+        total = _add_noise(spread, camera, to_noise(logarithms))
         inverse = np.linalg.inv(total)
         normal = (np.swapaxes(slopes, 1, 2) @ inverse @ slopes).sum(0)
         product = np.einsum("ni,nij,nj->", errors, inverse, errors)
@@ -368,14 +355,10 @@ def _estimate_noise(
         explained = gradient @ np.linalg.solve(normal, gradient)
         return float(np.linalg.slogdet(total)[1].sum() + np.linalg.slogdet(normal)[1] + product - explained)
 
-    low = np.log([*_MIN_NOISE, 1e-3])[:count]
-    high = np.log([*_MAX_NOISE, 1e3])[:count]
-    start = np.clip(np.log(noise)[:count], low, high)
-    minimum = minimize(
-        cost, start, method="Nelder-Mead", bounds=list(zip(low, high, strict=True)), options=_SEARCH
-    )
-    sizes = np.exp(minimum.x)
-    return float(sizes[0]), float(sizes[1]), float(sizes[2]) if count == 3 else noise[2]
+    low, high, start = (np.log(sizes[:count]) for sizes in (_MIN_NOISE, _MAX_NOISE, noise))
+    bounds = list(zip(low, high, strict=True))
+    search = minimize(cost, np.clip(start, low, high), method="Nelder-Mead", bounds=bounds, options=_SEARCH)
+    return to_noise(search.x)
 
 
 def bound(covariance: Array, degrees: int) -> float:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ..settings import CameraSettings
-from ..types import Depth, DepthImage, Frame, Image, Intrinsics
-from ..wire import decode_depth, decode_image
+from ..types import Depth, Frame, Image, Intrinsics
+from ..wire import decode_image
 
 _log = logging.getLogger(__name__)
 
@@ -18,15 +18,13 @@ _log = logging.getLogger(__name__)
 class CapturedImage:
     """One captured image. `capture_ns` is the Unix time of the capture.
 
-    A recorded `image` may be its Frame and a recorded `depth` its Depth, both still encoded. Depth as an array is
-    registered to the image, in units of `depth_scale_m` metres; 0 is unknown. `times` are the device's own stamps.
-    A source with several cameras names each in `camera`; "" is the name in the settings.
+    An image that came encoded is its Frame. `times` are the device's own stamps. A source with several cameras names
+    each in `camera`; "" is the name in the settings.
     """
 
     image: Image | Frame  # BGR [h, w, 3]
     capture_ns: int
-    depth: DepthImage | Depth | None = None  # [h, w]
-    depth_scale_m: float = 0.001
+    depth: Depth | None = None
     intrinsics: Intrinsics | None = None
     times: Mapping[str, int | float] = field(default_factory=dict)
     camera: str = ""
@@ -41,10 +39,6 @@ class CapturedImage:
     def pixels(self) -> Image:
         """Return the image as BGR [h, w, 3]; WireError if it cannot be decoded."""
         return decode_image(self.image) if isinstance(self.image, Frame) else self.image
-
-    def depth_pixels(self) -> DepthImage | None:
-        """Return the depth as an array [h, w]; WireError if it cannot be decoded."""
-        return decode_depth(self.depth) if isinstance(self.depth, Depth) else self.depth
 
 
 class CameraSource(Protocol):

@@ -106,14 +106,11 @@ class DeviceSource:
                 if self._read_one():
                     pause_s = _FIRST_RETRY_S
             except CameraError as error:
-                _log.warning("%s; opening it again in %.2f s", self._describe(error), pause_s)
+                name = "" if str(error).startswith(self.name) else f"{self.name}: "
+                _log.warning("%s%s; opening it again in %.2f s", name, error, pause_s)
                 self._release()
                 self._closed.wait(pause_s)
                 pause_s = min(2 * pause_s, _LAST_RETRY_S)
-
-    def _describe(self, error: CameraError) -> str:
-        text = str(error)
-        return text if text.startswith(self.name) else f"{self.name}: {text}"
 
     def _read_one(self) -> bool:
         """Read one image; return True if the device has given one. Opens a device that was released."""

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import cv2
@@ -19,7 +20,7 @@ from ..processes.signals import WaitingNotice
 from ..settings import CameraSettings, Settings
 from ..transport import FramePublisher, Security
 from ..types import Buffer, Delivery, Depth, Frame
-from ..wire import encode_depth, encode_image
+from ..wire import decode_depth, encode_depth, encode_image
 from .camera_source import CameraSource, CapturedImage
 from .sources import open_camera
 
@@ -51,26 +52,23 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
     camera, transport, watchdog = settings.camera, settings.transport, watchdog or Watchdog()
     security = Security.from_settings(transport).for_camera(camera.name)
     calibration = load_calibration(camera.calibration) if camera.calibration else None
-    source = open_camera(camera.source, camera, stop, transport.insecure)
-    try:
-        with (
-            FramePublisher(transport.frames[0], transport.delivery, security) as publisher,
-            WaitingNotice(lambda: _explain_wait(publisher, transport.delivery)),
-        ):
-            details = f"{source.name}, {camera.encoding}, {transport.delivery}"
-            announce(f"camera {camera.name} publishing on {publisher.endpoint} ({details})")
-            if source.is_finite and camera.wait:
-                while not publisher.wait_for_peer(_SEND_TIMEOUT_MS) and not stop.is_set():
-                    pass
-                stop.wait(_SUBSCRIBE_S)
-            try:
-                summary = _publish(source, publisher, camera, calibration, stop, watchdog)
-            finally:
-                watchdog.begin_close()
-            if stop.is_set():
-                publisher.close(_STOP_LINGER_MS)
-    finally:
-        source.close()
+    with (
+        closing(open_camera(camera.source, camera, stop, transport.insecure)) as source,
+        FramePublisher(transport.frames[0], transport.delivery, security) as publisher,
+        WaitingNotice(lambda: _explain_wait(publisher, transport.delivery)),
+    ):
+        details = f"{source.name}, {camera.encoding}, {transport.delivery}"
+        announce(f"camera {camera.name} publishing on {publisher.endpoint} ({details})")
+        if source.is_finite and camera.wait:
+            while not publisher.wait_for_peer(_SEND_TIMEOUT_MS) and not stop.is_set():
+                pass
+            stop.wait(_SUBSCRIBE_S)
+        try:
+            summary = _publish(source, publisher, camera, calibration, stop, watchdog)
+        finally:
+            watchdog.begin_close()
+        if stop.is_set():
+            publisher.close(_STOP_LINGER_MS)
     announce(f"camera {camera.name} {_describe(summary)}")
     return summary
 
@@ -106,7 +104,7 @@ def frame_from(
         height=height,
         encoding=camera.encoding,
         colour=_encode_colour(captured, camera),
-        depth=_encode_depth(captured),
+        depth=captured.depth,
         intrinsics=captured.intrinsics,
         times=captured.times,
     )
@@ -192,14 +190,11 @@ def _calibrate(captured: CapturedImage, calibration: Calibration | None) -> Capt
     if calibration is None:
         return captured
     captured = replace(captured, intrinsics=calibration.intrinsics_for(captured.size))
-    if calibration.depth is None:
-        return captured
     stated, depth = calibration.depth, captured.depth
-    if isinstance(depth, Depth):
-        depth = replace(
-            depth, scale_m=stated.scale_m or depth.scale_m, aligned=stated.aligned or depth.aligned
-        )
-    return replace(captured, depth=depth, depth_scale_m=stated.scale_m or captured.depth_scale_m)
+    if stated is None or depth is None:
+        return captured
+    scale_m, aligned = stated.scale_m or depth.scale_m, stated.aligned or depth.aligned
+    return replace(captured, depth=replace(depth, scale_m=scale_m, aligned=aligned))
 
 
 def _resize(captured: CapturedImage, camera: CameraSettings) -> CapturedImage:
@@ -215,32 +210,23 @@ def _resize(captured: CapturedImage, camera: CameraSettings) -> CapturedImage:
         (new_width, new_height),
         interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
     )
-    depth = _resize_depth(captured, (new_width, new_height))
+    depth = _resize_depth(captured.depth, (new_width, new_height))
     intrinsics = captured.intrinsics
     if intrinsics is not None:
         intrinsics = scale_intrinsics(intrinsics, (height, width), (new_height, new_width))
     return replace(captured, image=image, depth=depth, intrinsics=intrinsics)
 
 
-def _resize_depth(captured: CapturedImage, size: tuple[int, int]) -> Depth | None:
+def _resize_depth(depth: Depth | None, size: tuple[int, int]) -> Depth | None:
     """Resize the depth to the image's (width, height); a depth that is not aligned to the image keeps its size."""
-    depth, pixels = captured.depth, captured.depth_pixels()
-    if pixels is None or (isinstance(depth, Depth) and not depth.aligned):
-        return _encode_depth(captured)
-    scale_m = depth.scale_m if isinstance(depth, Depth) else captured.depth_scale_m
+    if depth is None or not depth.aligned:
+        return depth
     # depth is never averaged: the mean of two surfaces lies on neither
-    resized = cv2.resize(pixels, size, interpolation=cv2.INTER_NEAREST_EXACT)
-    return encode_depth(resized, "z16+zstd", scale_m, aligned=True)
+    resized = cv2.resize(decode_depth(depth), size, interpolation=cv2.INTER_NEAREST_EXACT)
+    return encode_depth(resized, "z16+zstd", depth.scale_m, aligned=True)
 
 
 def _encode_colour(captured: CapturedImage, camera: CameraSettings) -> Buffer:
     if isinstance(captured.image, Frame) and captured.image.encoding == camera.encoding:
         return captured.image.colour
     return encode_image(captured.pixels(), camera.encoding, camera.jpeg_quality)
-
-
-def _encode_depth(captured: CapturedImage) -> Depth | None:
-    depth = captured.depth
-    if depth is None or isinstance(depth, Depth):
-        return depth
-    return encode_depth(depth, "z16+zstd", captured.depth_scale_m, aligned=True)

@@ -263,6 +263,7 @@ class RealSenseDevice:
         self._rs, self._device, self._name = rs, device, name
         self.serial = read_info(rs, device, "serial_number")
         self._playback = device.as_playback() if device.is_playback() else None
+        self._sensors: list[Any] = []
         self._frames: queue.Queue[StampedFrame] = queue.Queue(_QUEUE_FRAMES)
         self._closed = threading.Event()
         self._fits: dict[str, ClockFit] = {}
@@ -281,9 +282,9 @@ class RealSenseDevice:
             # the streams of a recording come in threads of their own, one of which may be far ahead
             patience = _QUEUE_FRAMES if self._playback else _LIVE_PATIENCE
             tolerance_ns = round(_MAX_GAP * NANOSECONDS / colour.mode.fps)
-            self._pairer = FramePairer(tolerance_ns, patience) if depth else None
+            self._pairer = FramePairer(tolerance_ns, patience if depth else 0)
             self._aligner = _Aligner(rs) if depth and has_extrinsics(depth.profile, colour.profile) else None
-            self._sensors = self._start([colour, depth] if depth else [colour])
+            self._start([colour, depth] if depth else [colour])
         except RuntimeError as error:
             raise explain(name, error) from error
         if depth and self._aligner is None:
@@ -302,8 +303,8 @@ class RealSenseDevice:
         self._heard_s, self._polls_after_end = time.monotonic(), 0
         if frame.frame.get_profile().stream_type() == self._rs.stream.color:
             self._count_lost(frame.frame.get_frame_number())
-            self._pairs.extend([(frame, None)] if self._pairer is None else self._pairer.add_colour(frame))
-        elif self._pairer is not None:
+            self._pairs.extend(self._pairer.add_colour(frame))
+        else:
             self._pairs.extend(self._pairer.add_depth(frame))
         return bool(self._pairs)
 
@@ -314,15 +315,12 @@ class RealSenseDevice:
         self.stamp_ns = colour.stamp_ns
         try:
             capture_ns = self._map_to_host(colour)
-            image, scale_m = _to_bgr(colour.frame), 0.001
-            aligned: DepthImage | Depth | None = None
-            if depth is not None:
-                scale_m = depth.frame.as_depth_frame().get_units()
-                aligned = self._align(colour, depth, scale_m)
+            image = _to_bgr(colour.frame)
+            depth_image = None if depth is None else self._read_depth(colour, depth)
             times = self._collect_times(colour, depth)
         except RuntimeError as error:
             raise explain(self._name, error) from error
-        return CapturedImage(image, capture_ns, aligned, scale_m, self._lens, times)
+        return CapturedImage(image, capture_ns, depth_image, self._lens, times)
 
     def close(self) -> None:
         self._closed.set()
@@ -333,29 +331,25 @@ class RealSenseDevice:
                 sensor.close()
         self._sensors = []
 
-    def _start(self, streams: Sequence[Stream]) -> list[Any]:
+    def _start(self, streams: Sequence[Stream]) -> None:
         """Open all sensors, then start them. A recording pauses meanwhile: it would play from the first start on."""
-        profiles: dict[int, list[Any]] = {}
-        sensors = {id(stream.sensor): stream.sensor for stream in streams}
+        by_sensor: dict[int, tuple[Any, list[Any]]] = {}
         for stream in streams:
-            profiles.setdefault(id(stream.sensor), []).append(stream.profile)
-        opened: list[Any] = []
+            by_sensor.setdefault(id(stream.sensor), (stream.sensor, []))[1].append(stream.profile)
         if self._playback is not None:
             self._playback.set_real_time(False)
             self._playback.pause()
         try:
-            for key, sensor in sensors.items():
-                sensor.open(profiles[key])
-                opened.append(sensor)
-            for sensor in opened:
+            for sensor, profiles in by_sensor.values():
+                sensor.open(profiles)
+                self._sensors.append(sensor)
+            for sensor in self._sensors:
                 sensor.start(self._take)
             if self._playback is not None:
                 self._playback.resume()
         except RuntimeError:
-            self._sensors = opened
             self.close()
             raise
-        return opened
 
     def _take(self, frame: Any) -> None:
         """Queue a frame, in the SDK's thread. A frame_queue of the SDK deadlocks with a recording's reader."""
@@ -379,7 +373,7 @@ class RealSenseDevice:
             stopped = self._playback.current_status() == self._rs.playback_status.stopped
             self._polls_after_end += stopped
             if self._polls_after_end > 2:
-                self._pairs.extend(self._pairer.flush() if self._pairer is not None else ())
+                self._pairs.extend(self._pairer.flush())
                 if self._pairs:
                     return
                 raise RecordingEnded("the recording has ended")
@@ -411,11 +405,14 @@ class RealSenseDevice:
         times["clock_drift_ppm"] = round(self._fits[colour.domain].drift_ppm, 3)
         return times
 
-    def _align(self, colour: StampedFrame, depth: StampedFrame, scale_m: float) -> DepthImage | Depth:
+    def _read_depth(self, colour: StampedFrame, depth: StampedFrame) -> Depth:
+        """Return depth that is registered to colour, or as it is if the camera does not say how it lies to colour."""
+        scale_m = depth.frame.as_depth_frame().get_units()
         if self._aligner is None:
             pixels = np.array(depth.frame.get_data())
-            return encode_depth(pixels, "z16+zstd", scale_m, aligned=False)
-        return self._aligner.align(colour.frame, depth.frame)
+        else:
+            pixels = self._aligner.align(colour.frame, depth.frame)
+        return encode_depth(pixels, "z16+zstd", scale_m, aligned=self._aligner is not None)
 
 
 class _Aligner:

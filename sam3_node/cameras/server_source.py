@@ -80,6 +80,7 @@ _IDLE_S = 10.0  # after it, a silent camera gives way to a new one
 _TURN_S = 0.1
 _CAMERA = "?camera="
 _HUB = "imagezmq-hub"
+_HUB_HINT = f"; senders in REQ/REP mode need --dialect {_HUB}"
 _SCHEMES = ("tcp://", "ipc://")
 _RAW_SWAPPED = {"bgr8": "rgb8", "rgb8": "bgr8", "mono8": "mono8"}
 
@@ -98,11 +99,7 @@ def open_server(
     if not uri.startswith(_SCHEMES):
         raise CameraError(f"expected tcp://HOST:PORT with --dialect {settings.dialect}, found {uri!r}")
     if "*" in endpoint and settings.dialect != _HUB:
-        hint = (
-            "; senders in REQ/REP mode connect to --dialect imagezmq-hub"
-            if settings.dialect == "imagezmq"
-            else ""
-        )
+        hint = _HUB_HINT if settings.dialect == "imagezmq" else ""
         raise CameraError(
             f"expected the address of the server, such as tcp://robot:5555, found {endpoint!r}{hint}"
         )
@@ -373,7 +370,7 @@ class ServerSource:
             )
         if self._receiver.connected:
             return f"camera: {self.endpoint} is connected and sends no new image"
-        hint = "; senders in REQ/REP mode need --dialect imagezmq-hub" if self._dialect == "imagezmq" else ""
+        hint = _HUB_HINT if self._dialect == "imagezmq" else ""
         return (
             f"camera: no server publishes at {self.endpoint}: start it, or correct the address; it is connected as soon"
             f" as it is there{hint}"

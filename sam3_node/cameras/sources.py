@@ -16,7 +16,6 @@ SOURCES = (
     "v4l2:NAME or webcam:INDEX; or tcp://HOST:PORT with camera.dialect"
 )
 _SCHEMES = ("scene", "bag", "video", "images", "realsense", "rtsp", "v4l2", "webcam")
-_STREAMS = ("rtsp", "rtsps", "http", "https")
 _VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
 _MAX_RECORDINGS = 200
 _SUFFIXES = (".mcap", ".bag", ".db3", ".mp4", ".mov", ".avi", ".mkv", ".webm")
@@ -39,50 +38,38 @@ def open_camera(
         return open_server(uri, settings, stop, insecure)
     if not separator and uri != "realsense":
         scheme = ""
-    source = _open_recording(uri, scheme, address, settings, stop) or _open_device(
-        uri, scheme, address, settings, stop
-    )
-    if source is None:
-        raise CameraError(f"expected {SOURCES} as a camera source, found {uri!r}{_suggest_source(uri)}")
-    return source
-
-
-# each scheme imports its own source, so that a webcam needs no library of recordings
-def _open_recording(
-    uri: str, scheme: str, address: str, settings: CameraSettings, stop: threading.Event
-) -> CameraSource | None:
-    """Open a scene, a recording, a video or a folder of images; None for another scheme."""
     path, rate = Path(address).expanduser(), (settings.fps, settings.loop, stop)
-    if scheme == "scene" and uri != "scene:tabletop":
-        from .scene import SceneSource
+    # each scheme imports its own source, so that a webcam needs no library of recordings
+    match scheme:
+        case "scene" if uri != "scene:tabletop":
+            from .scene import SceneSource
 
-        return SceneSource(uri, *rate)
-    if scheme not in ("scene", "bag", "video", "images"):
-        return None
-    from . import playback
+            return SceneSource(uri, *rate)
+        case "scene" | "bag":
+            from .playback import TABLETOP, BagSource
 
-    if scheme in ("video", "images"):
-        return playback.open_files(uri, scheme, path, *rate)
-    return playback.BagSource(uri, playback.TABLETOP if scheme == "scene" else path, *rate)
+            return BagSource(uri, TABLETOP if scheme == "scene" else path, *rate)
+        case "video" | "images":
+            from .playback import open_files
 
+            return open_files(uri, scheme, path, *rate)
+        case "realsense":
+            from .realsense_device import open_realsense
 
-def _open_device(
-    uri: str, scheme: str, address: str, settings: CameraSettings, stop: threading.Event
-) -> CameraSource | None:
-    """Open a camera of this machine, or a stream of the network; None for another scheme."""
-    if scheme == "realsense":
-        from .realsense_device import open_realsense
+            return open_realsense(address, settings, stop)
+        case "v4l2":
+            from .webcam import open_v4l2
 
-        return open_realsense(address, settings, stop)
-    is_stream = scheme in _STREAMS and address.startswith("//")
-    if scheme not in ("v4l2", "webcam") and not is_stream:
-        return None
-    from . import webcam
+            return open_v4l2(address, settings, stop)
+        case "webcam":
+            from .webcam import open_webcam
 
-    if is_stream:
-        return webcam.open_stream(uri, settings, stop)
-    open_one = webcam.open_v4l2 if scheme == "v4l2" else webcam.open_webcam
-    return open_one(address, settings, stop)
+            return open_webcam(address, settings, stop)
+        case "rtsp" | "rtsps" | "http" | "https" if address.startswith("//"):
+            from .webcam import open_stream
+
+            return open_stream(uri, settings, stop)
+    raise CameraError(f"expected {SOURCES} as a camera source, found {uri!r}{_suggest_source(uri)}")
 
 
 def _suggest_source(uri: str) -> str:

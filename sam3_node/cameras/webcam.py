@@ -23,7 +23,7 @@ import numpy as np
 
 from ..errors import CameraError, WireError, did_you_mean
 from ..settings import CameraSettings
-from ..types import NANOSECONDS, Frame, Image
+from ..types import NANOSECONDS, Frame
 from ..wire.images import compressed_size
 from .camera_source import CapturedImage, Mode, choose_mode, wanted_mode, warn_about_mode
 from .live_source import DeviceSource
@@ -54,31 +54,26 @@ class OpenCvDevice:
         self.lost = 0
 
     def grab(self) -> bool:
-        self._call(self._capture.grab)
+        self._take(self._capture.grab)
         self._capture_ns = time.time_ns()
         return True
 
     def retrieve(self) -> CapturedImage | None:
-        return CapturedImage(self._read(), self._capture_ns)
+        return CapturedImage(self._take(self._capture.retrieve), self._capture_ns)
 
     def close(self) -> None:
         self._capture.release()
 
-    def _read(self) -> Image:
-        taken: tuple[bool, Image] = self._call(self._capture.retrieve)
-        if not taken[0]:
-            raise CameraError("no image")
-        return taken[1]
-
-    def _call(self, take: Callable[[], Any]) -> Any:
-        """Call a method of OpenCV. Raises CameraError if it raises or returns False."""
+    def _take(self, method: Callable[[], Any]) -> Any:
+        """Call a method of OpenCV and return its image, if it gives one. Raises CameraError if it fails."""
         try:
-            taken = take()
+            taken = method()
         except cv2.error as error:  # some backends raise on a damaged image
             raise CameraError("no image") from error
-        if taken is False:
+        succeeded, image = taken if isinstance(taken, tuple) else (taken, None)
+        if not succeeded:
             raise CameraError("no image")
-        return taken
+        return image
 
 
 def open_webcam(address: str, settings: CameraSettings, stop: threading.Event) -> DeviceSource:
@@ -245,7 +240,7 @@ class V4l2Device(OpenCvDevice):
         return True
 
     def retrieve(self) -> CapturedImage | None:
-        image, times = self._read(), {"v4l2_ns": self._stamp_ns}
+        image, times = self._take(self._capture.retrieve), {"v4l2_ns": self._stamp_ns}
         if self._mode.form not in _JPEG:
             return CapturedImage(image, self._capture_ns, times=times)
         frame = read_jpeg(np.asarray(image, np.uint8).tobytes())

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import AuthenticationError, OutputError, VocabularyError, require
-from ..files import prepare_output
+from ..files import explain_os_error, prepare_output
+from ..processes.signals import print_notice
 from ..settings import Settings
 from ..types import KEY_ROLES
 from .parser import Commands
@@ -34,10 +32,8 @@ def add_commands(commands: Commands) -> None:
     convert = weights.add(
         "convert", weights_convert, "convert a YOLO-World checkpoint to a folder of safetensors"
     )
-    convert.add_path("file", metavar="FILE.pt", help="checkpoint such as yolov8s-worldv2.pt")
-    convert.add_path(
-        "-o", "--out", required=True, metavar="FOLDER", help="folder for config.json and the weights"
-    )
+    convert.add_path("file FILE.pt", "checkpoint such as yolov8s-worldv2.pt")
+    convert.add_path("-o, --out FOLDER", "folder for config.json and the weights", required=True)
 
 
 def _add_keys(commands: Commands) -> None:
@@ -45,20 +41,13 @@ def _add_keys(commands: Commands) -> None:
         "keys", "make, list and revoke the keys of nodes, cameras, robots, readers and operators"
     )
     new = group.add("new", keys_new, "make a key pair and authorise it")
-    new.add_argument("name", metavar="NAME", help="name of the key, such as cam0 or policy")
-    new.add_argument(
-        "--role", choices=KEY_ROLES, help="what its owner may do; default: NAME, if it is one of the roles"
-    )
-    new.add_argument(
-        "--camera",
-        action="append",
-        default=[],
-        metavar="CAMERA",
-        help="with --role camera: camera.name that it may send, * for all; may be repeated [NAME]",
-    )
+    new.add("name NAME", "name of the key, such as cam0 or policy")
+    new.add("--role", "what its owner may do; default: NAME, if it is one of the roles", choices=KEY_ROLES)
+    text = "with --role camera: camera.name that it may send, * for all; may be repeated [NAME]"
+    new.add("--camera CAMERA", text, default=[], action="append")
     group.add("list", keys_list, "list the keys: name, role, cameras, and whether the secret is here")
     revoke = group.add("revoke", keys_revoke, "withdraw a key; running processes cut off its owner")
-    revoke.add_argument("name", metavar="NAME", help="name of the key")
+    revoke.add("name NAME", "name of the key")
 
 
 def keys_new(args: Namespace, settings: Settings) -> None:
@@ -69,7 +58,7 @@ def keys_new(args: Namespace, settings: Settings) -> None:
     if args.camera and role != "camera":
         raise AuthenticationError(f"expected --camera with --role camera only, found role {role}")
     folder = _open_keys(settings)
-    with _explain_output(folder.path):
+    with explain_os_error(OutputError, f"cannot change the keys in {folder.path}"):
         key = folder.create(args.name, role, args.camera)
     print(f"key {key}: its owner needs {folder.path / key.name}.secret; keep it from all others")
     print(f"other machines need {folder.path / 'authorised' / key.name}.pub, in their folder `authorised`")
@@ -92,7 +81,7 @@ def keys_list(args: Namespace, settings: Settings) -> None:
 def keys_revoke(args: Namespace, settings: Settings) -> None:
     """Withdraw a key. Raises AuthenticationError for a key that is not authorised, OutputError."""
     folder = _open_keys(settings)
-    with _explain_output(folder.path):
+    with explain_os_error(OutputError, f"cannot change the keys in {folder.path}"):
         key = folder.revoke(args.name)
     print(f"key {key.name} is revoked on this machine; remove authorised/{key.name}.pub on the others, too")
 
@@ -103,58 +92,35 @@ def _open_keys(settings: Settings) -> KeyFolder:
     return KeyFolder((settings.transport.keys or DEFAULT_FOLDER).expanduser().absolute())
 
 
-@contextmanager
-def _explain_output(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"cannot change the keys in {path}: {error.strerror or error}") from error
-
-
 def _add_vocabulary(commands: Commands) -> None:
     group = commands.add_group(
         "vocabulary", "build and list files of phrase vectors, for nodes without a text encoder"
     )
     build = group.add("build", vocabulary_build, "write a vocabulary file")
-    build.add_argument(
-        "phrases",
-        nargs="*",
-        metavar="PHRASE",
-        help='phrase such as "red mug"; default: all phrases of --from',
-    )
+    build.add("phrases PHRASE", 'phrase such as "red mug"; default: all phrases of --from', nargs="*")
     build.add_path(
-        "-o",
-        "--out",
+        "-o, --out FILE",
+        "vocabulary file to write; an existing file is replaced after the new one is complete",
         required=True,
-        metavar="FILE",
-        help="vocabulary file to write; an existing file is replaced after the new one is complete",
     )
-    build.add_path(
-        "--phrases",
-        dest="phrase_file",
-        metavar="FILE.txt",
-        help="text file with more phrases, one on each line",
-    )
+    build.add_path("--phrases FILE.txt", "text file with more phrases, one on each line", dest="phrase_file")
     build.add_repeated(
-        "--from",
-        type=Path,
+        "--from FILE",
+        "take vectors from this vocabulary or .json map {phrase: [numbers]}",
+        Path,
         dest="sources",
-        metavar="FILE",
-        help="take vectors from this vocabulary or .json map {phrase: [numbers]}",
     )
     build.add_path(
-        "--encoder",
-        metavar="FOLDER",
-        help="CLIP text encoder, in the layout of transformers, for phrases without a vector",
+        "--encoder FOLDER",
+        "CLIP text encoder, in the layout of transformers, for phrases without a vector",
     )
-    build.add_argument(
-        "--model",
-        metavar="NAME",
-        help="model that made the vectors, such as openai/clip-vit-base-patch32; required for .json; "
+    build.add(
+        "--model NAME",
+        "model that made the vectors, such as openai/clip-vit-base-patch32; required for .json; "
         "default: the name of the --encoder folder",
     )
     listed = group.add("list", vocabulary_list, "list the phrases of a vocabulary file")
-    listed.add_path("file", metavar="FILE", help="vocabulary file to read")
+    listed.add_path("file FILE", "vocabulary file to read")
 
 
 def vocabulary_build(args: Namespace, settings: Settings) -> None:
@@ -221,10 +187,9 @@ def _read_vocabulary(checkpoint: Path) -> Vocabulary | None:
         phrases, vectors = named_vectors
         return Vocabulary(phrases, vectors.numpy(), PUBLIC_TEXT_ENCODER)
     except VocabularyError as error:
-        print(
+        print_notice(
             f"sam3-node: warning: {checkpoint}: no vocabulary was written: {error}; build one with "
-            "sam3-node vocabulary build, or set detector.text_encoder",
-            file=sys.stderr,
+            "sam3-node vocabulary build, or set detector.text_encoder"
         )
         return None
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CalibrationError, require
+from ..processes.signals import print_notice, stop_on_signals
 from ..settings import Settings
 from . import engine
 from .parser import CommandParser, Commands
@@ -24,6 +24,8 @@ BOARD_HELP = (
     "(inner corners, side of a square) or apriltag:6x5:22mm:6mm (tags, side of a tag, gap between tags); "
     ":first=100 at the end for markers that begin at id 100"
 )
+LIVE = "live"
+"""Source that means the frames of a running camera."""
 EVERY = 5
 MAX_GAP_MS = 100
 MAX_CHECK_PX, MAX_HAND_EYE_MM = 1.0, 10.0
@@ -37,24 +39,17 @@ def add_commands(commands: Commands) -> None:
         "calibrate", "calibrate a camera and its place on a robot, or the scales of FP8 engines"
     )
     board = group.add("board", calibrate_board, "write a calibration board as a PDF with true dimensions")
-    board.add_argument("board", metavar="BOARD", help=BOARD_HELP)
-    board.add_path("-o", "--out", required=True, metavar="FILE.pdf", help="file to write")
-    board.add_argument("--paper", default="auto", help="a4, a3, a2, letter, or auto for the smallest [auto]")
+    board.add("board BOARD", BOARD_HELP)
+    board.add_path("-o, --out FILE.pdf", "file to write", required=True)
+    board.add("--paper", "a4, a3, a2, letter, or auto for the smallest [auto]", default="auto")
     _add_intrinsics(group)
     _add_hand_eye(group)
     check = group.add("check", calibrate_check, "validate a calibration file, and test it on new images")
-    check.add_path("file", metavar="CALIBRATION.toml", help="calibration file to check")
+    check.add_path("file CALIBRATION.toml", "calibration file to check")
     _add_views(check, required=False)
-    check.add_argument(
-        "--limit", type=float, default=MAX_CHECK_PX, metavar="PX", help="largest error that passes [1.0]"
-    )
-    check.add_argument(
-        "--hand-eye-limit",
-        type=float,
-        default=MAX_HAND_EYE_MM,
-        metavar="MM",
-        help="largest leave-one-out error of the hand-eye calibration that passes [10]",
-    )
+    check.add("--limit PX", "largest error that passes [1.0]", float, MAX_CHECK_PX)
+    text = "largest leave-one-out error of the hand-eye calibration that passes [10]"
+    check.add("--hand-eye-limit MM", text, float, MAX_HAND_EYE_MM)
     engine.add_fp8_command(group)
 
 
@@ -64,25 +59,20 @@ def _add_intrinsics(group: Commands) -> None:
     )
     _add_views(parser, required=True)
     _add_live_views(parser)
-    parser.add_argument(
-        "--model", choices=("pinhole", "fisheye"), default="pinhole", help="lens model [pinhole]"
-    )
-    parser.add_argument(
-        "--coefficients",
-        type=int,
+    parser.add("--model", "lens model [pinhole]", default="pinhole", choices=("pinhole", "fisheye"))
+    parser.add(
+        "--coefficients N",
+        "distortion coefficients of a pinhole lens: 2, 4, 5 or 8; 0 chooses 4 or 5 by held-out error [0]",
+        int,
         default=0,
-        metavar="N",
-        help="distortion coefficients of a pinhole lens: 2, 4, 5 or 8; 0 chooses 4 or 5 by held-out error [0]",
     )
-    parser.add_argument(
+    parser.add(
         "--shape",
-        choices=("auto", "flat", "estimate"),
+        "shape of the board: flat, estimated with the camera, or chosen by held-out error [auto]",
         default="auto",
-        help="shape of the board: flat, estimated with the camera, or chosen by held-out error [auto]",
+        choices=("auto", "flat", "estimate"),
     )
-    parser.add_argument(
-        "--max-views", type=int, default=40, metavar="N", help="use at most the N most different views [40]"
-    )
+    parser.add("--max-views N", "use at most the N most different views [40]", int, default=40)
 
 
 def _add_hand_eye(group: Commands) -> None:
@@ -90,48 +80,28 @@ def _add_hand_eye(group: Commands) -> None:
     _add_views(parser, required=False)
     _add_live_views(parser)
     parser.add_path(
-        "--calibration",
-        metavar="FILE.toml",
-        help="file with the camera's intrinsics; it is completed unless -o names another file",
+        "--calibration FILE.toml",
+        "file with the camera's intrinsics; it is completed unless -o names another file",
     )
-    parser.add_argument(
-        "--mount",
-        choices=("eye_in_hand", "eye_to_hand"),
-        required=True,
-        help="camera on the gripper, or beside the robot",
-    )
-    parser.add_path("--poses", metavar="FILE", help="file of robot poses: .csv, .json, .toml or .tum")
-    parser.add_argument(
-        "--pose-stream", default="", metavar="ENDPOINT", help="for live: endpoint of pose messages"
-    )
-    parser.add_argument(
-        "--max-gap-ms",
-        type=float,
-        default=MAX_GAP_MS,
-        metavar="MS",
-        help=f"longest time between two poses to interpolate between [{MAX_GAP_MS}]",
-    )
+    mounts = ("eye_in_hand", "eye_to_hand")
+    parser.add("--mount", "camera on the gripper, or beside the robot", choices=mounts, required=True)
+    parser.add_path("--poses FILE", "file of robot poses: .csv, .json, .toml or .tum")
+    parser.add("--pose-stream ENDPOINT", "for live: endpoint of pose messages", default="")
+    text = f"longest time between two poses to interpolate between [{MAX_GAP_MS}]"
+    parser.add("--max-gap-ms MS", text, float, MAX_GAP_MS)
 
 
 def _add_views(parser: CommandParser, required: bool) -> None:
-    parser.add_argument("sources", nargs="+" if required else "*", metavar="SOURCE", help=SOURCES_HELP)
-    parser.add_argument("--board", required=required, metavar="BOARD", help=BOARD_HELP)
-    parser.add_argument("--topic", default="", metavar="NAME", help="camera of a recording with several")
-    parser.add_argument(
-        "--every", type=int, default=EVERY, metavar="N", help=f"use every N-th frame of a recording [{EVERY}]"
-    )
+    parser.add("sources SOURCE", SOURCES_HELP, nargs="+" if required else "*")
+    parser.add("--board BOARD", BOARD_HELP, required=required)
+    parser.add("--topic NAME", "camera of a recording with several", default="")
+    parser.add("--every N", f"use every N-th frame of a recording [{EVERY}]", int, EVERY)
     parser.set_defaults(count=0, pose_stream="")
 
 
 def _add_live_views(parser: CommandParser) -> None:
-    parser.add_path("-o", "--out", metavar="FILE.toml", help="calibration file to write")
-    parser.add_argument(
-        "--count",
-        type=int,
-        default=0,
-        metavar="N",
-        help="for live: stop after N views [0: when nothing is missing]",
-    )
+    parser.add_path("-o, --out FILE.toml", "calibration file to write")
+    parser.add("--count N", "for live: stop after N views [0: when nothing is missing]", int, 0)
 
 
 def calibrate_board(args: Namespace, settings: Settings) -> None:
@@ -178,14 +148,7 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     require("scipy", _EXTRA)
     from ..calibration import hand_eye, load_calibration
     from ..calibration.report import draw_hand_eye, write_picture
-    from ..calibration.rigid_motion import CLOSED_FORMS
-    from .calibration_views import (
-        judge_hand_eye,
-        make_hand_eye_section,
-        print_comparison,
-        print_hand_eye,
-        replace_calibration,
-    )
+    from . import calibration_views
 
     out = args.out or args.calibration
     if args.calibration is None or out is None:
@@ -204,17 +167,17 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
         rejected=rejected,
         sight=sight if scaled else None,
     )
-    section = make_hand_eye_section(result, board, inputs)
-    replace_calibration(out, calibration.model_copy(update={"hand_eye": section}))
+    section = calibration_views.make_hand_eye_section(result, board, inputs)
+    calibration_views.replace_calibration(out, calibration.model_copy(update={"hand_eye": section}))
     write_picture(out.with_suffix(".hand_eye.png"), draw_hand_eye(result))
     used = [view for view in pairs if view.name in result.views]
-    rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(
-        used, args.mount, CLOSED_FORMS, centre
-    )
-    print_comparison(rows)
-    print_hand_eye(out, result)
-    if section.measured is not None and not (judged := judge_hand_eye(section.measured))[0]:
-        print(f"sam3-node: warning: {judged[1]}", file=sys.stderr)
+    rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(used, args.mount, centre)
+    calibration_views.print_comparison(rows)
+    calibration_views.print_hand_eye(out, result)
+    if section.measured is not None:
+        passed, line = calibration_views.judge_hand_eye(section.measured)
+        if not passed:
+            print_notice(f"sam3-node: warning: {line}")
 
 
 def calibrate_check(args: Namespace, settings: Settings) -> int:
@@ -228,8 +191,7 @@ def calibrate_check(args: Namespace, settings: Settings) -> int:
     from .calibration_views import describe_calibration, judge_hand_eye
 
     calibration = load_calibration(args.file)
-    for line in describe_calibration(calibration):
-        print(line)
+    print(*describe_calibration(calibration), sep="\n")
     results = []
     if calibration.hand_eye is not None and calibration.hand_eye.measured is not None:
         results.append(judge_hand_eye(calibration.hand_eye.measured, args.hand_eye_limit))
@@ -265,8 +227,6 @@ def _parse_board(text: str | None) -> Board:
 
 
 def _is_live(args: Namespace) -> bool:
-    from .calibration_views import LIVE
-
     return list(args.sources) == [LIVE]
 
 
@@ -275,8 +235,6 @@ def _collect(args: Namespace, settings: Settings, board: Board) -> Views:
 
     if not _is_live(args):
         return collect_views(args.sources, board, args.topic, max(args.every, 1))
-    from ..processes.signals import stop_on_signals
-
     return collect_live(settings, board, stop_on_signals(), args.pose_stream, args.count)
 
 

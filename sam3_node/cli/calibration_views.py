@@ -7,9 +7,9 @@ name or its time. Results go to sections of a calibration file and to the termin
 from __future__ import annotations
 
 import hashlib
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
@@ -28,14 +28,13 @@ from ..calibration.intrinsics import IntrinsicsResult, Rejected, describe_missin
 from ..calibration.poses import PoseTrack, RobotPose
 from ..calibration.rigid_motion import to_motions
 from ..errors import CalibrationError, SettingsError, WireError
+from ..files import explain_os_error
 from ..geometry import Array, invert, quaternion_from_rotation
+from ..processes.signals import print_notice
 from ..settings import Settings
 from ..transport import FrameSubscriber, PoseSubscriber, Security
 from ..types import Frame, FramePose, Image
 from ..wire import decode_image
-
-LIVE = "live"
-"""Source that means the frames of a running camera."""
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 GUIDE_VIEWS = 15
@@ -121,15 +120,10 @@ def _open_sources(
 
 
 def _read_image(path: Path, inputs: dict[str, str]) -> Picture:
-    try:
+    with explain_os_error(CalibrationError, f"cannot read {path}"):
         data = path.read_bytes()
-    except OSError as error:
-        raise CalibrationError(f"cannot read {path}: {error.strerror}") from error
-    image = (
-        cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-        if data
-        else None
-    )
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
     if image is None:
         raise CalibrationError(f"{path}: expected an image file, found other data")
     if path.name in inputs:
@@ -161,11 +155,8 @@ def _decode(frame: Frame) -> Image | None:
 
 def compute_digest(path: Path) -> str:
     """Return the SHA-256 of a file. Raises CalibrationError if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CalibrationError(f"cannot read {path}: {error.strerror}") from error
+    with explain_os_error(CalibrationError, f"cannot read {path}"), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class CapturedViews:
@@ -193,12 +184,12 @@ class CapturedViews:
         if self.found.size == (0, 0):
             self.found.size = size
         _require_one_size({self.found.size: ["earlier frames"]} | {size: [picture.name]})
-        corners = self._board.detect(picture.image)
-        view = None if corners is None else BoardView(picture.name, corners.ids, corners.pixels)
-        place = None if view is None else outline(view, self._board, size)
-        at_rest = self._last is not None and place is not None and _differ(place, self._last) < _STILL_SHARE
-        self._last = place
-        if view is None or place is None or not at_rest:
+        corners, last, self._last = self._board.detect(picture.image), self._last, None
+        if corners is None:
+            return False
+        view = BoardView(picture.name, corners.ids, corners.pixels)
+        place = self._last = outline(view, self._board, size)
+        if place is None or last is None or _differ(place, last) >= _STILL_SHARE:
             return False
         if any(_differ(place, other) < _NEW_SHARE for other in self._outlines):
             return False
@@ -211,18 +202,9 @@ class CapturedViews:
     def _print(self, view: BoardView) -> None:
         missing = describe_missing(self.found.views, self._board, self.found.size)
         more = GUIDE_VIEWS - len(self.found.views)
-        text = (
-            missing[0]
-            if missing
-            else f"{more} more views, different from the others"
-            if more > 0
-            else "complete"
-        )
-        print(
-            f"view {len(self.found.views)}: {len(view.ids)} corners. Next: {text}",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"{more} more views, different from the others" if more > 0 else "complete"
+        text = missing[0] if missing else text
+        print_notice(f"view {len(self.found.views)}: {len(view.ids)} corners. Next: {text}")
 
 
 def _differ(first: np.ndarray, second: np.ndarray) -> float:
@@ -242,29 +224,26 @@ def collect_live(
     Raises CalibrationError without any view, and TransportError for a malformed endpoint.
     """
     guide, clock = CapturedViews(board), ""
-    print(
-        f"looking for {board} from camera {settings.camera.name}; hold the board still for each view",
-        file=sys.stderr,
+    print_notice(
+        f"looking for {board} from camera {settings.camera.name}; hold the board still for each view"
     )
-    security = Security.from_settings(settings.transport)
-    subscriber = PoseSubscriber(poses, ["gripper"], security) if poses else None
-    try:
-        cameras = [settings.camera.name]
-        with FrameSubscriber(settings.transport.frames, cameras=cameras, security=security) as frames:
-            while not stop.is_set() and not guide.is_enough(count):
-                received = frames.take(200)
-                if received is not None and (image := _decode(received.frame)) is not None:
-                    frame, clock = received.frame, received.frame.clock
-                    digest = hashlib.sha256(frame.colour).hexdigest()
-                    guide.offer(Picture(f"seq {frame.seq}", image, frame.capture_ns, digest))
-                if subscriber is not None:
-                    guide.found.poses += subscriber.take(0)
+    transport, cameras = settings.transport, [settings.camera.name]
+    security = Security.from_settings(transport)
+    with (
+        FrameSubscriber(transport.frames, cameras=cameras, security=security) as frames,
+        PoseSubscriber(poses, ["gripper"], security) if poses else nullcontext() as subscriber,
+    ):
+        while not stop.is_set() and not guide.is_enough(count):
+            received = frames.take(200)
+            if received is not None and (image := _decode(received.frame)) is not None:
+                frame, clock = received.frame, received.frame.clock
+                digest = hashlib.sha256(frame.colour).hexdigest()
+                guide.offer(Picture(f"seq {frame.seq}", image, frame.capture_ns, digest))
+            if subscriber is not None:
+                guide.found.poses += subscriber.take(0)
         if subscriber is not None:  # the pose after the last image
             guide.found.poses += subscriber.take(500)
             _require_one_clock(guide.found.poses, clock)
-    finally:
-        if subscriber is not None:
-            subscriber.close()
     if not guide.found.views:
         raise CalibrationError(f"expected views of {board} from camera {settings.camera.name}, found none")
     return guide.found
@@ -312,8 +291,7 @@ def pair_views(
         raise CalibrationError("expected an image or a stamp_ns for each pose, found poses with neither")
     find = _PoseFinder(views, poses, max_gap_ms)
     rejected: list[Rejected] = []
-    located: list[tuple[str, Array, Array, Array]] = []
-    sigmas: list[float] = []
+    located: list[tuple[str, Array, Array, Array, float]] = []
     for view, stamp_ns in zip(views.views, views.stamps_ns, strict=True):
         try:
             robot = find(view.name, stamp_ns)
@@ -321,13 +299,12 @@ def pair_views(
         except CalibrationError as error:
             rejected.append(Rejected(view.name, str(error)))
             continue
-        located.append((view.name, robot, pose, covariance))
-        sigmas.append(sigma)
+        located.append((view.name, robot, pose, covariance, sigma))
     if not located:
         reasons = "; ".join(f"{item.name}: {item.reason}" for item in rejected[:3])
         raise CalibrationError(f"no view of the board has a pose of the robot: {reasons}")
-    noise = float(np.median(sigmas)) ** 2
-    return [HandEyeView(name, robot, pose, part * noise) for name, robot, pose, part in located], rejected
+    noise = float(np.median([sigma for *_, sigma in located])) ** 2
+    return [HandEyeView(name, robot, pose, part * noise) for name, robot, pose, part, _ in located], rejected
 
 
 class _PoseFinder:
@@ -433,15 +410,12 @@ def describe_calibration(calibration: Calibration) -> list[str]:
             f"hand-eye: {hand_eye.kind}, camera in {calibration.parent} at {x:.1f} {y:.1f} {z:.1f} mm"
         )
         if (pose := hand_eye.measured) is not None:
+            has_scale = pose.scale is not None
+            scale = f", scale of the board {pose.scale:.4f} ± {2 * pose.scale_sd:.4f}" if has_scale else ""
             lines.append(
                 f"  {pose.date:%Y-%m-%d}, {pose.views} views: within {pose.position_95_mm:.2f} mm and "
                 f"{pose.rotation_95_deg:.3f} degrees (95 %), leave-one-out {pose.leave_one_out_mm:.2f} mm and "
-                f"{pose.leave_one_out_deg:.3f} degrees"
-                + (
-                    ""
-                    if pose.scale is None
-                    else f", scale of the board {pose.scale:.4f} ± {2 * pose.scale_sd:.4f}"
-                )
+                f"{pose.leave_one_out_deg:.3f} degrees{scale}"
             )
     return lines
 
@@ -477,11 +451,8 @@ def _describe_change(before: Calibration, after: Calibration) -> str:
     old, new = before.hand_eye, after.hand_eye
     if old is None or new is None:
         lost = [name for name in ("hand_eye", "depth") if getattr(before, name) and not getattr(after, name)]
-        return (
-            f"{' and '.join(lost)} of the file before are not in the new one: measure them again"
-            if lost
-            else ""
-        )
+        text = f"{' and '.join(lost)} of the file before are not in the new one: measure them again"
+        return text if lost else ""
     if old.kind != new.kind:
         return f"the hand-eye calibration is replaced: it was {old.kind}, and is {new.kind}"
     motion = to_motions((invert(old.parent_from_camera) @ new.parent_from_camera)[None])[0]
@@ -518,7 +489,7 @@ def print_hand_eye(path: Path, result: HandEyeResult) -> None:
     share, deviation = result.scale
     print(f"scale of the board by the robot's motion: {1 + share:.4f} ± {2 * deviation:.4f}")
     for warning in result.warnings:
-        print(f"sam3-node: warning: {warning}", file=sys.stderr)
+        print_notice(f"sam3-node: warning: {warning}")
 
 
 def print_comparison(rows: Mapping[str, LeaveOneOut]) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel
 
 from ..bags import LabelledClip, RecordingWriter
@@ -102,12 +101,7 @@ def _make_command(name: str) -> tuple[str, ...]:
 
 def make_environment(**sections: BaseModel) -> dict[str, str]:
     """Return sections of the settings as environment variables of a process."""
-    return {
-        f"SAM3_{section}__{name}".upper(): ",".join(value) if isinstance(value, tuple) else str(value)
-        for section, model in sections.items()
-        for name, value in model.model_dump().items()
-        if value is not None
-    }
+    return {f"SAM3_{name}".upper(): section.model_dump_json() for name, section in sections.items()}
 
 
 def _collect(group: Group, client: PerceptionClient, prompter: BoxPrompter, frames: int) -> DemoResults:
@@ -253,13 +247,10 @@ class DemoResults:
                 mask = predicted[truth].full() if truth in predicted else np.zeros_like(inside)
                 self.ious[truth].append(float((mask & inside).sum() / (mask | inside).sum()))
 
-    def latencies_ms(self) -> npt.NDArray[np.float64]:
-        """Return the time from capture to publishing of each message, in milliseconds."""
-        return np.array([masks.published_ns - masks.age_origin_ns for masks in self.frames]) / 1e6
-
     def summary(self) -> dict[str, Any]:
         """Return the figures. Each IoU is the mean over the frames on which the object is in view."""
-        p50, p99 = np.percentile(self.latencies_ms(), [50, 99])
+        ages_ns = [masks.published_ns - masks.age_origin_ns for masks in self.frames]
+        p50, p99 = np.percentile(ages_ns, [50, 99]) / 1e6
         span_s = (self.frames[-1].published_ns - self.frames[0].published_ns) / NANOSECONDS
         per_object = {truth: float(np.mean(values)) for truth, values in self.ious.items()}
         return {

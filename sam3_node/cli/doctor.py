@@ -57,7 +57,8 @@ def run_doctor(settings: Settings) -> int:
 
 def run_checks(settings: Settings) -> Iterator[CheckResult]:
     """Run all checks and yield their results."""
-    yield _check_python()
+    python = ".".join(map(str, sys.version_info[:3]))
+    yield _check_version("python", python, PYTHON, "fix", "install Python 3.11 or newer")
     yield from _check_dependencies()
     yield from _check_opencv()
     yield from _check_torch()
@@ -66,13 +67,6 @@ def run_checks(settings: Settings) -> Iterator[CheckResult]:
     for name, endpoint in (("masks", settings.transport.masks), ("control", settings.transport.control)):
         yield _check_endpoint(f"transport.{name}", endpoint)
     yield _check_clock()
-
-
-def _check_python() -> CheckResult:
-    version = ".".join(map(str, sys.version_info[:3]))
-    if is_within(version, PYTHON):
-        return CheckResult("python", "ok", version)
-    return CheckResult("python", "fix", f"{version}, expected {PYTHON}", "install Python 3.11 or newer")
 
 
 class PackageRequirement(NamedTuple):
@@ -121,15 +115,15 @@ def _check_dependency(requirement: PackageRequirement) -> CheckResult:
     version = _find_version(name)
     if version is None:
         return CheckResult(title, status, "not installed", hint)
-    return _check_version(title, version, name, bounds, status)
+    return _check_version(title, version, bounds, status, f"pip install '{name}{bounds}'")
 
 
 def _check_version(
-    title: str, version: str, package: str, bounds: str, status: Literal["warn", "fix"]
+    title: str, version: str, bounds: str, status: Literal["warn", "fix"], hint: str
 ) -> CheckResult:
     if is_within(version, bounds):
         return CheckResult(title, "ok", version)
-    return CheckResult(title, status, f"{version}, expected {bounds}", f"pip install '{package}{bounds}'")
+    return CheckResult(title, status, f"{version}, expected {bounds}", hint)
 
 
 def _check_opencv() -> Iterator[CheckResult]:
@@ -144,7 +138,7 @@ def _check_opencv() -> Iterator[CheckResult]:
         hint = "on a machine without a display: apt-get install libgl1 libglib2.0-0"
         yield CheckResult("cv2", "fix", f"does not import: {error}", hint)
         return
-    yield _check_version("cv2", cv2.__version__, "opencv-python", OPENCV, "fix")
+    yield _check_version("cv2", cv2.__version__, OPENCV, "fix", f"pip install 'opencv-python{OPENCV}'")
 
 
 def _find_version(package: str) -> str | None:

@@ -35,39 +35,28 @@ def add_commands(commands: Commands) -> None:
         "build, list and check engines of the model: TensorRT, or compiled by torch (--engine.kind inductor)",
     )
     build = group.add("build", engine_build, "export the model's stages, build their engines, store them")
-    build.add_argument(
-        "--gpu",
-        default="this",
-        metavar="GENERATION",
-        help="GPU generation to build for, such as sm89 (needs tensorrt_rtx) [the GPU of this machine]",
-    )
-    build.add_path("--scales", metavar="FILE.json", help="for fp8: output of `calibrate fp8`")
-    build.add_path("--recipe", metavar="FILE.toml", help="for fp8: which layers are not quantised")
+    text = "GPU generation to build for, such as sm89 (needs tensorrt_rtx) [the GPU of this machine]"
+    build.add("--gpu GENERATION", text, default="this")
+    build.add_path("--scales FILE.json", "for fp8: output of `calibrate fp8`")
+    build.add_path("--recipe FILE.toml", "for fp8: which layers are not quantised")
     group.add("list", engine_list, "print a table of the stored engines")
     check = group.add("check", engine_check, "compare the engines with torch in float32: may they serve?")
-    check.add_argument("source", nargs="?", metavar="SOURCE", help=f"{SOURCE_HELP} [the bundled recording]")
+    check.add("source SOURCE", f"{SOURCE_HELP} [the bundled recording]", nargs="?")
     triton = group.add(
         "export-triton", engine_export_triton, "write a model repository for Triton Inference Server"
     )
-    triton.add_path("-o", "--out", required=True, metavar="FOLDER", help="model repository, new or existing")
-    triton.add_argument(
-        "--plans", action="store_true", help="copy the TensorRT plans of `engine build` [export ONNX files]"
-    )
+    triton.add_path("-o, --out FOLDER", "model repository, new or existing", required=True)
+    triton.add_flag("--plans", "copy the TensorRT plans of `engine build` [export ONNX files]")
 
 
 def add_fp8_command(group: Commands) -> None:
     """Add the command `calibrate fp8`."""
     fp8 = group.add("fp8", calibrate_fp8, "measure the range of the encoder's numbers, for FP8 engines")
-    fp8.add_argument("sources", nargs="+", metavar="SOURCE", help=SOURCE_HELP)
-    fp8.add_path("-o", "--out", required=True, metavar="FILE.json", help="file to write the scales to")
-    fp8.add_path("--recipe", metavar="FILE.toml", help="which kinds of layers will be quantised")
-    fp8.add_argument(
-        "--frames",
-        type=parse_count,
-        default=CALIBRATION_FRAMES,
-        metavar="N",
-        help=f"number of frames to use, over all sources [{CALIBRATION_FRAMES}]",
-    )
+    fp8.add("sources SOURCE", SOURCE_HELP, nargs="+")
+    fp8.add_path("-o, --out FILE.json", "file to write the scales to", required=True)
+    fp8.add_path("--recipe FILE.toml", "which kinds of layers will be quantised")
+    text = f"number of frames to use, over all sources [{CALIBRATION_FRAMES}]"
+    fp8.add("--frames N", text, parse_count, CALIBRATION_FRAMES)
 
 
 def engine_build(args: Namespace, settings: Settings) -> None:

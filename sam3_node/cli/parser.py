@@ -39,29 +39,41 @@ class CommandParser(argparse.ArgumentParser):
         nearest = did_you_mean(word.partition("=")[0], self._option_string_actions)
         self.error(f"unknown argument {word}{nearest if word.startswith('-') else ''}")
 
-    def add_path(self, *names: str, metavar: str, help: str, **options: Any) -> None:
+    def add(
+        self, spec: str, help: str, type: Any = None, default: Any = None, group: Any = None, **options: Any
+    ) -> None:
+        """Add an argument, to a group if one is given.
+
+        `spec` is as the help shows it: "-o, --out FILE" or "--label"; of a positional one, name and metavar: "id ID".
+        """
+        *short, named = spec.split(", ")
+        name, _, metavar = named.partition(" ")
+        options |= {"metavar": metavar or None, "type": type, "default": default}
+        (group or self).add_argument(*short, name, help=help, **options)
+
+    def add_flag(self, name: str, help: str) -> None:
+        """Add an option without a value. It is False if it is not given."""
+        self.add_argument(name, action="store_true", help=help)
+
+    def add_path(self, spec: str, help: str, **options: Any) -> None:
         """Add an argument that names a file or a folder."""
-        self.add_argument(*names, type=Path, metavar=metavar, help=help, **options)
+        self.add(spec, help, Path, **options)
 
-    def add_repeated(self, name: str, help: str, **options: Any) -> None:
+    def add_repeated(self, spec: str, help: str, type: Any = None, **options: Any) -> None:
         """Add an option that may be repeated. Its values are a list."""
-        self.add_argument(name, action="append", default=[], help=f"{help}; may be repeated", **options)
+        self.add(spec, f"{help}; may be repeated", type, default=[], action="append", **options)
 
-    def add_setting(self, *names: str, help: str, **options: Any) -> None:
-        """Add an argument that sets a setting: the only name of a positional one, else `dest`."""
-        if not names[0].startswith("-"):
-            options["nargs"] = "?"
-        self.add_argument(*names, default=argparse.SUPPRESS, help=help, **options)
+    def add_setting(self, spec: str, setting: str, help: str) -> None:
+        """Add an option, or the metavar of a positional argument, that sets a setting."""
+        if spec.startswith("-"):
+            self.add(spec, help, default=argparse.SUPPRESS, dest=setting)
+        else:
+            self.add(f"{setting} {spec}", help, default=argparse.SUPPRESS, nargs="?")
 
     def add_timeout(self) -> None:
         """Add the option --timeout of commands that send requests."""
-        self.add_argument(
-            "--timeout",
-            type=parse_timeout,
-            default=ANSWER_TIMEOUT_S,
-            metavar="S",
-            help=f"seconds to wait for the node's answer [{ANSWER_TIMEOUT_S:g}]; exit code {NO_ANSWER} when they pass",
-        )
+        text = f"seconds to wait for the node's answer [{ANSWER_TIMEOUT_S:g}]; exit code {NO_ANSWER} when they pass"
+        self.add("--timeout S", text, parse_timeout, ANSWER_TIMEOUT_S)
 
     def format_help(self) -> str:
         """Return the help without the settings."""

@@ -43,13 +43,15 @@ class ProgressBar:
 
         A `note` replaces the rate and the time left.
         """
-        if what != self._task:
-            self._start(what, done)
         if total is not None:
             total = max(total, done)  # an index of masks does not count the frames that failed
-        if self._out.isatty():
-            self._update_bar(done, total, note)
-        else:
+        if self._bar is None or what != self._task:
+            self._bar = self._start(what, done, total, note)
+        self._bar.total = total
+        if note:
+            self._bar.set_postfix_str(note, refresh=False)
+        self._bar.update(done - self._bar.n)
+        if self._bar.disable:
             self._log(done, total, note)
 
     def close(self) -> None:
@@ -59,30 +61,24 @@ class ProgressBar:
             self._bar.close()
         self._bar = self._task = None
 
-    def _start(self, what: str, done: int) -> None:
+    def _start(self, what: str, done: int, total: int | None, note: str) -> tqdm[Any]:
         self.close()
         self._task, self._first = what, done
         self._begin_s = time.monotonic()
         self._next_s = self._begin_s + LOG_S
-
-    def _update_bar(self, done: int, total: int | None, note: str) -> None:
-        if self._bar is None:
-            self._bar = tqdm(
-                desc=self._task,
-                total=total,
-                initial=done,
-                unit=f" {self._unit}",
-                file=self._out,
-                mininterval=TERMINAL_S,
-                miniters=0,
-                dynamic_ncols=True,
-                postfix=note or None,
-                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{unit}{postfix}" if note else None,
-            )
-        self._bar.total = total
-        if note:
-            self._bar.set_postfix_str(note, refresh=False)
-        self._bar.update(done - self._bar.n)
+        return tqdm(
+            desc=what,
+            total=total,
+            initial=done,
+            unit=f" {self._unit}",
+            file=self._out,
+            mininterval=TERMINAL_S,
+            miniters=0,
+            dynamic_ncols=True,
+            postfix=note or None,
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{unit}{postfix}" if note else None,
+            disable=not self._out.isatty(),
+        )
 
     def _log(self, done: int, total: int | None, note: str) -> None:
         now_s = time.monotonic()
@@ -109,42 +105,40 @@ class StepProgress:
 
     def __init__(self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._out, self._clock = out or sys.stderr, clock
-        self._title: str | None = None
+        self._title = ""
         self._bar: tqdm[Any] | None = None
         self._start_s = 0.0
 
     def report(self, title: str, fraction: float) -> None:
         """Show that this fraction of the step is done, 0 to 1."""
-        if title != self._title:
+        if self._bar is None or title != self._title:
             self.close()
-            self._start(title)
-        if self._bar is not None:
-            self._bar.update(fraction - self._bar.n)
+            self._bar = self._start(title)
+        self._bar.update(fraction - self._bar.n)
         if fraction >= 1:
             self._end("done in")
 
     def close(self) -> None:
         """End the current step, if any, as interrupted."""
-        if self._title is not None:
-            self._end("ended after")
+        self._end("ended after")
 
-    def _start(self, title: str) -> None:
+    def _start(self, title: str) -> tqdm[Any]:
         self._title, self._start_s = title, self._clock()
-        if self._out.isatty():
-            self._bar = tqdm(
-                desc=title,
-                total=1.0,
-                file=self._out,
-                leave=False,
-                mininterval=STEP_REFRESH_S,
-                bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
-            )
+        return tqdm(
+            desc=title,
+            total=1.0,
+            file=self._out,
+            leave=False,
+            mininterval=STEP_REFRESH_S,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+            disable=not self._out.isatty(),
+        )
 
     def _end(self, verb: str) -> None:
         if self._bar is not None:
             self._bar.close()
-        print(f"{self._title}: {verb} {self._clock() - self._start_s:.1f} s", file=self._out, flush=True)
-        self._title = self._bar = None
+            self._bar = None
+            print(f"{self._title}: {verb} {self._clock() - self._start_s:.1f} s", file=self._out, flush=True)
 
 
 def format_duration(seconds: float) -> str:

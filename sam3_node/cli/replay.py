@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -32,171 +33,93 @@ REPORT = "bill.json"
 def add_commands(commands: Commands) -> None:
     """Add the command `replay`."""
     parser = commands.add("replay", replay, "run recordings through the node's pipeline, without sockets")
-    parser.add_argument(
-        "bags",
-        nargs="+",
-        metavar="BAG",
-        help="a recording: a file or folder in a supported format, or its URL",
-    )
-    parser.add_argument(
-        "-o",
-        "--out",
-        required=True,
-        metavar="FOLDER",
-        help="the folder or URL for results; several recordings get a subfolder each",
-    )
-    parser.add_argument(
-        "--connect",
-        metavar="CONTROL",
-        help="push every frame through the running node with this control endpoint, without loss; the node needs "
+    parser.add("bags BAG", "a recording: a file or folder in a supported format, or its URL", nargs="+")
+    text = "the folder or URL for results; several recordings get a subfolder each"
+    parser.add("-o, --out FOLDER", text, required=True)
+    parser.add(
+        "--connect CONTROL",
+        "push every frame through the running node with this control endpoint, without loss; the node needs "
         "--transport.delivery every",
     )
     _add_mode(parser)
     _add_prompts(parser)
     _add_part(parser)
-    parser.add_argument(
-        "--topics",
-        type=_parse_names,
-        default=(),
-        metavar="NAME,…",
-        help="cameras or colour topics to read [all]",
+    parser.add("--topics NAME,…", "cameras or colour topics to read [all]", _parse_names, ())
+    text = f"outputs to write: {', '.join(OUTPUTS)} [mcap]"
+    parser.add("--outputs KIND,…", text, _parse_names, ("mcap",))
+    parser.add_flag(
+        "--with-images", "keep the frames, too: in masks.mcap, and as the files that masks.json names"
     )
-    parser.add_argument(
-        "--outputs",
-        type=_parse_names,
-        default=("mcap",),
-        metavar="KIND,…",
-        help=f"outputs to write: {', '.join(OUTPUTS)} [mcap]",
-    )
-    parser.add_argument(
-        "--with-images",
-        action="store_true",
-        help="keep the frames, too: in masks.mcap, and as the files that masks.json names",
-    )
-    parser.add_argument(
-        "--again",
-        action="store_true",
-        help="delete existing results and start over; the default continues them",
-    )
+    parser.add_flag("--again", "delete existing results and start over; the default continues them")
     _add_ray(parser)
 
 
 def _add_mode(parser: CommandParser) -> None:
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument(
-        "--as-recorded",
-        dest="mode",
-        action="store_const",
-        const="as-recorded",
-        help="repeat the live node's steps and edits: the same masks, bit for bit",
-    )
-    mode.add_argument(
-        "--every", dest="mode", action="store_const", const="every", help="step all frames [default]"
-    )
+    for name, text in (
+        ("as-recorded", "repeat the live node's steps and edits: the same masks, bit for bit"),
+        ("every", "step all frames [default]"),
+    ):
+        mode.add_argument(f"--{name}", dest="mode", action="store_const", const=name, help=text)
     parser.set_defaults(mode="every")
-    parser.add_argument(
+    parser.add(
         "--strategy",
-        choices=STRATEGIES,
-        default=STRATEGIES[0],
-        help="with --every: bidirectional also tracks each object backward from its first frame; multi-shot tracks "
+        "with --every: bidirectional also tracks each object backward from its first frame; multi-shot tracks "
         "spans of low scores again, backward from the next frame with a high score [forward]",
+        default=STRATEGIES[0],
+        choices=STRATEGIES,
     )
-    parser.add_argument(
-        "--allow-gaps", action="store_true", help="with --as-recorded: go on where the recording lacks data"
-    )
-    parser.add_argument(
+    parser.add_flag("--allow-gaps", "with --as-recorded: go on where the recording lacks data")
+    parser.add_flag(
         "--compare",
-        action="store_true",
-        help="with --as-recorded: compare the masks with the recorded ones; exit code 1 if they differ",
+        "with --as-recorded: compare the masks with the recorded ones; exit code 1 if they differ",
     )
 
 
 def _add_prompts(parser: CommandParser) -> None:
-    parser.add_repeated(
-        "--prompt", dest="names", metavar="NAME", help='detect and track this object, such as "red mug"'
-    )
-    parser.add_path(
-        "--objects",
-        metavar="FILE",
-        help="objects marked on frames: a .json or .toml file, a DAVIS annotation (.png) or its folder",
-    )
-    parser.add_repeated(
-        "--box",
-        type=parse_box,
-        dest="boxes",
-        metavar="X0,Y0,X1,Y1",
-        help="the box around an object on the first frame, in pixels",
-    )
-    parser.add_argument(
+    parser.add_repeated("--prompt NAME", 'detect and track this object, such as "red mug"', dest="names")
+    text = "objects marked on frames: a .json or .toml file, a DAVIS annotation (.png) or its folder"
+    parser.add_path("--objects FILE", text)
+    text = "the box around an object on the first frame, in pixels"
+    parser.add_repeated("--box X0,Y0,X1,Y1", text, parse_box, dest="boxes")
+    parser.add_flag(
         "--everything",
-        action="store_true",
-        help="segment everything on the first frame of each camera, and track it (up to tracker.max_objects)",
+        "segment everything on the first frame of each camera, and track it (up to tracker.max_objects)",
     )
 
 
 def _add_part(parser: CommandParser) -> None:
     parser.add_path(
-        "--calibration",
+        "--calibration FILE",
+        "calibration file for 3-D fields, instead of the recorded node's; may be repeated, one for each camera",
         action="append",
         default=[],
-        metavar="FILE",
-        help="calibration file for 3-D fields, instead of the recorded node's; may be repeated, one for each camera",
     )
-    parser.add_argument(
-        "--depth-aligned",
-        action="store_true",
-        help="depth is registered to colour, though the recording does not say so",
-    )
+    parser.add_flag("--depth-aligned", "depth is registered to colour, though the recording does not say so")
     time_help = "seconds from the first frame, a date such as 2026-05-01T12:00:00Z, or Unix time in ns"
     for name, text in (("from", "first moment to replay"), ("to", "moment to end before")):
-        parser.add_argument(
-            f"--{name}", type=_parse_time, dest=f"{name}_ns", metavar="TIME", help=f"{text}: {time_help}"
-        )
-    parser.add_argument(
-        "--frames", type=parse_count, metavar="N", help="end after N frames, of all cameras together"
-    )
+        parser.add(f"--{name} TIME", f"{text}: {time_help}", _parse_time, dest=f"{name}_ns")
+    parser.add("--frames N", "end after N frames, of all cameras together", parse_count)
 
 
 def _add_ray(parser: CommandParser) -> None:
     group = parser.add_argument_group(
         "many recordings at once", "on a Ray cluster or this machine; needs the extra 'cloud'"
     )
-    group.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="local: workers on this machine; auto: the Ray cluster of this machine; or a cluster's address",
+    add = partial(parser.add, group=group)
+    add(
+        "--ray ADDRESS",
+        "local: workers on this machine; auto: the Ray cluster of this machine; or a cluster's address",
     )
-    group.add_argument(
-        "--workers",
-        type=parse_count,
-        metavar="N",
-        help="maximum number of workers [number of GPUs; local without GPUs: 2]",
-    )
-    group.add_argument(
-        "--gpus-per-worker",
-        type=float,
-        metavar="N",
-        help="GPUs of each worker: 0 for the CPU, a fraction of 1 to share one [1; local without GPUs: 0]",
-    )
-    group.add_argument(
-        "--price-per-hour", type=float, metavar="P", help="price of one worker; adds the cost to the table"
-    )
+    add("--workers N", "maximum number of workers [number of GPUs; local without GPUs: 2]", parse_count)
+    text = "GPUs of each worker: 0 for the CPU, a fraction of 1 to share one [1; local without GPUs: 0]"
+    add("--gpus-per-worker N", text, float)
+    add("--price-per-hour P", "price of one worker; adds the cost to the table", float)
     group.add_argument(
         "--by-camera", action="store_true", help="replay each camera separately, in a subfolder"
     )
-    group.add_argument(
-        "--segment-frames",
-        type=parse_count,
-        metavar="N",
-        help="cut recordings into segments of N frames; needs --prompt",
-    )
-    group.add_argument(
-        "--overlap",
-        type=int,
-        default=30,
-        metavar="M",
-        help="frames that consecutive segments share, to match object ids [30]",
-    )
+    add("--segment-frames N", "cut recordings into segments of N frames; needs --prompt", parse_count)
+    add("--overlap M", "frames that consecutive segments share, to match object ids [30]", int, 30)
 
 
 def replay(args: Namespace, settings: Settings) -> int:
@@ -256,11 +179,8 @@ def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
     from ..replay.run import is_finished
 
     was_finished = not args.again and is_finished(job)
-    bar = ProgressBar()
-    try:
+    with closing(ProgressBar()) as bar:
         summary = run(job, progress=bar)
-    finally:
-        bar.close()
     print(*summary.lines(), sep="\n")
     if was_finished:
         print(f"{job.out}: was finished already, nothing was done; --again starts over")
@@ -338,8 +258,7 @@ def _replay_many(args: Namespace, job: Job, stop: Event) -> int:
     from ..replay.cluster.tasks import Split
     from ..replay.store import open_store
 
-    bar = ProgressBar("recordings")
-    try:
+    with closing(ProgressBar("recordings")) as bar:
         report = run_many(
             job.split_by_recording(),
             args.ray,
@@ -351,8 +270,6 @@ def _replay_many(args: Namespace, job: Job, stop: Event) -> int:
             Split(args.by_camera, args.segment_frames, args.overlap),
             args.again,
         )
-    finally:
-        bar.close()
     _print_report(report)
     open_store(job.out).write(REPORT, report.to_json().encode())
     if report.is_complete:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..errors import OutputError, RequestError, SettingsError, did_you_mean
-from ..files import make_folder, prepare_output, safe_file_name, write_output
+from ..files import explain_os_error, make_folder, prepare_output, safe_file_name, write_output
 from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings
 from ..types import Mask, Priority
@@ -47,7 +46,7 @@ def add_commands(commands: Commands) -> None:
         ),
         commands.add("reset", reset, "remove all objects, of one camera or of all"),
     ]
-    parsers[-1].add_argument("--camera", metavar="NAME", help="remove only the objects of this camera")
+    parsers[-1].add("--camera NAME", "remove only the objects of this camera")
     for parser in parsers:
         parser.add_timeout()
 
@@ -104,10 +103,9 @@ def _add_objects(commands: Commands) -> None:
         "add, correct, rename, remove and list the tracked objects of a running node, and print their points",
     )
     added = objects.add("add", object_add, "track a new object and print its id")
-    added.add_argument("--label", help="name of the object")
-    added.add_argument(
-        "--priority", choices=get_args(Priority), help="low: track it on every second frame under load"
-    )
+    added.add("--label", "name of the object")
+    text = "low: track it on every second frame under load"
+    added.add("--priority", text, choices=get_args(Priority))
     refine = objects.add("refine", object_refine, "correct the mask of an object")
     remove = objects.add(
         "remove",
@@ -120,19 +118,16 @@ def _add_objects(commands: Commands) -> None:
         "change the label of an object",
     )
     points = objects.add("points", object_points, "print the points of an object's visible surface")
-    points.add_argument("--count", type=int, default=1000, help="number of points [1000], at most 10,000")
+    points.add("--count", "number of points [1000], at most 10,000", int, 1000)
     for parser in (refine, remove, rename, points):
-        parser.add_argument("id", type=int, metavar="ID", help="id of the object")
+        parser.add("id ID", "id of the object", int)
     _add_prompt_options(added, "the next frame that arrives")
     _add_prompt_options(refine, "the latest frame")
     for parser in (added, refine):
-        parser.add_path(
-            "--mask",
-            metavar="FILE.png",
-            help="image of the size of the frame; pixels other than 0 are inside the object",
-        )
+        text = "image of the size of the frame; pixels other than 0 are inside the object"
+        parser.add_path("--mask FILE.png", text)
     listed = objects.add("list", object_list, "list the tracked objects")
-    rename.add_argument("label", metavar="LABEL", help="new label")
+    rename.add("label LABEL", "new label")
     for parser in (remove, rename, listed, points):
         _add_camera(parser)
     for parser in (added, refine, remove, rename, listed, points):
@@ -178,7 +173,7 @@ def object_points(args: Namespace, settings: Settings) -> None:
 def _add_segment(commands: Commands) -> None:
     parser = commands.add("segment", segment, "segment a recent frame once, without tracking")
     _add_prompt_options(parser, "the latest frame")
-    parser.add_path("--out", metavar="MASK.png", help="image file for the mask, with 255 inside")
+    parser.add_path("--out MASK.png", "image file for the mask, with 255 inside")
     parser.add_timeout()
 
 
@@ -199,18 +194,14 @@ def _add_segment_everything(commands: Commands) -> None:
         segment_everything,
         "segment everything on a recent frame once, without prompts and tracking",
     )
-    for name, parse, metavar, text in (
-        ("--grid", int, "N", "points along each side, 1 to 32 [16]"),
-        ("--min-iou", float, "P", "lowest IoU predicted for a mask, 0 to 1 [the model's own]"),
-        ("--min-stability", float, "P", "lowest stability of a mask, 0 to 1 [the model's own]"),
-        ("--most", int, "N", "largest number of masks, 1 to 256 [100]"),
-        ("--seq", int, "N", "seq of the frame; default: the latest frame"),
-    ):
-        parser.add_argument(name, type=parse, metavar=metavar, help=text)
+    parser.add("--grid N", "points along each side, 1 to 32 [16]", int)
+    parser.add("--min-iou P", "lowest IoU predicted for a mask, 0 to 1 [the model's own]", float)
+    parser.add("--min-stability P", "lowest stability of a mask, 0 to 1 [the model's own]", float)
+    parser.add("--most N", "largest number of masks, 1 to 256 [100]", int)
+    parser.add("--seq N", "seq of the frame; default: the latest frame", int)
     parser.add_path(
-        "--out",
-        metavar="LABELS.png",
-        help="16-bit image: each pixel has the number of the smallest mask around it, 0 outside all of them",
+        "--out LABELS.png",
+        "16-bit image: each pixel has the number of the smallest mask around it, 0 outside all of them",
     )
     _add_camera(parser)
     parser.add_timeout()
@@ -239,23 +230,12 @@ def segment_everything(args: Namespace, settings: Settings) -> None:
 
 def _add_prompt(commands: Commands) -> None:
     parser = commands.add("prompt", set_prompts, "set the names of objects to look for")
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help='name such as "red mug"; without names the search stops'
-    )
-    parser.add_repeated(
-        "--score",
-        type=parse_limit(float),
-        metavar="NAME=SCORE",
-        help="minimum score of a detection to start an object of this name",
-    )
-    parser.add_repeated(
-        "--most", type=parse_limit(int), metavar="NAME=COUNT", help="maximum number of objects of this name"
-    )
-    parser.add_repeated(
-        "--low",
-        metavar="NAME",
-        help="low priority: under load, track objects of this name on every second frame",
-    )
+    parser.add("names NAME", 'name such as "red mug"; without names the search stops', nargs="*")
+    text = "minimum score of a detection to start an object of this name"
+    parser.add_repeated("--score NAME=SCORE", text, parse_limit(float))
+    parser.add_repeated("--most NAME=COUNT", "maximum number of objects of this name", parse_limit(int))
+    text = "low priority: under load, track objects of this name on every second frame"
+    parser.add_repeated("--low NAME", text)
     parser.add_timeout()
 
 
@@ -276,22 +256,21 @@ def _add_snapshots(commands: Commands) -> None:
         "track again what was saved; object ids begin again",
     )
     for parser in (save, restore):
-        parser.add_argument("name", metavar="NAME", help="name of the snapshot")
+        parser.add("name NAME", "name of the snapshot")
     fetch = snapshots.add(
         "fetch", snapshot_fetch, "copy a snapshot to a file, for sam3-node run --restore-from"
     )
-    fetch.add_path("out", metavar="FILE", help="file to write")
+    fetch.add_path("out FILE", "file to write")
     sets = commands.add_group("prompts", "keep and use sets of prompts by name")
     keep = sets.add("save", prompts_save, "keep the prompts of the running node, with their limits")
     load = sets.add("load", prompts_load, "look for the prompts of a set")
     listed = sets.add("list", prompts_list, "list the sets")
     for parser in (keep, load):
-        parser.add_argument("name", metavar="NAME", help="name of the set")
+        parser.add("name NAME", "name of the set")
     for parser in (keep, load, listed):
         parser.add_path(
-            "--folder",
-            metavar="FOLDER",
-            help=f"folder of the sets; default: {SETS_FOLDER}/ beside --profile, or in the working directory",
+            "--folder FOLDER",
+            f"folder of the sets; default: {SETS_FOLDER}/ beside --profile, or in the working directory",
         )
     for parser in (save, restore, fetch, keep, load):
         parser.add_timeout()
@@ -394,29 +373,24 @@ def _describe_set(content: dict[str, Any]) -> str:
 
 def _add_prompt_options(parser: CommandParser, default_frame: str) -> None:
     """Add the options that mark an object on a frame, in pixels."""
-    parser.add_repeated("--point", type=parse_point, metavar="X,Y", help="point inside the object")
-    parser.add_repeated("--exclude", type=parse_point, metavar="X,Y", help="point outside the object")
-    parser.add_argument("--box", type=parse_box, metavar="X0,Y0,X1,Y1", help="box around the object")
-    parser.add_argument(
-        "--seq", type=int, metavar="N", help=f"number of a recent frame; default: {default_frame}"
-    )
+    parser.add_repeated("--point X,Y", "point inside the object", parse_point)
+    parser.add_repeated("--exclude X,Y", "point outside the object", parse_point)
+    parser.add("--box X0,Y0,X1,Y1", "box around the object", parse_box)
+    parser.add("--seq N", f"number of a recent frame; default: {default_frame}", int)
     _add_camera(parser)
 
 
 def _add_camera(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--camera", metavar="NAME", help="camera to use; optional if the node serves one camera"
-    )
+    parser.add("--camera NAME", "camera to use; optional if the node serves one camera")
 
 
 def _make_prompt(args: Namespace) -> dict[str, Any]:
     points, labels = [*args.point, *args.exclude], [1] * len(args.point) + [0] * len(args.exclude)
     marked = [*(value for point in points for value in point), *(args.box or ())]
     if marked and all(0 <= value <= 1 for value in marked):
-        print(
+        print_notice(
             "sam3-node: warning: the prompt marks only the first pixel; expected pixels of the camera's frame, not "
-            "fractions of its size",
-            file=sys.stderr,
+            "fractions of its size"
         )
     return {
         "points": points or None,
@@ -459,7 +433,5 @@ def _write_image(path: Path, image: Any) -> None:
     """Write an image as PNG. Raises OutputError."""
     import cv2
 
-    try:
+    with explain_os_error(OutputError, f"cannot write {path}"):
         path.write_bytes(cv2.imencode(".png", image)[1].tobytes())
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error

@@ -28,25 +28,20 @@ LIST_SOURCES = "list"
 def add_commands(commands: Commands) -> None:
     """Add the commands of this module."""
     node = commands.add("run", run, "run the node: track objects on camera frames and publish masks")
-    node.add_argument(
-        "--restore-from",
-        metavar="FILE|ENDPOINT",
-        help="snapshot to continue from, or control endpoint of the node to take over from, such as tcp://old:5552",
+    node.add(
+        "--restore-from FILE|ENDPOINT",
+        "snapshot to continue from, or control endpoint of the node to take over from, such as tcp://old:5552",
     )
     _add_camera(commands)
     table = commands.add("watch", watch, "show masks as a table in the terminal")
-    table.add_path("--overlay", metavar="OUT.mp4", help="video file for the frames with their masks drawn")
-    table.add_argument(
-        "--frames", type=int, default=0, metavar="N", help="stop after N mask messages; 0 never stops"
-    )
+    table.add_path("--overlay OUT.mp4", "video file for the frames with their masks drawn")
+    table.add("--frames N", "stop after N mask messages; 0 never stops", int, 0)
     _add_record(commands)
     _add_console(commands)
     _add_bridges(commands)
     show = commands.add("demo", demo, "run camera, node and watcher on this machine, on a recorded scene")
-    show.add_path("--out", default=Path("out/demo"), metavar="FOLDER", help="folder for the results")
-    show.add_argument(
-        "--seconds", type=parse_timeout, metavar="S", help="duration; default: play the recording once"
-    )
+    show.add_path("--out FOLDER", "folder for the results", default=Path("out/demo"))
+    show.add("--seconds S", "duration; default: play the recording once", parse_timeout)
     commands.add("doctor", doctor, "check the installation and the GPU, and name what to fix")
 
 
@@ -55,12 +50,11 @@ def run(args: Namespace, settings: Settings) -> None:
     # set this before torch is imported. Threads that spin too long at barriers take CPU time from cameras; threads that
     # sleep at once (OMP_WAIT_POLICY=PASSIVE) make two threads no faster than one
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    with _watch_process(settings) as watchdog:
+    with _begin_service(settings) as watchdog:
         require("torch", "node")
         require("transformers", "node")
         from ..node.node import Node
 
-        raise_descriptor_limit()
         with Node(settings, args.restore_from, watchdog) as node, _notify_about_frames("run", settings):
             # catch signals only when the node is ready: before, there is no frame to finish, and a signal ends the
             # process
@@ -73,18 +67,11 @@ def _add_camera(commands: Commands) -> None:
         camera,
         "publish frames of scene:tabletop, bag:FILE, realsense, webcam:0 ..., or list the sources",
     )
-    parser.add_setting(
-        "camera.source",
-        metavar="SOURCE",
-        help="source of the frames; list: print the cameras of this machine and the recordings of FOLDER",
-    )
-    parser.add_path("folder", metavar="FOLDER", nargs="?", help="with list: folder of recordings [.]")
-    parser.add_setting(
-        "--dialect",
-        dest="camera.dialect",
-        metavar="NAME",
-        help="read another project's camera server at SOURCE: groot, lerobot, imagezmq, imagezmq-hub, jpeg",
-    )
+    text = "source of the frames; list: print the cameras of this machine and the recordings of FOLDER"
+    parser.add_setting("SOURCE", "camera.source", text)
+    parser.add_path("folder FOLDER", "with list: folder of recordings [.]", nargs="?")
+    text = "read another project's camera server at SOURCE: groot, lerobot, imagezmq, imagezmq-hub, jpeg"
+    parser.add_setting("--dialect NAME", "camera.dialect", text)
 
 
 def camera(args: Namespace, settings: Settings) -> None:
@@ -99,8 +86,7 @@ def camera(args: Namespace, settings: Settings) -> None:
         raise CameraError(f"expected one source, found {settings.camera.source!r} and {str(args.folder)!r}")
     from ..cameras.publish import run_camera
 
-    raise_descriptor_limit()
-    with _watch_process(settings) as watchdog, log_subject(settings.camera.name):
+    with _begin_service(settings) as watchdog, log_subject(settings.camera.name):
         run_camera(settings, stop_on_signals(), watchdog)
 
 
@@ -113,18 +99,11 @@ def watch(args: Namespace, settings: Settings) -> None:
 
 def _add_record(commands: Commands) -> None:
     parser = commands.add("record", record, "record frames, masks and events to MCAP files")
-    parser.add_setting("record.out", metavar="OUT", help="file NAME.mcap, or a folder for recordings")
+    parser.add_setting("OUT", "record.out", "file NAME.mcap, or a folder for recordings")
+    text = "keep the last S seconds in memory, and write them only at SIGUSR1 or Enter"
+    parser.add_setting("--ring S", "record.ring_s", text)
     parser.add_setting(
-        "--ring",
-        dest="record.ring_s",
-        metavar="S",
-        help="keep the last S seconds in memory, and write them only at SIGUSR1 or Enter",
-    )
-    parser.add_setting(
-        "--after",
-        dest="record.after_s",
-        metavar="S",
-        help="with --ring: write S seconds after the trigger, too [10]",
+        "--after S", "record.after_s", "with --ring: write S seconds after the trigger, too [10]"
     )
 
 
@@ -132,11 +111,10 @@ def record(args: Namespace, settings: Settings) -> None:
     """Record the messages of cameras and node until a signal."""
     from ..recording.recorder import Trigger, run_record
 
-    raise_descriptor_limit()
     stop, trigger = stop_on_signals(), Trigger()
     if settings.record.ring_s:
         trigger.listen(sys.stdin)
-    with _watch_process(settings) as watchdog, _notify_about_frames("record", settings):
+    with _begin_service(settings) as watchdog, _notify_about_frames("record", settings):
         run_record(settings, stop, trigger=trigger, watchdog=watchdog)
 
 
@@ -144,12 +122,9 @@ def _add_console(commands: Commands) -> None:
     parser = commands.add(
         "console", console, "serve a web page that shows masks live, and sends clicks and names"
     )
-    parser.add_path("--recording", metavar="FILE.mcap", help="play a recording instead of the live node")
-    parser.add_path(
-        "--against",
-        metavar="FILE.mcap",
-        help="with --recording: another result of it to compare with, a file of masks or a replay's folder",
-    )
+    parser.add_path("--recording FILE.mcap", "play a recording instead of the live node")
+    text = "with --recording: another result of it to compare with, a file of masks or a replay's folder"
+    parser.add_path("--against FILE.mcap", text)
 
 
 def console(args: Namespace, settings: Settings) -> None:
@@ -158,8 +133,7 @@ def console(args: Namespace, settings: Settings) -> None:
         require(module, "console")
     from ..console.serve import run_console
 
-    raise_descriptor_limit()
-    with _watch_process(settings) as watchdog:
+    with _begin_service(settings) as watchdog:
         run_console(
             settings,
             stop_on_signals(),
@@ -173,13 +147,10 @@ def console(args: Namespace, settings: Settings) -> None:
 def _add_bridges(commands: Commands) -> None:
     group = commands.add_group("bridge", "show pictures and masks live in Foxglove or Rerun")
     foxglove = group.add("foxglove", bridge_foxglove, "serve pictures, outlines and positions to Foxglove")
-    foxglove.add_setting("bridge.bind", metavar="HOST:PORT", help="address to listen on [127.0.0.1:8765]")
+    foxglove.add_setting("HOST:PORT", "bridge.bind", "address to listen on [127.0.0.1:8765]")
     rerun = group.add("rerun", bridge_rerun, "send pictures, masks and positions to Rerun, or write its file")
-    rerun.add_argument(
-        "target",
-        metavar="FILE.rrd|ADDRESS",
-        help="new file, or address of a viewer such as rerun+http://127.0.0.1:9876/proxy",
-    )
+    text = "new file, or address of a viewer such as rerun+http://127.0.0.1:9876/proxy"
+    rerun.add("target FILE.rrd|ADDRESS", text)
 
 
 def bridge_foxglove(args: Namespace, settings: Settings) -> None:
@@ -198,27 +169,22 @@ def bridge_rerun(args: Namespace, settings: Settings) -> None:
     try:
         _run_bridge(settings, stream, f"rerun to {args.target}")
     except OutputError as error:
-        print("sam3-node: error:", printable(str(error), line_feeds=True), file=sys.stderr, flush=True)
+        print_notice(f"sam3-node: error: {printable(str(error), line_feeds=True)}")
         os._exit(FAILED)  # at its end, the SDK would wait without limit for the thread that wrote the file
 
 
 def _run_bridge(settings: Settings, viewer: Viewer, place: str) -> None:
     from ..bridges.viewer import VIEWER_CLOSE_S, run_bridge
 
-    raise_descriptor_limit()
     stop = stop_on_signals()
-    with _watch_process(settings) as watchdog, _notify_about_frames("bridge", settings):
+    with _begin_service(settings) as watchdog, _notify_about_frames("bridge", settings):
         announce(f"bridge: {place}")
         outcome = run_bridge(settings, viewer, stop, watchdog)
     skipped = f"; {outcome.skipped} were skipped for newer ones" if outcome.skipped else ""
     dropped = f"; {outcome.dropped} messages were dropped unread" if outcome.dropped else ""
     announce(f"bridge: showed {outcome.shown} pictures{skipped}{dropped}")
     if not outcome.closed:
-        print(
-            f"bridge: the viewer has taken nothing for {VIEWER_CLOSE_S:g} s, and is left",
-            file=sys.stderr,
-            flush=True,
-        )
+        print_notice(f"bridge: the viewer has taken nothing for {VIEWER_CLOSE_S:g} s, and is left")
         os._exit(0)  # its SDK would wait for it without limit
 
 
@@ -236,8 +202,9 @@ def doctor(args: Namespace, settings: Settings) -> int:
     return run_doctor(settings)
 
 
-def _watch_process(settings: Settings) -> Watchdog:
-    """Report to the supervisor of this process, if it has one, that it is alive."""
+def _begin_service(settings: Settings) -> Watchdog:
+    """Raise the limit of open files. Report to the supervisor of this process, if it has one, that it is alive."""
+    raise_descriptor_limit()
     return Watchdog(settings.group.hang_s, os.environ)
 
 

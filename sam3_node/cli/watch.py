@@ -20,14 +20,14 @@ from typing import Any, TextIO, TypeVar, cast
 import numpy as np
 
 from ..client.diagnosis import Wanted, diagnose, find_sending_camera
-from ..errors import AuthenticationError, OutputError, Sam3NodeError, SettingsError, WireError
+from ..errors import AuthenticationError, OutputError, Sam3NodeError, WireError
 from ..files import child_path, prepare_output
 from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings, TransportSettings
 from ..transport import ControlClient, FrameSubscriber, MaskSubscriber, Security
 from ..transport.mask_pairing import RecentFrames
 from ..types import NANOSECONDS, Closeable, Frame, Image, Instance, MaskFrame
-from ..visualization import TimedVideoWriter, overlay
+from ..visualization import VideoWriter, overlay
 from ..wire import decode_image
 from .progress import printable
 
@@ -223,15 +223,11 @@ class OverlayVideo:
     """
 
     def __init__(self, settings: Settings, path: Path) -> None:
-        if settings.transport.delivery == "every":
-            raise SettingsError(
-                "an overlay needs transport.delivery = 'newest': with 'every' each frame goes to one receiver, "
-                "and the watcher would take frames from the node"
-            )
+        settings.transport.require_newest("watch --overlay")
         self._path = path
         self._unpaired = self._dropped = 0
         self._failure: Exception | None = None
-        self._videos: dict[str, TimedVideoWriter] = {}
+        self._videos: dict[str, VideoWriter] = {}
         self._waiting: queue.Queue[tuple[MaskFrame, Frame | None] | None] = queue.Queue(MAX_MESSAGES)
         self._frames = _FrameBuffer(settings.transport)
         self._thread = threading.Thread(target=self._run, name="overlay", daemon=True)
@@ -290,11 +286,11 @@ class OverlayVideo:
         else:
             self._get_video(masks.camera).write(overlay(image, masks), masks.capture_ns)
 
-    def _get_video(self, camera: str) -> TimedVideoWriter:
+    def _get_video(self, camera: str) -> VideoWriter:
         if camera not in self._videos:
             name = f"{self._path.stem}-{camera}{self._path.suffix}" if self._videos else self._path.name
             path = child_path(self._path.parent, name)
-            self._videos[camera] = TimedVideoWriter(path)
+            self._videos[camera] = VideoWriter(path)
         return self._videos[camera]
 
 

@@ -202,9 +202,11 @@ def read_added(fields: Fields) -> AddedObject:
     return AddedObject(segmentation=segmentation, **fields.read(_ADDED))
 
 
-def read_segmentation(fields: Fields) -> Segmentation:
-    """Read the mask in a reply."""
-    return _read_mask(fields, fields)
+def read_segmentation(fields: Fields, entry: Fields | None = None) -> Segmentation:
+    """Read the mask in a reply, or in `entry`, one of the masks of the reply."""
+    entry = entry or fields
+    mask = decode_mask(entry.any("mask"), f"{fields.what}: mask")
+    return Segmentation(score=entry.number("score"), mask=mask, **fields.read(_FRAME))
 
 
 class Segmentations(list[Segmentation]):
@@ -216,15 +218,9 @@ class Segmentations(list[Segmentation]):
 def read_segmentations(fields: Fields) -> Segmentations:
     """Read the masks in a reply."""
     entries = (Fields(value, f"{fields.what}: mask") for value in fields.sequence("masks"))
-    masks = Segmentations(_read_mask(fields, entry) for entry in entries)
+    masks = Segmentations(read_segmentation(fields, entry) for entry in entries)
     masks.note = fields.text("note") if fields.has("note") else ""
     return masks
-
-
-def _read_mask(fields: Fields, entry: Fields) -> Segmentation:
-    """Read the mask of `entry`, one of the masks of the reply `fields`."""
-    mask = decode_mask(entry.any("mask"), f"{fields.what}: mask")
-    return Segmentation(score=entry.number("score"), mask=mask, **fields.read(_FRAME))
 
 
 def read_points(fields: Fields) -> SurfacePoints:

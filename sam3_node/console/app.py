@@ -10,34 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.cookies
 import json
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ..errors import NoAnswerError, RequestError, Sam3NodeError, SettingsError, WireError
-from ..settings import Address, Settings, split_address
-from ..types import is_loopback
+from ..settings import Settings
+from ..types import is_loopback, split_address
 from .controls import Controls
 from .recorded import RecordedViews
 from .views import FrameView, LiveViews, pack_view
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_LOGINS = 64
 OPEN_PATHS = ("/", "/login")
@@ -59,6 +54,8 @@ class Binding(NamedTuple):
 
     host: str
     port: int
+    is_loopback: bool
+    """True if only this machine can connect"""
     certificate: Path | None
     key: Path | None
     asks_token: bool
@@ -67,11 +64,6 @@ class Binding(NamedTuple):
     def scheme(self) -> str:
         """http, or https with a certificate."""
         return "https" if self.certificate else "http"
-
-    @property
-    def is_loopback(self) -> bool:
-        """True if only this machine can connect."""
-        return Address(self.host, self.port).is_loopback
 
 
 def read_binding(settings: Settings) -> Binding:
@@ -92,13 +84,14 @@ def read_binding(settings: Settings) -> Binding:
             f"console.bind: expected 127.0.0.1, or TLS for others; found {address.host} without console.certificate "
             "and console.key. On this network, everybody could read the token and see the pictures"
         )
-    return Binding(*address, console.certificate, console.key, console.token or not address.is_loopback)
+    is_loopback = address.is_loopback
+    return Binding(*address, is_loopback, console.certificate, console.key, console.token or not is_loopback)
 
 
 class AccessControl:
     """An ASGI application in front of another one. It refuses strangers, and adds HEADERS to every answer."""
 
-    def __init__(self, app: Application, binding: Binding) -> None:
+    def __init__(self, app: ASGIApp, binding: Binding) -> None:
         self.port = binding.port
         """Port of the socket, which is known after it is bound."""
         self.token = secrets.token_urlsafe(24) if binding.asks_token else None
@@ -126,28 +119,26 @@ class AccessControl:
             await receive()
             await send({"type": "websocket.close", "code": 4401 if refusal[0] == 401 else 4403})
         else:
-            await _refuse(_with_headers(send), *refusal)
+            status, text = refusal
+            await PlainTextResponse(text, status)(scope, receive, _with_headers(send))
 
     @property
     def _cookie(self) -> str:
         return f"sam3_console_{self.port}"  # cookies of one host are shared by its ports
 
     def _find_refusal(self, scope: Scope) -> tuple[int, str] | None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        host = headers.get("host", "")
+        request = HTTPConnection(scope)
+        host = request.headers.get("host", "")
         name = host.rpartition(":")[0] or host
         if self._binding.is_loopback and not is_loopback(name.strip("[]")):  # a tunnel may have another port
             return 403, "expected a request for 127.0.0.1, found one for another host"
         changes = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD")
-        if changes and headers.get("origin") != f"{self._binding.scheme}://{host}":
+        if changes and request.headers.get("origin") != f"{self._binding.scheme}://{host}":
             return 403, "expected a request from the console's own page, found another origin"
         path = scope["path"]
         if self.token is None or path in OPEN_PATHS or path.startswith(STATIC):
             return None
-        cookies = http.cookies.SimpleCookie()
-        with contextlib.suppress(http.cookies.CookieError):
-            cookies.load(headers.get("cookie", ""))
-        found = cookies[self._cookie].value if self._cookie in cookies else ""
+        found = request.cookies.get(self._cookie, "")
         if any(secrets.compare_digest(found.encode(), session.encode()) for session in self._sessions):
             return None
         return 401, "open the console with the URL that `sam3-node console` has printed: it has the token"
@@ -156,18 +147,12 @@ class AccessControl:
 def _with_headers(send: Send) -> Send:
     extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
-    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [*message.get("headers", []), *extra]
         await send(message)
 
     return send_with_headers
-
-
-async def _refuse(send: Send, status: int, text: str) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": text.encode()})
 
 
 STATIC_FOLDER = Path(__file__).parent / "static"

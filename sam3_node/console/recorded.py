@@ -7,12 +7,11 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..bags.native.reader import RecordedMasks, RecordingReader
 from ..bags.pairing import TimeSpan
 from ..errors import BagError
-from ..types import NANOSECONDS, Box, Closeable, Frame, FrameKey, Mask, MaskFrame
+from ..geometry import mask_iou
+from ..types import NANOSECONDS, Closeable, Frame, FrameKey, Mask, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
 from .views import FrameView, Listener
 
@@ -198,18 +197,7 @@ def compare(masks: MaskFrame | None, other: MaskFrame | None) -> float | None:
 
 
 def _iou(a: Mask, b: Mask) -> float:
-    inside: Box = (
-        max(a.box[0], b.box[0]), max(a.box[1], b.box[1]), min(a.box[2], b.box[2]), min(a.box[3], b.box[3])
-    )  # fmt: skip
-    if a.size != b.size or inside[0] >= inside[2] or inside[1] >= inside[3]:
-        return 0.0
-    common = int(np.count_nonzero(_cut(a, inside) & _cut(b, inside)))
-    return common / (a.area + b.area - common)
-
-
-def _cut(mask: Mask, box: Box) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    x0, y0 = mask.box[:2]
-    return mask.crop[box[1] - y0 : box[3] - y0, box[0] - x0 : box[2] - x0]
+    return mask_iou(a, b) if a.size == b.size else 0.0
 
 
 def _no_masks(entry: Entry, other: MaskFrame | None) -> MaskFrame | None:

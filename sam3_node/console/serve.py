@@ -38,11 +38,8 @@ def run_console(
     in use; BagError if the recording cannot be read.
     """
     binding = read_binding(settings)
-    if recording is None and settings.transport.delivery == "every":
-        raise SettingsError(
-            "console needs transport.delivery = 'newest': with 'every' each message goes to one receiver, and the "
-            "console would take frames from the node and masks from the policy"
-        )
+    if recording is None:
+        settings.transport.require_newest("console")
     if recording is None and against is not None:
         raise SettingsError("--against: expected --recording with the pictures beside it, found none")
     changes = Changes()

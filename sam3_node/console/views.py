@@ -28,6 +28,7 @@ from ..wire import EVENTS_TOPIC, Event, decode_image, encode_image, unpack_event
 
 JPEG_QUALITY = 85
 _COMPRESSED = ("jpeg", "png")
+_FIELDS = ("id", "label", "score", "state", "doubtful", "confidence", "name_confidence", "age", "area", "box")
 
 
 class FrameView:
@@ -118,18 +119,9 @@ def _describe_instance(instance: Instance, blobs: list[Buffer]) -> Mapping[str, 
     bits = pack_bits(instance.mask)
     blobs.append(bits)
     return {
-        "id": instance.id,
-        "label": instance.label,
-        "score": instance.score,
-        "state": instance.state,
-        "doubtful": instance.doubtful,
-        "confidence": instance.confidence,
-        "name_confidence": instance.name_confidence,
-        "age": instance.age,
-        "unseen": instance.frames_since_seen,
-        "area": instance.area,
-        "box": instance.box,
+        **{name: getattr(instance, name) for name in _FIELDS},
         "position_m": instance.position_m,
+        "unseen": instance.frames_since_seen,
         "bytes": len(bits),
     }
 
@@ -205,7 +197,7 @@ class LiveViews(Closeable):
                 "status": self._status,
                 "problem": self._problem,
                 "events": list(self._events),
-                "max_prompt_age_s": self._read_setting("tracker", "max_prompt_age_s"),
+                "max_prompt_age_s": self._settings("tracker").get("max_prompt_age_s"),
                 "malformed": self._malformed,
                 "dropped": self._tap.dropped,
             }
@@ -214,9 +206,8 @@ class LiveViews(Closeable):
     def detector(self) -> dict[str, Any]:
         """Settings of the node's detector, as far as they are known."""
         with self._lock:
-            description = self._description or {}
-        found = description.get("settings", {}).get("detector", {})
-        return dict(found) if description.get("detector") else {}
+            has_detector = self._description is not None and self._description.get("detector")
+            return self._settings("detector") if has_detector else {}
 
     def close(self) -> None:
         """Stop receiving. Idempotent."""
@@ -295,8 +286,8 @@ class LiveViews(Closeable):
             return ""
         return diagnose(description, self._wanted, connected)
 
-    def _read_setting(self, section: str, name: str) -> Any:
-        return ((self._description or {}).get("settings") or {}).get(section, {}).get(name)
+    def _settings(self, section: str) -> dict[str, Any]:
+        return dict(((self._description or {}).get("settings") or {}).get(section, {}))
 
 
 def _format(value: object) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from transformers import AutoConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
-from ..errors import ModelError, RequestError, VocabularyError
+from ..errors import ModelError, VocabularyError
 from ..models.weight_files import check_weight_files, quiet_transformers
-from .phrases import Vectors, clean_phrase, normalise_rows, phrase_key, quote_phrase
+from .phrases import Vectors, check_token_counts, clean_phrase, normalise_rows, phrase_key
 
 BATCH = 64
 CACHE_SIZE = 4096  # phrases
@@ -61,13 +61,8 @@ class ClipText:
 
     def _run(self, texts: list[str]) -> Vectors:
         tokens = self._tokenizer(texts, padding=True, return_tensors="pt")
-        length, max_tokens = tokens.input_ids.shape[1], self._tower.config.max_position_embeddings
-        if length > max_tokens:
-            counts = tokens.attention_mask.sum(dim=1)
-            raise RequestError(
-                f"phrase: expected at most {max_tokens} tokens, found {int(counts.max())} in "
-                f"{quote_phrase(texts[int(counts.argmax())])}; name the object in a few words"
-            )
+        counts = tokens.attention_mask.sum(dim=1).tolist()
+        check_token_counts(texts, counts, self._tower.config.max_position_embeddings)
         with torch.inference_mode():
             vectors = self._tower(**tokens).text_embeds.numpy()
         try:

@@ -34,14 +34,6 @@ VOCABULARY = "vocabulary.safetensors"
 File = str | os.PathLike[str]
 
 
-class Query(Protocol):
-    """Phrases prepared for one detector. All cameras and frames share it."""
-
-    @property
-    def phrases(self) -> tuple[str, ...]:
-        """The labels of detections."""
-
-
 class Detector(Protocol):
     """Finds objects by name. It keeps no state between calls, so one detector serves all cameras."""
 
@@ -50,7 +42,7 @@ class Detector(Protocol):
         """Name of the model, for status and messages."""
 
     def prepare(self, phrases: Sequence[str]) -> Any:
-        """Return the Query for at least one phrase; the phrases are cleaned and unique.
+        """Return a query for at least one phrase; the phrases are cleaned and unique. All cameras and frames share it.
 
         Raises RequestError, or UnknownPhraseError for a phrase without a vector; nothing is changed then.
         """

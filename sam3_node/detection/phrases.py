@@ -92,6 +92,15 @@ def quote_phrase(phrase: str) -> str:
     return repr(phrase) if len(phrase) <= MAX_QUOTED_CHARACTERS else f"{phrase[:MAX_QUOTED_CHARACTERS]!r}…"
 
 
+def check_token_counts(phrases: Sequence[str], counts: Sequence[int], limit: int) -> None:
+    """Raise RequestError for a phrase of more than `limit` tokens."""
+    if max(counts) > limit:
+        longest = quote_phrase(phrases[counts.index(max(counts))])
+        raise RequestError(
+            f"phrase: expected at most {limit} tokens, found {max(counts)} in {longest}; name the object in a few words"
+        )
+
+
 def _is_control(character: str) -> bool:
     """Return True for control, surrogate and format characters; False for the joiners that some scripts need."""
     return unicodedata.category(character) in ("Cc", "Cf", "Cs") and character not in JOINERS

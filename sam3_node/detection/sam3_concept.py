@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import CLIPTokenizer, Sam3Model
 from transformers.models.sam3.modeling_sam3 import inverse_sigmoid
 
-from ..errors import RequestError
 from ..models.pixels import (
     MAX_CANDIDATES,
     SelectedBoxes,
@@ -38,7 +37,7 @@ from ..models.weight_files import (
 )
 from ..types import Detection
 from .detectors import raise_model_error
-from .phrases import quote_phrase
+from .phrases import check_token_counts
 
 CLASSES = {"sam3": Sam3Model, "sam3_video": Sam3Model}
 MAX_IOU = 0.7
@@ -137,11 +136,7 @@ class Sam3ConceptDetector:
     def prepare(self, phrases: Sequence[str]) -> ConceptQuery:
         """Encode the phrases. Raises RequestError for a phrase with more tokens than the model accepts."""
         counts = [len(ids) for ids in self._tokenizer(list(phrases)).input_ids]
-        if max(counts) > self._max_tokens:
-            raise RequestError(
-                f"phrase: expected at most {self._max_tokens} tokens, found {max(counts)} in "
-                f"{quote_phrase(phrases[counts.index(max(counts))])}; name the object in a few words"
-            )
+        check_token_counts(phrases, counts, self._max_tokens)
         tokens = self._tokenizer(
             list(phrases), padding="max_length", max_length=self._max_tokens, return_tensors="pt"
         )

@@ -14,8 +14,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ..errors import OutputError, RequestError, UnknownPhraseError, VocabularyError, did_you_mean
-from ..files import describe_stand_in, write_atomically
+from ..errors import RequestError, UnknownPhraseError, VocabularyError, did_you_mean
+from ..files import describe_stand_in, write_output
 from .phrases import (
     PhraseEncoder,
     Vectors,
@@ -92,11 +92,7 @@ class Vocabulary:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file. An existing file is replaced once the new one is complete. Raises OutputError."""
         metadata = {"version": VERSION, "model": self.model, "phrases": json.dumps(self.phrases)}
-        target = Path(path)
-        try:
-            write_atomically(target, save({"vectors": self.vectors}, metadata=metadata))
-        except OSError as error:
-            raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
+        write_output(Path(path), save({"vectors": self.vectors}, metadata=metadata))
 
     @property
     def dimension(self) -> int:

@@ -19,8 +19,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import MissingExtraError, SettingsError, TransportError, require
-from ..settings import Settings, split_address
-from ..types import Closeable, is_loopback
+from ..settings import Settings
+from ..types import Closeable, is_loopback, split_address
 from .saved_state import Snapshots
 from .status import Health, Histogram, NodeStatus, Verdict
 

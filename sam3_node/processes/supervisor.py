@@ -25,11 +25,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from ..errors import ProcessError, Sam3NodeError, SettingsError
+from ..files import explain_os_error
 from ..settings import CameraSettings, Settings, load_settings
+from ..types import Closeable
 from .notify import REFUSED, RESTARTED, VARIABLES, NotifySocket
 from .signals import stop_on_signals
 
@@ -99,7 +100,8 @@ class _Child:
         if self.reports is not None:
             self.reports.restart()
             environment |= self.reports.environment(self.process.watchdog_s)
-        try:
+        program = f"{self.process.name}: {self.process.command[0]}"
+        with explain_os_error(ProcessError, f"cannot start {program}"):
             self.popen = subprocess.Popen(
                 self.process.command,
                 stdin=subprocess.DEVNULL,
@@ -109,10 +111,6 @@ class _Child:
                 start_new_session=True,
                 preexec_fn=_make_child_setup(os.getpid()),
             )
-        except OSError as error:
-            raise ProcessError(
-                f"cannot start {self.process.name}: {self.process.command[0]}: {error.strerror}"
-            ) from error
         assert self.popen.stdout is not None
         self.pipe = self.popen.stdout
         os.set_blocking(self.pipe.fileno(), False)
@@ -154,7 +152,7 @@ class _Child:
             os.killpg(self.popen.pid, number)
 
 
-class Group:
+class Group(Closeable):
     """Processes that start and stop together. Only one thread may use a group.
 
     On Linux a member is killed when the thread that started it ends, so start members from the main thread.
@@ -245,16 +243,13 @@ class Group:
 
     def _open_reports(self, process: Process) -> NotifySocket:
         """Open the socket on which a process reports, in a folder that only this user may enter."""
-        try:
+        what, remedy = f"cannot watch {process.name}: its socket", "; free or set TMPDIR"
+        with explain_os_error(ProcessError, what, remedy):
             if self._folder is None:
                 short = len(os.fsencode(tempfile.gettempdir())) <= MAX_SOCKET_FOLDER_BYTES
                 folder = tempfile.TemporaryDirectory(prefix="sam3-", dir=None if short else "/tmp")
                 self._folder = Path(self._opened.enter_context(folder))
             reports = self._opened.enter_context(NotifySocket(self._folder / str(len(self._children))))
-        except OSError as error:
-            raise ProcessError(
-                f"cannot watch {process.name}: its socket: {error}; free or set TMPDIR"
-            ) from error
         self._selector.register(reports, selectors.EVENT_READ, reports)
         return reports
 
@@ -324,12 +319,8 @@ class Group:
             with contextlib.suppress(OSError):
                 self._echo(line)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Stop all members, and close their pipes and sockets."""
         self.stop()
         self._selector.close()
         self._opened.close()

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TextIO
 from ..bags.formats.mcap import McapStream
 from ..bags.native import NODE, RECORDER, RING
 from ..bags.native.reader import MAX_RECORDS_TO_LAYOUT
-from ..errors import BagError, OutputError, Sam3NodeError, SettingsError, TransportError
+from ..errors import BagError, OutputError, Sam3NodeError, TransportError
 from ..processes.notify import Watchdog
 from ..settings import RecordSettings, Settings
 from ..transport import ControlClient, ReceivedMessage, Security, StreamTap
@@ -71,7 +71,7 @@ class Recorder(SocketOwner):
     """
 
     def __init__(self, settings: Settings, out: TextIO, trigger: Trigger) -> None:
-        _check_delivery(settings)
+        settings.transport.require_newest("record")
         record, transport = settings.record, settings.transport
         self._out, self._record, self._transport = out, record, transport
         self._trigger = trigger
@@ -82,16 +82,9 @@ class Recorder(SocketOwner):
         security = Security.from_settings(transport)
         with contextlib.ExitStack() as opened:
             self._node = opened.enter_context(_NodeDescriber(transport.control, security))
-            self._tap = opened.enter_context(
-                StreamTap(
-                    transport.frames,
-                    transport.masks,
-                    record.cameras,
-                    int(record.queue_mb * 1e6),
-                    settings.spatial.poses,
-                    security,
-                )
-            )
+            queue_bytes, poses = int(record.queue_mb * 1e6), settings.spatial.poses
+            tap = StreamTap(transport.frames, transport.masks, record.cameras, queue_bytes, poses, security)
+            self._tap = opened.enter_context(tap)
             if self._ring is None:
                 self._begin_series(_choose_path(record.out))
             else:
@@ -316,14 +309,6 @@ class _NodeDescriber(Closeable):
                 if isinstance(description, dict):
                     self._descriptions.put({str(key): value for key, value in description.items()})
         self._client.close()
-
-
-def _check_delivery(settings: Settings) -> None:
-    if settings.transport.delivery == "every":
-        raise SettingsError(
-            "record needs transport.delivery = 'newest': with 'every' each message goes to one receiver, "
-            "and the recorder would take frames away from the node and masks from the policy"
-        )
 
 
 def _choose_path(out: Path, is_event: bool = False) -> Path:

@@ -37,7 +37,6 @@ from ..wire import (
 from ..wire.images import CHANNELS
 
 MAX_CAMERAS = 64
-JPEG_QUALITY = 95
 MAX_COMPRESSING = 16
 """Maximum number of messages that wait for a frame that is still compressed."""
 QUOTA_PARTS = 10
@@ -137,7 +136,7 @@ class RecordedSeries(Closeable):
             self.report.admit(frame.camera)
             write = partial(self._write_frame, frame, received_ns)
             if self._record.colour != "raw" and frame.encoding in CHANNELS:
-                future = self._pool.submit(compress_colour, frame, self._record.colour, JPEG_QUALITY)
+                future = self._pool.submit(compress_colour, frame, self._record.colour)
                 write = partial(self._write_compressed, future, received_ns)
         self._waiting.append(_QueuedMessage(write, future))
 
@@ -174,7 +173,7 @@ class RecordedSeries(Closeable):
         frame = future.result()
         if not self._is_colour_described:
             self._is_colour_described = True
-            self.files.add_metadata(COLOUR, describe_compression(frame.encoding, JPEG_QUALITY))
+            self.files.add_metadata(COLOUR, describe_compression(frame.encoding))
         self._write_frame(frame, received_ns)
 
     def _summary(self) -> Mapping[str, Any]:
@@ -199,14 +198,6 @@ class CameraCounts:
 
 
 @dataclass
-class _LastSeqs:
-    """Last seq of a camera's frames, and of the frames that the node stepped."""
-
-    frame: int | None = None
-    stepped: int | None = None
-
-
-@dataclass
 class RecordReport:
     """Counts recorded messages, and lost ones by the gaps in their numbers.
 
@@ -223,7 +214,10 @@ class RecordReport:
     rejected: int = 0
     last_error: str | None = None
     _posed: set[str] = field(default_factory=set)
-    _seqs: dict[str, _LastSeqs] = field(default_factory=dict)
+    _last_frame: dict[str, int] = field(default_factory=dict)
+    """Last seq of each camera's frames."""
+    _last_stepped: dict[str, int] = field(default_factory=dict)
+    """Last seq of each camera that the node stepped."""
     _event_gaps: int = 0
     _first_event: int | None = None
     _last_event: int | None = None
@@ -235,7 +229,7 @@ class RecordReport:
             return
         if len(self.cameras) >= MAX_CAMERAS:
             raise WireError(f"expected at most {MAX_CAMERAS} cameras, found another: {camera}")
-        self.cameras[camera], self._seqs[camera] = CameraCounts(), _LastSeqs()
+        self.cameras[camera] = CameraCounts()
 
     def admit_pose(self, frame: str) -> None:
         """Add the name of a frame of the robot if it is new; WireError if there are too many."""
@@ -245,20 +239,20 @@ class RecordReport:
 
     def add_frame(self, frame: Frame) -> None:
         """Count a recorded frame of an admitted camera."""
-        counts, seqs = self.cameras[frame.camera], self._seqs[frame.camera]
+        counts, last = self.cameras[frame.camera], self._last_frame.get(frame.camera)
         counts.frames += 1
-        if seqs.frame is not None:
-            counts.frames_lost += count_missing_frames(seqs.frame, frame.seq)
-        seqs.frame = frame.seq
+        if last is not None:
+            counts.frames_lost += count_missing_frames(last, frame.seq)
+        self._last_frame[frame.camera] = frame.seq
 
     def add_masks(self, masks: MaskFrame) -> None:
         """Count recorded masks of an admitted camera."""
-        counts, seqs = self.cameras[masks.camera], self._seqs[masks.camera]
+        counts, last = self.cameras[masks.camera], self._last_stepped.get(masks.camera)
         counts.masks += 1
         counts.skipped += masks.skipped
-        if seqs.stepped is not None and count_missing_frames(seqs.stepped, masks.seq) > masks.skipped:
+        if last is not None and count_missing_frames(last, masks.seq) > masks.skipped:
             counts.masks_lost += 1
-        seqs.stepped = masks.seq
+        self._last_stepped[masks.camera] = masks.seq
 
     def add_event(self, event: Event) -> bool:
         """Count a recorded event; return True if it comes from a node that was restarted."""
@@ -266,7 +260,7 @@ class RecordReport:
         is_restart = self._last_event is not None and event.n <= self._last_event
         if is_restart:
             self.node_starts += 1
-            self._seqs = {camera: _LastSeqs(seqs.frame) for camera, seqs in self._seqs.items()}
+            self._last_stepped.clear()
         elif self._last_event is not None:
             self._event_gaps += event.n - self._last_event - 1
         if self._first_event is None:
@@ -314,10 +308,8 @@ class RecordReport:
 
     def _follow(self, event: Event) -> None:
         """Update the last stepped seq: a failed frame was stepped, too; a camera that is served again starts anew."""
-        seqs = self._seqs.get(str(event.args.get("camera")))
-        if seqs is None:
-            return
+        camera, seq = str(event.args.get("camera")), event.args.get("seq")
         if event.op in (SERVED, DROPPED):
-            seqs.stepped = None
-        elif event.op == FAILED and isinstance(event.args.get("seq"), int):
-            seqs.stepped = event.args["seq"]
+            self._last_stepped.pop(camera, None)
+        elif event.op == FAILED and isinstance(seq, int) and camera in self.cameras:
+            self._last_stepped[camera] = seq

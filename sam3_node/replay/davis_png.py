@@ -66,7 +66,8 @@ def decode_labels(data: Buffer) -> Labels:
     if pixels is None or pixels.dtype != np.uint8:
         raise WireError(f"expected a palette or 8-bit grey PNG, found {_describe(pixels)}")
     if pixels.ndim == 2:
-        return np.where(pixels == 255, 1, pixels).astype(np.uint8) if _is_binary(pixels) else pixels
+        is_binary = np.isin(pixels, (0, 255)).all()
+        return np.where(pixels == 255, 1, pixels).astype(np.uint8) if is_binary else pixels
     table = _pack_rgb(_read_palette(bytes(data)))
     order = np.argsort(table, kind="stable")
     position = np.searchsorted(table[order], _pack_rgb(pixels[..., 2::-1]))
@@ -162,10 +163,6 @@ def _decode_png(data: Buffer) -> npt.NDArray[Any] | None:
 
 def _describe(pixels: npt.NDArray[Any] | None) -> str:
     return "no PNG, or a broken one" if pixels is None else f"one of {pixels.dtype} values"
-
-
-def _is_binary(pixels: Labels) -> bool:
-    return bool(((pixels == 0) | (pixels == 255)).all())
 
 
 def _read_palette(data: bytes) -> Labels:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
+from ..bags.native.reader import RecordedMasks
 from ..errors import ReplayError
 from ..types import Frame, FramePose, MaskFrame, count_missing_frames
 from ..wire import DROPPED, FAILED, RESTORED, SERVED, Event, Fields, read_pose, read_shed
@@ -119,7 +120,7 @@ LogEntry = LoggedStep | Edit | Gap
 
 
 def read_event_log(
-    items: Iterable[MaskFrame | Event], description: Mapping[str, Any] | None
+    items: Iterable[RecordedMasks | Event], description: Mapping[str, Any] | None
 ) -> Iterator[LogEntry]:
     """Yield steps, edits and gaps in the node's order.
 
@@ -128,7 +129,7 @@ def read_event_log(
     """
     reader = _LogReader(description or {})
     for item in items:
-        yield from reader.read_event(item) if isinstance(item, Event) else reader.read_masks(item)
+        yield from reader.read_event(item) if isinstance(item, Event) else reader.read_masks(item.masks)
 
 
 @dataclass(slots=True)

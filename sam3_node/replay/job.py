@@ -25,7 +25,7 @@ from ..errors import ReplayError, RequestError, WireError
 from ..files import safe_file_name
 from ..settings import Settings
 from ..wire import Fields
-from ..wire.frame_prompt import MAX_POINTS, check_box, check_labels, check_parts, check_points
+from ..wire.frame_prompt import MAX_POINTS, FramePrompt, check_parts
 from .davis_png import read_labels, read_mask
 
 Mode = Literal["as-recorded", "every"]
@@ -169,12 +169,10 @@ def _check_objects(names: Sequence[str], objects: Sequence[ObjectOnFrame]) -> No
     try:
         clean_prompts(names)
         for marked in objects:
-            if marked.box is not None:
-                check_box(np.asarray(marked.box, np.float64))
-                if min(marked.box[2:]) <= 0:
-                    raise RequestError(f"box: expected a part inside the frame, found {list(marked.box)}")
-            if marked.points is not None:
-                check_points(np.asarray(marked.points, np.float64))
+            if marked.points is not None or marked.box is not None:
+                FramePrompt(marked.points, marked.labels, marked.box)
+            if marked.box is not None and min(marked.box[2:]) <= 0:
+                raise RequestError(f"box: expected a part inside the frame, found {list(marked.box)}")
     except RequestError as error:
         raise ReplayError(str(error)) from error
 
@@ -229,7 +227,7 @@ def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
     if job.mode == "every":  # each prompt is made on the newest frame, so checkpoints need not hold many
         tree["tracker"]["feature_cache_s"] = 0.0
     with _checking("recording's settings do"):
-        return Settings(**tree)  # type: ignore[arg-type]
+        return Settings(**tree)
 
 
 def calibrations_for(job: Job, description: Mapping[str, Any] | None) -> tuple[Calibration, ...]:
@@ -290,7 +288,8 @@ def describe_differences(
         now |= {f"{name}.{key}": value for key, value in section.items()}
     for name in ("device", "dtype", "threads"):  # compared under their own names, with their resolved values
         before.pop(f"model.{name}", None)
-    before.pop("spatial.calibration", None)  # names of files; their contents are in the description
+    for name in ("spatial.calibration", "engine.folder"):  # places of files; what they hold is in the description
+        before.pop(name, None)
     return [
         f"{name} was {before[name]!r} in the recording, is {now[name]!r}"
         for name in now
@@ -370,7 +369,9 @@ def _read_entries(path: Path) -> list[Any]:
 def _read_object(what: str, folder: Path, entry: object) -> ObjectOnFrame:
     try:
         marked = _parse_object(Fields(entry, what), folder)
-        if marked.mask is not None:
+        if marked.mask is None:
+            FramePrompt(marked.points, marked.labels, marked.box)
+        else:
             read_mask(Path(marked.mask), marked.value)
         return marked
     except WireError as error:
@@ -383,8 +384,7 @@ def _parse_object(fields: Fields, folder: Path) -> ObjectOnFrame:
     unknown = sorted(set(fields.names()) - set(NAMES))
     if unknown:
         raise WireError(f"{fields.what}: expected some of {', '.join(NAMES)}, found {unknown[0]!r:.60}")
-    parts = ("points", "box", "mask")
-    check_parts(**{name: fields.any(name) if fields.has(name) else None for name in parts})
+    check_parts(fields.any("points"), fields.any("box"), fields.any("mask"))
     return ObjectOnFrame(
         camera=fields.text("camera") if fields.has("camera") else None,
         seq=_parse_seq(fields),
@@ -410,20 +410,18 @@ def _parse_points(fields: Fields) -> tuple[tuple[float, float], ...]:
     points = [Fields({"point": pair}, fields.what).numbers("point", 2) for pair in fields.sequence("points")]
     if any(len(point) != 2 for point in points):
         raise fields.wrong("points", "pairs [x, y]")
-    check_points(np.asarray(points, np.float64))
     return tuple((x, y) for x, y in points)
 
 
 def _parse_labels(fields: Fields) -> tuple[int, ...]:
-    if not fields.has("points"):
-        raise fields.wrong("labels", "beside points")
     labels = fields.numbers("labels", MAX_POINTS)
-    check_labels(np.asarray(labels, np.float64), len(fields.sequence("points")))
+    if not set(labels) <= {0, 1}:
+        raise fields.wrong("labels", "1 (inside) or 0 (outside) for each point")
     return tuple(map(int, labels))
 
 
 def _parse_box(fields: Fields) -> tuple[float, float, float, float]:
     box = fields.numbers("box", 4)
-    check_box(np.asarray(box, np.float64))
-    x0, y0, x1, y1 = box
-    return x0, y0, x1, y1
+    if len(box) != 4:
+        raise fields.wrong("box", "[x0, y0, x1, y1]")
+    return box

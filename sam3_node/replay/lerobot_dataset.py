@@ -13,7 +13,7 @@ import os
 import shutil
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from ..bags.formats.lerobot import EPISODES_V3, INFO, Episode, LeRobotLayout, is_lerobot, read_layout
+from ..bags.formats.lerobot import EPISODES_V3, INFO, Episode, is_lerobot, read_layout
 from ..bags.isolated import IsolatedCalls
 from ..bags.samples import split_selection
 from ..errors import BagError, ReplayError
@@ -57,11 +57,7 @@ def check_lerobot(path: Path) -> None:
 
 
 def write_lerobot(
-    folder: Path,
-    path: Path,
-    masks: MaskSource,
-    progress: Callable[[int], None],
-    labels: Sequence[str] = (),
+    folder: Path, path: Path, masks: MaskSource, progress: Callable[[int], None], labels: Sequence[str]
 ) -> None:
     """Write the copy of the dataset at `path` into `folder`/lerobot. Videos are hard links where possible.
 
@@ -70,53 +66,16 @@ def write_lerobot(
     dataset.
     """
     check_lerobot(path)
-    root, target = path, folder / FOLDER
     with IsolatedCalls("pyarrow", "lerobot-datasets") as tables:
-        layout = read_layout(root, tables)
-        numbers = NumberTable[str]()
-        cameras = _scan(masks(), numbers, labels)
-        if not cameras:
-            raise ReplayError("the output lerobot: expected masks of at least one frame, found none")
-        _copy_files(root, target, {episode.table for episode in layout.episodes})
-        writer = _TableWriter(layout, cameras, numbers, masks, progress)
-        for table in dict.fromkeys(episode.table for episode in layout.episodes):
-            writer.write(table, target / table.relative_to(root), tables)
+        writer = _DatasetWriter(path, folder / FOLDER, tables, masks, progress, labels)
+        writer.copy_files()
+        writer.write_tables()
         try:
-            _write_meta(layout, target, writer, tables)
+            writer.write_meta()
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise BagError(
-                f"{root}: expected statistics as lerobot writes them in meta, found {error!r:.200}"
+                f"{path}: expected statistics as lerobot writes them in meta, found {error!r:.200}"
             ) from error
-
-
-def _scan(
-    masks: Iterator[MaskFrame], numbers: NumberTable[str], labels: Sequence[str]
-) -> dict[str, tuple[int, int]]:
-    """Number all labels, and return the size (width, height) of each camera."""
-    sizes, others = {}, set()
-    for frame in masks:
-        sizes[frame.camera] = frame.width, frame.height
-        others |= {instance.label for instance in frame.instances}
-    for label in (*labels, *sorted(others - set(labels))):
-        _ = numbers[label]
-    return dict(sorted(sizes.items()))
-
-
-def _copy_files(root: Path, target: Path, tables: set[Path]) -> None:
-    """Link or copy all files but the tables of rows and episodes."""
-    for name in COPIED:
-        for path in sorted((root / name).rglob("*")):
-            place = target / path.relative_to(root)
-            is_episodes = (root / EPISODES_V3) in path.parents
-            if not path.is_file() or path in tables or is_episodes:
-                continue
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if name == "meta":
-                shutil.copyfile(path, place)
-            else:
-                _link(path, place)
-    for table in tables:
-        (target / table.relative_to(root)).parent.mkdir(parents=True, exist_ok=True)
 
 
 def _link(path: Path, place: Path) -> None:
@@ -126,43 +85,77 @@ def _link(path: Path, place: Path) -> None:
         shutil.copyfile(path, place)
 
 
-class _TableWriter:
-    """Writes tables with a column of masks for each camera, and gathers statistics and names meanwhile."""
+class _DatasetWriter:
+    """Writes tables with a column of masks for each camera, and then what describes these columns."""
 
     def __init__(
         self,
-        layout: LeRobotLayout,
-        cameras: Mapping[str, tuple[int, int]],
-        numbers: NumberTable[str],
+        root: Path,
+        target: Path,
+        tables: IsolatedCalls,
         masks: MaskSource,
         progress: Callable[[int], None],
+        labels: Sequence[str],
     ) -> None:
-        self.cameras, self.numbers = cameras, numbers
-        self.objects: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
-        """Labels by id, in the order of the objects' numbers, by camera and episode."""
-        self.missing: Counter[int] = Counter()
-        """Frames without masks, by episode."""
-        self.statistics = {camera: PixelStatistics() for camera in cameras}
-        self._episodes = sorted(layout.episodes, key=lambda episode: episode.first_row)
+        self._layout, self._target, self._tables = read_layout(root, tables), target, tables
+        sizes, others = {}, set()
+        for frame in masks():
+            sizes[frame.camera] = frame.width, frame.height
+            others |= {instance.label for instance in frame.instances}
+        if not sizes:
+            raise ReplayError("the output lerobot: expected masks of at least one frame, found none")
+        self._cameras = dict(sorted(sizes.items()))
+        """Size (width, height) of each camera."""
+        self._numbers = NumberTable[str]()
+        for label in (*labels, *sorted(others - set(labels))):
+            _ = self._numbers[label]
+        # labels by id, in the order of the objects' numbers, by camera and episode
+        self._objects: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+        self._missing: Counter[int] = Counter()  # frames without masks, by episode
+        self._statistics = {camera: PixelStatistics() for camera in self._cameras}
+        self._lengths = {episode.number: episode.length for episode in self._layout.episodes}
+        self._described = self._layout.images[0].key  # the loader needs the names of its statistics
+        self._episodes = sorted(self._layout.episodes, key=lambda episode: episode.first_row)
         self._starts = [episode.first_row for episode in self._episodes]
-        self._rows = {camera: _CameraRows(camera, masks()) for camera in cameras}
+        self._rows = {camera: _CameraRows(camera, masks()) for camera in self._cameras}
         self._progress, self._written = progress, 0
 
-    def write(self, table: Path, target: Path, tables: IsolatedCalls) -> None:
-        """Write one table."""
-        first = next(episode for episode in self._episodes if episode.table == table)
-        row = first.first_row - first.table_row
-        count = tables.call("begin_copy", table, target=target)
+    def copy_files(self) -> None:
+        """Link or copy all files but the tables of rows and episodes."""
+        root, tables = self._layout.root, {episode.table for episode in self._episodes}
+        for path in (path for name in COPIED for path in sorted((root / name).rglob("*"))):
+            self._place(path).parent.mkdir(parents=True, exist_ok=True)
+            if not path.is_file() or path in tables or (root / EPISODES_V3) in path.parents:
+                continue
+            if (root / "meta") in path.parents:
+                shutil.copyfile(path, self._place(path))
+            else:
+                _link(path, self._place(path))
+
+    def write_tables(self) -> None:
+        """Write the tables of rows."""
+        firsts: dict[Path, int] = {}
+        for episode in self._episodes:
+            firsts.setdefault(episode.table, episode.first_row - episode.table_row)
+        for table, row in firsts.items():
+            self._write_table(table, row)
+
+    def _write_table(self, table: Path, row: int) -> None:
+        self._place(table).parent.mkdir(parents=True, exist_ok=True)
+        count = self._tables.call("begin_copy", table, target=self._place(table))
         while count:
             added = {
                 FEATURE.format(camera): [
                     {"bytes": self._draw(camera, number, self._find_episode(table, number)), "path": None}
                     for number in range(row, row + count)
                 ]
-                for camera in self.cameras
+                for camera in self._cameras
             }
             row += count
-            count = tables.call("append_copy", table, added=added)
+            count = self._tables.call("append_copy", table, added=added)
+
+    def _place(self, path: Path) -> Path:
+        return self._target / path.relative_to(self._layout.root)
 
     def _find_episode(self, table: Path, row: int) -> Episode | None:
         """Return the episode of a row; None for a row of a table that is longer than its episodes."""
@@ -174,24 +167,101 @@ class _TableWriter:
     def _draw(self, camera: str, row: int, episode: Episode | None) -> bytes:
         """Return the PNG of a camera's masks in a row."""
         masks = self._rows[camera].find(row) if episode else None
-        width, height = self.cameras[camera]
+        width, height = self._cameras[camera]
         image = np.zeros((height, width, len(CHANNELS)), np.uint8)
         number = episode.number if episode else -1
         if masks is None or (masks.width, masks.height) != (width, height):
-            self.missing[number] += 1
+            self._missing[number] += 1
         else:
             self._written += 1
             self._progress(self._written)
             for instance in sorted(masks.instances, key=lambda instance: instance.paint_order):
-                self._paint(image, instance, self.objects[camera, number])
-        self.statistics[camera].add(number, image)
+                self._paint(image, instance, self._objects[camera, number])
+        self._statistics[camera].add(number, image)
         return cv2.imencode(".png", image[..., ::-1])[1].tobytes()
 
     def _paint(self, image: npt.NDArray[np.uint8], instance: Instance, labels: dict[int, str]) -> None:
         labels.setdefault(instance.id, instance.label)
-        label, number = self.numbers[instance.label], list(labels).index(instance.id) + 1
+        label, number = self._numbers[instance.label], list(labels).index(instance.id) + 1
         score = round(min(max(instance.score, 0.0), 1.0) * 255)
         instance.mask.paint(image, (palette_index(label), palette_index(number), score))
+
+    def write_meta(self) -> None:
+        """Write what describes the added features: info, statistics and names."""
+        # lerobot looks for these names; NAMES has the meaning of the channels
+        names = ["height", "width", "channels"]
+        added = {
+            FEATURE.format(camera): {
+                "dtype": "image",
+                "shape": [height, width, len(CHANNELS)],
+                "names": names,
+            }
+            for camera, (width, height) in self._cameras.items()
+        }
+        info = {**self._layout.info, "features": {**self._layout.info["features"], **added}}
+        self._write_text(INFO, json.dumps(info, indent=4, ensure_ascii=False))
+        self._write_text(NAMES, json.dumps(self._describe(), indent=1, ensure_ascii=False) + "\n")
+        if (self._target / STATS).is_file():
+            stats = json.loads(self._read_text(STATS))
+            totals = {camera: found.describe_all() for camera, found in self._statistics.items()}
+            stats |= _name_stats(totals, sum(self._lengths.values()), stats.get(self._described, ()))
+            self._write_text(STATS, json.dumps(stats, indent=4))
+        if self._layout.version == "v3.0":
+            self._write_episodes_v3()
+        elif (self._target / EPISODE_STATS_V2).is_file():
+            self._write_episode_stats_v2()
+
+    def _read_text(self, name: str) -> str:
+        return (self._target / name).read_text(encoding="utf-8")
+
+    def _write_text(self, name: str, text: str) -> None:
+        (self._target / name).write_text(text, encoding="utf-8")
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "channels": CHANNELS,
+            "labels": {number: label for label, number in self._numbers},
+            "objects": [
+                {"episode": episode, "camera": camera, "index": index, "id": object_id, "label": label}
+                for (camera, episode), labels in sorted(self._objects.items())
+                for index, (object_id, label) in enumerate(labels.items(), start=1)
+            ],
+            "frames_without_masks": dict(sorted(self._missing.items())),
+        }
+
+    def _describe_episode(self, number: int, names: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Return the statistics with these names of all features in an episode."""
+        stats = {camera: found.describe_episode(number) for camera, found in self._statistics.items()}
+        return _name_stats(stats, self._lengths.get(number, 0), names)
+
+    def _write_episode_stats_v2(self) -> None:
+        lines = []
+        for line in self._read_text(EPISODE_STATS_V2).splitlines():
+            row = json.loads(line)
+            row["stats"] |= self._describe_episode(
+                row["episode_index"], row["stats"].get(self._described, ())
+            )
+            lines.append(json.dumps(row))
+        self._write_text(EPISODE_STATS_V2, "\n".join(lines) + "\n")
+
+    def _write_episodes_v3(self) -> None:
+        prefix = f"stats/{self._described}/"
+        for path in sorted((self._layout.root / EPISODES_V3).glob("*/*.parquet")):
+            self._place(path).parent.mkdir(parents=True, exist_ok=True)
+            columns = self._tables.call("list_columns", path)
+            names = [name.removeprefix(prefix) for name in columns if name.startswith(prefix)]
+            done, count = 0, self._tables.call("begin_copy", path, target=self._place(path))
+            while count:
+                rows = self._tables.call(
+                    "read_rows", path, columns=["episode_index"], first=done, count=count
+                )
+                added: dict[str, list[Any]] = defaultdict(list)
+                for number in rows["episode_index"]:
+                    for feature, stats in self._describe_episode(number, names).items():
+                        for name, value in stats.items():
+                            added[f"stats/{feature}/{name}"].append(value)
+                done += count
+                count = self._tables.call("append_copy", path, added=dict(added))
 
 
 class _CameraRows:
@@ -205,95 +275,6 @@ class _CameraRows:
         while self._next is not None and self._next.seq < row:
             self._next = next(self._masks, None)
         return self._next if self._next is not None and self._next.seq == row else None
-
-
-def _write_meta(layout: LeRobotLayout, target: Path, writer: _TableWriter, tables: IsolatedCalls) -> None:
-    """Write what describes the added features: info, statistics and names."""
-    # lerobot looks for these names; NAMES has the meaning of the channels
-    names = ["height", "width", "channels"]
-    added = {
-        FEATURE.format(camera): {"dtype": "image", "shape": [height, width, len(CHANNELS)], "names": names}
-        for camera, (width, height) in writer.cameras.items()
-    }
-    info = {**layout.info, "features": {**layout.info["features"], **added}}
-    (target / INFO).write_text(json.dumps(info, indent=4, ensure_ascii=False), encoding="utf-8")
-    (target / NAMES).write_text(
-        json.dumps(_describe(writer), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
-    described = layout.images[0].key  # the loader needs the names of its statistics
-    _write_stats(layout, target, writer, described)
-    if layout.version == "v3.0":
-        _write_episodes_v3(layout, target, writer, described, tables)
-    else:
-        _write_episode_stats_v2(layout, target, writer, described)
-
-
-def _describe(writer: _TableWriter) -> dict[str, Any]:
-    return {
-        "channels": CHANNELS,
-        "labels": {number: label for label, number in writer.numbers},
-        "objects": [
-            {"episode": episode, "camera": camera, "index": index, "id": object_id, "label": label}
-            for (camera, episode), labels in sorted(writer.objects.items())
-            for index, (object_id, label) in enumerate(labels.items(), start=1)
-        ],
-        "frames_without_masks": dict(sorted(writer.missing.items())),
-    }
-
-
-def _write_stats(layout: LeRobotLayout, target: Path, writer: _TableWriter, described: str) -> None:
-    path = target / STATS
-    if not path.is_file():
-        return
-    stats = json.loads(path.read_text(encoding="utf-8"))
-    frames = sum(episode.length for episode in layout.episodes)
-    for camera, statistics in writer.statistics.items():
-        stats[FEATURE.format(camera)] = name_stats(
-            statistics.describe_all(), frames, stats.get(described, ())
-        )
-    path.write_text(json.dumps(stats, indent=4), encoding="utf-8")
-
-
-def _write_episode_stats_v2(
-    layout: LeRobotLayout, target: Path, writer: _TableWriter, described: str
-) -> None:
-    path = target / EPISODE_STATS_V2
-    if not path.is_file():
-        return
-    lengths = {episode.number: episode.length for episode in layout.episodes}
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        number = row["episode_index"]
-        for camera, statistics in writer.statistics.items():
-            names = row["stats"].get(described, ())
-            stats = name_stats(statistics.describe_episode(number), lengths.get(number, 0), names)
-            row["stats"][FEATURE.format(camera)] = stats
-        lines.append(json.dumps(row))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _write_episodes_v3(
-    layout: LeRobotLayout, target: Path, writer: _TableWriter, described: str, tables: IsolatedCalls
-) -> None:
-    lengths = {episode.number: episode.length for episode in layout.episodes}
-    prefix = f"stats/{described}/"
-    for path in sorted((layout.root / EPISODES_V3).glob("*/*.parquet")):
-        place = target / path.relative_to(layout.root)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        columns = tables.call("list_columns", path)
-        names = [name.removeprefix(prefix) for name in columns if name.startswith(prefix)]
-        done, count = 0, tables.call("begin_copy", path, target=place)
-        while count:
-            numbers = tables.call("read_rows", path, columns=["episode_index"], first=done, count=count)
-            added: dict[str, list[Any]] = defaultdict(list)
-            for number in numbers["episode_index"]:
-                for camera, statistics in writer.statistics.items():
-                    stats = name_stats(statistics.describe_episode(number), lengths.get(number, 0), names)
-                    for name, value in stats.items():
-                        added[f"stats/{FEATURE.format(camera)}/{name}"].append(value)
-            done += count
-            count = tables.call("append_copy", path, added=dict(added))
 
 
 class PixelStatistics:
@@ -344,11 +325,11 @@ def _compute_stats(histogram: Histogram) -> Stats:
     return np.stack([least, most, mean, np.sqrt(variance), *quantiles])
 
 
-def name_stats(stats: Stats, frames: int, names: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the statistics with these names, each [3][1][1]; `count` is [frames]."""
-    named: dict[str, Any] = {
-        name: [[[float(value)]] for value in row]
-        for name, row in zip(STATISTICS, stats, strict=True)
-        if name in names
-    }
-    return {**named, "count": [frames]} if "count" in names else named
+def _name_stats(stats: Mapping[str, Stats], frames: int, names: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return the statistics of cameras by their features, those with these names: each [3][1][1], `count` [frames]."""
+    named: dict[str, dict[str, Any]] = {}
+    for camera, rows in stats.items():
+        values = {name: row[:, None, None].tolist() for name, row in zip(STATISTICS, rows, strict=True)}
+        values["count"] = [frames]
+        named[FEATURE.format(camera)] = {name: value for name, value in values.items() if name in names}
+    return named

@@ -10,10 +10,11 @@ import logging
 import re
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ..errors import ReplayError, Sam3NodeError, SettingsError, TransportError, WireError
@@ -23,7 +24,7 @@ from ..types import Closeable, Frame, MaskFrame
 from .completion import JobSession, ProgressCallback, check_identity, clear_results, job_session, read_digests
 from .event_log import ADD_EVERYTHING, Action, Edit, Step
 from .job import SECTIONS, Job
-from .player import PlayedAction, add_everything, note_refusal, update_masks
+from .player import ActionPlayer, PlayedAction, add_everything
 from .shards import LIMITS, ShardLimits, Shards, ShardWriter
 from .store import ReplayCounts, Summary
 
@@ -81,8 +82,7 @@ def run_live(
     with job_session(job, progress, stop, again, has_settings=False, live=True) as session:
         if finished := session.read_finished():
             return session.write(finished)
-        security = Security.from_settings(endpoints.security) if endpoints.security else None
-        with LiveNode(endpoints.control, endpoints.frames, endpoints.masks, session.stop, security) as node:
+        with LiveNode(endpoints, session.stop) as node:
             _check_settings(job, node.description["settings"])
             _clear_unfinished(session, node.description)
             summary = _push_frames(node, session, limits)
@@ -117,7 +117,7 @@ def _check_settings(job: Job, node_settings: Mapping[str, Mapping[str, Any]]) ->
 
 def _clear_unfinished(session: JobSession, description: Mapping[str, Any]) -> None:
     """Delete the results of a run that ended early, and store the identity of this run with the node's settings."""
-    frames = ReplayCounts.from_dict(Shards(session.store).cursor().totals).counts["frames"]
+    frames = ReplayCounts(**Shards(session.store).cursor().totals).counts["frames"]
     if frames:
         session.schedule.notes.add(
             f"{frames} frames of a run that ended early are pushed again: the node's state of that run is lost"
@@ -138,7 +138,7 @@ def _push_frames(node: LiveNode, session: JobSession, limits: ShardLimits) -> Su
     writer = ShardWriter(Shards(session.store), player, limits)
     try:
         with suppress(StoppedWaitingError):  # raised only after a stop: the summary says so
-            for outcome in player.play(_take_until(session.stop, schedule.actions())):
+            for outcome in player.play(takewhile(lambda _: not session.stop.is_set(), schedule.actions())):
                 writer.add(outcome)
                 session.progress("pushing", writer.frames, total)
     finally:
@@ -159,23 +159,11 @@ def _push_frames(node: LiveNode, session: JobSession, limits: ShardLimits) -> Su
     )
 
 
-def _take_until(stop: threading.Event, actions: Iterable[Action]) -> Iterator[Action]:
-    for action in actions:
-        if stop.is_set():
-            return
-        yield action
-
-
-class LivePlayer:
+class LivePlayer(ActionPlayer):
     """Pushes frames through a node, and sends the edits between them as control requests."""
 
     def __init__(self, node: LiveNode) -> None:
-        self.counts: Counter[str] = Counter()
-        """The same counts as a `Player` keeps."""
-        self.stages_us: Counter[str] = Counter()
-        """Time of each stage in the node, over all frames."""
-        self.notes: list[str] = []
-        """The same notes as a `Player` keeps."""
+        super().__init__()
         self._node = node
         self._steps: deque[Step] = deque()
 
@@ -220,12 +208,13 @@ class LivePlayer:
     def _edit_between(self, edit: Edit) -> Iterator[PlayedAction]:
         self._node.settle()
         yield from self._take_settled()
-        self._request(edit)
+        self._edit(edit)
         yield PlayedAction(edit, None)
 
     def _take_settled(self) -> Iterator[PlayedAction]:
-        while self._node.settled:
-            yield self._make_outcome(self._steps.popleft(), self._node.settled.popleft().masks)
+        settled = self._node.sent.settled
+        while settled:
+            yield self._make_outcome(self._steps.popleft(), settled.popleft().masks)
 
     def _make_outcome(self, step: Step, masks: MaskFrame | None) -> PlayedAction:
         """Make the outcome of a step and its edits; a step with edits is the last one sent."""
@@ -244,13 +233,9 @@ class LivePlayer:
                 node=None,
                 epoch=None,
             )
-        for edit in step.edits:
-            reply = self._request(edit)
-            masks = masks and update_masks(masks, edit, reply)
-        return PlayedAction(step, masks)
+        return PlayedAction(step, self._edit_on(step, masks))
 
-    def _request(self, edit: Edit) -> Any:
-        """Return the node's reply, None if the node refuses."""
+    def _edit(self, edit: Edit) -> Any:
         if edit.op in TIMING_EDITS:
             return None
         try:
@@ -260,9 +245,7 @@ class LivePlayer:
         except TransportError:
             raise
         except Sam3NodeError as error:
-            self.counts["refused"] += 1
-            log.warning("%s was refused: %s", edit.op, error)
-            note_refusal(edit, error, self.notes)
+            self._refuse(edit, error)
             return None
 
 
@@ -310,12 +293,12 @@ class InFlightFrames:
     def __init__(self) -> None:
         self.in_flight: deque[Frame] = deque()
         self.settled: deque[SettledFrame] = deque()
-        self.sent = self.received = self.lost = 0
+        self.count = self.received = self.lost = 0
 
     def add(self, frame: Frame) -> None:
         """Add a frame that was sent."""
         self.in_flight.append(frame)
-        self.sent += 1
+        self.count += 1
 
     def receive(self, masks: MaskFrame) -> int:
         """Settle the frame of these masks. Returns the number of earlier frames, which therefore have none."""
@@ -349,24 +332,19 @@ class InFlightFrames:
 
 
 class LiveNode(Closeable):
-    """A node with lossless delivery (`every`) whose control endpoint is `control`. A context manager.
+    """A node with lossless delivery (`every`). A context manager.
 
-    Binds the endpoint `frames` and connects to `masks`; the defaults are the first of the node's `transport.frames`,
-    and its `transport.masks`. No other camera or reader may be connected. `stop` ends waiting for a silent node. Raises
-    TransportError if no node answers or the endpoint of frames is in use, SettingsError for a node with other delivery.
+    Binds the endpoint of frames and connects to the endpoint of masks; the defaults are the first of the node's
+    `transport.frames`, and its `transport.masks`. No other camera or reader may be connected. `stop` ends waiting for a
+    silent node. Raises TransportError if no node answers or the endpoint of frames is in use, SettingsError for a node
+    with other delivery.
     """
 
-    def __init__(
-        self,
-        control: str,
-        frames: str | None = None,
-        masks: str | None = None,
-        stop: threading.Event | None = None,
-        security: Security | None = None,
-    ) -> None:
-        security = security or Security.from_environment()
-        self._endpoint = control
-        self._stop = stop or threading.Event()
+    def __init__(self, endpoints: Endpoints, stop: threading.Event) -> None:
+        chosen = endpoints.security
+        security = Security.from_settings(chosen) if chosen else Security.from_environment()
+        self._endpoint = control = endpoints.control
+        self._stop = stop
         with ExitStack() as opened:
             self._status_client = opened.enter_context(ControlClient(control, STATUS_MS, security))
             self.description: dict[str, Any] = self._status_client.call("describe")
@@ -375,23 +353,13 @@ class LiveNode(Closeable):
             _check_delivery(transport["delivery"], control)
             self._control = opened.enter_context(ControlClient(control, REPLY_MS, security))
             self._frames = FramePublisher(
-                frames or transport["frames"][0], "every", security.for_camera(ANY_CAMERA)
+                endpoints.frames or transport["frames"][0], "every", security.for_camera(ANY_CAMERA)
             )
             opened.callback(self._frames.close, 0)
-            masks = masks or _resolve_endpoint(control, transport["masks"])
+            masks = endpoints.masks or _resolve_endpoint(control, transport["masks"])
             self._masks = opened.enter_context(MaskSubscriber(masks, "every", security=security))
             self._opened = opened.pop_all()
         self._reset_counts((), NodeCounts())
-
-    @property
-    def in_flight(self) -> int:
-        """Number of frames that were sent and are not settled."""
-        return len(self._in_flight.in_flight)
-
-    @property
-    def settled(self) -> deque[SettledFrame]:
-        """Frames that the node has finished, in the order in which they were sent. The sender removes them."""
-        return self._in_flight.settled
 
     def begin(self, cameras: Sequence[str]) -> list[str]:
         """Remove all objects from the node and restore its configured prompts.
@@ -427,14 +395,14 @@ class LiveNode(Closeable):
         Raises WireError for an inconsistent or too large frame, which is not sent, and the exceptions of `settle`.
         """
         idle_s = time.monotonic()
-        while self.in_flight >= MAX_IN_FLIGHT or not self._send(frame):
+        while len(self.sent.in_flight) >= MAX_IN_FLIGHT or not self._send(frame):
             self._poll_masks()
-            idle_s = time.monotonic() if self.in_flight else idle_s
+            idle_s = time.monotonic() if self.sent.in_flight else idle_s
             if time.monotonic() - idle_s > CONNECT_S:
                 raise self._make_error(
                     f"to take frames from {self._frames.endpoint}", "that it does not connect there"
                 )
-        self._in_flight.add(frame)
+        self.sent.add(frame)
 
     def settle(self) -> None:
         """Wait until no frame is in flight.
@@ -442,13 +410,13 @@ class LiveNode(Closeable):
         Raises TransportError if the node ends, hangs or was restarted, or if another reader receives masks, and its
         subclass StoppedWaitingError after a stop.
         """
-        while self.in_flight:
+        while self.sent.in_flight:
             self._poll_masks()
 
     def check(self) -> None:
         """Raise TransportError unless the node stepped exactly the frames whose masks were received."""
         done = self._count_done()
-        if done.stepped != self._in_flight.received:
+        if done.stepped != self.sent.received:
             raise self._make_count_error(done)
 
     def read_spatial_problems(self, cameras: Sequence[str]) -> list[str]:
@@ -463,7 +431,7 @@ class LiveNode(Closeable):
 
     def _reset_counts(self, cameras: Sequence[str], before: NodeCounts) -> None:
         self._cameras, self._before = cameras, before
-        self._in_flight, self._last_done = InFlightFrames(), NodeCounts()
+        self.sent, self._last_done = InFlightFrames(), NodeCounts()
         self._checked_s = self._progress_s = time.monotonic()
 
     def _send(self, frame: Frame) -> bool:
@@ -478,7 +446,7 @@ class LiveNode(Closeable):
         masks, now_s = self._masks.take(POLL_MS), time.monotonic()
         if masks is not None:
             self._checked_s = self._progress_s = now_s
-            if self._in_flight.receive(masks):
+            if self.sent.receive(masks):
                 self._count_done()
         elif now_s - self._checked_s > SILENT_S:
             self._check_missing_masks()
@@ -487,14 +455,14 @@ class LiveNode(Closeable):
     def _check_missing_masks(self) -> None:
         """Settle frames that failed in the node. Raise TransportError if the node makes no progress."""
         if self._stop.is_set():
-            raise StoppedWaitingError(f"stopped waiting for the masks of {self.in_flight} frames")
+            raise StoppedWaitingError(f"stopped waiting for the masks of {len(self.sent.in_flight)} frames")
         done = self._count_done()
         if done != self._last_done:
             self._last_done, self._progress_s = done, time.monotonic()
-        self._in_flight.update(done)
+        self.sent.update(done)
         silent_s = time.monotonic() - self._progress_s
-        max_silent_s = FOREIGN_READER_S if done.stepped > self._in_flight.received else HANG_S
-        if self.in_flight and silent_s > max_silent_s:
+        max_silent_s = FOREIGN_READER_S if done.stepped > self.sent.received else HANG_S
+        if self.sent.in_flight and silent_s > max_silent_s:
             raise self._make_count_error(done)
 
     def _read_status(self) -> dict[str, Any]:
@@ -509,7 +477,7 @@ class LiveNode(Closeable):
                 connected_s = now_s if self._masks.connected else connected_s
                 if now_s - connected_s > DISCONNECTED_S:
                     raise self._make_error(
-                        f"to answer {self.in_flight} more frames", "that it is gone"
+                        f"to answer {len(self.sent.in_flight)} more frames", "that it is gone"
                     ) from error
                 if self._stop.is_set() or now_s - begin_s > HANG_S:
                     raise
@@ -517,7 +485,7 @@ class LiveNode(Closeable):
     def _count_done(self) -> NodeCounts:
         """Return the node's counts since `begin`. Raise TransportError if they contradict the masks received."""
         done = NodeCounts.from_status(self._read_status(), self._cameras).since(self._before)
-        if self._in_flight.contradicts(done):
+        if self.sent.contradicts(done):
             raise self._make_count_error(done)
         return done
 
@@ -555,10 +523,9 @@ class LiveNode(Closeable):
             )
 
     def _make_count_error(self, done: NodeCounts) -> TransportError:
-        frames = self._in_flight
         return self._make_error(
-            f"to have stepped {frames.received} frames, whose masks came, and to have failed on {frames.lost}, of "
-            f"{frames.sent} that were sent",
+            f"to have stepped {self.sent.received} frames, whose masks came, and to have failed on {self.sent.lost}, "
+            f"of {self.sent.count} that were sent",
             f"{done.stepped} and {done.lost}; the node hangs or was started again, or another camera or reader is "
             "connected and takes messages",
         )

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..bags.native.writer import RecordingWriter, compress_colour, describe_comp
 from ..errors import BagError, OutputError, ReplayError, WireError
 from ..files import child_path, safe_file_name
 from ..types import Frame, Instance, MaskFrame
-from ..visualization import TimedVideoWriter, overlay
+from ..visualization import VideoWriter, overlay
 from ..wire import decode_image, encode_mask, pack_masks
 from ..wire.images import CHANNELS
 from .davis_png import MaskSource, NumberTable, write_palette_pngs
@@ -30,7 +30,6 @@ T = TypeVar("T", MaskFrame, Frame)
 FrameSource = Callable[[], Iterator[Frame]]
 """Each call yields the frames of the recording from the beginning."""
 
-JPEG_QUALITY = 95
 _IMAGES, _SUFFIXES = "images", {"jpeg": ".jpg", "png": ".png"}
 
 
@@ -104,33 +103,23 @@ def _move(item: Path, target: Path, partial_folder: Path) -> Path:
     return item.replace(target)
 
 
-def _write_mcap(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
-    with RecordingWriter(folder / "masks.mcap") as bag:
-        for count, masks in enumerate(sources.masks(), start=1):
-            _, body = pack_masks(masks, "rle")
-            bag.write_masks(body, masks, masks.age_origin_ns)
-            progress(count)
-
-
-def _write_mcap_with_images(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
-    """Write masks.mcap as `_write_mcap` does, each masks after their frame. Raw colour becomes JPEG."""
+def _write_mcap(
+    folder: Path, sources: _Sources, progress: Callable[[int], None], has_images: bool = False
+) -> None:
+    """Write masks.mcap, with `has_images` each masks after their frame. Raw colour becomes JPEG."""
     is_described = False
+    frames = sources.frames if has_images else lambda: iter(())
     with RecordingWriter(folder / "masks.mcap") as bag:
-        for count, (masks, frame) in enumerate(join_frames(sources.masks, sources.frames), start=1):
+        for count, (masks, frame) in enumerate(join_frames(sources.masks, frames), start=1):
             image = compress_frame(frame)
             if image is not frame and not is_described:
                 is_described = True
-                bag.write_metadata(COLOUR, describe_compression("jpeg", JPEG_QUALITY))
+                bag.write_metadata(COLOUR, describe_compression("jpeg"))
             if image is not None:
                 bag.write_frame(image, masks.age_origin_ns)
             _, body = pack_masks(masks, "rle")
             bag.write_masks(body, masks, masks.age_origin_ns)
             progress(count)
-
-
-def _write_json(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
-    names = name_images(sources.masks, sources.frames) if sources.has_images else None
-    write_coco(folder / "masks.json", sources.masks, progress, sources.recording, names)
 
 
 def _write_png(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
@@ -145,12 +134,12 @@ def _write_overlays(folder: Path, sources: _Sources, progress: Callable[[int], N
     """
     count = 0
     for camera in sorted({masks.camera for masks in sources.masks()}):
-        with TimedVideoWriter(child_path(folder, f"overlay-{camera}.mp4")) as film:
-            pairs = pair_frames(
-                _select_camera(camera, sources.masks()), _select_camera(camera, sources.frames())
-            )
-            for masks, frame in pairs:
-                _draw(film, masks, frame)
+        with VideoWriter(child_path(folder, f"overlay-{camera}.mp4")) as film:
+            masks_of_camera = partial(_select_camera, camera, sources.masks)
+            for masks, frame in join_frames(masks_of_camera, sources.frames):
+                with suppress(WireError):
+                    if frame is not None:
+                        film.write(overlay(decode_image(frame), masks), masks.capture_ns)
                 progress(count + film.frames)
         count += film.frames
 
@@ -161,29 +150,25 @@ def _write_lerobot(folder: Path, sources: _Sources, progress: Callable[[int], No
     write_lerobot(folder, sources.dataset.path, sources.masks, progress, sources.dataset.prompts)
 
 
-def write_coco(
-    path: Path,
-    masks: MaskSource,
-    progress: Callable[[int], None],
-    recording: str,
-    image_names: Iterator[str | None] | None = None,
-) -> None:
-    """Write all masks as COCO JSON with run-length encoding, in two passes, row by row.
+def _write_coco(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+    """Write all masks as COCO JSON into masks.json, with run-length encoding, in two passes, row by row.
 
     The fields that join images to videos follow TAO (Dave et al. 2020): `videos` are cameras, images and
     annotations have a `video_id`, images a `frame_index`, and `tracks` are objects. Additional fields are `seq` and
     `capture_ns` of a frame, `instance_id`, which is the object's id on its camera, and `score` in 0..1. `file_name` is
     the path of the frame's image beside the JSON file, or without images its place RECORDING#CAMERA/SEQ. An object
     without a mask on a frame has no annotation there. pycocotools loads each image on its own.
-
-    `image_names` are the files of all frames in the order of the masks, None for a frame without one.
     """
+    masks = sources.masks
+    names: Iterator[str | None] = repeat(None)
+    if sources.has_images:
+        names = (name for name, _ in name_images(masks, sources.frames))
     cameras = NumberTable[str]()
     tracks = NumberTable[tuple[str, int]]()
     labels = NumberTable[str]()
-    with path.open("w", encoding="utf-8") as file:
+    with (folder / "masks.json").open("w", encoding="utf-8") as file:
         file.write("{")
-        _write_rows(file, "images", _make_images(masks(), cameras, recording, image_names or repeat(None)))
+        _write_rows(file, "images", _make_images(masks(), cameras, sources.recording, names))
         rows = _make_annotations(masks(), cameras, tracks, labels, progress)
         _write_rows(file, "annotations", rows, before=",\n")
         videos = ({"id": number, "name": camera} for camera, number in cameras)
@@ -262,25 +247,6 @@ def _make_tracks(cameras: NumberTable[str], tracks: NumberTable[tuple[str, int]]
         yield {"id": number, "video_id": cameras[camera], "instance_id": object_id}
 
 
-class CameraFrames:
-    """Finds the frames of one camera's masks, both in the same order."""
-
-    def __init__(self, frames: Iterator[Frame]) -> None:
-        self._frames = frames
-        self._frame = next(frames, None)
-
-    @property
-    def ended(self) -> bool:
-        """True if no frame is left."""
-        return self._frame is None
-
-    def find(self, masks: MaskFrame) -> Frame | None:
-        """Return the frame of the next masks, None if it is missing."""
-        while self._frame is not None and self._frame.key != masks.key and not _is_past(masks, self._frame):
-            self._frame = next(self._frames, None)
-        return self._frame if self._frame is not None and self._frame.key == masks.key else None
-
-
 def _is_past(masks: MaskFrame, frame: Frame) -> bool:
     # both are compared: seq starts again when a camera is restarted
     return frame.seq > masks.seq and frame.capture_ns > masks.capture_ns
@@ -291,12 +257,16 @@ def join_frames(masks: MaskSource, frames: FrameSource) -> Iterator[tuple[MaskFr
 
     Each camera has its own pass over the recording, because masks and frames may come in different orders.
     """
-    cameras: dict[str, CameraFrames] = {}
+    passes: dict[str, Iterator[Frame]] = {}
+    upcoming: dict[str, Frame | None] = {}
     for frame_masks in masks():
-        camera = frame_masks.camera
-        if camera not in cameras:
-            cameras[camera] = CameraFrames(_select_camera(camera, frames()))
-        yield frame_masks, cameras[camera].find(frame_masks)
+        camera, key = frame_masks.camera, frame_masks.key
+        if camera not in passes:
+            passes[camera] = _select_camera(camera, frames)
+            upcoming[camera] = next(passes[camera], None)
+        while (frame := upcoming[camera]) and frame.key != key and not _is_past(frame_masks, frame):
+            upcoming[camera] = next(passes[camera], None)
+        yield frame_masks, frame if frame and frame.key == key else None
 
 
 def compress_frame(frame: Frame | None) -> Frame | None:
@@ -307,83 +277,53 @@ def compress_frame(frame: Frame | None) -> Frame | None:
     if frame is None or frame.encoding not in CHANNELS:
         return frame
     try:
-        return compress_colour(frame, "jpeg", JPEG_QUALITY)
+        return compress_colour(frame, "jpeg")
     except WireError:
         return None
 
 
-class ImageNames:
-    """Names the image files of masks, which come in the order of each camera's frames.
-
-    The name is images/<camera>/<seq>.jpg or .png. After a restart of the camera, numbers that come again get -1, -2
-    and so on.
-    """
-
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[int, int]] = {}
-
-    def name(self, masks: MaskFrame, frame: Frame) -> str:
-        """Return the path of the next image below the folder of the outputs."""
-        last_seq, restarts = self._last.get(masks.camera, (-1, 0))
-        restarts += masks.seq <= last_seq
-        self._last[masks.camera] = masks.seq, restarts
-        restart = f"-{restarts}" if restarts else ""
-        folder = f"{_IMAGES}/{safe_file_name(masks.camera)}"
-        return f"{folder}/{masks.seq:05d}{restart}{_SUFFIXES.get(frame.encoding, '.jpg')}"
-
-
-def write_images(
-    folder: Path, masks: MaskSource, frames: FrameSource, progress: Callable[[int], None]
-) -> None:
+def _write_images(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
     """Write the image of each frame that has masks, as `compress_frame` makes it."""
-    names = ImageNames()
     (folder / _IMAGES).mkdir()
-    for count, (frame_masks, frame) in enumerate(join_frames(masks, frames), start=1):
+    for count, (name, frame) in enumerate(name_images(sources.masks, sources.frames), start=1):
         image = compress_frame(frame)
-        if image is not None:
-            path = folder / names.name(frame_masks, image)  # raw colour has become JPEG
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(image.colour)
+        if name is not None and image is not None:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(image.colour)
         progress(count)
 
 
-def name_images(masks: MaskSource, frames: FrameSource) -> Iterator[str | None]:
-    """Yield for each masks in their order the name that `write_images` gives its image, None without an image."""
-    names = ImageNames()
+def name_images(masks: MaskSource, frames: FrameSource) -> Iterator[tuple[str | None, Frame | None]]:
+    """Yield for each masks in their order the path of the image below the folder of the outputs, and the frame.
+
+    The path is images/<camera>/<seq>.jpg or .png. After a restart of the camera, numbers that come again get -1, -2
+    and so on. Without a frame, both are None.
+    """
+    last: dict[str, tuple[int, int]] = {}
     for frame_masks, frame in join_frames(masks, frames):
-        yield names.name(frame_masks, frame) if frame is not None else None
+        if frame is None:
+            yield None, None
+            continue
+        camera, seq = frame_masks.camera, frame_masks.seq
+        last_seq, restarts = last.get(camera, (-1, 0))
+        restarts += seq <= last_seq
+        last[camera] = seq, restarts
+        restart = f"-{restarts}" if restarts else ""
+        suffix = _SUFFIXES.get(frame.encoding, ".jpg")  # raw colour becomes JPEG
+        yield f"{_IMAGES}/{safe_file_name(camera)}/{seq:05d}{restart}{suffix}", frame
 
 
-def pair_frames(masks: Iterator[MaskFrame], frames: Iterator[Frame]) -> Iterator[tuple[MaskFrame, Frame]]:
-    """Yield the masks of one camera with their frames, both in the same order. Masks without a frame are skipped."""
-    finder = CameraFrames(frames)
-    for frame_masks in masks:
-        frame = finder.find(frame_masks)
-        if frame is not None:
-            yield frame_masks, frame
-        elif finder.ended:
-            return
-
-
-def _select_camera(camera: str, values: Iterator[T]) -> Iterator[T]:
-    return (value for value in values if value.camera == camera)
-
-
-def _draw(film: TimedVideoWriter, masks: MaskFrame, frame: Frame) -> None:
-    try:
-        image = decode_image(frame)
-    except WireError:
-        return
-    film.write(overlay(image, masks), masks.capture_ns)
+def _select_camera(camera: str, source: Callable[[], Iterator[T]]) -> Iterator[T]:
+    return (value for value in source() if value.camera == camera)
 
 
 _WRITERS: dict[str, Callable[[Path, _Sources, Callable[[int], None]], None]] = {
     "mcap": _write_mcap,
-    "mcap-images": _write_mcap_with_images,
-    "coco": _write_json,
+    "mcap-images": partial(_write_mcap, has_images=True),
+    "coco": _write_coco,
     "png": _write_png,
     "overlay": _write_overlays,
-    "images": lambda folder, sources, progress: write_images(folder, sources.masks, sources.frames, progress),
+    "images": _write_images,
     "lerobot": _write_lerobot,
 }
 KINDS = tuple(_WRITERS)

@@ -35,13 +35,10 @@ class PlayedAction(NamedTuple):
     masks: MaskFrame | None
 
 
-class Player:
-    """Steps frames and makes edits on one Perception. It drops the Perception's cameras first.
+class ActionPlayer:
+    """Carries out replay actions, counts them, and can continue from a checkpoint."""
 
-    With `joins_recorded`, objects that were prompted on past frames join at CAUGHT_UP edits, else at once.
-    """
-
-    def __init__(self, perception: Perception, joins_recorded: bool = False) -> None:
+    def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         """Counts since the first action: frames, failed (the step raised), refused (the edit was not possible), and
         for each camera the frames with depth and those without 3-D."""
@@ -49,6 +46,43 @@ class Player:
         """Why edits were refused, and why searches for everything found nothing."""
         self.stages_us: Counter[str] = Counter()
         """Time of each stage, over all frames since this was created."""
+
+    def checkpoint(self) -> bytes:
+        """Return the state for `resume`."""
+        raise NotImplementedError
+
+    def resume(self, checkpoint: bytes, counts: Mapping[str, int]) -> None:
+        """Continue from a checkpoint. Raises ReplayError if that is not possible."""
+        raise NotImplementedError
+
+    def _edit(self, edit: Edit) -> Any:
+        """Return the operation's reply, None if it was refused."""
+        raise NotImplementedError
+
+    def _edit_on(self, step: Step, masks: MaskFrame | None) -> MaskFrame | None:
+        """Make the edits of a step; return its masks with those that the edits return."""
+        for edit in step.edits:
+            reply = self._edit(edit)
+            masks = masks and update_masks(masks, edit, reply)
+        return masks
+
+    def _refuse(self, edit: Edit, error: Exception) -> None:
+        """Count and log a refused edit, and note why, once for equal reasons."""
+        self.counts["refused"] += 1
+        log.warning("%s was refused: %s", edit.op, error, exc_info=not isinstance(error, Sam3NodeError))
+        line = f"{edit.op} was refused: {error}"
+        if line not in self.notes and len(self.notes) < MAX_NOTES:
+            self.notes.append(line)
+
+
+class Player(ActionPlayer):
+    """Steps frames and makes edits on one Perception. It drops the Perception's cameras first.
+
+    With `joins_recorded`, objects that were prompted on past frames join at CAUGHT_UP edits, else at once.
+    """
+
+    def __init__(self, perception: Perception, joins_recorded: bool = False) -> None:
+        super().__init__()
         self._perception, self._joins_recorded = perception, joins_recorded
         self._restart()
 
@@ -57,11 +91,7 @@ class Player:
         if isinstance(action, Edit):
             self._edit(action)
             return None
-        masks = self._step(action)
-        for edit in action.edits:
-            reply = self._edit(edit)
-            masks = masks and update_masks(masks, edit, reply)
-        return masks
+        return self._edit_on(action, self._step(action))
 
     def checkpoint(self) -> bytes:
         """Return the state for `resume`."""
@@ -108,16 +138,12 @@ class Player:
             self.counts[name] += 1
 
     def _edit(self, edit: Edit) -> Any:
-        """Return the operation's reply, None if it was refused."""
         try:
             return self._carry_out(edit)
         except Exception as error:
             if lost := find_device_error(error):
                 raise lost from error
-            self.counts["refused"] += 1
-            foreseen = isinstance(error, Sam3NodeError)
-            log.warning("%s was refused: %s", edit.op, error, exc_info=not foreseen)
-            note_refusal(edit, error, self.notes)
+            self._refuse(edit, error)
             return None
 
     def _carry_out(self, edit: Edit) -> Any:
@@ -164,13 +190,6 @@ def play_forward(actions: Iterable[Action], player: Player) -> Iterator[PlayedAc
     """Apply each action once, in order, as a live node does."""
     for action in actions:
         yield PlayedAction(action, player.play(action))
-
-
-def note_refusal(edit: Edit, error: Exception, notes: list[str]) -> None:
-    """Add to `notes` why an edit was refused, once for equal reasons."""
-    line = f"{edit.op} was refused: {error}"
-    if line not in notes and len(notes) < MAX_NOTES:
-        notes.append(line)
 
 
 def add_everything(edit: Edit, request: Callable[..., Any], notes: list[str]) -> list[Any]:

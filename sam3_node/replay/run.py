@@ -18,7 +18,7 @@ import numpy as np
 
 from ..perception.perception import Perception
 from ..settings import Settings
-from ..types import Closeable, Frame, Instance, MaskFrame
+from ..types import Closeable, Instance, MaskFrame
 from ..wire import decode_image, encode_image
 from .completion import (
     JobSession,
@@ -310,7 +310,7 @@ class Prefetcher(Closeable):
                 return False
             self._count += 1
             self._bytes += size
-            item = action if isinstance(action, Edit) else self._pool.submit(_decode_step, action)
+            item = action if isinstance(action, Edit) else self._pool.submit(_decode_colour, action)
             self._queue.append((size, item))
             self._changed.notify_all()
         return True
@@ -319,16 +319,13 @@ class Prefetcher(Closeable):
         return not self._count or (self._count < self._max_frames and self._bytes + size <= self._max_bytes)
 
 
-def _decode_step(step: Step) -> Action:
-    return step._replace(frame=decode_colour(step.frame))
-
-
-def decode_colour(frame: Frame) -> Frame:
-    """Return the frame with its colour as bgr8. A frame that cannot be decoded is returned as it is: its step fails."""
+def _decode_colour(step: Step) -> Action:
+    """Return the step with its colour as bgr8. One whose frame cannot be decoded is returned as it is, and fails."""
     try:
-        return replace(frame, encoding="bgr8", colour=encode_image(decode_image(frame), "bgr8"))
+        colour = encode_image(decode_image(step.frame), "bgr8")
+        return step._replace(frame=replace(step.frame, encoding="bgr8", colour=colour))
     except Exception:
-        return frame
+        return step
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,8 @@ class Schedule(Closeable):
         """Yield steps and edits in their order."""
         if self.job.mode == "as-recorded":
             self._note_inexact_recording()
-            entries = read_event_log(self._read_log(), self.description)
+            log = self._recorded.actions() if self._recorded else ()
+            entries = read_event_log(log, self.description)
             yield from match_frames(_select_cameras(entries, self.cameras), self._bag, self.notes)
             return
         if self.job.names:
@@ -221,17 +222,12 @@ class Schedule(Closeable):
 
     def recorded_masks(self) -> Iterator[MaskFrame]:
         """Yield the live node's masks of the job's cameras, if they are recorded."""
-        for item in self._read_log():
-            if isinstance(item, MaskFrame) and item.camera in self.cameras:
-                yield item
+        masks = self._recorded.masks() if self._recorded else ()
+        return (frame_masks for frame_masks in masks if frame_masks.camera in self.cameras)
 
     def close(self) -> None:
         """Close the files. Idempotent."""
         self._bag.close()
-
-    def _read_log(self) -> Iterator[MaskFrame | Event]:
-        for item in self._recorded.actions() if self._recorded else ():
-            yield item.masks if isinstance(item, RecordedMasks) else item
 
 
 def _open_recorded(files: Sequence[Path]) -> RecordingReader | None:
@@ -251,14 +247,10 @@ def _select_cameras(entries: Iterable[LogEntry], cameras: Collection[str]) -> It
     Other cameras are still served: an edit that names no camera depends on how many cameras are served.
     """
     for entry in entries:
-        if isinstance(entry, LoggedStep):
-            selected = entry.camera in cameras
-        elif isinstance(entry, Edit):
-            is_change = entry.op in CHANGES or entry.op == CAUGHT_UP
-            selected = not is_change or entry.args.get("camera") in (None, *cameras)
-        else:
-            selected = True
-        if selected:
+        camera = entry.camera if isinstance(entry, LoggedStep) else None
+        if isinstance(entry, Edit) and (entry.op in CHANGES or entry.op == CAUGHT_UP):
+            camera = entry.args.get("camera")
+        if camera in (None, *cameras):
             yield entry
 
 

@@ -272,12 +272,18 @@ def merge(
     own. `age` and `frames_since_seen` are counted again in frame order. Two frames are in memory. Raises ReplayError
     at the end if a frame of `backward` is not in `forward`.
     """
-    ages, selector, remaining = _AgeCounter(), _PassSelector(min_score), iter(backward)
+    return _count_ages(_select_masks(forward, backward, min_score))
+
+
+def _select_masks(
+    forward: Iterable[MaskFrame], backward: Iterable[MaskFrame], min_score: float
+) -> Iterator[MaskFrame]:
+    spans, remaining = dict[CameraObject, tuple[int, bool]](), iter(backward)
     behind = next(remaining, None)
     for masks in forward:
         if behind is not None and behind.key == masks.key:
-            masks, behind = selector.select(masks, behind), next(remaining, None)
-        yield ages.count(masks)
+            masks, behind = _select(masks, behind, spans, min_score), next(remaining, None)
+        yield masks
     if behind is not None:
         raise ReplayError(
             f"camera {behind.camera}: expected the second pass's frame {behind.seq} among the first pass's, found "
@@ -285,52 +291,38 @@ def merge(
         )
 
 
-class _AgeCounter:
-    """Counts for each object the frames that it was tracked on, and the frames since it was seen."""
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[str, int], tuple[int, int]] = {}
-
-    def count(self, masks: MaskFrame) -> MaskFrame:
-        """Return the frame with both counts updated."""
-        instances = tuple(
-            self._count_instance((masks.camera, instance.id), instance) for instance in masks.instances
-        )
-        return replace(masks, instances=instances)
-
-    def _count_instance(self, key: tuple[str, int], instance: Instance) -> Instance:
-        # the age is 0 only on a first frame that the object was marked on
-        age, since = self._counts.get(key, (min(instance.age, 1) - 1, 0))
-        age, since = age + 1, since + 1 if instance.frames_since_seen else 0
-        self._counts[key] = age, since
-        return replace(instance, age=age, frames_since_seen=since)
+def _count_ages(frames: Iterator[MaskFrame]) -> Iterator[MaskFrame]:
+    """Yield the frames with each object's age and frames since it was seen, counted in their order."""
+    counts: dict[tuple[str, int], tuple[int, int]] = {}
+    for masks in frames:
+        instances = []
+        for instance in masks.instances:
+            key = masks.camera, instance.id
+            # the age is 0 only on a first frame that the object was marked on
+            age, since = counts.get(key, (min(instance.age, 1) - 1, 0))
+            age, since = age + 1, since + 1 if instance.frames_since_seen else 0
+            counts[key] = age, since
+            instances.append(replace(instance, age=age, frames_since_seen=since))
+        yield replace(masks, instances=tuple(instances))
 
 
-class _PassSelector:
-    """Selects masks of both passes, whose frames come in order. On the last frame of a span, an object has age 1."""
+def _select(
+    forward: MaskFrame, backward: MaskFrame, spans: dict[CameraObject, tuple[int, bool]], min_score: float
+) -> MaskFrame:
+    """Return one frame as `merge` describes it.
 
-    def __init__(self, min_score: float) -> None:
-        self._min_score = min_score
-        self._spans: dict[tuple[str, int], tuple[int, bool]] = {}
-
-    def select(self, forward: MaskFrame, backward: MaskFrame) -> MaskFrame:
-        """Return one frame as `merge` describes it."""
-        selected: dict[int, Instance] = {instance.id: instance for instance in forward.instances}
-        for instance in backward.instances:
-            before = selected.get(instance.id)
-            agrees = self._check_span(forward.camera, before, instance)
-            if agrees and (before is None or instance.score > before.score):
-                selected[instance.id] = replace(instance, world_id=before.world_id if before else None)
-        return replace(forward, instances=tuple(selected.values()))
-
-    def _check_span(self, camera: str, before: Instance | None, instance: Instance) -> bool:
-        """Return True if the instance belongs to a span that agrees with the forward pass on its first frame."""
-        age, agrees = self._spans.get((camera, instance.id), (1, True))
-        if age <= 1:
-            agrees = (
-                before is None
-                or not is_confident(before, self._min_score)
-                or mask_iou(before.mask, instance.mask) >= MIN_AGREEMENT_IOU
-            )
-        self._spans[camera, instance.id] = instance.age, agrees
-        return agrees
+    `spans` holds the age of each object of the backward pass, which is 1 on the last frame of a span, and whether its
+    span agrees with the forward pass.
+    """
+    selected: dict[int, Instance] = {instance.id: instance for instance in forward.instances}
+    for instance in backward.instances:
+        before, key = selected.get(instance.id), (forward.camera, instance.id)
+        age, agrees = spans.get(key, (1, True))
+        if age <= 1:  # the first frame of the span
+            agrees = True
+            if before is not None and is_confident(before, min_score):
+                agrees = mask_iou(before.mask, instance.mask) >= MIN_AGREEMENT_IOU
+        spans[key] = instance.age, agrees
+        if agrees and (before is None or instance.score > before.score):
+            selected[instance.id] = replace(instance, world_id=before.world_id if before else None)
+    return replace(forward, instances=tuple(selected.values()))

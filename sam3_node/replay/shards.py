@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -24,9 +24,9 @@ from scipy.optimize import linear_sum_assignment
 
 from ..errors import ReplayError
 from ..geometry import mask_intersection
-from ..types import FrameKey, Instance, MaskFrame
+from ..types import Instance, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
-from .player import PlayedAction
+from .player import ActionPlayer, PlayedAction
 from .store import ReplayCounts, Store
 
 FIRST_PASS, SECOND_PASS = "parts", "second"
@@ -44,21 +44,6 @@ class Cursor(NamedTuple):
 
     actions: int = 0
     totals: Mapping[str, Any] = {}
-
-
-@dataclass(slots=True)
-class OpenShard:
-    """Masks in memory that are not in a shard yet."""
-
-    masks: list[tuple[str, bytes]] = field(default_factory=list)
-    """Camera and message body of each frame."""
-    size: int = 0
-
-    def add(self, masks: MaskFrame) -> None:
-        """Append the masks of the next frame."""
-        _, body = pack_masks(masks)
-        self.masks.append((masks.camera, body))
-        self.size += len(body)
 
 
 class Shards:
@@ -88,11 +73,11 @@ class Shards:
             raise ReplayError(f"expected {name} to continue from, found none; start over with --again")
         return self._store.read(name)
 
-    def add(self, shard: OpenShard, cursor: Cursor, checkpoint: bytes) -> None:
-        """Write a shard, with the position and the player's state at its end."""
+    def add(self, masks: Sequence[tuple[str, bytes]], cursor: Cursor, checkpoint: bytes) -> None:
+        """Write a shard: camera and message body of each frame, and the position and the player's state at its end."""
         number = self._count
         # the key `tally` is part of the file format
-        body = msgpack.packb({"actions": cursor.actions, "tally": cursor.totals, "masks": shard.masks})
+        body = msgpack.packb({"actions": cursor.actions, "tally": cursor.totals, "masks": masks})
         self._store.write(self._state_name(number), checkpoint)
         self._store.write(self._masks_name(number), MAGIC + hashlib.sha256(body).digest() + body)
         self._count += 1
@@ -144,19 +129,6 @@ class Shards:
         return f"{self._folder}/{number:06}.state"
 
 
-class Resumable(Protocol):
-    """A player whose state can be kept: a Player, or the player of a live node."""
-
-    counts: Counter[str]
-    notes: list[str]
-
-    def checkpoint(self) -> bytes:
-        """Return the state for `resume`."""
-
-    def resume(self, checkpoint: bytes, counts: Mapping[str, int]) -> None:
-        """Continue from a checkpoint. Raises ReplayError if that is not possible."""
-
-
 class ShardLimits(NamedTuple):
     """Size at which a shard ends: frames, seconds of work or bytes of masks. A kill loses at most one shard."""
 
@@ -174,10 +146,10 @@ class ShardWriter:
     Raises ReplayError if a shard is damaged, or if the player has another model or other settings.
     """
 
-    def __init__(self, shards: Shards, player: Resumable, limits: ShardLimits) -> None:
+    def __init__(self, shards: Shards, player: ActionPlayer, limits: ShardLimits) -> None:
         self.cursor = shards.cursor()
         """Position at the end of the last complete shard."""
-        self.totals = ReplayCounts.from_dict(self.cursor.totals)
+        self.totals = ReplayCounts(**self.cursor.totals)
         if len(shards):
             player.resume(shards.checkpoint(), self.totals.counts)
             player.notes.extend(self.totals.notes)
@@ -194,7 +166,9 @@ class ShardWriter:
         """Add an outcome. Writes the shard if it is full."""
         self._actions += 1
         if outcome.masks is not None:
-            self._shard.add(outcome.masks)
+            _, body = pack_masks(outcome.masks)
+            self._masks.append((outcome.masks.camera, body))
+            self._size += len(body)
             self.totals.add(outcome.masks)
         if self._is_full():
             self.flush()
@@ -205,17 +179,18 @@ class ShardWriter:
             self.totals.work_s += time.monotonic() - self._begin_s
             self.totals.counts, self.totals.notes = self._player.counts, self._player.notes
             self.cursor = Cursor(self._actions, self.totals.to_dict())
-            self._shards.add(self._shard, self.cursor, self._player.checkpoint())
+            self._shards.add(self._masks, self.cursor, self._player.checkpoint())
             self._open()
 
     def _open(self) -> None:
-        self._shard = OpenShard()
+        self._masks: list[tuple[str, bytes]] = []
+        self._size = 0
         self._begin_s, self._frames_before = time.monotonic(), self.frames
 
     def _is_full(self) -> bool:
         limits, seconds = self._limits, time.monotonic() - self._begin_s
         frames = self.frames - self._frames_before
-        return frames >= limits.frames or seconds >= limits.seconds or self._shard.size >= limits.bytes
+        return frames >= limits.frames or seconds >= limits.seconds or self._size >= limits.bytes
 
 
 class Segment(NamedTuple):
@@ -236,12 +211,10 @@ def cut_segments(frame_count: int, length: int, overlap: int) -> list[Segment]:
     return [Segment(start, min(start + length, frame_count)) for start in starts]
 
 
-def stitch(
-    segments: Iterable[Iterable[MaskFrame]], overlap: int, min_iou: float = MIN_IOU
-) -> Iterator[MaskFrame]:
+def stitch(segments: Iterable[Iterable[MaskFrame]], overlap: int) -> Iterator[MaskFrame]:
     """Yield the masks of consecutive segments as one stream, each frame once.
 
-    An object gets the id of the previous segment's object with the same label and an IoU of at least `min_iou`, over
+    An object gets the id of the previous segment's object with the same label and an IoU of at least MIN_IOU, over
     the frames of the overlap with both in view. Without one, it gets a new id; no id is used twice. Ids of the first
     segment are unchanged, as are ages. Frames up to the middle of an overlap come from the earlier segment. At most
     twice `overlap` frames are in memory.
@@ -251,10 +224,10 @@ def stitch(
     for number, segment in enumerate(segments):
         frames = iter(segment)
         head = list(islice(frames, overlap))
-        ids.begin(match_objects(tail, head, min_iou), keep=number == 0)
-        middle = _find_middle(tail, head)
-        yield from _take_before(tail, middle)
-        tail = deque(ids.rename(masks) for masks in _skip_to(head, middle))
+        ids.begin(match_objects(tail, head), keep=number == 0)
+        earlier, later = _cut_overlap(list(tail), head)
+        yield from earlier
+        tail = deque(map(ids.rename, later))
         for masks in frames:
             tail.append(ids.rename(masks))
             if len(tail) > overlap:
@@ -262,16 +235,14 @@ def stitch(
     yield from tail
 
 
-def match_objects(
-    earlier: Iterable[MaskFrame], later: Iterable[MaskFrame], min_iou: float = MIN_IOU
-) -> dict[CameraObject, int]:
+def match_objects(earlier: Iterable[MaskFrame], later: Iterable[MaskFrame]) -> dict[CameraObject, int]:
     """Map objects (camera, id) of `later` to ids of `earlier`, by IoU over all pixels of the shared frames."""
     overlaps = _compute_ious(earlier, later)
     matches: dict[CameraObject, int] = {}
     for camera, ious in overlaps.items():
         rows, columns = sorted({a for a, _ in ious}), sorted({b for _, b in ious})
         table = np.array([[ious.get((a, b), 0.0) for b in columns] for a in rows])
-        table[table < min_iou] = 0
+        table[table < MIN_IOU] = 0
         for row, column in zip(*linear_sum_assignment(table, maximize=True), strict=True):
             if table[row, column] > 0:
                 matches[camera, columns[column]] = rows[row]
@@ -332,20 +303,11 @@ def _pair_instances(before: MaskFrame | None, masks: MaskFrame) -> Iterator[tupl
                 yield a, b
 
 
-def _find_middle(tail: Sequence[MaskFrame], head: Sequence[MaskFrame]) -> FrameKey | None:
-    """Return the first frame to take from the later segment, None if the segments share no frame."""
-    head_keys = {masks.key for masks in head}
-    shared = [masks.key for masks in tail if masks.key in head_keys]
-    return shared[len(shared) // 2] if shared else None
-
-
-def _take_before(tail: Sequence[MaskFrame], middle: FrameKey | None) -> Iterator[MaskFrame]:
-    for masks in tail:
-        if masks.key == middle:
-            return
-        yield masks
-
-
-def _skip_to(head: Sequence[MaskFrame], middle: FrameKey | None) -> Iterator[MaskFrame]:
-    keys = [masks.key for masks in head]
-    return islice(head, keys.index(middle) if middle else 0, None)
+def _cut_overlap(tail: list[MaskFrame], head: list[MaskFrame]) -> tuple[list[MaskFrame], list[MaskFrame]]:
+    """Return the earlier frames up to the middle of the frames that both segments have, and the later ones from it."""
+    tail_keys, head_keys = ([masks.key for masks in frames] for frames in (tail, head))
+    shared = [key for key in tail_keys if key in head_keys]
+    if not shared:
+        return tail, head
+    middle = shared[len(shared) // 2]
+    return tail[: tail_keys.index(middle)], head[head_keys.index(middle) :]

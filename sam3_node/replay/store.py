@@ -12,10 +12,10 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
 from ..errors import BagError, MissingExtraError, OutputError, ReplayError, require
@@ -46,6 +46,9 @@ class ReplayCounts:
     notes: list[str] = field(default_factory=list)
     """The notes of a Player."""
 
+    def __post_init__(self) -> None:
+        self.counts, self.frames = Counter(self.counts), Counter(self.frames)
+
     def add(self, masks: MaskFrame) -> None:
         """Count one frame's masks."""
         self.frames[masks.camera] += 1
@@ -67,27 +70,9 @@ class ReplayCounts:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts as maps, numbers and text, for `from_dict`."""
-        return {
-            "counts": dict(self.counts),
-            "frames": dict(self.frames),
-            "objects": self.objects,
-            "work_s": round(self.work_s, 3),
-            "notes": self.notes,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the counts that `to_dict` gave; an empty map gives zero counts."""
-        if not values:
-            return cls()
-        return cls(
-            Counter(values["counts"]),
-            Counter(values["frames"]),
-            dict(values["objects"]),
-            values["work_s"],
-            list(values.get("notes", ())),
-        )
+        """Return the fields by their names, as `ReplayCounts(**fields)` takes them."""
+        counted = {"counts": dict(self.counts), "frames": dict(self.frames), "objects": self.objects}
+        return {**counted, "work_s": round(self.work_s, 3), "notes": self.notes}
 
     @property
     def labels(self) -> set[str]:
@@ -207,35 +192,6 @@ class HeldError(OutputError):
     """Raised when another process writes to the same store."""
 
 
-class Store(Protocol):
-    """Named values. Names are relative paths with `/`. Every method raises OutputError if the storage fails."""
-
-    @property
-    def folder(self) -> Path:
-        """A folder on this machine for temporary files, and for files to `keep`."""
-
-    def keep(self, paths: Sequence[Path]) -> None:
-        """Store files and folders that were made in `folder` as values, named by their paths in it."""
-
-    def write(self, name: str, data: bytes) -> None:
-        """Store a value, or replace it. After a crash, either the old or the new value is complete."""
-
-    def read(self, name: str) -> bytes:
-        """Return an existing value."""
-
-    def exists(self, name: str) -> bool:
-        """Return True if there is a value of this name."""
-
-    def names(self, folder: str = "") -> list[str]:
-        """Return the sorted names that begin with `folder` and a `/`; all names without a folder."""
-
-    def delete(self, name: str) -> None:
-        """Delete a value if it exists."""
-
-    def held(self) -> AbstractContextManager[None]:
-        """Keep other processes from writing during a `with` block. Raises HeldError if another one holds the lock."""
-
-
 def open_store(place: str) -> Store:
     """Open the store of a folder or URL.
 
@@ -276,28 +232,37 @@ def local_path(place: str) -> Path | None:
 
 
 class FolderStore:
-    """Values as files in a folder, which is created if it is missing. Raises OutputError if that fails."""
+    """Named values as files in a folder, which is created if it is missing. Names are relative paths with `/`.
+
+    Every method raises OutputError if the storage fails.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        """A folder on this machine for temporary files, and for files to `keep`."""
         with _translate_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
     def keep(self, paths: Sequence[Path]) -> None:
-        """Do nothing: the files are in their place already."""
+        """Store files and folders that were made in `folder` as values, named by their paths in it."""
+        # they are in their place already
 
     def write(self, name: str, data: bytes) -> None:
+        """Store a value, or replace it. After a crash, either the old or the new value is complete."""
         with _translate_errors(self.folder / name):
             write_atomically(self.folder / name, data)
 
     def read(self, name: str) -> bytes:
+        """Return an existing value."""
         with _translate_errors(self.folder / name):
             return (self.folder / name).read_bytes()
 
     def exists(self, name: str) -> bool:
+        """Return True if there is a value of this name."""
         return (self.folder / name).is_file()
 
     def names(self, folder: str = "") -> list[str]:
+        """Return the sorted names that begin with `folder` and a `/`; all names without a folder."""
         root = self.folder / folder
         with _translate_errors(root):
             files = sorted(path for path in root.rglob("*") if path.is_file())
@@ -308,24 +273,24 @@ class FolderStore:
         ]
 
     def delete(self, name: str) -> None:
+        """Delete a value if it exists."""
         with _translate_errors(self.folder / name):
             (self.folder / name).unlink(missing_ok=True)
 
     @contextmanager
     def held(self) -> Iterator[None]:
+        """Keep other processes from writing during a `with` block. Raises HeldError if another one holds the lock."""
         # errors of the block are no errors of this store
         with _translate_errors(self.folder):
             file = (self.folder / LOCK).open("w")
         with file:
-            try:
-                with _translate_errors(self.folder):
+            with _translate_errors(self.folder):
+                try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OutputError as error:
-                if not isinstance(error.__cause__, BlockingIOError):
-                    raise
-                raise HeldError(
-                    f"another replay writes to {self.folder}; wait for it, or choose another folder"
-                ) from error
+                except BlockingIOError as error:
+                    raise HeldError(
+                        f"another replay writes to {self.folder}; wait for it, or choose another folder"
+                    ) from error
             yield
 
 
@@ -339,7 +304,10 @@ def _translate_errors(path: Path) -> Iterator[None]:
 
 
 class UrlStore:
-    """Values below a URL. Raises MissingExtraError if the package for its protocol is not installed."""
+    """Values below a URL, with the methods of a FolderStore.
+
+    Raises MissingExtraError if the package for its protocol is not installed.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -436,6 +404,9 @@ class UrlStore:
             raise OutputError(f"{self.url}: expected {name}, found nothing") from error
         except Exception as error:  # each protocol has its own exceptions
             raise OutputError(f"{self.url}/{name}: {error}") from error
+
+
+Store = FolderStore | UrlStore
 
 
 def _open_file_system(url: str) -> tuple[Any, str]:

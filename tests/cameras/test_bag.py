@@ -68,9 +68,9 @@ def test_images_are_captured_anew_with_what_was_recorded(tmp_path: Path) -> None
     assert captured[2].intrinsics == INTRINSICS
     assert captured[2].size == (48, 64)
     assert captured[2].pixels().mean() == pytest.approx(20, abs=2)
-    depth = captured[2].depth_pixels()
+    depth = captured[2].depth
     assert depth is not None
-    assert set(np.unique(depth)) == {502}
+    assert set(np.unique(decode_depth(depth))) == {502}
 
 
 def test_its_own_pace_is_kept_unless_settings_say_otherwise(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from sam3_node.wire import decode_depth
 from tests.support.camera_servers import RED, image_where, opened
 
 SIZE = (48, 64)
@@ -133,8 +134,9 @@ def test_groots_sensor_server(caplog: pytest.LogCaptureFixture) -> None:
     assert is_red(ego.pixels())
     assert is_red(wrist.pixels())
     assert set(source._cameras) == {"ego_view", "left_wrist"}
-    depth = ego.depth_pixels()
-    assert depth is None or np.all(depth == 750)  # older servers send it as a JPEG, which is left out
+    depth = ego.depth
+    # older servers send it as a JPEG, which is left out
+    assert depth is None or np.all(decode_depth(depth) == 750)
     assert ego.times["arrival_ns"] - ego.capture_ns >= 0.2e9
     assert 0 <= wrist.times["arrival_ns"] - wrist.capture_ns < 1e9
     assert "camera left_wrist: expected stamps in Unix seconds" in caplog.text

@@ -222,9 +222,10 @@ def test_a_calibration_states_that_depth_is_aligned() -> None:
 
 
 def test_depth_is_resized_without_mixing_surfaces() -> None:
-    depth = np.full((480, 640), 500, np.uint16)
-    depth[:, 320:] = 2000
-    captured = CapturedImage(np.zeros((480, 640, 3), np.uint8), 1, depth=depth, depth_scale_m=0.0005)
+    surfaces = np.full((480, 640), 500, np.uint16)
+    surfaces[:, 320:] = 2000
+    depth = encode_depth(surfaces, "z16+zstd", 0.0005, True)
+    captured = CapturedImage(np.zeros((480, 640, 3), np.uint8), 1, depth=depth)
     frame = frame_from(captured, 0, CameraSettings(width=210))
     assert (frame.depth.scale_m, frame.depth.aligned) == (0.0005, True)
     found = decode_depth(frame.depth)

@@ -54,8 +54,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def has_gap(log: list[RecordedMasks | Event]) -> bool:
-    items = [item.masks if isinstance(item, RecordedMasks) else item for item in log]
-    return any(isinstance(entry, Gap) for entry in read_event_log(items, {"events": 0}))
+    return any(isinstance(entry, Gap) for entry in read_event_log(log, {"events": 0}))
 
 
 def log_of(recording: Path) -> list[RecordedMasks | Event]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sam3_node.bags.native.reader import RecordedMasks
 from sam3_node.errors import ReplayError, WireError
 from sam3_node.replay.event_log import (
     RESTARTED,
@@ -30,7 +31,12 @@ FRESH = {"events": 0, "cameras": {}, "prompts": []}
 
 
 def read_log(*log: MaskFrame | Event, description: dict[str, Any] | None = None) -> list[LogEntry]:
-    return list(read_event_log(log, description or FRESH))
+    return read_recorded(log, description or FRESH)
+
+
+def read_recorded(log: Sequence[MaskFrame | Event], description: dict[str, Any] | None) -> list[LogEntry]:
+    items = (RecordedMasks(item, b"") if isinstance(item, MaskFrame) else item for item in log)
+    return list(read_event_log(items, description))
 
 
 def gaps(entries: Sequence[LogEntry]) -> list[str]:
@@ -109,7 +115,7 @@ def test_a_gap_is_at_the_place_of_the_missing_data(
 def test_a_late_beginning_is_a_gap(
     description: dict[str, Any] | None, log: Sequence[Any], complete: bool
 ) -> None:
-    entries = list(read_event_log(log, description))
+    entries = read_recorded(log, description)
     assert ("begins later" in "".join(gaps(entries))) != complete
     assert not complete or not gaps(entries)
 

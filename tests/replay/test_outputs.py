@@ -17,7 +17,7 @@ import pytest
 from sam3_node.errors import BagError, OutputError, ReplayError, WireError
 from sam3_node.replay import davis_png
 from sam3_node.replay.davis_png import colours, decode_labels, encode_labels, paint_indices
-from sam3_node.replay.outputs import KINDS, pair_frames, write_outputs
+from sam3_node.replay.outputs import KINDS, join_frames, write_outputs
 from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_image, encode_image
 from tests.support.refuses import refuses
@@ -332,7 +332,8 @@ def test_frames_are_paired_after_a_camera_restart() -> None:
     times = {(0, 100): 0, (1, 100): 1, (2, 100): 2, (0, 200): 3, (1, 200): 4}
     frames = [Frame("left", seq, 1000 * start + seq, 1, 1, "bgr8", b"abc") for seq, start in times]
     masks = [MaskFrame("left", frames[n].seq, frames[n].capture_ns, 1, 1) for n in (1, 3, 4)]
-    assert [frame for _, frame in pair_frames(iter(masks), iter(frames))] == [frames[n] for n in (1, 3, 4)]
+    joined = join_frames(lambda: iter(masks), lambda: iter(frames))
+    assert [frame for _, frame in joined] == [frames[n] for n in (1, 3, 4)]
 
 
 def test_a_failed_run_keeps_the_old_outputs(tmp_path: Path) -> None:

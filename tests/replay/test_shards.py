@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from sam3_node.errors import OutputError, ReplayError
-from sam3_node.replay.shards import Cursor, OpenShard, Shards
+from sam3_node.replay.shards import Cursor, Shards
 from sam3_node.replay.store import FolderStore
+from sam3_node.wire import pack_masks
 from tests.support.recordings import frame_at, make_truth
 from tests.support.refuses import refuses
 
@@ -17,9 +18,8 @@ def fill(store: FolderStore, count: int) -> Shards:
     """Add shards of two frames each until there are `count`."""
     parts = Shards(store)
     for number in range(len(parts), count):
-        part = OpenShard()
-        for seq in (2 * number, 2 * number + 1):
-            part.add(make_truth(frame_at(seq)))
+        masks = [make_truth(frame_at(seq)) for seq in (2 * number, 2 * number + 1)]
+        part = [(frame.camera, pack_masks(frame)[1]) for frame in masks]
         parts.add(part, Cursor(3 * (number + 1), {"frames": 2 * number}), b"state %d" % number)
     return parts
 

@@ -13,7 +13,6 @@ from sam3_node.calibration.bundle import (
     BoardView,
     expected_covariance,
     locate_board,
-    project_points,
     to_solution,
 )
 from sam3_node.calibration.hand_eye import HandEyeView, Mounting
@@ -45,7 +44,7 @@ def project_board(camera_from_board: Array, intrinsics: Intrinsics, points: Arra
     """Return the pixels [n, 2] of board points [n, 3]."""
     camera = to_solution(intrinsics, points)
     pose = np.concatenate([cv2.Rodrigues(camera_from_board[:3, :3])[0].ravel(), camera_from_board[:3, 3]])
-    return project_points(points, pose, camera.camera, camera.coeffs, camera.lens.model).pixels
+    return camera.project(np.arange(len(points)), pose).pixels
 
 
 def draw_pose(

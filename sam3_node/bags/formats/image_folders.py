@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from heapq import merge
@@ -24,7 +25,7 @@ from ...types import NANOSECONDS, Depth, Intrinsics
 from ...wire.images import is_depth_png
 from ..decompression import STILL_SUFFIXES, decode_still_depth, read_tags, recognise_still
 from ..messages.ros_images import MILLIMETRE, MessageError, naming, read_colour, read_depth_png
-from ..samples import CameraInfo, Colour, ReadReport, Sample, SampleReader, Topic, natural_order
+from ..samples import CameraInfo, Colour, ReadReport, Sample, SampleReader, Topic, natural_order, reading
 
 FPS = 24
 """Images per second where a folder has no stamps, as in DAVIS."""
@@ -73,10 +74,6 @@ class ImageSequence:
     unmatched: tuple[Path, ...] = ()
 
     @property
-    def has_depth(self) -> bool:
-        return any(file.kind == "depth" for file in self.files)
-
-    @property
     def has_intrinsics(self) -> bool:
         return any(file.intrinsics for file in self.files)
 
@@ -106,7 +103,7 @@ class ImagesBag(SampleReader):
     @staticmethod
     def recognises(path: Path) -> bool:
         """Return True if this is a folder with images, or with folders of images."""
-        return path.is_dir() and has_sequences(path)
+        return path.is_dir() and bool(_folders(path) or find_sequences(path))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -125,7 +122,7 @@ class ImagesBag(SampleReader):
 
 def _topics(sequence: ImageSequence) -> Iterator[Topic]:
     yield Topic(f"/{sequence.name}/image", "images", "colour")
-    if sequence.has_depth:
+    if any(file.kind == "depth" for file in sequence.files):
         yield Topic(f"/{sequence.name}/depth", "images", "depth")
     if sequence.has_intrinsics:
         yield Topic(f"/{sequence.name}/camera_info", "images", "intrinsics")
@@ -144,14 +141,11 @@ class _Sequence:
         self._intrinsics: Intrinsics | CameraInfo | None = None
 
     def samples(self) -> Iterator[Sample]:
-        if self._sequence.unmatched and f"/{self._sequence.name}/image" in self._topics:
-            for path in self._sequence.unmatched:
-                self._report.skip(
-                    f"the depth images of {self._sequence.name}",
-                    f"{path.name}: no colour image has this name",
-                )
+        name = self._sequence.name
+        for path in self._sequence.unmatched if f"/{name}/image" in self._topics else ():
+            self._report.skip(f"the depth images of {name}", f"{path.name}: no colour image has this name")
         for file in self._sequence.files:
-            topic = f"/{self._sequence.name}/{'image' if file.kind == 'colour' else 'depth'}"
+            topic = f"/{name}/{'image' if file.kind == 'colour' else 'depth'}"
             yield from self._calibration(file)
             if topic not in self._topics:
                 continue
@@ -190,9 +184,8 @@ class _Sequence:
         sequence, colour, depth = self._sequence, self._sizes.get("colour"), self._sizes.get("depth")
         if sequence.has_stamps or sequence.has_intrinsics or colour is None or depth is None:
             return
-        if colour == depth:
-            reason = "the depth images have the size of the colour images: they are taken as aligned to them"
-        else:
+        reason = "the depth images have the size of the colour images: they are taken as aligned to them"
+        if colour != depth:
             reason = (
                 f"the depth images are {depth[0]} x {depth[1]}, the colour images {colour[0]} x {colour[1]}: they are "
                 "not taken as aligned; if they are, state it by --depth-aligned or in the calibration file"
@@ -246,11 +239,6 @@ def find_sequences(path: Path) -> tuple[ImageSequence, ...]:
     return tuple(sequence for sequence in _plain_sequences(path) if sequence.files)
 
 
-def has_sequences(path: Path) -> bool:
-    """Return True if a folder has images, or folders of images, in one of the layouts."""
-    return bool(_folders(path)) or bool(find_sequences(path))
-
-
 def _sorted(files: Iterable[ImageFile]) -> tuple[ImageFile, ...]:
     return tuple(sorted(files, key=lambda file: (file.stamp_ns, file.kind == "colour")))
 
@@ -262,10 +250,8 @@ def _tum(folder: Path) -> Iterator[ImageSequence]:
     if not (folder / "rgb.txt").is_file():
         return
     colour = [ImageFile(stamp, "colour", path) for stamp, path in _listed(folder / "rgb.txt")]
-    depth = [
-        ImageFile(stamp, "depth", path, _TUM_SCALE_M, aligned=True)
-        for stamp, path in _listed(folder / "depth.txt")
-    ]
+    listed = _listed(folder / "depth.txt")
+    depth = [ImageFile(stamp, "depth", path, _TUM_SCALE_M, aligned=True) for stamp, path in listed]
     yield ImageSequence(_name(folder), _sorted([*colour, *depth]), has_stamps=True)
 
 
@@ -296,26 +282,19 @@ def _euroc(folder: Path) -> Iterator[ImageSequence]:
         return
     intrinsics = _sensor_intrinsics(folder / "sensor.yaml")
     rows = _distinct(row for line in _lines(folder / "data.csv") if len(row := line.split(",")) == 2)
-    files = [
-        ImageFile(_integer(row[0], folder / "data.csv"), "colour", folder / "data" / row[1].strip())
-        for row in rows
-        if _is_below(row[1].strip())
-    ]
+    files = []
+    for stamp, name in ((row[0], row[1].strip()) for row in rows if _is_below(row[1].strip())):
+        path, stamp_ns = folder / "data" / name, _integer(stamp, folder / "data.csv")
+        files.append(ImageFile(stamp_ns, "colour", path, intrinsics=intrinsics))
     if files:
-        yield ImageSequence(
-            _name(folder), _sorted(file._replace(intrinsics=intrinsics) for file in files), has_stamps=True
-        )
+        yield ImageSequence(_name(folder), _sorted(files), has_stamps=True)
 
 
 def _sensor_intrinsics(path: Path) -> CameraInfo | None:
     """Return the intrinsics of EuRoC's sensor.yaml; None without one or with another model."""
     text = "\n".join(_lines(path)) if path.is_file() else ""
-    lists = {
-        key: [float(number) for number in values.split(",")]
-        for key, values in re.findall(
-            r"^(intrinsics|distortion_coefficients):\s*\[([-+.,e\d\s]+)\]", text, re.M
-        )
-    }
+    found = re.findall(r"^(intrinsics|distortion_coefficients):\s*\[([-+.,e\d\s]+)\]", text, re.M)
+    lists = {key: [float(number) for number in values.split(",")] for key, values in found}
     if len(lists.get("intrinsics", ())) != 4 or "radial-tangential" not in text:
         return None
     fx, fy, cx, cy = lists["intrinsics"]
@@ -513,21 +492,16 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _entries(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
     """Return the entries of a folder in their natural order; none if it is absent."""
-    try:
+    with reading(folder), suppress(FileNotFoundError, NotADirectoryError):
         return sorted(filter(wanted, folder.iterdir()), key=natural_order)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise BagError(f"cannot read {folder}: {error.strerror}") from error
+    return []
 
 
 def _text(path: Path) -> str:
-    try:
+    with reading(path):
         if path.stat().st_size > _MAX_TEXT:
             raise BagError(f"{path}: expected at most {_MAX_TEXT} bytes, found {path.stat().st_size}")
         return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise BagError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _lines(path: Path) -> list[str]:

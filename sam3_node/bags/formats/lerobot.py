@@ -34,10 +34,10 @@ from ..samples import (
     MAX_FPS,
     MAX_MISSES,
     Colour,
-    ReadReport,
     Sample,
     SampleReader,
     Topic,
+    reading,
     split_selection,
 )
 from .video import Playback, make_bgr, read_bgr
@@ -126,55 +126,135 @@ def is_lerobot(root: Path) -> bool:
 
 def read_layout(root: Path, tables: IsolatedCalls) -> LeRobotLayout:
     """Read a dataset's description. Raises BagError for a damaged one, or one of another version."""
-    info = _parse_json(root / INFO, _read_text(root / INFO))
-    version = str(info.get("codebase_version"))
-    if version not in VERSIONS:
-        raise BagError(
-            f"{root / INFO}: expected a LeRobot dataset of version {', '.join(VERSIONS)}, found {version:.40}; convert "
-            "it with lerobot's own tools"
-        )
-    fps = _number(root, info, "fps")
-    if not 0 < fps <= MAX_FPS:
-        raise BagError(f"{root / INFO}: expected fps up to {MAX_FPS:.0f}, found {fps}")
-    pictures, left_out = _list_images(root, info)
-    keys = [image.key for image in pictures if image.is_video]
-    if version == "v3.0":
-        episodes = tuple(_read_v3(root, info, keys, tables, left_out))
-    else:
-        episodes = tuple(_read_v2(root, info, keys))
-    if not episodes:
-        place = root / (EPISODES_V3 if version == "v3.0" else EPISODES_V2)
-        raise BagError(f"{place}: expected at least one episode, found {'; '.join(left_out) or 'none'}")
-    images, depths = (
-        tuple(image for image in pictures if (image.depth is not None) == is_depth)
-        for is_depth in (False, True)
-    )
-    return LeRobotLayout(root, version, fps, info, images, depths, tuple(left_out), episodes)
+    return _LayoutReader(root, tables).read()
 
 
-def _list_images(root: Path, info: Mapping[str, Any]) -> tuple[list[ImageFeature], list[str]]:
-    """Return the cameras, and why other pictures are skipped. Raises BagError if no colour is left."""
-    features = info.get("features")
-    if not isinstance(features, dict):
-        raise BagError(f"{root / INFO}: expected a map of features, found {features!r:.60}")
-    found, left_out = [], []
-    for key, feature in features.items():
-        kind = feature.get("dtype") if isinstance(feature, dict) else None
-        if kind not in ("image", "video") or ".masks." in key:
-            continue
-        name = key.removeprefix("observation.").removeprefix("images.").replace("/", "_")
-        try:
-            depth = _find_depth(feature, kind == "video")
-        except BagError as error:
-            left_out.append(f"skipped {key}: {error}")
-        else:
-            found.append(ImageFeature(key, name, kind == "video", depth))
-    if all(image.depth is not None for image in found):
-        raise BagError(
-            f"{root}: expected a feature of the type image or video that is no depth, found "
-            f"{', '.join(features)[:300]}"
-        )
-    return found, left_out
+class _LayoutReader:
+    """Reads the description of one dataset."""
+
+    def __init__(self, root: Path, tables: IsolatedCalls) -> None:
+        self._root, self._path, self._tables = root, root / INFO, tables
+        self._info = _parse_json(self._path, _read_bytes(self._path))
+        self._left_out: list[str] = []
+
+    def read(self) -> LeRobotLayout:
+        version = str(self._info.get("codebase_version"))
+        if version not in VERSIONS:
+            raise self._wrong(
+                f"a LeRobot dataset of version {', '.join(VERSIONS)}, found {version:.40}; convert it with lerobot's "
+                "own tools"
+            )
+        fps = _number(self._path, self._info, "fps")
+        if not 0 < fps <= MAX_FPS:
+            raise self._wrong(f"fps up to {MAX_FPS:.0f}, found {fps}")
+        pictures = list(self._list_images())
+        images = tuple(image for image in pictures if image.depth is None)
+        depths = tuple(image for image in pictures if image.depth is not None)
+        if not images:
+            features = ", ".join(self._info["features"])
+            raise self._wrong(
+                f"a feature of the type image or video that is no depth, found {features[:300]}"
+            )
+        keys = [image.key for image in pictures if image.is_video]
+        place, read = (EPISODES_V3, self._read_v3) if version == "v3.0" else (EPISODES_V2, self._read_v2)
+        episodes, left_out = tuple(read(keys)), self._left_out
+        if not episodes:
+            found = "; ".join(left_out) or "none"
+            raise BagError(f"{self._root / place}: expected at least one episode, found {found}")
+        return LeRobotLayout(self._root, version, fps, self._info, images, depths, tuple(left_out), episodes)
+
+    def _wrong(self, text: str) -> BagError:
+        return BagError(f"{self._path}: expected {text}")
+
+    def _list_images(self) -> Iterator[ImageFeature]:
+        """Yield the cameras; note why other pictures are skipped."""
+        features = self._info.get("features")
+        if not isinstance(features, dict):
+            raise self._wrong(f"a map of features, found {features!r:.60}")
+        for key, feature in features.items():
+            kind = feature.get("dtype") if isinstance(feature, dict) else None
+            if kind not in ("image", "video") or ".masks." in key:
+                continue
+            name = key.removeprefix("observation.").removeprefix("images.").replace("/", "_")
+            try:
+                yield ImageFeature(key, name, kind == "video", _find_depth(feature, kind == "video"))
+            except BagError as error:
+                self._left_out.append(f"skipped {key}: {error}")
+
+    def _read_v2(self, keys: list[str]) -> Iterator[Episode]:
+        path, first_row = self._root / EPISODES_V2, 0
+        lines = [line for line in _read_bytes(path).splitlines() if line.strip()]
+        size = max(_integer(self._path, {"chunks_size": 1000, **self._info}, "chunks_size"), 1)
+        for line in lines[:MAX_EPISODES]:
+            row = _parse_json(path, line)
+            number, length = _integer(path, row, "episode_index"), _integer(path, row, "length")
+            fields = {"episode_chunk": number // size, "episode_index": number}
+            data = self._fill("data_path", DATA_V2, fields)
+            files = {key: self._fill("video_path", VIDEO_V2, {**fields, "video_key": key}) for key in keys}
+            videos = {key: VideoPart(file, 0.0) for key, file in files.items()}
+            yield Episode(number, first_row, length, data, 0, videos)
+            first_row += length
+
+    def _read_v3(self, keys: list[str]) -> Iterator[Episode]:
+        first_rows: dict[Path, int] = {}
+        for path, row in self._read_episode_rows(keys):
+            first_row, end = (_integer(path, row, f"dataset_{edge}_index") for edge in ("from", "to"))
+            table = self._fill("data_path", DATA_V3, _read_place(path, row, "data"))
+            begins = first_rows.setdefault(table, first_row)
+            if end < first_row or first_row < begins:
+                raise BagError(
+                    f"{path}: expected episodes in the order of their rows, found {first_row} to {end}"
+                )
+            videos = {}
+            for key in keys:
+                fields = {**_read_place(path, row, f"videos/{key}"), "video_key": key}
+                begin_s = _number(path, row, f"videos/{key}/from_timestamp")
+                videos[key] = VideoPart(self._fill("video_path", VIDEO_V3, fields), begin_s)
+            number = _integer(path, row, "episode_index")
+            yield Episode(number, first_row, end - first_row, table, first_row - begins, videos)
+
+    def _read_episode_rows(self, keys: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
+        columns = ["episode_index", "dataset_from_index", "dataset_to_index"]
+        columns += ["data/chunk_index", "data/file_index"]
+        names = ("chunk_index", "file_index", "from_timestamp")
+        columns += [f"videos/{key}/{name}" for key in keys for name in names]
+        for path in sorted((self._root / EPISODES_V3).glob("*/*.parquet")):
+            first = 0
+            while True:
+                try:
+                    found = self._tables.call(
+                        "read_rows", path, columns=columns, first=first, count=EPISODE_ROWS
+                    )
+                except BagError as error:
+                    self._left_out.append(f"the episodes of {error}")
+                    break
+                count = len(found["episode_index"])
+                if not count:
+                    break
+                first += count
+                if first > MAX_EPISODES:
+                    raise BagError(f"{path}: expected at most {MAX_EPISODES} episodes, found more")
+                for values in zip(*found.values(), strict=True):
+                    yield path, dict(zip(found, values, strict=True))
+
+    def _fill(self, name: str, default: str, fields: Mapping[str, int | str]) -> Path:
+        """Return the path by a template such as data/chunk-{chunk_index:03d}; it stays inside the dataset."""
+        template = self._info.get(name) or default
+
+        def replace(match: re.Match[str]) -> str:
+            value = fields.get(match[1])
+            if value is None:
+                raise self._wrong(f"{', '.join(fields)} in a path, found {match[0]!r:.60}")
+            return str(value).zfill(int(match[2] or 0)) if isinstance(value, int) else value
+
+        path = Path(_FIELD.sub(replace, template) if isinstance(template, str) else "")
+        if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in str(path):
+            raise self._wrong(f"paths inside the dataset, found {template!r:.100}")
+        return self._root / path
+
+
+def _read_place(path: Path, row: Mapping[str, Any], prefix: str) -> dict[str, int | str]:
+    return {name: _integer(path, row, f"{prefix}/{name}") for name in ("chunk_index", "file_index")}
 
 
 def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | None:
@@ -198,11 +278,11 @@ def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | Non
             f"depth in a video: expected {', '.join(_DEPTH_CODES)} in its info in {INFO}, which give its metres, found "
             f"no {', '.join(absent)}"
         )
-    numbers = [value for value in found.values() if isinstance(value, int | float) and math.isfinite(value)]
-    is_log = found["use_log"]
-    if len(numbers) == len(_DEPTH_CODES) and isinstance(is_log, bool) and not isinstance(numbers[0], bool):
-        low, high, shift = map(float, numbers[:-1])
-        if 0 <= low < high <= _MAX_DEPTH_M and (not is_log or low + shift > 0):
+    *numbers, is_log = found.values()
+    if isinstance(is_log, bool) and all(type(value) in (int, float) for value in numbers):
+        low, high, shift = (float(value) for value in numbers if value is not None)
+        is_open = math.isfinite(shift) and (not is_log or low + shift > 0)
+        if 0 <= low < high <= _MAX_DEPTH_M and is_open:
             return DepthFormat(None, low, high, shift, is_log)
     raise BagError(
         "depth in a video: expected 0 <= depth_min < depth_max in metres, depth_min + shift above 0 and a use_log of "
@@ -218,106 +298,17 @@ def _look_up(feature: Mapping[str, Any], name: str) -> Iterator[Any]:
                 yield place[f"{prefix}{name}"]
 
 
-def _read_v2(root: Path, info: Mapping[str, Any], keys: list[str]) -> Iterator[Episode]:
-    path, first_row = root / EPISODES_V2, 0
-    lines = [line for line in _read_text(path).splitlines() if line.strip()]
-    size = max(_integer(root, {"chunks_size": 1000, **info}, "chunks_size"), 1)
-    for line in lines[:MAX_EPISODES]:
-        row = _parse_json(path, line)
-        number, length = _integer(path, row, "episode_index"), _integer(path, row, "length")
-        fields = {"episode_chunk": number // size, "episode_index": number}
-        data = _fill(root, info.get("data_path") or DATA_V2, fields)
-        videos = {
-            key: VideoPart(_fill(root, info.get("video_path") or VIDEO_V2, {**fields, "video_key": key}), 0.0)
-            for key in keys
-        }
-        yield Episode(number, first_row, length, data, 0, videos)
-        first_row += length
-
-
-def _read_v3(
-    root: Path, info: Mapping[str, Any], keys: list[str], tables: IsolatedCalls, left_out: list[str]
-) -> Iterator[Episode]:
-    first_rows: dict[Path, int] = {}
-    for path, row in _read_episode_rows(root, keys, tables, left_out):
-        first_row, end = (_integer(path, row, f"dataset_{edge}_index") for edge in ("from", "to"))
-        fields = {name: _integer(path, row, f"data/{name}") for name in ("chunk_index", "file_index")}
-        table = _fill(root, info.get("data_path") or DATA_V3, fields)
-        begins = first_rows.setdefault(table, first_row)
-        if end < first_row or first_row < begins:
-            raise BagError(
-                f"{path}: expected episodes in the order of their rows, found {first_row} to {end}"
-            )
-        videos = {key: _find_video(root, info, path, row, key) for key in keys}
-        number = _integer(path, row, "episode_index")
-        yield Episode(number, first_row, end - first_row, table, first_row - begins, videos)
-
-
-def _find_video(
-    root: Path, info: Mapping[str, Any], path: Path, row: Mapping[str, Any], key: str
-) -> VideoPart:
-    fields: dict[str, int | str] = {
-        name: _integer(path, row, f"videos/{key}/{name}") for name in ("chunk_index", "file_index")
-    }
-    file = _fill(root, info.get("video_path") or VIDEO_V3, {**fields, "video_key": key})
-    return VideoPart(file, _number(path, row, f"videos/{key}/from_timestamp"))
-
-
-def _read_episode_rows(
-    root: Path, keys: list[str], tables: IsolatedCalls, left_out: list[str]
-) -> Iterator[tuple[Path, dict[str, Any]]]:
-    columns = ["episode_index", "dataset_from_index", "dataset_to_index"]
-    columns += ["data/chunk_index", "data/file_index"]
-    names = ("chunk_index", "file_index", "from_timestamp")
-    columns += [f"videos/{key}/{name}" for key in keys for name in names]
-    for path in sorted((root / EPISODES_V3).glob("*/*.parquet")):
-        first = 0
-        while True:
-            try:
-                found = tables.call("read_rows", path, columns=columns, first=first, count=EPISODE_ROWS)
-            except BagError as error:
-                left_out.append(f"the episodes of {error}")
-                break
-            count = len(found["episode_index"])
-            if not count:
-                break
-            first += count
-            if first > MAX_EPISODES:
-                raise BagError(f"{path}: expected at most {MAX_EPISODES} episodes, found more")
-            for values in zip(*found.values(), strict=True):
-                yield path, dict(zip(found, values, strict=True))
-
-
-def _fill(root: Path, template: object, fields: Mapping[str, int | str]) -> Path:
-    """Return the path of a template such as data/chunk-{chunk_index:03d}; it stays inside the dataset."""
-
-    def replace(match: re.Match[str]) -> str:
-        value = fields.get(match[1])
-        if value is None:
-            raise BagError(f"{root / INFO}: expected {', '.join(fields)} in a path, found {match[0]!r:.60}")
-        return str(value).zfill(int(match[2] or 0)) if isinstance(value, int) else value
-
-    path = Path(_FIELD.sub(replace, template) if isinstance(template, str) else "")
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in str(path):
-        raise BagError(f"{root / INFO}: expected paths inside the dataset, found {template!r:.100}")
-    return root / path
-
-
-def _read_text(path: Path) -> str:
+def _read_bytes(path: Path) -> bytes:
     if stand_in := describe_stand_in(path):
         raise BagError(f"{path}: expected a file of a LeRobot dataset, found {stand_in}")
-    try:
+    with reading(path):
         size = path.stat().st_size
         if size > MAX_JSON or not path.is_file():
             raise BagError(f"{path}: expected at most {MAX_JSON} bytes of JSON, found {size}")
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BagError(f"{path}: expected a file of a LeRobot dataset ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise BagError(f"{path}: expected JSON, found other bytes") from error
+        return path.read_bytes()
 
 
-def _parse_json(path: Path, text: str) -> dict[str, Any]:
+def _parse_json(path: Path, text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -372,19 +363,17 @@ class LeRobotBag(SampleReader):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._selection = split_selection(path)
-        self._tables = IsolatedCalls("pyarrow", "lerobot-datasets")
+        self.tables = IsolatedCalls("pyarrow", "lerobot-datasets")
         try:
-            self.layout = read_layout(self._selection.path, self._tables)
-        except BaseException:
-            self._tables.close()
-            raise
-        chosen = [episode for episode in self.layout.episodes if self._selection.has(episode.number)]
-        if not chosen:
-            self._tables.close()
+            self.layout = read_layout(self._selection.path, self.tables)
             numbers = [episode.number for episode in self.layout.episodes]
-            raise BagError(f"{path}: expected episodes {min(numbers)} to {max(numbers)}, found others")
-        self._episodes = tuple(chosen)
-        self.episode_starts = tuple(episode.first_row for episode in chosen)
+            if not any(map(self._selection.has, numbers)):
+                raise BagError(f"{path}: expected episodes {min(numbers)} to {max(numbers)}, found others")
+        except BaseException:
+            self.tables.close()
+            raise
+        self._episodes = [episode for episode in self.layout.episodes if self._selection.has(episode.number)]
+        self.episode_starts = tuple(episode.first_row for episode in self._episodes)
         self._pictures = _name_topics(self.layout)
         self.topics = tuple(
             Topic(topic, "video" if image.is_video else "image", "depth" if image.depth else "colour")
@@ -407,7 +396,7 @@ class LeRobotBag(SampleReader):
             end_ns = self._start_ns(episode) + round((episode.length + 1) / self.layout.fps * NANOSECONDS)
             if end_ns < begin_ns or not pictures:
                 continue
-            reader = _EpisodeReader(self.layout, episode, pictures, self._tables, self.report)
+            reader = _EpisodeReader(self, episode, pictures)
             try:
                 for sample in reader.samples(self._start_ns(episode), begin_ns):
                     misses = 0
@@ -428,7 +417,7 @@ class LeRobotBag(SampleReader):
             return
         for episode in self._episodes:
             start_ns = self._start_ns(episode)
-            reader = _EpisodeReader(self.layout, episode, {}, self._tables, self.report)
+            reader = _EpisodeReader(self, episode, {})
             with suppress(BagError):  # told where the episode's pictures are read
                 for time_ns, state in reader.states():
                     pose = [state[index] for index in indices if index < len(state)]
@@ -440,7 +429,7 @@ class LeRobotBag(SampleReader):
 
     def close(self) -> None:
         """End the process that reads the tables. Idempotent."""
-        self._tables.close()
+        self.tables.close()
 
 
 def _name_topics(layout: LeRobotLayout) -> dict[str, ImageFeature]:
@@ -478,21 +467,14 @@ def _make_pose(stamp_ns: int, pose: Sequence[float]) -> FramePose:
 class _EpisodeReader:
     """Reads the pictures and states of one episode."""
 
-    def __init__(
-        self,
-        layout: LeRobotLayout,
-        episode: Episode,
-        pictures: Mapping[str, ImageFeature],
-        tables: IsolatedCalls,
-        report: ReadReport,
-    ) -> None:
-        self._episode, self._tables, self._report = episode, tables, report
-        self._period_ns = round(NANOSECONDS / layout.fps)
+    def __init__(self, bag: LeRobotBag, episode: Episode, pictures: Mapping[str, ImageFeature]) -> None:
+        self._episode, self._tables, self._report = episode, bag.tables, bag.report
+        self._period_ns = round(NANOSECONDS / bag.layout.fps)
         self._pictures: dict[str, ImageFeature] = {}
         # depth comes before the colour of its time
         for topic, image in sorted(pictures.items(), key=lambda item: item[1].depth is None):
             if reason := _describe_absence(episode.videos[image.key].path) if image.is_video else None:
-                report.add(reason)
+                self._report.add(reason)
             else:
                 self._pictures[topic] = image
         self.has_files = bool(self._pictures) and _describe_absence(episode.table) is None
@@ -553,14 +535,11 @@ class _EpisodeReader:
                     f"{episode.table_row}, found {done}"
                 )
             for index in range(len(numbers)):
-                time_s = found["timestamp"][index]
+                value = found["timestamp"][index]
+                time_s = float(value) if isinstance(value, int | float) else math.nan
                 cells = {key: found[key][index] for key in keys}
-                yield _Row(episode.first_row + done + index, _to_float(time_s), cells)
+                yield _Row(episode.first_row + done + index, time_s, cells)
             done += len(numbers)
-
-
-def _to_float(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _describe_absence(path: Path) -> str | None:
@@ -639,11 +618,11 @@ class _VideoFrames:
         while self._next is None or self._next[0] < wanted_ns - self._half_ns:
             frame = next(self._frames, None)
             if frame is None:
-                raise BagError(f"{self._path.name} has no frame at {wanted_ns / NANOSECONDS:.3f} s")
+                break
             self._next = frame[1], frame[2]
-        stamp_ns, image = self._next
-        if stamp_ns > wanted_ns + self._half_ns:
+        if self._next is None or abs(self._next[0] - wanted_ns) > self._half_ns:
             raise BagError(f"{self._path.name} has no frame at {wanted_ns / NANOSECONDS:.3f} s")
+        image = self._next[1]
         if self._depth is not None:
             table, unit_m = self._depth
             return encode_depth(table[np.minimum(image, _CODES - 1)], "z16", unit_m, aligned=False)

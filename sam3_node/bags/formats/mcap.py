@@ -28,7 +28,7 @@ from ..decompression import DecompressionError, Expansion, decompress
 from ..messages.ros import deserialise, find_kind, read_sample
 from ..messages.ros_images import MessageError
 from ..pairing import TimeSpan
-from ..samples import Sample, SampleReader, Topic, UnreadableTopicError
+from ..samples import Sample, SampleReader, Topic, UnreadableTopicError, reading
 
 MAGIC = b"\x89MCAP0\r\n"
 
@@ -132,7 +132,13 @@ class McapStream:
 
         Messages are skipped unread.
         """
-        return self._until_damage(lambda file: self._read_metadata(file, max_records))
+
+        def read(file: _McapFile) -> Iterator[tuple[str, dict[str, str]]]:
+            for _, content in self._walk(file, (_METADATA,), max_records):
+                record = self._records.Metadata.read(self._data_stream(io.BytesIO(content)))
+                yield record.name, record.metadata
+
+        return self._until_damage(read)
 
     def _read_summary(self) -> Any:
         """Return the mcap library's summary with statistics; None if there is none or it is damaged."""
@@ -174,13 +180,6 @@ class McapStream:
                     if not span.contains(record.log_time):
                         continue
                     yield Row(channels[record.channel_id], record.log_time, record.data, record.sequence)
-
-    def _read_metadata(
-        self, file: _McapFile, max_records: int | None
-    ) -> Iterator[tuple[str, dict[str, str]]]:
-        for _, content in self._walk(file, (_METADATA,), max_records):
-            record = self._records.Metadata.read(self._data_stream(io.BytesIO(content)))
-            yield record.name, record.metadata
 
     def _sort_places(self, file: _McapFile) -> list[int]:
         """Return the positions of the chunks, and of the messages outside chunks, in the order of their log times."""
@@ -312,10 +311,8 @@ class _McapFile(Closeable):
 
     def __init__(self, path: Path) -> None:
         self._end_of_file: type[Exception] = require("mcap.exceptions", "bags").EndOfFile
-        try:
+        with reading(path):
             self._file = path.open("rb")
-        except OSError as error:
-            raise BagError(f"cannot read {path}: {error.strerror}") from error
         self.size = os.fstat(self._file.fileno()).st_size
         begin = self._file.read(len(MAGIC))
         if begin != MAGIC:

@@ -18,10 +18,10 @@ from typing import Any
 from ...errors import BagError, require
 from ...types import Depth, Intrinsics
 from ..decompression import decompress
-from ..messages.ros import RawMessage, Storage, deserialise
+from ..messages.ros import RawMessage, deserialise
 from ..messages.ros_images import MILLIMETRE, MessageError, naming, read_payload, read_stamp
 from ..samples import CameraInfo, Payload, Sample, Topic
-from .rosbag import Rosbag1, Rosbag2Sqlite, StorageReader, is_rosbag1, is_sqlite
+from .rosbag import Rosbag1, Rosbag2Sqlite, Storage, StorageReader, is_rosbag1, is_sqlite
 
 _IMAGE = re.compile(
     r"(/device_\d+)(/sensor_\d+)(/([A-Za-z]+)_(\d+))/image/data(/compressed|/compressedDepth)?"
@@ -164,7 +164,7 @@ class _Reading:
         return str(getattr(deserialise(raw.data, self._types[raw.topic], self._is_cdr), "data", ""))
 
 
-def _storage(path: Path) -> Rosbag1 | Rosbag2Sqlite:
+def _storage(path: Path) -> Storage:
     return Rosbag1(path) if is_rosbag1(path) else Rosbag2Sqlite(path)
 
 

@@ -12,16 +12,17 @@ import sqlite3
 import struct
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from ...errors import BagError, require
 from ...files import describe_stand_in
 from ...types import NANOSECONDS, Buffer, Closeable
 from ..decompression import DecompressionError, Expansion, decompress, decompress_file
-from ..messages.ros import RawMessage, Storage, deserialise, first_bytes, list_topics, read_sample
+from ..messages.ros import RawMessage, deserialise, first_bytes, list_topics, read_sample
 from ..messages.ros_images import MessageError
-from ..samples import ReadReport, Sample, SampleReader, natural_order
+from ..samples import ReadReport, Sample, SampleReader, natural_order, reading
 from .mcap import McapBag, McapStream
 
 ROSBAG1_MAGIC = b"#ROSBAG V2.0\n"
@@ -183,7 +184,7 @@ class RosBag(SampleReader):
 
 
 class StorageReader(SampleReader):
-    """A reader of one file of serialised messages."""
+    """A reader of one file of serialised messages, which `storage` holds."""
 
     def __init__(self, path: Path, storage: Storage) -> None:
         require("rosbags.typesys", "bags")
@@ -260,16 +261,12 @@ def _list_parts(folder: Path) -> dict[str, list[Path]]:
 
     Each has the files in which it is, the unpacked one first.
     """
-    try:
+    with reading(folder):
         files = [path for path in folder.iterdir() if _ending(path) in _SUFFIXES]
-    except OSError as error:
-        raise BagError(f"cannot read {folder}: {error.strerror}") from error
     parts: dict[str, list[Path]] = {}
-    for path in sorted(
-        files, key=lambda path: (natural_order(Path(_part_name(path))), path.suffix in _PACKED)
-    ):
+    for path in sorted(files, key=lambda path: path.suffix in _PACKED):
         parts.setdefault(_part_name(path), []).append(path)
-    return parts
+    return dict(sorted(parts.items(), key=lambda part: natural_order(Path(part[0]))))
 
 
 def _part_name(path: Path) -> str:
@@ -299,8 +296,10 @@ class Rosbag1(Closeable):
     is_cdr = False
 
     def __init__(self, path: Path) -> None:
+        if not is_rosbag1(path):
+            raise BagError(f"expected a ROS 1 bag of format 2.0, found another file at {path}")
         self.path = path
-        self._file = _open_rosbag1(path)
+        self._file = path.open("rb")
         self._size = path.stat().st_size
         self._report = ReadReport()
         self._expansion = Expansion(self._size)
@@ -415,12 +414,6 @@ def is_rosbag1(path: Path) -> bool:
     return first_bytes(path, len(ROSBAG1_MAGIC)) == ROSBAG1_MAGIC
 
 
-def _open_rosbag1(path: Path) -> BinaryIO:
-    if not is_rosbag1(path):
-        raise BagError(f"expected a ROS 1 bag of format 2.0, found another file at {path}")
-    return path.open("rb")
-
-
 def _inside(content: Buffer) -> Iterator[_Record]:
     """Yield the records of a chunk; raise _DamageError at a record that is cut off."""
     view, position = memoryview(content), 0
@@ -490,9 +483,11 @@ class Rosbag2Sqlite(Closeable):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lost: str | None = None
+        self.lost: str | None = None
+        """Description of what could not be read, once `messages` has ended; None if nothing was lost."""
         self._database = _open_sqlite(path)
-        self._bytes = sum(file.stat().st_size for file in (path, _log_path(path)) if file.is_file())
+        files = (path, path.with_name(f"{path.name}-wal"))
+        self._bytes = sum(file.stat().st_size for file in files if file.is_file())
         self._steps_left = 0
         self._database.set_progress_handler(self._count_steps, _STEPS)
         try:
@@ -514,20 +509,16 @@ class Rosbag2Sqlite(Closeable):
             forms = ", ".join(sorted({str(form) for *_, form in rows})) or "no topics"
             raise BagError(f"expected topics in cdr in {path}, found {forms}")
 
-    @property
-    def lost(self) -> str | None:
-        """Description of what could not be read, once `messages` has ended; None if nothing was lost."""
-        return self._lost
-
     def messages(self, topics: Collection[str]) -> Iterator[RawMessage]:
         """Yield the whole messages on these topics in the order of recording."""
-        self._lost = None
+        self.lost = None
         count, bytes_left = 0, self._bytes
         numbers = [number for number, name in self._names.items() if name in topics]
         try:
             self._allow_steps()
             rows: Iterator[tuple[int, int, object]] = self._rows(numbers)
-            for number, logged_ns, data in _all_but_last(rows) if self._is_torn else rows:
+            # SQLite fills the missing part of a cut page with zeros, in the last row that it reads
+            for number, logged_ns, data in (row for row, _ in pairwise(rows)) if self._is_torn else rows:
                 if not (isinstance(data, bytes) and isinstance(logged_ns, int)):
                     raise BagError("a row is no message")
                 bytes_left -= len(data)
@@ -539,9 +530,8 @@ class Rosbag2Sqlite(Closeable):
         except (sqlite3.Error, BagError) as error:
             reason = str(error)
         if reason is not None:
-            self._lost = (
-                f"{self.path.name} is damaged or cut off: what follows {count} messages is lost ({reason})"
-            )
+            name = self.path.name
+            self.lost = f"{name} is damaged or cut off: what follows {count} messages is lost ({reason})"
 
     def _rows(self, numbers: list[int]) -> sqlite3.Cursor:
         # in the order of the rows, not by the index on stamps: a cut file has its first rows, but no whole index
@@ -563,6 +553,10 @@ class Rosbag2Sqlite(Closeable):
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._database.close()
+
+
+Storage = Rosbag1 | Rosbag2Sqlite
+"""A file of serialised messages; `types` are the full names of its topics' types, `is_cdr` is False for ROS 1."""
 
 
 def is_sqlite(path: Path) -> bool:
@@ -590,10 +584,6 @@ def _open_sqlite(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _log_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}-wal")
-
-
 def _require_tables(database: sqlite3.Connection) -> None:
     """Raise BagError unless topics and messages are tables whose columns are stored.
 
@@ -613,12 +603,3 @@ def _require_tables(database: sqlite3.Connection) -> None:
 
 def _is_table(rootpage: object, sql: object) -> bool:
     return bool(rootpage) and isinstance(sql, str) and sql.upper().startswith("CREATE TABLE ")
-
-
-def _all_but_last(rows: Iterator[tuple[int, int, object]]) -> Iterator[tuple[int, int, object]]:
-    """Yield all rows but the last: SQLite fills the missing part of a cut page with zeros, in the last row it reads."""
-    held = next(rows, None)
-    for row in rows:
-        assert held is not None
-        yield held
-        held = row

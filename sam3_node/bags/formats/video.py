@@ -21,7 +21,7 @@ from ...files import describe_stand_in
 from ...types import NANOSECONDS
 from ..decompression import max_pixels, max_video_pixels
 from ..messages.ros import first_bytes
-from ..samples import Colour, ReadReport, Sample, SampleReader, Topic, VideoPacket
+from ..samples import Colour, ReadReport, Sample, SampleReader, Topic, VideoPacket, reading
 
 _AXES = struct.Struct("=2i4x2i")  # of the nine numbers of a display matrix
 _FALLBACK_FPS = 30
@@ -91,10 +91,8 @@ class Playback:
         self._path, self._begin_ns = path, begin_ns
         if stand_in := describe_stand_in(path):
             raise BagError(f"expected a video at {path}, found {stand_in}")
-        try:
+        with reading(path):
             size = path.stat().st_size
-        except OSError as error:
-            raise BagError(f"expected a video at {path}, found none ({error.strerror})") from error
         self._max_pixels, self._pixels_left = max_pixels(size), max_video_pixels(size)
         self._end_ns = self._declared_ns = self._bad = 0
 

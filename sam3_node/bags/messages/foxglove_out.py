@@ -40,17 +40,8 @@ class Encoded(NamedTuple):
 
 def encode_image(frame: Frame) -> Encoded:
     """Return a foxglove.CompressedImage for jpeg and png, else a foxglove.RawImage; the pixel bytes stay unchanged."""
-    stamped = {"timestamp": _time(frame.capture_ns), "frame_id": frame.camera}
-    if frame.encoding not in CHANNELS:
-        return _with_data(_kind("CompressedImage")(**stamped, format=frame.encoding), frame.colour)
-    image = _kind("RawImage")(
-        **stamped,
-        width=frame.width,
-        height=frame.height,
-        encoding=frame.encoding,
-        step=frame.width * CHANNELS[frame.encoding],
-    )
-    return _with_data(image, frame.colour)
+    pixel_bytes = CHANNELS.get(frame.encoding)
+    return _encode_pixels(frame, (frame.width, frame.height), frame.encoding, pixel_bytes, frame.colour)
 
 
 def encode_depth(frame: Frame, depth: Depth) -> Encoded:
@@ -59,13 +50,20 @@ def encode_depth(frame: Frame, depth: Depth) -> Encoded:
     Raises WireError for z16+zstd that cannot be decompressed.
     """
     depth = decompress_depth(depth)
+    encoding, pixel_bytes = ("png", None) if depth.encoding == "png16" else ("16UC1", 2)
+    return _encode_pixels(frame, (depth.width, depth.height), encoding, pixel_bytes, depth.data)
+
+
+def _encode_pixels(
+    frame: Frame, size: tuple[int, int], encoding: str, pixel_bytes: int | None, data: Buffer
+) -> Encoded:
+    """Return a RawImage of `size` (width, height), or without `pixel_bytes` a CompressedImage."""
     stamped = {"timestamp": _time(frame.capture_ns), "frame_id": frame.camera}
-    if depth.encoding == "png16":
-        return _with_data(_kind("CompressedImage")(**stamped, format="png"), depth.data)
-    image = _kind("RawImage")(
-        **stamped, width=depth.width, height=depth.height, encoding="16UC1", step=depth.width * 2
-    )
-    return _with_data(image, depth.data)
+    if pixel_bytes is None:
+        return _with_data(_kind("CompressedImage")(**stamped, format=encoding), data)
+    width, height = size
+    raw = {"width": width, "height": height, "encoding": encoding, "step": width * pixel_bytes}
+    return _with_data(_kind("RawImage")(**stamped, **raw), data)
 
 
 def decompress_depth(depth: Depth) -> Depth:

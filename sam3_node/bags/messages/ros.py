@@ -1,4 +1,4 @@
-"""Turns serialised messages of ROS and Foxglove into samples, and defines the storages that hold them.
+"""Turns serialised messages of ROS and Foxglove into samples.
 
 Foxglove's messages (protobuf, JSON, or `foxglove_msgs` of ROS) differ from ROS's in a few names, so they are renamed
 and read as those.
@@ -9,18 +9,18 @@ from __future__ import annotations
 import base64
 import re
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import zstandard
 
-from ...errors import BagError, require
+from ...errors import require
 from ...types import NANOSECONDS, Buffer
 from ..decompression import decompress
-from ..samples import Kind, Sample, Topic
+from ..samples import Kind, Sample, Topic, reading
 from . import ros_images
 from .ros_images import MessageError
 
@@ -59,25 +59,6 @@ class RawMessage(NamedTuple):
     topic: str
     logged_ns: int
     data: Buffer
-
-
-class Storage(Protocol):
-    """A file of serialised messages. The constructor raises BagError for another file."""
-
-    types: dict[str, str]
-    """The full name of each topic's message type."""
-    is_cdr: bool
-    """True for CDR, as in ROS 2; False for the serialisation of ROS 1."""
-
-    @property
-    def lost(self) -> str | None:
-        """Description of what could not be read, once `messages` has ended; None if nothing was lost."""
-
-    def messages(self, topics: Collection[str]) -> Iterator[RawMessage]:
-        """Yield the whole messages on these topics in the file's order, from the beginning each time; never raises."""
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
 
 
 def list_topics(types: dict[str, str]) -> tuple[Topic, ...]:
@@ -176,11 +157,8 @@ def _decompress(data: Buffer) -> Buffer:
 
 def first_bytes(path: Path, count: int) -> bytes:
     """Return the first bytes of a file, which identify its format. Raises BagError if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(count)
-    except OSError as error:
-        raise BagError(f"cannot read {path}: {error.strerror}") from error
+    with reading(path), path.open("rb") as file:
+        return file.read(count)
 
 
 @cache

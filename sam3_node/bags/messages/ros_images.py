@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,11 +44,19 @@ _MODELS = {
 _MAX_NUMBERS = 64  # of a camera's matrix or lens
 _COUNTS = {"brown_conrady": (4, 5, 8, 12, 14), "fisheye": (4,)}  # as OpenCV takes them
 _PLAIN = {"rgb8": "rgb8", "bgr8": "bgr8", "8UC3": "bgr8", "mono8": "mono8", "8UC1": "mono8"}
-_BAYER = {"rggb": "RGGB", "bggr": "BGGR", "gbrg": "GBRG", "grbg": "GRBG"}
-_PACKED_YUV = {"uyvy": "UYVY", "yuv422": "UYVY", "yuyv": "YUY2", "yuv422_yuy2": "YUY2"}
-_PLANAR_YUV = {"nv12": "NV12", "nv21": "NV21"}
-_SIXTEEN = {f"{order}{alpha}16": order for alpha in ("", "a") for order in ("rgb", "bgr")}
-_FOUR = {"bgra8": "BGRA2BGR", "8UC4": "BGRA2BGR", "rgba8": "RGBA2BGR"}
+_PLANAR_YUV = {"nv12": "YUV2BGR_NV12", "nv21": "YUV2BGR_NV21"}
+_CONVERSIONS = {  # to BGR: kind and number of channels, and OpenCV's code, none where they are BGR
+    **{"bgra8": ("u1", 4, "BGRA2BGR"), "8UC4": ("u1", 4, "BGRA2BGR"), "rgba8": ("u1", 4, "RGBA2BGR")},
+    **{"rgb16": ("u2", 3, "RGB2BGR"), "bgr16": ("u2", 3, "")},
+    **{"rgba16": ("u2", 4, "RGBA2BGR"), "bgra16": ("u2", 4, "BGRA2BGR")},
+    **dict.fromkeys(("uyvy", "yuv422"), ("u1", 2, "YUV2BGR_UYVY")),
+    **dict.fromkeys(("yuyv", "yuv422_yuy2"), ("u1", 2, "YUV2BGR_YUY2")),
+    **{
+        f"bayer_{pattern.lower()}{bits}": (kind, 1, f"Bayer{pattern}2BGR")
+        for pattern in ("RGGB", "BGGR", "GBRG", "GRBG")
+        for bits, kind in ((8, "u1"), (16, "u2"))
+    },
+}
 _DEPTH = {"16UC1": "u2", "32FC1": "f4"}
 _MAX_METRES = 100.0
 _SAMPLES = 4096  # pixels that show the unit of a depth image
@@ -129,7 +136,8 @@ def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
         raise UnreadableTopicError(
             topic, f"expected a type of {', '.join(_KINDS)} (sensor_msgs), found {type_name}"
         )
-    return read(message, topic)
+    with naming(topic):
+        return read(message, topic)
 
 
 def _packet(message: Any, topic: str) -> VideoPacket:
@@ -163,13 +171,14 @@ def _is_aligned(topic: str) -> bool:
 
 
 def _camera_info(message: Any, topic: str) -> CameraInfo | None:
-    projection, lens = _projection(_numbers(message, "p", topic), topic), None
+    projection, lens = _projection(_numbers(message, "p"), topic), None
     try:
-        lens = _lens(message, topic)
-    except MessageError as error:
+        lens = _lens(message)
+    except ValueError as error:
         if not isinstance(projection, Intrinsics):
             raise
-        return _with_size(message, CameraInfo(f"{error}", projection))  # rectified images do without the lens
+        # rectified images do without the lens
+        return _with_size(message, CameraInfo(f"{topic}: {error}", projection))
     return None if lens is None and projection is None else _with_size(message, CameraInfo(lens, projection))
 
 
@@ -184,11 +193,11 @@ def _with_size(message: Any, info: CameraInfo) -> CameraInfo:
     )
 
 
-def _numbers(message: Any, name: str, topic: str) -> list[float]:
+def _numbers(message: Any, name: str) -> list[float]:
     """Return a matrix or the coefficients: ROS 1 has K, D and P where ROS 2 has k, d and p."""
     values: Any = getattr(message, name if hasattr(message, name) else name.upper(), ())
     if len(values) > _MAX_NUMBERS:
-        raise MessageError(f"{topic}: expected a lens, found {name.upper()} of {len(values)} numbers")
+        raise ValueError(f"expected a lens, found {name.upper()} of {len(values)} numbers")
     return [float(value) for value in values]
 
 
@@ -201,116 +210,82 @@ def _projection(matrix: list[float], topic: str) -> Intrinsics | str | None:
     return Intrinsics(matrix[0], matrix[5], matrix[2], matrix[6])
 
 
-def _lens(message: Any, topic: str) -> Intrinsics | None:
-    matrix, coeffs = _numbers(message, "k", topic), tuple(_numbers(message, "d", topic))
+def _lens(message: Any) -> Intrinsics | None:
+    matrix, coeffs = _numbers(message, "k"), tuple(_numbers(message, "d"))
     if not any(matrix):
         return None
     if len(matrix) != 9 or not all(map(math.isfinite, (*matrix, *coeffs))) or min(matrix[0], matrix[4]) <= 0:
-        raise MessageError(
-            f"{topic}: expected a camera matrix of 9 with positive focal lengths, found {matrix}"
-        )
+        raise ValueError(f"expected a camera matrix of 9 with positive focal lengths, found {matrix}")
     fx, cx, fy, cy = matrix[0], matrix[2], matrix[4], matrix[5]
     if not any(coeffs):
         return Intrinsics(fx, fy, cx, cy)
     model = _MODELS.get(message.distortion_model)
     if model is None:
         expected = ", ".join(filter(None, _MODELS))
-        raise MessageError(
-            f"{topic}: expected a distortion model of {expected}, found {message.distortion_model!r}"
-        )
+        raise ValueError(f"expected a distortion model of {expected}, found {message.distortion_model!r}")
     if model == "none":
         return Intrinsics(fx, fy, cx, cy)
     if len(coeffs) not in _COUNTS[model]:
         expected = ", ".join(map(str, _COUNTS[model]))
-        raise MessageError(f"{topic}: expected {expected} coefficients for {model}, found {len(coeffs)}")
+        raise ValueError(f"expected {expected} coefficients for {model}, found {len(coeffs)}")
     return Intrinsics(fx, fy, cx, cy, model, coeffs)  # type: ignore[arg-type]
 
 
 def _raw(message: Any, topic: str) -> Colour | Depth:
     width, height, encoding = int(message.width), int(message.height), str(message.encoding)
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
-        raise MessageError(f"{topic}: expected sides of 1 to {MAX_SIDE} pixels, found {width} x {height}")
+        raise ValueError(f"expected sides of 1 to {MAX_SIDE} pixels, found {width} x {height}")
     if encoding in _DEPTH or (encoding == "mono16" and _names_depth(topic)):
-        return _make_depth(_pixels(message, topic, _DEPTH.get(encoding, "u2"))[:, :, 0], topic)
+        return _make_depth(_pixels(message, _DEPTH.get(encoding, "u2"))[:, :, 0], topic)
     if encoding in _PLAIN:
         colour_encoding = _PLAIN[encoding]
-        data = _pixels(message, topic, "u1", 1 if colour_encoding == "mono8" else 3)
+        data = _pixels(message, "u1", 1 if colour_encoding == "mono8" else 3)
         return Colour(width, height, colour_encoding, _flat(data))  # type: ignore[arg-type]
     if encoding == "mono16":
-        return Colour(width, height, "mono8", _flat(_high_byte(_pixels(message, topic, "u2"))))
-    convert = _converter(encoding)
-    if convert is None:
-        raise UnreadableTopicError(
-            topic, f"expected an encoding of {', '.join(list_encodings())}, found {encoding!r:.80}"
-        )
-    return Colour(width, height, "bgr8", _flat(convert(message, topic)))
-
-
-def list_encodings() -> tuple[str, ...]:
-    """Return the encodings of sensor_msgs/Image that `read_payload` takes."""
-    bayer = (f"bayer_{pattern}{bits}" for pattern in _BAYER for bits in (8, 16))
-    return (*_PLAIN, "mono16", *_FOUR, *_SIXTEEN, *_PACKED_YUV, *_PLANAR_YUV, *_DEPTH, *bayer)
-
-
-def _converter(encoding: str) -> Callable[[Any, str], Bytes] | None:
-    """Return the function that converts an Image of this encoding to BGR; None for an unknown encoding."""
-    if encoding in _FOUR:
-        return lambda message, topic: _cvt(_pixels(message, topic, "u1", 4), _FOUR[encoding], topic)
-    if encoding in _PACKED_YUV:
-        code = f"YUV2BGR_{_PACKED_YUV[encoding]}"
-        return lambda message, topic: _cvt(_pixels(message, topic, "u1", 2), code, topic)
+        return Colour(width, height, "mono8", _flat(_high_byte(_pixels(message, "u2"))))
     if encoding in _PLANAR_YUV:
-        code = f"YUV2BGR_{_PLANAR_YUV[encoding]}"
-        return lambda message, topic: _cvt(_planes(message, topic), code, topic)
-    if encoding in _SIXTEEN:
-        channels, to_bgr = 4 if "a" in encoding else 3, [_SIXTEEN[encoding].index(part) for part in "bgr"]
-        return lambda message, topic: _high_byte(_pixels(message, topic, "u2", channels))[..., to_bgr]
-    bayer = re.fullmatch(r"bayer_([a-z]{4})(8|16)", encoding)
-    if bayer is None or bayer[1] not in _BAYER:
-        return None
-    code = f"Bayer{_BAYER[bayer[1]]}2BGR"
-    if bayer[2] == "8":
-        return lambda message, topic: _cvt(_pixels(message, topic, "u1"), code, topic)
-    return lambda message, topic: _cvt(_high_byte(_pixels(message, topic, "u2")), code, topic)
+        return Colour(width, height, "bgr8", _flat(_cvt(_planes(message), _PLANAR_YUV[encoding])))
+    if encoding not in _CONVERSIONS:
+        expected = ", ".join((*_PLAIN, "mono16", *_CONVERSIONS, *_PLANAR_YUV, *_DEPTH))
+        raise UnreadableTopicError(topic, f"expected an encoding of {expected}, found {encoding!r:.80}")
+    kind, channels, code = _CONVERSIONS[encoding]
+    image = _pixels(message, kind, channels)
+    image = image if kind == "u1" else _high_byte(image)
+    return Colour(width, height, "bgr8", _flat(_cvt(image, code) if code else image))
 
 
-def _cvt(image: Bytes, code: str, topic: str) -> Bytes:
+def _cvt(image: Bytes, code: str) -> Bytes:
     cv2 = require("cv2", "cli")
-
     try:
         return np.asarray(cv2.cvtColor(image, getattr(cv2, f"COLOR_{code}")), np.uint8)
     except cv2.error as error:
-        raise MessageError(
-            f"{topic}: an image of {list(image.shape)} cannot be converted ({code})"
-        ) from error
+        raise ValueError(f"an image of {list(image.shape)} cannot be converted ({code})") from error
 
 
-def _pixels(message: Any, topic: str, kind: str, channels: int = 1) -> npt.NDArray[Any]:
-    """Return the pixels [height, width, channels] of an Image, without row padding, in this machine's byte order."""
+def _pixels(message: Any, kind: str, channels: int = 1, rows: int = 0) -> npt.NDArray[Any]:
+    """Return the pixels [height, width, channels] of an Image, without row padding, in this machine's byte order.
+
+    `rows` is the height if it is not the message's own.
+    """
     dtype = np.dtype((">" if message.is_bigendian else "<") + kind)
-    height, width, data = int(message.height), int(message.width), _bytes(message.data)
+    height, width, data = rows or int(message.height), int(message.width), _bytes(message.data)
     row = width * channels * dtype.itemsize
     step = int(message.step) or row
     if step < row or data.size < step * (height - 1) + row:
-        raise MessageError(
-            f"{topic}: expected {width} x {height} {message.encoding} in rows of {row} bytes or more, found "
+        raise ValueError(
+            f"expected {width} x {height} {message.encoding} in rows of {row} bytes or more, found "
             f"rows of {step} and {data.size} bytes in all"
         )
-    rows = np.lib.stride_tricks.as_strided(data, (height, row), (step, 1), writeable=False)
-    pixels = np.ascontiguousarray(rows).view(dtype).reshape(height, width, channels)
+    lines = np.lib.stride_tricks.as_strided(data, (height, row), (step, 1), writeable=False)
+    pixels = np.ascontiguousarray(lines).view(dtype).reshape(height, width, channels)
     return pixels.astype(dtype.newbyteorder("="), copy=False)
 
 
-def _planes(message: Any, topic: str) -> Bytes:
+def _planes(message: Any) -> Bytes:
     """Return the rows of brightness and, below them, half as many rows of colour."""
     if message.width % 2 or message.height % 2:
-        raise MessageError(f"{topic}: expected even sides, found {message.width} x {message.height}")
-    rows = SimpleNamespace(
-        width=message.width,
-        height=message.height * 3 // 2,
-        **{name: getattr(message, name) for name in ("is_bigendian", "step", "data", "encoding")},
-    )
-    return _pixels(rows, topic, "u1")
+        raise ValueError(f"expected even sides, found {message.width} x {message.height}")
+    return _pixels(message, "u1", rows=message.height * 3 // 2)
 
 
 def _high_byte(image: npt.NDArray[np.uint16]) -> Bytes:
@@ -355,15 +330,14 @@ def _compressed(message: Any, topic: str) -> Colour | Depth | VideoPacket:
         return _compressed_depth(data, format_, topic)
     is_depth = "16UC1" in format_ or _names_depth(topic)
     if is_depth and recognise_still(data) is not None:
-        with naming(topic):
-            return decode_still_depth(data, MILLIMETRE, _is_aligned(topic))
+        return decode_still_depth(data, MILLIMETRE, _is_aligned(topic))
     if is_depth and is_depth_png(data):
         return read_depth_png(data, topic, MILLIMETRE, _is_aligned(topic))
     if recognise_still(data) is None and find_compression(data) is None:
         codec = _find_codec(format_)  # video encoders write this type, too
         if codec is None:
-            raise MessageError(
-                f"{topic}: expected a jpeg, png, webp, avif, tiff, bmp or a video format such as h264, found "
+            raise ValueError(
+                f"expected a jpeg, png, webp, avif, tiff, bmp or a video format such as h264, found "
                 f"{bytes(data[:4])!r}... ({format_!r:.80})"
             )
         if is_depth:
@@ -378,18 +352,16 @@ def _compressed_depth(data: memoryview, format_: str, topic: str) -> Depth:
     image = data[_DEPTH_HEADER.size :]
     is_inverse = format_.startswith("32FC1")
     if "rvl" not in format_.lower() and not is_depth_png(image):
-        raise MessageError(
-            f"{topic}: expected a PNG of 16-bit grey behind {_DEPTH_HEADER.size} bytes, found {format_!r} of "
-            f"{len(data)} bytes"
+        raise ValueError(
+            f"expected a PNG of 16-bit grey behind {_DEPTH_HEADER.size} bytes, found {format_!r} of {len(data)} bytes"
         )
-    with naming(topic):
-        if "rvl" in format_.lower():
-            quantised = decode_rvl(image)
-        else:
-            depth = read_depth_png(image, topic, MILLIMETRE, _is_aligned(topic))
-            if not is_inverse:
-                return depth
-            quantised = decode_depth(depth)
+    if "rvl" in format_.lower():
+        quantised = decode_rvl(image)
+    else:
+        depth = read_depth_png(image, topic, MILLIMETRE, _is_aligned(topic))
+        if not is_inverse:
+            return depth
+        quantised = decode_depth(depth)
     return _make_depth(_from_inverse(quantised, data) if is_inverse else quantised, topic)
 
 

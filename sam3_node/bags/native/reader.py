@@ -254,11 +254,8 @@ def _split_frame_topic(topic: str) -> tuple[str, str]:
 def _join_frame(header: Row, images: Sequence[Row | None]) -> Frame:
     """Join a header with its colour and, if there is one, its depth; WireError if they do not decode."""
     camera = header.channel.topic.split("/")[1]
-    own = [
-        image
-        for image in images
-        if image is not None and (image.sequence, image.logged_ns) == (header.sequence, header.logged_ns)
-    ]
+    key = header.sequence, header.logged_ns
+    own = [image for image in images if image is not None and (image.sequence, image.logged_ns) == key]
     return unpack_frame([frame_topic(camera), header.data, *map(_decode_foxglove_data, own)])
 
 
@@ -366,8 +363,5 @@ class LabelledClip:
 
     def areas(self, object_id: int) -> npt.NDArray[np.int64]:
         """Return the pixels of an object that are in view, by index: [frames]."""
-        areas = [
-            sum(truth.area for truth in self._truth[frame.seq].instances if truth.id == object_id)
-            for frame in self.frames
-        ]
-        return np.array(areas)
+        labelled = (self._truth[frame.seq].instances for frame in self.frames)
+        return np.array([sum(truth.area for truth in shown if truth.id == object_id) for shown in labelled])

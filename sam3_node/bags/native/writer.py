@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ..messages.foxglove_out import Encoded
 
 CHUNK_BYTES = 1 << 20
+JPEG_QUALITY = 95
 
 Metadata = Mapping[str, Any]
 
@@ -277,7 +278,10 @@ class SplitRecordingWriter(Closeable):
 
 
 class _RecordingFile:
-    """A new unbuffered file for the mcap writer, which can be cut back to where it was last complete."""
+    """A new unbuffered file for the mcap writer, which can be cut back to where it was last complete.
+
+    It is no io.RawIOBase: the mcap writer would buffer that.
+    """
 
     def __init__(self, path: Path, overwrite: bool) -> None:
         self._file = path.open("wb" if overwrite else "xb", buffering=0)
@@ -329,17 +333,16 @@ def _create(path: Path, overwrite: bool) -> _RecordingFile:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
-def compress_colour(frame: Frame, encoding: ColourEncoding, quality: int) -> Frame:
+def compress_colour(frame: Frame, encoding: ColourEncoding) -> Frame:
     """Return a frame with its raw colour as JPEG or PNG; WireError for a frame that contradicts itself."""
-    return replace(
-        frame, encoding=encoding, colour=encode_image(decode_image(frame), encoding, quality=quality)
-    )
+    colour = encode_image(decode_image(frame), encoding, quality=JPEG_QUALITY)
+    return replace(frame, encoding=encoding, colour=colour)
 
 
-def describe_compression(encoding: ColourEncoding, quality: int) -> Metadata:
+def describe_compression(encoding: ColourEncoding) -> Metadata:
     """Return the content of the COLOUR record for frames of `compress_colour`."""
     is_exact = encoding == "png"
-    return {"compression": encoding, "quality": None if is_exact else quality, "exact": is_exact}
+    return {"compression": encoding, "quality": None if is_exact else JPEG_QUALITY, "exact": is_exact}
 
 
 def _build_ending() -> bytes:

@@ -16,6 +16,7 @@ from gymnasium.spaces import Box, Dict, MultiBinary  # noqa: E402
 from gymnasium.utils import RecordConstructorArgs  # noqa: E402
 
 MAX_ID = np.iinfo(np.int64).max
+FLAGS = ("tracked", "visible", "doubtful", "stale", "usable")
 
 
 class ObjectsObservation(ObservationWrapper, RecordConstructorArgs):
@@ -66,14 +67,13 @@ class ObjectsObservation(ObservationWrapper, RecordConstructorArgs):
 def make_space(slots: ObjectSlots) -> Dict:
     """Return the space of the map of these slots."""
     count, (height, width) = len(slots.names), slots.size
-    flags = ("tracked", "visible", "doubtful", "stale", "usable")
     edges = np.tile(np.array([width, height, width, height], np.float32), (count, 1))
     return Dict(
         {
             "masks": MultiBinary((count, height, width)),
             "boxes": Box(np.zeros_like(edges), edges, dtype=np.float32),
             "ids": Box(0, MAX_ID, (count,), np.int64),
-            **{flag: MultiBinary(count) for flag in flags},
+            **{flag: MultiBinary(count) for flag in FLAGS},
             "confidences": Box(0, 1, (count,), np.float32),
             "ages_s": Box(0, MAX_AGE_S, (count,), np.float32),
             "restarts": Box(0, MAX_ID, (1,), np.int64),
@@ -87,11 +87,7 @@ def to_arrays(objects: SlotObservation) -> dict[str, Any]:
         "masks": objects.masks.astype(np.int8),
         "boxes": objects.boxes,
         "ids": objects.ids,
-        "tracked": objects.tracked.astype(np.int8),
-        "visible": objects.visible.astype(np.int8),
-        "doubtful": objects.doubtful.astype(np.int8),
-        "stale": objects.stale.astype(np.int8),
-        "usable": objects.usable.astype(np.int8),
+        **{flag: getattr(objects, flag).astype(np.int8) for flag in FLAGS},
         "confidences": objects.confidences,
         "ages_s": objects.ages_s,
         "restarts": np.array([objects.restarts], np.int64),

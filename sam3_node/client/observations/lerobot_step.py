@@ -18,6 +18,8 @@ from lerobot.datasets.utils import dataset_to_policy_features  # noqa: E402
 from lerobot.processor import ObservationProcessorStep, ProcessorStepRegistry  # noqa: E402
 from lerobot.processor.converters import to_tensor  # noqa: E402
 
+PLAIN_PARAMETERS = ("max_age_s", "fit", "camera", "name", "timeout_ms", "most")
+
 
 @dataclass
 @ProcessorStepRegistry.register(name="sam3_node_objects")
@@ -79,16 +81,8 @@ class ObjectsProcessorStep(ObservationProcessorStep):
 
     def get_config(self) -> dict[str, Any]:
         """Return the parameters without the client."""
-        return {
-            "names": list(self.names),
-            "size": list(self.size),
-            "max_age_s": self.max_age_s,
-            "fit": self.fit,
-            "camera": self.camera,
-            "name": self.name,
-            "timeout_ms": self.timeout_ms,
-            "most": self.most,
-        }
+        plain = {name: getattr(self, name) for name in PLAIN_PARAMETERS}
+        return {"names": list(self.names), "size": list(self.size), **plain}
 
     def transform_features(
         self, features: dict[PipelineFeatureType, dict[str, PolicyFeature]]

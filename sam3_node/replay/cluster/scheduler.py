@@ -192,11 +192,8 @@ def _describe_state(bag: BagResult) -> str:
 def _align(rows: list[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *numbers, state in rows:
-        cells = [
-            name.ljust(widths[0]),
-            *(number.rjust(width) for number, width in zip(numbers, widths[1:-1], strict=True)),
-        ]
-        yield "  ".join([*cells, state]).rstrip()
+        cells = [number.rjust(width) for number, width in zip(numbers, widths[1:-1], strict=True)]
+        yield "  ".join([name.ljust(widths[0]), *cells, state]).rstrip()
 
 
 LOCAL = "local"
@@ -263,24 +260,13 @@ def _choose_resources(ray: Any, address: str, workers: int | None, gpus: float |
     return workers or (max(1, int(cluster_gpus / gpus)) if gpus else LOCAL_WORKERS), gpus
 
 
-class _TaskKey(NamedTuple):
-    """Position of a task in the run."""
-
-    bag: int
-    step: int
-    task: int
-
-
 @dataclass(slots=True)
 class _BagState:
     """A recording with its remaining steps, and the results of the current step's tasks."""
 
     steps: PlanSteps
     result: BagResult
-    number: int
-    step: int = 0
-    task_count: int = 0
-    results: dict[int, TaskResult] = field(default_factory=dict)
+    results: list[TaskResult] = field(default_factory=list)
     is_over: bool = False
 
 
@@ -290,10 +276,7 @@ class _Run:
     def __init__(
         self, pool: WorkerPool, progress: Callable[[RunProgress], None], plans: Sequence[JobPlan]
     ) -> None:
-        self._bags = [
-            _BagState(plan.steps(), BagResult(plan.job.bags[0], plan.job.out), number)
-            for number, plan in enumerate(plans)
-        ]
+        self._bags = [_BagState(plan.steps(), BagResult(plan.job.bags[0], plan.job.out)) for plan in plans]
         self._pool, self._progress = pool, progress
         self._meter = ThroughputMeter(len(plans))
 
@@ -317,28 +300,26 @@ class _Run:
         except StopIteration as end:
             self._finish_bag(bag, end.value)
             return
-        bag.step, bag.task_count, bag.results = bag.step + 1, len(tasks), {}
+        bag.results = [NO_RESULT] * len(tasks)
         self._meter.add_tasks(max(sum(task.kind == "replay" for task in tasks) - 1, 0))
         for number, task in enumerate(tasks):
-            self._pool.submit(_TaskKey(bag.number, bag.step, number), task)
+            self._pool.submit(PoolTask(bag, number, task))
 
     def _add_result(self, task: PoolTask) -> None:
-        key, result = task.key, task.result
-        assert isinstance(key, _TaskKey)
-        bag = self._bags[key.bag]
-        bag.results[key.task] = result
+        bag, result = task.bag, task.result
+        bag.results[task.number] = result
         bag.result.worker_s += task.seconds
         bag.result.losses += task.losses
         if isinstance(result.value, Summary) and not result.was_finished:
-            self._meter.finish(key, result.value.frames, result.value.resumed_from)
-        if len(bag.results) == bag.task_count:
-            self._end_step(bag, [bag.results[number] for number in range(bag.task_count)])
+            self._meter.finish(task, result.value.frames, result.value.resumed_from)
+        if not any(one is NO_RESULT for one in bag.results):
+            self._end_step(bag)
 
-    def _end_step(self, bag: _BagState, results: list[TaskResult]) -> None:
+    def _end_step(self, bag: _BagState) -> None:
         # an error is reported rather than a stop
-        failed = sorted((result for result in results if result.error), key=lambda result: result.stopped)
+        failed = sorted((result for result in bag.results if result.error), key=lambda result: result.stopped)
         if not failed:
-            self._start_step(bag, [result.value for result in results])
+            self._start_step(bag, [result.value for result in bag.results])
             return
         bag.is_over = True
         bag.result.state, bag.result.error = "stopped" if failed[0].stopped else "failed", failed[0].error
@@ -350,14 +331,12 @@ class _Run:
         bag.result.notes = [line for summary in summaries for line in summary.lines()]
 
     def _report_progress(self) -> None:
-        for key, task in self._pool.task_progress().items():
-            self._meter.update(key, *task)
+        for task in self._pool.running():
+            self._meter.update(task, *task.progress)
         meter = self._meter
-        done = sum(bag.is_over for bag in self._bags)
+        done, ready = sum(bag.is_over for bag in self._bags), self._pool.ready
         self._progress(
-            RunProgress(
-                done, len(self._bags), self._pool.ready, meter.frames, meter.frames_per_s, meter.left_s
-            )
+            RunProgress(done, len(self._bags), ready, meter.frames, meter.frames_per_s, meter.left_s)
         )
 
 
@@ -444,11 +423,12 @@ def _keep_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PoolTask:
-    """A task that is queued, running or finished."""
+    """A task that is queued, running or finished: the one of this `number` in a step of a recording."""
 
-    key: object
+    bag: _BagState
+    number: int
     task: Task
     seconds: float = 0.0
     """Time that workers spent on it."""
@@ -507,13 +487,13 @@ class WorkerPool(Closeable):
             now_s - worker.ready_s for worker in self._workers if worker.ready_s is not None
         )
 
-    def submit(self, key: object, task: Task) -> None:
-        """Queue a task. Its result comes with this `key`."""
-        self._queue.append(PoolTask(key, task))
+    def submit(self, task: PoolTask) -> None:
+        """Queue a task."""
+        self._queue.append(task)
 
-    def task_progress(self) -> dict[object, TaskProgress]:
-        """Return the progress of running tasks by key."""
-        return {worker.running.key: worker.running.progress for worker in self._workers if worker.running}
+    def running(self) -> list[PoolTask]:
+        """Return the running tasks."""
+        return [worker.running for worker in self._workers if worker.running]
 
     def poll(self, timeout_s: float) -> list[PoolTask]:
         """Start queued tasks, wait until one is finished or the time is up, and return the finished tasks.

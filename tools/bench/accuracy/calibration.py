@@ -28,7 +28,7 @@ from sam3_node.calibration.hand_eye import (
     compare_methods,
 )
 from sam3_node.calibration.intrinsics import IntrinsicsResult, calibrate_intrinsics
-from sam3_node.calibration.rigid_motion import CLOSED_FORMS, to_motions
+from sam3_node.calibration.rigid_motion import to_motions
 from sam3_node.cli.calibration_views import collect_views
 from sam3_node.geometry import Array, rigid
 from tests.support.calibration_scenes import CENTRE_M, make_hand_eye
@@ -102,7 +102,7 @@ def measure_hand_eye(figures: Figures, folder: Path, intrinsics: IntrinsicsResul
     centre = tuple(map(float, CHARUCO.points.mean(axis=0)))
     result = calibrate_hand_eye(views, "eye_in_hand", board_centre_m=centre, scaled=True)
     used = [view for view in views if view.name in result.views]
-    rows = {REFINED: result.leave_one_out} | compare_methods(used, "eye_in_hand", CLOSED_FORMS, centre)
+    rows = {REFINED: result.leave_one_out} | compare_methods(used, "eye_in_hand", centre)
     for name, errors in rows.items():
         show_method(figures, name, errors, len(used))
     figures.add("hand-eye set: predicted 95 % bound of the position", result.position_95_m * 1e3, "mm")

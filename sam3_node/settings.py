@@ -1,22 +1,30 @@
-"""The tree of all settings. The string under each field is its help on the command line and in the documentation."""
+"""All settings of a deployment, and the layers that fill them: a profile, the environment and the command line.
+
+The string under each field is its help on the command line and in the documentation. The command line overrides the
+environment (SAM3_*), and the environment overrides the TOML profile.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import EnvSettingsSource, NoDecode
+from pydantic_settings.exceptions import SettingsError as EnvironmentDecodeError
 
-from ..types import ColourEncoding, Delivery, MaskEncoding, is_loopback
+from .errors import SettingsError, did_you_mean
+from .types import ColourEncoding, Delivery, MaskEncoding, is_loopback
+
+Layers = Mapping[str, Mapping[str, Any]]
 
 PREFIX, DELIMITER = "SAM3_", "__"
 """An environment variable SAM3_SECTION__FIELD is the setting section.field."""
@@ -45,20 +53,40 @@ def _join_source(folder: Path | None, text: str) -> str:
     return f"{scheme}:{join_path(folder, path)}" if is_file else text
 
 
-@dataclass(frozen=True, slots=True)
-class InProfile:
-    """Marks a field that holds paths. `join` returns one in full: (folder of the profile or None, text)."""
+class _ProfileText(str):
+    """A text of a profile, which knows the profile's folder."""
 
-    join: Callable[[Path | None, str], str] = join_path
+    folder: Path | None = None
 
 
-ProfilePath = Annotated[Path, InProfile()]
+def _place_texts(value: Any, folder: Path | None) -> Any:
+    """Return a value of a profile whose texts know the folder of the profile."""
+    if isinstance(value, str):
+        value = _ProfileText(value)
+        value.folder = folder
+    elif isinstance(value, list):
+        value = [_place_texts(item, folder) for item in value]
+    elif isinstance(value, dict):
+        value = {name: _place_texts(item, folder) for name, item in value.items()}
+    return value
+
+
+def _in_full(join: Callable[[Path | None, str], str] = join_path) -> BeforeValidator:
+    """Return the validator of a path. `join` returns it in full: (folder of its profile or None, text)."""
+    return BeforeValidator(
+        lambda value: (
+            join(getattr(value, "folder", None), str(value)) if isinstance(value, str | Path) else value
+        )
+    )
+
+
+ProfilePath = Annotated[Path, _in_full()]
 """A path. In a profile, a relative one starts at the folder of the profile; elsewhere, at the working directory."""
-OptionalProfilePath = Annotated[Path | None, BeforeValidator(lambda value: value or None), InProfile()]
+OptionalProfilePath = Annotated[Path | None, BeforeValidator(lambda value: value or None), _in_full()]
 """The same; an empty text is None."""
-WeightsName = Annotated[str, InProfile(_join_weights)]
+WeightsName = Annotated[str, _in_full(_join_weights)]
 """A name of weights, or a path to them."""
-SourceName = Annotated[str, InProfile(_join_source)]
+SourceName = Annotated[str, _in_full(_join_source)]
 """A source of a camera, such as bag:FILE."""
 
 
@@ -68,66 +96,6 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", use_attribute_docstrings=True, validate_default=True, frozen=True
     )
-
-    @classmethod
-    def with_full_paths(cls, fields: object, folder: Path | None) -> object:
-        """Return the fields of a layer with their paths in full. `folder` is the folder of a profile."""
-        if not isinstance(fields, Mapping):
-            return fields
-        return {
-            name: _complete(value, cls.model_fields[name], folder) if name in cls.model_fields else value
-            for name, value in fields.items()
-        }
-
-
-def _complete(value: object, field: FieldInfo, folder: Path | None) -> object:
-    for kind in (*field.metadata, *_list_kinds(field.annotation)):
-        if isinstance(kind, InProfile):
-            if isinstance(value, str) and get_origin(field.annotation) is tuple:
-                value = [item for item in value.split(",") if item]
-            return _map_texts(value, partial(kind.join, folder))
-        if isinstance(kind, type) and issubclass(kind, Section):
-            return (
-                [kind.with_full_paths(item, folder) for item in value] if isinstance(value, list) else value
-            )
-    return value
-
-
-def _list_kinds(annotation: object) -> Iterator[object]:
-    """Yield a type, and the types and markers inside it."""
-    yield annotation
-    for inner in get_args(annotation):
-        yield from _list_kinds(inner)
-
-
-def _map_texts(value: object, change: Callable[[str], str]) -> object:
-    """Apply a function to a text or path, or to each one in a list or map. Other values stay, to be refused later."""
-    if isinstance(value, str | Path):
-        return change(str(value))
-    if isinstance(value, list | tuple):
-        return [_map_texts(item, change) for item in value]
-    if isinstance(value, Mapping):
-        return {name: _map_texts(item, change) for name, item in value.items()}
-    return value
-
-
-class Address(NamedTuple):
-    """Host and port to listen on."""
-
-    host: str
-    port: int
-
-    @property
-    def is_loopback(self) -> bool:
-        """True if only this machine can connect."""
-        return is_loopback(self.host)
-
-
-def split_address(text: str) -> Address | None:
-    """Return the parts of HOST:PORT or [IPV6]:PORT, None for anything else."""
-    host, _, port = text.rpartition(":")
-    host = host.strip("[]")
-    return Address(host, int(port)) if host and port.isdecimal() and int(port) <= 65535 else None
 
 
 def are_same_endpoint(first: str, second: str) -> bool:
@@ -186,7 +154,9 @@ class LoggingSettings(Section):
 
 
 def _split(value: object) -> object:
-    return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return tuple(_place_texts([item for item in value.split(",") if item], getattr(value, "folder", None)))
 
 
 CommaSeparated = (NoDecode, BeforeValidator(_split))  # the environment and the command line give "a,b"
@@ -211,6 +181,14 @@ class TransportSettings(Section):
     insecure: bool = False
     """true: bind addresses that other machines reach, without keys. Anyone on the network can then see the frames and
     control the node."""
+
+    def require_newest(self, command: str) -> None:
+        """Raise SettingsError for lossless delivery, with which a command would take messages from their receivers."""
+        if self.delivery != "newest":
+            raise SettingsError(
+                f"{command} needs transport.delivery = 'newest': with 'every' each message goes to one receiver, and "
+                f"{command} would take frames from the node and masks from the policy"
+            )
 
 
 class CameraSettings(Section):
@@ -480,16 +458,10 @@ class GroupSettings(Section):
     is more."""
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """All settings of a deployment. Create it with `load_settings`, or directly from sections."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        env_nested_delimiter=DELIMITER,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        frozen=True,
-    )
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
     transport: TransportSettings = TransportSettings()
     camera: CameraSettings = CameraSettings()
@@ -506,18 +478,6 @@ class Settings(BaseSettings):
     group: GroupSettings = GroupSettings()
     health: HealthSettings = HealthSettings()
     logging: LoggingSettings = LoggingSettings()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # load_settings reads the environment itself, to merge it between the profile and the command line
-        return (init_settings,)
 
 
 class Option(NamedTuple):
@@ -549,3 +509,121 @@ def _format_value(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a TOML file. Raises SettingsError that names the file and the position of the fault."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        nearest = did_you_mean(path, map(str, path.parent.glob("*.toml")))
+        raise SettingsError(f"cannot read {path}: {error.strerror}{nearest}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from error
+
+
+def load_settings(profile: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Build the tree from a TOML profile, the environment and `overrides` ({"model.name": "nano", …}).
+
+    Relative paths in the profile start at its folder; other relative paths start at the working directory.
+    Raises SettingsError that names each wrong field as section.field, and the layer that set it.
+    """
+    layers: dict[str, dict[str, Any]] = {}
+    if profile is not None:
+        layers[f"in {profile}"] = _place_texts(read_toml(profile), profile.absolute().parent)
+    layers |= {"in the environment": _environment(), "on the command line": _nest(overrides or {})}
+    try:
+        settings = Settings(**_merge(layers))
+    except ValidationError as error:
+        raise SettingsError(_explain(error, layers)) from error
+    _check_endpoints(settings)
+    return settings
+
+
+def _check_endpoints(settings: Settings) -> None:
+    """Raise SettingsError if two settings name the same endpoint: one process would take it from the other."""
+    transport = settings.transport
+    named = [("transport.frames", endpoint) for endpoint in transport.frames]
+    named += [("transport.masks", transport.masks), ("transport.control", transport.control)]
+    named += [("spatial.poses", settings.spatial.poses)]
+    for (name, endpoint), (other_name, other) in itertools.combinations(named, 2):
+        if name != other_name and are_same_endpoint(endpoint, other):
+            raise SettingsError(
+                f"{name} and {other_name}: expected an endpoint each, found {endpoint} and {other}, which are the same;"
+                " choose another port or path for one of them"
+            )
+
+
+def _environment() -> dict[str, Any]:
+    _check_variables(os.environ)
+    try:
+        source = EnvSettingsSource(Settings, env_prefix=PREFIX, env_nested_delimiter=DELIMITER)  # type: ignore[arg-type]
+        return source()
+    except EnvironmentDecodeError as error:
+        raise SettingsError(f"settings in the environment: {error} ({error.__cause__})") from error
+
+
+def _check_variables(environment: Iterable[str]) -> None:
+    """Raise SettingsError for a variable that starts with SAM3_ and is neither a setting nor a section."""
+    names = [*(option.name for option in options()), *Settings.model_fields]
+    variables = {f"{PREFIX}{name.replace('.', DELIMITER)}".upper() for name in names}
+    for variable in sorted(environment):
+        if variable.upper().startswith(PREFIX) and variable.upper() not in variables:
+            raise SettingsError(
+                f"environment variable {variable}: no setting has this name{did_you_mean(variable, sorted(variables))}"
+            )
+
+
+def _nest(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    tree: dict[str, dict[str, Any]] = {}
+    for path, value in overrides.items():
+        section, _, name = path.partition(".")
+        tree.setdefault(section, {})[name] = value
+    return tree
+
+
+def _merge(layers: Layers) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for layer in layers.values():
+        for section, fields in layer.items():
+            lower = tree.get(section)
+            if isinstance(lower, Mapping) and isinstance(fields, Mapping):
+                tree[section] = {**lower, **fields}
+            else:
+                tree[section] = fields
+    return tree
+
+
+def _explain(error: ValidationError, layers: Layers) -> str:
+    lines = []
+    for item in error.errors():
+        field, layer = ".".join(map(str, item["loc"])), _find_layer(item["loc"], layers)
+        message = "no setting has this name" if item["type"] == "extra_forbidden" else item["msg"]
+        lines.append(f"{field}: {message}{_find_nearest(item)} (found {item['input']!r} {layer})")
+    return "invalid settings: " + "; ".join(lines)
+
+
+def _find_nearest(item: ErrorDetails) -> str:
+    """Return "; did you mean NAME?" for an unknown setting or an unknown choice of one, else ""."""
+    *parents, name = map(str, item["loc"])
+    if item["type"] == "literal_error":
+        return did_you_mean(item["input"], re.findall(r"'([^']*)'", item["ctx"]["expected"]))
+    if item["type"] != "extra_forbidden":
+        return ""
+    if not parents:
+        return did_you_mean(name, Settings.model_fields)
+    in_list = len(parents) > 1  # group.cameras.INDEX
+    section = CameraSettings if in_list else Settings.model_fields[parents[0]].annotation
+    siblings = list(section.model_fields)  # type: ignore[union-attr]
+    elsewhere = [option.name for option in options() if option.name.endswith(f".{name}")]
+    return f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(name, siblings)
+
+
+def _find_layer(location: tuple[int | str, ...], layers: Layers) -> str:
+    """Return the name of the highest-priority layer that sets this section and field."""
+    for name, layer in reversed(list(layers.items())):
+        fields = layer.get(str(location[0]), {})
+        names_field = len(location) == 1 or not isinstance(fields, Mapping) or location[1] in fields
+        if location[0] in layer and names_field:
+            return name
+    return "by default"
