@@ -97,7 +97,7 @@ class TrackerModel(nn.Module):
             and not self.static_shapes
             and self.stages.read is self.read_stage
             and self.read_stage.takes_any_width
-            and self.read_stage._compiled_call_impl is None
+            and not self.is_compiled
             and self.read_stage.tokens.method == "exact"
         )
 
