@@ -274,6 +274,9 @@ class EngineSettings(Section):
     """Gate: reject a stage if the cosine similarity of its worst output to torch in float32 is below this."""
     min_iou: float = Field(0.95, gt=0.0, le=1.0)
     """Gate: reject engines if their mean mask IoU with torch in float32 over a tracked clip is below this."""
+    max_time: float = Field(1.1, ge=0.0, le=1000.0)
+    """Gate: reject engines, FP8 or kernels that take more than this times as long as torch on this machine. The part
+    above 1 is for the noise of the measurement. 0: serve them however long they take."""
 
 
 class TrackerSettings(Section):
