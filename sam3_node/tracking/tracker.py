@@ -278,9 +278,8 @@ class Tracker(SavedFields):
             padded = pad_to_batch(rows) if static else rows
             out: Tensor = read(top, *self._memory.read(padded, frame, static or self.model.is_compiled))
             return out
-        groups = self._memory.read_groups(
-            rows, frame, static, None if any_width else at_once, all_pointers=self.model.is_compiled
-        )
+        engine_objects = None if any_width else at_once
+        groups = self._memory.read_groups(rows, frame, static, engine_objects, self.model.is_compiled)
         if len(groups) == 1:
             out = read(top, *groups[0].gather())
             return out
