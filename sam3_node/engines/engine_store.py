@@ -381,3 +381,15 @@ def checkpoint_digest(name: str) -> str:
     except (OSError, ModelError) as error:
         raise EngineError(f"cannot read the weights {path} to identify their engines: {error}") from error
     return digest.hexdigest()
+
+
+def identify_setup(settings: Settings) -> str:
+    """Return the key of what fits only these weights at this image size, this version of torch and this device.
+
+    It has 32 hex digits. Raises EngineError where the weights are not files on this machine.
+    """
+    device = pick_device(settings.model.device)
+    hardware = " ".join(find_inductor_target(device)) if device.type == "cuda" else describe_processor()
+    weights = checkpoint_digest(settings.model.name)
+    text = f"{weights} {settings.model.image_size} {torch.__version__} {hardware}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -161,10 +161,10 @@ def check_tracker(settings: Settings, source: str | Path | None = None) -> Repor
     return TrackerSlot(model, settings).check(source)
 
 
-def use_torch(model: TrackerModel, stages: Stages, settings: Settings, reason: EngineError) -> None:
+def use_torch(model: TrackerModel, stages: Stages, reason: EngineError) -> None:
     """Let the model's own torch stages serve in the place of engines that failed; the model's name says why."""
     _log.warning("engines cannot serve, torch does: %s", reason)
-    model.stages, model.static_shapes = stages, settings.model.compile
+    model.stages, model.static_shapes = stages, False
     model.name = f"{model.name} (torch: {shorten_reason(reason)})"
     if model.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -232,7 +232,7 @@ class TrackerSlot(EngineSlot):
         self.model.static_shapes = True
 
     def fall_back(self, reason: EngineError) -> None:
-        use_torch(self.model, self._torch_stages, self.settings, reason)
+        use_torch(self.model, self._torch_stages, reason)
 
     def _load_module(self, engines: LoadedEngines, name: str) -> nn.Module | None:
         """Load the torch module of a stage in the dtype of its engine, to compare layers.

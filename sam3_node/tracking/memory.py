@@ -288,14 +288,20 @@ class MemoryBank:
         return self._gather(rows, memory, pointer, _join_masks(memory.valid, pointer.valid))
 
     def read_groups(
-        self, rows: Ints, frame: int, static: bool, engine_objects: int | None = None
+        self,
+        rows: Ints,
+        frame: int,
+        static: bool,
+        engine_objects: int | None = None,
+        all_pointers: bool = False,
     ) -> list[ReadGroup]:
         """Return what `read` does, in groups with equally many memories, so that no memory is masked.
 
         With `static`, there are few different shapes: numbers of memories are in `read_widths`, numbers of
         objects are 1, 2, 4, 8, …, and numbers of pointers are equal. Objects with another number of memories read the
         whole bank with a mask. An engine takes up to `engine_objects` objects at once, always with a mask; it reads as
-        many memories as the next of these widths.
+        many memories as the next of these widths. With `all_pointers`, numbers of pointers are always equal, and there
+        is always a mask of them.
         """
         self._settle_scores()
         memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
@@ -318,8 +324,9 @@ class MemoryBank:
                     is_masked = engine_objects or not count
                     mask = np.concatenate([held.valid, seen.valid], axis=1) if is_masked else seen.valid
                 else:
-                    held, seen = memory.take(part), pointer.take(part)
-                    mask = _join_masks(held.valid, seen.valid)
+                    held = memory.take(part)
+                    seen = pointer.take(part, self.widths[1] if all_pointers else None)
+                    mask = seen.valid if all_pointers else _join_masks(held.valid, seen.valid)
                 gather = partial(self._gather, rows[part], held, seen, mask)
                 groups.append(ReadGroup(positions[start : start + size], gather))
         return groups

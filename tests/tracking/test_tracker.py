@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sam3_node.errors import CapacityError, RequestError, SettingsError, UnknownObjectError
+from sam3_node.models.sam.memory_read import ReadMethod
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import ObjectPrompt, Tracker, Tracks
 from sam3_node.tracking.host_copy import HostCopy
@@ -140,10 +141,62 @@ def test_static_shapes_give_the_same_masks(clip: list) -> None:
     assert largest_difference(run(Tracker(padded), clip, prompts), run(Tracker(plain), clip, prompts)) < CLOSE
 
 
+@pytest.mark.parametrize("read", ["exact", "pooled"])
+def test_compiled_stages_give_the_same_masks(read: ReadMethod, clip: list) -> None:
+    source = random_source("sam3")
+    compiled, plain = stages_of(source), stages_of(source)
+    for model in (compiled, plain):
+        model.use_read(read)
+    torch._dynamo.reset()
+    compiled.compile("aot_eager")
+    prompts = {0: [A, B], 5: [ObjectPrompt(3, points=[[80.0, 20.0]])]}
+    assert (
+        largest_difference(run(Tracker(compiled), clip, prompts), run(Tracker(plain), clip, prompts)) < CLOSE
+    )
+
+
 def test_more_objects_than_one_batch(model: TrackerModel, clip: list) -> None:
     many = [ObjectPrompt(i, points=[[6.0 * i, 50.0]]) for i in range(1, 11)]
     together = run(Tracker(model), clip[:8], {0: many})
     assert largest_difference(together, run(Tracker(model), clip[:8], {0: many[:1]})) < CLOSE
+
+
+def test_memory_that_runs_out_makes_batches_smaller_and_loses_no_frame(
+    clip: list, caplog: pytest.LogCaptureFixture
+) -> None:
+    small, plain = tiny_model(), tiny_model()
+    inner, calls = small.stages.remember, []
+
+    def remember(top: torch.Tensor, logits: torch.Tensor, presence: torch.Tensor) -> torch.Tensor:
+        calls.append(len(logits))
+        if len(logits) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return inner(top, logits, presence)
+
+    small.stages = small.stages._replace(remember=remember)
+    many = [ObjectPrompt(i, points=[[6.0 * i, 50.0]]) for i in range(1, 11)]
+    assert (
+        largest_difference(run(Tracker(small), clip[:6], {0: many}), run(Tracker(plain), clip[:6], {0: many}))
+        < CLOSE
+    )
+    assert calls[:7] == [10, 5, 2, 2, 2, 2, 2]
+    assert set(calls[3:]) == {2}, "the smaller batch stays"
+    assert "2 objects" in caplog.text
+
+
+def test_memory_that_runs_out_for_one_object_is_an_error(clip: list) -> None:
+    model = tiny_model()
+
+    def read(*inputs: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    read.takes_any_width = True  # type: ignore[attr-defined]
+    model.stages = model.stages._replace(read=read)
+    tracker = Tracker(model)
+    tracker.step(clip[0], [A])
+    with pytest.raises(torch.OutOfMemoryError):
+        tracker.step(clip[1])
+    assert tracker.frame_number == 1
 
 
 def test_tracks_say_what_is_there(model: TrackerModel, clip: list) -> None:

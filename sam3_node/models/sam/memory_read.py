@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...errors import ModelError, require
 from .algebra import Attention, apply_linear, apply_mlp, fold_linear, join_linear, rotate
 from .memory_write import find_latent_places
+from .stages import CompilableStage
 
 ReadMethod = Literal["exact", "pooled", "sparse"]
 """exact: all tokens of all memories. The others keep the newest prompted frame's memory whole, and of each other memory
@@ -244,9 +245,10 @@ class Attend(Protocol):
         """Attend in `layer` with x [1 or N, hw, C], which is normed; return [N, hw, 64]."""
 
 
-class MemoryRead(nn.Module):
+class MemoryRead(CompilableStage):
     """The memory attention of a transformers tracker: of SAM 3, SAM 2 or EdgeTAM."""
 
+    varying = ((), (0, 1), (0, 1), (0,), (0,), (0,))
     image_position: Tensor
     split_rotation: Tensor
 
@@ -267,6 +269,14 @@ class MemoryRead(nn.Module):
         self.norm = source.memory_attention.layer_norm
         self.takes_any_width = True
         """True if it takes any number of memories. Engines take a mask, kernels the whole bank."""
+
+    def runs_compiled(self, *inputs: Any) -> bool:
+        """Return False for one memory, or one that is reduced, and for a mask of memories: all are rare and brief."""
+        _, memory, _, pointers, _, valid = inputs
+        if not self.takes_any_width:
+            return True
+        fewest = 2 if self.tokens.method == "exact" else 3
+        return memory.shape[1] >= fewest and valid is not None and valid.shape[1] == pointers.shape[1]
 
     def use_kernels(self) -> None:
         """Attend by the kernels of `read_kernel` from now on, which only read what is valid.
