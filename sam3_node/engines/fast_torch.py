@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from ..models.sam.stages import Stages
 from ..models.weight_files import pick_device
 from ..settings import Settings
 from .engine_store import FP8, identify_setup, load_model_in
-from .oom import STAGE_ERRORS, reraise_out_of_memory, summarize_error
+from .oom import STAGE_ERRORS, reraise_out_of_memory
 from .quantize import CALIBRATE_HINT, MAX_E4M3, QuantisedLayer, Scales, load_recipe, quantise_encoder
 from .slot import apply_thresholds, attempt, read_gate_clip, use_torch
 from .validation import Clock, Report, compare_stages, read_clock
@@ -43,6 +44,8 @@ ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 FOLDER, FAST_FOLDER = "bfloat16", "faster"
 TRITON = "triton"
 BACKEND = "inductor"
+LAUNCHES, TIMED_CALLS = "launches", 5
+MAX_ERROR_CHARS = 300  # of triton's errors, which have the reason in their third line
 MULTIPLE = 16
 """The sides of FP8 matrices on a GPU are multiples of this."""
 
@@ -259,8 +262,11 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
                 report = compare_fast(fast, model, settings, clock)
             except STAGE_ERRORS:
                 raise
-            except Exception as error:  # triton has errors of its own, such as for a GPU without the memory
-                raise EngineError(f"torch's faster stages fail: {summarize_error(error)}") from error
+            except (
+                Exception
+            ) as error:  # triton has errors of its own, such as for a GPU that its ptxas does not know
+                said = " ".join(str(error).split())[:MAX_ERROR_CHARS]
+                raise EngineError(f"torch's faster stages fail: {type(error).__name__}: {said}") from error
             _write_report(path, report)
         if refusal := apply_thresholds(report, engine).refusal():
             raise EngineError(f"torch's faster stages refused by the gate: {refusal}")
@@ -289,11 +295,47 @@ def make_stages(model: TrackerModel, settings: Settings) -> Stages:
         _require_half_on_gpu(model)
         read = copy.deepcopy(model.read_stage)
         read.use_kernels()
+        choose_launch(model.device, settings.engine.folder.expanduser() / LAUNCHES)
         replaced["read"] = read
     for name, stage in replaced.items():
         if settings.model.compile is True or (name, settings.engine.precision) == ("encode", FP8):
             stage.compile(backend=BACKEND, dynamic=False)
     return stages._replace(**replaced)
+
+
+def choose_launch(device: torch.device, folder: Path) -> None:
+    """Let the read's kernels be launched in the way that is fastest on this GPU.
+
+    The first start times a few; `folder` keeps the result for GPUs of this generation.
+    """
+    from ..models.sam import read_kernel
+
+    generation = "".join(map(str, torch.cuda.get_device_capability(device)))
+    path = folder / f"sm{generation}-{find_version(TRITON)}.json"
+    try:
+        launch = read_kernel.Launch(*json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        launch = read_kernel.time_launches(device, _measure_ms)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.write_text(json.dumps(launch), encoding="utf-8")
+        except OSError as error:
+            _log.warning(
+                "launches are timed again at the next start: cannot write %s: %s", path, error.strerror
+            )
+    read_kernel.use_launch(device, launch)
+
+
+def _measure_ms(run: Callable[[], object]) -> float:
+    """Return how long a call takes on the GPU, in milliseconds, once it is compiled."""
+    run()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(TIMED_CALLS):
+        run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / TIMED_CALLS
 
 
 def _require_half_on_gpu(model: TrackerModel) -> None:

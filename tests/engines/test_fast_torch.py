@@ -393,6 +393,22 @@ def test_torch_serves_where_faster_stages_cannot(
         load_model(settings.model, settings.tracker, strict)
 
 
+def test_torch_serves_where_a_compiler_does_not_know_the_gpu(
+    weights: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class PTXASError(Exception):  # triton's own is no RuntimeError either
+        pass
+
+    def fail(*_: object) -> None:
+        raise PTXASError("PTXAS error: codegen\n`ptxas` stderr:\nValue 'sm_110a' is not defined")
+
+    monkeypatch.setattr(fast_torch, "make_stages", fail)
+    settings = make_settings(weights, precision="float32", read_kernel="triton")
+    model = load_model(settings.model, settings.tracker, settings.engine)
+    assert "faster stages fail: PTXASError" in model.name
+    assert "'sm_110a' is not defined" in caplog.text
+
+
 def test_engines_do_not_approximate(weights: Path) -> None:
     settings = make_settings(weights, read="pooled", kind="inductor", precision="float32")
     with refuses(SettingsError, field=("tracker.read", "engine.kind")):
