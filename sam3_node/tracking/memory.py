@@ -14,7 +14,6 @@ grew at once is searched again in tighter boxes. A mask whose size or place depa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +29,6 @@ from ..errors import SettingsError
 from ..models import Features, TrackerModel
 from ..models.pixels import mask_boxes
 from ..models.sam.algebra import resize_matrix
-from ..models.sam.memory_read import KeptMemories
 from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
 from ..models.sam.stages import ABSENT_LOGIT, Decoded
 from ..types import State
@@ -100,15 +98,13 @@ def get_rule(name: str) -> SelectionRule:
 NO_FRAME = -1
 CONDITIONING_SLOTS = 8  # the bound where the reference would keep all conditioning frames
 CONDITIONING_POINTERS = 16
-MAX_KEY_BYTES = 1 << 28
-"""Keys of memories are kept if those of all rows take at most this: nano's of 60 objects."""
 
 
 class Memories(NamedTuple):
     """The memories that N objects attend to, in the order of the arguments of `MemoryRead`."""
 
-    memory: Any
-    """[N, S, T, 64]; the first is the memory of the newest conditioning frame. `KeptMemories` where keys are kept."""
+    memory: Tensor
+    """[N, S, T, 64]; the first is the memory of the newest conditioning frame"""
     offset: Tensor
     """int64 [N, S]"""
     pointers: Tensor
@@ -169,7 +165,7 @@ class MemoryBank:
     def __init__(
         self, model: TrackerModel, max_objects: int, bank_size: int, rule: SelectionRule, history: int = 0
     ) -> None:
-        self._model, self._rule = model, rule
+        self._rule = rule
         self._num_maskmem, self._max_pointers = model.num_maskmem, model.max_pointers
         self._window = bank_size - 1
         self._ring = self._window + history
@@ -181,14 +177,6 @@ class MemoryBank:
             dtype=model.memory_dtype,
             device=model.device,
         )
-        self.keys: Tensor | None = None  # [objects, ring + conditioning, L, T, D]
-        if model.keeps_keys:
-            read = model.read_stage
-            self._ages = torch.stack([*read.project(read.tokens.memory_position, bias=True)])
-            layers, _, *sides = self._ages.shape
-            shape = (*self.features.shape[:2], layers, *sides)
-            if math.prod(shape) * model.dtype.itemsize <= MAX_KEY_BYTES:
-                self.keys = torch.zeros(shape, dtype=model.dtype)
         self.pointers = torch.zeros(  # [objects, ring + conditioning, C]
             (max_objects, self._pointer_ring + CONDITIONING_POINTERS, model.hidden),
             dtype=model.dtype,
@@ -207,7 +195,7 @@ class MemoryBank:
     @property
     def nbytes(self) -> int:
         """Device memory of the bank in bytes. It never changes."""
-        return self.features.nbytes + self.pointers.nbytes + (0 if self.keys is None else self.keys.nbytes)
+        return self.features.nbytes + self.pointers.nbytes
 
     @property
     def layout(self) -> list[Any]:
@@ -235,7 +223,7 @@ class MemoryBank:
     @torch.inference_mode()
     def copy_conditioning(self, source: int, target: int) -> None:
         """Copy the conditioning frames of one row to another, which is clear."""
-        self._store(target, slice(self._ring, None), self.features[source, self._ring :])
+        self.features[target, self._ring :] = self.features[source, self._ring :]
         self.pointers[target, self._pointer_ring :] = self.pointers[source, self._pointer_ring :]
         for table in (self._conditioning_frame, self._conditioning_pointer):
             table[target] = table[source]
@@ -248,7 +236,7 @@ class MemoryBank:
         """Store a tracked frame for N rows: memory [N, T, 64], pointer [N, C], score [N] (see `confidence`)."""
         index = copy_to_device(rows, self.features.device)
         slot = frame % self._pointer_ring
-        self._store(index, frame % self._ring, memory)
+        self.features[index, frame % self._ring] = memory
         self.pointers[index, slot] = pointer
         self._frame[rows, slot] = frame
         self._prompted[rows, slot] = False
@@ -261,11 +249,11 @@ class MemoryBank:
         A conditioning frame outlives the ring. When the conditioning slots are full, it replaces the oldest.
         """
         if (slot := _take_slot(self._conditioning_frame[row], frame)) is not None:
-            self._store(row, self._ring + slot, memory[0])
+            self.features[row, self._ring + slot] = memory[0]
         if (slot := _take_slot(self._conditioning_pointer[row], frame)) is not None:
             self.pointers[row, self._pointer_ring + slot] = pointer[0]
         if now - frame < self._ring:  # an evicted conditioning frame still counts while it is recent
-            self._store(row, frame % self._ring, memory[0])
+            self.features[row, frame % self._ring] = memory[0]
         if now - frame < self._pointer_ring:
             slot = frame % self._pointer_ring
             self._settle_scores()  # otherwise the tracked mask's score would overwrite this one later
@@ -283,17 +271,10 @@ class MemoryBank:
         """
         slot = frame % self._pointer_ring
         if now - frame <= self._ring:
-            self._store(row, frame % self._ring, memory[0])
+            self.features[row, frame % self._ring] = memory[0]
         self.pointers[row, slot] = pointer[0]
         self._settle_scores()  # otherwise the tracked mask's score would overwrite this one later
         self._score[row, slot] = 1.0
-
-    def _store(self, row: Tensor | int, slot: int | slice, memory: Tensor) -> None:
-        """Store memories [..., T, 64] at a slot of each of some rows, or of one row."""
-        self.features[row, slot] = memory
-        if self.keys is not None:
-            for layer, key in enumerate(self._model.read_stage.project(memory)):
-                self.keys[row, slot, layer] = key
 
     def read(self, rows: Ints, frame: int, static: bool) -> Memories:
         """Return the memories that `rows` attend to on step `frame`; with `static`, of equal shapes on every step.
@@ -308,7 +289,7 @@ class MemoryBank:
             every = np.arange(len(rows))
             memory, pointer = memory.take(every), pointer.take(every)
             mask = _join_masks(memory.valid, pointer.valid)
-        [gather] = self._send([_Selection(rows, memory, pointer, mask)], keys=False)
+        [gather] = self._send([_Selection(rows, memory, pointer, mask)])
         return gather()
 
     def read_groups(
@@ -344,7 +325,7 @@ class MemoryBank:
                     mask = _join_masks(held.valid, seen.valid)
                 placed.append(positions[start : start + size])
                 selections.append(_Selection(rows[part], held, seen, mask))
-        return list(map(ReadGroup, placed, self._send(selections, keys=self._model.keeps_keys)))
+        return list(map(ReadGroup, placed, self._send(selections)))
 
     @property
     def read_widths(self) -> list[int]:
@@ -370,7 +351,7 @@ class MemoryBank:
                 torch.ones(objects, masked, dtype=torch.bool, device=device),
             )
 
-    def _send(self, selections: list[_Selection], keys: bool) -> list[Callable[[], Memories]]:
+    def _send(self, selections: list[_Selection]) -> list[Callable[[], Memories]]:
         """Send the indices of all selections to the device in one block; return what gathers each one's memories."""
         none = np.empty(0, np.bool_)
         indices = [
@@ -382,22 +363,15 @@ class MemoryBank:
         block = copy_to_device(flat, self.features.device).split([array.size for array in arrays])
         views = (part.view(array.shape) for part, array in zip(block, arrays, strict=True))
         return [
-            partial(self._gather, selection, keys, *islice(views, len(group)))
+            partial(self._gather, selection.mask is not None, *islice(views, len(group)))
             for selection, group in zip(selections, indices, strict=True)
         ]
 
-    def _gather(
-        self, selection: _Selection, keys: bool, row: Tensor, slots: Tensor, *others: Tensor
-    ) -> Memories:
+    def _gather(self, has_mask: bool, row: Tensor, slots: Tensor, *others: Tensor) -> Memories:
         offset, pointer_slots, age, valid = others
-        mask = None if selection.mask is None else valid.bool()
-        found = Memories(
-            self.features[row, slots], offset, self.pointers[row, pointer_slots], age.float(), mask
-        )
-        if self.keys is None or not keys:
-            return found
-        places = selection.rows.tolist(), selection.memory.slot.tolist()
-        return found._replace(memory=KeptMemories(found.memory, self.keys, self._ages, *places))
+        pointers = self.pointers[row, pointer_slots]
+        mask = valid.bool() if has_mask else None
+        return Memories(self.features[row, slots], offset, pointers, age.float(), mask)
 
     def conditioning_pointers(self, rows: Ints) -> tuple[Tensor, Tensor]:
         """Return the pointers of N rows' prompted frames, [N, P, C] in no order, and bool [N, P]: True if valid."""
@@ -425,7 +399,7 @@ class MemoryBank:
             table[:] = values.numpy().reshape(table.shape)
         self._unread_scores.clear()
         index = torch.tensor(state["used"], dtype=torch.int64, device=self.features.device)
-        self._store(index, slice(None), state["features"].to(self.features.device))
+        self.features[index] = state["features"].to(self.features.device)
         self.pointers[index] = state["pointers"].to(self.pointers.device)
 
     def _slot_tables(self) -> tuple[Ints | Bools | Floats, ...]:

@@ -16,7 +16,6 @@ from sam3_node.tracking.host_copy import HostCopy, copy_to_device
 from sam3_node.tracking.memory import CONFIDENT_SCORE, get_rule
 from tests.support.refuses import refuses
 from tests.support.tiny import noise_clip, random_source, stages_of, tiny_model
-from tools.bench.counting import count
 
 CLOSE = 2e-4  # float32 in batches of another size
 A = ObjectPrompt(1, points=[[30.0, 40.0]])
@@ -419,42 +418,11 @@ def test_a_copy_does_not_wait_for_later_work() -> None:
     assert not later.query(), "the device is still busy"
 
 
-def full_tracker(model: TrackerModel, clip: list) -> Tracker:
-    tracker = Tracker(model, max_objects=2)
-    run(tracker, clip[:12], {0: [A, B], 5: [A]})
-    return tracker
-
-
-def test_keys_of_memories_are_projected_when_they_are_written(
-    model: TrackerModel, clip: list, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, top = np.arange(2), model.encode(clip[0]).top
-
-    def read(tracker: Tracker) -> tuple[torch.Tensor, int]:
-        with torch.inference_mode():
-            return tracker._read(top, rows, 12), count(lambda: tracker._read(top, rows, 12)).flops
-
-    keeping = full_tracker(model, clip)
-    monkeypatch.setattr(memory, "MAX_KEY_BYTES", 0)
-    plain = full_tracker(model, clip)
-    (kept, few), (projected, many) = read(keeping), read(plain)
-    layers, tokens = len(model.read_stage.layers), 7 * model.memory_tokens + 8 * model.memory_tokens
-    assert many - few == 2 * layers * tokens * model.memory_channels * model.hidden
-    assert (kept - projected).abs().max() < 1e-4
-    assert plain.bank.keys is None
-    assert keeping.bank.nbytes == plain.bank.nbytes + keeping.bank.keys.nbytes
-
-
-def test_a_restored_tracker_keeps_the_same_keys(model: TrackerModel, clip: list) -> None:
-    first, second = full_tracker(model, clip), Tracker(model, max_objects=2)
-    second.restore(first.state())
-    assert torch.equal(first.bank.keys, second.bank.keys)
-
-
 def test_a_step_sends_the_indices_of_all_its_objects_at_once(
     model: TrackerModel, clip: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracker, sent = full_tracker(model, clip), []
+    tracker, sent = Tracker(model, max_objects=2), []
+    run(tracker, clip[:12], {0: [A, B], 5: [A]})
 
     def send(values: np.ndarray, device: torch.device) -> torch.Tensor:
         sent.append(values.dtype)

@@ -5,15 +5,10 @@ objects with equally many memories are one batch, so only engines of fixed shape
 
 `MemoryTokens` chooses the tokens to attend to: all of them, as the weights were trained (exact), or fewer. EdgeTAM's
 memories are compressed already, and are read exactly. On an NVIDIA GPU, the kernels of `read_kernel` may attend.
-
-The key of a memory's token m is R (W (m + p) + b). The encoding p of its place and age is a row of a small table, and
-the rotation R is that of its place at any age. So a bank may keep R W m (`KeptMemories`); R (W p + b) is added at the
-read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -36,25 +31,11 @@ POOL = 2
 """Side of the square of tokens that is averaged."""
 
 
-class KeptMemories(NamedTuple):
-    """S memories of each of N objects whose keys a bank on a CPU keeps, for L layers."""
-
-    memory: Tensor
-    """[N, S, T, 64]"""
-    keys: Tensor
-    """[rows, slots, L, T, D], each as `MemoryRead.project` yields it"""
-    ages: Tensor
-    """[L, ages, T, D], the keys of the rows of the temporal table"""
-    rows: list[int]
-    slots: list[list[int]]
-    """S for each of the N rows"""
-
-
 class Tokens(NamedTuple):
     """The T tokens of N objects, in three regions: of reduced memories, of full ones, and of pointers."""
 
     keys: Tensor
-    """[N, T, 64], before the projection; of the pointers alone where keys of memories are kept"""
+    """[N, T, 64], before the projection"""
     values: Tensor
     """[N, T, 64]"""
     reduced: int
@@ -142,14 +123,13 @@ class MemoryTokens(nn.Module):
         pointer_age: Tensor,
         valid: Tensor | None,
         dtype: torch.dtype,
-        kept: bool = False,
     ) -> Tokens:
-        """Make the tokens, in `dtype`, from the arguments of `MemoryRead`. kept: whether keys of memories are kept."""
+        """Make the tokens, in `dtype`, from the arguments of `MemoryRead`."""
         count, slots = memory.shape[:2]
         full = (
             slots if self.method == "exact" else 1
         )  # the newest prompted frame comes first, and stays whole
-        place = memory[:, :0] if kept else self.memory_position[offset]
+        place = self.memory_position[offset]
         places, values = [place[:, :full]], [memory[:, :full]]
         rows = offset.new_empty(1, 0)
         if slots > full:
@@ -158,12 +138,12 @@ class MemoryTokens(nn.Module):
             places, values = [position, *places], [value, *values]
         content = [*(value.flatten(1, 2) for value in values), pointers.reshape(count, -1, self.channels)]
         where = [*(place.flatten(1, 2) for place in places), self._pointer_place(pointer_age)]
-        joined, placed = torch.cat(content, dim=1).to(dtype), torch.cat(where, dim=1)
+        joined = torch.cat(content, dim=1).to(dtype)
         mask = self._mask(valid, slots - full, full, pointers.shape[1], rows.shape[1])
         # the softmax sees one average in the place of the four tokens that it stands for
         weight = POOL * POOL if self.method == "pooled" else 1
         return Tokens(
-            placed.add_(joined[:, -placed.shape[1] :]),  # keys know place and time, values do not
+            torch.cat(where, dim=1).add_(joined),  # keys know place and time, values do not
             joined,
             rows.shape[1],
             full * self.memory_tokens,
@@ -288,9 +268,7 @@ class MemoryRead(CompilableStage):
             "image_position", 0.1 * _sine(source, source.backbone_feature_sizes[-1]), persistent=False
         )
         attend = Attention()
-        self.layers = nn.ModuleList(
-            ReadLayer(layer, attend, number) for number, layer in enumerate(source.memory_attention.layers)
-        )
+        self.layers = nn.ModuleList(ReadLayer(layer, attend) for layer in source.memory_attention.layers)
         self.norm = source.memory_attention.layer_norm
         self.takes_any_width = True
         """True if it takes any number of memories. Engines take a mask, kernels the whole bank."""
@@ -321,7 +299,7 @@ class MemoryRead(CompilableStage):
     def forward(
         self,
         top: Tensor,
-        memory: Tensor | KeptMemories,
+        memory: Tensor,
         offset: Tensor,
         pointers: Tensor,
         pointer_age: Tensor,
@@ -335,29 +313,12 @@ class MemoryRead(CompilableStage):
         before others, and so do valid pointers.
         Return [N, C, h, w].
         """
-        attend: Attend
-        if isinstance(memory, KeptMemories):
-            content = (memory.memory, offset, pointers, pointer_age, valid, top.dtype)
-            attend = _KeptAttend(self.tokens(*content, kept=True), self.tokens, memory, offset)
-        else:
-            attend = self._attend(self.tokens(memory, offset, pointers, pointer_age, valid, top.dtype))
+        attend = self._attend(self.tokens(memory, offset, pointers, pointer_age, valid, top.dtype))
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:  # the first memory attention turns the one row of all objects into N rows
             x = layer(x, attend)
         out: Tensor = self.norm(x).transpose(1, 2).reshape(offset.shape[0], self.hidden, *top.shape[-2:])
         return out
-
-    def project(self, x: Tensor, bias: bool = False) -> Iterator[Tensor]:
-        """Yield the keys of memories or of encodings [..., T, 64], rotated: [..., T, D] for each layer.
-
-        The key of a memory without bias plus that of the encoding of its age with it is the key of both.
-        """
-        rows = self.tokens.memory_rows
-        for layer in self.layers:
-            assert isinstance(layer, ReadLayer)
-            weight = layer.key.weight
-            projected = F.linear(x.to(weight.dtype), weight, layer.key.bias if bias else None)
-            yield rotate(projected, self.tokens.rotation[rows.start : rows.stop])
 
     def _attend(self, tokens: Tokens) -> Attend:
         if self.takes_any_width:
@@ -374,9 +335,8 @@ class ReadLayer(nn.Module):
     split_key: nn.Linear
     split_own: nn.Linear
 
-    def __init__(self, source: Any, attend: Attention, number: int) -> None:
+    def __init__(self, source: Any, attend: Attention) -> None:
         super().__init__()
-        self.number = number
         self.norm1, self.norm2, self.norm3 = source.layer_norm1, source.layer_norm2, source.layer_norm3
         if hasattr(source, "mlp"):  # EdgeTAM
             mlp = source.mlp
@@ -436,38 +396,6 @@ class _PlainAttend:
         if self.reduced_rotation is not None:
             parts.insert(0, rotate(key[:, :start], self.reduced_rotation))
         return key if rotated is full else torch.cat(parts, dim=1)  # otherwise it was done in place
-
-
-class _KeptAttend(_PlainAttend):
-    """Attention by torch's operations to keys that are kept."""
-
-    def __init__(self, tokens: Tokens, maker: MemoryTokens, kept: KeptMemories, offset: Tensor) -> None:
-        super().__init__(tokens, maker)
-        self.kept, self.ages = kept, offset.tolist()
-        values, narrow = tokens.values, tokens.values.dtype != torch.float32
-        # plain steps go object by object, so its keys stay in the cache; fused attention takes all at once
-        self.key = values.new_empty(len(values) if narrow else 1, values.shape[1], kept.keys.shape[-1])
-
-    def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
-        values, mask = self.tokens.values, self.tokens.mask
-        pointers = apply_linear(layer.key, self.tokens.keys)
-        query = rotate(apply_linear(layer.query, x), self.rotation).expand(len(pointers), -1, -1)
-        key, out = self.key, []
-        size = len(key)
-        for start in range(0, len(pointers), size):
-            some = slice(start, start + size)
-            for i in range(size):
-                self._write_keys(key[i], layer.number, start + i)
-            key[:, self.tokens.full :] = pointers[some]
-            out.append(layer.attend(query[some], key, values[some], None if mask is None else mask[some]))
-        return out[0] if len(out) == 1 else torch.cat(out)
-
-    def _write_keys(self, out: Tensor, layer: int, item: int) -> None:
-        """Write the keys of an object's memories into the first rows of [T, D]."""
-        kept, place = self.kept, out[: self.tokens.full].unflatten(0, (len(self.ages[item]), -1))
-        keys, ages = kept.keys[kept.rows[item]], kept.ages[layer]
-        for i, (slot, age) in enumerate(zip(kept.slots[item], self.ages[item], strict=True)):
-            torch.add(keys[slot, layer], ages[age], out=place[i])
 
 
 def _sine(source: Any, size: tuple[int, int]) -> Tensor:

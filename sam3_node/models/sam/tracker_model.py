@@ -86,22 +86,6 @@ class TrackerModel(nn.Module):
         return torch.bfloat16 if self.remember_stage.compress is None else self.dtype
 
     @property
-    def keeps_keys(self) -> bool:
-        """True where a bank should keep the keys of memories: for an exact read by torch on a CPU, not compiled.
-
-        There a kept key is read in less time than it is projected. A GPU projects it while it would be read: it is four
-        times as wide as its memory, for each layer.
-        """
-        return (
-            self.device.type == "cpu"
-            and not self.static_shapes
-            and self.stages.read is self.read_stage
-            and self.read_stage.takes_any_width
-            and not self.is_compiled
-            and self.read_stage.tokens.method == "exact"
-        )
-
-    @property
     def can_track(self) -> bool:
         """True: all weights can track. It stays for programs that read it."""
         return True
