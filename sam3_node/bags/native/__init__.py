@@ -66,7 +66,5 @@ def unpack_pose(body: Buffer) -> Pose:
     """Return the pose of such a body; WireError if it is malformed."""
     fields = Fields(unpack(body, what="pose"), "pose")
     fields.require_version()
-    matrix = fields.numbers("camera_to_world", 16)
-    if len(matrix) != 16:
-        raise fields.wrong("camera_to_world", "16 numbers")
+    matrix = fields.vector("camera_to_world", 16)
     return Pose(fields.text("camera"), fields.integer("seq"), np.array(matrix).reshape(4, 4))
