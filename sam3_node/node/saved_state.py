@@ -94,6 +94,18 @@ class Saved(NamedTuple):
         """Read the bytes of a snapshot. Raises SnapshotError for damaged ones."""
         return cls(source, Snapshot.unpack(data, source), data)
 
+    @classmethod
+    def read(cls, path: Path, source: str = "") -> Self:
+        """Read the file of a snapshot. Raises SnapshotError if it cannot be read, is damaged or too large."""
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise SnapshotError(f"cannot read the snapshot {path}: {error.strerror}") from error
+        if len(data) > MAX_BYTES:
+            raise SnapshotError(f"{path}: expected a snapshot of at most {MAX_BYTES} bytes, found more")
+        return cls.unpack(data, source or str(path))
+
     @property
     def sha256(self) -> str:
         """Digest of the bytes, as 64 hex digits."""
@@ -160,7 +172,7 @@ class SnapshotFolder:
     def read_saved(self) -> Saved | None:
         """Return the automatic snapshot, None if there is none. Raises SnapshotError if it cannot be used."""
         path = self._path
-        return Saved.unpack(read_file(path), str(path)) if path is not None and os.path.exists(path) else None
+        return Saved.read(path) if path is not None and os.path.exists(path) else None
 
     def put_aside(self) -> None:
         """Rename the automatic snapshot, so that the next one does not replace it."""
@@ -171,18 +183,6 @@ class SnapshotFolder:
             log.error(
                 "%s cannot be put aside: %s; the next snapshot replaces it", self._path, reason.strerror
             )
-
-
-def read_file(path: Path) -> bytes:
-    """Read the file of a snapshot. Raises SnapshotError if it cannot be read or is too large."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise SnapshotError(f"cannot read the snapshot {path}: {error.strerror}") from error
-    if len(data) > MAX_BYTES:
-        raise SnapshotError(f"{path}: expected a snapshot of at most {MAX_BYTES} bytes, found more")
-    return data
 
 
 def pack(snapshot: Snapshot, path: Path | None) -> Packed:
@@ -424,7 +424,7 @@ class Snapshots:
         if not os.path.isfile(path):
             names = ", ".join(self._folder.list_names()) or "there are none"
             raise RequestError(f"expected the name of a snapshot ({names}), found {name!r}")
-        saved = Saved.unpack(read_file(path), str(path))
+        saved = Saved.read(path)
         self.withdraw()
         return self.restore(saved, new_epochs=True)
 
@@ -582,7 +582,7 @@ def _restore_file(snapshots: Snapshots, saved: Saved | None, source: str) -> Non
     SnapshotError if there is neither.
     """
     try:
-        file = Saved.unpack(read_file(Path(source)), source)
+        file = Saved.read(Path(source), source)
     except SnapshotError as error:
         if saved is None or saved.snapshot.hand_over.get("source") != source:
             raise
@@ -621,11 +621,8 @@ def _continue_after_take_over(
     If it is too old, the node begins without objects, as after any long pause, unless the other node works on.
     """
     origin = saved.snapshot.hand_over
-    was_confirmed, token, node = (
-        origin.get("confirmed") is True,
-        str(origin.get("token")),
-        str(origin.get("node")),
-    )
+    was_confirmed = origin.get("confirmed") is True
+    token, node = str(origin.get("token")), str(origin.get("node"))
     state = _confirm(source, security, token, node, 0.0 if was_confirmed else snapshots.confirm_s)
     works_on = state in ("expired", "cancelled", ANOTHER)
     if state == "taken_back" or (works_on and not was_confirmed):
