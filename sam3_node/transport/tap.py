@@ -119,6 +119,11 @@ class ReceivedMessage(NamedTuple):
     parts: list[memoryview]
     received_ns: int
 
+    @property
+    def nbytes(self) -> int:
+        """Approximate memory of the message."""
+        return OVERHEAD_BYTES + sum(part.nbytes for part in self.parts)
+
 
 class StreamTap(Receiver[list[memoryview]]):
     """A receiver of all frames, masks and events of live (`newest`) delivery, in the order of arrival.
@@ -172,7 +177,7 @@ class StreamTap(Receiver[list[memoryview]]):
             self._changed.wait_for(lambda: self._ended or bool(self._waiting), timeout_ms / 1000)
             if self._waiting:
                 message = self._waiting.popleft()
-                self._bytes -= _count_bytes(message)
+                self._bytes -= message.nbytes
                 return message
         self.check()
         return None
@@ -188,11 +193,11 @@ class StreamTap(Receiver[list[memoryview]]):
             return True
         message = ReceivedMessage(parts, received_ns)
         with self._changed:
-            if self._waiting and self._bytes + _count_bytes(message) > self._max_bytes:
+            if self._waiting and self._bytes + message.nbytes > self._max_bytes:
                 self.dropped += 1
             else:
                 self._waiting.append(message)
-                self._bytes += _count_bytes(message)
+                self._bytes += message.nbytes
                 self._changed.notify()
         return True
 
@@ -222,7 +227,3 @@ def _open(topics: Sequence[bytes]) -> Socket:
     socket.setsockopt(zmq.RECONNECT_IVL, MIN_RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
     return socket
-
-
-def _count_bytes(message: ReceivedMessage) -> int:
-    return OVERHEAD_BYTES + sum(part.nbytes for part in message.parts)
