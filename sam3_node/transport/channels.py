@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 import zmq
 
 from ..errors import TransportError
-from ..types import Buffer, Delivery, Frame, MaskEncoding, MaskFrame, count_missing_frames
+from ..types import Buffer, Delivery, Frame, MaskEncoding, MaskFrame, count_missing_frames, keep_newest
 from ..wire import (
     BEAT_TOPIC,
     MASKS_ROOT,
@@ -292,10 +292,7 @@ class NewestMasks:
     def put(self, masks: MaskFrame) -> None:
         """Replace the masks of a camera. Those who wait learn of it by `notify`."""
         with self._arrived:
-            self._masks.pop(masks.camera, None)
-            self._masks[masks.camera] = masks
-            if len(self._masks) > self._capacity:
-                del self._masks[next(iter(self._masks))]
+            keep_newest(self._masks, masks.camera, masks, self._capacity)
 
     def notify(self) -> None:
         """Wake all that wait, and call the listeners."""
