@@ -106,12 +106,10 @@ class SpatialStage:
         if last is None or last.depth is None or mask is None:
             return None
         surfaces = measure_surfaces([mask], last.depth, count)
+        if not surfaces.indices:
+            return None
         frame = CAMERA if self._place is None else BASE
-        return (
-            MeasuredPoints(last.seq, frame, self._sample(surfaces.points_m[0], count))
-            if surfaces.indices
-            else None
-        )
+        return MeasuredPoints(last.seq, frame, self._sample(surfaces.points_m[0], count))
 
     def remove(self, object_id: int) -> None:
         """Forget an object."""
@@ -200,12 +198,10 @@ class SpatialStage:
         return tuple(completed)
 
     def _sample(self, points: Float, count: int) -> Float:
-        chosen = (
-            points if len(points) <= count else points[np.linspace(0, len(points) - 1, count).astype(int)]
-        )
-        if self._place is not None:
-            chosen = transform_points(self._place, chosen)
-        return np.ascontiguousarray(chosen, "<f4")
+        if len(points) > count:
+            points = points[np.linspace(0, len(points) - 1, count).astype(int)]
+        placed = points if self._place is None else transform_points(self._place, points)
+        return np.ascontiguousarray(placed, "<f4")
 
     def _locate(self, frame: Frame, robot_pose: FramePose | None) -> FramePose | None:
         calibration = self._calibration

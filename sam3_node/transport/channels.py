@@ -38,9 +38,9 @@ from .sockets import (
     MAX_FRAME_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_SUBSCRIPTION_BYTES,
+    BoundOwner,
     BoundSocket,
     ReconnectingSocket,
-    SocketOwner,
     connect,
     open_subscriber,
     receive_parts,
@@ -57,7 +57,7 @@ SAMPLE_SIZE = 5
 T = TypeVar("T")
 
 
-class Publisher(SocketOwner):
+class Publisher(BoundOwner):
     """Base of publishers: it binds a PUB socket (`newest`) or a PUSH socket (`every`).
 
     `newest` never waits. A peer that is too slow misses the messages beyond a short queue. A thread publishes a beat
@@ -83,16 +83,6 @@ class Publisher(SocketOwner):
             # the first beat of each connection
             self._bound.socket.setsockopt(zmq.XPUB_WELCOME_MSG, BEAT_TOPIC)
             self._beats.start()
-
-    @property
-    def peers_refused(self) -> int:
-        """Number of peers that were refused because of their key."""
-        return self._bound.peers_refused
-
-    @property
-    def last_refusal(self) -> str | None:
-        """Reason for which the last peer was refused."""
-        return self._bound.last_refusal
 
     def wait_for_space(self, timeout_ms: int) -> bool:
         """Wait until `every` can queue a message. Return False when it cannot in time. `newest` never waits."""

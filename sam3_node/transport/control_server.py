@@ -24,6 +24,7 @@ from .security import Security
 from .sockets import (
     MAX_MESSAGE_BYTES,
     MAX_REQUEST_BYTES,
+    BoundOwner,
     BoundSocket,
     SocketThread,
     WakePipe,
@@ -214,7 +215,7 @@ MAX_BYTES_PER_S = 250e6
 AnswerNow = Callable[[Request], Reply | None]
 
 
-class ControlServer(SocketThread):
+class ControlServer(BoundOwner, SocketThread):
     """A server of control requests on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
 
     A thread owns the socket and unpacks each request once. It answers malformed requests, and those for which
@@ -306,16 +307,6 @@ class ControlServer(SocketThread):
             waiting.cancel()
         elif not self._requests.put_back(waiting):
             self._supersede(waiting)
-
-    @property
-    def peers_refused(self) -> int:
-        """Number of peers that were refused because of their key."""
-        return self._bound.peers_refused
-
-    @property
-    def last_refusal(self) -> str | None:
-        """Reason for which the last peer was refused."""
-        return self._bound.last_refusal
 
     @property
     def wakeup(self) -> int:

@@ -316,6 +316,22 @@ class BoundSocket(SocketOwner):
         self._context.term()
 
 
+class BoundOwner(SocketOwner):
+    """Base of types that own one bound socket."""
+
+    _bound: BoundSocket
+
+    @property
+    def peers_refused(self) -> int:
+        """Number of peers that were refused because of their key."""
+        return self._bound.peers_refused
+
+    @property
+    def last_refusal(self) -> str | None:
+        """Reason for which the last peer was refused."""
+        return self._bound.last_refusal
+
+
 def connect(socket: Socket, endpoint: str) -> None:
     """Connect `socket`. The peer may bind later. Raises TransportError for a malformed endpoint."""
     check_endpoint(endpoint)
