@@ -383,9 +383,9 @@ def _make(kind: str, name: str, text: str, values: Any, *labels: str) -> Metric:
 
     family: Metric = getattr(core, f"{kind}MetricFamily")(f"{PREFIX}_{name}", text, labels=labels)
     for key, value in (values if labels else {(): values}).items():
-        key = key if isinstance(key, tuple) else (key,)
+        labelled = key if isinstance(key, tuple) else (key,)
         if isinstance(value, Histogram):
-            family.add_metric(key, buckets=value.cumulative(), sum_value=value.sum_s)  # type: ignore[attr-defined]
+            family.add_metric(labelled, buckets=value.cumulative(), sum_value=value.sum_s)  # type: ignore[attr-defined]
         elif value is not None:
-            family.add_metric(key, float(value))  # type: ignore[attr-defined]
+            family.add_metric(labelled, float(value))  # type: ignore[attr-defined]
     return family
