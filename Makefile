@@ -12,7 +12,8 @@ ENGINES_READY := $(VENV)/.ready-engines
 help:
 	@echo 'make demo          play the bundled recording through camera, node and subscriber; results in out/demo'
 	@echo 'make test          lint, then every test'
-	@echo 'make test-engines  install TensorRT-RTX and Triton, then the tests that build engines and kernels; they need no GPU'
+	@echo 'make test-engines  install TensorRT-RTX and Triton, then the tests that build engines and kernels, and compare the'
+	@echo '                   calls of TensorRT with the bindings of five versions; they need no GPU'
 	@echo 'make lint          ruff, mypy and vulture'
 	@echo 'make bench         short forms of the benchmarks'
 	@echo 'make clean         remove the environment, caches and results'
@@ -33,7 +34,7 @@ NEED_NO_ENGINES := $(addprefix tests/engines/,\
 	tensorrt/test_run.py)
 
 test-engines: $(ENGINES_READY)
-	$(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/engines/test_*.py tests/engines/tensorrt/test_*.py)) \
+	SAM3_TEST_BINDINGS=1 $(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/engines/test_*.py tests/engines/tensorrt/test_*.py)) \
 		tests/models/sam/test_read_kernel.py
 
 lint: $(READY)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from importlib import metadata
 from types import ModuleType
 
 CLI_MODULES = frozenset({"pydantic", "pydantic_core", "pydantic_settings", "cv2", "packaging"})
@@ -161,6 +162,14 @@ class ProcessError(Sam3NodeError, code="process"):
 def install_advice(extra: str) -> str:
     """Return the command that installs an extra of this package."""
     return f"pip install 'sam3-node[{extra}]', or pip install -e '.[{extra}]' in a checkout"
+
+
+def find_version(package: str) -> str | None:
+    """Return the version of an installed package; None for one that is not, such as this one in a bare checkout."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -74,7 +74,9 @@ def _place_texts(value: Any, folder: Path | None) -> Any:
 def _in_full(join: Callable[[Path | None, str], str] = join_path) -> BeforeValidator:
     """Return the validator of a path. `join` returns it in full: (folder of its profile or None, text)."""
     return BeforeValidator(
-        lambda value: join(getattr(value, "folder", None), value) if isinstance(value, str) else value
+        lambda value: (
+            join(getattr(value, "folder", None), str(value)) if isinstance(value, str | Path) else value
+        )
     )
 
 
@@ -240,8 +242,9 @@ class ModelSettings(Section):
     """Data type of the arithmetic. auto is bfloat16 on CUDA, or the engines' own type if engine.kind names engines. On
     a CPU it is bfloat16 if the CPU computes it in hardware and the masks on the bundled recording agree with float32's
     (mean IoU 0.97), which the first start checks; else float32."""
-    compile: bool = False
-    """Compile the stages with torch.compile. The first minute is slower, later frames are faster."""
+    compile: bool | Literal["auto"] = "auto"
+    """Compile the stages with torch.compile: the first start takes minutes longer, frames are faster. auto: on a GPU,
+    if the first start finds a step faster so; on a CPU false."""
     threads: int = Field(0, ge=0, le=1024)
     """Number of CPU threads for the model; 0 lets torch choose."""
     image_size: int = Field(0, ge=0, le=4096)
@@ -259,17 +262,21 @@ class EngineSettings(Section):
     """For kind torch and precision fp8: scales of the encoder, made by `sam3-node calibrate fp8`."""
     recipe: OptionalProfilePath = None
     """For kind torch and precision fp8: recipe of the layers to quantise. Empty: all linear layers but the patches'."""
-    read_kernel: Literal["torch", "triton"] = "torch"
+    read_kernel: Literal["auto", "torch", "triton"] = "auto"
     """For kind torch on a GPU: kernels of the memory read. triton: this project's own, once the gate has compared them
-    with torch."""
-    graphs: bool = False
-    """On a GPU, capture the work of each frame in CUDA graphs."""
+    with torch. auto: triton if the first start finds a step faster so, else torch."""
+    graphs: bool | Literal["auto"] = "auto"
+    """On a GPU, capture the work of each frame in CUDA graphs. auto: for kind torch, if the first start finds a step
+    faster so."""
     fallback: bool = True
     """true: if no engine fits, run torch and name it in the model field of each message. false: refuse to start."""
     min_cosine: float = Field(0.99, gt=0.0, le=1.0)
     """Gate: reject a stage if the cosine similarity of its worst output to torch in float32 is below this."""
     min_iou: float = Field(0.95, gt=0.0, le=1.0)
     """Gate: reject engines if their mean mask IoU with torch in float32 over a tracked clip is below this."""
+    max_time: float = Field(1.1, ge=0.0, le=1000.0)
+    """Gate: reject engines, FP8 or kernels that take more than this times as long as torch on this machine. The part
+    above 1 is for the noise of the measurement. 0: serve them however long they take."""
 
 
 class TrackerSettings(Section):

@@ -150,3 +150,10 @@ def test_the_check_of_the_image_names_what_it_lacks(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "buildah is not there" in done.stderr
+
+
+@pytest.mark.parametrize("stage", ["gpu", "cloud"])
+def test_images_for_gpus_let_the_allocator_grow_its_segments(stage: str) -> None:
+    """Sizes vary with the number of objects, and would leave gaps in the memory of a GPU."""
+    names = [rest for word, rest in STAGES[stage] if word == "ENV"]
+    assert any("PYTORCH_ALLOC_CONF=expandable_segments:True" in rest.split() for rest in names)

@@ -185,6 +185,8 @@ def test_start_runs_camera_node_and_watcher_and_stops_them(tmp_path: Path) -> No
     with started(write_profile(tmp_path, "camera", "node", "watch")) as (starter, processes):
         assert len(processes) == 3
         assert read_until(starter, lambda line: line.startswith("watch | cam0 #"))
+        settings = {process.environ().get("PYTORCH_ALLOC_CONF") for process in processes}
+        assert settings == {os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")}
         starter.send_signal(signal.SIGTERM)
         rest = starter.communicate(timeout=120)[0]
         assert starter.returncode == 0

@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ..cameras.sources import list_realsense
-from ..errors import Sam3NodeError, TransportError, install_advice
+from ..errors import Sam3NodeError, TransportError, find_version, install_advice
 from ..settings import Settings
 
 PYTHON = ">=3.11"
@@ -62,6 +62,7 @@ def run_checks(settings: Settings) -> Iterator[CheckResult]:
     yield from _check_dependencies()
     yield from _check_opencv()
     yield from _check_torch()
+    yield from _check_options(settings)
     yield _check_realsense()
     yield CheckResult("cpu", "ok", f"{_count_cpus()} threads for this process")
     for name, endpoint in (("masks", settings.transport.masks), ("control", settings.transport.control)):
@@ -94,15 +95,14 @@ def is_within(version: str, bounds: str) -> bool:
 
 
 def _check_dependencies() -> Iterator[CheckResult]:
-    try:
-        lines = metadata.requires("sam3-node") or []
-    except metadata.PackageNotFoundError:
+    version = find_version("sam3-node")
+    if version is None:
         yield CheckResult(
             "sam3-node", "warn", "not installed, running from source", "pip install -e '.[node]'"
         )
         return
-    yield CheckResult("sam3-node", "ok", metadata.version("sam3-node"))
-    for requirement in map(parse_requirement, lines):
+    yield CheckResult("sam3-node", "ok", version)
+    for requirement in map(parse_requirement, metadata.requires("sam3-node") or []):
         if requirement.name != "sam3-node" and requirement.extra not in OTHER_ENVIRONMENTS:
             yield _check_dependency(requirement)
 
@@ -112,7 +112,7 @@ def _check_dependency(requirement: PackageRequirement) -> CheckResult:
     title = f"{name} [{extra}]" if extra else name
     hint = install_advice(extra) if extra else f"pip install '{name}{bounds}'"
     status: Literal["warn", "fix"] = "warn" if extra else "fix"
-    version = _find_version(name)
+    version = find_version(name)
     if version is None:
         return CheckResult(title, status, "not installed", hint)
     return _check_version(title, version, bounds, status, f"pip install '{name}{bounds}'")
@@ -127,7 +127,7 @@ def _check_version(
 
 
 def _check_opencv() -> Iterator[CheckResult]:
-    builds = [name for name in OPENCV_BUILDS if _find_version(name)]
+    builds = [name for name in OPENCV_BUILDS if find_version(name)]
     if len(builds) > 1:
         hint = f"pip uninstall {' '.join(builds)}, then pip install 'opencv-python{OPENCV}'"
         yield CheckResult("cv2", "fix", f"{' and '.join(builds)} overwrite each other", hint)
@@ -139,13 +139,6 @@ def _check_opencv() -> Iterator[CheckResult]:
         yield CheckResult("cv2", "fix", f"does not import: {error}", hint)
         return
     yield _check_version("cv2", cv2.__version__, OPENCV, "fix", f"pip install 'opencv-python{OPENCV}'")
-
-
-def _find_version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _check_torch() -> Iterator[CheckResult]:
@@ -183,6 +176,47 @@ def _check_gpu(torch: object, index: int) -> CheckResult:
             f"gpu {index}", "warn", detail, "no bfloat16 before 8.0: use --model.dtype float16"
         )
     return CheckResult(f"gpu {index}", "ok", detail)
+
+
+def _check_options(settings: Settings) -> Iterator[CheckResult]:
+    """Say which options a GPU serves with and why, and how much of its memory SAM 3 would take."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return
+    from ..engines.choice import describe
+
+    for reason in describe(settings):
+        yield CheckResult("options", "ok", reason)
+    tracker = settings.tracker
+    needed_gb = estimate_gpu_gb(tracker.max_objects, tracker.bank_size, tracker.max_cameras)
+    held_gb = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 1e9
+    detail = (
+        f"estimate for SAM 3 at 1008 px: {needed_gb:.1f} of {held_gb:.0f} GB ({tracker.max_objects} objects on each "
+        f"of {tracker.max_cameras} cameras, bank_size {tracker.bank_size})"
+    )
+    if needed_gb < held_gb:
+        yield CheckResult("gpu memory", "ok", detail)
+    else:
+        hint = "lower --tracker.max_objects, --tracker.max_cameras or --model.image_size"
+        yield CheckResult("gpu memory", "warn", detail, hint)
+
+
+WEIGHTS_GB, CONTEXT_GB, FRAME_GB = 0.92, 0.6, 0.0106
+SLOT_GB = 72 * 72 * 64 * 2 / 1e9
+PROMPTED_FRAMES, KEPT_FRAMES, BATCH, OBJECT_GB = 4, 60, 64, 0.09
+
+
+def estimate_gpu_gb(objects: int, bank_size: int = 7, cameras: int = 1) -> float:
+    """Estimate the GB of GPU memory that SAM 3 takes at 1008 pixels in bfloat16; it is not measured.
+
+    It counts 461 million weights, the libraries, a memory [72 * 72, 64] for each object and frame of the bank and each
+    of 4 prompted frames, the features of 2 s at 30 FPS, and the keys, values and tokens of an eager read of up to 64
+    objects at once. objects: of each camera.
+    """
+    bank = objects * (bank_size + PROMPTED_FRAMES) * SLOT_GB
+    return (
+        WEIGHTS_GB + CONTEXT_GB + cameras * (bank + KEPT_FRAMES * FRAME_GB) + min(objects, BATCH) * OBJECT_GB
+    )
 
 
 def _check_realsense() -> CheckResult:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
-from ..errors import DeviceError, NoAnswerError, Sam3NodeError
+from ..errors import DeviceError, NoAnswerError, Sam3NodeError, find_version
 from ..processes.logs import discard_stdout, install_log_handler
 from ..processes.notify import TRY_AGAIN, Watchdog, is_supervised
 from ..processes.signals import INTERRUPTED
@@ -53,7 +52,9 @@ def _parser() -> CommandParser:
         epilog="Every command takes --profile FILE.toml and one option for each setting: "
         "sam3-node run --help-settings",
     )
-    parser.add_argument("--version", action="version", version=f"sam3-node {_read_version()}")
+    parser.add_argument(
+        "--version", action="version", version=f"sam3-node {find_version('sam3-node') or '(not installed)'}"
+    )
     commands = Commands(parser, make_settings_parser(), title="commands")
     services.add_commands(commands)
     requests.add_commands(commands)
@@ -62,10 +63,3 @@ def _parser() -> CommandParser:
     calibrate.add_commands(commands)
     replay.add_commands(commands)
     return parser
-
-
-def _read_version() -> str:
-    try:
-        return metadata.version("sam3-node")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"

@@ -14,18 +14,25 @@ from .inductor import INDUCTOR, build_package, require_compiler
 from .oom import reraise_out_of_memory
 from .quantize import Quantisation, Scales, export_quantised, load_recipe
 from .specs import StageSpec, tracker_stages
-from .tensorrt.builder import LOCAL, OPTIMAL_OBJECTS, build, count_fp8_layers, find_library
+from .tensorrt.builder import LOCAL, OPTIMAL_OBJECTS, build, count_fp8_layers, find_library, find_local_gpu
+from .tensorrt.runtime import require_fused
 
 OBJECTS_A_CALL = {"read": OPTIMAL_OBJECTS}
 """Largest number of objects of a call, by stage: so many fill a GPU, and each needs memory (256 MB at 1008 pixels)."""
+TIMINGS = "timing.cache"
+USUAL_SIDE, MAX_PLAN_BYTES = 1008, 2e9
+"""A plan for an image of that side that needs more device memory holds the scores of the read: 4 objects x 5184 x
+51,964 of two bytes are 2.15 GB. With fused attention it needs about half."""
 
 
 class _TensorRTBuilder:
     """Builds plans of a model's stages; with a quantisation, the encoder's plan is in FP8."""
 
-    def __init__(self, model: TrackerModel, key: EngineKey, quantisation: Quantisation | None) -> None:
+    def __init__(
+        self, model: TrackerModel, key: EngineKey, quantisation: Quantisation | None, store: EngineStore
+    ) -> None:
         self._model, self._key, self._quantisation = model, key, quantisation
-        self.fp8_layers = 0
+        self._timings, self.fp8_layers = store.folder / TIMINGS, 0
 
     def __call__(self, stage: StageSpec, step: BuildStep) -> bytes:
         with tempfile.TemporaryDirectory(prefix="sam3_node_engine_") as folder:
@@ -35,7 +42,11 @@ class _TensorRTBuilder:
             else:
                 export(stage, path)
             most = min(self._key.max_objects, OBJECTS_A_CALL.get(stage.name, MAX_OBJECTS))
-            return build(path, stage, self._key.gpu, most, step.update)
+            plan = build(path, stage, self._key.gpu, most, step.update, timings=self._timings)
+        local = find_local_gpu()
+        if local is not None and local.generation == self._key.gpu:
+            require_fused(plan, stage, MAX_PLAN_BYTES * max(1.0, (self._key.image_size / USUAL_SIDE) ** 2))
+        return plan
 
 
 class _InductorBuilder:
@@ -69,7 +80,9 @@ def build_engines(
         model = _load_model(settings)
         key = compute_key(model, settings, gpu)
         builder = (
-            _InductorBuilder() if engine.kind == INDUCTOR else _TensorRTBuilder(model, key, quantisation)
+            _InductorBuilder()
+            if engine.kind == INDUCTOR
+            else _TensorRTBuilder(model, key, quantisation, store)
         )
         plans, build_s = _build_stages(model, key, store, builder, progress)
     stored = store.save(

@@ -6,8 +6,11 @@ The detector's engine slot puts it in the place of torch's network.
 from __future__ import annotations
 
 import logging
+import statistics
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,14 +25,22 @@ from ..models.sam.stages import Run
 from ..models.yolo.network import Detections, YoloWorld, anchors, load_yolo_world
 from ..settings import DetectorSettings, Settings
 from ..types import Image
-from .engine_store import EngineKey, EngineStore, StoredEngine, checkpoint_digest
+from .engine_store import EngineKey, EngineStore, StoredEngine, checkpoint_digest, describe_tensorrt
 from .export import BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
 from .slot import EngineSlot, GateClip, LoadedEngines, require_gpu, shorten_reason
 from .specs import StageSpec, detector_stage
-from .tensorrt.builder import LOCAL, build, find_library, find_target
+from .tensorrt.builder import LOCAL, build
 from .tensorrt.runtime import TensorRTRun
-from .validation import Report, StageComparator, without_tf32
+from .validation import (
+    Clock,
+    Report,
+    StageComparator,
+    StageTime,
+    TimedStage,
+    read_clock,
+    without_tf32,
+)
 
 PHRASES = 16
 """Phrases that an engine takes at once. YOLO-World gives each box to the phrase that fits best, and a phrase given
@@ -78,8 +89,6 @@ def resolve_folder(settings: DetectorSettings) -> Path:
 
 def compute_detector_key(settings: Settings, image_size: int, gpu: str = LOCAL) -> EngineKey:
     """Build the key of the detector's engine; its `max_objects` is a number of phrases. See `compute_key`."""
-    library = find_library()
-    target = find_target(library, gpu)
     folder = resolve_folder(settings.detector)
     return EngineKey(
         model=f"{folder.resolve().name}-yolo-world",
@@ -88,10 +97,7 @@ def compute_detector_key(settings: Settings, image_size: int, gpu: str = LOCAL) 
         image_size=image_size,
         bank_size=0,
         max_objects=PHRASES,
-        library=library.name,
-        version=library.version,
-        gpu=target.generation,
-        gpu_name=target.name,
+        **describe_tensorrt(gpu),
     )
 
 
@@ -146,8 +152,8 @@ class DetectorSlot(EngineSlot):
 
     subject = "the detector's engine"
 
-    def __init__(self, detector: YoloWorldDetector, settings: Settings) -> None:
-        super().__init__(settings)
+    def __init__(self, detector: YoloWorldDetector, settings: Settings, clock: Clock = read_clock) -> None:
+        super().__init__(settings, clock)
         self.detector = detector
 
     @property
@@ -170,7 +176,10 @@ class DetectorSlot(EngineSlot):
         folder = resolve_folder(self.settings.detector)
         reference = load_yolo_world(folder, device=text.device, dtype="float32")
         run, spec = engines.runs[DETECT], engines.specs[DETECT]
-        return compare_detector(reference, run, spec, clip.frames, text, self.settings.engine.min_cosine)
+        report = compare_detector(reference, run, spec, clip.frames, text, self.settings.engine.min_cosine)
+        own = self.detector.model
+        network = FixedPhrases(run, spec, own)
+        return replace(report, times=time_detector(network, own, clip.frames, text, self.clock))
 
     def install(self, engines: LoadedEngines) -> None:
         run, spec = engines.runs[DETECT], engines.specs[DETECT]
@@ -207,6 +216,22 @@ def compare_detector(
         comparator(pixels, pad_phrases(text))
     faults = (comparator.fault,) if comparator.fault else ()
     return Report(min_cosine, 0.0, len(frames), tuple(comparator.figures()), None, faults, tracked=False)
+
+
+@torch.inference_mode()
+def time_detector(
+    network: Run, own: YoloWorld, frames: Sequence[Image], text: Tensor, clock: Clock
+) -> tuple[StageTime, ...]:
+    """Time a network beside torch's own on frames, BGR uint8 [h, w, 3] each, with vectors [K, D] of phrases."""
+    text = text.to(own.backbone.stem.conv.weight.dtype)
+    pair = [TimedStage(run, partial(clock, text.device)) for run in (network, own)]
+    times: list[list[float]] = []
+    for image in frames:
+        pixels, _ = letterbox(image, own.config.image_size, device=text.device, resize=own.config.resize)
+        for stage in pair:
+            stage(pixels, text)
+        times.append([stage.take_ms() for stage in pair])
+    return (StageTime(DETECT, *map(statistics.median, zip(*times, strict=True))),)
 
 
 def choose_phrases(settings: DetectorSettings) -> tuple[str, ...]:

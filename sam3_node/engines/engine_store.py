@@ -230,7 +230,7 @@ class EngineStore:
 
 
 def _shorten(value: object) -> str:
-    return str(value)[:24] or "any"
+    return str(value)[:48] or "any"
 
 
 def _require_private(*folders: Path) -> None:
@@ -277,16 +277,16 @@ def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> En
 
 
 def _tensorrt_fields(device: torch.device, settings: Settings, gpu: str) -> dict[str, Any]:
+    fields = describe_tensorrt(gpu)
+    _require_arithmetic(settings.engine.precision, fields["gpu"])
+    return {"max_objects": round_up_objects(settings.tracker.max_objects), **fields}
+
+
+def describe_tensorrt(gpu: str) -> dict[str, str]:
+    """Return a key's fields of the library and the GPU. Raises EngineError or MissingExtraError."""
     library = find_library()
-    target = find_target(library, gpu)
-    _require_arithmetic(settings.engine.precision, target.generation)
-    return {
-        "max_objects": round_up_objects(settings.tracker.max_objects),
-        "library": library.name,
-        "version": library.version,
-        "gpu": target.generation,
-        "gpu_name": target.name,
-    }
+    generation, name = find_target(library, gpu)
+    return {"library": library.name, "version": library.version, "gpu": generation, "gpu_name": name}
 
 
 def _require_arithmetic(precision: str, generation: str) -> None:
@@ -381,3 +381,15 @@ def checkpoint_digest(name: str) -> str:
     except (OSError, ModelError) as error:
         raise EngineError(f"cannot read the weights {path} to identify their engines: {error}") from error
     return digest.hexdigest()
+
+
+def identify_setup(settings: Settings) -> str:
+    """Return the key of what fits only these weights at this image size, this version of torch and this device.
+
+    It has 32 hex digits. Raises EngineError where the weights are not files on this machine.
+    """
+    device = pick_device(settings.model.device)
+    hardware = " ".join(find_inductor_target(device)) if device.type == "cuda" else describe_processor()
+    weights = checkpoint_digest(settings.model.name)
+    text = f"{weights} {settings.model.image_size} {torch.__version__} {hardware}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -28,7 +28,15 @@ MAX_FRACTION = 0.99
 OPSET = 22  # has bfloat16 convolutions, and not yet a fused Attention
 MAX_OBJECTS = 64
 EXTRA = "onnx"
-NOISY_LOGGERS = ("torch.onnx", "torch.export", "torch._dynamo", "torch._inductor", "onnxscript", "onnx_ir")
+NOISY_LOGGERS = (
+    "torch.onnx",
+    "torch.export",
+    "torch.compiler",
+    "torch._dynamo",
+    "torch._inductor",
+    "onnxscript",
+    "onnx_ir",
+)
 
 
 def export(stage: StageSpec, path: Path, *, external_data: bool = False) -> Path:

@@ -5,17 +5,20 @@ once for each machine and weights, and keeps the report beside the engines. Some
 and some weights lose too much, so capability alone is no reason to use it.
 
 `serve_fast_torch` puts faster stages in place for `engine.kind` torch: the encoder in FP8, the memory read by Triton
-kernels. They are made when the model is loaded, and judged every time.
+kernels. They are judged once for each GPU, weights and versions, and made each time the model is loaded.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.metadata import distributions, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +30,10 @@ from ..models.weight_files import pick_device
 from ..settings import Settings
 from .engine_store import FP8, checkpoint_digest, load_model_in
 from .inductor import describe_processor
-from .oom import STAGE_ERRORS, reraise_out_of_memory, summarize_error
+from .oom import STAGE_ERRORS, reraise_out_of_memory
 from .quantize import CALIBRATE_HINT, MAX_E4M3, QuantisedLayer, Scales, load_recipe, quantise_encoder
-from .slot import attempt, read_gate_clip, use_torch
-from .validation import Report, compare_stages
+from .slot import apply_thresholds, attempt, read_gate_clip, use_torch
+from .validation import Clock, Report, compare_stages, read_clock
 
 MIN_COSINE = 0.99
 """Cosine of each stage's worst output in float32 and bfloat16 from which an open dtype becomes bfloat16."""
@@ -40,8 +43,11 @@ bundled recording's smallest object is 0.02 of its IoU. Wrong arithmetic was see
 MAX_PARAMETERS = 100_000_000
 """Weights beyond this stay in float32: on a CPU their gate would take minutes."""
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
-FOLDER = "bfloat16"
+FOLDER, FAST_FOLDER = "bfloat16", "faster"
 TRITON = "triton"
+BACKEND = "inductor"
+LAUNCHES, TIMED_CALLS = "launches", 5
+MAX_ERROR_CHARS = 300  # of triton's errors, which have the reason in their third line
 MULTIPLE = 16
 """The sides of FP8 matrices on a GPU are multiples of this."""
 
@@ -55,7 +61,7 @@ def has_open_dtype(settings: Settings) -> bool:
     model = settings.model
     return (
         model.dtype == "auto"
-        and not model.compile
+        and model.compile is not True
         and settings.engine.kind == "torch"
         and pick_device(model.device).type == "cpu"
         and has_bfloat16()
@@ -75,11 +81,12 @@ def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
 
     `load` loads the weights of `settings` in a dtype, and its errors pass.
     """
-    path = _report_path(settings)
+    path = _report_path(settings, FOLDER, describe_processor())
     if path is not None and (report := Report.load(path)):
         return load(torch.bfloat16 if report.passed else torch.float32)
     reference = load(torch.float32)
-    if not reference.has_memory or _count_parameters(reference) > MAX_PARAMETERS:
+    parameters = sum(parameter.numel() for parameter in reference.parameters())
+    if not reference.has_memory or parameters > MAX_PARAMETERS:
         return reference
     candidate = load(torch.bfloat16)
     try:
@@ -101,32 +108,44 @@ def compare(reference: TrackerModel, candidate: TrackerModel) -> Report:
 
     Raises EngineError where there is nothing to compare.
     """
+    return _run_gate(reference, candidate, candidate.stages, MIN_COSINE, MIN_IOU)
+
+
+def _run_gate(
+    reference: TrackerModel,
+    model: TrackerModel,
+    stages: Stages,
+    min_cosine: float,
+    min_iou: float,
+    **options: Any,
+) -> Report:
+    """Compare stages that serve in the place of a model's own with the reference, on the bundled recording."""
     clip = read_gate_clip()
     return compare_stages(
         reference,
-        candidate.stages,
+        stages,
         clip.frames,
-        MIN_COSINE,
-        MIN_IOU,
-        dtype=candidate.dtype,
+        min_cosine,
+        min_iou,
+        dtype=model.dtype,
         prompts=clip.prompts(reference.image_size),
-        served=candidate,
+        served=model,
+        **options,
     )
 
 
-def _count_parameters(model: TrackerModel) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+def _report_path(settings: Settings, folder: str, *properties: object) -> Path | None:
+    """Return where the report on these weights is kept; None if the weights are no local files.
 
-
-def _report_path(settings: Settings) -> Path | None:
-    """Return where the report on these weights on this machine is kept; None if the weights are no local files."""
+    properties: of the machine, the libraries and the arithmetic, on which the report depends besides.
+    """
     try:
         weights = checkpoint_digest(settings.model.name)
     except EngineError:
         return None
-    key = f"{weights} {settings.model.image_size} {describe_processor()} {torch.__version__} {_sources_digest()}"
-    name = hashlib.sha256(key.encode()).hexdigest()[:32]
-    return settings.engine.folder.expanduser() / FOLDER / f"{name}.json"
+    key = weights, settings.model.image_size, torch.__version__, _sources_digest(), *properties
+    name = hashlib.sha256(" ".join(map(str, key)).encode()).hexdigest()[:32]
+    return settings.engine.folder.expanduser() / folder / f"{name}.json"
 
 
 def _sources_digest() -> str:
@@ -135,7 +154,7 @@ def _sources_digest() -> str:
     digest = hashlib.sha256()
     for path in [
         *sorted((here.parent / "models" / "sam").glob("*.py")),
-        *(here / name for name in ("validation.py", "slot.py", "fast_torch.py")),
+        *(here / name for name in ("validation.py", "slot.py", "fast_torch.py", "quantize.py")),
     ]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -155,32 +174,45 @@ def _write_report(path: Path | None, report: Report) -> None:
 class Fp8Linear(nn.Module):
     """A linear layer whose product is computed in FP8 (`torch._scaled_mm`), with the scales of a `QuantisedLayer`.
 
-    Inputs have one scale, weights one for each output channel. Sums, scales and bias are in float32 until the result is
-    rounded once. torch.compile joins the rounding of the inputs with what comes before it, such as a GELU.
+    Inputs have one scale, weights one for each output channel. The product is rounded to the dtype of the inputs once,
+    before the channels' scales and the bias apply in float32. Serve it compiled: torch.compile joins the rounding of
+    the inputs with what comes before it, such as a GELU, and the scales with what follows. Eager, these steps move
+    three times the memory of the encoder in bfloat16.
     """
 
     weight: Tensor
     weight_scale: Tensor
     input_scale: Tensor
+    one: Tensor
     bias: Tensor | None
 
     def __init__(self, rounded: QuantisedLayer) -> None:
         super().__init__()
         layer = rounded.layer
-        scale = rounded.weight_scale.float()[:, None]
-        self.register_buffer("weight", _to_fp8(layer.weight.detach() / scale), persistent=False)
-        self.register_buffer("weight_scale", scale.T.contiguous(), persistent=False)  # [1, out]
-        self.register_buffer("input_scale", rounded.input_scale.float().reshape(1, 1), persistent=False)
+        scale = rounded.weight_scale.float()
+        self.register_buffer("weight", _to_fp8(layer.weight.detach() / scale[:, None]), persistent=False)
+        self.register_buffer("weight_scale", scale, persistent=False)  # [out]
+        self.register_buffer("input_scale", rounded.input_scale.float().reshape(()), persistent=False)
+        self.register_buffer("one", torch.ones_like(self.input_scale), persistent=False)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., in] to [..., out], in the dtype of x."""
         flat = _to_fp8(x.flatten(0, -2).float() / self.input_scale)
-        scale = self.input_scale.repeat(len(flat), 1)
-        out: Tensor = torch._scaled_mm(
-            flat, self.weight.T, scale_a=scale, scale_b=self.weight_scale, bias=self.bias, out_dtype=x.dtype
+        # One scale for each matrix: the kernels with a scale for each row read beyond the scales where the rows are no
+        # multiple of 256 (pytorch issue 133334), and SAM 3 has 5184. Fast accumulation errs by at most 2 % for 4096
+        # inputs (arXiv 2412.19437, sec. 3.3.2), less than the rounding to FP8 (3.7 % RMS of a product), and the gate
+        # judges both together.
+        left, right = self.input_scale, self.one
+        if x.device.type == "cpu":  # many processors multiply FP8 with a scale for each row alone
+            left, right = left.repeat(len(flat), 1), right.repeat(1, len(self.weight))
+        product = torch._scaled_mm(
+            flat, self.weight.T, scale_a=left, scale_b=right, out_dtype=x.dtype, use_fast_accum=True
         )
-        return out.view(*x.shape[:-1], -1)
+        out = product.float() * self.weight_scale
+        if self.bias is not None:
+            out = out + self.bias
+        return out.to(x.dtype).view(*x.shape[:-1], -1)
 
 
 def _to_fp8(x: Tensor) -> Tensor:
@@ -212,11 +244,12 @@ def _multiplies_in_fp8(layer: nn.Module) -> bool:
     )
 
 
-def serve_fast_torch(model: TrackerModel, settings: Settings) -> None:
+def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = read_clock) -> None:
     """Put the faster stages that `settings` ask for into `model.stages`, once the gate has passed them.
 
-    Where they cannot serve and `engine.fallback` is on, the model keeps its stages and its name says why. Otherwise
-    raises EngineError or MissingExtraError.
+    The gate times them by `clock`, and its report is kept beside the engines. Where they cannot serve and
+    `engine.fallback` is on, the model keeps its stages and its name says why. Otherwise raises EngineError or
+    MissingExtraError.
     """
     engine = settings.engine
     if engine.kind != "torch" or (engine.precision != FP8 and engine.read_kernel != TRITON):
@@ -225,18 +258,42 @@ def serve_fast_torch(model: TrackerModel, settings: Settings) -> None:
 
     def serve() -> None:
         fast = make_stages(model, settings)
-        try:
-            report = compare_fast(fast, model, settings)
-        except STAGE_ERRORS:
-            raise
-        except Exception as error:  # triton has errors of its own, such as for a GPU without the memory
-            raise EngineError(f"torch's faster stages fail: {summarize_error(error)}") from error
-        if refusal := report.refusal():
+        path = _report_path(settings, FAST_FOLDER, *_describe_fast(model, settings))
+        report = None if path is None else Report.load(path)
+        if report is None:
+            try:
+                report = compare_fast(fast, model, settings, clock)
+            except STAGE_ERRORS:
+                raise
+            except (
+                Exception
+            ) as error:  # triton has errors of its own, such as for a GPU that its ptxas does not know
+                said = " ".join(str(error).split())[:MAX_ERROR_CHARS]
+                raise EngineError(f"torch's faster stages fail: {type(error).__name__}: {said}") from error
+            _write_report(path, report)
+        if refusal := apply_thresholds(report, engine).refusal():
             raise EngineError(f"torch's faster stages refused by the gate: {refusal}")
         model.stages = fast
 
     if reason := attempt(serve, engine):
-        use_torch(model, stages, settings, reason)
+        use_torch(model, stages, reason)
+
+
+def _describe_fast(model: TrackerModel, settings: Settings) -> Iterator[object]:
+    """Yield what the gate's report on faster stages depends on, besides weights, torch and the project's code."""
+    engine, gpu = settings.engine, model.device.type == "cuda"
+    yield torch.cuda.get_device_properties(model.device) if gpu else describe_processor()
+    yield from (model.dtype, torch.version.cuda, settings.model.compile, settings.tracker.read)
+    triton = [each.version for each in distributions(name="triton")]
+    yield from (
+        triton,
+        engine.precision,
+        engine.read_kernel,
+        getattr(model.encode_stage, "shares_trunk", False),
+    )
+    if engine.precision == FP8:
+        assert engine.scales is not None, "an encoder in FP8 was made from them"
+        yield from (engine.scales.read_bytes(), load_recipe(engine.recipe))
 
 
 def make_stages(model: TrackerModel, settings: Settings) -> Stages:
@@ -248,11 +305,47 @@ def make_stages(model: TrackerModel, settings: Settings) -> Stages:
         _require_half_on_gpu(model)
         read = copy.deepcopy(model.read_stage)
         read.use_kernels()
+        choose_launch(model.device, settings.engine.folder.expanduser() / LAUNCHES)
         replaced["read"] = read
-    if settings.model.compile:
-        for stage in replaced.values():
-            stage.compile(dynamic=False)
+    for name, stage in replaced.items():
+        if settings.model.compile is True or (name, settings.engine.precision) == ("encode", FP8):
+            stage.compile(backend=BACKEND, dynamic=False)
     return stages._replace(**replaced)
+
+
+def choose_launch(device: torch.device, folder: Path) -> None:
+    """Let the read's kernels be launched in the way that is fastest on this GPU.
+
+    The first start times a few; `folder` keeps the result for GPUs of this generation.
+    """
+    from ..models.sam import read_kernel
+
+    generation = "".join(map(str, torch.cuda.get_device_capability(device)))
+    path = folder / f"sm{generation}-{version(TRITON)}.json"
+    try:
+        launch = read_kernel.Launch(*json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        launch = read_kernel.time_launches(device, _measure_ms)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.write_text(json.dumps(launch), encoding="utf-8")
+        except OSError as error:
+            _log.warning(
+                "launches are timed again at the next start: cannot write %s: %s", path, error.strerror
+            )
+    read_kernel.use_launch(device, launch)
+
+
+def _measure_ms(run: Callable[[], object]) -> float:
+    """Return how long a call takes on the GPU, in milliseconds, once it is compiled."""
+    run()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(TIMED_CALLS):
+        run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / TIMED_CALLS
 
 
 def _require_half_on_gpu(model: TrackerModel) -> None:
@@ -263,17 +356,20 @@ def _require_half_on_gpu(model: TrackerModel) -> None:
         )
 
 
-def compare_fast(stages: Stages, model: TrackerModel, settings: Settings) -> Report:
-    """Run the gate: compare stages with the model's in float32, whose memory read is the same, on the bundled clip."""
+def compare_fast(
+    stages: Stages, model: TrackerModel, settings: Settings, clock: Clock = read_clock
+) -> Report:
+    """Run the gate: compare stages with the model's in float32, whose memory read is the same, on the bundled clip.
+
+    Each that is not the model's own is timed beside it.
+    """
     engine = settings.engine
     with reraise_out_of_memory(
         EngineError, "while torch's faster stages were compared with torch in float32"
     ):
         reference = load_model_in(settings, torch.float32)
         reference.use_read(settings.tracker.read)
-        clip = read_gate_clip()
-        prompts = clip.prompts(reference.image_size)
+        if getattr(model.encode_stage, "shares_trunk", False):
+            reference.share_trunk()
         thresholds = engine.min_cosine, engine.min_iou
-        return compare_stages(
-            reference, stages, clip.frames, *thresholds, dtype=model.dtype, prompts=prompts, served=model
-        )
+        return _run_gate(reference, model, stages, *thresholds, engines=False, clock=clock)

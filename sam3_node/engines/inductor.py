@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from ..errors import EngineError
-from ..files import describe_exposure, make_private_dir
+from ..files import describe_exposure, make_private_dir, read_private, write_private_atomically
 from ..models import TrackerModel
 from ..models.sam.stages import Run, Stages
 from .export import MAX_OBJECTS, dynamic_axes, silence_exporters
@@ -38,6 +38,9 @@ CPU = "cpu"
 REBUILD_HINT = "build it again here: sam3-node engine build --engine.kind inductor"
 OPTIONS = {"cpp.dynamic_threads": True}  # without it the code fixes the thread count of the build
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+ARTIFACTS = ".artifacts"
+MAX_ARTIFACTS = 4
+MAX_ARTIFACT_BYTES = 1 << 30
 _log = logging.getLogger(__name__)
 
 
@@ -189,12 +192,17 @@ def keep_compiled(folder: Path) -> None:
     """Keep the cache of torch.compile in `folder`/compiled. Call this before anything is compiled.
 
     If the environment already names a cache folder, that one stays. If the folder cannot be written, or other users
-    can change it, log a warning;
-    torch then uses its own folder, which a reboot empties.
+    can change it, log a warning; torch then uses its own folder, which a reboot empties.
     """
     # torch sets the variable to its default when it is imported
     if os.environ.get(CACHE_VARIABLE, default_cache_dir()) != default_cache_dir():
         return
+    if cache := _make_cache_folder(folder):
+        os.environ[CACHE_VARIABLE] = str(cache)
+
+
+def _make_cache_folder(folder: Path) -> Path | None:
+    """Return `folder`/compiled. Log a warning and return None where it cannot be written, or others can change it."""
     store = folder.expanduser().absolute()
     cache = store / "compiled"
     try:
@@ -202,11 +210,61 @@ def keep_compiled(folder: Path) -> None:
             make_private_dir(path)
             if reason := describe_exposure(path):  # torch runs what lies there
                 _log.warning("compiled stages are not kept: %s", reason)
-                return
+                return None
     except OSError as error:
         _log.warning("compiled stages are not kept: cannot write %s: %s", cache, error.strerror)
-        return
-    os.environ[CACHE_VARIABLE] = str(cache)
+        return None
+    return cache
+
+
+class CompiledArtifacts:
+    """One file with all that torch has compiled for some weights, for a machine or container with an empty cache.
+
+    It is `folder`/compiled/KEY.artifacts, of the form of `torch.compiler.save_cache_artifacts`. At most MAX_ARTIFACTS
+    such files are kept, each of at most MAX_ARTIFACT_BYTES.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self._folder, self._name = folder, f"{key}{ARTIFACTS}"
+        self._loaded: frozenset[tuple[str, str]] = frozenset()
+
+    def load(self) -> None:
+        """Fill torch's cache from the file, if there is one. One that cannot be used is ignored with a warning."""
+        path = self._folder.expanduser().absolute() / "compiled" / self._name
+        try:
+            data = read_private(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            _log.warning("stages are compiled anew: cannot read %s: %s", path, error.strerror)
+            return
+        with silence_exporters():  # torch checks a sum over the bytes, and logs its traceback
+            info = torch.compiler.load_cache_artifacts(data)
+        if info is None:
+            _log.warning("stages are compiled anew: %s is damaged, and is written again", path)
+            return
+        self._loaded = _list_artifacts(info)
+
+    def save(self) -> None:
+        """Write what this process has compiled, unless the loaded file holds it all."""
+        saved = torch.compiler.save_cache_artifacts()
+        if saved is None or _list_artifacts(saved[1]) <= self._loaded:
+            return
+        if len(saved[0]) > MAX_ARTIFACT_BYTES or (cache := _make_cache_folder(self._folder)) is None:
+            return
+        try:
+            write_private_atomically(cache / self._name, saved[0])
+            newest_first = sorted(
+                cache.glob(f"*{ARTIFACTS}"), key=lambda path: path.stat().st_mtime, reverse=True
+            )
+            for old in newest_first[MAX_ARTIFACTS:]:
+                old.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("compiled stages are not kept in one file: %s: %s", cache, error.strerror)
+
+
+def _list_artifacts(info: Any) -> frozenset[tuple[str, str]]:
+    return frozenset((kind, key) for kind, keys in info.artifacts.items() for key in keys)
 
 
 WARM_UP_CALLS = 3  # before a capture: libraries choose their kernels, compiled stages compile

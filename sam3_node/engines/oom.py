@@ -29,7 +29,7 @@ LIBRARY_SIGNS = (
 )
 """Signs of an error of a CUDA library, which does not say whether the device has failed or the call was wrong."""
 MEMORY_HINT = "end other processes that use it, or lower --tracker.max_objects or --model.image_size"
-TORCH_HINT = "use --engine.kind torch, and leave out --engine.graphs"
+TORCH_HINT = "use --engine.kind torch, and --engine.graphs false"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -43,7 +43,7 @@ from .oom import STAGE_ERRORS, reraise_out_of_memory, to_engine_error
 from .quantize import Quantisation, quantise_encoder
 from .specs import STAGES, StageSpec, has_trunk, tracker_stages
 from .tensorrt.runtime import TensorRTRun, Workspace
-from .validation import Report, compare_stages, fit_stages
+from .validation import Clock, Report, compare_stages, fit_stages, read_clock
 
 REPORT = "gate.json"
 MAX_REASON_CHARS = 100
@@ -66,8 +66,8 @@ class EngineSlot(ABC):
     subject: ClassVar[str]
     """Name of the engines in messages, a noun without a verb."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, clock: Clock = read_clock) -> None:
+        self.settings, self.clock = settings, clock
 
     @abstractmethod
     def require_device(self) -> None:
@@ -134,7 +134,7 @@ class EngineSlot(ABC):
         clip = read_gate_clip(source)
         with reraise_out_of_memory(EngineError, f"while comparing {self.subject} with torch in float32"):
             report = self.compare(engines, clip)
-        report = replace(report, plans=engines.stored.manifest.plans)
+        report = replace(apply_thresholds(report, self.settings.engine), plans=engines.stored.manifest.plans)
         write_report(engines.stored, report)
         return report
 
@@ -161,10 +161,10 @@ def check_tracker(settings: Settings, source: str | Path | None = None) -> Repor
     return TrackerSlot(model, settings).check(source)
 
 
-def use_torch(model: TrackerModel, stages: Stages, settings: Settings, reason: EngineError) -> None:
+def use_torch(model: TrackerModel, stages: Stages, reason: EngineError) -> None:
     """Let the model's own torch stages serve in the place of engines that failed; the model's name says why."""
     _log.warning("engines cannot serve, torch does: %s", reason)
-    model.stages, model.static_shapes = stages, settings.model.compile
+    model.stages, model.static_shapes = stages, False
     model.name = f"{model.name} (torch: {shorten_reason(reason)})"
     if model.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -175,8 +175,8 @@ class TrackerSlot(EngineSlot):
 
     subject = "engines"
 
-    def __init__(self, model: TrackerModel, settings: Settings) -> None:
-        super().__init__(settings)
+    def __init__(self, model: TrackerModel, settings: Settings, clock: Clock = read_clock) -> None:
+        super().__init__(settings, clock)
         self.model, self._torch_stages = model, model.stages
 
     def require_device(self) -> None:
@@ -224,6 +224,7 @@ class TrackerSlot(EngineSlot):
             prompts=clip.prompts(reference.image_size),
             find_module=partial(self._load_module, engines),
             served=self.model,
+            clock=self.clock,
         )
 
     def install(self, engines: LoadedEngines) -> None:
@@ -231,7 +232,7 @@ class TrackerSlot(EngineSlot):
         self.model.static_shapes = True
 
     def fall_back(self, reason: EngineError) -> None:
-        use_torch(self.model, self._torch_stages, self.settings, reason)
+        use_torch(self.model, self._torch_stages, reason)
 
     def _load_module(self, engines: LoadedEngines, name: str) -> nn.Module | None:
         """Load the torch module of a stage in the dtype of its engine, to compare layers.
@@ -280,7 +281,7 @@ def require_gpu(device: torch.device) -> None:
 
 def apply_thresholds(report: Report, engine: EngineSettings) -> Report:
     """Return the same figures with the thresholds of `engine`."""
-    return replace(report, min_cosine=engine.min_cosine, min_iou=engine.min_iou)
+    return replace(report, min_cosine=engine.min_cosine, min_iou=engine.min_iou, max_time=engine.max_time)
 
 
 def read_report(stored: StoredEngine) -> Report | None:

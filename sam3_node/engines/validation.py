@@ -3,7 +3,8 @@
 First each stage by itself: while the reference tracks a clip, a `StageComparator` runs the candidate on the reference's
 own inputs and compares the outputs. Then all stages together, as they will serve: the candidates track the same clip in
 the served model, whose modules preprocess and answer the prompts, and their masks are compared with the reference's.
-A `Report` holds figures and verdict. `worst_layers` finds the layers in which two networks of one structure differ.
+Beside them the served model's own stages track the same clip, frame by frame, and both are timed. A `Report` holds
+figures and verdict. `worst_layers` finds the layers in which two networks of one structure differ.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import copy
 import json
 import logging
 import math
+import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -73,12 +77,36 @@ class TrackFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class StageTime:
+    """Milliseconds of a frame, medians over a clip: of a stage that may serve, and of torch's in its place.
+
+    stage: its name, or "a step" for all stages together.
+    """
+
+    stage: str
+    ms: float
+    torch_ms: float
+
+
+Clock = Callable[[torch.device], float]
+"""Returns the seconds at which a device has finished all work that was given to it."""
+
+
+def read_clock(device: torch.device) -> float:
+    """Wait for a device, and return the seconds of a clock that never goes back."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Figures and thresholds of a gate run.
 
     tracks: None if the engines could not track at all; `faults` says why. layers: the layers of a refused stage that
     differ most, as (stage.layer, cosine). tracked: False for a detector, which has no masks to compare. plans: SHA-256
-    of the plan of each compared stage, empty if none came from plans.
+    of the plan of each compared stage, empty if none came from plans. max_time: the largest ratio of a time to torch's;
+    0 for any.
     """
 
     min_cosine: float
@@ -90,6 +118,8 @@ class Report:
     layers: tuple[tuple[str, float], ...] = ()
     tracked: bool = True
     plans: Mapping[str, str] = field(default_factory=dict)
+    times: tuple[StageTime, ...] = ()
+    max_time: float = 0.0
     version: Literal[1] = 1
     __pydantic_config__: ClassVar[ConfigDict] = _EXACT
 
@@ -120,6 +150,8 @@ class Report:
                 f"mask IoU of {tracks.masks} masks on {self.frames} frames: mean {tracks.mean_iou:.4f}, worst "
                 f"{tracks.worst_iou:.4f} (frame {tracks.worst_frame}, object {tracks.worst_object})"
             )
+        for timed in self.times:
+            yield f"time of {timed.stage}: {timed.ms:.3g} ms, in torch {timed.torch_ms:.3g} ms"
         refusal = self.refusal()
         thresholds = f"cosine {self.min_cosine:g}" + (
             f" and mean IoU {self.min_iou:g}" if self.tracked else ""
@@ -171,6 +203,12 @@ class Report:
                 f"mean mask IoU {_round_down(tracks.mean_iou)}, below {self.min_iou:g} (worst {tracks.worst_iou:.4f} "
                 f"on frame {tracks.worst_frame}, object {tracks.worst_object})"
             )
+        for timed in self.times:
+            if self.max_time and not timed.ms <= self.max_time * timed.torch_ms:
+                yield (
+                    f"{timed.stage} is slower here: {timed.ms:.3g} against {timed.torch_ms:.3g} ms; to serve it all "
+                    "the same: --engine.max_time 0"
+                )
 
 
 def _round_down(value: float) -> str:
@@ -182,6 +220,7 @@ ModuleLookup = Callable[[str], nn.Module | None]
 """Returns the torch module that stands for the engine of a stage of this name; None if there is none."""
 
 
+@torch.inference_mode()
 def compare_stages(
     reference: TrackerModel,
     stages: Stages,
@@ -193,15 +232,42 @@ def compare_stages(
     prompts: Sequence[ObjectPrompt] | None = None,
     find_module: ModuleLookup | None = None,
     served: TrackerModel | None = None,
+    engines: bool = True,
+    clock: Clock | None = None,
 ) -> Report:
     """Compare `stages` with the reference, a model in float32 whose stages are its own modules.
 
     frames: a clip, BGR uint8 [h, w, 3] each. dtype: of the inputs and outputs of `stages`. prompts: of the first
     frame; by default, what the reference itself segments there with confidence. find_module: gives the
     module whose layers are compared for a stage that is no torch module itself. served: the model in whose place
-    `stages` will run, in its own dtype and with its own modules still there; by default, the reference. Raises
-    EngineError where there is nothing to compare, ModelError for weights without memory modules.
+    `stages` will run, in its own dtype and with its own modules still there; by default, the reference. engines: False
+    for torch stages in the dtype of `served`, which serve as they are. clock: times them beside those of `served`; by
+    default, nothing is timed. Raises EngineError where there is nothing to compare, ModelError for weights without
+    memory modules.
     """
+    clip, clip_prompts = _prepare_clip(reference, frames, prompts)
+    specs = tracker_stages(reference, dtype=dtype)  # with the trunk, if the reference shares its own
+    pairs = zip(STAGES, reference.stages, stages, strict=True)
+    comparators = [StageComparator(specs[name], own, other) for name, own, other in pairs]
+    with without_tf32():
+        expected = list(_track(reference, Stages(*comparators), clip, clip_prompts, comparators=comparators))
+    faults = tuple(comparator.fault for comparator in comparators if comparator.fault)
+    outputs = tuple(row for comparator in comparators for row in comparator.figures())
+    tracks, times = None, tuple[StageTime, ...]()
+    if not faults:
+        chain = served or reference
+        chain_clip = [chain.preprocess(frame) for frame in frames]
+        fitted = fit_stages(stages, specs, chain) if engines else stages
+        with without_tf32():
+            masks, times = _track_beside_torch(chain, fitted, chain_clip, clip_prompts, engines, clock)
+        tracks = _compare_masks(expected, masks, [prompt.object_id for prompt in clip_prompts])
+    report = Report(min_cosine, min_iou, len(clip), outputs, tracks, faults, times=times)
+    return report if report.passed else replace(report, layers=_find_worst_layers(comparators, find_module))
+
+
+def _prepare_clip(
+    reference: TrackerModel, frames: Sequence[Image], prompts: Sequence[ObjectPrompt] | None
+) -> tuple[list[Tensor], Sequence[ObjectPrompt]]:
     if not reference.has_memory:
         raise ModelError(
             f"{reference.name} has no memory modules: expected weights that have them for engines"
@@ -209,27 +275,12 @@ def compare_stages(
     clip = [reference.preprocess(frame) for frame in frames]
     if len(clip) < 2:
         raise EngineError(f"expected a clip of 2 frames or more to compare engines on, found {len(clip)}")
-    clip_prompts = find_confident_prompts(reference, clip[0]) if prompts is None else prompts
-    if not clip_prompts:
+    prompts = find_confident_prompts(reference, clip[0]) if prompts is None else prompts
+    if not prompts:
         raise EngineError(
             "the reference segments nothing on the first frame; expected a clip with objects on it"
         )
-    specs = tracker_stages(reference, dtype=dtype)  # with the trunk, if the reference shares its own
-    comparators = [
-        StageComparator(specs[name], getattr(reference.stages, name), getattr(stages, name))
-        for name in STAGES
-    ]
-    expected = _track(reference, Stages(*comparators), clip, clip_prompts, comparators)
-    faults = tuple(comparator.fault for comparator in comparators if comparator.fault)
-    outputs = tuple(row for comparator in comparators for row in comparator.figures())
-    tracks = None
-    if not faults:
-        chain = served or reference
-        chain_clip = [chain.preprocess(frame) for frame in frames]
-        masks = _track(chain, fit_stages(stages, specs, chain), chain_clip, clip_prompts)
-        tracks = _compare_masks(expected, masks, [prompt.object_id for prompt in clip_prompts])
-    report = Report(min_cosine, min_iou, len(clip), outputs, tracks, faults)
-    return report if report.passed else replace(report, layers=_find_worst_layers(comparators, find_module))
+    return clip, prompts
 
 
 def fit_stages(stages: Stages, specs: Mapping[str, StageSpec], model: TrackerModel) -> Stages:
@@ -364,25 +415,83 @@ def without_tf32() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-@without_tf32()
-@torch.inference_mode()
+class TimedStage:
+    """A stage that adds up the seconds that its calls take, with the device's work."""
+
+    def __init__(self, run: Run, clock: Callable[[], float]) -> None:
+        self._run, self._clock, self._seconds = run, clock, 0.0
+        self.max_objects = getattr(run, "max_objects", None)  # see `Stages`
+        self.takes_any_width = getattr(run, "takes_any_width", False)
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        start = self._clock()
+        outputs = self._run(*inputs)
+        self._seconds += self._clock() - start
+        return outputs
+
+    def take_ms(self) -> float:
+        """Return the milliseconds of all calls since the last time that they were taken."""
+        seconds, self._seconds = self._seconds, 0.0
+        return 1e3 * seconds
+
+
+def _track_beside_torch(
+    model: TrackerModel,
+    stages: Stages,
+    clip: Sequence[Tensor],
+    prompts: Sequence[ObjectPrompt],
+    engines: bool,
+    clock: Clock | None,
+) -> tuple[list[Tensor], tuple[StageTime, ...]]:
+    """Track the clip with `stages`, and with the model's own on the same frames; return the masks and the times.
+
+    The times are of engines together, because they serve together, and of each torch stage that is not the model's own.
+    Without a clock there are none.
+    """
+    static = engines or model.static_shapes
+    if clock is None:
+        return list(_track(model, stages, clip, prompts, static)), ()
+    read, own = partial(clock, model.device), model.stages
+    mine, theirs = ([TimedStage(run, read) for run in side] for side in (stages, own))
+    tracks = _track(model, Stages(*mine), clip, prompts, static)
+    beside = _track(model, Stages(*theirs), clip, prompts, model.static_shapes)
+    masks, mine_ms, their_ms = [], list[list[float]](), list[list[float]]()
+    for mask, _ in zip(tracks, beside, strict=True):  # in turns, so that a change of the load meets both
+        masks.append(mask)
+        mine_ms.append([stage.take_ms() for stage in mine])
+        their_ms.append([stage.take_ms() for stage in theirs])
+    if engines:
+        groups = {"a step": range(len(STAGES))}
+    else:
+        groups = {STAGES[i]: range(i, i + 1) for i, run in enumerate(stages) if run is not own[i]}
+    return masks, tuple(
+        StageTime(name, *(_median_of_frames(side, group) for side in (mine_ms, their_ms)))
+        for name, group in groups.items()
+    )
+
+
+def _median_of_frames(frames: Sequence[Sequence[float]], stages: range) -> float:
+    """Return the median over frames, of which the first is left out: no memory is read there yet."""
+    return statistics.median(sum(frame[index] for index in stages) for frame in frames[1:])
+
+
 def _track(
     model: TrackerModel,
     stages: Stages,
     clip: Sequence[Tensor],
     prompts: Sequence[ObjectPrompt],
+    static: bool = True,
     comparators: Sequence[StageComparator] = (),
-) -> list[Tensor]:
-    """Track the clip; return the masks of each frame, bool [N, 4h, 4w] on the CPU, in the order of the prompts."""
+) -> Iterator[Tensor]:
+    """Track the clip; yield the masks of each frame, bool [N, 4h, 4w] on the CPU, in the order of the prompts."""
     model = copy.copy(model)
-    model.stages, model.static_shapes = stages, True
-    tracker, masks = Tracker(model, max_objects=len(prompts)), []
+    model.stages, model.static_shapes = stages, static
+    tracker = Tracker(model, max_objects=len(prompts))
     for number, pixels in enumerate(clip):
         for comparator in comparators:
             comparator.frame = number
         tracks = tracker.step(pixels, prompts if number == 0 else ())
-        masks.append((tracks.logits > 0).cpu())
-    return masks
+        yield (tracks.logits > 0).cpu()
 
 
 def _compare_masks(
@@ -469,24 +578,16 @@ def _record_outputs(module: nn.Module, names: Sequence[str], inputs: Sequence[Te
     outputs: Outputs = {name: [] for name in names}
     with ExitStack() as stack:
         for name in names:
-            stack.enter_context(_recording(module.get_submodule(name), outputs[name]))
+            hook = partial(_record, outputs[name])
+            stack.enter_context(module.get_submodule(name).register_forward_hook(hook))
         module(*inputs)
     return outputs
 
 
-@contextmanager
-def _recording(layer: nn.Module, samples: list[Tensor]) -> Iterator[None]:
-    """Append samples of the layer's outputs to `samples` within the block."""
-
-    def record(layer: nn.Module, inputs: Any, output: Any) -> None:
-        values = output if isinstance(output, tuple) else (output,)
-        samples.extend(_sample(value) for value in values if isinstance(value, Tensor))
-
-    handle = layer.register_forward_hook(record)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _record(samples: list[Tensor], layer: nn.Module, inputs: Any, output: Any) -> None:
+    """Append a sample of each of a layer's outputs."""
+    values = output if isinstance(output, tuple) else (output,)
+    samples.extend(_sample(value) for value in values if isinstance(value, Tensor))
 
 
 def _sample(values: Tensor) -> Tensor:

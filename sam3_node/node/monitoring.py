@@ -14,11 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
-from importlib import metadata
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..errors import MissingExtraError, SettingsError, TransportError, require
+from ..errors import MissingExtraError, SettingsError, TransportError, find_version, require
 from ..settings import Settings
 from ..types import Closeable, is_loopback, split_address
 from .saved_state import Snapshots
@@ -339,7 +338,7 @@ class NodeCollector:
 def _make_info(perception: Mapping[str, Any], settings: Settings) -> Metric:
     names = ("node", "model", "detector", "device", "dtype")
     labels = {name: str(perception.get(name) or "")[:MAX_LABEL_CHARACTERS] for name in names}
-    labels |= {"engine": settings.engine.kind, "version": metadata.version("sam3-node")}
+    labels |= {"engine": settings.engine.kind, "version": find_version("sam3-node") or "not installed"}
     values = {tuple(labels.values()): 1.0}
     return _make("Gauge", "info", "The node, its model and its engine.", values, *labels)
 

@@ -93,7 +93,7 @@ class Health:
         """Durations of the steps, and of the stages of those whose masks were published."""
         self._deadline_s = settings.health.deadline_s
         self._hang_s, self._hang_step_s = settings.group.hang_s, settings.group.hang_step_s
-        self._compiles = settings.model.compile
+        self._compiles = settings.model.compile is True
         self._began_s: float | None = None
         self._published_s: float | None = None
         self._steps_s: deque[float] = deque(maxlen=STEPS)

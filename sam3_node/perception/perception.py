@@ -9,29 +9,39 @@ from __future__ import annotations
 import platform
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
-from importlib import metadata
 from typing import Any, Self
 
 import cv2
+import numpy as np
 import torch
 
 from ..calibration import Calibration, load_calibration
 from ..detection.detectors import Detector, PromptSet, load_detector, prepare_prompts, restore_prompts
 from ..detection.phrases import clean_prompts
-from ..engines.detector import resolve_folder, serve_detector
-from ..engines.engine_store import checkpoint_digest, choose_model_dtype
+from ..engines.choice import choose
+from ..engines.detector import choose_phrases, resolve_folder, serve_detector
+from ..engines.engine_store import FP8, checkpoint_digest, choose_model_dtype, identify_setup
 from ..engines.fast_torch import has_open_dtype, load_by_gate, serve_fast_torch
-from ..engines.inductor import keep_compiled, use_graphs
+from ..engines.inductor import CompiledArtifacts, keep_compiled, use_graphs
 from ..engines.oom import STAGE_ERRORS, find_device_error, reraise_out_of_memory, to_engine_error
 from ..engines.slot import serve_tracker, use_torch
-from ..errors import EngineError, ModelError, NodeRestarted, RequestError, SettingsError, UnknownFrameError
+from ..errors import (
+    EngineError,
+    ModelError,
+    NodeRestarted,
+    RequestError,
+    SettingsError,
+    UnknownFrameError,
+    find_version,
+)
 from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages
 from ..settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
 from ..tracking.confidence import CALIBRATION, is_calibrated
-from ..types import CAMERA_SILENT_S, Frame, MaskEncoding, MaskFrame, Priority, State
+from ..types import CAMERA_SILENT_S, Frame, Mask, MaskEncoding, MaskFrame, Priority, State
 from ..wire import MAX_EPOCH
 from ..wire.frame_prompt import FramePrompt
 from .linking import LinkRules, WorldLinker
@@ -68,6 +78,7 @@ class Perception:
         Raises ModelError, VocabularyError, EngineError, MissingExtraError or SettingsError if they cannot be used.
         """
         calibrations = tuple(map(load_calibration, settings.spatial.calibration))
+        settings = choose(settings, _load_to_serve)
         perception = cls(settings, *load_models(settings))
         perception.calibrations = calibrations
         return perception
@@ -231,7 +242,7 @@ class Perception:
                 "python": platform.python_version(),
                 "torch": torch.__version__,
                 "opencv": cv2.__version__,
-                "sam3-node": metadata.version("sam3-node"),
+                "sam3-node": find_version("sam3-node") or "not installed",
             },
         }
 
@@ -333,52 +344,93 @@ def load_model(
     or do not fit into memory. Without `engine.fallback`, raises EngineError or MissingExtraError if the engine cannot
     be used.
     """
-    settings = Settings(model=model_settings, tracker=tracker, engine=engine or EngineSettings())
-    model, torch_stages = _load_cold(settings)
-    _warm_up_if_slow(model, settings, torch_stages)
-    return model
+    settings = Settings(
+        model=model_settings,
+        tracker=tracker,
+        engine=engine or EngineSettings(),
+        detector=DetectorSettings(kind="none"),
+    )
+    return load_models(settings)[0]
 
 
 def load_models(settings: Settings) -> tuple[TrackerModel, Detector | None]:
     """Load the tracker as `load_model` does, and the detector as `load_configured_detector` does.
 
-    The tracker warms up after the detector is loaded. A detector that shares its encoder adds an output to it, and the
-    first frame would have to wait until that is compiled or captured.
+    The detector is loaded before a gate or a warm-up runs the tracker: one that shares its encoder adds an output to
+    it, and the encoder would be compiled or captured again.
     """
-    model, torch_stages = _load_cold(settings)
+    settings = choose(settings, _load_to_serve)
+    hint = f"while {settings.model.name} was loaded"
+    with reraise_out_of_memory(ModelError, hint, MEMORY_HINT):
+        model = _load_torch(settings)
     detector = load_configured_detector(settings.detector, settings.model, model, settings.engine)
-    _warm_up_if_slow(model, settings, torch_stages)
+    with reraise_out_of_memory(ModelError, hint, MEMORY_HINT), _keeping_artifacts(settings):
+        torch_stages = model.stages
+        _serve(model, settings)
+        if model.has_memory and (settings.model.compile or model.device.type == "cuda"):
+            warm_up(model, settings, torch_stages)
+            if detector is not None:
+                _detect_on_blank_frame(detector, model, settings)
     return model, detector
 
 
-def _load_cold(settings: Settings) -> tuple[TrackerModel, Stages]:
-    """Load the tracker with its engine; return it, and its own torch stages."""
+def _load_torch(settings: Settings) -> TrackerModel:
+    """Load the tracker with its torch stages."""
     model_settings = settings.model
     if model_settings.threads:
         torch.set_num_threads(model_settings.threads)
+    if _compiles(settings):
+        keep_compiled(settings.engine.folder)
 
     def load(dtype: str | torch.dtype) -> TrackerModel:
         return load_tracker(
             model_settings.name,
             device=model_settings.device,
             dtype=dtype,
-            compile=model_settings.compile,
+            compile=model_settings.compile is True,
             image_size=model_settings.image_size,
         )
 
-    with reraise_out_of_memory(ModelError, f"while {model_settings.name} was loaded", MEMORY_HINT):
-        model = (
-            load_by_gate(load, settings) if has_open_dtype(settings) else load(choose_model_dtype(settings))
-        )
-        _use_read(model, settings)
-        torch_stages = model.stages
-        serve_tracker(model, settings)
-        serve_fast_torch(model, settings)
-        if model_settings.compile:
-            keep_compiled(settings.engine.folder)
-        if settings.engine.graphs:
-            use_graphs(model)
-    return model, torch_stages
+    model = load_by_gate(load, settings) if has_open_dtype(settings) else load(choose_model_dtype(settings))
+    _use_read(model, settings)
+    return model
+
+
+def _compiles(settings: Settings) -> bool:
+    engine = settings.engine
+    return settings.model.compile is True or (engine.kind == "torch" and engine.precision == FP8)
+
+
+def _serve(model: TrackerModel, settings: Settings) -> None:
+    """Put engines, faster stages and CUDA graphs in the place of the tracker's torch stages, as the settings say."""
+    serve_tracker(model, settings)
+    serve_fast_torch(model, settings)
+    if settings.engine.graphs:
+        use_graphs(model)
+
+
+def _load_to_serve(settings: Settings) -> TrackerModel:
+    """Load the tracker alone, as it would serve."""
+    with reraise_out_of_memory(ModelError, f"while {settings.model.name} was loaded", MEMORY_HINT):
+        model = _load_torch(settings)
+        _serve(model, settings)
+    return model
+
+
+@contextmanager
+def _keeping_artifacts(settings: Settings) -> Iterator[None]:
+    """Load what torch compiled for these weights before, and keep what the block compiles."""
+    key = ""
+    if _compiles(settings):
+        with suppress(EngineError):  # of weights that are no files
+            key = identify_setup(settings)
+    if not key:
+        yield
+        return
+    artifacts = CompiledArtifacts(settings.engine.folder, key)
+    artifacts.load()
+    yield
+    artifacts.save()
 
 
 def _use_read(model: TrackerModel, settings: Settings) -> None:
@@ -390,13 +442,6 @@ def _use_read(model: TrackerModel, settings: Settings) -> None:
             "--tracker.read exact"
         )
     model.use_read(method)
-
-
-def _warm_up_if_slow(model: TrackerModel, settings: Settings, torch_stages: Stages) -> None:
-    """Warm up where the first frames would be slow: with compiled stages, and on a GPU."""
-    if model.has_memory and (settings.model.compile or model.device.type == "cuda"):
-        with reraise_out_of_memory(ModelError, f"while {settings.model.name} was loaded", MEMORY_HINT):
-            warm_up(model, settings, torch_stages)
 
 
 def warm_up(model: TrackerModel, settings: Settings, torch_stages: Stages) -> None:
@@ -417,22 +462,43 @@ def warm_up(model: TrackerModel, settings: Settings, torch_stages: Stages) -> No
         if not settings.engine.fallback:
             raise reason from error
     # outside of the except block: the traceback, which holds the failed stages' memory, is released by now
-    use_torch(model, torch_stages, settings, reason)
+    use_torch(model, torch_stages, reason)
     _track_blank_frames(model, settings.tracker)
 
 
 def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
-    """Track one object; with static shapes, as many objects as each batch size needs."""
+    """Prompt of each kind, and track one object. Where more objects run other code, track more.
+
+    With static shapes, each batch size runs; compiled stages have one graph for 2 or more objects; and a GPU's
+    libraries choose their kernels by size.
+    """
     pipeline = Pipeline(model, settings, "warm-up")
     pipeline.warm_up_reads()
-    side = model.image_size
+    side, static = model.image_size, model.static_shapes
     blank = Frame("warm-up", 0, 0, side, side, "bgr8", bytes(side * side * 3))
+    point = FramePrompt(points=[(side / 2, side / 2)])
     pipeline.step(blank)
-    for count in range(1, settings.max_objects + 1 if model.static_shapes else 2):
-        pipeline.add(FramePrompt(points=[(side / 2, side / 2)]))
-        pipeline.step(blank)
+    for prompt in (
+        FramePrompt(box=(0, 0, side / 2, side / 2)),
+        FramePrompt(mask=Mask.from_full(np.eye(side, dtype=np.bool_))),
+    ):
+        pipeline.remove(pipeline.add(prompt).id)
+    most = settings.max_objects if static or model.device.type == "cuda" else 1 + model.is_compiled
+    for count in range(1, min(most, settings.max_objects) + 1):
+        pipeline.add(point)
+        if static or count in (1, 2, settings.max_objects):
+            pipeline.step(blank)
         if count & (count - 1) == 0:  # a power of two: the next object needs the next batch size
             pipeline.step(blank)
+
+
+@torch.inference_mode()
+def _detect_on_blank_frame(detector: Detector, model: TrackerModel, settings: Settings) -> None:
+    """Search a blank frame for one phrase, so that the detector's kernels and memory exist before a real frame."""
+    image = np.zeros((model.image_size, model.image_size, 3), dtype=np.uint8)
+    with suppress(RequestError):  # a phrase that it does not know is refused where the prompts are set
+        query = detector.prepare(choose_phrases(settings.detector)[:1])
+        detector.detect(image, query, 0.5, model.encode(model.preprocess(image)).trunk)
 
 
 def load_configured_detector(

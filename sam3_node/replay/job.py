@@ -288,7 +288,8 @@ def describe_differences(
         now |= {f"{name}.{key}": value for key, value in section.items()}
     for name in ("device", "dtype", "threads"):  # compared under their own names, with their resolved values
         before.pop(f"model.{name}", None)
-    before.pop("spatial.calibration", None)  # names of files; their contents are in the description
+    for name in ("spatial.calibration", "engine.folder"):  # places; the description has what they hold
+        before.pop(name, None)
     return [
         f"{name} was {before[name]!r} in the recording, is {now[name]!r}"
         for name in now

@@ -14,9 +14,11 @@ grew at once is searched again in tighter boxes. A mask whose size or place depa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,10 +30,11 @@ from ..errors import SettingsError
 from ..models import Features, TrackerModel
 from ..models.pixels import mask_boxes
 from ..models.sam.algebra import resize_matrix
+from ..models.sam.memory_read import KeptMemories
 from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
 from ..models.sam.stages import ABSENT_LOGIT, Decoded
 from ..types import State
-from .host_copy import HostCopy
+from .host_copy import HostCopy, copy_to_device
 from .track_history import (
     BOX_MARGINS,
     STEP_GROWTH,
@@ -97,13 +100,15 @@ def get_rule(name: str) -> SelectionRule:
 NO_FRAME = -1
 CONDITIONING_SLOTS = 8  # the bound where the reference would keep all conditioning frames
 CONDITIONING_POINTERS = 16
+MAX_KEY_BYTES = 1 << 28
+"""Keys of memories are kept if those of all rows take at most this: nano's of 60 objects."""
 
 
 class Memories(NamedTuple):
     """The memories that N objects attend to, in the order of the arguments of `MemoryRead`."""
 
-    memory: Tensor
-    """[N, S, T, 64]; the first is the memory of the newest conditioning frame"""
+    memory: Any
+    """[N, S, T, 64]; the first is the memory of the newest conditioning frame. `KeptMemories` where keys are kept."""
     offset: Tensor
     """int64 [N, S]"""
     pointers: Tensor
@@ -144,6 +149,15 @@ class _Slots(NamedTuple):
         return _Slots(*reordered)
 
 
+class _Selection(NamedTuple):
+    """The slots that n rows attend to, and `Memories.valid`."""
+
+    rows: Ints
+    memory: _Slots
+    pointer: _Slots
+    mask: Bools | None
+
+
 class MemoryBank:
     """Memories of up to `max_objects` objects, with `bank_size` frames each.
 
@@ -155,7 +169,7 @@ class MemoryBank:
     def __init__(
         self, model: TrackerModel, max_objects: int, bank_size: int, rule: SelectionRule, history: int = 0
     ) -> None:
-        self._rule = rule
+        self._model, self._rule = model, rule
         self._num_maskmem, self._max_pointers = model.num_maskmem, model.max_pointers
         self._window = bank_size - 1
         self._ring = self._window + history
@@ -167,15 +181,23 @@ class MemoryBank:
             dtype=model.memory_dtype,
             device=model.device,
         )
+        self.keys: Tensor | None = None  # [objects, ring + conditioning, L, T, D]
+        if model.keeps_keys:
+            read = model.read_stage
+            self._ages = torch.stack([*read.project(read.tokens.memory_position, bias=True)])
+            layers, _, *sides = self._ages.shape
+            shape = (*self.features.shape[:2], layers, *sides)
+            if math.prod(shape) * model.dtype.itemsize <= MAX_KEY_BYTES:
+                self.keys = torch.zeros(shape, dtype=model.dtype)
         self.pointers = torch.zeros(  # [objects, ring + conditioning, C]
             (max_objects, self._pointer_ring + CONDITIONING_POINTERS, model.hidden),
             dtype=model.dtype,
             device=model.device,
         )
-        shape = (max_objects, self._pointer_ring)
-        self._frame: Ints = np.full(shape, NO_FRAME, dtype=np.int64)
-        self._prompted: Bools = np.zeros(shape, dtype=np.bool_)
-        self._score: Floats = np.zeros(shape, dtype=np.float32)
+        table = (max_objects, self._pointer_ring)
+        self._frame: Ints = np.full(table, NO_FRAME, dtype=np.int64)
+        self._prompted: Bools = np.zeros(table, dtype=np.bool_)
+        self._score: Floats = np.zeros(table, dtype=np.float32)
         self._conditioning_frame: Ints = np.full((max_objects, self._conditioning), NO_FRAME, dtype=np.int64)
         self._conditioning_pointer: Ints = np.full(
             (max_objects, CONDITIONING_POINTERS), NO_FRAME, dtype=np.int64
@@ -185,7 +207,7 @@ class MemoryBank:
     @property
     def nbytes(self) -> int:
         """Device memory of the bank in bytes. It never changes."""
-        return self.features.nbytes + self.pointers.nbytes
+        return self.features.nbytes + self.pointers.nbytes + (0 if self.keys is None else self.keys.nbytes)
 
     @property
     def layout(self) -> list[Any]:
@@ -213,7 +235,7 @@ class MemoryBank:
     @torch.inference_mode()
     def copy_conditioning(self, source: int, target: int) -> None:
         """Copy the conditioning frames of one row to another, which is clear."""
-        self.features[target, self._ring :] = self.features[source, self._ring :]
+        self._store(target, slice(self._ring, None), self.features[source, self._ring :])
         self.pointers[target, self._pointer_ring :] = self.pointers[source, self._pointer_ring :]
         for table in (self._conditioning_frame, self._conditioning_pointer):
             table[target] = table[source]
@@ -224,9 +246,9 @@ class MemoryBank:
 
     def write(self, rows: Ints, frame: int, memory: Tensor, pointer: Tensor, score: Tensor) -> None:
         """Store a tracked frame for N rows: memory [N, T, 64], pointer [N, C], score [N] (see `confidence`)."""
-        index = torch.from_numpy(rows).to(self.features.device, non_blocking=True)
+        index = copy_to_device(rows, self.features.device)
         slot = frame % self._pointer_ring
-        self.features[index, frame % self._ring] = memory
+        self._store(index, frame % self._ring, memory)
         self.pointers[index, slot] = pointer
         self._frame[rows, slot] = frame
         self._prompted[rows, slot] = False
@@ -238,9 +260,12 @@ class MemoryBank:
 
         A conditioning frame outlives the ring. When the conditioning slots are full, it replaces the oldest.
         """
-        self._store_conditioning(row, frame, memory[0], pointer[0])
+        if (slot := _take_slot(self._conditioning_frame[row], frame)) is not None:
+            self._store(row, self._ring + slot, memory[0])
+        if (slot := _take_slot(self._conditioning_pointer[row], frame)) is not None:
+            self.pointers[row, self._pointer_ring + slot] = pointer[0]
         if now - frame < self._ring:  # an evicted conditioning frame still counts while it is recent
-            self.features[row, frame % self._ring] = memory[0]
+            self._store(row, frame % self._ring, memory[0])
         if now - frame < self._pointer_ring:
             slot = frame % self._pointer_ring
             self._settle_scores()  # otherwise the tracked mask's score would overwrite this one later
@@ -258,21 +283,17 @@ class MemoryBank:
         """
         slot = frame % self._pointer_ring
         if now - frame <= self._ring:
-            self.features[row, frame % self._ring] = memory[0]
+            self._store(row, frame % self._ring, memory[0])
         self.pointers[row, slot] = pointer[0]
         self._settle_scores()  # otherwise the tracked mask's score would overwrite this one later
         self._score[row, slot] = 1.0
 
-    def _store_conditioning(self, row: int, frame: int, memory: Tensor, pointer: Tensor) -> None:
-        for table, store, offset, value in (
-            (self._conditioning_frame[row], self.features, self._ring, memory),
-            (self._conditioning_pointer[row], self.pointers, self._pointer_ring, pointer),
-        ):
-            same = np.flatnonzero(table == frame)
-            slot = int(same[0]) if same.size else int(table.argmin())
-            if frame >= table[slot]:
-                table[slot] = frame
-                store[row, offset + slot] = value
+    def _store(self, row: Tensor | int, slot: int | slice, memory: Tensor) -> None:
+        """Store memories [..., T, 64] at a slot of each of some rows, or of one row."""
+        self.features[row, slot] = memory
+        if self.keys is not None:
+            for layer, key in enumerate(self._model.read_stage.project(memory)):
+                self.keys[row, slot, layer] = key
 
     def read(self, rows: Ints, frame: int, static: bool) -> Memories:
         """Return the memories that `rows` attend to on step `frame`; with `static`, of equal shapes on every step.
@@ -282,20 +303,29 @@ class MemoryBank:
         self._settle_scores()
         memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
         if static:
-            return self._gather(rows, memory, pointer, np.concatenate([memory.valid, pointer.valid], axis=1))
-        every = np.arange(len(rows))
-        memory, pointer = memory.take(every), pointer.take(every)
-        return self._gather(rows, memory, pointer, _join_masks(memory.valid, pointer.valid))
+            mask: Bools | None = np.concatenate([memory.valid, pointer.valid], axis=1)
+        else:
+            every = np.arange(len(rows))
+            memory, pointer = memory.take(every), pointer.take(every)
+            mask = _join_masks(memory.valid, pointer.valid)
+        [gather] = self._send([_Selection(rows, memory, pointer, mask)], keys=False)
+        return gather()
 
     def read_groups(
-        self, rows: Ints, frame: int, static: bool, engine_objects: int | None = None
+        self,
+        rows: Ints,
+        frame: int,
+        static: bool,
+        engine_objects: int | None = None,
+        all_pointers: bool = False,
     ) -> list[ReadGroup]:
         """Return what `read` does, in groups with equally many memories, so that no memory is masked.
 
         With `static`, there are few different shapes: numbers of memories are in `read_widths`, numbers of
         objects are 1, 2, 4, 8, …, and numbers of pointers are equal. Objects with another number of memories read the
         whole bank with a mask. An engine takes up to `engine_objects` objects at once, always with a mask; it reads as
-        many memories as the next of these widths.
+        many memories as the next of these widths. With `all_pointers`, numbers of pointers are always equal, and there
+        is always a mask of them.
         """
         self._settle_scores()
         memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
@@ -304,7 +334,7 @@ class MemoryBank:
             keys = widths[np.searchsorted(widths, counts)]
         else:
             keys = np.where(np.isin(counts, widths), counts, 0) if static else counts
-        groups = []
+        placed, selections = [], []
         for count in np.unique(keys).tolist():
             positions = np.flatnonzero(keys == count)
             chosen = pad_to_batch(positions) if static else positions
@@ -318,11 +348,12 @@ class MemoryBank:
                     is_masked = engine_objects or not count
                     mask = np.concatenate([held.valid, seen.valid], axis=1) if is_masked else seen.valid
                 else:
-                    held, seen = memory.take(part), pointer.take(part)
-                    mask = _join_masks(held.valid, seen.valid)
-                gather = partial(self._gather, rows[part], held, seen, mask)
-                groups.append(ReadGroup(positions[start : start + size], gather))
-        return groups
+                    held = memory.take(part)
+                    seen = pointer.take(part, self.widths[1] if all_pointers else None)
+                    mask = seen.valid if all_pointers else _join_masks(held.valid, seen.valid)
+                placed.append(positions[start : start + size])
+                selections.append(_Selection(rows[part], held, seen, mask))
+        return list(map(ReadGroup, placed, self._send(selections, keys=self._model.keeps_keys)))
 
     @property
     def read_widths(self) -> list[int]:
@@ -348,20 +379,34 @@ class MemoryBank:
                 torch.ones(objects, masked, dtype=torch.bool, device=device),
             )
 
-    def _gather(self, rows: Ints, memory: _Slots, pointer: _Slots, mask: Bools | None) -> Memories:
-        device = self.features.device
-        row, slots, offset, pointer_slots, age = (
-            torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
-            for array in (
-                rows[:, None],
-                memory.slot,
-                memory.time,
-                pointer.slot,
-                pointer.time.astype(np.float32),
-            )
+    def _send(self, selections: list[_Selection], keys: bool) -> list[Callable[[], Memories]]:
+        """Send the indices of all selections to the device in one block; return what gathers each one's memories."""
+        none = np.empty(0, np.bool_)
+        indices = [
+            [rows[:, None], *memory[:2], *pointer[:2], none if mask is None else mask]
+            for rows, memory, pointer, mask in selections
+        ]
+        arrays = list(chain(*indices))
+        flat = np.concatenate([array.ravel() for array in arrays], dtype=np.int64)
+        block = copy_to_device(flat, self.features.device).split([array.size for array in arrays])
+        views = (part.view(array.shape) for part, array in zip(block, arrays, strict=True))
+        return [
+            partial(self._gather, selection, keys, *islice(views, len(group)))
+            for selection, group in zip(selections, indices, strict=True)
+        ]
+
+    def _gather(
+        self, selection: _Selection, keys: bool, row: Tensor, slots: Tensor, *others: Tensor
+    ) -> Memories:
+        offset, pointer_slots, age, valid = others
+        mask = None if selection.mask is None else valid.bool()
+        found = Memories(
+            self.features[row, slots], offset, self.pointers[row, pointer_slots], age.float(), mask
         )
-        valid = None if mask is None else torch.from_numpy(mask).to(device, non_blocking=True)
-        return Memories(self.features[row, slots], offset, self.pointers[row, pointer_slots], age, valid)
+        if self.keys is None or not keys:
+            return found
+        places = selection.rows.tolist(), selection.memory.slot.tolist()
+        return found._replace(memory=KeptMemories(found.memory, self.keys, self._ages, *places))
 
     def conditioning_pointers(self, rows: Ints) -> tuple[Tensor, Tensor]:
         """Return the pointers of N rows' prompted frames, [N, P, C] in no order, and bool [N, P]: True if valid."""
@@ -389,7 +434,7 @@ class MemoryBank:
             table[:] = values.numpy().reshape(table.shape)
         self._unread_scores.clear()
         index = torch.tensor(state["used"], dtype=torch.int64, device=self.features.device)
-        self.features[index] = state["features"].to(self.features.device)
+        self._store(index, slice(None), state["features"].to(self.features.device))
         self.pointers[index] = state["pointers"].to(self.pointers.device)
 
     def _slot_tables(self) -> tuple[Ints | Bools | Floats, ...]:
@@ -440,6 +485,16 @@ class MemoryBank:
         for rows, slot, score in self._unread_scores:
             self._score[rows, slot] = score.read()
         self._unread_scores.clear()
+
+
+def _take_slot(frames: Ints, frame: int) -> int | None:
+    """Put a frame into the slot that holds it, or else the oldest one; return the slot, None if all are newer."""
+    same = np.flatnonzero(frames == frame)
+    slot = int(same[0]) if same.size else int(frames.argmin())
+    if frame < frames[slot]:
+        return None
+    frames[slot] = frame
+    return slot
 
 
 def confidence(presence: Tensor, iou: Tensor) -> Tensor:

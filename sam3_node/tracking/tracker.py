@@ -100,11 +100,7 @@ class Tracker(SavedFields):
         following = [
             object_id for object_id in self.ids if object_id not in checked and object_id not in held
         ]
-        results: dict[int, Track] = {}
-        size = self.model.batch_size  # suits the device
-        for start in range(0, len(following), size):
-            batch = following[start : start + size]
-            results |= zip(batch, self._follow_batch(features, batch, frame), strict=True)
+        results = dict(zip(following, self._follow(features, following, frame), strict=True))
         for object_id, prompt in checked.items():
             results[object_id] = self._condition(features, frame, object_id, prompt)
         self.frame_number += 1
@@ -237,6 +233,24 @@ class Tracker(SavedFields):
         size, device = self.model.image_size, self.model.device
         return {prompt.object_id: prompt.to_tensors(size, device) for prompt in prompts}
 
+    def _follow(self, features: Features, ids: list[int], frame: int) -> list[Track]:
+        """Track objects in batches that suit the device. Where its memory runs out, halve them from now on.
+
+        A batch writes the bank last, so one that failed can run again.
+        """
+        tracks: list[Track] = []
+        while len(tracks) < len(ids):
+            batch = ids[len(tracks) : len(tracks) + self.model.batch_size]
+            try:
+                tracks += self._follow_batch(features, batch, frame)
+                continue
+            except torch.OutOfMemoryError:
+                if len(batch) == 1:
+                    raise
+            # here the traceback, which holds the failed batch's memory, is released
+            self.model.limit_batch(len(batch) // 2)
+        return tracks
+
     def _follow_batch(self, features: Features, ids: list[int], frame: int) -> list[Track]:
         """Track one batch: read the bank, decode, write the bank."""
         model = self.model
@@ -260,24 +274,40 @@ class Tracker(SavedFields):
         any_width, at_once = _read_limits(read)
         if not any_width and at_once is None:  # kernels read only what is valid
             padded = pad_to_batch(rows) if static else rows
-            out: Tensor = read(top, *self._memory.read(padded, frame, static))
+            out: Tensor = read(top, *self._memory.read(padded, frame, static or self.model.is_compiled))
             return out
-        groups = self._memory.read_groups(rows, frame, static, None if any_width else at_once)
+        groups = self._memory.read_groups(
+            rows, frame, static, None if any_width else at_once, all_pointers=self.model.is_compiled
+        )
         if len(groups) == 1:
             out = read(top, *groups[0].gather())
             return out
-        tops = torch.cat([read(top, *group.gather())[: len(group.positions)] for group in groups])
+        tokens = [  # [1, hw, C] each, in the order of values that a compiled decoder is made for
+            row
+            for group in groups
+            for row in read(top, *group.gather())[: len(group.positions)].flatten(2).mT.split(1)
+        ]
         order = np.argsort(np.concatenate([group.positions for group in groups]))
-        return tops[torch.from_numpy(pad_to_batch(order) if static else order).to(tops.device)]
+        joined: Tensor = torch.cat([tokens[row] for row in (pad_to_batch(order) if static else order)])
+        return joined.mT.reshape(len(joined), -1, *self.model.grid)
 
     @torch.inference_mode()
     def warm_up_reads(self) -> None:
-        """Run the read once in every shape that it has with static shapes, so that no frame waits for a compiler."""
+        """Run the read in every shape that needs a compiler or an engine's kernels, so that no frame waits for them.
+
+        A compiled read has one graph for one object, and one for more. With static shapes, each shape counts.
+        """
         model, read = self.model, self.model.stages.read
         any_width, at_once = _read_limits(read)
-        if not model.static_shapes or not (any_width or at_once):
+        # kernels read the whole bank on each frame, and neither they nor eager reads need a shape of their own
+        if not (any_width or at_once) or not (model.static_shapes or model.is_compiled):
             return
-        top = torch.zeros(1, model.hidden, *model.grid, device=model.device, dtype=model.dtype)
+        # of the encoder itself, because a compiled read is made for the order of its values in memory
+        top = model.encode(torch.zeros(1, 3, model.image_size, model.image_size)).top
+        if not model.static_shapes:
+            for objects in range(1, min(self.capacity, 2) + 1):
+                read(top, *next(self._memory.examples(objects)))
+            return
         largest = len(pad_to_batch(np.arange(min(self.capacity, model.batch_size, at_once or self.capacity))))
         for power in range(largest.bit_length()):
             for memories in self._memory.examples(1 << power, not any_width):

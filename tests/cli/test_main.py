@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from sam3_node.cli.doctor import is_within, parse_requirement
 from sam3_node.cli.main import main
 from sam3_node.cli.progress import printable
 from sam3_node.errors import DeviceError, ProcessError, RequestError
-from sam3_node.settings import options
+from sam3_node.settings import load_settings, options
 from sam3_node.transport import ControlClient, ControlServer
 from sam3_node.types import Mask
 from sam3_node.wire import Reply, Request, encode_mask
@@ -215,6 +216,37 @@ def test_doctor_reports_the_core(tmp_path: Path) -> None:
     for name in ("python", "pyzmq", "cv2", "realsense", "transport.masks", "clock"):
         assert f"  {name} " in done.stdout
     assert done.stdout.splitlines()[-1] == "the core works"
+
+
+def test_doctor_says_what_was_chosen_for_the_gpu_and_estimates_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = pytest.importorskip("sam3_node.engines.choice")
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    small = SimpleNamespace(total_memory=8e9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: small)
+    monkeypatch.setattr(choice, "identify_setup", lambda settings: "a setup")
+    settings = load_settings(overrides={"engine.folder": str(tmp_path), "tracker.max_objects": "64"})
+    first, memory = doctor._check_options(settings)
+    assert "not chosen yet" in first.detail
+    assert memory.status == "warn"
+    path = choice.find_path(settings)
+    path.parent.mkdir()
+    path.write_text('{"values": {"model.compile": true}, "reasons": ["model.compile True: 7 ms"], "ms": 7}')
+    assert next(iter(doctor._check_options(settings))).detail == "model.compile True: 7 ms"
+
+
+def test_the_estimate_of_memory_counts_the_bank_as_it_is() -> None:
+    memory = pytest.importorskip("sam3_node.tracking.memory")
+    tiny = pytest.importorskip("tests.support.tiny")
+    model = tiny.tiny_model(hidden=64, size=56)
+    for bank_size in (3, 7, 15):
+        bank = memory.MemoryBank(model, 2, bank_size, memory.get_rule("confident"), history=1)
+        slots = bank.features.shape[1]
+        more = doctor.estimate_gpu_gb(66, bank_size) - doctor.estimate_gpu_gb(64, bank_size)
+        assert more == pytest.approx(2 * slots * 72 * 72 * 64 * 2 / 1e9)
 
 
 def test_doctor_reports_a_port_in_use() -> None:

@@ -17,7 +17,9 @@ from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.detection.detectors import NANO, load_detector
 from sam3_node.detection.yolo_world import YoloWorldDetector
 from sam3_node.engines.detector import (
+    DETECT,
     PHRASES,
+    DetectorSlot,
     FixedPhrases,
     build_detector,
     choose_phrases,
@@ -27,16 +29,19 @@ from sam3_node.engines.detector import (
     serve_detector,
     specify_network,
 )
+from sam3_node.engines.engine_store import Manifest, StoredEngine
 from sam3_node.engines.export import export
+from sam3_node.engines.slot import GateClip, LoadedEngines, apply_thresholds
 from sam3_node.engines.specs import StageSpec
 from sam3_node.engines.tensorrt.runtime import TensorRTRun
-from sam3_node.engines.validation import Report
+from sam3_node.engines.validation import Report, StageTime
 from sam3_node.errors import EngineError
 from sam3_node.models.sam.stages import Run
 from sam3_node.models.yolo.network import Detections, YoloWorld, load_yolo_world
 from sam3_node.perception.perception import load_configured_detector
 from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings
 from sam3_node.types import Detection
+from tests.engines.test_validation import CountedClock
 from tests.support.onnx_run import OnnxRun
 from tests.support.refuses import refuses
 
@@ -176,6 +181,21 @@ def test_the_gate_refuses_values_that_are_not_finite(frames: list[Image], names:
         run_gate(net, [], names)
 
 
+def test_a_network_that_is_slower_than_torch_is_refused(frames: list[Image], tmp_path: Path) -> None:
+    clock, detector = CountedClock(), nano_detector()
+    detector.model.register_forward_hook(lambda *call: clock.advance(0.002))
+    run = clock.delay(load_yolo_world(NANO), 0.003)
+    slot = DetectorSlot(detector, make_settings(folder=tmp_path), clock)
+    manifest = Manifest.model_construct(plans={})
+    spec = specify_network(detector.model)
+    engines = LoadedEngines(StoredEngine(tmp_path, manifest), {DETECT: run}, {DETECT: spec})
+    report = slot.compare(engines, GateClip(frames, {}))
+    assert report.times == (StageTime(DETECT, pytest.approx(3.0), pytest.approx(2.0)),)
+    refusal = apply_thresholds(report, EngineSettings()).refusal()
+    assert "detect is slower here: 3 against 2 ms" in (refusal or "")
+    assert apply_thresholds(report, EngineSettings(max_time=0)).passed
+
+
 def make_settings(**engine: Any) -> Settings:
     return Settings(model=ModelSettings(device="cpu"), engine=EngineSettings(**engine))
 
@@ -216,7 +236,7 @@ def test_a_plan_detects_what_torch_detects(
 ) -> None:
     settings = Settings(
         model=ModelSettings(device="cuda"),
-        engine=EngineSettings(kind="tensorrt", folder=tmp_path, fallback=False),
+        engine=EngineSettings(kind="tensorrt", folder=tmp_path, fallback=False, max_time=0),
     )
     build_detector(settings)
     detector = load_configured_detector(settings.detector, settings.model, None, settings.engine)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,14 +20,18 @@ from sam3_node.engines.fast_torch import (
     has_open_dtype,
     load_by_gate,
     make_fp8_encoder,
+    make_stages,
+    serve_fast_torch,
 )
+from sam3_node.engines.inductor import CapturedGraph, GraphedStage
 from sam3_node.engines.quantize import QuantisedLayer, Scales, find_layers, quantise_encoder, weights_digest
 from sam3_node.engines.validation import Report, TrackFigures
 from sam3_node.errors import EngineError, SettingsError
 from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models.sam.stages import Run, Stages
 from sam3_node.perception.perception import load_model
 from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
-from tests.engines.test_validation import ALWAYS
+from tests.engines.test_validation import ALWAYS, CountedClock
 from tests.support.refuses import refuses
 from tests.support.tiny import noise_clip, random_source, stages_of
 
@@ -168,6 +173,12 @@ def test_the_bundled_weights_pass_on_a_cpu_with_bfloat16(tmp_path: Path) -> None
     assert float(iou) >= fast_torch.MIN_IOU
 
 
+@pytest.fixture(autouse=True)
+def backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing be compiled to machine code, which takes a minute."""
+    monkeypatch.setattr(fast_torch, "BACKEND", "eager")
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights")
@@ -183,11 +194,11 @@ def save_scales(weights: Path, path: Path, amax: float) -> Path:
     return path
 
 
-def make_settings(weights: Path, read: str = "exact", **engine: Any) -> Settings:
+def make_settings(weights: Path, read: str = "exact", compile: bool = False, **engine: Any) -> Settings:
     return Settings(
-        model=ModelSettings(name=str(weights), device="cpu"),
+        model=ModelSettings(name=str(weights), device="cpu", compile=compile),
         tracker=TrackerSettings(read=read),
-        engine=EngineSettings(**engine),
+        engine=EngineSettings(**{"folder": weights.parent / "engines", "max_time": 0} | engine),
     )
 
 
@@ -216,6 +227,73 @@ def test_an_encoder_in_fp8_equals_one_that_rounds(weights: Path, tmp_path: Path)
         assert (mine - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_encoder_in_fp8_is_compiled_whatever_the_settings(
+    compiled: bool, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[Any] = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(fast_torch, "BACKEND", count)
+    scales = save_scales(weights, tmp_path / "scales.json", 8.0)
+    model = load_tracker(str(weights), device="cpu")
+    stages = make_stages(model, make_settings(weights, compile=compiled, precision="fp8", scales=scales))
+    with torch.inference_mode():
+        stages.encode(noise_clip(model.image_size, 1)[0])
+    assert len(graphs) == 1
+    assert sum(node.target is torch._scaled_mm for node in graphs[0].graph.nodes) == 8
+
+
+def test_products_in_fp8_have_one_scale_for_each_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels with a scale for each row read beyond the scales if the rows are no multiple of 256."""
+    multiply, sizes = torch._scaled_mm, list[tuple[int, int]]()
+
+    def note(*factors: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, **options: Any) -> Any:
+        sizes.append((scale_a.numel(), scale_b.numel()))
+        return multiply(*factors, scale_a=scale_a, scale_b=scale_b, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", note)
+    layer = Fp8Linear(QuantisedLayer(nn.Linear(64, 96), 6.0)).to("meta")  # stands for a GPU
+    with torch.inference_mode():
+        assert layer(torch.empty(33, 64, device="meta")).shape == (33, 96)
+    assert sizes == [(1, 1)]
+
+
+@pytest.mark.parametrize("graphed", [False, True])
+def test_a_detector_shares_the_trunk_of_an_encoder_in_fp8(
+    graphed: bool, weights: Path, tmp_path: Path
+) -> None:
+    scales = save_scales(weights, tmp_path / "scales.json", 8.0)
+    model = load_tracker(str(weights), device="cpu")
+    model.stages = make_stages(model, make_settings(weights, precision="fp8", scales=scales))
+    encode, pixels = model.stages.encode, noise_clip(model.image_size, 1)[0]
+    assert isinstance(encode, nn.Module)
+    if graphed:
+        model.stages = Stages(*(GraphedStage(run, capture_on_cpu) for run in model.stages))
+    with torch.inference_mode():
+        assert model.encode(pixels).trunk is None
+        assert model.share_trunk() is model.encode_stage.backbone
+        trunk = model.encode(pixels).trunk
+        assert trunk is not None
+        assert torch.equal(trunk, encode.get_submodule("backbone")(pixels))
+        assert (trunk - model.encode_stage.backbone(pixels)).abs().max() > 0  # the served encoder's own
+
+
+def capture_on_cpu(run: Run, inputs: tuple[torch.Tensor | None, ...]) -> CapturedGraph:
+    """Return a call without a graph: a replay runs the stage again."""
+    held = tuple(None if tensor is None else tensor.clone() for tensor in inputs)
+    outputs = run(*held)
+
+    def replay() -> None:
+        for output, new in zip(outputs, run(*held), strict=True):
+            output.copy_(new)
+
+    return CapturedGraph(held, outputs, replay)
+
+
 def test_fp8_serves_once_the_gate_has_passed_it(weights: Path, tmp_path: Path) -> None:
     scales = save_scales(weights, tmp_path / "scales.json", 8.0)
     settings = make_settings(
@@ -225,6 +303,73 @@ def test_fp8_serves_once_the_gate_has_passed_it(weights: Path, tmp_path: Path) -
     assert any(isinstance(layer, Fp8Linear) for layer in model.stages.encode.modules())
     assert "torch:" not in model.name
     assert model.stages.read is model.read_stage
+
+
+def serve_timed(settings: Settings, clock: CountedClock, encode_ms: float) -> str:
+    """Serve stages of which the encoder takes this long, where torch's takes 14 ms; return the model's name."""
+    model = load_tracker(settings.model.name, device="cpu")
+    own = model.stages = model.stages._replace(encode=clock.delay(model.stages.encode, 0.014))
+    fast = own._replace(encode=clock.delay(own.encode, encode_ms / 1e3 - 0.014))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fast_torch, "make_stages", lambda model, settings: fast)
+        serve_fast_torch(model, settings, clock)
+    assert model.stages is (own if "torch:" in model.name else fast)
+    return model.name
+
+
+def test_the_slower_encoder_is_refused(weights: Path, tmp_path: Path) -> None:
+    scales, clock = save_scales(weights, tmp_path / "scales.json", 8.0), CountedClock()
+
+    def settings(folder: str, **engine: Any) -> Settings:
+        return make_settings(
+            weights, precision="fp8", scales=scales, folder=tmp_path / folder, **{"max_time": 1.1} | engine
+        )
+
+    assert "encode is slower here: 23 against 14 ms" in serve_timed(settings("slow"), clock, 23)
+    assert serve_timed(settings("fast"), clock, 9) == weights.name
+    # both reports are kept
+    assert "encode is slower here: 23 against 14 ms" in serve_timed(settings("slow"), clock, 9)
+    assert serve_timed(settings("fast"), clock, 23) == weights.name
+    assert serve_timed(settings("slow", max_time=0), clock, 23) == weights.name
+    with refuses(EngineError, field=("23 against 14 ms", "--engine.max_time 0")):
+        serve_timed(settings("slow", fallback=False), clock, 23)
+
+
+def test_other_arithmetic_is_judged_again(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged, clock = list[object](), CountedClock()
+
+    def compare(*args: object) -> Report:
+        judged.append(args)
+        return figures(1.0)
+
+    def count(read: str = "exact", amax: float = 8.0, **change: Any) -> int:
+        scales = save_scales(weights, tmp_path / "scales.json", amax)
+        options = {"precision": "fp8", "scales": scales, "folder": tmp_path} | change
+        before = len(judged)
+        for _ in range(2):
+            serve_timed(make_settings(weights, read, **options), clock, 9)
+        return len(judged) - before
+
+    monkeypatch.setattr(fast_torch, "compare_fast", compare)
+    assert count() == 1
+    assert count() == 0
+    assert count(amax=7.0) == 1
+    assert count(read="pooled") == 1
+    assert count(read_kernel="triton") == 1
+    assert count(compile=True) == 1
+    for module, name, other in (
+        (torch, "__version__", "2.13.1"),
+        (torch.version, "cuda", "13.9"),
+        (fast_torch, "describe_processor", lambda: "another"),
+        (fast_torch, "_sources_digest", lambda: "another"),
+        (fast_torch, "distributions", lambda name: [SimpleNamespace(version="9.9")]),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, name, other)
+            assert count() == 1, name
+    assert count() == 0
 
 
 @pytest.mark.parametrize(
@@ -247,6 +392,22 @@ def test_torch_serves_where_faster_stages_cannot(
     strict = settings.engine.model_copy(update={"fallback": False})
     with pytest.raises(EngineError, match=message):
         load_model(settings.model, settings.tracker, strict)
+
+
+def test_torch_serves_where_a_compiler_does_not_know_the_gpu(
+    weights: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class PTXASError(Exception):  # triton's own is no RuntimeError either
+        pass
+
+    def fail(*_: object) -> None:
+        raise PTXASError("PTXAS error: codegen\n`ptxas` stderr:\nValue 'sm_110a' is not defined")
+
+    monkeypatch.setattr(fast_torch, "make_stages", fail)
+    settings = make_settings(weights, precision="float32", read_kernel="triton")
+    model = load_model(settings.model, settings.tracker, settings.engine)
+    assert "faster stages fail: PTXASError" in model.name
+    assert "'sm_110a' is not defined" in caplog.text
 
 
 def test_engines_do_not_approximate(weights: Path) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch.compiler._cache import CacheArtifactManager
 
+from sam3_node.engines import inductor
 from sam3_node.engines.inductor import (
     CACHE_VARIABLE,
     CapturedGraph,
+    CompiledArtifacts,
     GraphedStage,
     Inputs,
     keep_compiled,
@@ -167,3 +173,72 @@ def test_a_folder_that_others_can_write_is_skipped(
     assert not cache_dir().startswith(str(tmp_path))
     assert "compiled stages are not kept" in caplog.text
     assert "chmod -R go-w" in caplog.text
+
+
+def compile_some(name: str, folder: Path, key: str = "key") -> None:
+    """Keep what a process with an empty cache has compiled: one artifact of this name."""
+    artifacts = CompiledArtifacts(folder, key)
+    CacheArtifactManager._ensure_cache_artifacts_registered()
+    with CacheArtifactManager.with_fresh_cache():
+        artifacts.load()
+        CacheArtifactManager.record_artifact("autotune", name, {"best": name})
+        artifacts.save()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of torch's cache, which does not exist yet."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_what_was_compiled_fills_an_empty_cache(tmp_path: Path, cache: Path) -> None:
+    compile_some("block", tmp_path)
+    CompiledArtifacts(tmp_path, "another").load()
+    assert not cache.exists()
+    CompiledArtifacts(tmp_path, "key").load()
+    assert json.loads((cache / "block").read_text()) == {"best": "block"}
+
+
+def test_a_file_of_compiled_stages_is_written_when_there_is_more(tmp_path: Path, cache: Path) -> None:
+    compile_some("block", tmp_path)
+    (path,) = tmp_path.rglob("*.artifacts")
+    before = path.stat().st_ino
+    compile_some("block", tmp_path)
+    assert path.stat().st_ino == before
+    compile_some("other", tmp_path)
+    assert path.stat().st_ino != before
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-9], lambda data: b"", lambda data: data[::-1]])
+def test_a_damaged_file_of_compiled_stages_is_ignored_and_replaced(
+    change: Callable[[bytes], bytes], tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compile_some("block", tmp_path)
+    (path,) = tmp_path.rglob("*.artifacts")
+    whole = path.read_bytes()
+    path.write_bytes(change(whole))
+    compile_some("block", tmp_path)
+    assert f"compiled anew: {path} is damaged" in caplog.text
+    assert path.read_bytes() == whole
+
+
+def test_a_file_of_compiled_stages_that_others_can_write_is_not_run(
+    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compile_some("block", tmp_path)
+    next(tmp_path.rglob("*.artifacts")).chmod(0o666)
+    CompiledArtifacts(tmp_path, "key").load()
+    assert not cache.exists()
+    assert "chmod" in caplog.text
+
+
+def test_few_files_of_compiled_stages_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(inductor.MAX_ARTIFACTS + 2):
+        compile_some("block", tmp_path, f"key{number}")
+        os.utime(tmp_path / "compiled" / f"key{number}.artifacts", ns=(number, number))
+    names = sorted(path.stem for path in tmp_path.rglob("*.artifacts"))
+    assert names == [f"key{number}" for number in range(2, inductor.MAX_ARTIFACTS + 2)]
+    monkeypatch.setattr(inductor, "MAX_ARTIFACT_BYTES", 10)
+    compile_some("block", tmp_path, "large")
+    assert not list(tmp_path.rglob("large*"))

@@ -67,6 +67,7 @@ class Kept(NamedTuple):
             "engine.kind": "inductor",
             "engine.precision": "float32",
             "engine.folder": str(self.store),
+            "engine.max_time": "0",  # a loaded machine decides otherwise
             "detector.kind": "none",
         }
         return chosen | {name.replace("__", "."): value for name, value in other.items()}

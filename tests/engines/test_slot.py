@@ -49,7 +49,7 @@ from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam.stages import Stages
 from sam3_node.perception.perception import load_model
 from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
-from tests.engines.test_validation import ALWAYS, disturbed
+from tests.engines.test_validation import ALWAYS, CountedClock, disturbed
 from tests.support.node_rig import Rig, ids, masks_where
 from tests.support.rectangles import rectangle_clip
 from tests.support.refuses import refuses
@@ -104,7 +104,7 @@ def loaded(
 
 
 def slot(settings: Settings) -> TrackerSlot:
-    return TrackerSlot(load_tracker(settings.model.name), settings)
+    return TrackerSlot(load_tracker(settings.model.name), settings, CountedClock())
 
 
 def must_not_run(*inputs: object) -> object:
@@ -129,7 +129,9 @@ def test_the_gate_judges_what_serves(weights: Path, clip: Path, tmp_path: Path) 
     settings = make_settings(weights, tmp_path)
     engines = loaded(settings)
     exact, rounded = (
-        TrackerSlot(load_tracker(str(weights), dtype=dtype), settings).run_gate(engines, clip).tracks
+        TrackerSlot(load_tracker(str(weights), dtype=dtype), settings, CountedClock())
+        .run_gate(engines, clip)
+        .tracks
         for dtype in (torch.float32, torch.bfloat16)
     )
     assert exact is not None
@@ -199,6 +201,30 @@ def test_other_thresholds_apply_to_the_same_figures(weights: Path, clip: Path, t
     strict = make_settings(weights, tmp_path, precision="bfloat16", min_cosine=1.0)
     with refuses(EngineError, field=("1", "sam3-node")):
         slot(strict).require_passed(engines._replace(runs=dict.fromkeys(STAGES, must_not_run)), clip)
+
+
+def test_engines_that_are_slower_than_torch_serve_only_if_they_are_forced(
+    weights: Path, clip: Path, tmp_path: Path
+) -> None:
+    """The four serve together, so a slower one may serve if the step is faster."""
+    clock, served = CountedClock(), load_tracker(str(weights))
+    served.stages = Stages(*(clock.delay(run, 0.010) for run in served.stages))
+
+    def load(settings: Settings, encode_s: float, plan: bytes) -> LoadedEngines:
+        own = load_tracker(str(weights)).stages
+        stages = Stages(clock.delay(own.encode, encode_s), *(clock.delay(run, 0.005) for run in own[1:]))
+        return loaded(settings, stages, plan=plan)
+
+    settings = make_settings(weights, tmp_path)
+    TrackerSlot(served, settings, clock).require_passed(load(settings, 0.020, b"fast"), clip)
+    slow = load(settings, 0.045, b"slow")
+    with refuses(EngineError, field=("60 against 40 ms", "--engine.max_time 0")):
+        TrackerSlot(served, settings, clock).require_passed(slow, clip)
+    kept = slow._replace(runs=dict.fromkeys(STAGES, must_not_run))
+    with refuses(EngineError, field="60 against 40 ms"):  # by the report
+        TrackerSlot(served, settings, clock).require_passed(kept, clip)
+    forced = make_settings(weights, tmp_path, max_time=0)
+    TrackerSlot(served, forced, clock).require_passed(kept, clip)
 
 
 def test_refused_engines_stay_refused_until_they_are_rebuilt(

@@ -25,7 +25,7 @@ from sam3_node.engines.validation import (
 )
 from sam3_node.errors import EngineError, ModelError
 from sam3_node.models import TrackerModel
-from sam3_node.models.sam.stages import Stages
+from sam3_node.models.sam.stages import Run, Stages
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.tracking.association import mask_iou
 from tests.support.rectangles import rectangle_clip
@@ -69,6 +69,55 @@ class Changed(nn.Module):
         actual = self.stage(*inputs)
         self.left -= 1
         return actual if self.left >= 0 else self.change(actual)
+
+
+class CountedClock:
+    """A clock that stands still, except while stages that `delay` made run."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self, device: torch.device) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def delay(self, run: Run, seconds: float) -> Run:
+        """Return a stage whose calls take this long."""
+        return Delayed(run, lambda: self.advance(seconds))
+
+
+class Delayed(nn.Module):
+    """A stage that lets `wait` be called before each call."""
+
+    def __init__(self, run: Run, wait: Callable[[], None]) -> None:
+        super().__init__()
+        self.stage, self.wait = run, wait
+
+    def forward(self, *inputs: Tensor) -> Any:
+        self.wait()
+        return self.stage(*inputs)
+
+
+@pytest.mark.parametrize("engines", [True, False])
+def test_stages_are_timed_beside_those_of_the_served_model(engines: bool) -> None:
+    """Engines together, because they serve together; torch stages each, because each may serve alone."""
+    clock, served = CountedClock(), tiny_model(presence=ALWAYS)
+    own = served.stages = Stages(*(clock.delay(run, 0.010) for run in served.stages))
+    stages = own._replace(encode=clock.delay(own.encode, 0.007), read=clock.delay(own.read, -0.004))
+    report = run_gate(stages, served=served, engines=engines, clock=clock)
+    expected = {"a step": (43, 40)} if engines else {"encode": (17, 10), "read": (6, 10)}
+    actual = {row.stage: (row.ms, row.torch_ms) for row in report.times}
+    assert actual == {name: pytest.approx(pair) for name, pair in expected.items()}
+    assert report.passed
+    assert Report.from_json(report.to_json()) == report
+    slow = replace(report, max_time=1.05)
+    assert not slow.passed
+    said = "a step is slower here: 43 against 40 ms" if engines else "encode is slower here: 17 against 10 ms"
+    assert said in (slow.refusal() or "")
+    assert "read is" not in (slow.refusal() or "")
+    assert replace(report, max_time=1.8).passed
 
 
 def test_the_same_stages_pass() -> None:

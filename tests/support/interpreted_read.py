@@ -34,8 +34,8 @@ def measure_attention(dtype: torch.dtype, counts: list[list[int]], processors: i
     rows = torch.randint(0, len(rotation), (1 if shared else COUNT, tokens), dtype=torch.int32)
     split, order = read_kernel.split_pairs(layer), read_kernel.split_order(wide)
     table = read_kernel.split_rotation(rotation)
-    key = read_kernel.project_keys(x, split.weight, split.bias, table, rows)
     starts, valid = [REGIONS[0], sum(REGIONS[:2])], torch.tensor(counts, dtype=torch.int32)
+    key = read_kernel.project_keys(x, split.weight, split.bias, table, rows, valid, starts)
     out = read_kernel.attend(query[..., order], key, value, valid, table, starts, 4)
     return (out.double() - define(layer, query, x, value, rotation, rows, counts)).abs().max().item()
 
@@ -62,6 +62,17 @@ def define(
         for part, used in zip(some.split(REGIONS, dim=-1), valid, strict=True):
             part[:, used:] = -math.inf
     return scores.softmax(-1) @ value.double()
+
+
+def count_projected() -> int:
+    """Return how many keys are written of an object that has a few in each region; the others are left as NaN."""
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    layer, tokens, rotation = nn.Linear(WIDTH, 128), 1000, torch.ones(1, 2, 64)
+    inputs = torch.randn(1, tokens, WIDTH), layer.weight, layer.bias, rotation
+    rows, counts = torch.zeros(1, tokens, dtype=torch.int32), torch.tensor([[3, 70, 2]], dtype=torch.int32)
+    key = read_kernel.project_keys(*inputs, rows, counts, [256, 900])
+    torch.use_deterministic_algorithms(False)
+    return int(key.isfinite().all(dim=-1).sum())
 
 
 def measure_read(method: str, family: str = "sam3") -> float:
@@ -100,6 +111,7 @@ def main() -> None:
         "a query shared by all": measure_attention(torch.float32, few, 7, True),
         **{f"read {method}": measure_read(method) for method in ("exact", "pooled", "sparse")},
         "read compressed": measure_read("exact", "edgetam"),
+        "keys projected": count_projected(),
     }
     json.dump(found, sys.stdout)
 

@@ -56,6 +56,8 @@ class StrictCuda:
         for name, value in {
             "is_available": lambda: True,
             "device": lambda device: self._keep(),
+            "current_device": lambda: 0,
+            "set_device": lambda index: None,
             "current_stream": lambda: self.current,
             "Stream": self.new_stream,
             "is_current_stream_capturing": lambda: self.tape is not None,

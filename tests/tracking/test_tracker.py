@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sam3_node.errors import CapacityError, RequestError, SettingsError, UnknownObjectError
+from sam3_node.models.sam.memory_read import ReadMethod
 from sam3_node.models.sam.tracker_model import TrackerModel
-from sam3_node.tracking import ObjectPrompt, Tracker, Tracks
-from sam3_node.tracking.host_copy import HostCopy
+from sam3_node.tracking import ObjectPrompt, Tracker, Tracks, memory
+from sam3_node.tracking.host_copy import HostCopy, copy_to_device
 from sam3_node.tracking.memory import CONFIDENT_SCORE, get_rule
 from tests.support.refuses import refuses
 from tests.support.tiny import noise_clip, random_source, stages_of, tiny_model
+from tools.bench.counting import count
 
 CLOSE = 2e-4  # float32 in batches of another size
 A = ObjectPrompt(1, points=[[30.0, 40.0]])
@@ -140,10 +142,62 @@ def test_static_shapes_give_the_same_masks(clip: list) -> None:
     assert largest_difference(run(Tracker(padded), clip, prompts), run(Tracker(plain), clip, prompts)) < CLOSE
 
 
+@pytest.mark.parametrize("read", ["exact", "pooled"])
+def test_compiled_stages_give_the_same_masks(read: ReadMethod, clip: list) -> None:
+    source = random_source("sam3")
+    compiled, plain = stages_of(source), stages_of(source)
+    for model in (compiled, plain):
+        model.use_read(read)
+    torch._dynamo.reset()
+    compiled.compile("aot_eager")
+    prompts = {0: [A, B], 5: [ObjectPrompt(3, points=[[80.0, 20.0]])]}
+    assert (
+        largest_difference(run(Tracker(compiled), clip, prompts), run(Tracker(plain), clip, prompts)) < CLOSE
+    )
+
+
 def test_more_objects_than_one_batch(model: TrackerModel, clip: list) -> None:
     many = [ObjectPrompt(i, points=[[6.0 * i, 50.0]]) for i in range(1, 11)]
     together = run(Tracker(model), clip[:8], {0: many})
     assert largest_difference(together, run(Tracker(model), clip[:8], {0: many[:1]})) < CLOSE
+
+
+def test_memory_that_runs_out_makes_batches_smaller_and_loses_no_frame(
+    clip: list, caplog: pytest.LogCaptureFixture
+) -> None:
+    small, plain = tiny_model(), tiny_model()
+    inner, calls = small.stages.remember, []
+
+    def remember(top: torch.Tensor, logits: torch.Tensor, presence: torch.Tensor) -> torch.Tensor:
+        calls.append(len(logits))
+        if len(logits) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return inner(top, logits, presence)
+
+    small.stages = small.stages._replace(remember=remember)
+    many = [ObjectPrompt(i, points=[[6.0 * i, 50.0]]) for i in range(1, 11)]
+    assert (
+        largest_difference(run(Tracker(small), clip[:6], {0: many}), run(Tracker(plain), clip[:6], {0: many}))
+        < CLOSE
+    )
+    assert calls[:7] == [10, 5, 2, 2, 2, 2, 2]
+    assert set(calls[3:]) == {2}, "the smaller batch stays"
+    assert "2 objects" in caplog.text
+
+
+def test_memory_that_runs_out_for_one_object_is_an_error(clip: list) -> None:
+    model = tiny_model()
+
+    def read(*inputs: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    read.takes_any_width = True  # type: ignore[attr-defined]
+    model.stages = model.stages._replace(read=read)
+    tracker = Tracker(model)
+    tracker.step(clip[0], [A])
+    with pytest.raises(torch.OutOfMemoryError):
+        tracker.step(clip[1])
+    assert tracker.frame_number == 1
 
 
 def test_tracks_say_what_is_there(model: TrackerModel, clip: list) -> None:
@@ -363,3 +417,50 @@ def test_a_copy_does_not_wait_for_later_work() -> None:
     later.record()
     assert copied.read().tolist() == [0.25, 0.5]
     assert not later.query(), "the device is still busy"
+
+
+def full_tracker(model: TrackerModel, clip: list) -> Tracker:
+    tracker = Tracker(model, max_objects=2)
+    run(tracker, clip[:12], {0: [A, B], 5: [A]})
+    return tracker
+
+
+def test_keys_of_memories_are_projected_when_they_are_written(
+    model: TrackerModel, clip: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, top = np.arange(2), model.encode(clip[0]).top
+
+    def read(tracker: Tracker) -> tuple[torch.Tensor, int]:
+        with torch.inference_mode():
+            return tracker._read(top, rows, 12), count(lambda: tracker._read(top, rows, 12)).flops
+
+    keeping = full_tracker(model, clip)
+    monkeypatch.setattr(memory, "MAX_KEY_BYTES", 0)
+    plain = full_tracker(model, clip)
+    (kept, few), (projected, many) = read(keeping), read(plain)
+    layers, tokens = len(model.read_stage.layers), 7 * model.memory_tokens + 8 * model.memory_tokens
+    assert many - few == 2 * layers * tokens * model.memory_channels * model.hidden
+    assert (kept - projected).abs().max() < 1e-4
+    assert plain.bank.keys is None
+    assert keeping.bank.nbytes == plain.bank.nbytes + keeping.bank.keys.nbytes
+
+
+def test_a_restored_tracker_keeps_the_same_keys(model: TrackerModel, clip: list) -> None:
+    first, second = full_tracker(model, clip), Tracker(model, max_objects=2)
+    second.restore(first.state())
+    assert torch.equal(first.bank.keys, second.bank.keys)
+
+
+def test_a_step_sends_the_indices_of_all_its_objects_at_once(
+    model: TrackerModel, clip: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker, sent = full_tracker(model, clip), []
+
+    def send(values: np.ndarray, device: torch.device) -> torch.Tensor:
+        sent.append(values.dtype)
+        return copy_to_device(values, device)
+
+    monkeypatch.setattr(memory, "copy_to_device", send)
+    assert len(tracker.bank.read_groups(np.arange(2), 12, False)) == 2
+    tracker.step(clip[12])
+    assert sent == [np.int64] * 3  # twice for the reads, and the rows to write

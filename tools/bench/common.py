@@ -15,9 +15,10 @@ import statistics
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from sam3_node.errors import find_version
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tools/bench/results"
@@ -191,10 +192,7 @@ def read_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that matter for speed."""
     versions = {"python": platform.python_version()}
     for name, package in PACKAGES.items():
-        try:
-            versions[name] = version(package)
-        except PackageNotFoundError:
-            versions[name] = "not installed"
+        versions[name] = find_version(package) or "not installed"
     return versions
 
 

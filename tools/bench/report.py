@@ -23,16 +23,6 @@ Results = dict[str, list[Record]]
 COVERAGES = (50, 65, 80)
 HEADLINES: dict[str, list[list[str]]] = tomllib.loads(Path(__file__).with_name("headlines.toml").read_text())
 """Sections of the page: for each line its text, the result file and the figure."""
-MEMORY = {
-    "quiet end of an hour\nwith a fault each minute": (
-        "latency-soak",
-        "growth of the node's memory in the quiet end",
-    ),
-    "5,000 steps, 4 objects": ("carried-over", "growth of resident memory over 5,000 steps"),
-    "prompts on past frames\nevery 8 s": ("latency-past", "growth of the node's resident memory meanwhile"),
-    "worst of 24 attacks": ("latency-attacks", "growth of memory"),
-}
-"""Bars of the plot: the result file, and words of the figure."""
 DOCS = ROOT / "docs"
 GROUPS = {
     "latency": "Latency and memory of the node",
@@ -130,28 +120,14 @@ def plot_risk(results: Results, path: Path) -> None:
 
 
 def plot_memory(results: Results, path: Path) -> None:
-    """Draw the node's memory over a soak, or, without a soak that kept it, how much it grew in each long run."""
+    """Draw the node's memory over a soak."""
     records = match_values(
         results["latency-soak"], r"chaos of .* minutes: the node's memory after (.*) minutes"
     )
-    if records:
-        with draw(path) as axis:
-            points = [(float(minute), record["value"]) for (minute,), record in records.items()]
-            axis.plot(*zip(*points, strict=True), "o-")
-            axis.set(xlabel="minutes", ylabel="resident memory of the node, MB", ylim=(0, None))
-        return
-    with draw(path, size=(6, 2.6)) as axis:
-        for place, (file, words) in enumerate(MEMORY.values()):
-            record = next(record for record in results[file] if words in record["figure"])
-            bound = read_bound(record) if "target" in record else 0.0
-            axis.barh(place, record["value"], color="C0")
-            text = f"{record['value']:.1f} {record['unit']}"
-            axis.text(max(record["value"], bound, 0) + 1, place, text, va="center")
-            if bound:
-                axis.plot([bound, bound], [place - 0.4, place + 0.4], "k-")
-        axis.set(xlabel="growth of the node's memory", xlim=(-8, 105))
-        axis.set_yticks(range(len(MEMORY)), MEMORY)
-        axis.invert_yaxis()
+    with draw(path) as axis:
+        points = [(float(minute), record["value"]) for (minute,), record in records.items()]
+        axis.plot(*zip(*points, strict=True), "o-")
+        axis.set(xlabel="minutes", ylabel="resident memory of the node, MB", ylim=(0, None))
 
 
 PLOTS = (
@@ -181,11 +157,10 @@ by the calibrated confidence and by the decoder's score alone. The cross is the 
     ),
     Plot(
         "bench-memory.png",
-        "Growth of the node's memory in long runs",
-        """**Memory in long runs.** Growth of resident memory in each run, with bounds in black; the node's memory over
-time where a soak has kept it, which the results so far have not. [Development](development.md#long-runs) shows the
-course of the hour ([soak](benchmarks/soak.md), [latency-past](benchmarks/latency-past.md),
-[latency-attacks](benchmarks/latency-attacks.md)).""",
+        "Memory of the node over half an hour",
+        """**Memory over time.** Resident memory of a node with a fault each minute. It falls where the node has just
+been killed and started again. [Development](development.md#long-runs) shows the course of an hour with nano
+([soak](benchmarks/soak.md)).""",
         plot_memory,
     ),
 )

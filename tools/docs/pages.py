@@ -15,6 +15,7 @@ from typing import Any
 
 import msgpack
 
+from sam3_node.cli.doctor import estimate_gpu_gb
 from sam3_node.settings import Option, Settings, options
 
 from .command_line import command_reference
@@ -42,6 +43,38 @@ def setting_table() -> str:
 def _describe(option: Option) -> str:
     choices = ", ".join(map(code, option.choices))
     return f"{option.help} One of {choices}." if choices else option.help
+
+
+GPUS = (
+    ("T4", 16, "no bfloat16: `--model.dtype float16`"),
+    ("RTX 4070", 12, "bfloat16, FP8"),
+    ("RTX 4090", 24, "bfloat16, FP8"),
+    ("RTX 5090", 32, "bfloat16, FP8"),
+    ("L4", 24, "bfloat16, FP8"),
+    ("A10G", 24, "bfloat16"),
+    ("A100", 40, "bfloat16"),
+    ("H100", 80, "bfloat16, FP8"),
+    ("Jetson AGX Orin", 64, "bfloat16; memory shared with the CPU"),
+    ("Jetson Thor", 128, "bfloat16, FP8; memory shared with the CPU"),
+)
+"""Name, memory in GB, and arithmetic."""
+USABLE = 0.85  # of a GPU's memory: gaps and other processes take the rest
+
+
+def gpu_table() -> str:
+    """Return the estimated number of objects that SAM 3 tracks on each GPU, of 256 at most."""
+
+    def count(memory_gb: int, cameras: int, bank_size: int) -> str:
+        needed_gb = (estimate_gpu_gb(objects, bank_size, cameras) for objects in range(1, 257))
+        return str(sum(gb < USABLE * memory_gb for gb in needed_gb))
+
+    cases = ((1, 7), (4, 7), (4, 60))
+    header = (f"{cameras} x objects, bank_size {bank_size}" for cameras, bank_size in cases)
+    rows = (
+        (name, str(memory_gb), *(count(memory_gb, *case) for case in cases), arithmetic)
+        for name, memory_gb, arithmetic in GPUS
+    )
+    return table(("GPU", "memory, GB", *header, "arithmetic"), rows)
 
 
 def read_layers() -> tuple[frozenset[str], ...]:
@@ -145,6 +178,7 @@ def _line(left: str, right: str) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "settings": setting_table,
+    "gpu-memory": gpu_table,
     "errors": error_table,
     "operations": operation_table,
     "outputs": output_table,

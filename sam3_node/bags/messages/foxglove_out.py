@@ -176,11 +176,13 @@ def _pose(position_m: Sequence[float], quaternion_xyzw: Sequence[float] | None =
 
 
 def _vector(values: Sequence[float]) -> Any:
-    return _kind("Vector3")(**dict(zip("xyz", values, strict=True)))
+    x, y, z = values
+    return _kind("Vector3")(x=x, y=y, z=z)
 
 
 def _quaternion(values_xyzw: Sequence[float]) -> Any:
-    return _kind("Quaternion")(**dict(zip("xyzw", values_xyzw, strict=True)))
+    x, y, z, w = values_xyzw
+    return _kind("Quaternion")(x=x, y=y, z=z, w=w)
 
 
 def _encode(message: Any) -> Encoded:

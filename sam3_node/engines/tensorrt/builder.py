@@ -1,4 +1,4 @@
-"""Build plans from typed ONNX, with one code path for TensorRT 10.8 and newer and for TensorRT-RTX.
+"""Build plans from typed ONNX, with one code path for TensorRT 10.3 to 11 and for TensorRT-RTX.
 
 `tensorrt` (data-centre GPUs, Jetson) and `tensorrt_rtx` (RTX GPUs) have the same interface under two names;
 `find_library` says which is installed.
@@ -10,7 +10,7 @@ import logging
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...errors import EngineError, MissingExtraError, install_advice, require
+from ...files import make_private_dir, read_private, write_private_atomically
 from ..oom import MEMORY_HINT
 from ..specs import MIN_MEMORIES, OBJECTS, Sizes, StageSpec, TensorSpec
 
@@ -48,7 +49,10 @@ class Library(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """A GPU generation such as "sm89", and the name of a particular GPU if one is meant."""
+    """A GPU generation such as "sm89", and the name of a particular GPU if one is meant.
+
+    The name holds multiprocessors and memory: all Jetson Orins have the same name, and plans of one may fail on others.
+    """
 
     generation: str
     name: str = ""
@@ -79,8 +83,9 @@ def find_local_gpu() -> Gpu | None:
     """Return torch's default GPU; None without a GPU."""
     if not torch.cuda.is_available():
         return None
-    major, minor = torch.cuda.get_device_capability()
-    return Gpu(f"sm{major}{minor}", torch.cuda.get_device_name())
+    gpu = torch.cuda.get_device_properties()
+    name = f"{gpu.name}, {gpu.multi_processor_count} SMs, {round(gpu.total_memory / 2**30)} GiB"
+    return Gpu(f"sm{gpu.major}{gpu.minor}", name)
 
 
 def find_target(library: Library, gpu: str = LOCAL) -> Gpu:
@@ -129,10 +134,14 @@ def _describe_alternative(library: Library) -> str:
 
 
 class _ErrorLog:
-    """Behaviour of the logger: it keeps the texts of errors, and passes other messages to Python's logging."""
+    """Behaviour of the logger: it keeps the texts of errors, and passes other messages to Python's logging.
+
+    Warnings stay warnings: one says that a plan of another model of GPU may fail.
+    """
 
     INTERNAL_ERROR: Any
     ERROR: Any
+    WARNING: Any
     VERBOSE: Any
 
     def __init__(self) -> None:
@@ -154,6 +163,8 @@ class _ErrorLog:
             self._notes.append(message)
         if severity in (self.INTERNAL_ERROR, self.ERROR):
             self.errors.append(message)
+        elif severity == self.WARNING:
+            _log.warning("%s", message)
         elif severity != self.VERBOSE:
             _log.debug("%s", message)
 
@@ -172,6 +183,21 @@ def describe_errors(logger: Any) -> str:
     return "; ".join(dict.fromkeys(" ".join(text.split()) for text in logger.errors)) or "it gave no reason"
 
 
+def start_library(library: Library, kind: str) -> Any:
+    """Make the library's object "Builder" or "Runtime". Raises EngineError where it does not start on this machine."""
+    logger = get_logger(library.api)
+    try:
+        return getattr(library.api, kind)(logger)
+    except TypeError as error:  # what pybind11 makes of the null that the library returns
+        raise EngineError(
+            f"{library.name} {library.version} does not start here: {describe_errors(logger)}; expected a GPU driver "
+            "for its version of CUDA: 580 or newer for CUDA 13, which `pip install tensorrt` brings; for drivers "
+            "525 to 575: pip install tensorrt-cu12"
+        ) from error
+
+
+WORKSPACE_BYTES = 2 << 30
+"""Largest scratch memory of a kernel. TensorRT would try kernels that take the whole GPU, for the life of the node."""
 USUAL_MEMORIES = 7  # of one prompted frame and six others; plans are tuned for them
 OPTIMAL_OBJECTS = 4  # the number of objects that a plan is tuned for
 POLL_S = 0.2
@@ -194,24 +220,27 @@ def build(
     max_objects: int = 16,
     progress: Callable[[float], None] = lambda fraction: None,
     notes: list[str] | None = None,
+    timings: Path | None = None,
 ) -> bytes:
     """Build the plan of a stage that was exported to `onnx`, for 1 to `max_objects` objects where the stage varies.
 
     gpu: "this", or a generation such as "sm89"; tensorrt_rtx builds for a generation on any machine. `progress` is
     called in this thread a few times a second with the fraction done, 0 to 1; what it raises stops the build. `notes`
-    receives all messages of the library, among them a description of each layer. Raises EngineError with the library's
-    own errors, MissingExtraError.
+    receives all messages of the library, among them a description of each layer. `timings` is a file that keeps what
+    plain TensorRT measured of kernels for the next build. Raises EngineError with the library's own errors,
+    MissingExtraError.
     """
     library = find_library()
     generation = find_target(library, gpu).generation
     logger = get_logger(library.api)
     logger.errors.clear()
-    builder = _make_builder(library)
+    builder = start_library(library, "Builder")
     network, parser = _parse(library, builder, onnx)
     _check_network(network, stage, onnx)
     config = _configure(library, builder, network, stage, generation, max_objects)
     if notes is not None:
         config.profiling_verbosity = library.api.ProfilingVerbosity.DETAILED
+    cache = None if timings is None or library.cross_builds else _read_timings(config, timings)
     with logger.listen(notes):
         plan = _run_builder(library, builder, network, config, progress)
     del parser  # only now: the network may read weights that the parser holds
@@ -220,7 +249,45 @@ def build(
             f"{stage.name}: {library.name} {library.version} cannot build {onnx}: {describe_errors(logger)}; where "
             f"memory ran out, {MEMORY_HINT}"
         )
+    if cache is not None and timings is not None:
+        with suppress(OSError):
+            make_private_dir(timings.parent)
+        keep(timings, bytes(cache.serialize()), "kernels are timed again at the next build")
     return bytes(plan)
+
+
+def _read_timings(config: Any, path: Path) -> Any:
+    """Return the timing cache that a build adds to; empty where the file is absent, or of another version or GPU."""
+    kept = read_kept(path, "kernels are timed again")
+    cache = config.create_timing_cache(kept)
+    if cache is None or not config.set_timing_cache(cache, False):
+        cache = config.create_timing_cache(b"")
+        config.set_timing_cache(cache, False)
+    return cache
+
+
+def read_kept(path: Path, loss: str) -> bytes:
+    """Read a private file that a program keeps for its next start; empty where it is absent.
+
+    A file that cannot be read or trusted is empty too, with a warning: `loss` says what that costs.
+    """
+    try:
+        return read_private(path)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        _log.warning("%s: cannot read %s: %s", loss, path, error.strerror)
+        return b""
+
+
+def keep(path: Path, data: bytes, loss: str) -> bool:
+    """Write a private file for the next start; return False where that fails, with a warning."""
+    try:
+        write_private_atomically(path, data)
+    except OSError as error:
+        _log.warning("%s: cannot write %s: %s", loss, path, error.strerror)
+        return False
+    return True
 
 
 def count_fp8_layers(onnx: Path) -> int:
@@ -230,21 +297,13 @@ def count_fp8_layers(onnx: Path) -> int:
     """
     library = find_library()
     get_logger(library.api).errors.clear()
-    builder = _make_builder(library)
+    builder = start_library(library, "Builder")
     network, parser = _parse(library, builder, onnx)
     layers = (network.get_layer(index) for index in range(network.num_layers))
     quantise, eight = library.api.LayerType.QUANTIZE, library.api.DataType.FP8
     count = sum(1 for layer in layers if layer.type == quantise and layer.get_output(0).dtype == eight)
     del parser
     return count
-
-
-def _make_builder(library: Library) -> Any:
-    logger = get_logger(library.api)
-    builder = library.api.Builder(logger)
-    if not builder:
-        raise EngineError(f"{library.name} has no builder: {describe_errors(logger)}")
-    return builder
 
 
 def _parse(library: Library, builder: Any, onnx: Path) -> tuple[Any, Any]:
@@ -296,7 +355,9 @@ def _configure(
     """Return the build configuration: target GPU, flags, and the shapes that the plan is tuned for."""
     config = builder.create_builder_config()
     config.clear_flag(library.api.BuilderFlag.TF32)  # TF32 would compute float32 with a shorter mantissa
-    if library.cross_builds:
+    if not library.cross_builds:
+        config.set_memory_pool_limit(library.api.MemoryPoolType.WORKSPACE, WORKSPACE_BYTES)
+    else:
         config.num_compute_capabilities = 1
         config.set_compute_capability(library.api.ComputeCapability.__members__[generation.upper()], 0)
     # tensorrt_rtx 1.2 and newer; without it a plan may allocate memory as it runs, which no CUDA graph can hold

@@ -16,10 +16,17 @@ import torch
 from torch import Tensor
 
 from ...errors import EngineError
-from ...files import read_private, write_private_atomically
 from ..oom import MEMORY_HINT
 from ..specs import OBJECTS, Sizes, StageSpec, allocate_aligned, ensure_aligned, find_sizes
-from .builder import Library, describe_errors, find_library, get_logger
+from .builder import (
+    Library,
+    describe_errors,
+    find_library,
+    get_logger,
+    keep,
+    read_kept,
+    start_library,
+)
 
 REBUILD_HINT = "build it again here: sam3-node engine build"
 _log = logging.getLogger(__name__)
@@ -78,21 +85,12 @@ class KernelCache:
         kernels = bytes(self._cache.serialize())
         if kernels == self._saved:
             return
-        try:
-            write_private_atomically(self._path, kernels)
+        if keep(self._path, kernels, "kernels are not kept"):
             self._saved = kernels
-        except OSError as error:
-            _log.warning("kernels are not kept in %s: %s", self._path, error.strerror)
 
     def _load(self) -> None:
-        if self._path is None:
-            return
-        try:
-            kernels = read_private(self._path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            _log.warning("kernels in %s are compiled again: %s", self._path, error.strerror)
+        kernels = read_kept(self._path, "kernels are compiled again") if self._path else b""
+        if not kernels:
             return
         if self._cache.deserialize(kernels):
             self._saved = kernels
@@ -266,7 +264,7 @@ def _load_plan(library: Library, plan: bytes, stage: StageSpec) -> tuple[Any, An
     """Return runtime and engine of a plan on the current device."""
     logger = get_logger(library.api)
     logger.errors.clear()
-    runtime = library.api.Runtime(logger)
+    runtime = start_library(library, "Runtime")
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise EngineError(
@@ -280,6 +278,22 @@ def _load_plan(library: Library, plan: bytes, stage: StageSpec) -> tuple[Any, An
             f"{stage.name}: expected a plan of {sorted(expected)}, found {sorted(names)}; {REBUILD_HINT}"
         )
     return runtime, engine
+
+
+def require_fused(plan: bytes, stage: StageSpec, max_bytes: float) -> None:
+    """Raise EngineError for a plan that needs so much device memory that it must hold the scores of attention.
+
+    Fused attention never holds them. Needs the GPU that the plan is for.
+    """
+    library = find_library()
+    _runtime, engine = _load_plan(library, plan, stage)
+    needed = engine.device_memory_size_v2
+    if needed >= max_bytes:
+        raise EngineError(
+            f"{stage.name}: attention was not fused: expected a plan that needs less than {max_bytes / 1e9:.1f} GB of "
+            f"device memory, found one of {needed / 1e9:.1f}; use --engine.precision bfloat16, another version of "
+            f"{library.name} than {library.version}, or --engine.kind torch"
+        )
 
 
 def _read_max_objects(engine: Any, stage: StageSpec) -> int:

@@ -5,10 +5,15 @@ objects with equally many memories are one batch, so only engines of fixed shape
 
 `MemoryTokens` chooses the tokens to attend to: all of them, as the weights were trained (exact), or fewer. EdgeTAM's
 memories are compressed already, and are read exactly. On an NVIDIA GPU, the kernels of `read_kernel` may attend.
+
+The key of a memory's token m is R (W (m + p) + b). The encoding p of its place and age is a row of a small table, and
+the rotation R is that of its place at any age. So a bank may keep R W m (`KeptMemories`); R (W p + b) is added at the
+read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -18,6 +23,7 @@ from torch import Tensor, nn
 from ...errors import ModelError, require
 from .algebra import Attention, apply_linear, apply_mlp, fold_linear, join_linear, rotate
 from .memory_write import find_latent_places
+from .stages import CompilableStage
 
 ReadMethod = Literal["exact", "pooled", "sparse"]
 """exact: all tokens of all memories. The others keep the newest prompted frame's memory whole, and of each other memory
@@ -30,11 +36,25 @@ POOL = 2
 """Side of the square of tokens that is averaged."""
 
 
+class KeptMemories(NamedTuple):
+    """S memories of each of N objects whose keys a bank on a CPU keeps, for L layers."""
+
+    memory: Tensor
+    """[N, S, T, 64]"""
+    keys: Tensor
+    """[rows, slots, L, T, D], each as `MemoryRead.project` yields it"""
+    ages: Tensor
+    """[L, ages, T, D], the keys of the rows of the temporal table"""
+    rows: list[int]
+    slots: list[list[int]]
+    """S for each of the N rows"""
+
+
 class Tokens(NamedTuple):
     """The T tokens of N objects, in three regions: of reduced memories, of full ones, and of pointers."""
 
     keys: Tensor
-    """[N, T, 64], before the projection"""
+    """[N, T, 64], before the projection; of the pointers alone where keys of memories are kept"""
     values: Tensor
     """[N, T, 64]"""
     reduced: int
@@ -122,13 +142,14 @@ class MemoryTokens(nn.Module):
         pointer_age: Tensor,
         valid: Tensor | None,
         dtype: torch.dtype,
+        kept: bool = False,
     ) -> Tokens:
-        """Make the tokens, in `dtype`, from the arguments of `MemoryRead`."""
+        """Make the tokens, in `dtype`, from the arguments of `MemoryRead`. kept: whether keys of memories are kept."""
         count, slots = memory.shape[:2]
         full = (
             slots if self.method == "exact" else 1
         )  # the newest prompted frame comes first, and stays whole
-        place = self.memory_position[offset]
+        place = memory[:, :0] if kept else self.memory_position[offset]
         places, values = [place[:, :full]], [memory[:, :full]]
         rows = offset.new_empty(1, 0)
         if slots > full:
@@ -137,12 +158,12 @@ class MemoryTokens(nn.Module):
             places, values = [position, *places], [value, *values]
         content = [*(value.flatten(1, 2) for value in values), pointers.reshape(count, -1, self.channels)]
         where = [*(place.flatten(1, 2) for place in places), self._pointer_place(pointer_age)]
-        joined = torch.cat(content, dim=1).to(dtype)
+        joined, placed = torch.cat(content, dim=1).to(dtype), torch.cat(where, dim=1)
         mask = self._mask(valid, slots - full, full, pointers.shape[1], rows.shape[1])
         # the softmax sees one average in the place of the four tokens that it stands for
         weight = POOL * POOL if self.method == "pooled" else 1
         return Tokens(
-            torch.cat(where, dim=1).add_(joined),  # keys know place and time, values do not
+            placed.add_(joined[:, -placed.shape[1] :]),  # keys know place and time, values do not
             joined,
             rows.shape[1],
             full * self.memory_tokens,
@@ -240,13 +261,17 @@ KERNEL_EXTRA = "triton"
 class Attend(Protocol):
     """One read's attention to memories and pointers."""
 
+    def project_own(self, layer: ReadLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries and keys of the image, rotated, and its values, of x [1 or N, hw, C], which is normed."""
+
     def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
         """Attend in `layer` with x [1 or N, hw, C], which is normed; return [N, hw, 64]."""
 
 
-class MemoryRead(nn.Module):
+class MemoryRead(CompilableStage):
     """The memory attention of a transformers tracker: of SAM 3, SAM 2 or EdgeTAM."""
 
+    varying = ((), (0, 1), (0, 1), (0,), (0,), (0,))
     image_position: Tensor
     split_rotation: Tensor
 
@@ -263,10 +288,20 @@ class MemoryRead(nn.Module):
             "image_position", 0.1 * _sine(source, source.backbone_feature_sizes[-1]), persistent=False
         )
         attend = Attention()
-        self.layers = nn.ModuleList(ReadLayer(layer, attend) for layer in source.memory_attention.layers)
+        self.layers = nn.ModuleList(
+            ReadLayer(layer, attend, number) for number, layer in enumerate(source.memory_attention.layers)
+        )
         self.norm = source.memory_attention.layer_norm
         self.takes_any_width = True
         """True if it takes any number of memories. Engines take a mask, kernels the whole bank."""
+
+    def runs_compiled(self, *inputs: Any) -> bool:
+        """Return False for one memory, or one that is reduced, and for a mask of memories: all are rare and brief."""
+        _, memory, _, pointers, _, valid = inputs
+        if not self.takes_any_width:
+            return True
+        fewest = 2 if self.tokens.method == "exact" else 3
+        return memory.shape[1] >= fewest and valid is not None and valid.shape[1] == pointers.shape[1]
 
     def use_kernels(self) -> None:
         """Attend by the kernels of `read_kernel` from now on, which only read what is valid.
@@ -279,13 +314,14 @@ class MemoryRead(nn.Module):
         for layer in self.layers:
             assert isinstance(layer, ReadLayer)
             layer.split_query, layer.split_key = split_pairs(layer.query), split_pairs(layer.key)
+            layer.split_own = split_pairs(layer.own, parts=2, others=1)
         self.register_buffer("split_rotation", split_rotation(self.tokens.rotation), persistent=False)
         self.takes_any_width = False
 
     def forward(
         self,
         top: Tensor,
-        memory: Tensor,
+        memory: Tensor | KeptMemories,
         offset: Tensor,
         pointers: Tensor,
         pointer_age: Tensor,
@@ -299,14 +335,29 @@ class MemoryRead(nn.Module):
         before others, and so do valid pointers.
         Return [N, C, h, w].
         """
-        tokens = self.tokens(memory, offset, pointers, pointer_age, valid, top.dtype)
-        attend = self._attend(tokens)
-        rotation = self.tokens.rotation[: self.tokens.area]
+        attend: Attend
+        if isinstance(memory, KeptMemories):
+            content = (memory.memory, offset, pointers, pointer_age, valid, top.dtype)
+            attend = _KeptAttend(self.tokens(*content, kept=True), self.tokens, memory, offset)
+        else:
+            attend = self._attend(self.tokens(memory, offset, pointers, pointer_age, valid, top.dtype))
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:  # the first memory attention turns the one row of all objects into N rows
-            x = layer(x, rotation, attend)
-        out: Tensor = self.norm(x).transpose(1, 2).reshape(memory.shape[0], self.hidden, *top.shape[-2:])
+            x = layer(x, attend)
+        out: Tensor = self.norm(x).transpose(1, 2).reshape(offset.shape[0], self.hidden, *top.shape[-2:])
         return out
+
+    def project(self, x: Tensor, bias: bool = False) -> Iterator[Tensor]:
+        """Yield the keys of memories or of encodings [..., T, 64], rotated: [..., T, D] for each layer.
+
+        The key of a memory without bias plus that of the encoding of its age with it is the key of both.
+        """
+        rows = self.tokens.memory_rows
+        for layer in self.layers:
+            assert isinstance(layer, ReadLayer)
+            weight = layer.key.weight
+            projected = F.linear(x.to(weight.dtype), weight, layer.key.bias if bias else None)
+            yield rotate(projected, self.tokens.rotation[rows.start : rows.stop])
 
     def _attend(self, tokens: Tokens) -> Attend:
         if self.takes_any_width:
@@ -321,9 +372,11 @@ class ReadLayer(nn.Module):
 
     split_query: nn.Linear
     split_key: nn.Linear
+    split_own: nn.Linear
 
-    def __init__(self, source: Any, attend: Attention) -> None:
+    def __init__(self, source: Any, attend: Attention, number: int) -> None:
         super().__init__()
+        self.number = number
         self.norm1, self.norm2, self.norm3 = source.layer_norm1, source.layer_norm2, source.layer_norm3
         if hasattr(source, "mlp"):  # EdgeTAM
             mlp = source.mlp
@@ -338,15 +391,14 @@ class ReadLayer(nn.Module):
         # exact, because softmax weights sum to one: both projections follow the attention, on 64 channels
         self.value_out = fold_linear(cross.v_proj, cross.o_proj)
 
-    def forward(self, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
         # x is [1 or N, hw, C]: one row before the first memory attention, then one row per object
-        x = self._attend_self(self.norm1(x), rotation).add_(x)
+        x = self._attend_self(self.norm1(x), attend).add_(x)
         x = apply_linear(self.value_out, attend(self, self.norm2(x))).add_(x)
         return apply_mlp(self.linear1, self.activation, self.linear2, self.norm3(x)).add_(x)
 
-    def _attend_self(self, x: Tensor, rotation: Tensor) -> Tensor:
-        query, key, value = apply_linear(self.own, x).unflatten(-1, (3, -1)).unbind(-2)
-        query, key = rotate(query, rotation), rotate(key, rotation)
+    def _attend_self(self, x: Tensor, attend: Attend) -> Tensor:
+        query, key, value = attend.project_own(self, x)
         out = F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
         return apply_linear(self.own_out, out)
 
@@ -361,6 +413,10 @@ class _PlainAttend:
         self.reduced_rotation = (
             rotation[tokens.rows] if tokens.reduced else None
         )  # [1 or N, reduced, D / 2, 2]
+
+    def project_own(self, layer: ReadLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = apply_linear(layer.own, x).unflatten(-1, (3, -1)).unbind(-2)
+        return rotate(query, self.rotation), rotate(key, self.rotation), value
 
     def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
         tokens = self.tokens
@@ -380,6 +436,38 @@ class _PlainAttend:
         if self.reduced_rotation is not None:
             parts.insert(0, rotate(key[:, :start], self.reduced_rotation))
         return key if rotated is full else torch.cat(parts, dim=1)  # otherwise it was done in place
+
+
+class _KeptAttend(_PlainAttend):
+    """Attention by torch's operations to keys that are kept."""
+
+    def __init__(self, tokens: Tokens, maker: MemoryTokens, kept: KeptMemories, offset: Tensor) -> None:
+        super().__init__(tokens, maker)
+        self.kept, self.ages = kept, offset.tolist()
+        values, narrow = tokens.values, tokens.values.dtype != torch.float32
+        # plain steps go object by object, so its keys stay in the cache; fused attention takes all at once
+        self.key = values.new_empty(len(values) if narrow else 1, values.shape[1], kept.keys.shape[-1])
+
+    def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
+        values, mask = self.tokens.values, self.tokens.mask
+        pointers = apply_linear(layer.key, self.tokens.keys)
+        query = rotate(apply_linear(layer.query, x), self.rotation).expand(len(pointers), -1, -1)
+        key, out = self.key, []
+        size = len(key)
+        for start in range(0, len(pointers), size):
+            some = slice(start, start + size)
+            for i in range(size):
+                self._write_keys(key[i], layer.number, start + i)
+            key[:, self.tokens.full :] = pointers[some]
+            out.append(layer.attend(query[some], key, values[some], None if mask is None else mask[some]))
+        return out[0] if len(out) == 1 else torch.cat(out)
+
+    def _write_keys(self, out: Tensor, layer: int, item: int) -> None:
+        """Write the keys of an object's memories into the first rows of [T, D]."""
+        kept, place = self.kept, out[: self.tokens.full].unflatten(0, (len(self.ages[item]), -1))
+        keys, ages = kept.keys[kept.rows[item]], kept.ages[layer]
+        for i, (slot, age) in enumerate(zip(kept.slots[item], self.ages[item], strict=True)):
+            torch.add(keys[slot, layer], ages[age], out=place[i])
 
 
 def _sine(source: Any, size: tuple[int, int]) -> Tensor:

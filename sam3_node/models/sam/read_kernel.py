@@ -16,6 +16,7 @@ This module imports triton, so import it only where the kernels are wanted.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -24,13 +25,17 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
+from .algebra import make_linear
 from .memory_read import Tokens
 
 if TYPE_CHECKING:
     from .memory_read import ReadLayer
 
 PROJECT_BLOCK, PROJECT_WARPS = 64, 8
+ROTATE_BLOCK = 32
 MAX_SPLITS = 8
+SPLIT_COST = 0.02
+"""Part of the time that one more part of the keys takes: parts are written in float32, then merged."""
 
 
 class Launch(NamedTuple):
@@ -42,19 +47,31 @@ class Launch(NamedTuple):
     stages: int
 
 
-LARGE, SMALL = Launch(128, 64, 8, 3), Launch(64, 64, 4, 2)
+LARGE = Launch(128, 64, 8, 3), Launch(128, 64, 8, 2), Launch(64, 64, 4, 3), Launch(128, 32, 8, 3)
+SMALL = Launch(64, 64, 4, 2), Launch(128, 32, 8, 2), Launch(64, 32, 4, 2), Launch(64, 32, 4, 3)
+"""Launches to choose from by time; the first where none is timed."""
 SMALL_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))
-"""Compute capabilities whose blocks have 99 KB of shared memory; a LARGE one takes 144 to 184."""
+"""Compute capabilities whose blocks have 99 KB of shared memory; a LARGE launch takes up to 184."""
+_fastest: dict[torch.device, Launch] = {}
 
 
-@triton.jit
+# A kernel is compiled for each type of its arguments, and again for integers that 16 divides. Lengths change with each
+# new pointer, so they are left out of this: a compilation takes seconds, and frames would wait for it.
+LENGTHS = ["tokens", "rows_stride", "full_start", "pointer_start", "query_stride"]
+
+
+@triton.jit(do_not_specialize=LENGTHS)
 def _project_keys(
-    x, weight, bias, rotation, rows, out, tokens, rows_stride,
+    x, weight, bias, rotation, rows, counts, out, tokens, rows_stride, full_start, pointer_start,
     WIDTH: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     item = tl.program_id(1).to(tl.int64)
-    inside = token < tokens
+    start = tl.where(token >= pointer_start, pointer_start, tl.where(token >= full_start, full_start, 0))
+    region = (token >= full_start).to(tl.int32) + (token >= pointer_start).to(tl.int32)
+    inside = (token < tokens) & (token - start < tl.load(counts + item * 3 + region))
+    if tl.max(inside.to(tl.int32), 0) == 0:
+        return  # no key of the block is attended to
     channel, half = tl.arange(0, WIDTH), tl.arange(0, HALF)
     row = tl.load(rows + item * rows_stride + token, mask=inside, other=0)
     turn = rotation + row[:, None] * (2 * HALF) + half[None, :]
@@ -82,7 +99,24 @@ def _locate_block(block, pooled, full, pointers, full_start, pointer_start, BLOC
     return start + (block - before) * BLOCK_N, start + valid, is_pooled
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["item_stride"])
+def _rotate_pairs(
+    x, rotation, out, length, item_stride, row_stride, HALF: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    item, part, parts = tl.program_id(1).to(tl.int64), tl.program_id(2), tl.num_programs(2)
+    inside, half = position[:, None] < length, tl.arange(0, HALF)
+    source = x + item * item_stride + position[:, None] * row_stride + part * (2 * HALF) + half[None, :]
+    turn = rotation + position[:, None] * (2 * HALF) + half[None, :]
+    even, odd = tl.load(source, mask=inside, other=0.0), tl.load(source + HALF, mask=inside, other=0.0)
+    cos, sin = tl.load(turn, mask=inside, other=0.0), tl.load(turn + HALF, mask=inside, other=0.0)
+    target = out + ((item * length + position[:, None]) * parts + part) * (2 * HALF) + half[None, :]
+    kind = out.dtype.element_ty
+    tl.store(target, (even * cos - odd * sin).to(kind), mask=inside)
+    tl.store(target + HALF, (odd * cos + even * sin).to(kind), mask=inside)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
 def _attend(
     query, key, value, counts, rotation, out, log_sum,
     length, tokens, full_start, pointer_start, query_stride, scale, pooled_bias,
@@ -129,7 +163,7 @@ def _attend(
 
     row = (split.to(tl.int64) * items + item) * length + position
     sums = sums / tl.maximum(total, 1e-30)[:, None]  # a part without keys has no sum, and weighs nothing
-    tl.store(out + row[:, None] * WIDTH + width[None, :], sums.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row[:, None] * WIDTH + width[None, :], sums, mask=inside)
     tl.store(log_sum + row, largest + tl.log2(tl.maximum(total, 1e-30)), mask=position < length)
 
 
@@ -156,9 +190,17 @@ class KernelAttend:
         regions = valid.tensor_split(self.starts, dim=1)
         self.counts = torch.stack([region.sum(dim=1, dtype=torch.int32) for region in regions], dim=1)
 
+    def project_own(self, layer: ReadLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `memory_read.Attend`."""
+        joined, wide = layer.split_own(x), x.shape[-1]
+        query, key = rotate_pairs(joined[..., : 2 * wide], self.rotation).unbind(-2)
+        return query, key, joined[..., 2 * wide :]
+
     def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
         project, tokens = layer.split_key, self.tokens
-        key = project_keys(tokens.keys, project.weight, project.bias, self.rotation, self.rows)
+        key = project_keys(
+            tokens.keys, project.weight, project.bias, self.rotation, self.rows, self.counts, self.starts
+        )
         query = layer.split_query(x)
         out: Tensor = attend(
             query, key, tokens.values, self.counts, self.rotation, self.starts, tokens.weight
@@ -176,33 +218,63 @@ def split_rotation(rotation: Tensor) -> Tensor:
     return rotation.float().transpose(1, 2).contiguous()
 
 
-def split_pairs(layer: nn.Linear) -> nn.Linear:
-    """Return a linear map with the outputs of `layer`, the even ones first."""
-    order = split_order(layer.out_features)
-    split = nn.Linear(layer.in_features, layer.out_features).to(layer.weight)
-    split.load_state_dict({name: value[order] for name, value in layer.state_dict().items()})
-    return split.requires_grad_(False)
+def split_pairs(layer: nn.Linear, parts: int = 1, others: int = 0) -> nn.Linear:
+    """Return a linear map with the outputs of `layer`: of each of its first `parts` equal parts, the even ones first.
+
+    The `others` after them keep their order.
+    """
+    wide = layer.out_features // (parts + others)
+    order = [split_order(wide) + part * wide for part in range(parts)]
+    rows = torch.cat([*order, torch.arange(parts * wide, layer.out_features)])
+    return make_linear(layer.weight, layer.weight[rows], layer.bias[rows])
+
+
+@torch.library.custom_op("sam3_node::rotate_pairs", mutates_args=())
+def rotate_pairs(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate x [N, L, P * D], P vectors in split order, by rotation float32 [R >= L, 2, D / 2]; return [N, L, P, D]."""
+    count, length, channels = x.shape
+    wide = 2 * rotation.shape[2]
+    x = x if x.stride(2) == 1 else x.contiguous()
+    out = x.new_empty(count, length, channels // wide, wide)
+    _rotate_pairs[(triton.cdiv(length, ROTATE_BLOCK), count, channels // wide)](
+        x, rotation, out, length, x.stride(0), x.stride(1), HALF=wide // 2, BLOCK=ROTATE_BLOCK
+    )  # fmt: skip
+    return out
+
+
+@rotate_pairs.register_fake
+def _(x: Tensor, rotation: Tensor) -> Tensor:
+    wide = 2 * rotation.shape[2]
+    return x.new_empty(*x.shape[:2], x.shape[2] // wide, wide)
 
 
 @torch.library.custom_op("sam3_node::project_keys", mutates_args=())
-def project_keys(x: Tensor, weight: Tensor, bias: Tensor, rotation: Tensor, rows: Tensor) -> Tensor:
-    """Project tokens x [N, T, W] to keys [N, T, D], rotated.
+def project_keys(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    rotation: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    starts: list[int],
+) -> Tensor:
+    """Project tokens x [N, T, W] to keys [N, T, D], rotated; those that are not valid stay undefined.
 
     weight [D, W] and bias [D] are in split order. rotation float32 [R, 2, D / 2]; rows int32 [1 or N, T] names the row
-    of each token.
+    of each token. counts and starts: see `attend`.
     """
     count, tokens, width = x.shape
     out = x.new_empty(count, tokens, len(weight))
     stride = 0 if len(rows) == 1 else tokens
     _project_keys[(triton.cdiv(tokens, PROJECT_BLOCK), count)](
-        x, weight, bias, rotation, rows, out, tokens, stride,
+        x, weight, bias, rotation, rows, counts, out, tokens, stride, *starts,
         WIDTH=width, HALF=len(weight) // 2, BLOCK=PROJECT_BLOCK, num_warps=PROJECT_WARPS,
     )  # fmt: skip
     return out
 
 
 @project_keys.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, rotation: Tensor, rows: Tensor) -> Tensor:
+def _(x: Tensor, weight: Tensor, *rest: object) -> Tensor:
     return x.new_empty(*x.shape[:2], len(weight))
 
 
@@ -226,8 +298,7 @@ def attend(
     launch = choose_launch(key.device)
     tiles = triton.cdiv(length, launch.queries)
     splits = choose_splits(tiles * count, count_processors(key.device))
-    kind = query.dtype if splits == 1 else torch.float32
-    out = value.new_empty(splits, count, length, value.shape[2], dtype=kind)
+    out = value.new_empty(splits, count, length, value.shape[2], dtype=torch.float32)
     log_sum = value.new_empty(splits, count, length, dtype=torch.float32)
     _attend[(tiles, count, splits)](
         query.contiguous(), key, value, counts, rotation, out, log_sum,
@@ -237,22 +308,14 @@ def attend(
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
     if splits == 1:
-        return out[0]
+        return out[0].to(query.dtype)
     weights = torch.softmax(log_sum * math.log(2), dim=0)
     joined: Tensor = torch.einsum("snlw,snl->nlw", out, weights).to(query.dtype)
     return joined
 
 
 @attend.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    counts: Tensor,
-    rotation: Tensor,
-    starts: list[int],
-    pooled: int,
-) -> Tensor:
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: object) -> Tensor:
     return value.new_empty(len(key), query.shape[1], value.shape[2], dtype=query.dtype)
 
 
@@ -269,16 +332,53 @@ def _count_attention(
 
 
 def choose_launch(device: torch.device) -> Launch:
-    """Return the sizes that fit into a GPU's shared memory."""
+    """Return the fastest launch, as far as it was timed."""
+    return _fastest.get(device) or list_launches(device)[0]
+
+
+def list_launches(device: torch.device) -> tuple[Launch, ...]:
+    """Return the launches that fit into a GPU's shared memory."""
     is_small = device.type == "cuda" and torch.cuda.get_device_capability(device) in SMALL_MEMORY
     return SMALL if is_small else LARGE
 
 
-def choose_splits(tiles: int, processors: int) -> int:
-    """Return into how many parts to split the keys, so that blocks fill the GPU: the fewest that take least time."""
-    return min(
-        range(1, MAX_SPLITS + 1), key=lambda splits: (-(-tiles * splits // processors) / splits, splits)
+def use_launch(device: torch.device, launch: Launch) -> None:
+    """Launch the attention in this way from now on."""
+    _fastest[device] = launch
+
+
+def time_launches(device: torch.device, measure: Callable[[Callable[[], object]], float]) -> Launch:
+    """Return the launch that reads full banks of SAM 3 in the least time; `measure` says how long a call takes.
+
+    A launch that a GPU cannot run is left out. Raises what the last one raises if none runs.
+    """
+    area, objects = 72 * 72, 4
+    query, key, value = (
+        torch.zeros(objects, length, wide, dtype=torch.bfloat16, device=device)
+        for length, wide in ((area, 256), (7 * area, 256), (7 * area, 64))
     )
+    counts = torch.tensor([[0, 7 * area, 0]] * objects, dtype=torch.int32, device=device)
+    rotation = torch.ones(area, 2, 128, device=device)
+    times, failed = dict[Launch, float](), None
+    for launch in list_launches(device):
+        use_launch(device, launch)
+        try:
+            times[launch] = measure(lambda: attend(query, key, value, counts, rotation, [0, 7 * area], 1))
+        except Exception as error:  # triton has errors of its own, such as for a GPU without the memory
+            failed = error
+    if failed and not times:
+        raise failed
+    return min(times, key=lambda launch: times[launch])
+
+
+def choose_splits(tiles: int, processors: int) -> int:
+    """Return into how many parts to split the keys, so that blocks fill the GPU: the number that takes least time."""
+
+    def cost(splits: int) -> float:
+        waves = -(-tiles * splits // processors) / splits
+        return waves * (1 + SPLIT_COST * (splits - 1))
+
+    return min(range(1, MAX_SPLITS + 1), key=cost)
 
 
 def count_processors(device: torch.device) -> int:

@@ -14,7 +14,7 @@ complete. The four mask heads are computed together.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -273,7 +273,8 @@ class Stages(NamedTuple):
     except for EdgeTAM.
 
     A read with an attribute `max_objects` that is not None is an engine: it takes that many objects in a call and no
-    more, with any number of memories and a mask. One with `takes_any_width` needs no mask. Others take the whole bank.
+    more, with any number of memories and a mask. One with `takes_any_width` needs no mask; of a compiled model, it
+    takes all pointers with a mask of them. Others take the whole bank.
     """
 
     encode: Run
@@ -406,8 +407,35 @@ class NoMemory(nn.Module):
         )
 
 
-class FollowDecode(nn.Module):
+class CompilableStage(nn.Module):
+    """A stage whose inputs vary in size. Once compiled, it is one graph for one object, and one for 2 or more.
+
+    Sizes of 1 are left alone, because torch.compile makes graphs of their own for them.
+    """
+
+    varying: ClassVar[tuple[tuple[int, ...], ...]]
+    """For each input, the axes that vary."""
+
+    def __call__(self, *inputs: Tensor | None) -> Any:
+        """Run the stage; see `forward`."""
+        if self._compiled_call_impl is not None:
+            if not self.runs_compiled(*inputs):
+                return self.forward(*inputs)
+            for tensor, axes in zip(inputs, self.varying, strict=False):
+                for axis in axes:
+                    if tensor is not None and tensor.shape[axis] > 1:
+                        torch._dynamo.mark_dynamic(tensor, axis)
+        return super().__call__(*inputs)
+
+    def runs_compiled(self, *inputs: Any) -> bool:
+        """Return True for inputs for which the compiled stage needs no further graph."""
+        return True
+
+
+class FollowDecode(CompilableStage):
     """The decoder for objects without a prompt."""
+
+    varying = ((0,),)
 
     def __init__(self, decoder: Decoder, multimask: bool) -> None:
         super().__init__()
@@ -420,8 +448,10 @@ class FollowDecode(nn.Module):
         return decoded
 
 
-class FollowRemember(nn.Module):
+class FollowRemember(CompilableStage):
     """The memory encoder for objects without a prompt."""
+
+    varying = ((), (0,), (0,))
 
     def __init__(self, write: MemoryWrite) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ compare with all of them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -25,9 +26,10 @@ from .vit import side
 
 CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
 GPU_BATCH = 64
-MAX_SHAPES = (
-    64  # compiled variants of one stage: torch's own limit, 8, would silently run further ones uncompiled
-)
+MAX_GRAPHS = 64
+"""Graphs of one stage, over all models of a process: torch's own limit, 8, would silently run others uncompiled."""
+
+_log = logging.getLogger(__name__)
 
 
 class TrackerModel(nn.Module):
@@ -56,6 +58,8 @@ class TrackerModel(nn.Module):
         self.multimask_tracking = config.multimask_output_for_tracking
         self.multimask_points = (config.multimask_min_pt_num, config.multimask_max_pt_num)
         self.static_shapes = False
+        self.is_compiled = False
+        self._batch_limit = GPU_BATCH
         self.encode_stage = build_encoder(source)
         self.decode_stage = Decoder(source, has_memory)
         read, remember = self._build_memory(source) if has_memory else (NoMemory(), NoMemory())
@@ -82,6 +86,22 @@ class TrackerModel(nn.Module):
         return torch.bfloat16 if self.remember_stage.compress is None else self.dtype
 
     @property
+    def keeps_keys(self) -> bool:
+        """True where a bank should keep the keys of memories: for an exact read by torch on a CPU, not compiled.
+
+        There a kept key is read in less time than it is projected. A GPU projects it while it would be read: it is four
+        times as wide as its memory, for each layer.
+        """
+        return (
+            self.device.type == "cpu"
+            and not self.static_shapes
+            and self.stages.read is self.read_stage
+            and self.read_stage.takes_any_width
+            and not self.is_compiled
+            and self.read_stage.tokens.method == "exact"
+        )
+
+    @property
     def can_track(self) -> bool:
         """True: all weights can track. It stays for programs that read it."""
         return True
@@ -99,7 +119,13 @@ class TrackerModel(nn.Module):
     @property
     def batch_size(self) -> int:
         """Number of objects that run at once on this device."""
-        return CPU_BATCH if self.device.type == "cpu" else GPU_BATCH
+        return min(self._batch_limit, CPU_BATCH if self.device.type == "cpu" else GPU_BATCH)
+
+    def limit_batch(self, count: int) -> None:
+        """Run at most `count` objects at once from now on, because memory ran out for more; free what torch caches."""
+        _log.warning("the device's memory ran out: from now on, at most %d objects run at once", count)
+        self._batch_limit = count
+        torch.cuda.empty_cache()
 
     def preprocess(self, image: npt.NDArray[np.uint8]) -> Tensor:
         """Turn a BGR uint8 image [h, w, 3] into normalised RGB pixels [1, 3, S, S] on the model's device."""
@@ -128,7 +154,10 @@ class TrackerModel(nn.Module):
         """Add the trunk's output to the Features of each frame from now on, and return the trunk."""
         if not isinstance(self.encode_stage, Sam3Encoder):
             raise ModelError(f"{self.name}: expected the encoder of SAM 3 to share, found another")
-        self.encode_stage.shares_trunk = True
+        served = self.stages.encode  # it may be a copy, such as one in FP8, also within a CUDA graph
+        for encoder in (self.encode_stage, served, getattr(served, "run", None)):
+            if isinstance(encoder, Sam3Encoder):
+                encoder.shares_trunk = True
         return self.encode_stage.backbone
 
     def use_read(self, method: ReadMethod) -> None:
@@ -140,13 +169,12 @@ class TrackerModel(nn.Module):
             self.read_stage.tokens.use(method)
 
     def compile(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Compile every stage that tracks objects without prompts.
+        """Compile every stage that tracks objects without prompts: once for one object, and once for 2 or more.
 
-        Shapes become static, so each batch size is compiled once, and the read for a few numbers of memories, too.
         Prompts run eagerly: each number of points would be compiled anew, while frames wait.
         """
-        self.static_shapes = True
-        torch._dynamo.config.recompile_limit = max(MAX_SHAPES, torch._dynamo.config.recompile_limit)
+        self.is_compiled = True
+        torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
         for stage in self.stages:
             assert isinstance(stage, nn.Module), "engines replace stages after they are compiled"
             stage.compile(backend=backend, dynamic=False)

@@ -6,6 +6,8 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,15 +17,25 @@ from sam3_node.cli import main as cli
 from sam3_node.engines.export import BuildStep
 from sam3_node.engines.inductor import GraphedStage
 from sam3_node.engines.specs import ALIGNMENT, STAGES, StageSpec, TensorSpec, tracker_stages
-from sam3_node.engines.tensorrt.builder import PACKAGES, BuildProgress, find_library
-from sam3_node.engines.tensorrt.runtime import TensorRTRun, Workspace
+from sam3_node.engines.tensorrt.builder import (
+    DTYPES,
+    PACKAGES,
+    WORKSPACE_BYTES,
+    BuildProgress,
+    Gpu,
+    build,
+    find_library,
+    find_target,
+    get_logger,
+)
+from sam3_node.engines.tensorrt.runtime import TensorRTRun, Workspace, require_fused
 from sam3_node.errors import EngineError, MissingExtraError
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Stages
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.refuses import refuses
 from tests.support.strict_cuda import StrictCuda
-from tests.support.strict_tensorrt import StrictTensorRT
+from tests.support.strict_tensorrt import BYTES_AN_OBJECT, StrictTensorRT
 from tests.support.tiny import noise_clip, random_source, stages_of
 
 CPU = torch.device("cpu")
@@ -246,6 +258,165 @@ def test_a_missing_library_is_told_with_its_extras() -> None:
 def test_a_build_without_the_library_ends_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["engine", "build", "--gpu", "sm89"]) == 2
     assert "found neither" in capsys.readouterr().err
+
+
+class Timings:
+    """TensorRT's timing cache of one version."""
+
+    def __init__(self, kept: bytes) -> None:
+        self.kept = kept
+
+    def serialize(self) -> bytes:
+        return self.kept
+
+
+class BuilderConfig:
+    """TensorRT's configuration of a build; `set_timing_cache` refuses the cache of another GPU."""
+
+    def __init__(self, version: bytes, gpu: bytes) -> None:
+        self.version, self.gpu = version, gpu
+        self.pools: dict[str, int] = {}
+        self.cache = Timings(b"")
+
+    def clear_flag(self, flag: str) -> None:
+        assert flag == "tf32"
+
+    def set_memory_pool_limit(self, pool: str, size: int) -> None:
+        self.pools[pool] = size
+
+    def create_timing_cache(self, kept: bytes) -> Timings | None:
+        return Timings(kept) if not kept or kept.startswith(self.version) else None
+
+    def set_timing_cache(self, cache: Timings, ignore_mismatch: bool) -> bool:
+        assert not ignore_mismatch
+        if cache.kept and self.gpu not in cache.kept:
+            return False
+        self.cache = cache
+        return True
+
+    def add_optimization_profile(self, profile: object) -> None:
+        pass
+
+
+class BuilderApi(StrictTensorRT):
+    """Plain TensorRT that builds plans of STAGE; `timed` notes what each build found in its timing cache."""
+
+    def __init__(self, cuda: StrictCuda) -> None:
+        super().__init__(cuda, "tensorrt")
+        self.gpu, self.timed, self.configs = b"gpu0", list[bytes](), list[BuilderConfig]()
+        self.NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=1)
+        self.BuilderFlag = SimpleNamespace(TF32="tf32")
+        self.MemoryPoolType = SimpleNamespace(WORKSPACE="workspace")
+        self.IProgressMonitor = object
+        self.OnnxParser = lambda network, logger: SimpleNamespace(parse_from_file=lambda path: True)
+        self.Builder: Callable[[Any], Any] = lambda logger: SimpleNamespace(
+            create_network=lambda flags: _describe_network(STAGE),
+            create_builder_config=self._configure,
+            create_optimization_profile=lambda: SimpleNamespace(set_shape=lambda *shapes: None),
+            build_serialized_network=self._build,
+        )
+
+    def _configure(self) -> BuilderConfig:
+        self.configs.append(BuilderConfig(self.__version__.encode(), self.gpu))
+        return self.configs[-1]
+
+    def _build(self, network: object, config: BuilderConfig) -> bytes:
+        self.timed.append(config.cache.kept)
+        config.cache.kept = b"%s %s kernels" % (config.version, config.gpu)
+        return self.plan(STAGE, 8)
+
+
+def _describe_network(stage: StageSpec) -> SimpleNamespace:
+    """Return the network that TensorRT reads from the file of a stage."""
+    tensors = [
+        SimpleNamespace(
+            name=spec.name,
+            dtype=SimpleNamespace(name=DTYPES[spec.dtype]),
+            shape=[side if isinstance(side, int) else -1 for side in spec.shape],
+        )
+        for spec in (*stage.inputs, *stage.outputs)
+    ]
+    return SimpleNamespace(
+        num_inputs=len(stage.inputs),
+        num_outputs=len(stage.outputs),
+        get_input=lambda index: tensors[index],
+        get_output=lambda index: tensors[len(stage.inputs) + index],
+    )
+
+
+@pytest.fixture
+def builder(cuda: StrictCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> BuilderApi:
+    api = BuilderApi(cuda)
+    monkeypatch.setitem(sys.modules, "tensorrt", api)
+    use_gpu(monkeypatch)
+    (tmp_path / "scale.onnx").touch()
+    return api
+
+
+def use_gpu(monkeypatch: pytest.MonkeyPatch, units: int = 16, gib: float = 61.4) -> None:
+    gpu = SimpleNamespace(
+        name="Orin", major=8, minor=7, multi_processor_count=units, total_memory=int(gib * 2**30)
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: gpu)
+
+
+def test_a_gpu_is_told_from_a_smaller_one_of_its_name(
+    builder: BuilderApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_target(find_library()) == Gpu("sm87", "Orin, 16 SMs, 61 GiB")
+    use_gpu(monkeypatch, units=8, gib=15.3)
+    assert find_target(find_library()) == Gpu("sm87", "Orin, 8 SMs, 15 GiB")
+
+
+def test_a_build_limits_scratch_memory_and_keeps_its_timings(builder: BuilderApi, tmp_path: Path) -> None:
+    timings, onnx = tmp_path / "store" / "timing.cache", tmp_path / "scale.onnx"
+    for _ in range(2):
+        build(onnx, STAGE, timings=timings)
+    assert [config.pools for config in builder.configs] == [{"workspace": WORKSPACE_BYTES}] * 2
+    kept = timings.read_bytes()
+    assert builder.timed == [b"", kept]
+    assert timings.stat().st_mode & 0o777 == 0o600
+    builder.__version__ = "10.99"
+    build(onnx, STAGE, timings=timings)
+    builder.gpu = b"gpu1"
+    build(onnx, STAGE, timings=timings)
+    timings.chmod(0o666)  # anybody could have written it
+    build(onnx, STAGE, timings=timings)
+    assert builder.timed[2:] == [b"", b"", b""]
+    assert timings.read_bytes() == b"10.99 gpu1 kernels"
+    assert build(onnx, STAGE)
+    assert builder.timed[-1] == b""
+
+
+def test_a_plan_whose_attention_is_not_fused_is_refused(builder: BuilderApi) -> None:
+    plan = builder.plan(STAGE, 8)
+    require_fused(plan, STAGE, max_bytes=8 * BYTES_AN_OBJECT + 1)
+    with refuses(EngineError, field=("attention was not fused", "--engine.kind torch")):
+        require_fused(plan, STAGE, max_bytes=8 * BYTES_AN_OBJECT)
+
+
+def test_a_library_that_the_driver_is_too_old_for_says_so(builder: BuilderApi, tmp_path: Path) -> None:
+    """The real bindings raise TypeError then; see test_bindings.py."""
+
+    def fail(logger: Any) -> None:
+        logger.log(logger.ERROR, "CUDA initialization failure with error: 35")
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    builder.Builder = builder.Runtime = fail
+    for attempt in (
+        lambda: build(tmp_path / "scale.onnx", STAGE),
+        lambda: TensorRTRun(b"plan", STAGE, CPU),
+    ):
+        with refuses(EngineError, field=("CUDA initialization failure", "tensorrt-cu12", "580")):
+            attempt()
+
+
+def test_warnings_of_the_library_are_warnings(api: StrictTensorRT, caplog: pytest.LogCaptureFixture) -> None:
+    logger = get_logger(api)
+    with caplog.at_level(logging.DEBUG):
+        logger.log(logger.WARNING, "Using an engine plan file across different models of devices")
+        logger.log(logger.INFO, "loaded")
+    assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG"]
 
 
 def test_nested_phases_count_as_part_of_a_step() -> None:

@@ -228,3 +228,15 @@ def test_an_odd_grid_is_not_pooled() -> None:
     with refuses(ModelError, field=("7", "sides")):
         odd.use_read("pooled")
     odd.use_read("sparse")
+
+
+def test_a_kept_key_plus_its_age_is_the_key_that_would_be_projected(model: TrackerModel) -> None:
+    read, (memory, offset, *_) = model.read_stage, make_inputs(model)
+    rotation = torch.view_as_complex(read.tokens.rotation[: read.tokens.area].double())
+    placed = memory.double() + read.tokens.memory_position[offset].double()
+    with torch.inference_mode():
+        keys = read.project(memory), read.project(read.tokens.memory_position, bias=True)
+        for layer, kept, age in zip(read.layers, *keys, strict=True):
+            key = F.linear(placed, layer.key.weight.double(), layer.key.bias.double()).unflatten(-1, (-1, 2))
+            truth = torch.view_as_real(torch.view_as_complex(key) * rotation).flatten(-2)
+            assert (kept + age[offset] - truth).abs().max() < 3e-6 * truth.abs().max()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.paths import ROOT
+from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 
 triton = pytest.importorskip("triton")
@@ -63,6 +65,59 @@ def test_a_read_by_kernels_equals_torchs(method: str, errors: dict[str, float]) 
     assert errors[f"read {method}"] < 1e-4
 
 
+def test_only_valid_keys_are_projected(errors: dict[str, float]) -> None:
+    assert errors["keys projected"] == 3 + 70 + 2
+
+
+def record_variants(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    """Let launches do nothing; return the variants of each kernel that would be compiled for them on an H100."""
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.runtime.jit import create_function_from_signature
+
+    from sam3_node.models.sam import read_kernel
+
+    backend, found = CUDABackend(GPUTarget("cuda", HOPPER, 32)), dict[str, set[str]]()
+
+    class Recorder:
+        def __init__(self, name: str) -> None:
+            kernel = getattr(read_kernel, name)
+            self.name, self.bind = (
+                name,
+                create_function_from_signature(kernel.signature, kernel.params, backend),
+            )
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *args, **sizes: found.setdefault(self.name, set()).add(
+                str(self.bind(*args, **sizes)[1:])
+            )
+
+    for name in ("_project_keys", "_rotate_pairs", "_attend"):
+        monkeypatch.setattr(read_kernel, name, Recorder(name))
+    monkeypatch.setattr(
+        read_kernel, "count_processors", lambda device: 4
+    )  # from 4 objects on, nothing is split
+    return found
+
+
+def test_no_number_of_objects_or_pointers_compiles_a_kernel_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = record_variants(monkeypatch)
+    model = tiny_model("sam3").to(torch.bfloat16)
+    model.read_stage.use_kernels()
+    top = torch.zeros(1, model.hidden, *model.grid, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        for objects, pointers in itertools.product(range(1, 17), range(1, 32)):
+            memory = torch.zeros(objects, 2, model.memory_tokens, model.memory_channels, dtype=torch.bfloat16)
+            offset = torch.zeros(objects, 2, dtype=torch.int64)
+            content = torch.zeros(objects, pointers, model.hidden, dtype=torch.bfloat16)
+            model.read_stage(top, memory, offset, content, torch.zeros(objects, pointers), None)
+    assert {name: len(variants) for name, variants in found.items()} == {
+        "_project_keys": 1,
+        "_rotate_pairs": 1,
+        "_attend": 1,
+    }
+
+
 def compile_for(generation: int, kernel: Any, constants: dict[str, int], warps: int, stages: int) -> Any:
     """Compile a kernel as it is launched for SAM 3, for a GPU that need not be here."""
     from triton.backends.compiler import GPUTarget
@@ -101,9 +156,16 @@ def count_spills(ptx: str, generation: int, folder: Path) -> int:
     return sum(map(int, spills))
 
 
-@pytest.mark.parametrize(("name", "generation"), [("LARGE", HOPPER), ("SMALL", 89), ("projection", HOPPER)])
+@pytest.mark.parametrize(
+    ("name", "number", "generation"),
+    [
+        *itertools.product(["LARGE"], range(4), [HOPPER]),
+        *itertools.product(["SMALL"], range(4), [89]),
+        ("projection", 0, HOPPER),
+    ],
+)
 def test_the_kernels_keep_their_numbers_in_registers(
-    name: str, generation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, number: int, generation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sam3_node.models.sam import read_kernel
 
@@ -113,7 +175,7 @@ def test_the_kernels_keep_their_numbers_in_registers(
         sizes["BLOCK"] = read_kernel.PROJECT_BLOCK
         compiled = compile_for(generation, read_kernel._project_keys, sizes, read_kernel.PROJECT_WARPS, 3)
     else:
-        launch = getattr(read_kernel, name)
+        launch = getattr(read_kernel, name)[number]
         sizes |= {"BLOCK_M": launch.queries, "BLOCK_N": launch.keys}
         compiled = compile_for(generation, read_kernel._attend, sizes, launch.warps, launch.stages)
     assert count_spills(compiled.asm["ptx"], generation, tmp_path) == 0
@@ -145,7 +207,8 @@ def test_the_kernels_on_a_gpu_are_as_exact_as_bfloat16(objects: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tiles", "processors", "expected"), [(41, 132, 3), (656, 132, 1), (132, 132, 1), (1, 4, 4)]
+    ("tiles", "processors", "expected"),
+    [(41, 132, 3), (82, 132, 3), (656, 132, 1), (132, 132, 1), (1, 4, 4)],
 )
 def test_keys_are_split_where_blocks_would_leave_processors_idle(
     tiles: int, processors: int, expected: int
@@ -153,6 +216,38 @@ def test_keys_are_split_where_blocks_would_leave_processors_idle(
     from sam3_node.models.sam.read_kernel import choose_splits
 
     assert choose_splits(tiles, processors) == expected
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_first_start_on_a_gpu_keeps_the_fastest_launch(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sam3_node.engines import fast_torch
+    from sam3_node.models.sam import read_kernel
+
+    device, launched = torch.device("cpu"), []
+    slow, broken, fastest, _ = read_kernel.LARGE
+
+    def measure(run: Any) -> float:
+        launched.append(read_kernel.choose_launch(device))
+        if launched[-1] == broken:
+            raise RuntimeError("ptxas fatal : Value 'sm_110a' is not defined for option 'gpu-name'")
+        return 1.0 if launched[-1] == fastest else 2.0
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(fast_torch, "_measure_ms", measure)
+    monkeypatch.setattr(read_kernel, "_fastest", {})
+    if kept:
+        fast_torch.choose_launch(device, tmp_path)
+        launched.clear()
+        read_kernel.use_launch(device, slow)
+    fast_torch.choose_launch(device, tmp_path)
+    assert launched == ([] if kept else list(read_kernel.LARGE))
+    assert read_kernel.choose_launch(device) == fastest
+    broken = fastest
+    with refuses(RuntimeError, field="sm_110a"):
+        monkeypatch.setattr(read_kernel, "list_launches", lambda device: (broken,))
+        read_kernel.time_launches(device, measure)
 
 
 def test_the_kernels_trace_without_running() -> None:

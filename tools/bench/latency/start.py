@@ -43,7 +43,13 @@ def start(args: argparse.Namespace) -> str:
         {
             "model": chosen | {"compile": args.how == COMPILED},
             "tracker": {"max_objects": args.objects},
-            "engine": {"kind": kind, "precision": precision, "folder": args.once, "fallback": False},
+            "engine": {
+                "kind": kind,
+                "precision": precision,
+                "folder": args.once,
+                "fallback": False,
+                "max_time": 0,
+            },
         }
     )
     begin_s, begin_cpu_s = time.perf_counter(), cpu_s()
