@@ -295,13 +295,6 @@ class Fields:
             raise self.wrong(key, f"a list of at most {max_count} finite numbers")
         return tuple(map(float, values))
 
-    def vector(self, key: str, count: int, low: float = -math.inf) -> tuple[float, ...]:
-        """Return a list of `count` finite numbers, none below `low`."""
-        values = self.numbers(key, count)
-        if len(values) != count or min(values) < low:
-            raise self.wrong(key, f"{count} finite numbers from {low}")
-        return values
-
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings."""
         values = self.sequence(key)
@@ -356,7 +349,14 @@ def number(low: float, high: float = math.inf) -> Read:
 
 def vector(count: int, low: float = -math.inf) -> Read:
     """Return the reader of a list of `count` finite numbers, none below `low`."""
-    return lambda fields, name: fields.vector(name, count, low)
+
+    def read(fields: Fields, name: str) -> tuple[float, ...]:
+        values = fields.numbers(name, count)
+        if len(values) != count or min(values) < low:
+            raise fields.wrong(name, f"{count} finite numbers from {low}")
+        return values
+
+    return read
 
 
 def choice(choices: tuple[Any, ...]) -> Read:
