@@ -17,8 +17,9 @@ import socket
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -78,7 +79,7 @@ class Packed(NamedTuple):
     size: int
     sha256: str
     write_ms: float
-    data: bytearray | None
+    data: bytes | None
     """None if it was written"""
 
 
@@ -190,14 +191,11 @@ def pack(snapshot: Snapshot, path: Path | None) -> Packed:
     begin_s, digest = time.perf_counter(), hashlib.sha256()
     parts = [memoryview(part) for part in snapshot.parts()]
     pieces = [part[at : at + PIECE_BYTES] for part in parts for at in range(0, part.nbytes, PIECE_BYTES)]
-    data = bytearray() if path is None else None
-    with atomic_file(path) if path is not None else nullcontext() as file:
+    with BytesIO() if path is None else atomic_file(path) as file:
         for piece in pieces:
             digest.update(piece)
-            if file is not None:
-                file.write(piece)
-            elif data is not None:
-                data += piece
+            file.write(piece)
+        data = file.getvalue() if isinstance(file, BytesIO) else None
     size = sum(piece.nbytes for piece in pieces)
     return Packed(size, digest.hexdigest(), milliseconds_since(begin_s), data)
 
@@ -414,7 +412,7 @@ class Snapshots:
             packed = job.future.result()
         except Exception as error:
             raise explain_failure(error) from error
-        data = bytes((packed.data or b"")[offset : offset + CHUNK_BYTES])
+        data = (packed.data or b"")[offset : offset + CHUNK_BYTES]
         return {"ready": True, "size": packed.size, "sha256": packed.sha256, "data": data}
 
     def restore_named(self, name: str) -> Saved:
