@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any, Protocol
 
 from ..detection.phrases import clean_label
@@ -242,8 +241,8 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "rename_object": _rename_object,
     "set_prompts": _set_prompts,
     "reset": _reset,
-    "pause": partial(_set_paused, paused=True),
-    "resume": partial(_set_paused, paused=False),
+    "pause": lambda perception: _set_paused(perception, True),
+    "resume": lambda perception: _set_paused(perception, False),
     "list_objects": _list_objects,
     "segment": _segment,
     "segment_everything": _segment_everything,
