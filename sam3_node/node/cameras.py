@@ -305,11 +305,9 @@ class RobotPoses:
         """Why the last call of `find` gave no pose; None if it gave one, or poses are not configured."""
         self._max_gap_ns = round(settings.max_pose_gap_ms * 1e6)
         self._max_ahead_ns = round(settings.max_pose_ahead_ms * 1e6)
-        self._subscriber = (
-            stack.enter_context(PoseSubscriber(settings.poses, (GRIPPER,), security))
-            if settings.poses
-            else None
-        )
+        self._subscriber: PoseSubscriber | None = None
+        if settings.poses:
+            self._subscriber = stack.enter_context(PoseSubscriber(settings.poses, (GRIPPER,), security))
         self._tracks: dict[Clock, PoseTrack] = {}
 
     def find(self, frame: Frame) -> FramePose | None:

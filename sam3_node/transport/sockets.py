@@ -415,11 +415,9 @@ def _choose_family(socket: Socket, endpoint: str) -> None:
 def split_host(endpoint: str) -> str:
     """Return the host of a tcp endpoint, without the brackets of IPv6 and without a source address; else ""."""
     scheme, _, address = endpoint.partition("://")
-    return (
-        address.rpartition(";")[2].rpartition(":")[0].replace("[", "").replace("]", "")
-        if scheme == "tcp"
-        else ""
-    )
+    if scheme != "tcp":
+        return ""
+    return address.rpartition(";")[2].rpartition(":")[0].replace("[", "").replace("]", "")
 
 
 def _has_ipv6_only(host: str) -> bool:

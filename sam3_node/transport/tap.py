@@ -204,9 +204,8 @@ class StreamTap(Receiver[list[memoryview]]):
     def _is_permitted(self, topic: memoryview, source: ReconnectingSocket, keys: ClientKeys) -> bool:
         """Return True if the other end's key may send a message of this topic. Count it otherwise."""
         camera = bytes(topic[len(FRAMES_ROOT) :]).decode("ascii", "replace")
-        if keys.server.role != "camera" or (
-            topic[: len(FRAMES_ROOT)] == FRAMES_ROOT and keys.may_send(camera)
-        ):
+        is_frame = topic[: len(FRAMES_ROOT)] == FRAMES_ROOT
+        if keys.server.role != "camera" or (is_frame and keys.may_send(camera)):
             return True
         self.refused += 1
         if self.refused == 1:

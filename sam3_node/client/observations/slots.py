@@ -181,12 +181,9 @@ class SlotObservation:
         if self.seq is None:
             return "no masks have come yet"
         if self.stale[slot]:
-            age_s = self.ages_s[slot]
-            age = (
-                f"{age_s:.2f} s"
-                if age_s < MAX_AGE_S
-                else f"{MAX_AGE_S:.0f} s or more, or of a clock that differs"
-            )
+            age = f"{self.ages_s[slot]:.2f} s"
+            if self.ages_s[slot] >= MAX_AGE_S:
+                age = f"{MAX_AGE_S:.0f} s or more, or of a clock that differs"
             return f"stale: {age} old, more than {self.max_age_s:g} s"
         if not self.tracked[slot]:
             return "not tracked"
