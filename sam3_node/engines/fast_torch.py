@@ -257,20 +257,18 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
     stages = model.stages
 
     def serve() -> None:
-        fast = make_stages(model, settings)
-        path = _report_path(settings, FAST_FOLDER, *_describe_fast(model, settings))
-        report = None if path is None else Report.load(path)
-        if report is None:
-            try:
+        try:
+            fast = make_stages(model, settings)
+            path = _report_path(settings, FAST_FOLDER, *_describe_fast(model, settings))
+            report = None if path is None else Report.load(path)
+            if report is None:
                 report = compare_fast(fast, model, settings, clock)
-            except STAGE_ERRORS:
-                raise
-            except (
-                Exception
-            ) as error:  # triton has errors of its own, such as for a GPU that its ptxas does not know
-                said = " ".join(str(error).split())[:MAX_ERROR_CHARS]
-                raise EngineError(f"torch's faster stages fail: {type(error).__name__}: {said}") from error
-            _write_report(path, report)
+                _write_report(path, report)
+        except STAGE_ERRORS:
+            raise
+        except Exception as error:  # triton has its own, such as for a GPU that its ptxas does not know
+            said = " ".join(str(error).split())[:MAX_ERROR_CHARS]
+            raise EngineError(f"torch's faster stages fail: {type(error).__name__}: {said}") from error
         if refusal := apply_thresholds(report, engine).refusal():
             raise EngineError(f"torch's faster stages refused by the gate: {refusal}")
         model.stages = fast

@@ -214,7 +214,7 @@ class _JobRun:
                 schedule.notes.add_gap(
                     f"{name}: expected the weights that were recorded, {recorded[name]:.12}…, found {digest:.12}…"
                 )
-        for line in describe_differences(schedule.settings, description, recorded):
+        for line in describe_differences(self.perception.settings, description, recorded):
             schedule.notes.add(line)
 
 

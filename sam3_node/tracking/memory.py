@@ -312,20 +312,14 @@ class MemoryBank:
         return gather()
 
     def read_groups(
-        self,
-        rows: Ints,
-        frame: int,
-        static: bool,
-        engine_objects: int | None = None,
-        all_pointers: bool = False,
+        self, rows: Ints, frame: int, static: bool, engine_objects: int | None = None, padded: bool = False
     ) -> list[ReadGroup]:
         """Return what `read` does, in groups with equally many memories, so that no memory is masked.
 
         With `static`, there are few different shapes: numbers of memories are in `read_widths`, numbers of
         objects are 1, 2, 4, 8, …, and numbers of pointers are equal. Objects with another number of memories read the
         whole bank with a mask. An engine takes up to `engine_objects` objects at once, always with a mask; it reads as
-        many memories as the next of these widths. With `all_pointers`, numbers of pointers are always equal, and there
-        is always a mask of them.
+        many memories as the next of these widths. `padded`: numbers of pointers are equal, with a mask of them.
         """
         self._settle_scores()
         memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
@@ -341,16 +335,13 @@ class MemoryBank:
             size = engine_objects or len(chosen)
             for start in range(0, len(positions), size):
                 part = chosen[start : start + size]
-                mask: Bools | None
-                if static:
-                    held = memory.take(part, count or self.widths[0])
-                    seen = pointer.take(part, self.widths[1])
-                    is_masked = engine_objects or not count
-                    mask = np.concatenate([held.valid, seen.valid], axis=1) if is_masked else seen.valid
-                else:
-                    held = memory.take(part)
-                    seen = pointer.take(part, self.widths[1] if all_pointers else None)
-                    mask = seen.valid if all_pointers else _join_masks(held.valid, seen.valid)
+                held = memory.take(part, (count or self.widths[0]) if static else None)
+                seen = pointer.take(part, self.widths[1] if static or padded else None)
+                mask: Bools | None = seen.valid
+                if static and (engine_objects or not count):
+                    mask = np.concatenate([held.valid, seen.valid], axis=1)
+                elif not (static or padded):
+                    mask = _join_masks(held.valid, seen.valid)
                 placed.append(positions[start : start + size])
                 selections.append(_Selection(rows[part], held, seen, mask))
         return list(map(ReadGroup, placed, self._send(selections, keys=self._model.keeps_keys)))

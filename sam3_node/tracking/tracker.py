@@ -258,6 +258,8 @@ class Tracker(SavedFields):
         if isinstance(self.bank, LastMasks):
             return split_tracks(self.bank.follow(features, rows, frame), len(ids))
         top = self._read(features.top, rows, frame)
+        if model.is_compiled:
+            top = top.contiguous()  # a compiled decoder is made for one order of values in memory
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
         memory = model.stages.remember(features.top, decoded.logits, decoded.presence)
         count = len(ids)
@@ -276,13 +278,12 @@ class Tracker(SavedFields):
             padded = pad_to_batch(rows) if static else rows
             out: Tensor = read(top, *self._memory.read(padded, frame, static or self.model.is_compiled))
             return out
-        groups = self._memory.read_groups(
-            rows, frame, static, None if any_width else at_once, all_pointers=self.model.is_compiled
-        )
+        engine_objects = None if any_width else at_once
+        groups = self._memory.read_groups(rows, frame, static, engine_objects, self.model.is_compiled)
         if len(groups) == 1:
             out = read(top, *groups[0].gather())
             return out
-        tokens = [  # [1, hw, C] each, in the order of values that a compiled decoder is made for
+        tokens = [  # [1, hw, C] each
             row
             for group in groups
             for row in read(top, *group.gather())[: len(group.positions)].flatten(2).mT.split(1)
