@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from ..tracking import Tracker
 from .engine_store import identify_setup
 from .oom import find_device_error, summarize_error
 from .slot import read_gate_clip
+from .validation import Clock, read_clock
 
 AUTO = "auto"
 OPTIONS: tuple[tuple[str, str, str | bool, str | bool], ...] = (
@@ -41,7 +41,6 @@ FOLDER = "choices"
 
 Load = Callable[[Settings], TrackerModel]
 """Loads a tracker that serves as the settings say."""
-Clock = Callable[[torch.device], float]
 _log = logging.getLogger(__name__)
 
 
@@ -76,7 +75,7 @@ class Choice:
             )
 
 
-def choose(settings: Settings, load: Load, clock: Clock | None = None) -> Settings:
+def choose(settings: Settings, load: Load, clock: Clock = read_clock) -> Settings:
     """Return the settings with a value in the place of each `auto` of OPTIONS.
 
     The first start on a GPU loads the tracker once for each option. Raises the errors of `load` without any option, and
@@ -84,7 +83,7 @@ def choose(settings: Settings, load: Load, clock: Clock | None = None) -> Settin
     """
     values = {name: without for name, without, _ in _list_open(settings)}
     if _is_measured(settings):
-        choice = _measure(settings, load, clock or _read_clock)
+        choice = _measure(settings, load, clock)
         values = choice.values
         for reason in choice.reasons:
             _log.info("%s", reason)
@@ -187,9 +186,3 @@ def _time_step(model: TrackerModel, clock: Clock) -> float:
         tracker.step(pixels, () if number else prompts)
         times.append(clock(model.device) - start_s)
     return 1e3 * statistics.median(times[len(times) // 2 :])
-
-
-def _read_clock(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -16,20 +16,18 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
-from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import EngineError, Sam3NodeError
+from ..errors import EngineError, Sam3NodeError, find_version
 from ..models import TrackerModel
 from ..models.sam.stages import Stages
 from ..models.weight_files import pick_device
 from ..settings import Settings
-from .engine_store import FP8, checkpoint_digest, load_model_in
-from .inductor import describe_processor
+from .engine_store import FP8, identify_setup, load_model_in
 from .oom import STAGE_ERRORS, reraise_out_of_memory
 from .quantize import CALIBRATE_HINT, MAX_E4M3, QuantisedLayer, Scales, load_recipe, quantise_encoder
 from .slot import apply_thresholds, attempt, read_gate_clip, use_torch
@@ -81,7 +79,7 @@ def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
 
     `load` loads the weights of `settings` in a dtype, and its errors pass.
     """
-    path = _report_path(settings, FOLDER, describe_processor())
+    path = _report_path(settings, FOLDER)
     if path is not None and (report := Report.load(path)):
         return load(torch.bfloat16 if report.passed else torch.float32)
     reference = load(torch.float32)
@@ -135,15 +133,14 @@ def _run_gate(
 
 
 def _report_path(settings: Settings, folder: str, *properties: object) -> Path | None:
-    """Return where the report on these weights is kept; None if the weights are no local files.
+    """Return where the report on these weights on this machine is kept; None if the weights are no local files.
 
-    properties: of the machine, the libraries and the arithmetic, on which the report depends besides.
+    properties: of the libraries and the arithmetic, on which the report depends besides.
     """
     try:
-        weights = checkpoint_digest(settings.model.name)
+        key = identify_setup(settings), _sources_digest(), *properties
     except EngineError:
         return None
-    key = weights, settings.model.image_size, torch.__version__, _sources_digest(), *properties
     name = hashlib.sha256(" ".join(map(str, key)).encode()).hexdigest()[:32]
     return settings.engine.folder.expanduser() / folder / f"{name}.json"
 
@@ -278,17 +275,10 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
 
 
 def _describe_fast(model: TrackerModel, settings: Settings) -> Iterator[object]:
-    """Yield what the gate's report on faster stages depends on, besides weights, torch and the project's code."""
-    engine, gpu = settings.engine, model.device.type == "cuda"
-    yield torch.cuda.get_device_properties(model.device) if gpu else describe_processor()
-    yield from (model.dtype, torch.version.cuda, settings.model.compile, settings.tracker.read)
-    triton = [each.version for each in distributions(name="triton")]
-    yield from (
-        triton,
-        engine.precision,
-        engine.read_kernel,
-        getattr(model.encode_stage, "shares_trunk", False),
-    )
+    """Yield what the gate's report on faster stages depends on, besides machine, weights and the project's code."""
+    engine, shares_trunk = settings.engine, getattr(model.encode_stage, "shares_trunk", False)
+    yield from (find_version("triton"), torch.version.cuda, engine.precision, engine.read_kernel)
+    yield from (model.dtype, settings.model.compile, settings.tracker.read, shares_trunk)
     if engine.precision == FP8:
         assert engine.scales is not None, "an encoder in FP8 was made from them"
         yield from (engine.scales.read_bytes(), load_recipe(engine.recipe))
@@ -319,7 +309,7 @@ def choose_launch(device: torch.device, folder: Path) -> None:
     from ..models.sam import read_kernel
 
     generation = "".join(map(str, torch.cuda.get_device_capability(device)))
-    path = folder / f"sm{generation}-{version(TRITON)}.json"
+    path = folder / f"sm{generation}-{find_version(TRITON)}.json"
     try:
         launch = read_kernel.Launch(*json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

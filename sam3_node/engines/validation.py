@@ -13,7 +13,6 @@ import copy
 import json
 import logging
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -455,24 +455,17 @@ def _track_beside_torch(
     mine, theirs = ([TimedStage(run, read) for run in side] for side in (stages, own))
     tracks = _track(model, Stages(*mine), clip, prompts, static)
     beside = _track(model, Stages(*theirs), clip, prompts, model.static_shapes)
-    masks, mine_ms, their_ms = [], list[list[float]](), list[list[float]]()
+    masks, frames = [], list[list[list[float]]]()
     for mask, _ in zip(tracks, beside, strict=True):  # in turns, so that a change of the load meets both
         masks.append(mask)
-        mine_ms.append([stage.take_ms() for stage in mine])
-        their_ms.append([stage.take_ms() for stage in theirs])
+        frames.append([[stage.take_ms() for stage in side] for side in (mine, theirs)])
+    ms = np.array(frames[1:])  # [frames, 2, stages]; on the first frame nothing is read yet
     if engines:
         groups = {"a step": range(len(STAGES))}
     else:
         groups = {STAGES[i]: range(i, i + 1) for i, run in enumerate(stages) if run is not own[i]}
-    return masks, tuple(
-        StageTime(name, *(_median_of_frames(side, group) for side in (mine_ms, their_ms)))
-        for name, group in groups.items()
-    )
-
-
-def _median_of_frames(frames: Sequence[Sequence[float]], stages: range) -> float:
-    """Return the median over frames, of which the first is left out: no memory is read there yet."""
-    return statistics.median(sum(frame[index] for index in stages) for frame in frames[1:])
+    medians = {name: np.median(ms[..., group].sum(axis=-1), axis=0) for name, group in groups.items()}
+    return masks, tuple(StageTime(name, *pair.tolist()) for name, pair in medians.items())
 
 
 def _track(

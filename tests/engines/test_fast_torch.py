@@ -6,14 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from sam3_node.engines import fast_torch
+from sam3_node.engines import engine_store, fast_torch
 from sam3_node.engines.fast_torch import (
     Fp8Linear,
     has_bfloat16,
@@ -362,9 +361,9 @@ def test_other_arithmetic_is_judged_again(
     for module, name, other in (
         (torch, "__version__", "2.13.1"),
         (torch.version, "cuda", "13.9"),
-        (fast_torch, "describe_processor", lambda: "another"),
+        (engine_store, "describe_processor", lambda: "another"),
         (fast_torch, "_sources_digest", lambda: "another"),
-        (fast_torch, "distributions", lambda name: [SimpleNamespace(version="9.9")]),
+        (fast_torch, "find_version", lambda package: "9.9"),
     ):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, name, other)
