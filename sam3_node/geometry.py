@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from .types import Intrinsics, Mask
+from .types import Clock, FramePose, Intrinsics, Mask
 
 Array = npt.NDArray[np.float64]
 
@@ -30,6 +30,18 @@ def rigid(rotation: npt.ArrayLike, translation_m: npt.ArrayLike) -> Array:
     transform[:3, :3] = rotation
     transform[:3, 3] = translation_m
     return transform
+
+
+def matrix_of(pose: FramePose) -> Array:
+    """Return the transform [4, 4] of a pose."""
+    return rigid(rotation_from_quaternion(pose.quaternion_xyzw), pose.position_m)
+
+
+def pose_of(matrix: Array, frame: str, parent: str, stamp_ns: int, clock: Clock) -> FramePose:
+    """Return the pose of `frame` in `parent` that a transform [4, 4] describes."""
+    px, py, pz = matrix[:3, 3].tolist()
+    x, y, z, w = quaternion_from_rotation(matrix[:3, :3]).tolist()
+    return FramePose(frame, parent, stamp_ns, (px, py, pz), (x, y, z, w), clock)
 
 
 def invert(parent_from_child: Array) -> Array:

@@ -87,6 +87,15 @@ Job = Generator[None, None, T]
 
 Close it to cancel."""
 
+
+def keep_newest(values: dict[str, T], key: str, value: T, most: int) -> None:
+    """Set a value, which is the last then. Beyond `most` values, forget the first: the one that was set longest ago."""
+    values.pop(key, None)
+    values[key] = value
+    if len(values) > most:
+        del values[next(iter(values))]
+
+
 NANOSECONDS = 1_000_000_000
 """Nanoseconds of one second."""
 KEY_ROLES = ("node", "camera", "robot", "reader", "operator")

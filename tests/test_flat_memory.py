@@ -9,10 +9,10 @@ import torch
 from torch._subclasses import FakeTensor
 
 from sam3_node.models.sam.tracker_model import TrackerModel
-from sam3_node.node.status import rss_bytes
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import TrackerSettings
 from sam3_node.tracking import ObjectPrompt, Tracker
+from sam3_node.transport.limits import rss_bytes
 from sam3_node.types import Frame
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.tiny import random_source, tiny_model

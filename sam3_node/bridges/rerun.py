@@ -36,7 +36,7 @@ from ..errors import OutputError, SettingsError, WireError, require
 from ..files import prepare_output
 from ..geometry import camera_matrix, compute_ellipsoid
 from ..transport.mask_pairing import MAX_CAMERAS
-from ..types import Depth, Frame, FramePose, Instance, Intrinsics, MaskFrame
+from ..types import Depth, Frame, FramePose, Instance, Intrinsics, MaskFrame, keep_newest
 from ..visualization import pick_colour, tag_text
 from ..wire import decode_depth
 from ..wire.images import CHANNELS, MAX_DEPTH_PIXELS
@@ -211,10 +211,8 @@ class Entities:
     def _find(self, name: str) -> _Camera:
         """Return what is remembered of a camera. With a new one, arrange the views anew."""
         is_new = name not in self._cameras
-        camera = self._cameras.pop(name, None) or _Camera()
-        self._cameras[name] = camera
-        if len(self._cameras) > MAX_CAMERAS:
-            del self._cameras[next(iter(self._cameras))]
+        camera = self._cameras.get(name) or _Camera()
+        keep_newest(self._cameras, name, camera, MAX_CAMERAS)
         if is_new:
             self._arrange()
         return camera

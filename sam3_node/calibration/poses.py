@@ -27,6 +27,7 @@ from ..errors import CalibrationError
 from ..geometry import (
     Array,
     invert,
+    matrix_of,
     rigid,
     rotation_from_quaternion,
     rotation_from_vector,
@@ -342,7 +343,7 @@ class PoseTrack:
 
     def add(self, pose: FramePose) -> None:
         """Add a pose as a message gives it; poses may come in any order."""
-        self.add_matrix(pose.stamp_ns, rigid(rotation_from_quaternion(pose.quaternion_xyzw), pose.position_m))
+        self.add_matrix(pose.stamp_ns, matrix_of(pose))
 
     def add_matrix(self, stamp_ns: int, parent_from_frame: Array) -> None:
         """Add the pose [4, 4] at a time; it replaces one of the same time."""

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO, TypeVar, cast
+from typing import Any, TextIO, cast
 
 import numpy as np
 
@@ -26,12 +26,10 @@ from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings, TransportSettings
 from ..transport import ControlClient, FrameSubscriber, MaskSubscriber, Security
 from ..transport.mask_pairing import RecentFrames
-from ..types import NANOSECONDS, Closeable, Frame, Image, Instance, MaskFrame
+from ..types import NANOSECONDS, Closeable, Frame, Image, Instance, MaskFrame, keep_newest
 from ..visualization import VideoWriter, overlay
 from ..wire import decode_image
 from .progress import printable
-
-T = TypeVar("T")
 
 REDRAW_S = 0.1
 RATE_WINDOW = 30
@@ -117,7 +115,7 @@ class Statistics:
         self._ages_ms.append(age_ms)
         arrivals = self._arrivals.get(masks.camera, deque(maxlen=RATE_WINDOW))
         arrivals.append(now_ns / NANOSECONDS)
-        _keep_recent(self._arrivals, masks.camera, arrivals)
+        keep_newest(self._arrivals, masks.camera, arrivals, MAX_CAMERAS)
         return age_ms
 
     def fps(self, camera: str) -> float:
@@ -132,14 +130,6 @@ class Statistics:
             return "summary: no masks received"
         p50, p99 = np.percentile(self._ages_ms, [50, 99])
         return f"summary: {self.frames} frames, age p50 {p50:.1f} ms p99 {p99:.1f} ms, {self.skipped} skipped"
-
-
-def _keep_recent(values: dict[str, T], camera: str, value: T) -> None:
-    """Set the value of a camera. Beyond MAX_CAMERAS, forget the least recently updated camera."""
-    values.pop(camera, None)
-    values[camera] = value
-    if len(values) > MAX_CAMERAS:
-        del values[next(iter(values))]
 
 
 def format_lines(masks: MaskFrame, age_ms: float, fps: float) -> list[str]:
@@ -178,7 +168,7 @@ class Screen:
         if not self._live:
             self._write("\n".join(lines) + "\n")
             return
-        _keep_recent(self._latest, masks.camera, lines)
+        keep_newest(self._latest, masks.camera, lines, MAX_CAMERAS)
         if time.monotonic() >= self._next_draw_s:
             self._next_draw_s = time.monotonic() + REDRAW_S
             self._redraw()
@@ -334,7 +324,8 @@ class _FrameBuffer:
         while (received := self._subscriber.take()) is not None:
             camera = received.frame.camera
             with self._changed:
-                _keep_recent(self._cameras, camera, self._cameras.get(camera) or RecentFrames())
+                frames = self._cameras.get(camera) or RecentFrames()
+                keep_newest(self._cameras, camera, frames, MAX_CAMERAS)
                 self._cameras[camera].add(received.frame, MAX_BYTES // len(self._cameras))
                 self._changed.notify_all()
 

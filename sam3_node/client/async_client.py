@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -194,10 +195,8 @@ class AsyncPerceptionClient:
     def _wake(self) -> None:
         """Wake the coroutines that wait. Called by the receiving thread, which must outlive the event loop."""
         if self._loop is not None and not self._loop.is_closed():
-            try:
+            with suppress(RuntimeError):  # closed meanwhile
                 self._loop.call_soon_threadsafe(self._announce)
-            except RuntimeError:  # closed meanwhile
-                return
 
     def _announce(self) -> None:
         arrival, self._arrival = self._arrival, asyncio.get_running_loop().create_future()

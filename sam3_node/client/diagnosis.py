@@ -42,11 +42,8 @@ def diagnose(
     `description` is None if no node answers; `connected` says whether the masks endpoint has a peer, and `arrivals`
     what has come from it.
     """
-    if (
-        arrivals is not None
-        and not arrivals.masks
-        and (found := _diagnose_arrivals(description, wanted, arrivals))
-    ):
+    found = _diagnose_arrivals(description, wanted, arrivals)
+    if found is not None:
         return found
     if description is None:
         return _diagnose_no_answer(wanted, connected, arrivals)
@@ -64,8 +61,12 @@ def diagnose(
     return f"{_diagnose_cameras(description, wanted.cameras)}{_describe_count(arrivals)}"
 
 
-def _diagnose_arrivals(description: Description | None, wanted: Wanted, arrivals: Arrivals) -> str | None:
-    """Say what comes from the endpoint instead of masks; None if nothing else does."""
+def _diagnose_arrivals(
+    description: Description | None, wanted: Wanted, arrivals: Arrivals | None
+) -> str | None:
+    """Say what comes from the endpoint instead of masks; None if masks come, or nothing else does."""
+    if arrivals is None or arrivals.masks:
+        return None
     transport = description["settings"]["transport"] if description else {}
     advice = f"the node binds its masks at {transport['masks']}" if transport else DEFAULT_PORTS
     if wanted.masks in transport.get("frames", ()):
@@ -95,22 +96,17 @@ def _describe_count(arrivals: Arrivals | None) -> str:
     """Say how many masks have come, and how many messages could not be read."""
     if arrivals is None:
         return ""
-    rejected = (
-        f", and {arrivals.rejected} messages that cannot be read: {arrivals.last_error}"
-        if arrivals.rejected
-        else ""
-    )
-    return f"; {arrivals.masks or 'no'} masks have come from this endpoint{rejected}"
+    text = f"; {arrivals.masks or 'no'} masks have come from this endpoint"
+    if arrivals.rejected:
+        text += f", and {arrivals.rejected} messages that cannot be read: {arrivals.last_error}"
+    return text
 
 
 def _diagnose_no_answer(wanted: Wanted, connected: bool, arrivals: Arrivals | None) -> str:
     if connected:
-        are_there = arrivals is None or arrivals.masks or arrivals.sample
-        sender = (
-            f"masks come from {wanted.masks}"
-            if are_there
-            else f"{wanted.masks} is connected and sends no masks"
-        )
+        sender = f"masks come from {wanted.masks}"
+        if arrivals is not None and not (arrivals.masks or arrivals.sample):
+            sender = f"{wanted.masks} is connected and sends no masks"
         return (
             f"{sender}, but no node answers at {wanted.control}: correct the control "
             "endpoint, or wait if the node still loads its model"

@@ -71,9 +71,7 @@ class CallbackThread:
             for callback in self._callbacks:
                 try:
                     callback.on_masks(masks)
-                except (
-                    BaseException
-                ) as error:  # of whatever kind: sys.exit must not end this thread in silence
+                except BaseException as error:  # also sys.exit must not end this thread in silence
                     _report(callback, error)
 
 

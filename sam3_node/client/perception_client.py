@@ -169,13 +169,12 @@ class PerceptionClient(SocketOwner):
             masks = self._read_latest(_milliseconds_to(deadline_s))
             if masks is None:
                 return None
+            self._together[masks.camera] = masks
             for _ in cameras:  # those that wait, too
-                self._together[masks.camera] = masks
-                masks = self._read_latest(0)
-                if masks is None:
+                waiting = self._read_latest(0)
+                if waiting is None:
                     break
-            else:
-                self._together[masks.camera] = masks
+                self._together[waiting.camera] = waiting
             known = self._together.copy()
             if all(camera in known for camera in cameras):
                 found = MasksOfCameras({camera: known[camera] for camera in cameras})

@@ -13,6 +13,7 @@ from ..types import Mask, MaskFrame, Priority, TrackState
 from ..wire import Fields, decode_mask, encode_mask
 from ..wire.codec import Read, Schema, choice
 from ..wire.frame_prompt import FramePrompt
+from ..wire.messages import read_vectors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -225,10 +226,7 @@ def read_segmentations(fields: Fields) -> Segmentations:
 
 def read_points(fields: Fields) -> SurfacePoints:
     """Read the points in a reply."""
-    data = fields.blob("points_m")
-    if len(data) % 12:
-        raise fields.wrong("points_m", "bytes of three float32 for each point")
-    points_m = np.frombuffer(data, "<f4").reshape(-1, 3)
+    points_m = np.frombuffer(read_vectors(fields, "points_m"), "<f4").reshape(-1, 3)
     return SurfacePoints(fields.integer("seq"), fields.text("frame"), points_m)
 
 

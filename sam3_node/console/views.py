@@ -23,7 +23,7 @@ from ..errors import Sam3NodeError, TransportError, WireError
 from ..settings import Settings
 from ..transport import ControlClient, MaskPairing, Security, StreamTap
 from ..transport.mask_pairing import MAX_CAMERAS
-from ..types import Buffer, Closeable, Frame, Instance, Mask, MaskFrame
+from ..types import Buffer, Closeable, Frame, Instance, Mask, MaskFrame, keep_newest
 from ..wire import EVENTS_TOPIC, Event, decode_image, encode_image, unpack_event
 
 JPEG_QUALITY = 85
@@ -243,10 +243,7 @@ class LiveViews(Closeable):
         if pair is None or pair.frame is None:
             return False
         self._number += 1
-        self._views.pop(pair.camera, None)
-        self._views[pair.camera] = FrameView(*pair, number=self._number)
-        if len(self._views) > MAX_CAMERAS:
-            del self._views[next(iter(self._views))]
+        keep_newest(self._views, pair.camera, FrameView(*pair, number=self._number), MAX_CAMERAS)
         return True
 
     def _note(self, event: Event) -> None:

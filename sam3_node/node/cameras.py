@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from ..calibration.poses import PoseTrack
 from ..errors import CalibrationError, TransportError
-from ..geometry import quaternion_from_rotation
+from ..geometry import pose_of
 from ..models import TrackerModel
 from ..perception.catch_up import CatchUps
 from ..perception.pipeline import FramePreparer, Pipeline, PreparedFrame, prepares_ahead
@@ -82,10 +82,6 @@ class Cameras:
     def silent_s(self, camera: str) -> float | None:
         """Return the seconds since the last frame of a camera arrived; None if none has. Any thread may call it."""
         return self.frames.names.silent_s(camera)
-
-    def find_lost(self, served: Iterable[str]) -> str | None:
-        """Return a served camera that has lost its place to another; None if there is none."""
-        return next((camera for camera in served if not self.frames.names.has_place(camera)), None)
 
 
 class Refusal(NamedTuple):
@@ -309,11 +305,9 @@ class RobotPoses:
         """Why the last call of `find` gave no pose; None if it gave one, or poses are not configured."""
         self._max_gap_ns = round(settings.max_pose_gap_ms * 1e6)
         self._max_ahead_ns = round(settings.max_pose_ahead_ms * 1e6)
-        self._subscriber = (
-            stack.enter_context(PoseSubscriber(settings.poses, (GRIPPER,), security))
-            if settings.poses
-            else None
-        )
+        self._subscriber: PoseSubscriber | None = None
+        if settings.poses:
+            self._subscriber = stack.enter_context(PoseSubscriber(settings.poses, (GRIPPER,), security))
         self._tracks: dict[Clock, PoseTrack] = {}
 
     def find(self, frame: Frame) -> FramePose | None:
@@ -340,6 +334,4 @@ class RobotPoses:
 def pose_at(track: PoseTrack, frame: Frame, max_gap_ns: int, max_ahead_ns: int = 0) -> FramePose:
     """Return the pose of the gripper in the base at the frame's capture. Raises CalibrationError as `PoseTrack.at`."""
     matrix = track.at(frame.capture_ns, max_gap_ns, max_ahead_ns)
-    x, y, z, w = quaternion_from_rotation(matrix[:3, :3]).tolist()
-    px, py, pz = matrix[:3, 3].tolist()
-    return FramePose(GRIPPER, BASE, frame.capture_ns, (px, py, pz), (x, y, z, w), frame.clock)
+    return pose_of(matrix, GRIPPER, BASE, frame.capture_ns, frame.clock)

@@ -309,7 +309,7 @@ class NodeCollector:
         yield _make("Gauge", "ready", "1 while masks were published within health.deadline_s.", ready)
         yield _make("Histogram", "step_seconds", "Duration of a step with publication.", health.step_times)
         text = "Duration of a stage of published frames."
-        yield _make_by("Histogram", "stage_seconds", text, "stage", dict(health.stages))
+        yield _make("Histogram", "stage_seconds", text, dict(health.stages), "stage")
         yield self._make_settings()
         if status is not None:
             yield _make_info(status.perception, self._settings)
@@ -317,13 +317,13 @@ class NodeCollector:
             for kind, name, attribute, text in CAMERA_METRICS:
                 read = attrgetter(attribute)
                 values = {camera: read(of_camera) for camera, of_camera in status.cameras.items()}
-                yield _make_by(kind, name, text, "camera", values)
+                yield _make(kind, name, text, values, "camera")
             tracks = {
                 (name, state): count
                 for name, camera in status.cameras.items()
                 for state, count in camera.tracks.items()
             }
-            yield _make("Gauge", "tracks", "Tracked objects by state.", tracks, ("camera", "state"))
+            yield _make("Gauge", "tracks", "Tracked objects by state.", tracks, "camera", "state")
 
     def _make_settings(self) -> Metric:
         values = {
@@ -332,7 +332,7 @@ class NodeCollector:
             for name, value in getattr(self._settings, section).model_dump(mode="json").items()
             if section != "group" or name != "cameras"
         }
-        return _make("Gauge", "setting_info", "A setting of the node.", values, ("name", "value"))
+        return _make("Gauge", "setting_info", "A setting of the node.", values, "name", "value")
 
 
 def _make_info(perception: Mapping[str, Any], settings: Settings) -> Metric:
@@ -340,7 +340,7 @@ def _make_info(perception: Mapping[str, Any], settings: Settings) -> Metric:
     labels = {name: str(perception.get(name) or "")[:MAX_LABEL_CHARACTERS] for name in names}
     labels |= {"engine": settings.engine.kind, "version": find_version("sam3-node") or "not installed"}
     values = {tuple(labels.values()): 1.0}
-    return _make("Gauge", "info", "The node, its model and its engine.", values, tuple(labels))
+    return _make("Gauge", "info", "The node, its model and its engine.", values, *labels)
 
 
 def _collect_totals(node: MeasuredNode, status: NodeStatus) -> Iterator[Metric]:
@@ -352,43 +352,39 @@ def _collect_totals(node: MeasuredNode, status: NodeStatus) -> Iterator[Metric]:
         for reason in CAMERA_REASONS
     }
     rejected |= {("", "malformed"): totals.malformed, ("", "not_served"): totals.not_served}
-    labels = ("camera", "reason")
-    yield _make("Counter", "frames_rejected", "Frames that gave no masks, by reason.", rejected, labels)
+    text = "Frames that gave no masks, by reason."
+    yield _make("Counter", "frames_rejected", text, rejected, "camera", "reason")
     yield _make("Counter", "requests_rejected", "Requests that were refused.", totals.requests_rejected)
     yield _make("Counter", "peers_refused", "Peers refused because of their key.", totals.peers_refused)
     yield _make("Counter", "events", "Events that were published.", status.events)
     yield _make("Gauge", "paused", "1 while the node is paused.", status.perception["paused"])
     yield _make("Counter", "snapshots_written", "Snapshots of snapshot.path on disk.", saved["saved"])
     text = "Snapshots that could not be written."
-    yield _make_by("Counter", "snapshots_failed", text, "reason", snapshots.failed)
+    yield _make("Counter", "snapshots_failed", text, snapshots.failed, "reason")
     text = "Age of the last good snapshot; of the node, before the first."
     yield _make("Gauge", "snapshot_age_seconds", text, snapshots.age_s)
     text = "1 if the snapshot could not be used at the start, so that ids have begun again."
     yield _make("Gauge", "snapshot_refused", text, saved["refused"] is not None)
     text = "Hand-overs to other nodes, by outcome."
-    yield _make_by("Counter", "hand_overs", text, "outcome", hand_overs.outcomes)
+    yield _make("Counter", "hand_overs", text, hand_overs.outcomes, "outcome")
     text = "1 while another node has this one's work and ids."
     yield _make("Gauge", "handed_over", text, hand_overs.is_over)
     if totals.gpu_bytes is not None:
         yield _make("Gauge", "gpu_memory_bytes", "GPU memory that torch holds.", totals.gpu_bytes)
 
 
-def _make_by(kind: str, name: str, text: str, label: str, values: Mapping[str, Any]) -> Metric:
-    """Return a family with a value for each value of one label."""
-    return _make(kind, name, text, {(key,): value for key, value in values.items()}, (label,))
+def _make(kind: str, name: str, text: str, values: Any, *labels: str) -> Metric:
+    """Return a family of a kind (Gauge, Counter, Histogram) with values by labels, or with one value.
 
-
-def _make(kind: str, name: str, text: str, values: Any, labels: tuple[str, ...] = ()) -> Metric:
-    """Return a family of a kind (Gauge, Counter, Histogram) with values by tuples of labels, or with one value.
-
-    Values None are left out.
+    With several labels, the values have tuples of them as keys. Values None are left out.
     """
     from prometheus_client import core
 
     family: Metric = getattr(core, f"{kind}MetricFamily")(f"{PREFIX}_{name}", text, labels=labels)
     for key, value in (values if labels else {(): values}).items():
+        labelled = key if isinstance(key, tuple) else (key,)
         if isinstance(value, Histogram):
-            family.add_metric(key, buckets=value.cumulative(), sum_value=value.sum_s)  # type: ignore[attr-defined]
+            family.add_metric(labelled, buckets=value.cumulative(), sum_value=value.sum_s)  # type: ignore[attr-defined]
         elif value is not None:
-            family.add_metric(key, float(value))  # type: ignore[attr-defined]
+            family.add_metric(labelled, float(value))  # type: ignore[attr-defined]
     return family

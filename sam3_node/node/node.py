@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from types import TracebackType
 from typing import Any, Self
 
 from ..engines.oom import find_device_error
@@ -20,6 +19,7 @@ from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import ControlServer, ReceivedFrame, Security, poll
+from ..transport.limits import rss_bytes
 from ..types import MaskFrame, resume
 from ..wire import CAUGHT_UP, DROPPED, SERVED, Reply, Request
 from ..wire.operations import OPERATIONS
@@ -27,7 +27,7 @@ from .cameras import Cameras
 from .monitoring import HealthServer, Totals, make_pages
 from .operations import describe_change, handle_request
 from .saved_state import Snapshots, restore_at_start
-from .status import Health, NodeStatus, Output, describe_error, rss_bytes
+from .status import Health, NodeStatus, Output, describe_error
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +77,7 @@ class Node:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
     def startup(self) -> None:
@@ -157,12 +155,8 @@ class Node:
         return {**own, "events": status.events, "cameras": cameras}
 
     def _format_status(self, status: NodeStatus) -> dict[str, Any]:
-        totals, frames, control, masks = (
-            self.totals(),
-            self.cameras.frames,
-            self._control,
-            self.output.publisher,
-        )
+        totals, frames = self.totals(), self.cameras.frames
+        control, masks = self._control, self.output.publisher
         return {
             "uptime_s": round(time.monotonic() - self._start_s, 3),
             **status.perception,
@@ -327,9 +321,9 @@ class Node:
 
     def _serve(self, camera: str) -> Pipeline | None:
         """Serve a new camera instead of one that has lost its place. Return None if the new one has lost its own."""
-        served = self.perception.pipelines
+        served, names = self.perception.pipelines, self.cameras.frames.names
         while len(served) >= self._settings.tracker.max_cameras:
-            lost = self.cameras.find_lost(served)
+            lost = next((name for name in served if not names.has_place(name)), None)
             if lost is None:
                 return None
             log.warning("camera %s is dropped for the new camera %s", lost, camera)

@@ -216,14 +216,9 @@ def _reset(perception: Perception, camera: str | None = None) -> dict[str, Any]:
     return {}
 
 
-def _pause(perception: Perception) -> dict[str, Any]:
-    perception.paused = True
-    return {"paused": True}
-
-
-def _resume(perception: Perception) -> dict[str, Any]:
-    perception.paused = False
-    return {"paused": False}
+def _set_paused(perception: Perception, paused: bool) -> dict[str, Any]:
+    perception.paused = paused
+    return {"paused": paused}
 
 
 def _hand_over(snapshots: Snapshots, taker: str | None = None, token: str | None = None) -> dict[str, Any]:
@@ -246,8 +241,8 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "rename_object": _rename_object,
     "set_prompts": _set_prompts,
     "reset": _reset,
-    "pause": _pause,
-    "resume": _resume,
+    "pause": lambda perception: _set_paused(perception, True),
+    "resume": lambda perception: _set_paused(perception, False),
     "list_objects": _list_objects,
     "segment": _segment,
     "segment_everything": _segment_everything,

@@ -17,8 +17,9 @@ import socket
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -78,7 +79,7 @@ class Packed(NamedTuple):
     size: int
     sha256: str
     write_ms: float
-    data: bytearray | None
+    data: bytes | None
     """None if it was written"""
 
 
@@ -93,6 +94,18 @@ class Saved(NamedTuple):
     def unpack(cls, data: bytes, source: str) -> Self:
         """Read the bytes of a snapshot. Raises SnapshotError for damaged ones."""
         return cls(source, Snapshot.unpack(data, source), data)
+
+    @classmethod
+    def read(cls, path: Path, source: str = "") -> Self:
+        """Read the file of a snapshot. Raises SnapshotError if it cannot be read, is damaged or too large."""
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise SnapshotError(f"cannot read the snapshot {path}: {error.strerror}") from error
+        if len(data) > MAX_BYTES:
+            raise SnapshotError(f"{path}: expected a snapshot of at most {MAX_BYTES} bytes, found more")
+        return cls.unpack(data, source or str(path))
 
     @property
     def sha256(self) -> str:
@@ -160,7 +173,7 @@ class SnapshotFolder:
     def read_saved(self) -> Saved | None:
         """Return the automatic snapshot, None if there is none. Raises SnapshotError if it cannot be used."""
         path = self._path
-        return Saved.unpack(read_file(path), str(path)) if path is not None and os.path.exists(path) else None
+        return Saved.read(path) if path is not None and os.path.exists(path) else None
 
     def put_aside(self) -> None:
         """Rename the automatic snapshot, so that the next one does not replace it."""
@@ -173,31 +186,16 @@ class SnapshotFolder:
             )
 
 
-def read_file(path: Path) -> bytes:
-    """Read the file of a snapshot. Raises SnapshotError if it cannot be read or is too large."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise SnapshotError(f"cannot read the snapshot {path}: {error.strerror}") from error
-    if len(data) > MAX_BYTES:
-        raise SnapshotError(f"{path}: expected a snapshot of at most {MAX_BYTES} bytes, found more")
-    return data
-
-
 def pack(snapshot: Snapshot, path: Path | None) -> Packed:
     """Write a snapshot, or keep its bytes, in pieces, so that no piece holds the interpreter's lock for long."""
     begin_s, digest = time.perf_counter(), hashlib.sha256()
     parts = [memoryview(part) for part in snapshot.parts()]
     pieces = [part[at : at + PIECE_BYTES] for part in parts for at in range(0, part.nbytes, PIECE_BYTES)]
-    data = bytearray() if path is None else None
-    with atomic_file(path) if path is not None else nullcontext() as file:
+    with BytesIO() if path is None else atomic_file(path) as file:
         for piece in pieces:
             digest.update(piece)
-            if file is not None:
-                file.write(piece)
-            elif data is not None:
-                data += piece
+            file.write(piece)
+        data = file.getvalue() if isinstance(file, BytesIO) else None
     size = sum(piece.nbytes for piece in pieces)
     return Packed(size, digest.hexdigest(), milliseconds_since(begin_s), data)
 
@@ -414,7 +412,7 @@ class Snapshots:
             packed = job.future.result()
         except Exception as error:
             raise explain_failure(error) from error
-        data = bytes((packed.data or b"")[offset : offset + CHUNK_BYTES])
+        data = (packed.data or b"")[offset : offset + CHUNK_BYTES]
         return {"ready": True, "size": packed.size, "sha256": packed.sha256, "data": data}
 
     def restore_named(self, name: str) -> Saved:
@@ -424,7 +422,7 @@ class Snapshots:
         if not os.path.isfile(path):
             names = ", ".join(self._folder.list_names()) or "there are none"
             raise RequestError(f"expected the name of a snapshot ({names}), found {name!r}")
-        saved = Saved.unpack(read_file(path), str(path))
+        saved = Saved.read(path)
         self.withdraw()
         return self.restore(saved, new_epochs=True)
 
@@ -582,7 +580,7 @@ def _restore_file(snapshots: Snapshots, saved: Saved | None, source: str) -> Non
     SnapshotError if there is neither.
     """
     try:
-        file = Saved.unpack(read_file(Path(source)), source)
+        file = Saved.read(Path(source), source)
     except SnapshotError as error:
         if saved is None or saved.snapshot.hand_over.get("source") != source:
             raise
@@ -621,11 +619,8 @@ def _continue_after_take_over(
     If it is too old, the node begins without objects, as after any long pause, unless the other node works on.
     """
     origin = saved.snapshot.hand_over
-    was_confirmed, token, node = (
-        origin.get("confirmed") is True,
-        str(origin.get("token")),
-        str(origin.get("node")),
-    )
+    was_confirmed = origin.get("confirmed") is True
+    token, node = str(origin.get("token")), str(origin.get("node"))
     state = _confirm(source, security, token, node, 0.0 if was_confirmed else snapshots.confirm_s)
     works_on = state in ("expired", "cancelled", ANOTHER)
     if state == "taken_back" or (works_on and not was_confirmed):

@@ -7,18 +7,15 @@ contains the effect of each.
 from __future__ import annotations
 
 import logging
-import os
-import resource
 import statistics
 import threading
 import time
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from ..errors import Sam3NodeError
@@ -30,6 +27,7 @@ from ..processes.logs import log_subject, warn_if_descriptors_run_out
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..transport import MaskPublisher, ReceivedFrame, Security
+from ..transport.limits import rss_bytes
 from ..types import Frame, MaskFrame, TrackState
 from ..wire import FAILED, MAX_INT, Event, pose_fields
 
@@ -91,7 +89,7 @@ class Health:
         self.explain_pause: Callable[[], str | None] = lambda: None
         """Returns why the node is paused, None if somebody has paused it. Any thread may call it."""
         self.step_times = Histogram()
-        self.stages: dict[str, Histogram] = {}
+        self.stages: defaultdict[str, Histogram] = defaultdict(Histogram)
         """Durations of the steps, and of the stages of those whose masks were published."""
         self._deadline_s = settings.health.deadline_s
         self._hang_s, self._hang_step_s = settings.group.hang_s, settings.group.hang_step_s
@@ -123,10 +121,7 @@ class Health:
         """Note that masks were published, and how long their stages took."""
         self._published_s = time.monotonic()
         for stage, duration_us in stages_us.items():
-            histogram = self.stages.get(stage)
-            if histogram is None:
-                histogram = self.stages[stage] = Histogram()
-            histogram.observe(duration_us / 1e6)
+            self.stages[stage].observe(duration_us / 1e6)
 
     def check_alive(self) -> Verdict:
         """Return whether the loop turns: exactly while the watchdog is kicked."""
@@ -524,11 +519,3 @@ class Output:
         }
         for name, pipeline in pipelines.items():
             self.stats[name].epoch = pipeline.epoch
-
-
-def rss_bytes() -> int:
-    """Return the resident memory of this process in bytes; its peak if the current value is not available."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -323,12 +323,9 @@ class CatchUps:
 
     def use_dropped(self, frame: CachedFrame) -> None:
         """Track objects that have not come to this frame on it, if it is on their way, before its features are gone."""
-        for object_id in [
-            key
-            for key, place in self._places.items()
-            if place.frame_number + place.stride <= frame.frame_number
-        ]:
-            self._track(object_id, frame)
+        for object_id, place in list(self._places.items()):
+            if place.frame_number + place.stride <= frame.frame_number:
+                self._track(object_id, frame)
 
     def end(self, object_id: int, failed: bool) -> None:
         """Catch up at once, or give up if it has `failed` to. Does nothing for an object that does not catch up."""

@@ -85,9 +85,8 @@ def _serialize(tensors: Mapping[str, Tensor]) -> list[Buffer]:
     """Return a safetensors file in parts: the size of the header, the header, and the values of each tensor."""
     header: dict[str, Any] = {}
     parts, end = list[Buffer](), 0
-    for key in sorted(
-        tensors, key=lambda key: (-tensors[key].itemsize, key)
-    ):  # so that all values are aligned
+    # the largest items first, so that all values are aligned
+    for key in sorted(tensors, key=lambda key: (-tensors[key].itemsize, key)):
         tensor = tensors[key].contiguous()
         flat = tensor.reshape(-1)
         if flat.stride(0) != 1:  # of a single value, the stride may be any

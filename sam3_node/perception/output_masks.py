@@ -187,9 +187,8 @@ def find_edges(positive: Tensor) -> Tensor:
     for dim in (1, 2):  # the dimension that is left out
         hit = positive.any(dim=dim)
         places = _places_on(hit.shape[1], hit.device)
-        sides.append(
-            (hit[:, None] * places).amax(dim=2)
-        )  # the last place, counted from either end; 0 for none
+        # the last place, counted from either end; 0 for none
+        sides.append((hit[:, None] * places).amax(dim=2))
     return torch.cat(sides, dim=1)
 
 
@@ -300,9 +299,8 @@ def _pack_rows(logits: Tensor, rows: Ints, frame_size: tuple[int, int]) -> Tenso
     values = blend(above, below, near, far).flatten()  # rows before columns, as the definition says
     row = torch.repeat_interleave(table[5], output_size=size)
     bits = torch.arange(8 * size, device=device).view(size, 8)
-    x = (bits + table[4][row, None]).clamp(
-        max=frame_size[1] - 1
-    )  # the host cuts off what is beyond a row's end
+    # the host cuts off what is beyond a row's end
+    x = (bits + table[4][row, None]).clamp(max=frame_size[1] - 1)
     start = (row * width)[:, None]
     before, after = (values[start + side[x]] for side in (horizontal.first, horizontal.second))
     return pack_bits(blend(before, after, horizontal.near[x], horizontal.far[x]) > 0).flatten()

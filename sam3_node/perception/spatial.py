@@ -19,7 +19,7 @@ import numpy as np
 from ..calibration import Calibration
 from ..calibration.rigid_motion import cross_matrices
 from ..errors import Sam3NodeError
-from ..geometry import Array, quaternion_from_rotation, rigid, rotation_from_quaternion, transform_points
+from ..geometry import Array, matrix_of, pose_of, quaternion_from_rotation, transform_points
 from ..settings import SpatialSettings
 from ..types import NANOSECONDS, Depth, Frame, FramePose, Instance, Intrinsics, Mask, State
 from ..wire import decode_depth
@@ -90,11 +90,7 @@ class SpatialStage:
         self.problem, self.lacks_robot = None, False
         place = SpatialFrame(robot_pose, self._locate(frame, robot_pose))
         camera_pose = place.camera_pose
-        self._place = (
-            None
-            if camera_pose is None
-            else rigid(rotation_from_quaternion(camera_pose.quaternion_xyzw), camera_pose.position_m)
-        )
+        self._place = None if camera_pose is None else matrix_of(camera_pose)
         intrinsics = self._intrinsics(frame)
         fits = frame.depth is not None and self._fits(frame.depth, frame)
         shown = [seen for seen in instances if seen.mask.crop.size and not seen.doubtful]
@@ -110,12 +106,10 @@ class SpatialStage:
         if last is None or last.depth is None or mask is None:
             return None
         surfaces = measure_surfaces([mask], last.depth, count)
+        if not surfaces.indices:
+            return None
         frame = CAMERA if self._place is None else BASE
-        return (
-            MeasuredPoints(last.seq, frame, self._sample(surfaces.points_m[0], count))
-            if surfaces.indices
-            else None
-        )
+        return MeasuredPoints(last.seq, frame, self._sample(surfaces.points_m[0], count))
 
     def remove(self, object_id: int) -> None:
         """Forget an object."""
@@ -204,12 +198,10 @@ class SpatialStage:
         return tuple(completed)
 
     def _sample(self, points: Float, count: int) -> Float:
-        chosen = (
-            points if len(points) <= count else points[np.linspace(0, len(points) - 1, count).astype(int)]
-        )
-        if self._place is not None:
-            chosen = transform_points(self._place, chosen)
-        return np.ascontiguousarray(chosen, "<f4")
+        if len(points) > count:
+            points = points[np.linspace(0, len(points) - 1, count).astype(int)]
+        placed = points if self._place is None else transform_points(self._place, points)
+        return np.ascontiguousarray(placed, "<f4")
 
     def _locate(self, frame: Frame, robot_pose: FramePose | None) -> FramePose | None:
         calibration = self._calibration
@@ -223,10 +215,9 @@ class SpatialStage:
                     "no pose of the gripper at the time of the image, so positions are in the camera's frame"
                 )
                 return None
-            gripper = rigid(rotation_from_quaternion(robot_pose.quaternion_xyzw), robot_pose.position_m)
+            gripper = matrix_of(robot_pose)
         matrix = calibration.base_from_camera(gripper)
-        x, y, z, w = quaternion_from_rotation(matrix[:3, :3]).tolist()
-        return FramePose(CAMERA, BASE, frame.capture_ns, _exact(matrix[:3, 3]), (x, y, z, w), frame.clock)
+        return pose_of(matrix, CAMERA, BASE, frame.capture_ns, frame.clock)
 
     def _intrinsics(self, frame: Frame) -> Intrinsics | None:
         if self._calibration is not None:
@@ -295,11 +286,6 @@ def _refuse(depth: Depth, frame: Frame, is_aligned: bool) -> str | None:
             f"{depth.width}x{depth.height}; align it in the camera"
         )
     return None
-
-
-def _exact(values: Array) -> tuple[float, float, float]:
-    x, y, z = values.tolist()
-    return x, y, z
 
 
 ACCELERATION_MPS2 = 1.0

@@ -138,10 +138,8 @@ NOISE_PER_M = 0.0036
 https://dev.intelrealsense.com/docs/tuning-depth-cameras-for-best-performance"""
 GAP_SHARE = 0.5
 _MIN_GAP_M, _GAP_PER_NOISE = 0.008, 4.0  # length of a gap between modes
-_MIN_DENSE, _SPARSE_SHARE = (
-    3,
-    0.15,
-)  # depths in a mode over this length: at least, and of those in the densest place
+# depths in a mode over this length: at least, and of those in the densest place
+_MIN_DENSE, _SPARSE_SHARE = 3, 0.15
 _CORRELATED_PIXELS = 25.0  # neighbours share the stereo window, so that this many count as one measurement
 _EDGE_ERROR_PX = 0.5  # error of a mask's edges, as a whole
 _TRIMMED = 0.01  # share of points beyond each end of the extent

@@ -58,7 +58,10 @@ class FrameContext(NamedTuple):
 class _Candidates(NamedTuple):
     """The detections of one frame, the best first, and the masks that their boxes give."""
 
+    frame: FrameContext
     detections: list[Detection]
+    boxes: Tensor
+    """[D, 4] in model pixels"""
     proposals: Decoded
     names: list[list[float]]
     """features of the names, see `tracking.names`"""
@@ -72,14 +75,12 @@ class TrackManager(SavedFields):
     """
 
     SAVED = (
-        *(
-            "_frames_since_detection",
-            "_requested",
-            "_uncertain",
-            "_confident_ids",
-            "turned_away",
-            "best_scores",
-        ),
+        "_frames_since_detection",
+        "_requested",
+        "_uncertain",
+        "_confident_ids",
+        "turned_away",
+        "best_scores",
         "_lifecycle",
     )
 
@@ -192,9 +193,9 @@ class TrackManager(SavedFields):
         detections = self._run_detector(frame)
         results: dict[int, Track] = {}
         if detections:
-            candidates, boxes = self._propose(detections, frame)
-            scores = self._score_pairs(tracks, candidates, boxes)
-            self._apply_association(tracks.ids, candidates, scores, frame, results)
+            candidates = self._propose(detections, frame)
+            scores = self._score_pairs(tracks, candidates)
+            self._apply_association(tracks.ids, candidates, scores, results)
         else:
             for object_id in self._lifecycle.ids:
                 self._lifecycle.mark_missed(object_id)
@@ -212,27 +213,26 @@ class TrackManager(SavedFields):
             self.best_scores[found.label] = max(found.score, self.best_scores.get(found.label, 0.0))
         return [d for d in detections if d.score >= WEAK_SCORE_FACTOR * thresholds[d.label]][:MAX_DETECTIONS]
 
-    def _propose(self, detections: list[Detection], frame: FrameContext) -> tuple[_Candidates, Tensor]:
-        """Decode a mask for each detection; return them with the boxes [D, 4] in model pixels."""
+    def _propose(self, detections: list[Detection], frame: FrameContext) -> _Candidates:
+        """Decode a mask for each detection."""
         boxes = torch.from_numpy(frame.scaling.to_model([d.box for d in detections]))
         names = measure_names(detections, is_calibrated(self._detector.name))
-        return _Candidates(detections, self._tracker.propose(frame.features, boxes), names), boxes
+        proposals = self._tracker.propose(frame.features, boxes)
+        return _Candidates(frame, detections, boxes, proposals, names)
 
-    def _score_pairs(self, tracks: Tracks, candidates: _Candidates, boxes: Tensor) -> PairwiseScores:
+    def _score_pairs(self, tracks: Tracks, candidates: _Candidates) -> PairwiseScores:
         proposals, model = candidates.proposals, self._tracker.model
         logits = torch.where(tracks.visible[:, None, None], tracks.logits, -1)
         scale = model.mask_size[0] / model.image_size
+        boxes = candidates.boxes.float() * scale
         appearance = self._tracker.appearance(tracks.ids)
-        return compute_pairwise_scores(
-            logits, proposals.logits, boxes.float() * scale, appearance, proposals.pointer
-        )
+        return compute_pairwise_scores(logits, proposals.logits, boxes, appearance, proposals.pointer)
 
     def _apply_association(
         self,
         ids: list[int],
         candidates: _Candidates,
         scores: PairwiseScores,
-        frame: FrameContext,
         results: dict[int, Track],
     ) -> None:
         """Associate, then update the objects. `ids` are the objects of the rows of `scores`."""
@@ -243,9 +243,9 @@ class TrackManager(SavedFields):
                 continue
             elsewhere = bool(scores.mask_iou[row, index] < SAME_PLACE_IOU)
             anew = elsewhere or self._lifecycle.is_lost(ids[row])
-            self._mark_detected(ids[row], index, candidates, frame, anew)
+            self._mark_detected(ids[row], index, candidates, anew)
             if row in association.recovered or self._disagrees(scores, row, index, candidates):
-                results[ids[row]] = self._adopt(ids[row], index, candidates, frame)
+                results[ids[row]] = self._adopt(ids[row], index, candidates)
         detected = {ids[row] for row in pairs}
         for object_id in self._lifecycle.ids:
             if object_id not in detected:
@@ -253,7 +253,7 @@ class TrackManager(SavedFields):
         for first, second in association.duplicate_tracks:
             self._drop_duplicate(ids[first], ids[second], results)
         for index in association.new:
-            self._start_track(index, candidates, frame, results)
+            self._start_track(index, candidates, results)
 
     def _associate(self, ids: list[int], candidates: _Candidates, scores: PairwiseScores) -> Association:
         labels = [self._lifecycle.label(i) if i in self._lifecycle else "" for i in ids]
@@ -280,9 +280,7 @@ class TrackManager(SavedFields):
             if object_id in self._lifecycle and self._lifecycle.is_duplicate(object_id):
                 return self._drop(object_id, results)
 
-    def _start_track(
-        self, index: int, candidates: _Candidates, frame: FrameContext, results: dict[int, Track]
-    ) -> None:
+    def _start_track(self, index: int, candidates: _Candidates, results: dict[int, Track]) -> None:
         """Add a new object, unless its label has reached its limit or no slot can be freed."""
         detection = candidates.detections[index]
         if not self._passes_threshold(detection) or self._is_label_full(detection.label):
@@ -298,20 +296,14 @@ class TrackManager(SavedFields):
             self._drop(evicted, results)
         object_id = self._objects.reserve()
         self._objects.add(object_id, detection.label, self._priority(detection.label))
-        self._mark_detected(object_id, index, candidates, frame)
-        results[object_id] = self._adopt(object_id, index, candidates, frame)
+        self._mark_detected(object_id, index, candidates)
+        results[object_id] = self._adopt(object_id, index, candidates)
 
-    def _mark_detected(
-        self,
-        object_id: int,
-        index: int,
-        candidates: _Candidates,
-        frame: FrameContext,
-        anew: bool = False,
-    ) -> None:
+    def _mark_detected(self, object_id: int, index: int, candidates: _Candidates, anew: bool = False) -> None:
         """Record a detection of an object. It may change the object's label."""
         detection, features = candidates.detections[index], candidates.names[index]
-        self._lifecycle.mark_detected(object_id, detection.label, detection.score, frame.now_ns, features)
+        now_ns = candidates.frame.now_ns
+        self._lifecycle.mark_detected(object_id, detection.label, detection.score, now_ns, features)
         label = self._lifecycle.label(object_id)
         if not self._is_label_full(label):
             self._objects.rename(object_id, label)
@@ -327,7 +319,8 @@ class TrackManager(SavedFields):
             limit is not None and sum(self._objects.label(i) == label for i in self._lifecycle.ids) >= limit
         )
 
-    def _adopt(self, object_id: int, index: int, candidates: _Candidates, frame: FrameContext) -> Track:
+    def _adopt(self, object_id: int, index: int, candidates: _Candidates) -> Track:
+        frame = candidates.frame
         return self._tracker.adopt(frame.features, frame.frame_number, object_id, candidates.proposals, index)
 
     def _drop(self, object_id: int, results: dict[int, Track]) -> None:

@@ -36,7 +36,6 @@ from .series import RecordedSeries, RecordReport
 
 TIME_FORMAT = "%Y%m%dT%H%M%SZ"
 _TIME, _PART = r"\d{8}T\d{6}Z(-\d+)?", r"(_\d{4,})?"
-OVERHEAD_BYTES = 1024  # approximate memory of a message beside its parts
 POLL_MS = 100
 FLUSH_S = 0.5
 PROGRESS_S = RATE_S = 5.0
@@ -410,7 +409,7 @@ class MessageRing:
     def add(self, message: ReceivedMessage) -> None:
         """Append the newest message."""
         self._messages.append(message)
-        self.bytes += _count_bytes(message)
+        self.bytes += message.nbytes
         self._drop_before(message.received_ns - self._length_ns)
 
     def take_all(self, now_ns: int) -> Iterator[ReceivedMessage]:
@@ -426,12 +425,8 @@ class MessageRing:
 
     def _take(self) -> ReceivedMessage:
         message = self._messages.popleft()
-        self.bytes -= _count_bytes(message)
+        self.bytes -= message.nbytes
         return message
-
-
-def _count_bytes(message: ReceivedMessage) -> int:
-    return OVERHEAD_BYTES + sum(part.nbytes for part in message.parts)
 
 
 class Trigger:

@@ -13,13 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import zmq
 
 from ..errors import TransportError
-from ..types import Buffer, Delivery, Frame, MaskEncoding, MaskFrame, count_missing_frames
+from ..types import Buffer, Delivery, Frame, MaskEncoding, MaskFrame, count_missing_frames, keep_newest
 from ..wire import (
     BEAT_TOPIC,
     MASKS_ROOT,
@@ -32,16 +31,16 @@ from ..wire import (
     unpack_frame,
     unpack_masks,
 )
-from .receiver import EVERY_QUEUE, MAX_TOPIC_BYTES, CameraInbox, Receiver, connect_cameras
+from .receiver import EVERY_QUEUE, MAX_TOPIC_BYTES, CameraReceiver
 from .security import Security
 from .sockets import (
     BEAT_S,
     MAX_FRAME_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_SUBSCRIPTION_BYTES,
+    BoundOwner,
     BoundSocket,
     ReconnectingSocket,
-    SocketOwner,
     connect,
     open_subscriber,
     receive_parts,
@@ -58,7 +57,7 @@ SAMPLE_SIZE = 5
 T = TypeVar("T")
 
 
-class Publisher(SocketOwner):
+class Publisher(BoundOwner):
     """Base of publishers: it binds a PUB socket (`newest`) or a PUSH socket (`every`).
 
     `newest` never waits. A peer that is too slow misses the messages beyond a short queue. A thread publishes a beat
@@ -76,28 +75,14 @@ class Publisher(SocketOwner):
         self._newest = delivery == "newest"
         self._lock = threading.Lock()  # of the socket, which the beats share
         self._closing = threading.Event()
-        if self._newest:
-            self._bound = BoundSocket(zmq.PUB, endpoint, queue, MAX_SUBSCRIPTION_BYTES, self.role, security)
-        else:
-            self._bound = BoundSocket(
-                zmq.PUSH, endpoint, EVERY_QUEUE, MAX_SUBSCRIPTION_BYTES, self.role, security, lossless=True
-            )
+        kind, queue = (zmq.PUB, queue) if self._newest else (zmq.PUSH, EVERY_QUEUE)
+        self._bound = BoundSocket(kind, endpoint, queue, MAX_SUBSCRIPTION_BYTES, self.role, security)
         self.endpoint = self._bound.endpoint
         self._beats = threading.Thread(target=self._beat, name=f"beat {self.endpoint}", daemon=True)
         if self._newest:
             # the first beat of each connection
             self._bound.socket.setsockopt(zmq.XPUB_WELCOME_MSG, BEAT_TOPIC)
             self._beats.start()
-
-    @property
-    def peers_refused(self) -> int:
-        """Number of peers that were refused because of their key."""
-        return self._bound.peers_refused
-
-    @property
-    def last_refusal(self) -> str | None:
-        """Reason for which the last peer was refused."""
-        return self._bound.last_refusal
 
     def wait_for_space(self, timeout_ms: int) -> bool:
         """Wait until `every` can queue a message. Return False when it cannot in time. `newest` never waits."""
@@ -179,7 +164,7 @@ class FramePublisher(Publisher):
         )
 
 
-class FrameSubscriber(Receiver[Frame]):
+class FrameSubscriber(CameraReceiver[Frame]):
     """A subscriber that connects to the endpoint of each camera. It is a context manager.
 
     `newest`: one slot per camera holds its newest frame. The camera that was taken longest ago is next.
@@ -203,34 +188,16 @@ class FrameSubscriber(Receiver[Frame]):
         self._seq_before: int | None = None  # of the frame that was taken last
         keys = (security or Security.from_environment()).frame_keys(endpoints)
         peers = list(zip(endpoints, keys, strict=True))
-        sockets = connect_cameras(peers, delivery, topics or [b""], MAX_FRAME_BYTES)
-        inbox: CameraInbox[Frame] = CameraInbox(delivery, self._max_cameras, len(peers))
-        self.names, self._queue = inbox.names, inbox.queue
-        """The cameras that are received, and the frames that wait."""
-        self.wakeup = self._queue.fileno()
-        """File descriptor that is readable exactly while a frame waits."""
-        super().__init__(
-            sockets,
-            unpack_frame,
-            inbox.store,
-            self._queue.close,
-            release=self._queue.release,
-            admit=inbox.admit,
-            select=inbox.select,
-            topics=topics,
-            per_turn=inbox.per_turn,
-        )
+        super().__init__(peers, delivery, self._max_cameras, MAX_FRAME_BYTES, topics, b"")
 
     def take(self, timeout_ms: int | None = None) -> ReceivedFrame | None:
         """Return the next frame, or None when none arrives within `timeout_ms` (None: no limit) or after `close`.
 
         Raises TransportError when the receiving thread has failed.
         """
-        if self._process != os.getpid():
-            self._require_process()
-        taken = self._queue.take(timeout_ms)
+        self._require_process()
+        taken = self._take(timeout_ms)
         if taken is None:
-            self.check()
             return None
         frame, received_ns, endpoint = taken
         self._seq_before = self._last_seq.pop(frame.camera, None)
@@ -257,6 +224,9 @@ class FrameSubscriber(Receiver[Frame]):
             self._last_seq.pop(received.frame.camera, None)
         else:
             self._last_seq[received.frame.camera] = self._seq_before
+
+    def _unpack(self, parts: list[memoryview]) -> Frame:
+        return unpack_frame(parts)
 
 
 class MaskPublisher(Publisher):
@@ -312,10 +282,7 @@ class NewestMasks:
     def put(self, masks: MaskFrame) -> None:
         """Replace the masks of a camera. Those who wait learn of it by `notify`."""
         with self._arrived:
-            self._masks.pop(masks.camera, None)
-            self._masks[masks.camera] = masks
-            if len(self._masks) > self._capacity:
-                del self._masks[next(iter(self._masks))]
+            keep_newest(self._masks, masks.camera, masks, self._capacity)
 
     def notify(self) -> None:
         """Wake all that wait, and call the listeners."""
@@ -373,7 +340,7 @@ class Arrivals(NamedTuple):
     """messages of any kind that its endpoint sends, by topic"""
 
 
-class MaskSubscriber(Receiver[MaskFrame]):
+class MaskSubscriber(CameraReceiver[MaskFrame]):
     """A subscriber of the node's masks: `newest` keeps the newest of each camera, `every` keeps all in order.
 
     It is a context manager. With `cameras`, masks of other cameras are ignored. With `lazy`, masks are decoded when
@@ -390,23 +357,11 @@ class MaskSubscriber(Receiver[MaskFrame]):
     ) -> None:
         topics = [masks_topic(camera) for camera in cameras]
         keys = (security or Security.from_environment()).client_keys("node")
-        sockets = connect_cameras([(endpoint, keys)], delivery, topics or [MASKS_ROOT], MAX_MESSAGE_BYTES)
         self.newest = NewestMasks(MAX_MASKS_CAMERAS)
         self._arrived = 0
-        self._inbox: CameraInbox[MaskFrame] = CameraInbox(delivery, MAX_MASKS_CAMERAS, 1)
-        self.wakeup = self._inbox.queue.fileno()
-        """File descriptor that is readable exactly while masks wait."""
-        super().__init__(
-            sockets,
-            partial(unpack_masks, lazy=lazy),
-            self._keep,
-            self._end_all,
-            release=self._inbox.queue.release,
-            admit=self._inbox.admit,
-            select=self._inbox.select,
-            topics=topics,
-            per_turn=self._inbox.per_turn,
-        )
+        self._is_lazy = lazy
+        peers = [(endpoint, keys)]
+        super().__init__(peers, delivery, MAX_MASKS_CAMERAS, MAX_MESSAGE_BYTES, topics, MASKS_ROOT)
 
     def take(self, timeout_ms: int | None = None) -> MaskFrame | None:
         """Return the next masks, or None when none arrive within `timeout_ms` (None: no limit) or after `close`.
@@ -414,20 +369,17 @@ class MaskSubscriber(Receiver[MaskFrame]):
         Raises TransportError when the receiving thread has failed.
         """
         self._require_process()
-        taken = self._inbox.queue.take(timeout_ms)
-        if taken is None:
-            self.check()
-            return None
-        return taken[0]
+        taken = self._take(timeout_ms)
+        return None if taken is None else taken[0]
 
     def silent_s(self, camera: str) -> float | None:
         """Return the seconds since the last masks of a camera arrived; None if none have."""
-        return self._inbox.names.silent_s(camera)
+        return self.names.silent_s(camera)
 
     def count_arrivals(self, timeout_ms: int) -> Arrivals:
         """Return what came so far. If no masks did, look for at most `timeout_ms` at what else the peer publishes."""
         sample = self._unwanted.copy()
-        if self._inbox.is_live and self.connected and not self._arrived and not sample:
+        if self._is_live and self.connected and not self._arrived and not sample:
             sample = self._sample(time.monotonic() + timeout_ms / 1000)
         topics = {topic.decode("ascii", "backslashreplace"): count for topic, count in sample.items()}
         return Arrivals(self._arrived, self.rejected, self.last_error, topics)
@@ -446,14 +398,17 @@ class MaskSubscriber(Receiver[MaskFrame]):
             socket.close(0)
         return sample
 
-    def _keep(self, masks: MaskFrame, received_ns: int, source: ReconnectingSocket) -> bool:
+    def _unpack(self, parts: list[memoryview]) -> MaskFrame:
+        return unpack_masks(parts, self._is_lazy)
+
+    def _store(self, masks: MaskFrame, received_ns: int, source: ReconnectingSocket) -> bool:
         self.newest.put(masks)
-        if not self._inbox.store(masks, received_ns, source):
+        if not super()._store(masks, received_ns, source):
             return False
         self._arrived += 1
         self.newest.notify()
         return True
 
-    def _end_all(self) -> None:
-        self._inbox.queue.close()
+    def _end(self) -> None:
+        super()._end()
         self.newest.close()

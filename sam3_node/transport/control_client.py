@@ -80,7 +80,8 @@ class ControlClient(SocketOwner):
                 self._socket = self._make_socket()
             self._is_lost = False
             # only meanwhile: after the call no thread reads its events
-            with closing(self._watch_connection()) as self._watch:
+            watch = HandshakeWatch(self._socket, self._endpoint, self._keys, zmq.EVENT_DISCONNECTED)
+            with closing(watch) as self._watch:
                 if not is_connected:
                     self._connect()
                 return _read_result(self._exchange(request, body, deadline_s))
@@ -117,9 +118,6 @@ class ControlClient(SocketOwner):
         """The watch of this call."""
         assert self._watch is not None
         return self._watch
-
-    def _watch_connection(self) -> HandshakeWatch:
-        return HandshakeWatch(self._socket, self._endpoint, self._keys, zmq.EVENT_DISCONNECTED)
 
     def _exchange(self, request: Request, body: Buffer, deadline_s: float) -> Reply:
         """Send a request, again if it is repeatable and the connection ends, and return the reply."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from ..errors import BusyError, ForbiddenError, SupersededError, TransportError, WireError
+from ..errors import BusyError, ForbiddenError, SupersededError, WireError
 from ..types import Buffer, Job
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, pack_reply, unpack_request
 from ..wire.codec import count_items
@@ -24,8 +24,9 @@ from .security import Security
 from .sockets import (
     MAX_MESSAGE_BYTES,
     MAX_REQUEST_BYTES,
+    BoundOwner,
     BoundSocket,
-    SocketOwner,
+    SocketThread,
     WakePipe,
     describe_source,
     receive_parts,
@@ -214,7 +215,7 @@ MAX_BYTES_PER_S = 250e6
 AnswerNow = Callable[[Request], Reply | None]
 
 
-class ControlServer(SocketOwner):
+class ControlServer(BoundOwner, SocketThread):
     """A server of control requests on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
 
     A thread owns the socket and unpacks each request once. It answers malformed requests, and those for which
@@ -227,6 +228,8 @@ class ControlServer(SocketOwner):
     It is a context manager, and serves DEALER and REQ peers. Raises TransportError when the endpoint is malformed or
     in use.
     """
+
+    _problem = "the control socket failed"
 
     def __init__(
         self,
@@ -246,12 +249,8 @@ class ControlServer(SocketOwner):
         self._requests = RequestQueue()
         self._taken: WaitingRequest | None = None
         self._replies: deque[tuple[Peer, bytes]] = deque()
-        self._pipe = WakePipe()
-        self._closing = False
-        self._failure: Exception | None = None
         self._counting = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=f"control {endpoint}", daemon=True)
-        self._thread.start()
+        self._start(f"control {endpoint}")
 
     def receive(self, timeout_ms: int = 0) -> tuple[Peer, Request] | None:
         """Return the next request and the peer to reply to, or None when no request arrives in time.
@@ -259,10 +258,8 @@ class ControlServer(SocketOwner):
         A request that has waited for MAX_WAIT_S is answered with the error `busy` instead, unless its job has begun.
         Raises TransportError when the server's thread has failed.
         """
-        self._require_process()
+        self.check()
         self._taken = None
-        if self._failure is not None:
-            raise TransportError(f"the control socket failed: {self._failure}") from self._failure
         while (waiting := self._requests.take(timeout_ms)) is not None:
             timeout_ms = 0
             waited_s = time.monotonic() - waiting.arrived_s
@@ -291,7 +288,7 @@ class ControlServer(SocketOwner):
         """
         self._require_process()
         self._replies.append((peer, _pack_reply(reply, self._node)))
-        self._pipe.wake()
+        self._waker.wake()
 
     @property
     def begun(self) -> Job[Any] | None:
@@ -312,45 +309,27 @@ class ControlServer(SocketOwner):
             self._supersede(waiting)
 
     @property
-    def peers_refused(self) -> int:
-        """Number of peers that were refused because of their key."""
-        return self._bound.peers_refused
-
-    @property
-    def last_refusal(self) -> str | None:
-        """Reason for which the last peer was refused."""
-        return self._bound.last_refusal
-
-    @property
     def wakeup(self) -> int:
         """File descriptor that is readable exactly while a request waits."""
         return self._requests.fileno()
 
     def close(self) -> None:
         """Stop answering. Queued replies are still sent, and requests that wait are refused. Idempotent."""
-        if self._closing or self._is_forked:
-            return
-        for waiting in self._requests.clear():
-            self._refuse(waiting, "not carried out: the node stops")
-        self._closing = True
-        self._pipe.wake()
-        self._thread.join()
+        if not (self._closing or self._is_forked):
+            for waiting in self._requests.clear():
+                self._refuse(waiting, "not carried out: the node stops")
+        super().close()
+
+    def _release(self) -> None:
         self._bound.close(LINGER_MS)
         self._requests.close()
-        self._pipe.close()
 
-    def _run(self) -> None:
-        try:
-            self._serve_until_closed()
-        except Exception as error:  # of the socket: no request raises
-            self._failure = error
-
-    def _serve_until_closed(self) -> None:
+    def _serve(self) -> None:
         awake = zmq.Poller()
-        awake.register(self._pipe.fileno(), zmq.POLLIN)
+        awake.register(self._waker.fileno(), zmq.POLLIN)
         awake.register(self._socket, zmq.POLLIN)
         resting = zmq.Poller()
-        resting.register(self._pipe.fileno(), zmq.POLLIN)
+        resting.register(self._waker.fileno(), zmq.POLLIN)
         rest_until_s = 0.0
         while not self._closing:
             rest_ms = (rest_until_s - time.monotonic()) * 1000
@@ -438,7 +417,7 @@ class ControlServer(SocketOwner):
         self.reply(refused.peer, Reply.failed(refused.id, BusyError(message)))
 
     def _send_replies(self) -> None:
-        self._pipe.clear()
+        self._waker.clear()
         while self._replies:
             self._send(*self._replies.popleft())
 

@@ -6,7 +6,6 @@ newest messages, and the flood of one sender leaves the messages of the others. 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +18,7 @@ from .security import Security, is_local
 from .sockets import (
     BoundSocket,
     ReconnectingSocket,
-    SocketOwner,
-    WakePipe,
+    SocketThread,
     check_endpoint,
     connect_all,
     describe_source,
@@ -58,24 +56,29 @@ class ForeignSubscriber(Receiver[list[memoryview]]):
         self._deliver = deliver
         self.endpoint = endpoint
         sockets = connect_all([(open_subscriber([b""], MAX_FOREIGN_BYTES), endpoint, None)])
-        super().__init__(sockets, lambda parts: parts, self._pass_on, lambda: None, select=self._keep_newest)
+        super().__init__(sockets)
 
-    def _keep_newest(self, messages: Iterator[Message]) -> Iterator[Message]:
+    def _unpack(self, parts: list[memoryview]) -> list[memoryview]:
+        return parts
+
+    def _select(self, messages: Iterator[Message]) -> Iterator[Message]:
         kept, dropped = _keep_newest((*message, b"") for message in messages)
         self.dropped += dropped
         return (message[:2] for message in kept)
 
-    def _pass_on(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> bool:
+    def _store(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> bool:
         self._deliver(parts, received_ns, b"")
         return True
 
 
-class ForeignHub(SocketOwner):
+class ForeignHub(SocketThread):
     """A hub that senders connect to. It answers each message at once, because its sender waits for that.
 
     `.endpoint` is the bound endpoint, with port 0 and * resolved. Senders have no keys, so other addresses than those
     of this machine are bound only if `insecure`. Raises TransportError when the endpoint is malformed or in use.
     """
+
+    _problem = "the hub stopped"
 
     def __init__(self, endpoint: str, deliver: Deliver, insecure: bool = False) -> None:
         check_endpoint(endpoint)
@@ -87,8 +90,6 @@ class ForeignHub(SocketOwner):
         self.dropped = 0
         """Number of messages that were dropped because newer ones waited."""
         self._deliver = deliver
-        self._failure: Exception | None = None
-        self._closing = False
         self._bound = BoundSocket(
             zmq.ROUTER,
             endpoint,
@@ -99,46 +100,26 @@ class ForeignHub(SocketOwner):
             budget=HUB_BUDGET,
         )
         self.endpoint = self._bound.endpoint
-        self._stop = WakePipe()
-        self._thread = threading.Thread(target=self._run, name=f"hub {self.endpoint}", daemon=True)
-        self._thread.start()
+        self._start(f"hub {self.endpoint}")
 
     @property
     def connected(self) -> tuple[str, ...]:
         """The endpoint if a sender is connected now, else nothing."""
         return (self.endpoint,) if self._bound.wait_for_peer(0) else ()
 
-    def check(self) -> None:
-        """Raise TransportError if the thread has failed."""
-        self._require_process()
-        if self._failure is not None:
-            raise TransportError(f"the hub stopped: {self._failure}") from self._failure
-
-    def close(self) -> None:
-        """Stop the thread and release the address. Idempotent."""
-        if self._closing:
-            return
-        self._closing = True
-        if self._is_forked:
-            return
-        self._stop.wake()
-        self._thread.join()
+    def _release(self) -> None:
         self._bound.close(0)
-        self._stop.close()
 
-    def _run(self) -> None:
+    def _serve(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._stop.fileno(), zmq.POLLIN)
+        poller.register(self._waker.fileno(), zmq.POLLIN)
         poller.register(self._bound.socket, zmq.POLLIN)
-        try:
-            while not self._closing:
-                poller.poll()
-                kept, dropped = _keep_newest(self._receive())
-                self.dropped += dropped
-                for message in kept:
-                    self._deliver(*message)
-        except Exception as error:  # of the socket: `deliver` raises nothing
-            self._failure = error
+        while not self._closing:
+            poller.poll()
+            kept, dropped = _keep_newest(self._receive())
+            self.dropped += dropped
+            for message in kept:
+                self._deliver(*message)
 
     def _receive(self) -> Iterator[SentMessage]:
         """Receive and answer at most MAX_PER_TURN waiting messages."""

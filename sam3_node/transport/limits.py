@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import mmap
+import resource
 import socket as posix
 import struct
 import sys
@@ -88,7 +89,7 @@ class ConnectionGuard:
         self._watches_memory = watches_memory
         self._counting = threading.Lock()  # of what was read
         self._unread_of_closed = 0.0
-        self._base_rss = _read_rss()
+        self._base_rss = rss_bytes()
         self._connections: dict[int, _Connection] = {}  # by file descriptor
         self._local: set[int] = set()  # descriptors of connections of ipc://
         self._cuts_all = threading.Event()
@@ -256,7 +257,7 @@ class ConnectionGuard:
 
     def _watch_memory(self) -> None:
         """Cut off the peer with most unread bytes if the process has grown while much is unread."""
-        rss = _read_rss()
+        rss = rss_bytes()
         with self._counting:
             for connection in self._connections.values():
                 connection.read = min(
@@ -286,12 +287,12 @@ class ConnectionGuard:
             log.warning("a peer at %s was cut off: %s", peer, reason)
 
 
-def _read_rss() -> int:
-    """Return the resident memory of this process in bytes; 0 where the system does not tell."""
+def rss_bytes() -> int:
+    """Return the resident memory of this process in bytes; its peak if the current value is not available."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
     except OSError:
-        return 0
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @contextlib.contextmanager

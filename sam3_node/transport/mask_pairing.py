@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..types import Frame, MaskFrame
+from ..types import Frame, MaskFrame, keep_newest
 from ..wire import FRAMES_ROOT, MASKS_ROOT, unpack_frame, unpack_masks
 
 MAX_FRAMES = 90
@@ -93,10 +93,8 @@ class MaskPairing:
         return None
 
     def _find(self, name: str) -> _CameraPairing:
-        camera = self._cameras.pop(name, None) or _CameraPairing()
-        self._cameras[name] = camera
-        if len(self._cameras) > MAX_CAMERAS:
-            del self._cameras[next(iter(self._cameras))]
+        camera = self._cameras.get(name) or _CameraPairing()
+        keep_newest(self._cameras, name, camera, MAX_CAMERAS)
         return camera
 
 

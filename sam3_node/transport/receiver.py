@@ -1,6 +1,6 @@
 """Receive messages: a thread drains the sockets, unpacks and admits each message, and stores it until it is taken.
 
-`CameraInbox` is the store of frames and masks: bounded, fair to cameras and endpoints, and never stale.
+`CameraReceiver` holds frames and masks: bounded, fair to cameras and endpoints, and never stale.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import zmq
 
 from ..errors import TransportError, WireError
-from ..types import Delivery
+from ..types import Delivery, Frame, MaskFrame
 from ..wire import BEAT_TOPIC
-from .security import ClientKeys
+from .security import ClientKeys, Socket
 from .sockets import (
     UPDATE_MS,
     ReconnectingSocket,
-    SocketOwner,
+    SocketThread,
     WakePipe,
     connect_all,
     open_socket,
@@ -47,26 +47,19 @@ Message = tuple[list[memoryview], int]
 log = logging.getLogger(__name__)
 
 
-class Receiver(SocketOwner, Generic[M]):
-    """Drains connected sockets in a thread: `unpack` reads a message, `admit` may reject it, `store` keeps it.
+class Receiver(SocketThread, Generic[M]):
+    """Drains connected sockets in a thread. A subclass says how to `_unpack` and `_store` a message.
 
-    `select` gets the messages of one turn, and returns those to unpack. With `topics`, messages of other topics are
-    ignored. A message for which `unpack` or `admit` raises is rejected and counted. `store` returns False to be called
-    again with the same message, which stops the reading meanwhile. `end` is called when no more messages will come, and
-    `release` after that, when the thread has ended.
-    The sockets take turns of at most `per_turn` messages, so that a flood from one peer cannot starve the others.
+    With `topics`, messages of other topics are ignored. A message for which `_unpack` or `_admit` raises is rejected
+    and counted. The sockets take turns of at most `per_turn` messages, so that a flood from one peer cannot starve the
+    others. A subclass makes what its methods use before it calls `__init__`, which starts the thread.
     """
+
+    _problem = "the receiver stopped"
 
     def __init__(
         self,
         sockets: Sequence[ReconnectingSocket],
-        unpack: Callable[[list[memoryview]], M],
-        store: Callable[[M, int, ReconnectingSocket], bool],
-        end: Callable[[], None],
-        *,
-        release: Callable[[], None] = lambda: None,
-        admit: Callable[[M, ReconnectingSocket], None] = lambda message, source: None,
-        select: Callable[[Iterator[Message]], Iterable[Message]] = lambda messages: messages,
         topics: Iterable[bytes] = (),
         per_turn: int = MAX_PER_TURN,
     ) -> None:
@@ -77,14 +70,8 @@ class Receiver(SocketOwner, Generic[M]):
         self._unwanted: Counter[bytes] = Counter()
         """Messages that were ignored or rejected, by topic."""
         self._sockets, self._topics, self._per_turn = sockets, frozenset(topics), per_turn
-        self._unpack, self._admit, self._store, self._select = unpack, admit, store, select
-        self._end, self._release = end, release
-        self._failure: Exception | None = None
-        self._closing = False
         self._updated_s = time.monotonic()
-        self._stop = WakePipe()
-        self._thread = threading.Thread(target=self._run, name=f"receive {sockets[0].endpoint}", daemon=True)
-        self._thread.start()
+        self._start(f"receive {sockets[0].endpoint}")
 
     @property
     def connected(self) -> tuple[str, ...]:
@@ -102,28 +89,24 @@ class Receiver(SocketOwner, Generic[M]):
         """True when no message will come any more: the thread was stopped, or has failed."""
         return self._closing or self._failure is not None
 
-    def check(self) -> None:
-        """Raise TransportError if the thread has failed, or belongs to another process."""
-        self._require_process()
-        if self._failure is not None:
-            raise TransportError(f"the receiver stopped: {self._failure}") from self._failure
+    def _unpack(self, parts: list[memoryview]) -> M:
+        """Read a message."""
+        raise NotImplementedError
 
-    def close(self) -> None:
-        """Stop the thread and close its sockets. Calls that wait for a message return None. Idempotent."""
-        if self._closing:
-            return
-        self._closing = True
-        if self._is_forked:
-            return
-        self._stop.wake()
-        self._end()
-        self._thread.join()
-        self._stop.close()
-        self._release()
+    def _admit(self, message: M, source: ReconnectingSocket) -> None:
+        """Raise WireError to reject a message."""
 
-    def _run(self) -> None:
+    def _select(self, messages: Iterator[Message]) -> Iterable[Message]:
+        """Return those messages of one turn that are to be unpacked."""
+        return messages
+
+    def _store(self, message: M, received_ns: int, source: ReconnectingSocket) -> bool:
+        """Keep a message. Return False to be called again with it, which stops the reading meanwhile."""
+        raise NotImplementedError
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._stop.fileno(), zmq.POLLIN)
+        poller.register(self._waker.fileno(), zmq.POLLIN)
         for source in self._sockets:
             poller.register(source.socket, zmq.POLLIN)
             poller.register(source.monitor, zmq.POLLIN)
@@ -134,9 +117,6 @@ class Receiver(SocketOwner, Generic[M]):
                     for parts, received_ns in self._select(self._read(source)):
                         self._accept(parts, received_ns, source)
                 self._update_sockets()
-        except Exception as error:
-            self._failure = error
-            self._end()
         finally:
             for source in self._sockets:
                 source.close()
@@ -180,48 +160,73 @@ class Receiver(SocketOwner, Generic[M]):
             source.update(turn_s)
 
 
-class FromCamera(Protocol):
-    """A message that names its camera."""
-
-    @property
-    def camera(self) -> str: ...
+C = TypeVar("C", Frame, MaskFrame)
 
 
-C = TypeVar("C", bound=FromCamera)
-
-
-class CameraInbox(Generic[C]):
-    """Holds messages of cameras until they are taken. A Receiver uses its `admit`, `store` and `select`.
+class CameraReceiver(Receiver[C]):
+    """Receives messages of cameras, and holds them until they are taken.
 
     `newest` keeps the newest message of each of at most `max_cameras` cameras. It unpacks only the newest message of
     each topic in a turn, so that a flooding camera costs no more than the reading of its older messages. `every` keeps
-    all messages in order, and lets the receiver stop while EVERY_CAPACITY of them wait, which finally blocks the
-    publisher. CameraNames says which names are received, and from which endpoint.
+    all messages in order, and stops reading while EVERY_CAPACITY of them wait, which finally blocks the publisher.
+    `peers` are the endpoints, with the keys of each. Without `topics`, all that begin with `root` are received.
+    Raises TransportError for a malformed endpoint.
     """
 
-    def __init__(self, delivery: Delivery, max_cameras: int, endpoints: int) -> None:
-        self.is_live = delivery == "newest"
-        self.names = CameraNames(max_cameras, endpoints)
-        self.per_turn = MAX_PER_TURN if self.is_live else 1
-        self._numbers = itertools.count()
-        self.queue: Inbox[tuple[C, int, str]] = Inbox(self.names.capacity if self.is_live else EVERY_CAPACITY)
-        """Messages with their arrival (`time.time_ns`) and endpoint."""
+    def __init__(
+        self,
+        peers: Sequence[tuple[str, ClientKeys | None]],
+        delivery: Delivery,
+        max_cameras: int,
+        max_bytes: int,
+        topics: Sequence[bytes],
+        root: bytes,
+    ) -> None:
+        if not peers:
+            raise TransportError("expected at least one endpoint to connect to, found none")
+        self._is_live: bool = delivery == "newest"
 
-    def admit(self, message: C, source: ReconnectingSocket) -> None:
+        def open_one() -> Socket:
+            if self._is_live:
+                return open_subscriber(topics or [root], max_bytes)
+            return open_socket(zmq.PULL, EVERY_QUEUE, max_bytes)
+
+        sockets = connect_all((open_one(), endpoint, keys) for endpoint, keys in peers)
+        self.names = CameraNames(max_cameras, len(peers))
+        """The cameras that are received, and the endpoint of each."""
+        self._numbers = itertools.count()
+        self._queue: Inbox[tuple[C, int, str]] = Inbox(max_cameras if self._is_live else EVERY_CAPACITY)
+        """Messages with their arrival (`time.time_ns`) and endpoint."""
+        self.wakeup = self._queue.fileno()
+        """File descriptor that is readable exactly while a message waits."""
+        super().__init__(sockets, topics, MAX_PER_TURN if self._is_live else 1)
+
+    def _take(self, timeout_ms: int | None) -> tuple[C, int, str] | None:
+        taken = self._queue.take(timeout_ms)
+        if taken is None:
+            self.check()
+        return taken
+
+    def _admit(self, message: C, source: ReconnectingSocket) -> None:
         """Give the message's camera a place. Raises WireError if it gets none."""
         replaced = self.names.admit(message.camera, source)
         if replaced is not None:
-            self.queue.discard(replaced)
+            self._queue.discard(replaced)
 
-    def store(self, message: C, received_ns: int, source: ReconnectingSocket) -> bool:
+    def _store(self, message: C, received_ns: int, source: ReconnectingSocket) -> bool:
         """Keep a message. Return False if no slot becomes free in UPDATE_MS."""
         item = (message, received_ns, source.endpoint)
-        if self.is_live:
-            return self.queue.put(message.camera, item, UPDATE_MS, source.endpoint)
-        return self.queue.put(next(self._numbers), item, UPDATE_MS)
+        if self._is_live:
+            return self._queue.put(message.camera, item, UPDATE_MS, source.endpoint)
+        return self._queue.put(next(self._numbers), item, UPDATE_MS)
 
-    @staticmethod
-    def select(messages: Iterator[Message]) -> Iterable[Message]:
+    def _end(self) -> None:
+        self._queue.close()
+
+    def _release(self) -> None:
+        self._queue.release()
+
+    def _select(self, messages: Iterator[Message]) -> Iterable[Message]:
         """Return the newest message of each topic, the topic that came last at the end."""
         newest: dict[bytes, Message] = {}
         for message in messages:
@@ -229,26 +234,6 @@ class CameraInbox(Generic[C]):
             newest.pop(topic, None)
             newest[topic] = message
         return newest.values()
-
-
-def connect_cameras(
-    peers: Sequence[tuple[str, ClientKeys | None]],
-    delivery: Delivery,
-    topics: Iterable[bytes],
-    max_bytes: int,
-) -> list[ReconnectingSocket]:
-    """Connect to endpoints of frames or masks, with the keys of each. Raises TransportError for a malformed one."""
-    if not peers:
-        raise TransportError("expected at least one endpoint to connect to, found none")
-    return connect_all(
-        (
-            open_subscriber(topics, max_bytes)
-            if delivery == "newest"
-            else open_socket(zmq.PULL, EVERY_QUEUE, max_bytes, lossless=True),
-            *peer,
-        )
-        for peer in peers
-    )
 
 
 class Inbox(Generic[M]):

@@ -336,17 +336,15 @@ class KeyFolder:
         if len(keys) == 1:
             return keys[0]
         wanted = f"the key {name}" if name else "one key"
+        found = ", ".join(sorted(key.name for key in keys))
+        if not keys:
+            found, advice = f"none{self._describe_revoked((role,), name)}", "copy its .pub file here"
+        elif role == "camera":
+            advice = "name the camera of each endpoint in transport.camera_keys"
+        else:
+            advice = "keep one of them"
         raise AuthenticationError(
-            f"expected {wanted} of role {role} in {self.path / 'authorised'}, found"
-            f" {', '.join(sorted(key.name for key in keys)) or 'none'}"
-            f"{'' if keys else self._describe_revoked((role,), name)}; "
-            + (
-                "name the camera of each endpoint in transport.camera_keys"
-                if len(keys) > 1 and role == "camera"
-                else "keep one of them"
-                if keys
-                else "copy its .pub file here"
-            )
+            f"expected {wanted} of role {role} in {self.path / 'authorised'}, found {found}; {advice}"
         )
 
     def create(self, name: str, role: str, cameras: Sequence[str] = ()) -> Key:

@@ -126,6 +126,59 @@ class SocketOwner(Closeable):
             )
 
 
+class SocketThread(SocketOwner):
+    """Base of types whose sockets are used by one thread until `close`.
+
+    A subclass makes what the thread uses and calls `_start`. `_serve` runs in the thread until `_closing`, and polls
+    `_waker`.
+    """
+
+    _problem = "the thread stopped"
+    """Beginning of the error of `check` after a failure."""
+
+    def _start(self, name: str) -> None:
+        self._failure: Exception | None = None
+        self._closing = False
+        self._waker = WakePipe()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise TransportError if the thread has failed, or belongs to another process."""
+        self._require_process()
+        if self._failure is not None:
+            raise TransportError(f"{self._problem}: {self._failure}") from self._failure
+
+    def close(self) -> None:
+        """Stop the thread and close its sockets. Calls that wait for it return None. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._is_forked:
+            return
+        self._waker.wake()
+        self._end()
+        self._thread.join()
+        self._release()
+        self._waker.close()
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            self._failure = error
+            self._end()
+
+    def _serve(self) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """Wake those that wait: the thread ends, or has failed."""
+
+    def _release(self) -> None:
+        """Close what the thread has used. It has ended."""
+
+
 class WakePipe:
     """A pipe that wakes a thread that polls it: readable from `wake` to `clear`, however often each is called."""
 
@@ -155,19 +208,17 @@ class WakePipe:
         os.close(self._reader)
 
 
-def open_socket(
-    kind: int, queue: int, max_bytes: int, lossless: bool = False, context: zmq.Context[Socket] | None = None
-) -> Socket:
+def open_socket(kind: int, queue: int, max_bytes: int, context: zmq.Context[Socket] | None = None) -> Socket:
     """Open a socket that queues at most `queue` messages to each peer, and accepts parts of at most `max_bytes`.
 
-    The owner must read received messages as they come: their queue has no limit unless the socket is `lossless`.
-    A lossless socket receives at most `queue` messages ahead, which makes the peer wait. TCP ends a connection whose
-    peer acknowledges nothing for 10 s, unless the socket is lossless: a peer that waits on purpose is not dead.
+    The owner must read received messages as they come: their queue has no limit unless the socket is lossless, PUSH or
+    PULL. A lossless socket receives at most `queue` messages ahead, which makes the peer wait. TCP ends a connection
+    whose peer acknowledges nothing for 10 s, unless the socket is lossless: a peer that waits on purpose is not dead.
     """
     socket: Socket = (context or zmq.Context.instance()).socket(kind)
     for option, value in (_COMMON_OPTIONS | {zmq.MAXMSGSIZE: max_bytes, zmq.SNDHWM: queue}).items():
         socket.setsockopt(option, value)
-    if lossless:
+    if kind in (zmq.PUSH, zmq.PULL):
         socket.setsockopt(zmq.RCVHWM, queue)
     else:
         socket.setsockopt(zmq.RCVHWM, 0)
@@ -192,7 +243,6 @@ class BoundSocket(SocketOwner):
         max_bytes: int,
         role: str = "node",
         security: Security | None = None,
-        lossless: bool = False,
         budget: tuple[int, int, int] | None = None,
     ) -> None:
         from .limits import (
@@ -205,7 +255,7 @@ class BoundSocket(SocketOwner):
         check_ipc_free(endpoint)
         self._context = zmq.Context()
         self._context.set(_ZERO_COPY_RECV, 0)
-        self.socket = open_socket(kind, queue, max_bytes, lossless, self._context)
+        self.socket = open_socket(kind, queue, max_bytes, self._context)
         if kind == zmq.ROUTER:  # libzmq still reads what the kernel holds of a peer that is cut off
             self.socket.setsockopt(zmq.RCVBUF, _REQUESTS_RECEIVE_BUFFER)
         self._guard = ConnectionGuard(
@@ -264,6 +314,22 @@ class BoundSocket(SocketOwner):
                 self._authenticator.close()
             self._guard.release()
         self._context.term()
+
+
+class BoundOwner(SocketOwner):
+    """Base of types that own one bound socket."""
+
+    _bound: BoundSocket
+
+    @property
+    def peers_refused(self) -> int:
+        """Number of peers that were refused because of their key."""
+        return self._bound.peers_refused
+
+    @property
+    def last_refusal(self) -> str | None:
+        """Reason for which the last peer was refused."""
+        return self._bound.last_refusal
 
 
 def connect(socket: Socket, endpoint: str) -> None:
@@ -349,11 +415,9 @@ def _choose_family(socket: Socket, endpoint: str) -> None:
 def split_host(endpoint: str) -> str:
     """Return the host of a tcp endpoint, without the brackets of IPv6 and without a source address; else ""."""
     scheme, _, address = endpoint.partition("://")
-    return (
-        address.rpartition(";")[2].rpartition(":")[0].replace("[", "").replace("]", "")
-        if scheme == "tcp"
-        else ""
-    )
+    if scheme != "tcp":
+        return ""
+    return address.rpartition(";")[2].rpartition(":")[0].replace("[", "").replace("]", "")
 
 
 def _has_ipv6_only(host: str) -> bool:

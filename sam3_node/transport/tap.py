@@ -81,14 +81,7 @@ class PoseSubscriber(Receiver[FramePose]):
         self._poses: deque[FramePose] = deque(maxlen=MAX_POSES)
         self._ended = False
         socket = open_subscriber(topics or (POSES_ROOT,), MAX_MESSAGE_BYTES)
-        super().__init__(
-            connect_all([(socket, endpoint, keys)]),
-            unpack_pose,
-            self._keep,
-            self._wake,
-            topics=topics,
-            per_turn=POSES_QUEUE,
-        )
+        super().__init__(connect_all([(socket, endpoint, keys)]), topics, POSES_QUEUE)
 
     def take(self, timeout_ms: int | None = None) -> list[FramePose]:
         """Return all poses that wait, oldest first; [] when none arrives in time (None: no limit) or after `close`.
@@ -105,13 +98,16 @@ class PoseSubscriber(Receiver[FramePose]):
             self.check()
         return taken
 
-    def _keep(self, pose: FramePose, received_ns: int, source: ReconnectingSocket) -> bool:
+    def _unpack(self, parts: list[memoryview]) -> FramePose:
+        return unpack_pose(parts)
+
+    def _store(self, pose: FramePose, received_ns: int, source: ReconnectingSocket) -> bool:
         with self._changed:
             self._poses.append(pose)
             self._changed.notify_all()
         return True
 
-    def _wake(self) -> None:
+    def _end(self) -> None:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -122,6 +118,11 @@ class ReceivedMessage(NamedTuple):
 
     parts: list[memoryview]
     received_ns: int
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate memory of the message."""
+        return OVERHEAD_BYTES + sum(part.nbytes for part in self.parts)
 
 
 class StreamTap(Receiver[list[memoryview]]):
@@ -150,7 +151,7 @@ class StreamTap(Receiver[list[memoryview]]):
         """Number of frames rejected because their camera was not one of the key's."""
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._closed = False
+        self._ended = False
         self._waiting: deque[ReceivedMessage] = deque()
         self._changed = threading.Condition()
         security = security or Security.from_environment()
@@ -163,7 +164,7 @@ class StreamTap(Receiver[list[memoryview]]):
         if poses:
             peers.append((poses, [POSES_ROOT], security.client_keys("robot")))
         sockets = connect_all((_open(topics), endpoint, key) for endpoint, topics, key in peers)
-        super().__init__(sockets, lambda parts: parts, self._keep, self._wake)
+        super().__init__(sockets)
 
     def take(self, timeout_ms: int) -> ReceivedMessage | None:
         """Return the next message, or None when none arrives in time.
@@ -173,15 +174,18 @@ class StreamTap(Receiver[list[memoryview]]):
         """
         self._require_process()
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._waiting), timeout_ms / 1000)
+            self._changed.wait_for(lambda: self._ended or bool(self._waiting), timeout_ms / 1000)
             if self._waiting:
                 message = self._waiting.popleft()
-                self._bytes -= _count_bytes(message)
+                self._bytes -= message.nbytes
                 return message
         self.check()
         return None
 
-    def _keep(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> bool:
+    def _unpack(self, parts: list[memoryview]) -> list[memoryview]:
+        return parts
+
+    def _store(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> bool:
         is_pose = parts[0][: len(POSES_ROOT)] == POSES_ROOT
         if self._wanted and parts[0] not in self._wanted and not is_pose:
             return True  # a subscription also matches longer topics
@@ -189,20 +193,19 @@ class StreamTap(Receiver[list[memoryview]]):
             return True
         message = ReceivedMessage(parts, received_ns)
         with self._changed:
-            if self._waiting and self._bytes + _count_bytes(message) > self._max_bytes:
+            if self._waiting and self._bytes + message.nbytes > self._max_bytes:
                 self.dropped += 1
             else:
                 self._waiting.append(message)
-                self._bytes += _count_bytes(message)
+                self._bytes += message.nbytes
                 self._changed.notify()
         return True
 
     def _is_permitted(self, topic: memoryview, source: ReconnectingSocket, keys: ClientKeys) -> bool:
         """Return True if the other end's key may send a message of this topic. Count it otherwise."""
         camera = bytes(topic[len(FRAMES_ROOT) :]).decode("ascii", "replace")
-        if keys.server.role != "camera" or (
-            topic[: len(FRAMES_ROOT)] == FRAMES_ROOT and keys.may_send(camera)
-        ):
+        is_frame = topic[: len(FRAMES_ROOT)] == FRAMES_ROOT
+        if keys.server.role != "camera" or (is_frame and keys.may_send(camera)):
             return True
         self.refused += 1
         if self.refused == 1:
@@ -211,9 +214,9 @@ class StreamTap(Receiver[list[memoryview]]):
             )
         return False
 
-    def _wake(self) -> None:
+    def _end(self) -> None:
         with self._changed:
-            self._closed = True
+            self._ended = True
             self._changed.notify_all()
 
 
@@ -223,7 +226,3 @@ def _open(topics: Sequence[bytes]) -> Socket:
     socket.setsockopt(zmq.RECONNECT_IVL, MIN_RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
     return socket
-
-
-def _count_bytes(message: ReceivedMessage) -> int:
-    return OVERHEAD_BYTES + sum(part.nbytes for part in message.parts)

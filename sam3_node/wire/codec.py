@@ -87,6 +87,15 @@ def unpack(data: Buffer, *, what: str, limits: Limits | None = None) -> Any:
     return value
 
 
+def open_message(data: Buffer, what: str, limits: Limits, has_kind: bool = True) -> Fields:
+    """Return the map of a message. Raises WireError for any other bytes, and for another wire version or kind."""
+    fields = Fields(unpack(data, what=what, limits=limits), what)
+    fields.require_version()
+    if has_kind:
+        fields.choice("kind", (what,))
+    return fields
+
+
 def _require_complete(data: Buffer, size: int) -> None:
     # unpackb allocates lists of the length that the header declares; skipping first proves that the items exist
     reader = msgpack.Unpacker(max_buffer_size=size)
@@ -286,13 +295,6 @@ class Fields:
             raise self.wrong(key, f"a list of at most {max_count} finite numbers")
         return tuple(map(float, values))
 
-    def triple(self, key: str, low: float = -math.inf) -> tuple[float, float, float]:
-        """Return a list of three finite numbers, none below `low`."""
-        values = self.numbers(key, 3)
-        if len(values) != 3 or min(values) < low:
-            raise self.wrong(key, f"three finite numbers from {low}")
-        return values
-
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings."""
         values = self.sequence(key)
@@ -311,11 +313,6 @@ class Fields:
         version = self._map.get("v")
         if type(version) is not int or version != VERSION:
             raise WireError(f"{self.what}: expected wire version {VERSION}, found {describe(version)}")
-
-    def require_kind(self, kind: str) -> None:
-        """Raise WireError for a message of another wire version or kind."""
-        self.require_version()
-        self.choice("kind", (kind,))
 
 
 Read = Callable[[Fields, str], Any]
@@ -347,6 +344,18 @@ def number(low: float, high: float = math.inf) -> Read:
         return fields.number(name, low, high)
 
     _PLAIN[read] = float, low, min(high, sys.float_info.max)  # a larger one is infinite
+    return read
+
+
+def vector(count: int, low: float = -math.inf) -> Read:
+    """Return the reader of a list of `count` finite numbers, none below `low`."""
+
+    def read(fields: Fields, name: str) -> tuple[float, ...]:
+        values = fields.numbers(name, count)
+        if len(values) != count or min(values) < low:
+            raise fields.wrong(name, f"{count} finite numbers from {low}")
+        return values
+
     return read
 
 

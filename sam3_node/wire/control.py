@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..errors import RequestError, Sam3NodeError, WireError
 from ..types import Buffer
-from .codec import VERSION, Fields, Limits, Read, Schema, describe, pack, unpack
+from .codec import VERSION, Fields, Limits, Read, Schema, describe, open_message, pack
 from .operations import OPERATIONS, find_operation
 
 INTERNAL_ERROR = "internal"
@@ -84,8 +84,7 @@ def pack_request(request: Request) -> bytes:
 
 def unpack_request(data: Buffer) -> Request:
     """Unpack a request and read its values. Raises WireError for any other bytes; its values may still raise."""
-    fields = Fields(unpack(data, what="request", limits=_LIMITS), "request")
-    fields.require_version()
+    fields = open_message(data, "request", _LIMITS, has_kind=False)
     request = Request(**fields.read(_REQUEST))
     with suppress(Exception):  # it raises again where the request is answered
         request.values  # noqa: B018
@@ -104,8 +103,7 @@ def pack_reply(reply: Reply) -> bytes:
 
 def unpack_reply(data: Buffer) -> Reply:
     """Unpack a reply. Raises WireError for any other bytes."""
-    fields = Fields(unpack(data, what="reply", limits=_LIMITS), "reply")
-    fields.require_version()
+    fields = open_message(data, "reply", _LIMITS, has_kind=False)
     node = fields.text("node") if fields.has("node") else None
     if fields.flag("ok"):
         return Reply(fields.integer("id"), fields.any("result"), node=node)
@@ -148,6 +146,4 @@ def unpack_event(parts: Sequence[Buffer]) -> Event:
     if len(parts) != 2 or parts[0] != EVENTS_TOPIC:
         first = describe(bytes(parts[0][:80])) if parts else "none"
         raise WireError(f"event: expected 2 parts, the first {EVENTS_TOPIC!r}; found {len(parts)}, {first}")
-    body = Fields(unpack(parts[1], what="event", limits=_LIMITS), "event")
-    body.require_kind("event")
-    return Event(**body.read(_EVENT))
+    return Event(**open_message(parts[1], "event", _LIMITS).read(_EVENT))

@@ -39,8 +39,9 @@ from .codec import (
     describe,
     integer,
     number,
+    open_message,
     pack,
-    unpack,
+    vector,
 )
 from .images import check_colour, check_depth
 from .masks import MAX_MASK_PIXELS, encode_mask, read_mask
@@ -78,6 +79,12 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+def _open_body(parts: Sequence[Buffer], kind: str, limits: Limits) -> Fields:
+    if len(parts) != 2:
+        raise WireError(f"{kind}: expected 2 parts (topic, body), found {len(parts)}")
+    return open_message(parts[1], kind, limits)
+
+
 def _check_topic(topic: Buffer, expected: bytes, what: str) -> None:
     if topic != expected:
         raise WireError(
@@ -103,7 +110,7 @@ MAX_EPOCH = 2**53 - 1
 _HEADER_LIMITS = _POSE_LIMITS = Limits(total_bytes=64 << 10)
 _MASKS_LIMITS = Limits(total_bytes=64 << 20)
 _UNIT_TOLERANCE = 1e-3
-_SIDE, _CLOCK = integer(1, MAX_SIDE), choice(get_args(Clock))
+_SIDE, _CLOCK, _TRIPLE = integer(1, MAX_SIDE), choice(get_args(Clock)), vector(3)
 
 _INTRINSICS = Schema(
     {
@@ -162,8 +169,7 @@ def unpack_frame(parts: Sequence[Buffer]) -> Frame:
     """Unpack a frame from the parts of a message without copying pixels. Raises WireError for any other input."""
     if not 3 <= len(parts) <= 4:
         raise WireError(f"frame: expected 3 or 4 parts (topic, header, colour, depth), found {len(parts)}")
-    header = Fields(unpack(parts[1], what="frame", limits=_HEADER_LIMITS), "frame")
-    header.require_kind("frame")
+    header = open_message(parts[1], "frame", _HEADER_LIMITS)
     if header.has("depth") != (len(parts) == 4):
         raise WireError(
             f"frame: expected a depth part with, and only with, a depth header; found {len(parts)} parts"
@@ -178,17 +184,8 @@ def unpack_frame(parts: Sequence[Buffer]) -> Frame:
     return frame
 
 
-def _read_numbers(count: int) -> Read:
-    def read(fields: Fields, name: str) -> tuple[float, ...]:
-        values = fields.numbers(name, count)
-        if len(values) != count:
-            raise fields.wrong(name, f"{count} finite numbers")
-        return values
-
-    return read
-
-
-def _read_points(fields: Fields, name: str) -> bytes:
+def read_vectors(fields: Fields, name: str) -> bytes:
+    """Return the bytes of vectors of three float32."""
     data = fields.blob(name)
     if len(data) % 12:
         raise fields.wrong(name, "bytes of three float32 for each point")
@@ -231,8 +228,8 @@ _POSE = Schema(
         "parent": _name,
         "stamp_ns": Fields.integer,
         "clock": _CLOCK,
-        "position": Fields.triple,
-        "quaternion": _read_numbers(4),
+        "position": _TRIPLE,
+        "quaternion": vector(4),
     }
 )
 
@@ -253,14 +250,14 @@ def _read_stages(fields: Fields, name: str) -> dict[str, int]:
 _SHARE = number(0.0, 1.0)
 _SPATIAL: dict[str, Read] = {
     "depth_share": _SHARE,
-    "camera_position_m": Fields.triple,
-    "covariance_m2": _read_numbers(6),
-    "extent_centre_m": Fields.triple,
-    "extent_quaternion_xyzw": _read_numbers(4),
-    "nearest_m": Fields.triple,
-    "velocity_mps": Fields.triple,
+    "camera_position_m": _TRIPLE,
+    "covariance_m2": vector(6),
+    "extent_centre_m": _TRIPLE,
+    "extent_quaternion_xyzw": vector(4),
+    "nearest_m": _TRIPLE,
+    "velocity_mps": _TRIPLE,
     "velocity_age_s": number(0.0),
-    "points_m": _read_points,
+    "points_m": read_vectors,
 }
 DEPTH_FIELDS = ("position_m", "frame", "extent_m", *_SPATIAL)
 """All fields of an instance that need depth."""
@@ -275,9 +272,9 @@ _INSTANCE = Schema(
         "age": Fields.integer,
         "frames_since_seen": Fields.integer,
         "mask": Fields.fields,
-        "position_m?": Fields.triple,
+        "position_m?": _TRIPLE,
         "frame?": Fields.text,
-        "extent_m?": lambda fields, name: fields.triple(name, low=0.0),
+        "extent_m?": vector(3, low=0.0),
         "confidence?": _SHARE,
         "doubtful?": Fields.flag,
         "name_confidence?": _SHARE,
@@ -327,11 +324,7 @@ def unpack_masks(parts: Sequence[Buffer], lazy: bool = False) -> MaskFrame:
 
     With `lazy`, each mask is decoded when its pixels are first used. Damage in them raises WireError only then.
     """
-    if len(parts) != 2:
-        raise WireError(f"masks: expected 2 parts (topic, body), found {len(parts)}")
-    body = Fields(unpack(parts[1], what="masks", limits=_MASKS_LIMITS), "masks")
-    body.require_kind("masks")
-    values = body.read(_MASKS)
+    values = _open_body(parts, "masks", _MASKS_LIMITS).read(_MASKS)
     _check_topic(parts[0], masks_topic(values["camera"]), "masks")
     size = values["height"], values["width"]
     values["instances"] = _unpack_instances(values["instances"], size, lazy)
@@ -388,10 +381,6 @@ def pack_pose(pose: FramePose) -> list[bytes]:
 
 def unpack_pose(parts: Sequence[Buffer]) -> FramePose:
     """Unpack a pose from the parts of a message. Raises WireError for any other input."""
-    if len(parts) != 2:
-        raise WireError(f"pose: expected 2 parts (topic, body), found {len(parts)}")
-    body = Fields(unpack(parts[1], what="pose", limits=_POSE_LIMITS), "pose")
-    body.require_kind("pose")
-    pose = read_pose(body)
+    pose = read_pose(_open_body(parts, "pose", _POSE_LIMITS))
     _check_topic(parts[0], pose_topic(pose.frame), "pose")
     return pose

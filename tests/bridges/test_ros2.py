@@ -348,7 +348,7 @@ def test_masks_that_came_while_stopped_are_not_published(site: Site, tmp_path: P
         site.bridge.stop()
         site.published.clear()
         publisher.send(replace(masks, skipped=7))
-        inbox = site.bridge._client._masks._inbox.queue
+        inbox = site.bridge._client._masks._queue
         assert until(lambda: inbox.peek(lambda item: item[0].skipped == 7, 1000), "the masks")
         site.bridge.start(lambda *found: site.published.append(found))
         until(lambda: inbox.peek(lambda _: True, 0) is None, "a reader")

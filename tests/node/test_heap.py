@@ -7,7 +7,7 @@ import ctypes
 import pytest
 
 from sam3_node.node import node
-from sam3_node.node.status import rss_bytes
+from sam3_node.transport.limits import rss_bytes
 
 CHUNK, COUNT = 100_000, 400
 

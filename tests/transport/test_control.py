@@ -24,9 +24,9 @@ from sam3_node.errors import (
     UnknownObjectError,
     WireError,
 )
-from sam3_node.node.status import rss_bytes
 from sam3_node.transport import ControlClient, ControlServer
 from sam3_node.transport.control_server import LARGE_BYTES, MAX_REQUESTS_PER_PEER
+from sam3_node.transport.limits import rss_bytes
 from sam3_node.wire import Failure, Reply, Request, pack, pack_reply, pack_request, unpack_reply
 from tests.support.refuses import refuses
 from tests.support.transport_peer import next_line, peer, wait_until, waiting_bodies

@@ -28,8 +28,8 @@ import torch
 
 from sam3_node.client import PerceptionClient
 from sam3_node.models import load_tracker
-from sam3_node.node.status import rss_bytes
 from sam3_node.tracking import ObjectPrompt, Tracker
+from sam3_node.transport.limits import rss_bytes
 from tools.bench.common import Figures, make_parser
 from tools.bench.processes import Processes, add_points, next_masks
 from tools.bench.soak_chaos import Plan, Soak

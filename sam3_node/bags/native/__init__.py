@@ -25,6 +25,7 @@ import numpy as np
 from ...geometry import Array
 from ...types import Buffer
 from ...wire import VERSION, Fields, pack, unpack
+from ...wire.codec import vector
 
 LAYOUT, LAYOUT_VERSION = "sam3_node.layout", 1
 """Metadata record that begins a recording, and its version."""
@@ -66,7 +67,5 @@ def unpack_pose(body: Buffer) -> Pose:
     """Return the pose of such a body; WireError if it is malformed."""
     fields = Fields(unpack(body, what="pose"), "pose")
     fields.require_version()
-    matrix = fields.numbers("camera_to_world", 16)
-    if len(matrix) != 16:
-        raise fields.wrong("camera_to_world", "16 numbers")
+    matrix = vector(16)(fields, "camera_to_world")
     return Pose(fields.text("camera"), fields.integer("seq"), np.array(matrix).reshape(4, 4))

@@ -181,12 +181,9 @@ class SlotObservation:
         if self.seq is None:
             return "no masks have come yet"
         if self.stale[slot]:
-            age_s = self.ages_s[slot]
-            age = (
-                f"{age_s:.2f} s"
-                if age_s < MAX_AGE_S
-                else f"{MAX_AGE_S:.0f} s or more, or of a clock that differs"
-            )
+            age = f"{self.ages_s[slot]:.2f} s"
+            if self.ages_s[slot] >= MAX_AGE_S:
+                age = f"{MAX_AGE_S:.0f} s or more, or of a clock that differs"
             return f"stale: {age} old, more than {self.max_age_s:g} s"
         if not self.tracked[slot]:
             return "not tracked"
@@ -331,11 +328,8 @@ class ObjectSlots:
         full = np.zeros((count, *self.size), np.bool_)
         boxes, confidences = np.zeros((count, 4), np.float32), np.zeros(count, np.float32)
         name_confidences = np.ones(count, np.float32)
-        ids, visible, doubtful = (
-            np.zeros(count, np.int64),
-            np.zeros(count, np.bool_),
-            np.zeros(count, np.bool_),
-        )
+        ids = np.zeros(count, np.int64)
+        visible, doubtful = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         for index, slot in enumerate(self._slots):
             if slot.instance is None:
                 continue
@@ -368,15 +362,12 @@ class ObjectSlots:
 
     def _find_rivals(self, masks: MaskFrame) -> dict[str, str]:
         """Return the names of more sure objects than `most`, and what is to be said of them."""
-        found = {
-            name: [item for item in masks.instances if item.label == name and _is_sure(item)]
-            for name in self.most
-        }
-        return {
-            name: describe_rivals(name, items, self.most[name], masks.camera)
-            for name, items in found.items()
-            if len(items) > self.most[name]
-        }
+        rivals = {}
+        for name, most in self.most.items():
+            sure = [item for item in masks.instances if item.label == name and _is_sure(item)]
+            if len(sure) > most:
+                rivals[name] = describe_rivals(name, sure, most, masks.camera)
+        return rivals
 
     def forget(self) -> None:
         """Empty all slots, because object ids have begun again."""

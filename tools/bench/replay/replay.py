@@ -31,11 +31,11 @@ from pathlib import Path
 from sam3_node.bags.bag import open_bag
 from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.bags.native.writer import RecordingWriter
-from sam3_node.node.status import rss_bytes
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.event_log import Step
 from sam3_node.replay.job import Job, ObjectOnFrame, settings_for
 from sam3_node.replay.run import Prefetcher, run_job
+from sam3_node.transport.limits import rss_bytes
 from sam3_node.types import NANOSECONDS, Frame, Mask
 from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.common import RUNS, Figures, count_cores, make_parser, objects_text, processor
