@@ -498,11 +498,20 @@ def blank(seq: int) -> Frame:
     return Frame("cam", seq, seq, SIDE, SIDE, "bgr8", bytes(SIDE * SIDE * 3))
 
 
-def test_neither_frames_nor_prompts_compile_after_the_warm_up(
-    backend: CountingBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    objects = repetitions(4, 16)
-    monkeypatch.setattr(tracker_model, "CPU_BATCH", tracker_model.GPU_BATCH)
+@pytest.fixture(params=["cpu", "gpu"])
+def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run as on a CPU, or as on a GPU: in larger batches, and without the convolutions of oneDNN and NNPACK."""
+    if request.param == "cpu":
+        yield
+        return
+    monkeypatch.setattr(tracker_model, "CPU_COMPILED_BATCH", tracker_model.GPU_BATCH)
+    with torch.backends.mkldnn.flags(enabled=False), torch.backends.nnpack.flags(enabled=False):
+        yield
+
+
+@pytest.mark.usefixtures("batches")
+def test_neither_frames_nor_prompts_compile_after_the_warm_up(backend: CountingBackend) -> None:
+    objects = repetitions(4, 17)
     settings = Settings(tracker=TrackerSettings(max_objects=objects))
     model = tiny_model(hidden=64, size=56)
     model.compile(backend)

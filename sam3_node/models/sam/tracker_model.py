@@ -26,6 +26,7 @@ from .vit import side
 
 CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
 GPU_BATCH = 64
+CPU_COMPILED_BATCH = 15  # torch runs other convolutions for 16 or more, which would be graphs of their own
 MAX_GRAPHS = 64
 """Graphs of one stage, over all models of a process: torch's own limit, 8, would silently run others uncompiled."""
 
@@ -103,7 +104,8 @@ class TrackerModel(nn.Module):
     @property
     def batch_size(self) -> int:
         """Number of objects that run at once on this device."""
-        return min(self._batch_limit, CPU_BATCH if self.device.type == "cpu" else GPU_BATCH)
+        most = CPU_COMPILED_BATCH if self.is_compiled else CPU_BATCH
+        return min(self._batch_limit, most if self.device.type == "cpu" else GPU_BATCH)
 
     def limit_batch(self, count: int) -> None:
         """Run at most `count` objects at once from now on, because memory ran out for more; free what torch caches."""
