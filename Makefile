@@ -34,7 +34,7 @@ NEED_NO_ENGINES := $(addprefix tests/engines/,\
 	tensorrt/test_run.py)
 
 test-engines: $(ENGINES_READY)
-	SAM3_TEST_BINDINGS=1 $(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/engines/test_*.py tests/engines/tensorrt/test_*.py)) \
+	TEST_BINDINGS=1 $(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/engines/test_*.py tests/engines/tensorrt/test_*.py)) \
 		tests/models/sam/test_read_kernel.py
 
 lint: $(READY)

@@ -23,7 +23,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-SWITCH = "SAM3_TEST_BINDINGS"
+SWITCH = "TEST_BINDINGS"
 VERSIONS = ("10.3.0", "10.8.0.43", "10.16.1.11", "11.0.0.114", "11.4.0.106")
 SOURCES = ROOT / "sam3_node" / "engines" / "tensorrt"
 OBJECTS = {
