@@ -353,14 +353,11 @@ class ReadLayer(nn.Module):
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
         # x is [1 or N, hw, C]: one row before the first memory attention, then one row per object
-        x = self._attend_self(self.norm1(x), attend).add_(x)
+        query, key, value = attend.project_own(self, self.norm1(x))
+        own = F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
+        x = apply_linear(self.own_out, own).add_(x)
         x = apply_linear(self.value_out, attend(self, self.norm2(x))).add_(x)
         return apply_mlp(self.linear1, self.activation, self.linear2, self.norm3(x)).add_(x)
-
-    def _attend_self(self, x: Tensor, attend: Attend) -> Tensor:
-        query, key, value = attend.project_own(self, x)
-        out = F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
-        return apply_linear(self.own_out, out)
 
 
 class _PlainAttend:

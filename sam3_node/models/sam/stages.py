@@ -415,17 +415,21 @@ class CompilableStage(nn.Module):
 
     varying: ClassVar[tuple[tuple[int, ...], ...]]
     """For each input, the axes that vary."""
+    _run_graph: Any
 
-    def __call__(self, *inputs: Tensor | None) -> Any:
-        """Run the stage; see `forward`."""
-        if self._compiled_call_impl is not None:
-            if not self.runs_compiled(*inputs):
-                return self.forward(*inputs)
-            for tensor, axes in zip(inputs, self.varying, strict=False):
-                for axis in axes:
-                    if tensor is not None and tensor.shape[axis] > 1:
-                        torch._dynamo.mark_dynamic(tensor, axis)
-        return super().__call__(*inputs)
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile `forward`; see `torch.nn.Module.compile`."""
+        super().compile(*args, **options)
+        self._run_graph, self._compiled_call_impl = self._compiled_call_impl, self._call_compiled
+
+    def _call_compiled(self, *inputs: Tensor | None) -> Any:
+        if not self.runs_compiled(*inputs):
+            return self.forward(*inputs)
+        for tensor, axes in zip(inputs, self.varying, strict=False):
+            for axis in axes:
+                if tensor is not None and tensor.shape[axis] > 1:
+                    torch._dynamo.mark_dynamic(tensor, axis)
+        return self._run_graph(*inputs)
 
     def runs_compiled(self, *inputs: Any) -> bool:
         """Return True for inputs for which the compiled stage needs no further graph."""
