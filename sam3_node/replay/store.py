@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
 from ..errors import BagError, MissingExtraError, OutputError, ReplayError, require
-from ..files import UNFINISHED, child_path, temp_dir, write_atomically
+from ..files import UNFINISHED, child_path, explain_os_error, temp_dir, write_atomically
 from ..types import MaskFrame
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class FolderStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         """A folder on this machine for temporary files, and for files to `keep`."""
-        with _translate_errors(folder):
+        with explain_os_error(OutputError, str(folder)):
             folder.mkdir(parents=True, exist_ok=True)
 
     def keep(self, paths: Sequence[Path]) -> None:
@@ -249,12 +249,12 @@ class FolderStore:
 
     def write(self, name: str, data: bytes) -> None:
         """Store a value, or replace it. After a crash, either the old or the new value is complete."""
-        with _translate_errors(self.folder / name):
+        with explain_os_error(OutputError, str(self.folder / name)):
             write_atomically(self.folder / name, data)
 
     def read(self, name: str) -> bytes:
         """Return an existing value."""
-        with _translate_errors(self.folder / name):
+        with explain_os_error(OutputError, str(self.folder / name)):
             return (self.folder / name).read_bytes()
 
     def exists(self, name: str) -> bool:
@@ -264,7 +264,7 @@ class FolderStore:
     def names(self, folder: str = "") -> list[str]:
         """Return the sorted names that begin with `folder` and a `/`; all names without a folder."""
         root = self.folder / folder
-        with _translate_errors(root):
+        with explain_os_error(OutputError, str(root)):
             files = sorted(path for path in root.rglob("*") if path.is_file())
         return [
             path.relative_to(self.folder).as_posix()
@@ -274,17 +274,17 @@ class FolderStore:
 
     def delete(self, name: str) -> None:
         """Delete a value if it exists."""
-        with _translate_errors(self.folder / name):
+        with explain_os_error(OutputError, str(self.folder / name)):
             (self.folder / name).unlink(missing_ok=True)
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep other processes from writing during a `with` block. Raises HeldError if another one holds the lock."""
         # errors of the block are no errors of this store
-        with _translate_errors(self.folder):
+        with explain_os_error(OutputError, str(self.folder)):
             file = (self.folder / LOCK).open("w")
         with file:
-            with _translate_errors(self.folder):
+            with explain_os_error(OutputError, str(self.folder)):
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
@@ -292,15 +292,6 @@ class FolderStore:
                         f"another replay writes to {self.folder}; wait for it, or choose another folder"
                     ) from error
             yield
-
-
-@contextmanager
-def _translate_errors(path: Path) -> Iterator[None]:
-    """Turn OSError into OutputError."""
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"{path}: {error.strerror or error}") from error
 
 
 class UrlStore:
