@@ -379,20 +379,20 @@ class _PlainAttend:
         tokens = self.tokens
         query = rotate(apply_linear(layer.query, x), self.rotation)
         # keys of all memories are projected at once; a memory's tokens have the same rotation at any age
-        key = self._rotate_keys(apply_linear(layer.key, tokens.keys))
-        query = query.expand(key.shape[0], -1, -1)  # len() would fix the size in an export
-        out: Tensor = layer.attend(query, key, tokens.values, tokens.mask, tokens.reduced, tokens.weight)
-        return out
-
-    def _rotate_keys(self, key: Tensor) -> Tensor:
-        """Rotate keys [N, T, D]; the pointers, which come last, are not rotated."""
-        start, end = self.tokens.reduced, self.tokens.reduced + self.tokens.full
+        key = apply_linear(
+            layer.key, tokens.keys
+        )  # [N, T, D]; the pointers, which come last, are not rotated
+        start, end = tokens.reduced, tokens.reduced + tokens.full
         full = key[:, start:end].unflatten(1, (-1, len(self.key_rotation)))
         rotated = rotate(full, self.key_rotation)
         parts = [rotated.flatten(1, 2), key[:, end:]]
         if self.reduced_rotation is not None:
             parts.insert(0, rotate(key[:, :start], self.reduced_rotation))
-        return key if rotated is full else torch.cat(parts, dim=1)  # otherwise it was done in place
+        if rotated is not full:  # otherwise it was done in place
+            key = torch.cat(parts, dim=1)
+        query = query.expand(key.shape[0], -1, -1)  # len() would fix the size in an export
+        out: Tensor = layer.attend(query, key, tokens.values, tokens.mask, tokens.reduced, tokens.weight)
+        return out
 
 
 def _sine(source: Any, size: tuple[int, int]) -> Tensor:
