@@ -6,6 +6,7 @@ Temporary folders lie in one that all users may write to, so no path there is fo
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import stat
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import IO
 
 from .errors import OutputError, Sam3NodeError
+
+_log = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished"
 """Suffix of a file that is still being written."""
@@ -172,6 +175,31 @@ def read_private(path: Path, max_bytes: int = -1) -> bytes:
         os.close(descriptor)  # open() leaves a folder's descriptor open
 
 
+def keep(path: Path, data: bytes, loss: str) -> bool:
+    """Write a private file that a program keeps for its next start. Its folder is made private, too.
+
+    Return False where that fails, with a warning: `loss` says what that costs.
+    """
+    try:
+        make_private_dir(path.parent)
+        write_private_atomically(path, data)
+    except OSError as error:
+        _log.warning("%s: cannot write %s: %s", loss, path, error.strerror)
+        return False
+    return True
+
+
+def read_kept(path: Path, loss: str) -> bytes:
+    """Read what `keep` wrote; empty where it is absent, and, with a warning, where it cannot be read or trusted."""
+    try:
+        return read_private(path)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        _log.warning("%s: cannot read %s: %s", loss, path, error.strerror)
+        return b""
+
+
 def describe_exposure(folder: Path) -> str | None:
     """Return why users besides this one and root can change a folder, and what to do; None if they cannot.
 
@@ -236,8 +264,11 @@ def temp_dir() -> Iterator[Path]:
 
 
 def _try_lock(folder: Path) -> int | None:
-    """Return a descriptor that holds the lock of a folder; None if the process that created it runs."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    """Return a descriptor that holds the lock of a folder; None if its process runs, or has just removed it."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -59,6 +59,15 @@ def test_the_folder_of_a_killed_process_is_removed(tmp_path: Path, monkeypatch: 
     assert list_temp_dirs(tmp_path) == []
 
 
+def test_a_folder_that_its_process_removes_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, "glob", lambda root, pattern: [root / "work-removed"])
+    with temp_dir() as folder:
+        assert folder.is_dir()
+
+
 def test_a_missing_temporary_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with refuses(OutputError, field="TMPDIR"), temp_dir():

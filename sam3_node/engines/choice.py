@@ -18,7 +18,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from ..errors import EngineError, find_version
-from ..files import write_atomically
+from ..files import keep, read_kept
 from ..models import TrackerModel
 from ..models.weight_files import pick_device
 from ..settings import Settings
@@ -56,8 +56,10 @@ class Choice:
     def load(cls, path: Path | None) -> Self | None:
         """Read a choice; None where there is none, or the file is damaged."""
         try:
-            return TypeAdapter(cls).validate_json(path.read_bytes()) if path else None
-        except (OSError, ValidationError):
+            return (
+                TypeAdapter(cls).validate_json(read_kept(path, "options are timed again")) if path else None
+            )
+        except ValidationError:
             return None
 
     def add(self, name: str, value: str | bool, reason: str, ms: float) -> Choice:
@@ -65,13 +67,12 @@ class Choice:
         return Choice(self.values | {name: value}, (*self.reasons, f"{name} {value}: {reason}"), ms)
 
     def save(self, path: Path | None) -> None:
-        """Keep the choice for the next start. A folder that cannot be written costs only time then."""
-        try:
-            if path:
-                write_atomically(path, TypeAdapter(Choice).dump_json(self, indent=2))
-        except OSError as error:
-            _log.warning(
-                "options are timed again at the next start: cannot write %s: %s", path, error.strerror
+        """Keep the choice for the next start."""
+        if path:
+            keep(
+                path,
+                TypeAdapter(Choice).dump_json(self, indent=2),
+                "options are timed again at the next start",
             )
 
 

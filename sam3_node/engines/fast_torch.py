@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import EngineError, Sam3NodeError, find_version
+from ..files import keep, read_kept
 from ..models import TrackerModel
 from ..models.sam.stages import Stages
 from ..models.weight_files import pick_device
@@ -158,14 +159,9 @@ def _sources_digest() -> str:
 
 
 def _write_report(path: Path | None, report: Report) -> None:
-    """Keep a report for the next start. A folder that cannot be written costs only time then."""
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.write_text(report.to_json(), encoding="utf-8")
-    except OSError as error:
-        _log.warning("the gate will run again at the next start: cannot write %s: %s", path, error.strerror)
+    """Keep a report for the next start."""
+    if path is not None:
+        keep(path, report.to_json().encode(), "the gate will run again at the next start")
 
 
 class Fp8Linear(nn.Module):
@@ -311,16 +307,10 @@ def choose_launch(device: torch.device, folder: Path) -> None:
     generation = "".join(map(str, torch.cuda.get_device_capability(device)))
     path = folder / f"sm{generation}-{find_version(TRITON)}.json"
     try:
-        launch = read_kernel.Launch(*json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        launch = read_kernel.Launch(*json.loads(read_kept(path, "launches are timed again")))
+    except (ValueError, TypeError):  # absent, or damaged
         launch = read_kernel.time_launches(device, _measure_ms)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.write_text(json.dumps(launch), encoding="utf-8")
-        except OSError as error:
-            _log.warning(
-                "launches are timed again at the next start: cannot write %s: %s", path, error.strerror
-            )
+        keep(path, json.dumps(launch).encode(), "launches are timed again at the next start")
     read_kernel.use_launch(device, launch)
 
 

@@ -14,7 +14,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from ..errors import EngineError
-from ..files import describe_exposure, make_private_dir, read_private, write_private_atomically
+from ..files import describe_exposure, keep, make_private_dir, read_kept
 from ..models import TrackerModel
 from ..models.sam.stages import Run, Stages
 from .export import MAX_OBJECTS, dynamic_axes, silence_exporters
@@ -231,12 +231,8 @@ class CompiledArtifacts:
     def load(self) -> None:
         """Fill torch's cache from the file, if there is one. One that cannot be used is ignored with a warning."""
         path = self._folder.expanduser().absolute() / "compiled" / self._name
-        try:
-            data = read_private(path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            _log.warning("stages are compiled anew: cannot read %s: %s", path, error.strerror)
+        data = read_kept(path, "stages are compiled anew")
+        if not data:
             return
         with silence_exporters():  # torch checks a sum over the bytes, and logs its traceback
             info = torch.compiler.load_cache_artifacts(data)
@@ -252,15 +248,14 @@ class CompiledArtifacts:
             return
         if len(saved[0]) > MAX_ARTIFACT_BYTES or (cache := _make_cache_folder(self._folder)) is None:
             return
-        try:
-            write_private_atomically(cache / self._name, saved[0])
+        if not keep(cache / self._name, saved[0], "compiled stages are not kept in one file"):
+            return
+        with suppress(OSError):  # other processes may remove some, too
             newest_first = sorted(
                 cache.glob(f"*{ARTIFACTS}"), key=lambda path: path.stat().st_mtime, reverse=True
             )
             for old in newest_first[MAX_ARTIFACTS:]:
                 old.unlink(missing_ok=True)
-        except OSError as error:
-            _log.warning("compiled stages are not kept in one file: %s: %s", cache, error.strerror)
 
 
 def _list_artifacts(info: Any) -> frozenset[tuple[str, str]]:

@@ -10,7 +10,7 @@ import logging
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...errors import EngineError, MissingExtraError, install_advice, require
-from ...files import make_private_dir, read_private, write_private_atomically
+from ...files import keep, read_kept
 from ..oom import MEMORY_HINT
 from ..specs import MIN_MEMORIES, OBJECTS, Sizes, StageSpec, TensorSpec
 
@@ -250,8 +250,6 @@ def build(
             f"memory ran out, {MEMORY_HINT}"
         )
     if cache is not None and timings is not None:
-        with suppress(OSError):
-            make_private_dir(timings.parent)
         keep(timings, bytes(cache.serialize()), "kernels are timed again at the next build")
     return bytes(plan)
 
@@ -264,30 +262,6 @@ def _read_timings(config: Any, path: Path) -> Any:
         cache = config.create_timing_cache(b"")
         config.set_timing_cache(cache, False)
     return cache
-
-
-def read_kept(path: Path, loss: str) -> bytes:
-    """Read a private file that a program keeps for its next start; empty where it is absent.
-
-    A file that cannot be read or trusted is empty too, with a warning: `loss` says what that costs.
-    """
-    try:
-        return read_private(path)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        _log.warning("%s: cannot read %s: %s", loss, path, error.strerror)
-        return b""
-
-
-def keep(path: Path, data: bytes, loss: str) -> bool:
-    """Write a private file for the next start; return False where that fails, with a warning."""
-    try:
-        write_private_atomically(path, data)
-    except OSError as error:
-        _log.warning("%s: cannot write %s: %s", loss, path, error.strerror)
-        return False
-    return True
 
 
 def count_fp8_layers(onnx: Path) -> int:

@@ -16,17 +16,10 @@ import torch
 from torch import Tensor
 
 from ...errors import EngineError
+from ...files import keep, read_kept
 from ..oom import MEMORY_HINT
 from ..specs import OBJECTS, Sizes, StageSpec, allocate_aligned, ensure_aligned, find_sizes
-from .builder import (
-    Library,
-    describe_errors,
-    find_library,
-    get_logger,
-    keep,
-    read_kept,
-    start_library,
-)
+from .builder import Library, describe_errors, find_library, get_logger, start_library
 
 REBUILD_HINT = "build it again here: sam3-node engine build"
 _log = logging.getLogger(__name__)
