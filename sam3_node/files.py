@@ -189,15 +189,15 @@ def keep(path: Path, data: bytes, loss: str) -> bool:
     return True
 
 
-def read_kept(path: Path, loss: str) -> bytes:
-    """Read what `keep` wrote; empty where it is absent, and, with a warning, where it cannot be read or trusted."""
+def read_kept(path: Path, loss: str) -> bytes | None:
+    """Read what `keep` wrote; None where it is absent, and, with a warning, where it cannot be read or trusted."""
     try:
         return read_private(path)
     except FileNotFoundError:
-        return b""
+        return None
     except OSError as error:
         _log.warning("%s: cannot read %s: %s", loss, path, error.strerror)
-        return b""
+        return None
 
 
 def describe_exposure(folder: Path) -> str | None:

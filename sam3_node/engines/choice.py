@@ -55,10 +55,10 @@ class Choice:
     @classmethod
     def load(cls, path: Path | None) -> Self | None:
         """Read a choice; None where there is none, or the file is damaged."""
+        if path is None or (data := read_kept(path, "options are timed again")) is None:
+            return None
         try:
-            return (
-                TypeAdapter(cls).validate_json(read_kept(path, "options are timed again")) if path else None
-            )
+            return TypeAdapter(cls).validate_json(data)
         except ValidationError:
             return None
 

@@ -307,7 +307,7 @@ def choose_launch(device: torch.device, folder: Path) -> None:
     generation = "".join(map(str, torch.cuda.get_device_capability(device)))
     path = folder / f"sm{generation}-{find_version(TRITON)}.json"
     try:
-        launch = read_kernel.Launch(*json.loads(read_kept(path, "launches are timed again")))
+        launch = read_kernel.Launch(*json.loads(read_kept(path, "launches are timed again") or b""))
     except (ValueError, TypeError):  # absent, or damaged
         launch = read_kernel.time_launches(device, _measure_ms)
         keep(path, json.dumps(launch).encode(), "launches are timed again at the next start")

@@ -232,7 +232,7 @@ class CompiledArtifacts:
         """Fill torch's cache from the file, if there is one. One that cannot be used is ignored with a warning."""
         path = self._folder.expanduser().absolute() / "compiled" / self._name
         data = read_kept(path, "stages are compiled anew")
-        if not data:
+        if data is None:
             return
         with silence_exporters():  # torch checks a sum over the bytes, and logs its traceback
             info = torch.compiler.load_cache_artifacts(data)

@@ -256,8 +256,7 @@ def build(
 
 def _read_timings(config: Any, path: Path) -> Any:
     """Return the timing cache that a build adds to; empty where the file is absent, or of another version or GPU."""
-    kept = read_kept(path, "kernels are timed again")
-    cache = config.create_timing_cache(kept)
+    cache = config.create_timing_cache(read_kept(path, "kernels are timed again") or b"")
     if cache is None or not config.set_timing_cache(cache, False):
         cache = config.create_timing_cache(b"")
         config.set_timing_cache(cache, False)

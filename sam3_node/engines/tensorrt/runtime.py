@@ -82,7 +82,7 @@ class KernelCache:
             self._saved = kernels
 
     def _load(self) -> None:
-        kernels = read_kept(self._path, "kernels are compiled again") if self._path else b""
+        kernels = read_kept(self._path, "kernels are compiled again") if self._path else None
         if not kernels:
             return
         if self._cache.deserialize(kernels):
