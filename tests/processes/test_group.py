@@ -23,7 +23,7 @@ from sam3_node.settings import load_settings
 from sam3_node.transport import FramePublisher
 from tests.support.refuses import refuses
 
-READY_THEN_SLEEP = "print('up', flush=True)\nimport time\ntime.sleep(60)"
+READY_THEN_SLEEP = "print('up', flush=True)\nimport time\ntime.sleep(3600)"
 ENDS_ON_SIGTERM = (
     "import signal, os\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n" + READY_THEN_SLEEP
 )
@@ -62,7 +62,7 @@ def run_until(process: Process, codes: dict[str, int]) -> list[str]:
 def test_output_is_forwarded_by_name_and_the_ready_line_is_matched() -> None:
     lines: list[str] = []
     with Group(echo=lines.append) as group:
-        code = "print('noise'); print('up at tcp://127.0.0.1:7')\nimport time; time.sleep(60)"
+        code = "print('noise'); print('up at tcp://127.0.0.1:7')\nimport time; time.sleep(3600)"
         group.start(python("a", code, ready=r"up at (\S+)"))
         ready = group.wait_ready("a", 20)
         assert ready.group(1) == "tcp://127.0.0.1:7"
@@ -97,7 +97,7 @@ def test_a_process_that_ends_before_it_is_ready_is_reported_with_its_last_lines(
 
 def test_a_process_that_is_not_ready_in_time_is_an_error() -> None:
     with Group(echo=None) as group:
-        group.start(python("slow", "import time; time.sleep(60)"))
+        group.start(python("slow", "import time; time.sleep(3600)"))
         with refuses(ProcessError, field="0.2"):
             group.wait_ready("slow", 0.2)
 

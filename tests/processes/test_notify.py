@@ -32,7 +32,7 @@ watchdog = Watchdog({hang_s}, os.environ)
 assert "NOTIFY_SOCKET" not in os.environ
 watchdog.tick()
 print("up", os.getpid(), flush=True)
-time.sleep(600)
+time.sleep(3600)
 """
 
 
@@ -228,7 +228,7 @@ def test_a_loop_that_hangs_is_a_failure_that_ends_the_group() -> None:
 )
 def test_a_process_that_hangs_at_its_end_is_replaced(end: str, said: str) -> None:
     code = ALIVE.format(hang_s=600.0).replace(
-        "time.sleep(600)", f"from sam3_node.processes import notify; {end}; time.sleep(600)"
+        "time.sleep(3600)", f"from sam3_node.processes import notify; {end}; time.sleep(600)"
     )
     lines: list[str] = []
     with Group(echo=lines.append) as group:
