@@ -680,5 +680,3 @@ def _confirm(source: str, security: Security | None, token: str, node: str, pati
                     log.warning("%s gives no answer: %s", source, error)
                     return None
                 time.sleep(PAUSE_S)
-            except RequestError:  # a node of before this operation
-                return UNKNOWN

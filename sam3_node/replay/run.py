@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
 
@@ -44,7 +44,7 @@ from .second_pass import (
     play_backward,
     schedule_backward,
 )
-from .shards import LIMITS, SECOND_PASS, CameraObject, ShardLimits, Shards, ShardWriter
+from .shards import LIMITS, SECOND_PASS, ShardLimits, Shards, ShardWriter
 from .store import ReplayCounts, Summary, open_store
 
 Load = Callable[[Settings], Perception]
@@ -132,7 +132,7 @@ class _JobRun:
         """Play all actions that are not in shards yet, up to a stop."""
         self._check_weights()
         schedule, model = self.session.schedule, self.perception.model
-        player = Player(self.perception, schedule.has_recorded_joins)
+        player = Player(self.perception, joins_recorded=schedule.job.mode == "as-recorded")
         writer = ShardWriter(Shards(self.session.store), player, self.limits)
         resumed_from, second_from = writer.frames, 0
         unfound, notes, is_complete = dict[str, str](), list[str](), True
@@ -351,7 +351,6 @@ def compare_masks(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) 
 
     All fields must be equal, except the times of the stages and of publishing, and the node's session.
     """
-    unnamed: set[CameraObject] = set()
     remaining, count, identical, first = iter(replayed), 0, 0, None
     masks = next(remaining, None)
     for expected in recorded:
@@ -359,7 +358,7 @@ def compare_masks(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) 
         if masks is None or masks.key != expected.key:
             first = first or _describe(expected, "was not replayed")
             continue
-        difference = _find_difference(_without_session(masks), _without_session(expected), unnamed)
+        difference = _find_difference(_without_session(masks), _without_session(expected))
         identical += difference is None
         first = first or (difference and _describe(expected, difference))
         masks = next(remaining, None)
@@ -376,7 +375,7 @@ def _without_session(masks: MaskFrame) -> MaskFrame:
     return replace(masks, stages_us={}, published_ns=0, node=None, epoch=None)
 
 
-def _find_difference(masks: MaskFrame, expected: MaskFrame, unnamed: set[CameraObject]) -> str | None:
+def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
     for field in fields(MaskFrame):
         here, there = getattr(masks, field.name), getattr(expected, field.name)
         if field.name != "instances" and here != there:
@@ -385,23 +384,13 @@ def _find_difference(masks: MaskFrame, expected: MaskFrame, unnamed: set[CameraO
     if ids != recorded:
         return f"had the objects {recorded}, has {ids}"
     for instance, before in zip(masks.instances, expected.instances, strict=True):
-        # without a name's confidence, the recording is older than the doubt about names; other optional fields of the
-        # object depend on that doubt, also on later frames
-        if before.name_confidence is None and instance.name_confidence is not None:
-            unnamed.add((masks.camera, instance.id))
-        lacks_name = (masks.camera, instance.id) in unnamed
-        if difference := _find_instance_difference(instance, before, lacks_name):
+        if difference := _find_instance_difference(instance, before):
             return difference
     return None
 
 
-def _find_instance_difference(instance: Instance, expected: Instance, lacks_name: bool) -> str | None:
-    # a node gives each mask its confidence: without one, the recording is older than all optional fields
-    is_older = expected.confidence is None and expected.mask.crop.any()
+def _find_instance_difference(instance: Instance, expected: Instance) -> str | None:
     for field in fields(Instance):
-        is_optional = field.default is not MISSING
-        if is_optional and (is_older or (lacks_name and field.name != "confidence")):
-            continue
         here, there = getattr(instance, field.name), getattr(expected, field.name)
         if field.name != "mask" and here != there:
             return f"had {field.name} {there!r} of object {instance.id}, has {here!r}"

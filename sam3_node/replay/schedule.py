@@ -106,12 +106,6 @@ class Schedule(Closeable):
         return self._bag.episode_starts
 
     @property
-    def has_recorded_joins(self) -> bool:
-        """True if events say when objects that were prompted on past frames caught up; older nodes' events do not."""
-        settings = (self.description or {}).get("settings", {})
-        return self.job.mode == "as-recorded" and "feature_cache_s" in settings.get("tracker", {})
-
-    @property
     def lost(self) -> str | None:
         """Parts of the recording that could not be read so far; None if there are none."""
         return self._bag.lost or (self._recorded.lost if self._recorded else None)
@@ -209,9 +203,8 @@ class Schedule(Closeable):
         wanted = None if self.job.stop is None else self.job.stop - self.job.start
         if not self.job.span.is_whole:
             return wanted
-        templates = ("masks/{}",) if self.job.mode == "as-recorded" else ("/{}/header", "frame/{}")
-        topics = [template.format(camera) for template in templates for camera in self.cameras]
-        counted = count_messages(self._files, topics) or None
+        topic = "masks/{}" if self.job.mode == "as-recorded" else "/{}/header"
+        counted = count_messages(self._files, [topic.format(camera) for camera in self.cameras]) or None
         if counted is None or wanted is None:
             return wanted or counted
         return max(0, min(wanted, counted - self.job.start))
