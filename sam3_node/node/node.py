@@ -282,7 +282,7 @@ class Node:
                         )
                         masks = self.perception.link(masks)
                     if frame.depth is not None:
-                        output.note_spatial_problem(frame.camera, pipeline.spatial, cameras.poses.problem)
+                        stats.note_spatial_problem(pipeline.spatial, cameras.poses.problem)
                     reason = cameras.ages.check_masks(masks, time.perf_counter_ns() - begin_ns)
                     if reason is not None:
                         output.withhold(received, masks, reason)
@@ -303,7 +303,7 @@ class Node:
         pipeline = self.perception.pipelines.get(camera) or self._serve(camera)
         if pipeline is not None and (refusal := self.cameras.ages.check_frame(received)) is not None:
             self.cameras.frames.skip(received)
-            self.output.skip(received, *refusal)
+            self.output.stats[camera].skip(*refusal)
             return None
         return pipeline
 
