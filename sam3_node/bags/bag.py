@@ -194,11 +194,8 @@ class _ForeignBag(Bag):
     ) -> None:
         super().__init__(reader.path, span)
         self._reader, self._opening = reader, ReadReport()
-        try:
+        with reader.closed_on_error():
             cameras = self._drop_unreadable(*self._choose(chosen), chosen)
-        except BaseException:
-            reader.close()
-            raise
         self._cameras = [replace(camera, depth_stated=depth_aligned) for camera in cameras]
         self._pairing = Pairing(self._cameras)
         self.cameras = tuple(camera.name for camera in cameras)

@@ -84,11 +84,8 @@ class Schedule(Closeable):
         self.description = _read_description(self._recorded)
         self.settings = settings_for(job, self.description)
         self._bag = open_bag(path, job.topics, job.span, job.depth_aligned)
-        try:
+        with self.closed_on_error():
             check_extents(job.objects, islice(self.frames(), MAX_FIRST_FRAMES))
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def cameras(self) -> tuple[str, ...]:
