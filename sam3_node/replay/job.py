@@ -22,7 +22,7 @@ from ..bags.samples import natural_order
 from ..calibration import Calibration
 from ..detection.phrases import clean_label, clean_prompts
 from ..errors import ReplayError, RequestError, WireError
-from ..files import safe_file_name
+from ..files import explain_os_error, safe_file_name
 from ..settings import Settings
 from ..wire import Fields
 from ..wire.frame_prompt import MAX_POINTS, FramePrompt, check_parts
@@ -354,10 +354,10 @@ def _read_entries(path: Path) -> list[Any]:
         raise ReplayError(
             f"{path}: expected a .json, .toml or .png file, or a folder of PNGs, found another kind"
         )
+    with explain_os_error(ReplayError, f"cannot read {path}"):
+        data = path.read_bytes()
     try:
-        content = readers[path.suffix.lower()](path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ReplayError(f"cannot read {path}: {error.strerror}") from error
+        content = readers[path.suffix.lower()](data.decode())
     except ValueError as error:
         raise ReplayError(f"{path}: expected {path.suffix[1:].upper()}, found {error}") from error
     entries = content.get("objects") if isinstance(content, dict) else content

@@ -18,8 +18,9 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ..errors import ReplayError, Sam3NodeError, SettingsError, TransportError, WireError
+from ..settings import TransportSettings
 from ..transport import ControlClient, FramePublisher, MaskSubscriber, Security
-from ..transport.security import ANY_CAMERA, SecuritySettings
+from ..transport.security import ANY_CAMERA
 from ..types import Closeable, Frame, MaskFrame
 from .completion import JobSession, ProgressCallback, check_identity, clear_results, job_session, read_digests
 from .event_log import ADD_EVERYTHING, Action, Edit, Step
@@ -60,7 +61,7 @@ class Endpoints:
     control: str
     frames: str | None = None
     masks: str | None = None
-    security: SecuritySettings | None = None
+    security: TransportSettings | None = None
 
 
 def run_live(

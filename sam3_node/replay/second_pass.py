@@ -15,12 +15,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
 
 from ..errors import OutputError, ReplayError
+from ..files import explain_os_error
 from ..geometry import mask_iou
 from ..types import Closeable, Frame, Instance, MaskFrame
 from ..wire import encode_mask, pack_frame, unpack_frame
@@ -140,11 +142,14 @@ class ReverseFrameBuffer(Closeable):
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        try:
+        self._explain = partial(
+            explain_os_error,
+            OutputError,
+            f"cannot buffer frames in {folder} for a second pass",
+            "; the buffer takes as much disk space as the frames in the recording",
+        )
+        with self._explain():
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in close
-        except OSError as error:
-            raise self._make_error(error) from error
         self._offsets = array("q", [0])
         self._indices = array("q")
 
@@ -154,11 +159,9 @@ class ReverseFrameBuffer(Closeable):
     def append(self, index: int, frame: Frame) -> None:
         """Write the next frame."""
         data = msgpack.packb(pack_frame(replace(frame, depth=None)))
-        try:
+        with self._explain():
             self._file.write(data)
             self._file.flush()
-        except OSError as error:
-            raise self._make_error(error) from error
         self._indices.append(index)
         self._offsets.append(self._offsets[-1] + len(data))
 
@@ -173,12 +176,6 @@ class ReverseFrameBuffer(Closeable):
         """Delete all frames. Idempotent."""
         with suppress(OSError):  # data that a full disk did not take is not needed any more
             self._file.close()
-
-    def _make_error(self, error: OSError) -> OutputError:
-        return OutputError(
-            f"cannot buffer frames in {self._folder} for a second pass: {error.strerror or error}; the buffer takes as "
-            "much disk space as the frames in the recording"
-        )
 
 
 def buffer_frames(
