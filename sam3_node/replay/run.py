@@ -254,78 +254,40 @@ class Prefetcher(Closeable):
         max_frames: int = MAX_FRAMES,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._actions = actions
+        self._actions = iter(actions)
         self._max_frames, self._max_bytes = max_frames, max_bytes
-        self._queue: deque[tuple[int, Future[Action] | Action]] = deque()
-        self._count = self._bytes = 0
-        self._changed = threading.Condition()
-        self._ended = self._closed = False
-        self._failure: BaseException | None = None
-        self._pool = ThreadPoolExecutor(threads, "decode")
-        self._reader = threading.Thread(target=self._read, name="prefetch", daemon=True)
-        self._reader.start()
+        self._reader, self._decoders = ThreadPoolExecutor(1, "read"), ThreadPoolExecutor(threads, "decode")
 
     def __iter__(self) -> Iterator[Action]:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._ended)
-                if not self._queue:
-                    break
-                size, item = self._queue.popleft()
-            yield item.result() if isinstance(item, Future) else item
-            with self._changed:
-                self._count -= 1
-                self._bytes -= size
-                self._changed.notify_all()
-        if self._failure is not None:
-            raise self._failure
+        ahead, largest = deque([self._reader.submit(self._read)]), 1
+        while (decoding := ahead.popleft().result()) is not None:
+            action = decoding.result()
+            if isinstance(action, Step):
+                largest = max(largest, action.frame.width * action.frame.height * 3)
+            while len(ahead) < max(1, min(self._max_frames, self._max_bytes // largest)):
+                ahead.append(self._reader.submit(self._read))
+            yield action
 
     def close(self) -> None:
-        """Stop reading and decoding, and discard the queue. Idempotent."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._reader.join()
-        self._pool.shutdown(cancel_futures=True)
-        self._queue.clear()
+        """Stop reading and decoding. Idempotent."""
+        self._reader.shutdown(cancel_futures=True)
+        self._decoders.shutdown(cancel_futures=True)
 
-    def _read(self) -> None:
-        try:
-            for action in self._actions:
-                if not self._add(action):
-                    break
-        except BaseException as error:
-            self._failure = error
-        finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
-
-    def _add(self, action: Action) -> bool:
-        """Wait for space and queue the action. Return False if this was closed meanwhile."""
-        size = 0 if isinstance(action, Edit) else action.frame.width * action.frame.height * 3
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._has_space(size))
-            if self._closed:
-                return False
-            self._count += 1
-            self._bytes += size
-            item = action if isinstance(action, Edit) else self._pool.submit(_decode_colour, action)
-            self._queue.append((size, item))
-            self._changed.notify_all()
-        return True
-
-    def _has_space(self, size: int) -> bool:
-        return not self._count or (self._count < self._max_frames and self._bytes + size <= self._max_bytes)
+    def _read(self) -> Future[Action] | None:
+        """Read one action, and return its decoding; None at the end."""
+        action = next(self._actions, None)
+        return None if action is None else self._decoders.submit(_decode_colour, action)
 
 
-def _decode_colour(step: Step) -> Action:
-    """Return the step with its colour as bgr8. One whose frame cannot be decoded is returned as it is, and fails."""
+def _decode_colour(action: Action) -> Action:
+    """Return a step with its colour as bgr8. One whose frame cannot be decoded is returned as it is, and fails."""
+    if isinstance(action, Edit):
+        return action
     try:
-        colour = encode_image(decode_image(step.frame), "bgr8")
-        return step._replace(frame=replace(step.frame, encoding="bgr8", colour=colour))
+        colour = encode_image(decode_image(action.frame), "bgr8")
+        return action._replace(frame=replace(action.frame, encoding="bgr8", colour=colour))
     except Exception:
-        return step
+        return action
 
 
 @dataclass(frozen=True, slots=True)
