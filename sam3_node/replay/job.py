@@ -10,9 +10,9 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from pydantic import ValidationError
@@ -60,16 +60,6 @@ class ObjectOnFrame:
     mask: str | None = None
     value: int | None = None
     label: str = "object"
-
-    @classmethod
-    def from_json(cls, value: object) -> Self:
-        """Read an object from a map of field names. Raises ReplayError for anything else."""
-        values = _check_fields(cls, value, "object")
-        lists = {name: _to_tuples(values[name]) for name in ("points", "labels", "box") if values.get(name)}
-        marked = cls(**{**values, **lists})
-        if not (marked.points or marked.box or marked.mask):
-            raise ReplayError(f"object: expected points, a box or a mask file, found none in {value!r:.200}")
-        return marked
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,21 +126,6 @@ class Job:
         """The part of the recording, by time."""
         return TimeSpan(self.begin_ns, self.end_ns)
 
-    def to_json(self) -> str:
-        """Return the job as JSON with keys in a fixed order."""
-        return json.dumps(asdict(self), indent=2)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """Read the JSON of `to_json`. Raises ReplayError for anything else."""
-        try:
-            values = _check_fields(cls, json.loads(text), "job")
-        except ValueError as error:
-            raise ReplayError(f"job: expected JSON, found {error}") from error
-        objects = tuple(map(ObjectOnFrame.from_json, values.pop("objects", ())))
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        return cls(objects=objects, **values)
-
     def split_by_recording(self) -> tuple[Job, ...]:
         """Return one job for each recording. Several recordings get a folder each in `out`, named like the file."""
         if len(self.bags) == 1:
@@ -177,21 +152,9 @@ def _check_objects(names: Sequence[str], objects: Sequence[ObjectOnFrame]) -> No
         raise ReplayError(str(error)) from error
 
 
-def _check_fields(kind: type, value: object, what: str) -> dict[str, Any]:
-    """Return the map if each of its keys is a field of the dataclass `kind`."""
-    names = [field.name for field in fields(kind)]
-    if not isinstance(value, dict) or not set(value) <= set(names):
-        raise ReplayError(f"{what}: expected a map of {', '.join(names)}, found {value!r:.200}")
-    return dict(value)
-
-
 def _check_choice(what: str, value: str, expected: Sequence[str]) -> None:
     if value not in expected:
         raise ReplayError(f"{what}: expected one of {', '.join(expected)}, found {value!r:.60}")
-
-
-def _to_tuples(value: object) -> Any:
-    return tuple(map(_to_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _make_unique(names: Sequence[str]) -> list[str]:

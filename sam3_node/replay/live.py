@@ -25,7 +25,7 @@ from ..types import Closeable, Frame, MaskFrame
 from .completion import JobSession, ProgressCallback, check_identity, clear_results, job_session, read_digests
 from .event_log import ADD_EVERYTHING, Action, Edit, Step
 from .job import SECTIONS, Job
-from .player import ActionPlayer, PlayedAction, add_everything
+from .player import ActionPlayer, add_everything
 from .shards import LIMITS, ShardLimits, Shards, ShardWriter
 from .store import ReplayCounts, Summary
 
@@ -139,8 +139,8 @@ def _push_frames(node: LiveNode, session: JobSession, limits: ShardLimits) -> Su
     writer = ShardWriter(Shards(session.store), player, limits)
     try:
         with suppress(StoppedWaitingError):  # raised only after a stop: the summary says so
-            for outcome in player.play(takewhile(lambda _: not session.stop.is_set(), schedule.actions())):
-                writer.add(outcome)
+            for masks in player.play(takewhile(lambda _: not session.stop.is_set(), schedule.actions())):
+                writer.add(masks)
                 session.progress("pushing", writer.frames, total)
     finally:
         writer.flush()
@@ -168,11 +168,11 @@ class LivePlayer(ActionPlayer):
         self._node = node
         self._steps: deque[Step] = deque()
 
-    def play(self, actions: Iterable[Action]) -> Iterator[PlayedAction]:
-        """Apply actions and yield the outcome of each. Outcomes of steps are in order, and a few frames late.
+    def play(self, actions: Iterable[Action]) -> Iterator[MaskFrame | None]:
+        """Apply actions and yield the masks of each, if it has any. Masks of steps are in order, and a few frames late.
 
         Before an edit, this waits for the masks of all earlier frames. An error of a frame or an edit is logged and
-        counted, and has no other effect. Raises TransportError if the node fails, after the outcomes until then.
+        counted, and has no other effect. Raises TransportError if the node fails, after the masks until then.
         """
         try:
             for action in actions:
@@ -192,7 +192,7 @@ class LivePlayer(ActionPlayer):
         """Raise ReplayError: a live node's state cannot be restored."""
         raise ReplayError("the state of the live node is lost: start over with --again")
 
-    def _push(self, step: Step) -> Iterator[PlayedAction]:
+    def _push(self, step: Step) -> Iterator[MaskFrame | None]:
         try:
             self._node.push(step.frame)
         except WireError as error:
@@ -206,19 +206,19 @@ class LivePlayer(ActionPlayer):
             self._node.settle()
         yield from self._take_settled()
 
-    def _edit_between(self, edit: Edit) -> Iterator[PlayedAction]:
+    def _edit_between(self, edit: Edit) -> Iterator[MaskFrame | None]:
         self._node.settle()
         yield from self._take_settled()
         self._edit(edit)
-        yield PlayedAction(edit, None)
+        yield None
 
-    def _take_settled(self) -> Iterator[PlayedAction]:
+    def _take_settled(self) -> Iterator[MaskFrame | None]:
         settled = self._node.sent.settled
         while settled:
             yield self._make_outcome(self._steps.popleft(), settled.popleft().masks)
 
-    def _make_outcome(self, step: Step, masks: MaskFrame | None) -> PlayedAction:
-        """Make the outcome of a step and its edits; a step with edits is the last one sent."""
+    def _make_outcome(self, step: Step, masks: MaskFrame | None) -> MaskFrame | None:
+        """Return the masks of a step after its edits; a step with edits is the last one sent."""
         self.counts["frames"] += 1
         if masks is None:
             self.counts["failed"] += 1
@@ -234,7 +234,7 @@ class LivePlayer(ActionPlayer):
                 node=None,
                 epoch=None,
             )
-        return PlayedAction(step, self._edit_on(step, masks))
+        return self._edit_on(step, masks)
 
     def _edit(self, edit: Edit) -> Any:
         if edit.op in TIMING_EDITS:

@@ -32,7 +32,7 @@ from .completion import (
 )
 from .event_log import Action, Edit, Step
 from .job import Job, Strategy, calibrations_for, describe_differences, have_equal_sections
-from .player import PlayedAction, Player, play_forward
+from .player import Player
 from .schedule import open_schedule
 from .second_pass import (
     ReverseFrameBuffer,
@@ -41,7 +41,7 @@ from .second_pass import (
     find_bidirectional_spans,
     find_multi_shot_spans,
     index_frames,
-    play_backward,
+    restore_ids,
     schedule_backward,
 )
 from .shards import LIMITS, SECOND_PASS, ShardLimits, Shards, ShardWriter
@@ -178,8 +178,8 @@ class _JobRun:
             writer = ShardWriter(Shards(session.store, SECOND_PASS), player, self.limits)
             resumed_from = writer.frames
             actions = schedule_backward(buffer, spans, bool(detector.prompts))
-            play = partial(play_backward, labels=first.objects)
-            self._play("tracking backward", actions, len(buffer), player, writer, play)
+            restore = partial(restore_ids, labels=first.objects)
+            self._play("tracking backward", actions, len(buffer), player, writer, restore)
         first.work_s += writer.totals.work_s
         return resumed_from, _make_notes(spans, writer.totals)
 
@@ -190,12 +190,13 @@ class _JobRun:
         total: int | None,
         player: Player,
         writer: ShardWriter,
-        play: Callable[[Iterable[Action], Player], Iterator[PlayedAction]] = play_forward,
+        finish: Callable[[MaskFrame], MaskFrame] = lambda masks: masks,
     ) -> None:
         """Play the actions of one pass, on about `total` frames, from where the writer stands."""
         with Prefetcher(islice(actions, writer.cursor.actions, None)) as prefetched:
-            for outcome in play(_flush_on_error(prefetched, writer), player):
-                writer.add(outcome)
+            for action in _flush_on_error(prefetched, writer):
+                masks = player.play(action)
+                writer.add(masks and finish(masks))
                 self.session.progress(task, writer.frames, total)
                 if self.session.stop.is_set():
                     writer.flush()

@@ -27,7 +27,6 @@ from ..geometry import mask_iou
 from ..types import Closeable, Frame, Instance, MaskFrame
 from ..wire import encode_mask, pack_frame, unpack_frame
 from .event_log import REMOVED, Action, Edit, Step
-from .player import PlayedAction, Player, play_forward
 from .shards import SECOND_PASS, CameraObject, Shards
 from .store import Store
 
@@ -216,18 +215,11 @@ def schedule_backward(
         yield Step(frame, 0, edits=(*removals[index], *added))
 
 
-def play_backward(
-    actions: Iterable[Action], player: Player, labels: Mapping[str, Mapping[str, str]]
-) -> Iterator[PlayedAction]:
-    """Apply the actions of `schedule_backward`. Objects get the ids and `labels` (by camera and id) of the first pass.
+def restore_ids(masks: MaskFrame, labels: Mapping[str, Mapping[str, str]]) -> MaskFrame:
+    """Give the objects of `schedule_backward` the ids and `labels` (by camera and id) of the first pass.
 
     An object has no mask on its prompt frame: the first pass's is used there.
     """
-    for action, masks in play_forward(actions, player):
-        yield PlayedAction(action, masks and _restore_ids(masks, labels))
-
-
-def _restore_ids(masks: MaskFrame, labels: Mapping[str, Mapping[str, str]]) -> MaskFrame:
     instances = tuple(
         replace(instance, id=int(instance.label), label=labels[masks.camera][instance.label], world_id=None)
         for instance in masks.instances

@@ -26,7 +26,7 @@ from ..errors import ReplayError
 from ..geometry import mask_intersection
 from ..types import Instance, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
-from .player import ActionPlayer, PlayedAction
+from .player import ActionPlayer
 from .store import ReplayCounts, Store
 
 FIRST_PASS, SECOND_PASS = "parts", "second"
@@ -162,14 +162,14 @@ class ShardWriter:
         """Number of frames stepped so far."""
         return self._player.counts["frames"]
 
-    def add(self, outcome: PlayedAction) -> None:
-        """Add an outcome. Writes the shard if it is full."""
+    def add(self, masks: MaskFrame | None) -> None:
+        """Add the outcome of an action: masks, if it was a step that did not fail. Writes the shard if it is full."""
         self._actions += 1
-        if outcome.masks is not None:
-            _, body = pack_masks(outcome.masks)
-            self._masks.append((outcome.masks.camera, body))
+        if masks is not None:
+            _, body = pack_masks(masks)
+            self._masks.append((masks.camera, body))
             self._size += len(body)
-            self.totals.add(outcome.masks)
+            self.totals.add(masks)
         if self._is_full():
             self.flush()
 
