@@ -25,7 +25,8 @@ from ..errors import ReplayError, RequestError, WireError
 from ..files import explain_os_error, safe_file_name
 from ..settings import Settings
 from ..wire import Fields
-from ..wire.frame_prompt import MAX_POINTS, FramePrompt, check_parts
+from ..wire.codec import Schema, integer
+from ..wire.frame_prompt import FramePrompt, check_parts
 from .davis_png import read_labels, read_mask
 
 Mode = Literal["as-recorded", "every"]
@@ -344,47 +345,38 @@ def _read_object(what: str, folder: Path, entry: object) -> ObjectOnFrame:
 
 
 def _parse_object(fields: Fields, folder: Path) -> ObjectOnFrame:
+    """Return the object, its points, labels and box unchecked."""
     unknown = sorted(set(fields.names()) - set(NAMES))
     if unknown:
         raise WireError(f"{fields.what}: expected some of {', '.join(NAMES)}, found {unknown[0]!r:.60}")
-    check_parts(fields.any("points"), fields.any("box"), fields.any("mask"))
+    check_parts(*map(fields.any, ("points", "box", "mask")))
+    values = fields.read(_OBJECT)
     return ObjectOnFrame(
-        camera=fields.text("camera") if fields.has("camera") else None,
-        seq=_parse_seq(fields),
-        label=clean_label(fields.text("label") if fields.has("label") else ""),
-        points=_parse_points(fields) if fields.has("points") else None,
-        labels=_parse_labels(fields) if fields.has("labels") else None,
-        box=_parse_box(fields) if fields.has("box") else None,
-        mask=str(folder / fields.text("mask")) if fields.has("mask") else None,
-        value=fields.integer("value", 1, 255) if fields.has("value") else None,
+        seq=values.pop("frame", None),
+        label=clean_label(values.pop("label", "")),
+        mask=str(folder / values.pop("mask")) if "mask" in values else None,
+        **{name: _to_tuples(fields.any(name)) for name in ("points", "labels", "box")},
+        **values,
     )
 
 
-def _parse_seq(fields: Fields) -> int | None:
+def _read_frame(fields: Fields, name: str) -> int | None:
     """Return the seq of the object's frame, None for the first frame."""
-    if not fields.has("frame") or fields.any("frame") == "first":
+    if fields.any(name) == "first":
         return None
-    if isinstance(fields.any("frame"), str):
-        raise fields.wrong("frame", 'a seq or "first"')
-    return fields.integer("frame")
+    if isinstance(fields.any(name), str):
+        raise fields.wrong(name, 'a seq or "first"')
+    return fields.integer(name)
 
 
-def _parse_points(fields: Fields) -> tuple[tuple[float, float], ...]:
-    points = [Fields({"point": pair}, fields.what).numbers("point", 2) for pair in fields.sequence("points")]
-    if any(len(point) != 2 for point in points):
-        raise fields.wrong("points", "pairs [x, y]")
-    return tuple((x, y) for x, y in points)
+_OBJECT = Schema(
+    {
+        **dict.fromkeys(("camera?", "label?", "mask?"), Fields.text),
+        "frame?": _read_frame,
+        "value?": integer(1, 255),
+    }
+)
 
 
-def _parse_labels(fields: Fields) -> tuple[int, ...]:
-    labels = fields.numbers("labels", MAX_POINTS)
-    if not set(labels) <= {0, 1}:
-        raise fields.wrong("labels", "1 (inside) or 0 (outside) for each point")
-    return tuple(map(int, labels))
-
-
-def _parse_box(fields: Fields) -> tuple[float, float, float, float]:
-    box = fields.numbers("box", 4)
-    if len(box) != 4:
-        raise fields.wrong("box", "[x0, y0, x1, y1]")
-    return box
+def _to_tuples(value: object) -> Any:
+    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
