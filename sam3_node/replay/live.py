@@ -215,7 +215,7 @@ class LivePlayer(ActionPlayer):
     def _take_settled(self) -> Iterator[MaskFrame | None]:
         settled = self._node.sent.settled
         while settled:
-            yield self._make_outcome(self._steps.popleft(), settled.popleft().masks)
+            yield self._make_outcome(self._steps.popleft(), settled.popleft())
 
     def _make_outcome(self, step: Step, masks: MaskFrame | None) -> MaskFrame | None:
         """Return the masks of a step after its edits; a step with edits is the last one sent."""
@@ -254,13 +254,6 @@ class StoppedWaitingError(TransportError):
     """Raised when a replay is stopped while it waits for a silent node."""
 
 
-class SettledFrame(NamedTuple):
-    """A frame that the node has finished, and its masks; None if its step failed."""
-
-    frame: Frame
-    masks: MaskFrame | None
-
-
 class NodeCounts(NamedTuple):
     """The node's counts of frames: `failed` steps raised an exception, `rejected` frames were not accepted."""
 
@@ -286,14 +279,15 @@ class NodeCounts(NamedTuple):
 
 
 class InFlightFrames:
-    """Frames that were sent and are not settled, settled frames until the sender takes them, and counts.
+    """Frames that were sent and are not settled, the outcomes of settled ones until the sender takes them, and counts.
 
     With lossless delivery, a node publishes masks in the order in which frames were sent, and none for a failed frame.
     """
 
     def __init__(self) -> None:
         self.in_flight: deque[Frame] = deque()
-        self.settled: deque[SettledFrame] = deque()
+        self.settled: deque[MaskFrame | None] = deque()
+        """The masks of each frame that the node has finished, in order; None if its step failed."""
         self.count = self.received = self.lost = 0
 
     def add(self, frame: Frame) -> None:
@@ -312,7 +306,8 @@ class InFlightFrames:
         failed = keys.index(masks.key)
         self._settle_failed(failed)
         self.received += 1
-        self.settled.append(SettledFrame(self.in_flight.popleft(), masks))
+        self.in_flight.popleft()
+        self.settled.append(masks)
         return failed
 
     def update(self, done: NodeCounts) -> None:
@@ -329,7 +324,7 @@ class InFlightFrames:
         for _ in range(count):
             frame = self.in_flight.popleft()
             log.error("camera %s: frame %d failed in the node; its log says why", frame.camera, frame.seq)
-            self.settled.append(SettledFrame(frame, None))
+            self.settled.append(None)
 
 
 class LiveNode(Closeable):
