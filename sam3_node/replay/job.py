@@ -1,7 +1,7 @@
 """Defines a replay job: the recordings, the options, and the settings that the model is loaded with.
 
-A job is a plain value, so that it can be written to JSON and sent to other machines. Its settings are the recorded
-node's, overridden by those that the user set for the replay. `read_prompts` reads the objects to track from a file.
+A job is a plain value, so that it can be sent to other machines. Its settings are the recorded node's, overridden by
+those that the user set for the replay. `read_prompts` reads the objects to track from a file.
 """
 
 from __future__ import annotations
