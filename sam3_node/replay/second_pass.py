@@ -12,7 +12,7 @@ import tempfile
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -236,16 +236,7 @@ def read_results(store: Store, min_score: float) -> Iterator[MaskFrame]:
     first, second = Shards(store), Shards(store, SECOND_PASS)
     if not len(second):
         return first.masks()
-    return merge(first.masks(), reverse_shards(second.readers()), min_score)
-
-
-def reverse_shards(readers: Sequence[Callable[[], Iterable[MaskFrame]]]) -> Iterator[MaskFrame]:
-    """Yield the masks of a backward pass in the order of the frames, one shard in memory at a time.
-
-    `readers` come from `Shards.readers`. The shards, and the frames in them, are stored latest first.
-    """
-    for read in reversed(readers):
-        yield from reversed(list(read()))
+    return merge(first.masks(), second.masks_backward(), min_score)
 
 
 def merge(

@@ -12,9 +12,8 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -89,12 +88,13 @@ class Shards:
 
         Raises ReplayError if a shard is damaged.
         """
-        for read in self.readers():
-            yield from read()
+        for number in range(self._count):
+            yield from self._read_masks(number)
 
-    def readers(self) -> list[Callable[[], Iterator[MaskFrame]]]:
-        """Return a function for each shard, in order, that reads its masks."""
-        return [partial(self._read_masks, number) for number in range(self._count)]
+    def masks_backward(self) -> Iterator[MaskFrame]:
+        """Yield the same, the last first, still one shard in memory at a time."""
+        for number in reversed(range(self._count)):
+            yield from reversed(list(self._read_masks(number)))
 
     def clear(self) -> None:
         """Delete all shards, the last first, so that at any moment the rest is a valid unfinished replay."""
