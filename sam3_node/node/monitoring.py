@@ -284,7 +284,7 @@ class NodeCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
-        health, status = self._node.health, self._node.last_status
+        health, status = self._node.health, self._node.output.last_status
         yield _make("Gauge", "alive", "1 while the main loop turns.", health.check_alive().ok)
         ready = health.check_ready().ok
         yield _make("Gauge", "ready", "1 while masks were published within health.deadline_s.", ready)
