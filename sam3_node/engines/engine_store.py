@@ -268,7 +268,7 @@ def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> En
     return EngineKey(
         model=model.name,
         weights=checkpoint_digest(settings.model.name),
-        precision=settings.engine.precision,
+        precision=settings.engine.arithmetic,
         image_size=model.image_size,
         bank_size=settings.tracker.bank_size,
         trunk=model.trunk is not None,
@@ -278,7 +278,7 @@ def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> En
 
 def _tensorrt_fields(device: torch.device, settings: Settings, gpu: str) -> dict[str, Any]:
     fields = describe_tensorrt(gpu)
-    _require_arithmetic(settings.engine.precision, fields["gpu"])
+    _require_arithmetic(settings.engine.arithmetic, fields["gpu"])
     return {"max_objects": round_up_objects(settings.tracker.max_objects), **fields}
 
 
@@ -315,9 +315,9 @@ def _inductor_fields(device: torch.device, settings: Settings, gpu: str) -> dict
 def require_compilable(engine: EngineSettings, device: torch.device) -> None:
     """Raise EngineError for a precision that inductor does not take on this device: float16 is slow on a CPU."""
     usable = [name for name in PRECISIONS if (device.type, name) != ("cpu", "float16")]
-    if engine.precision not in usable:
+    if engine.arithmetic not in usable:
         raise EngineError(
-            f"engine.precision: {INDUCTOR} takes {', '.join(usable)} on {device.type}, found {engine.precision}; use "
+            f"engine.precision: {INDUCTOR} takes {', '.join(usable)} on {device.type}, found {engine.arithmetic}; use "
             "--engine.precision float32"
         )
 
@@ -341,7 +341,7 @@ def choose_model_dtype(settings: Settings) -> str | torch.dtype:
     model, engine = settings.model, settings.engine
     if engine.kind == "torch" or model.dtype != "auto" or pick_device(model.device).type != "cuda":
         return model.dtype
-    return resolve_dtype(engine.precision)
+    return resolve_dtype(engine.arithmetic)
 
 
 def load_model_in(settings: Settings, dtype: str | torch.dtype) -> TrackerModel:
@@ -352,7 +352,7 @@ def load_model_in(settings: Settings, dtype: str | torch.dtype) -> TrackerModel:
 
 def load_stages(settings: Settings) -> TrackerModel:
     """Load the model in the dtype of its engines. Raises ModelError, or EngineError for weights without memory."""
-    model = load_model_in(settings, resolve_dtype(settings.engine.precision))
+    model = load_model_in(settings, resolve_dtype(settings.engine.arithmetic))
     if not model.has_memory:
         raise EngineError(f"{model.name} has no memory modules: expected weights that have them for engines")
     return model

@@ -187,7 +187,7 @@ class TrackerSlot(EngineSlot):
         return compute_key(self.model, self.settings)
 
     def load(self, stored: StoredEngine) -> LoadedEngines:
-        dtype = resolve_dtype(self.settings.engine.precision)
+        dtype = resolve_dtype(self.settings.engine.arithmetic)
         specs = tracker_stages(self.model, dtype=dtype, trunk=stored.manifest.key.trunk)
         load = self._load_packages if self.settings.engine.kind == INDUCTOR else self._load_plans
         return LoadedEngines(stored, load(stored, specs), specs)
@@ -220,7 +220,7 @@ class TrackerSlot(EngineSlot):
             clip.frames,
             engine.min_cosine,
             engine.min_iou,
-            dtype=resolve_dtype(engine.precision),
+            dtype=resolve_dtype(engine.arithmetic),
             prompts=clip.prompts(reference.image_size),
             find_module=partial(self._load_module, engines),
             served=self.model,
@@ -239,7 +239,7 @@ class TrackerSlot(EngineSlot):
 
         None for an FP8 encoder whose scales and recipe are not stored beside its engines.
         """
-        precision = self.settings.engine.precision
+        precision = self.settings.engine.arithmetic
         model = load_model_in(self.settings, resolve_dtype(precision))
         if has_trunk(engines.specs):
             model.share_trunk()

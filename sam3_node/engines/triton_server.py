@@ -145,7 +145,7 @@ def export_repository(
     run, and for models that are in the folder already; ModelError, MissingExtraError and OutputError. Nothing is
     written then.
     """
-    precision = settings.engine.precision
+    precision = settings.engine.arithmetic
     if not plans and precision not in ONNX_PRECISIONS:
         raise EngineError(
             f"engine.precision {precision}: expected {' or '.join(ONNX_PRECISIONS)} for ONNX files, because Triton's "
@@ -293,7 +293,7 @@ def _format_value(value: object) -> str:
 def _find_plans(settings: Settings, image_size: int) -> StoredEngine:
     """Return the newest plans of these weights in the store that the server can run. Raises EngineError."""
     engine = settings.engine
-    wanted = (checkpoint_digest(settings.model.name), engine.precision, image_size)
+    wanted = (checkpoint_digest(settings.model.name), engine.arithmetic, image_size)
     fitting = [
         stored
         for stored in EngineStore(engine.folder).all()
@@ -304,7 +304,7 @@ def _find_plans(settings: Settings, image_size: int) -> StoredEngine:
     for stored in fitting:
         if stored.manifest.key.library == TENSORRT:
             return stored
-    what = f"plans of {settings.model.name} in {engine.precision} at {image_size} pixels"
+    what = f"plans of {settings.model.name} in {engine.arithmetic} at {image_size} pixels"
     if fitting:
         raise EngineError(
             f"{what}: expected plans of {TENSORRT}, found plans of {fitting[0].manifest.key.library}, which Triton "

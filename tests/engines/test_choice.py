@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -10,37 +11,63 @@ import numpy as np
 import pytest
 import torch
 
-from sam3_node.engines import choice
-from sam3_node.engines.choice import Choice, choose, find_path
+from sam3_node.engines import choice, fast_torch
+from sam3_node.engines.choice import Choice, _replace, choose, describe, find_path
+from sam3_node.engines.engine_store import FP8
+from sam3_node.engines.quantize import Scales
 from sam3_node.engines.slot import GateClip
 from sam3_node.errors import DeviceError, EngineError
 from sam3_node.models import TrackerModel
+from sam3_node.models.checkpoints import cast_source
+from sam3_node.models.weight_files import pick_dtype
 from sam3_node.settings import Settings
 from tests.support.refuses import refuses
 from tests.support.tiny import random_source, stages_of
 
+CPU = torch.device("cpu")
 OFF = {"engine.read_kernel": "torch", "model.compile": False, "engine.graphs": False}
+H100_MS = {"bfloat16": 10.0, "float16": 10.0, "float32": 60.0}
+T4_MS = {"bfloat16": 900.0, "float16": 100.0, "float32": 300.0}
+"""Milliseconds of an encoder; a T4 has no units for bfloat16."""
+
+
+def tiny_in(dtype: str | torch.dtype, seed: int = 0) -> TrackerModel:
+    return stages_of(
+        cast_source(
+            random_source("sam3", seed, presence=8.0, hidden=64, size=56), CPU, pick_dtype(dtype, CPU)
+        )
+    )
 
 
 class Machine:
-    """A GPU on which an encoder takes 10 ms, less what each option saves; options in `broken` raise these errors."""
+    """A GPU whose encoder takes `times_ms` in each dtype, less what each option saves.
 
-    def __init__(self, saved_ms: dict[str, float], broken: dict[str, Exception] | None = None) -> None:
+    Values in `broken` raise these errors where they are loaded. Weights in `wrong`, a dtype, are other ones.
+    """
+
+    def __init__(
+        self,
+        saved_ms: dict[str, float],
+        broken: dict[Any, Exception] | None = None,
+        times_ms: dict[str, float] = H100_MS,
+        wrong: str = "",
+    ) -> None:
         self.saved_ms, self.broken, self.loads = saved_ms, broken or {}, list[dict[str, Any]]()
-        self.seconds = 0.0
+        self.times_ms, self.wrong, self.seconds = times_ms, wrong, 0.0
 
     def load(self, settings: Settings) -> TrackerModel:
         values = values_of(settings)
         self.loads.append(values)
         on = [name for name, value in values.items() if value != OFF[name]]
-        for name in on:
+        for name in (*on, settings.model.dtype, *([FP8] if settings.engine.precision == FP8 else [])):
             if name in self.broken:
                 raise self.broken[name]
-        model = stages_of(random_source("sam3", hidden=64, size=56))
+        model = tiny_in(settings.model.dtype, seed=int(settings.model.dtype == self.wrong))
         encode = model.stages.encode
+        saved_ms = sum(self.saved_ms[name] for name in on) + 4.0 * (settings.engine.precision == FP8)
 
         def run(pixels: torch.Tensor) -> Any:
-            self.seconds += (10 - sum(self.saved_ms[name] for name in on)) / 1e3
+            self.seconds += (self.times_ms[settings.model.dtype] - saved_ms) / 1e3
             return encode(pixels)
 
         model.stages = model.stages._replace(encode=run)
@@ -52,10 +79,19 @@ class Machine:
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings with an arithmetic, and all other options open; the gate's reference is a machine's model."""
     monkeypatch.setattr(choice, "pick_device", lambda name: torch.device("cuda" if name == "auto" else name))
-    frame = np.zeros((48, 64, 3), np.uint8)
-    monkeypatch.setattr(choice, "read_gate_clip", lambda: GateClip([frame] * 4, {1: (0.1, 0.1, 0.6, 0.6)}))
-    return Settings(engine={"folder": tmp_path})
+    monkeypatch.setattr(fast_torch, "load_model_in", lambda settings, dtype: tiny_in(dtype))
+    image = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+    clip = GateClip([image] * 4, {1: (0.1, 0.1, 0.6, 0.6)})
+    for module in (choice, fast_torch):
+        monkeypatch.setattr(module, "read_gate_clip", lambda: clip)
+    engine = {"folder": tmp_path, "precision": "bfloat16", "min_cosine": 0.98, "min_iou": 0.9}
+    return Settings(model={"dtype": "bfloat16"}, engine=engine)
+
+
+def open_dtype(settings: Settings) -> Settings:
+    return _replace(settings, OFF | {"model.dtype": "auto"})
 
 
 def kept(settings: Settings) -> Choice:
@@ -70,9 +106,15 @@ def values_of(settings: Settings) -> dict[str, Any]:
 
 def test_a_cpu_has_no_options_and_times_nothing(settings: Settings) -> None:
     machine = Machine(dict.fromkeys(OFF, 1.0))
-    model = settings.model.model_copy(update={"device": "cpu"})
-    assert values_of(choose(settings.model_copy(update={"model": model}), machine.load)) == OFF
+    assert values_of(choose(_replace(settings, {"model.device": "cpu"}), machine.load)) == OFF
     assert not machine.loads
+    arithmetic = _replace(
+        settings, {"model.device": "cpu", "model.dtype": "auto", "engine.precision": "auto"}
+    )
+    chosen = choose(arithmetic, machine.load)
+    assert (chosen.model.dtype, chosen.engine.precision) == ("auto", "bfloat16"), (
+        "the gate of a CPU chooses later"
+    )
 
 
 def test_each_option_stays_if_it_is_faster(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
@@ -81,8 +123,8 @@ def test_each_option_stays_if_it_is_faster(settings: Settings, caplog: pytest.Lo
     chosen = choose(settings, machine.load, machine.clock)
     assert values_of(chosen) == OFF | {"engine.read_kernel": "triton"}
     assert machine.loads[2] == OFF | {"engine.read_kernel": "triton", "model.compile": True}
-    assert "a step takes 7 ms with triton, 10 ms without" in caplog.text
-    assert "model.compile False: a step takes 8 ms with True, 7 ms without" in caplog.text
+    assert "engine.read_kernel triton: torch takes 10 ms a step; triton takes 7 ms a step" in caplog.text
+    assert "model.compile False: False takes 7 ms a step; True takes 8 ms a step" in caplog.text
     assert chosen.engine.fallback, "only trials are strict"
 
 
@@ -115,8 +157,8 @@ def test_a_damaged_choice_is_made_again(settings: Settings) -> None:
 
 def test_settings_that_say_it_decide(settings: Settings) -> None:
     machine = Machine(dict.fromkeys(OFF, 1.0))
-    engine = settings.engine.model_copy(update={"read_kernel": "torch", "graphs": False})
-    chosen = choose(settings.model_copy(update={"engine": engine}), machine.load, machine.clock)
+    given = _replace(settings, {"engine.read_kernel": "torch", "engine.graphs": False})
+    chosen = choose(given, machine.load, machine.clock)
     assert values_of(chosen) == OFF | {"model.compile": True}
     assert len(machine.loads) == 2
 
@@ -137,3 +179,108 @@ def test_an_option_that_ends_the_process_is_not_tried_again(settings: Settings) 
     expected = OFF | {"engine.read_kernel": "triton", "engine.graphs": True}
     assert values_of(choose(settings, machine.load, machine.clock)) == expected
     assert machine.loads == [expected], "what was timed before stays"
+
+
+NO_KERNEL = RuntimeError("no kernel image is available for execution on the device")
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "wrong", "broken", "expected", "reason"),
+    [
+        (
+            H100_MS,
+            "",
+            {},
+            "bfloat16",
+            "bfloat16 takes 10 ms a step; float16 takes 10 ms a step; float32 takes 60",
+        ),
+        (
+            T4_MS,
+            "",
+            {},
+            "float16",
+            "bfloat16 takes 900 ms a step; float16 takes 100 ms a step; float32 takes 300",
+        ),
+        (T4_MS, "float16", {}, "float32", "float16 cannot serve here: EngineError: refused by the gate: "),
+        (
+            H100_MS,
+            "bfloat16",
+            {},
+            "float16",
+            "bfloat16 cannot serve here: EngineError: refused by the gate: ",
+        ),
+        (
+            T4_MS,
+            "",
+            {"bfloat16": NO_KERNEL},
+            "float16",
+            "bfloat16 cannot serve here: RuntimeError: no kernel image",
+        ),
+        (
+            T4_MS,
+            "",
+            dict.fromkeys(T4_MS, NO_KERNEL),
+            "bfloat16",
+            "float32 cannot serve here: RuntimeError: no kernel image",
+        ),
+    ],
+)
+def test_the_fastest_dtype_that_the_gate_passes_serves(
+    times_ms: dict[str, float],
+    wrong: str,
+    broken: dict[Any, Exception],
+    expected: str,
+    reason: str,
+    settings: Settings,
+) -> None:
+    machine, given = Machine({}, broken, times_ms, wrong), open_dtype(settings)
+    assert describe(given) == ("not chosen yet: the first start of the node times the options",)
+    chosen = choose(given, machine.load, machine.clock)
+    assert chosen.model.dtype == expected, describe(given)
+    (line,) = describe(given)
+    assert line.startswith(f"model.dtype {expected}: ")
+    assert reason in line
+    assert choose(given, machine.load, machine.clock) == chosen
+    assert len(machine.loads) == 3, "the second start times nothing"
+
+
+def test_what_cannot_be_compared_serves_as_before(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(settings: Settings, dtype: torch.dtype) -> TrackerModel:
+        raise NO_MEMORY
+
+    monkeypatch.setattr(fast_torch, "load_model_in", fail)
+    machine = Machine({"model.compile": 3.0}, times_ms=H100_MS | {"float16": 5.0})
+    given = _replace(open_dtype(settings), {"model.compile": "auto"})
+    chosen = choose(given, machine.load, machine.clock)
+    assert (chosen.model.dtype, chosen.model.compile) == ("bfloat16", True)
+    expected = (
+        "bfloat16 takes 10 ms a step; float16 cannot serve here: EngineError: .*memory.*; float32 takes 60 ms"
+    )
+    assert re.search(expected, kept(given).reasons[0])
+
+
+@pytest.mark.parametrize(
+    ("refused", "expected", "reason"),
+    [
+        ({}, "fp8", "bfloat16 takes 10 ms a step; fp8 takes 6 ms a step"),
+        ({"fp8": EngineError("refused by the gate: mean IoU 0.5")}, "bfloat16", "gate: mean IoU 0.5"),
+    ],
+)
+def test_fp8_is_tried_with_scales(
+    refused: dict[Any, Exception], expected: str, reason: str, settings: Settings, tmp_path: Path
+) -> None:
+    machine, given = Machine({}, refused), _replace(settings, OFF | {"engine.precision": "auto"})
+    assert choose(given, machine.load, machine.clock).engine.precision == "bfloat16"
+    assert len(machine.loads) == 1
+    assert "calibrate fp8" in kept(given).reasons[0]
+    for amax in (4.0, 5.0):
+        machine.loads.clear()
+        scales = tmp_path / "scales.json"
+        Scales(model="tiny", digest="0" * 64, frames=1, amax={"layer": amax}).save(scales)
+        with_scales = _replace(given, {"engine.scales": scales})
+        assert choose(with_scales, machine.load, machine.clock).engine.precision == expected
+        assert len(machine.loads) == 2, "other scales are tried anew"
+        assert reason in kept(with_scales).reasons[0]

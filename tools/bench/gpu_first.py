@@ -468,6 +468,7 @@ def node_times(weights: Path, count: int, scale: Scale) -> dict[str, float]:
         "SAM3_MODEL__NAME": str(weights),
         "SAM3_MODEL__DEVICE": scale.device.type,
         "SAM3_DETECTOR__KIND": "none",
+        "SAM3_MODEL__DTYPE": str(_half(scale)).removeprefix("torch."),
         "SAM3_MODEL__COMPILE": "false",
         "SAM3_ENGINE__GRAPHS": "false",
         "SAM3_ENGINE__READ_KERNEL": "torch",

@@ -37,8 +37,9 @@ def start(args: argparse.Namespace) -> str:
     from sam3_node.settings import Settings
 
     kind = "inductor" if args.how in (BUILD_PACKAGES, PACKAGES) else "torch"
-    precision = "bfloat16" if torch.cuda.is_available() and args.device != "cpu" else "float32"
-    chosen = {"name": args.model, "device": args.device, "threads": args.threads}
+    on_gpu = torch.cuda.is_available() and args.device != "cpu"
+    precision, dtype = ("bfloat16", "bfloat16") if on_gpu else ("float32", "auto")
+    chosen = {"name": args.model, "device": args.device, "threads": args.threads, "dtype": dtype}
     settings = Settings.model_validate(
         {
             "model": chosen | {"compile": args.how == COMPILED},
@@ -46,6 +47,8 @@ def start(args: argparse.Namespace) -> str:
             "engine": {
                 "kind": kind,
                 "precision": precision,
+                "read_kernel": "torch",  # what is open would be timed before
+                "graphs": False,
                 "folder": args.once,
                 "fallback": False,
                 "max_time": 0,
