@@ -115,13 +115,18 @@ class Memories(NamedTuple):
     """bool [N, S + P]; [N, P] if all memories are valid; None if all are valid"""
 
 
+FindPlace = Callable[[int, torch.Size, torch.dtype], Tensor | None]
+"""Returns where a read takes its input of this number, shape and dtype; None if nowhere yet."""
+
+
 class ReadGroup(NamedTuple):
     """Objects that are read together because they have equally many memories."""
 
     positions: Ints
     """int64 [n], places in the rows that were asked for"""
-    gather: Callable[[], Memories]
-    """Returns the memories of the objects at `positions`; with static shapes, more rows follow to be ignored."""
+    gather: Callable[[FindPlace | None], Memories]
+    """Returns the memories of the objects at `positions`; with static shapes, more rows follow to be ignored. Those of
+    frames are where the read takes them, if it says where."""
 
 
 class _Slots(NamedTuple):
@@ -276,10 +281,11 @@ class MemoryBank:
         self._settle_scores()  # otherwise the tracked mask's score would overwrite this one later
         self._score[row, slot] = 1.0
 
-    def read(self, rows: Ints, frame: int, static: bool) -> Memories:
+    def read(self, rows: Ints, frame: int, static: bool, find_place: FindPlace | None = None) -> Memories:
         """Return the memories that `rows` attend to on step `frame`; with `static`, of equal shapes on every step.
 
-        On a step in the past, tracked frames and pointers of later frames are left out, as in the reference.
+        find_place: see `ReadGroup.gather`. On a step in the past, tracked frames and pointers of later frames are left
+        out, as in the reference.
         """
         self._settle_scores()
         memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
@@ -290,7 +296,7 @@ class MemoryBank:
             memory, pointer = memory.take(every), pointer.take(every)
             mask = _join_masks(memory.valid, pointer.valid)
         [gather] = self._send([_Selection(rows, memory, pointer, mask)])
-        return gather()
+        return gather(find_place)
 
     def read_groups(
         self, rows: Ints, frame: int, static: bool, engine_objects: int | None = None, padded: bool = False
@@ -351,11 +357,17 @@ class MemoryBank:
                 torch.ones(objects, masked, dtype=torch.bool, device=device),
             )
 
-    def _send(self, selections: list[_Selection]) -> list[Callable[[], Memories]]:
+    def _send(self, selections: list[_Selection]) -> list[Callable[[FindPlace | None], Memories]]:
         """Send the indices of all selections to the device in one block; return what gathers each one's memories."""
         none = np.empty(0, np.bool_)
         indices = [
-            [rows[:, None], *memory[:2], *pointer[:2], none if mask is None else mask]
+            [
+                rows[:, None] * self.features.shape[1] + memory.slot,
+                memory.time,
+                rows[:, None] * self.pointers.shape[1] + pointer.slot,
+                pointer.time,
+                none if mask is None else mask,
+            ]
             for rows, memory, pointer, mask in selections
         ]
         arrays = list(chain(*indices))
@@ -367,11 +379,25 @@ class MemoryBank:
             for selection, group in zip(selections, indices, strict=True)
         ]
 
-    def _gather(self, has_mask: bool, row: Tensor, slots: Tensor, *others: Tensor) -> Memories:
-        offset, pointer_slots, age, valid = others
-        pointers = self.pointers[row, pointer_slots]
+    def _gather(
+        self,
+        has_mask: bool,
+        index: Tensor,
+        offset: Tensor,
+        pointer_index: Tensor,
+        age: Tensor,
+        valid: Tensor,
+        find_place: FindPlace | None,
+    ) -> Memories:
+        """Gather by indices [N, S] and [N, P] of slots over all rows."""
+        frames = self.features.flatten(0, 1)
+        shape = torch.Size((*index.shape, *frames.shape[1:]))
+        if find_place is None or (memory := find_place(1, shape, frames.dtype)) is None:
+            memory = frames[index]
+        else:
+            torch.index_select(frames, 0, index.flatten(), out=memory.view(-1, *frames.shape[1:]))
         mask = valid.bool() if has_mask else None
-        return Memories(self.features[row, slots], offset, pointers, age.float(), mask)
+        return Memories(memory, offset, self.pointers.flatten(0, 1)[pointer_index], age.float(), mask)
 
     def conditioning_pointers(self, rows: Ints) -> tuple[Tensor, Tensor]:
         """Return the pointers of N rows' prompted frames, [N, P, C] in no order, and bool [N, P]: True if valid."""
