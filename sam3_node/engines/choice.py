@@ -25,8 +25,9 @@ from ..models.weight_files import pick_device
 from ..settings import Settings
 from ..tracking import Tracker
 from .engine_store import FP8
-from .fast_torch import compare_fast, find_report, load_quantisation
+from .fast_torch import compare_fast, find_report
 from .oom import find_device_error, summarize_error
+from .quantize import load_quantisation
 from .slot import read_gate_clip
 from .validation import Clock, read_clock
 

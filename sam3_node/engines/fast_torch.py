@@ -27,18 +27,10 @@ from ..files import keep, read_kept
 from ..models import TrackerModel
 from ..models.sam.stages import Stages
 from ..models.weight_files import pick_device
-from ..settings import EngineSettings, Settings
+from ..settings import Settings
 from .engine_store import FP8, identify_setup, load_model_in
 from .oom import STAGE_ERRORS, reraise_out_of_memory
-from .quantize import (
-    CALIBRATE_HINT,
-    MAX_E4M3,
-    Quantisation,
-    QuantisedLayer,
-    Scales,
-    load_recipe,
-    quantise_encoder,
-)
+from .quantize import MAX_E4M3, QuantisedLayer, load_quantisation, quantise_encoder
 from .slot import apply_thresholds, attempt, read_gate_clip, use_torch
 from .validation import Clock, Report, compare_stages, read_clock
 
@@ -216,16 +208,6 @@ class Fp8Linear(nn.Module):
 
 def _to_fp8(x: Tensor) -> Tensor:
     return x.clamp(-MAX_E4M3, MAX_E4M3).to(torch.float8_e4m3fn)
-
-
-def load_quantisation(engine: EngineSettings) -> Quantisation:
-    """Read the scales and the recipe of `engine`. Raises EngineError without scales; SettingsError for the recipe."""
-    if engine.scales is None:
-        raise EngineError(
-            "engine.precision fp8: expected engine.scales with the output of a calibration, found none; "
-            + CALIBRATE_HINT
-        )
-    return Quantisation(Scales.load(engine.scales), load_recipe(engine.recipe))
 
 
 def make_fp8_encoder(model: TrackerModel, settings: Settings) -> nn.Module:

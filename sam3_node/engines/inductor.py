@@ -290,9 +290,9 @@ class GraphedStage:
         self.takes_any_width = getattr(run, "takes_any_width", False)  # see `MemoryRead`
         self.max_objects = getattr(run, "max_objects", None)  # see `Stages`
         self._graphs: dict[tuple[object, ...], CapturedGraph] = {}
-        self._places: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
+        self._places: dict[tuple[int, tuple[int, ...], torch.dtype], Tensor] = {}
 
-    def find_place(self, number: int, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
+    def find_place(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         """Return where graphs read input `number` of a shape, to be written before a call; None if none does yet."""
         return self._places.get((number, shape, dtype))
 

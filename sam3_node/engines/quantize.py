@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ..errors import EngineError, OutputError, SettingsError, require
 from ..files import make_folder
 from ..models import TrackerModel
-from ..settings import Section, read_toml
+from ..settings import EngineSettings, Section, read_toml
 from ..types import Image
 from .engine_store import StoredEngine
 from .export import export
@@ -344,6 +344,16 @@ class Quantisation(NamedTuple):
             return None
         quantisation = cls(scales, recipe)
         return quantisation if quantisation.digest == stored.manifest.scales else None
+
+
+def load_quantisation(engine: EngineSettings) -> Quantisation:
+    """Read the scales and the recipe of `engine`. Raises EngineError without scales; SettingsError for the recipe."""
+    if engine.scales is None:
+        raise EngineError(
+            "engine.precision fp8: expected engine.scales with the output of a calibration, found none; "
+            + CALIBRATE_HINT
+        )
+    return Quantisation(Scales.load(engine.scales), load_recipe(engine.recipe))
 
 
 def _record_maxima(stage: nn.Module, names: list[str], run: Callable[[nn.Module], None]) -> None:

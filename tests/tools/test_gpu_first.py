@@ -18,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from sam3_node.errors import DeviceError
 from tests.support.paths import ROOT
 from tools.bench import gpu_first
 from tools.bench.gpu_first import Journal, OutOfTimeError, read_lines
@@ -56,6 +57,46 @@ def test_a_run_that_was_killed_goes_on_where_it_was(
     assert [line["figure"] for line in read_lines(journal)] == [
         json.loads(line)["figure"] for line in [*kept, last]
     ]
+
+
+def test_a_figure_is_cut_when_the_time_of_its_section_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wait(journal: Journal) -> None:
+        journal.measure("short", "s", lambda: 1)
+        journal.measure("endless", "s", lambda: subprocess.run(["sleep", "1000"], check=True).returncode)
+
+    monkeypatch.setattr(gpu_first, "SECTIONS", {"wait": wait, "next": lambda journal: None})
+    path = tmp_path / "first.jsonl"
+    assert gpu_first.main(["--dry-run", "--seconds", "0.5", "--out", str(path)]) == 3
+    assert [line["figure"] for line in read_lines(path)] == ["short"]
+    assert "time is over in wait" in capsys.readouterr().err
+
+
+def test_after_a_figure_that_loses_the_gpu_a_new_process_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Replaced(BaseException):
+        pass
+
+    def fail(journal: Journal) -> None:
+        journal.measure("first", "ms", lambda: (_ for _ in ()).throw(DeviceError("an illegal memory access")))
+
+    def replace(file: str, words: list[str]) -> None:
+        raise Replaced(words[3:])
+
+    monkeypatch.setattr(gpu_first, "SECTIONS", {"fail": fail, "next": fail})
+    monkeypatch.setattr(gpu_first.os, "execv", replace)
+    path = tmp_path / "first.jsonl"
+    for section in ("fail", "next"):
+        with pytest.raises(Replaced) as caught:
+            gpu_first.main(["--dry-run", "--out", str(path)])
+        assert [line["section"] for line in read_lines(path)][-1] == section
+    words = gpu_first.arguments(caught.value.args[0])
+    assert words.out == path
+    assert words.total <= gpu_first.TOTAL_S
+    assert gpu_first.main(["--dry-run", "--out", str(path)]) == 0
+    assert all("illegal memory access" in line["traceback"] for line in read_lines(path))
 
 
 def test_no_figure_begins_after_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +174,9 @@ def test_the_tests_that_need_a_gpu_are_found_with_few_packages() -> None:
 
 def test_no_passed_test_is_a_failed_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*args: object, **options: object) -> SimpleNamespace:
-        return SimpleNamespace(stdout="Interrupted: 5 errors during collection\n5 errors in 9.10s\n")
+        return SimpleNamespace(
+            stdout="Interrupted: 5 errors during collection\n5 errors in 9.10s\n", stderr=""
+        )
 
     monkeypatch.setattr(gpu_first.subprocess, "run", run)
     path = tmp_path / "first.jsonl"
@@ -141,6 +184,7 @@ def test_no_passed_test_is_a_failed_figure(tmp_path: Path, monkeypatch: pytest.M
     (line,) = read_lines(path)
     assert "no test passed" in line["error"]
     assert "5 errors" in line["error"]
+    assert "5 errors" in path.with_suffix(".tests.txt").read_text()
 
 
 def test_counts_of_pytest() -> None:
@@ -159,6 +203,7 @@ def test_a_figure_that_fails_is_a_line_and_the_next_one_follows(tmp_path: Path) 
     journal.measure("second", "ms", lambda: 2)
     first, second = read_lines(path)
     assert first["error"] == "RuntimeError: no kernel"
+    assert "for this GPU" in first["traceback"]
     assert second["value"] == 2.0
     assert journal.errors == 1
     late = Journal(path, "kernels", journal.scale, end_s=0.0, context={})
