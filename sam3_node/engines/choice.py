@@ -10,6 +10,7 @@ import logging
 import math
 import statistics
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Self
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from ..errors import EngineError, Sam3NodeError, find_version
+from ..errors import EngineError, Sam3NodeError
 from ..files import keep, read_kept
 from ..models import TrackerModel
 from ..models.weight_files import pick_device
@@ -42,7 +43,7 @@ OPTIONS: Mapping[str, tuple[str | bool, ...]] = {
 """Values of each option, in the order in which they are tried. The first one serves unless another one is faster."""
 MIN_GAIN = 0.97
 """Largest part of the time so far that a value may take: less gain is noise, and no reason for a longer start."""
-FOLDER = "choices"
+FOLDER, LOSS = "choices", "options are timed again at the next start"
 
 Load = Callable[[Settings], TrackerModel]
 """Loads a tracker that serves as the settings say."""
@@ -63,12 +64,10 @@ class Choice:
     @classmethod
     def load(cls, path: Path | None) -> Self | None:
         """Read a choice; None where there is none, or the file is damaged."""
-        if path is None or (data := read_kept(path, "options are timed again")) is None:
-            return None
-        try:
-            return TypeAdapter(cls).validate_json(data)
-        except ValidationError:
-            return None
+        data = read_kept(path, LOSS) if path else None
+        with suppress(ValidationError):
+            return TypeAdapter(cls).validate_json(data or b"")
+        return None
 
     def add(self, name: str, value: str | bool, reason: str, ms: float | None) -> Choice:
         """Return the choice with one more option."""
@@ -77,11 +76,7 @@ class Choice:
     def save(self, path: Path | None) -> None:
         """Keep the choice for the next start."""
         if path:
-            keep(
-                path,
-                TypeAdapter(Choice).dump_json(self, indent=2),
-                "options are timed again at the next start",
-            )
+            keep(path, TypeAdapter(Choice).dump_json(self, indent=2), LOSS)
 
 
 def choose(settings: Settings, load: Load, clock: Clock = read_clock) -> Settings:
@@ -110,10 +105,9 @@ def describe(settings: Settings) -> tuple[str, ...]:
 
 def find_path(settings: Settings) -> Path | None:
     """Return where the choice for these weights and settings is kept; None if the weights are no local files."""
-    model, engine = settings.model, settings.engine
-    given = engine.model_dump_json(exclude={"folder", "fallback"}), settings.tracker.read
-    files = [path.read_bytes() for path in (engine.scales, engine.recipe) if path and path.is_file()]
-    return find_report(settings, FOLDER, find_version("triton"), model.dtype, model.compile, *given, *files)
+    engine = settings.engine
+    limits = engine.min_cosine, engine.min_iou, engine.max_time
+    return find_report(settings, FOLDER, settings.model.dtype, engine.graphs, *limits)
 
 
 def _list_open(settings: Settings) -> dict[str, tuple[str | bool, ...]]:
@@ -165,11 +159,9 @@ def _try_values(choice: Choice, name: str, kept: Settings, load: Load, clock: Cl
     best, best_ms, said = first, math.inf, list[str]()
     for value in values:
         torch.cuda.empty_cache()
+        known = choice.ms if value == first else None
         try:
-            if value == first and choice.ms is not None:
-                ms = choice.ms
-            else:
-                ms = _time_value(strict, name, value, load, clock)
+            ms = _time_value(strict, name, value, load, clock) if known is None else known
         except Exception as error:  # libraries have errors of their own
             if lost := find_device_error(error):
                 raise lost from error

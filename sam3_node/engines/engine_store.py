@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from transformers.utils import cached_file
 
 from ..errors import EngineError, ModelError
-from ..files import describe_exposure, make_private_dir, read_private, write_private
+from ..files import describe_exposure, explain_os_error, make_private_dir, read_private, write_private
 from ..models import TrackerModel, load_tracker
 from ..models.checkpoints import NANO
 from ..models.sam.tracker_model import GPU_BATCH
@@ -126,11 +126,9 @@ class StoredEngine(NamedTuple):
         Raises EngineError where it is absent, differs from what was built, or can be changed by other users.
         """
         path = self.folder / f"{stage}.plan"
-        try:
+        with explain_os_error(EngineError, f"cannot read {path}", f"; {BUILD_HINT}"):
             _require_private(self.folder.parent, self.folder)
             plan = read_private(path)
-        except OSError as error:
-            raise EngineError(f"cannot read {path}: {error.strerror}; {BUILD_HINT}") from error
         expected, digest = self.manifest.plans.get(stage), hashlib.sha256(plan).hexdigest()
         if digest != expected:
             raise EngineError(f"{path} is damaged: expected sha256 {expected}, found {digest}; {BUILD_HINT}")
@@ -165,13 +163,9 @@ class EngineStore:
             build_s=dict(build_s),
             built_s=time.time(),
         )
-        try:
+        remedy = "; free space there or choose another folder with --engine.folder"
+        with explain_os_error(EngineError, f"engines cannot be written to {self.folder}", remedy):
             return StoredEngine(self._write(manifest, plans), manifest)
-        except OSError as error:
-            raise EngineError(
-                f"engines cannot be written to {self.folder}: {error.strerror}; free space there or choose another "
-                "folder with --engine.folder"
-            ) from error
 
     def all(self) -> Iterator[StoredEngine]:
         """Yield all engines, the newest first. Skip those that cannot be read or trusted, with a warning.

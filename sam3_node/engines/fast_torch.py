@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,14 +134,18 @@ def _run_gate(
 
 
 def find_report(settings: Settings, folder: str, *properties: object) -> Path | None:
-    """Return where a report on these weights on this machine is kept; None if the weights are no local files.
+    """Return where a report on these weights and settings on this machine is kept.
 
-    properties: of the libraries and the arithmetic, on which the report depends besides.
+    properties: others that it depends on. None if the weights, the scales or the recipe are no local files.
     """
+    engine = settings.engine
+    given = engine.precision, engine.read_kernel, settings.model.compile, settings.tracker.read, *properties
     try:
-        key = identify_setup(settings), _sources_digest(), *properties
-    except EngineError:
+        files = [path.read_bytes() for path in (engine.scales, engine.recipe) if path]
+        machine = identify_setup(settings), find_version("triton"), torch.version.cuda
+    except (EngineError, OSError):
         return None
+    key = _sources_digest(), *machine, *given, *files
     name = hashlib.sha256(" ".join(map(str, key)).encode()).hexdigest()[:32]
     return settings.engine.folder.expanduser() / folder / f"{name}.json"
 
@@ -244,7 +248,8 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
     def serve() -> None:
         try:
             fast = make_stages(model, settings)
-            path = find_report(settings, FAST_FOLDER, *_describe_fast(model, settings))
+            shares_trunk = getattr(model.encode_stage, "shares_trunk", False)
+            path = find_report(settings, FAST_FOLDER, model.dtype, shares_trunk)
             report = None if path is None else Report.load(path)
             if report is None:
                 report = compare_fast(fast, model, settings, clock)
@@ -260,15 +265,6 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
 
     if reason := attempt(serve, engine):
         use_torch(model, stages, reason)
-
-
-def _describe_fast(model: TrackerModel, settings: Settings) -> Iterator[object]:
-    """Yield what the gate's report on faster stages depends on, besides machine, weights and the project's code."""
-    engine, shares_trunk = settings.engine, getattr(model.encode_stage, "shares_trunk", False)
-    yield from (find_version("triton"), torch.version.cuda, engine.precision, engine.read_kernel)
-    yield from (model.dtype, settings.model.compile, settings.tracker.read, shares_trunk)
-    if engine.precision == FP8:
-        yield load_quantisation(engine).digest
 
 
 def make_stages(model: TrackerModel, settings: Settings) -> Stages:

@@ -305,9 +305,8 @@ class GraphedStage:
             self._graphs[key] = self._capture(self.run, held)
         graph = self._graphs[key]
         graph.replay()
-        if isinstance(graph.outputs, Tensor):
-            return graph.outputs.clone()
-        return tuple(output.clone() for output in graph.outputs)
+        outputs = tuple(output.clone() for output in as_tuple(graph.outputs))
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def _hold(self, number: int, given: Tensor) -> Tensor:
         """Return the place of an input, with its values."""

@@ -21,7 +21,8 @@ from torch import nn
 
 from ..bags.bag import sample_images
 from ..bags.native.reader import TABLETOP, LabelledClip
-from ..errors import EngineError, OutputError, Sam3NodeError
+from ..errors import EngineError, Sam3NodeError
+from ..files import write_output
 from ..models import TrackerModel
 from ..models.sam.stages import Run, Stages
 from ..settings import EngineSettings, Settings
@@ -292,11 +293,7 @@ def read_report(stored: StoredEngine) -> Report | None:
 
 def write_report(stored: StoredEngine, report: Report) -> None:
     """Store the gate's report beside engines; raises OutputError."""
-    path = stored.folder / REPORT
-    try:
-        path.write_text(report.to_json(), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+    write_output(stored.folder / REPORT, report.to_json().encode())
 
 
 def shorten_reason(error: Exception) -> str:

@@ -137,7 +137,7 @@ def test_a_choice_is_made_once_for_weights_versions_and_settings(
     assert loads == 4
     assert choose(settings, machine.load, machine.clock) == first
     assert len(machine.loads) == loads
-    monkeypatch.setattr(choice, "find_version", lambda package: "another Triton")
+    monkeypatch.setattr(fast_torch, "find_version", lambda package: "another Triton")
     choose(settings, machine.load, machine.clock)
     assert len(machine.loads) == 2 * loads
 

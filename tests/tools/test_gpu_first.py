@@ -24,11 +24,14 @@ from tools.bench import gpu_first
 from tools.bench.gpu_first import Journal, OutOfTimeError, read_lines
 
 
+UNLIMITED = ["--dry-run", "--seconds", "1e4", "--total", "1e4"]
+
+
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the file of a dry run of all sections."""
     path = tmp_path_factory.mktemp("first") / "first.jsonl"
-    assert gpu_first.main(["--dry-run", "--out", str(path)]) == 0, path.read_text()
+    assert gpu_first.main([*UNLIMITED, "--out", str(path)]) == 0, path.read_text()
     return path
 
 
@@ -51,7 +54,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(
     *kept, last = text.splitlines(keepends=True)
     journal.write_text("".join(kept) + last[: len(last) // 2])
     capsys.readouterr()
-    assert gpu_first.main(["--dry-run", "--section", "kernels", "peer", "tests", "--out", str(journal)]) == 0
+    assert gpu_first.main([*UNLIMITED, "--section", "kernels", "peer", "tests", "--out", str(journal)]) == 0
     (printed,) = capsys.readouterr().out.splitlines()
     assert json.loads(printed)["figure"] == json.loads(last)["figure"]
     assert [line["figure"] for line in read_lines(journal)] == [
@@ -156,7 +159,7 @@ def run_bare(script: str, *words: str) -> subprocess.CompletedProcess[str]:
 def test_it_runs_with_few_packages(tmp_path: Path) -> None:
     path = tmp_path / "first.jsonl"
     script = "from tools.bench import gpu_first\nsys.exit(gpu_first.main(sys.argv[1:]))"
-    words = ["--dry-run", "--section", "eager", "fp8", "kernels", "--out", str(path)]
+    words = [*UNLIMITED, "--section", "eager", "fp8", "kernels", "--out", str(path)]
     done = run_bare(script, *words)
     assert done.returncode == 0, done.stderr
     assert {line["section"] for line in read_lines(path)} == {"eager", "fp8", "kernels"}
