@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import EngineError, OutputError, require
-from ..files import make_folder
+from ..files import explain_os_error, make_folder
 from ..models import TrackerModel
 from ..models.sam.stages import Decoder
 from ..settings import Settings
@@ -327,15 +327,15 @@ def _write_models(
     folder: Path, models: Sequence[ServedModel], stored: StoredEngine | None, progress: ReportProgress
 ) -> list[Path]:
     """Write all models or nothing."""
-    try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
-            for model in models:
-                step = BuildStep(model.name, progress)
-                _write_model(Path(temporary) / model.name, model, stored)
-                step.finish()
-            return [(Path(temporary) / model.name).rename(folder / model.name) for model in models]
-    except OSError as error:
-        raise OutputError(f"cannot write models to {folder}: {error.strerror}") from error
+    with (
+        explain_os_error(OutputError, f"cannot write models to {folder}"),
+        tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary,
+    ):
+        for model in models:
+            step = BuildStep(model.name, progress)
+            _write_model(Path(temporary) / model.name, model, stored)
+            step.finish()
+        return [(Path(temporary) / model.name).rename(folder / model.name) for model in models]
 
 
 def _write_model(folder: Path, model: ServedModel, stored: StoredEngine | None) -> None:

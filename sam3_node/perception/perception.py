@@ -420,17 +420,15 @@ def _load_to_serve(settings: Settings) -> TrackerModel:
 @contextmanager
 def _keeping_artifacts(settings: Settings) -> Iterator[None]:
     """Load what torch compiled for these weights before, and keep what the block compiles."""
-    key = ""
+    artifacts = None
     if _compiles(settings):
         with suppress(EngineError):  # of weights that are no files
-            key = identify_setup(settings)
-    if not key:
-        yield
-        return
-    artifacts = CompiledArtifacts(settings.engine.folder, key)
-    artifacts.load()
+            artifacts = CompiledArtifacts(settings.engine.folder, identify_setup(settings))
+    if artifacts:
+        artifacts.load()
     yield
-    artifacts.save()
+    if artifacts:
+        artifacts.save()
 
 
 def _use_read(model: TrackerModel, settings: Settings) -> None:

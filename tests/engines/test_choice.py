@@ -32,28 +32,26 @@ T4_MS = {"bfloat16": 900.0, "float16": 100.0, "float32": 300.0}
 
 
 def tiny_in(dtype: str | torch.dtype, seed: int = 0) -> TrackerModel:
-    return stages_of(
-        cast_source(
-            random_source("sam3", seed, presence=8.0, hidden=64, size=56), CPU, pick_dtype(dtype, CPU)
-        )
-    )
+    source = random_source("sam3", seed, presence=8.0, hidden=64, size=56)
+    return stages_of(cast_source(source, CPU, pick_dtype(dtype, CPU)))
 
 
 class Machine:
-    """A GPU whose encoder takes `times_ms` in each dtype, less what each option saves.
+    """A GPU whose encoder takes `times_ms` in each dtype, less what each option saves, 1 ms by default.
 
     Values in `broken` raise these errors where they are loaded. Weights in `wrong`, a dtype, are other ones.
     """
 
     def __init__(
         self,
-        saved_ms: dict[str, float],
         broken: dict[Any, Exception] | None = None,
         times_ms: dict[str, float] = H100_MS,
         wrong: str = "",
+        **saved_ms: float,
     ) -> None:
-        self.saved_ms, self.broken, self.loads = saved_ms, broken or {}, list[dict[str, Any]]()
+        self.broken, self.loads = broken or {}, list[dict[str, Any]]()
         self.times_ms, self.wrong, self.seconds = times_ms, wrong, 0.0
+        self.saved_ms = {name: saved_ms.get(name.partition(".")[2], 1.0) for name in OFF}
 
     def load(self, settings: Settings) -> TrackerModel:
         values = values_of(settings)
@@ -90,10 +88,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return Settings(model={"dtype": "bfloat16"}, engine=engine)
 
 
-def open_dtype(settings: Settings) -> Settings:
-    return _replace(settings, OFF | {"model.dtype": "auto"})
-
-
 def kept(settings: Settings) -> Choice:
     found = Choice.load(find_path(settings))
     assert found is not None
@@ -105,21 +99,17 @@ def values_of(settings: Settings) -> dict[str, Any]:
 
 
 def test_a_cpu_has_no_options_and_times_nothing(settings: Settings) -> None:
-    machine = Machine(dict.fromkeys(OFF, 1.0))
+    machine = Machine()
     assert values_of(choose(_replace(settings, {"model.device": "cpu"}), machine.load)) == OFF
     assert not machine.loads
-    arithmetic = _replace(
-        settings, {"model.device": "cpu", "model.dtype": "auto", "engine.precision": "auto"}
-    )
-    chosen = choose(arithmetic, machine.load)
-    assert (chosen.model.dtype, chosen.engine.precision) == ("auto", "bfloat16"), (
-        "the gate of a CPU chooses later"
-    )
+    arithmetic = {"model.device": "cpu", "model.dtype": "auto", "engine.precision": "auto"}
+    chosen = choose(_replace(settings, arithmetic), machine.load)
+    assert (chosen.model.dtype, chosen.engine.precision) == ("auto", "bfloat16"), "a CPU chooses later"
 
 
 def test_each_option_stays_if_it_is_faster(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    machine = Machine({"engine.read_kernel": 3.0, "model.compile": -1.0, "engine.graphs": 0.1})
+    machine = Machine(read_kernel=3.0, compile=-1.0, graphs=0.1)
     chosen = choose(settings, machine.load, machine.clock)
     assert values_of(chosen) == OFF | {"engine.read_kernel": "triton"}
     assert machine.loads[2] == OFF | {"engine.read_kernel": "triton", "model.compile": True}
@@ -131,7 +121,7 @@ def test_each_option_stays_if_it_is_faster(settings: Settings, caplog: pytest.Lo
 def test_a_choice_is_made_once_for_weights_versions_and_settings(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = Machine(dict.fromkeys(OFF, 1.0))
+    machine = Machine()
     first = choose(settings, machine.load, machine.clock)
     loads = len(machine.loads)
     assert loads == 4
@@ -140,23 +130,15 @@ def test_a_choice_is_made_once_for_weights_versions_and_settings(
     monkeypatch.setattr(fast_torch, "find_version", lambda package: "another Triton")
     choose(settings, machine.load, machine.clock)
     assert len(machine.loads) == 2 * loads
-
-
-def test_a_damaged_choice_is_made_again(settings: Settings) -> None:
-    machine = Machine(dict.fromkeys(OFF, 1.0))
-    choose(settings, machine.load, machine.clock)
-    (path,) = settings.engine.folder.rglob("*.json")
-    path.write_text("{")
-    choose(settings, machine.load, machine.clock)
-    assert kept(settings).values == {
-        "engine.read_kernel": "triton",
-        "model.compile": True,
-        "engine.graphs": True,
-    }
+    for path in settings.engine.folder.rglob("*.json"):
+        path.write_text("{")
+    assert choose(settings, machine.load, machine.clock) == first, "a damaged choice is made again"
+    assert len(machine.loads) == 3 * loads
+    assert kept(settings).values == values_of(first)
 
 
 def test_settings_that_say_it_decide(settings: Settings) -> None:
-    machine = Machine(dict.fromkeys(OFF, 1.0))
+    machine = Machine()
     given = _replace(settings, {"engine.read_kernel": "torch", "engine.graphs": False})
     chosen = choose(given, machine.load, machine.clock)
     assert values_of(chosen) == OFF | {"model.compile": True}
@@ -165,14 +147,14 @@ def test_settings_that_say_it_decide(settings: Settings) -> None:
 
 def test_an_option_that_the_gate_refuses_is_left_out_with_its_reason(settings: Settings) -> None:
     refused = EngineError("torch's faster stages refused by the gate: mean mask IoU 0.5")
-    machine = Machine(dict.fromkeys(OFF, 1.0), {"engine.read_kernel": refused})
+    machine = Machine({"engine.read_kernel": refused})
     assert choose(settings, machine.load, machine.clock).engine.read_kernel == "torch"
     assert "mean mask IoU 0.5" in kept(settings).reasons[0]
 
 
 def test_an_option_that_ends_the_process_is_not_tried_again(settings: Settings) -> None:
     lost = DeviceError("the GPU has failed, and this process can use it no longer")
-    machine = Machine(dict.fromkeys(OFF, 1.0), {"model.compile": lost})
+    machine = Machine({"model.compile": lost})
     with refuses(DeviceError):
         choose(settings, machine.load, machine.clock)
     machine.loads.clear()
@@ -182,59 +164,25 @@ def test_an_option_that_ends_the_process_is_not_tried_again(settings: Settings) 
 
 
 NO_KERNEL = RuntimeError("no kernel image is available for execution on the device")
-NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+REFUSED = "cannot serve here: EngineError: refused by the gate: "
+FAILED = "cannot serve here: RuntimeError: no kernel image"
 
 
 @pytest.mark.parametrize(
-    ("times_ms", "wrong", "broken", "expected", "reason"),
+    ("machine", "expected", "reason"),
     [
-        (
-            H100_MS,
-            "",
-            {},
-            "bfloat16",
-            "bfloat16 takes 10 ms a step; float16 takes 10 ms a step; float32 takes 60",
-        ),
-        (
-            T4_MS,
-            "",
-            {},
-            "float16",
-            "bfloat16 takes 900 ms a step; float16 takes 100 ms a step; float32 takes 300",
-        ),
-        (T4_MS, "float16", {}, "float32", "float16 cannot serve here: EngineError: refused by the gate: "),
-        (
-            H100_MS,
-            "bfloat16",
-            {},
-            "float16",
-            "bfloat16 cannot serve here: EngineError: refused by the gate: ",
-        ),
-        (
-            T4_MS,
-            "",
-            {"bfloat16": NO_KERNEL},
-            "float16",
-            "bfloat16 cannot serve here: RuntimeError: no kernel image",
-        ),
-        (
-            T4_MS,
-            "",
-            dict.fromkeys(T4_MS, NO_KERNEL),
-            "bfloat16",
-            "float32 cannot serve here: RuntimeError: no kernel image",
-        ),
+        (Machine(), "bfloat16", "bfloat16 takes 10 ms a step; float16 takes 10 ms a step; float32 takes 60"),
+        (Machine(times_ms=T4_MS), "float16", "bfloat16 takes 900 ms a step; float16 takes 100 ms a step"),
+        (Machine(times_ms=T4_MS, wrong="float16"), "float32", f"float16 {REFUSED}"),
+        (Machine(wrong="bfloat16"), "float16", f"bfloat16 {REFUSED}"),
+        (Machine({"bfloat16": NO_KERNEL}, T4_MS), "float16", f"bfloat16 {FAILED}"),
+        (Machine(dict.fromkeys(T4_MS, NO_KERNEL)), "bfloat16", f"float32 {FAILED}"),
     ],
 )
 def test_the_fastest_dtype_that_the_gate_passes_serves(
-    times_ms: dict[str, float],
-    wrong: str,
-    broken: dict[Any, Exception],
-    expected: str,
-    reason: str,
-    settings: Settings,
+    machine: Machine, expected: str, reason: str, settings: Settings
 ) -> None:
-    machine, given = Machine({}, broken, times_ms, wrong), open_dtype(settings)
+    given = _replace(settings, OFF | {"model.dtype": "auto"})
     assert describe(given) == ("not chosen yet: the first start of the node times the options",)
     chosen = choose(given, machine.load, machine.clock)
     assert chosen.model.dtype == expected, describe(given)
@@ -249,16 +197,14 @@ def test_what_cannot_be_compared_serves_as_before(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(settings: Settings, dtype: torch.dtype) -> TrackerModel:
-        raise NO_MEMORY
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(fast_torch, "load_model_in", fail)
-    machine = Machine({"model.compile": 3.0}, times_ms=H100_MS | {"float16": 5.0})
-    given = _replace(open_dtype(settings), {"model.compile": "auto"})
+    machine = Machine(times_ms=H100_MS | {"float16": 5.0}, compile=3.0)
+    given = _replace(settings, OFF | {"model.dtype": "auto", "model.compile": "auto"})
     chosen = choose(given, machine.load, machine.clock)
     assert (chosen.model.dtype, chosen.model.compile) == ("bfloat16", True)
-    expected = (
-        "bfloat16 takes 10 ms a step; float16 cannot serve here: EngineError: .*memory.*; float32 takes 60 ms"
-    )
+    expected = r"bfloat16 takes 10 ms a step; float16 cannot serve here: .*memory.*; float32 takes 60 ms"
     assert re.search(expected, kept(given).reasons[0])
 
 
@@ -272,7 +218,7 @@ def test_what_cannot_be_compared_serves_as_before(
 def test_fp8_is_tried_with_scales(
     refused: dict[Any, Exception], expected: str, reason: str, settings: Settings, tmp_path: Path
 ) -> None:
-    machine, given = Machine({}, refused), _replace(settings, OFF | {"engine.precision": "auto"})
+    machine, given = Machine(refused), _replace(settings, OFF | {"engine.precision": "auto"})
     assert choose(given, machine.load, machine.clock).engine.precision == "bfloat16"
     assert len(machine.loads) == 1
     assert "calibrate fp8" in kept(given).reasons[0]
