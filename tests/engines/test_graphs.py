@@ -95,11 +95,16 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.parametrize(
+    "any_width", [True, False]
+)  # of torch's read, and of kernels, which take the whole bank
 @torch.inference_mode()
-def test_a_bank_is_gathered_straight_into_the_input_of_a_graph() -> None:
+def test_a_bank_is_gathered_straight_into_the_input_of_a_graph(any_width: bool) -> None:
     source = random_source("sam3")
     direct, copied = stages_of(source), stages_of(source)
-    on_tape(direct), on_tape(copied)
+    for model in (direct, copied):
+        on_tape(model)
+        model.stages.read.takes_any_width = any_width
     read = direct.stages.read
     copied.stages.read.find_place = None
     trackers = [Tracker(model, max_objects=4) for model in (direct, copied)]
@@ -122,7 +127,7 @@ def test_a_bank_is_gathered_straight_into_the_input_of_a_graph() -> None:
         addresses = now
     shapes = {tuple(shape[:2]) for number, shape, _ in addresses if number == 1}
     assert {objects for objects, _ in shapes} == {1, 2, 4}
-    assert len({width for _, width in shapes}) > 1
+    assert (len({width for _, width in shapes}) > 1) == any_width
 
 
 def test_the_caller_owns_the_outputs() -> None:
