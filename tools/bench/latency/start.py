@@ -40,20 +40,11 @@ def start(args: argparse.Namespace) -> str:
     on_gpu = torch.cuda.is_available() and args.device != "cpu"
     precision, dtype = ("bfloat16", "bfloat16") if on_gpu else ("float32", "auto")
     chosen = {"name": args.model, "device": args.device, "threads": args.threads, "dtype": dtype}
+    engine = {"kind": kind, "precision": precision, "folder": args.once, "fallback": False, "max_time": 0}
+    engine |= {"read_kernel": "torch", "graphs": False}  # what is open would be timed before
+    model_settings = chosen | {"compile": args.how == COMPILED}
     settings = Settings.model_validate(
-        {
-            "model": chosen | {"compile": args.how == COMPILED},
-            "tracker": {"max_objects": args.objects},
-            "engine": {
-                "kind": kind,
-                "precision": precision,
-                "read_kernel": "torch",  # what is open would be timed before
-                "graphs": False,
-                "folder": args.once,
-                "fallback": False,
-                "max_time": 0,
-            },
-        }
+        {"model": model_settings, "tracker": {"max_objects": args.objects}, "engine": engine}
     )
     begin_s, begin_cpu_s = time.perf_counter(), cpu_s()
     if args.how == BUILD_PACKAGES:
