@@ -7,14 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("av")
-pytest.importorskip("lz4")
-pytest.importorskip("mcap_ros2")
-pytest.importorskip("foxglove_schemas_protobuf")
-pytest.importorskip("rosbags")
-
 from tests.support import hostile_media  # it adds its cases
 from tests.support.confined import read_confined
 from tests.support.damaged_recordings import GOOD, write_damaged

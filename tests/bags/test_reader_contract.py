@@ -10,18 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import cv2
+import h5py
 import numpy as np
 import pytest
-
-pytest.importorskip("av")
-pytest.importorskip("mcap_ros2")
-pytest.importorskip("mcap_protobuf")
-pytest.importorskip("foxglove_schemas_protobuf")
-pytest.importorskip("rosbags")
-pytest.importorskip("h5py")
-pytest.importorskip("pyarrow")
-
-import h5py
 
 from sam3_node.bags.bag import READERS, open_bag
 from sam3_node.bags.formats.hdf5 import Hdf5Bag

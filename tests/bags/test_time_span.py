@@ -10,9 +10,6 @@ import cv2
 import numpy as np
 import pytest
 
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
-
 from sam3_node.bags import RecordingWriter
 from sam3_node.bags.bag import open_bag
 from sam3_node.bags.formats import mcap, video

@@ -14,7 +14,6 @@ from tests.support.console_rig import iou
 from tests.support.foxglove_client import FoxgloveClient, Received, stamp_ns
 from tests.support.node_rig import Process, masks_where, until
 
-pytest.importorskip("foxglove", reason="the extra foxglove is not installed")
 TOPICS = ("/cam0/image", "/cam0/annotations")
 
 

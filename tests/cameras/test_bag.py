@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sam3_node.bags import RecordingWriter
+from sam3_node.cameras import playback
 from sam3_node.cameras.camera_source import CameraSource, CapturedImage
 from sam3_node.cameras.publish import frame_from, run_camera
 from sam3_node.cameras.sources import open_camera
@@ -19,11 +21,6 @@ from sam3_node.errors import BagError
 from sam3_node.settings import CameraSettings, load_settings
 from sam3_node.types import Frame
 from sam3_node.wire import decode_depth, decode_image, encode_depth
-
-pytest.importorskip("mcap")
-
-from sam3_node.bags import RecordingWriter
-from sam3_node.cameras import playback
 from tests.support.recordings import INTRINSICS, MS, frame_at, write_recording
 from tests.support.refuses import refuses
 

@@ -8,9 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
-
 from sam3_node.bags.native import COLOUR
 from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.replay.job import Job

@@ -11,17 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from sam3_node.bags.native import RECORDING
+from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.transport import MaskPublisher
 from tests.support.node_rig import READY_S, until
 from tests.support.recorder_rig import FRAME_BYTES, Camera, RecorderProcess, arguments, has_grown, read_seqs
 from tests.support.repeats import repetitions
 from tests.support.wire_examples import masks
-
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
-
-from sam3_node.bags.native import RECORDING
-from sam3_node.bags.native.reader import RecordingReader
 
 MEBIBYTE = 1 << 20
 KILLS, AT_ONCE = repetitions(5, 20), 5

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
-
 from sam3_node.bags.native import RECORDER
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.recording.recorder import Quota

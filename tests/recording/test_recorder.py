@@ -17,28 +17,24 @@ import numpy as np
 import pytest
 import zmq
 
+from sam3_node.bags.native import NODE, RECORDING
+from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.calibration import Calibration
 from sam3_node.calibration.camera_file import HandEye, PinholeSection
 from sam3_node.errors import OutputError, SettingsError, TransportError
 from sam3_node.processes.supervisor import RECORD_READY, list_processes
 from sam3_node.recording.recorder import Trigger, run_record
+from sam3_node.replay.event_log import Step
+from sam3_node.replay.job import Job
+from sam3_node.replay.schedule import Schedule
 from sam3_node.settings import GroupSettings, RecordSettings, Settings, SpatialSettings, TransportSettings
 from sam3_node.transport import ControlServer, FramePublisher, MaskPublisher
 from sam3_node.types import Depth, FramePose, MaskFrame
 from sam3_node.wire import Event, Reply, pack_event, pack_frame, pack_masks, pack_pose
 from tests.support.node_rig import READY_S, until
 from tests.support.recorder_rig import FRAME_BYTES, Camera, frame, has_grown, read_seqs
-from tests.support.wire_examples import masks
-
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
-
-from sam3_node.bags.native import NODE, RECORDING
-from sam3_node.bags.native.reader import RecordingReader
-from sam3_node.replay.event_log import Step
-from sam3_node.replay.job import Job
-from sam3_node.replay.schedule import Schedule
 from tests.support.refuses import refuses
+from tests.support.wire_examples import masks
 
 
 def settings_for(folder: Path, **record: Any) -> Settings:

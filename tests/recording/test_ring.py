@@ -7,11 +7,6 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
-
 from sam3_node.bags.native import RING
 from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.errors import OutputError, ReplayError

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("mcap")
-
 from sam3_node.bags import read_masks
 from sam3_node.errors import ReplayError
 from sam3_node.perception.perception import Perception

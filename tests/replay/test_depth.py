@@ -10,8 +10,6 @@ import cv2
 import numpy as np
 import pytest
 
-pytest.importorskip("mcap")
-
 from sam3_node.bags import read_masks
 from sam3_node.calibration import Calibration
 from sam3_node.replay.job import Job, ObjectOnFrame

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mcap")
-
 from sam3_node.errors import ReplayError
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.event_log import ADD_EVERYTHING, Edit, Step

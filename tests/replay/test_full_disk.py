@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
 pytest.importorskip("resource")
 
 from sam3_node.errors import OutputError

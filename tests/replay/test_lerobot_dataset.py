@@ -12,14 +12,8 @@ from typing import Any
 
 import cv2
 import numpy as np
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("mcap")
-pytest.importorskip("av")
-pytest.importorskip("pyarrow")
-
 import pyarrow.parquet
+import pytest
 
 from sam3_node.errors import BagError, ReplayError
 from sam3_node.replay.completion import StoppedError

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
-
-pytest.importorskip("mcap")
 
 from sam3_node.bags import read_masks
 from sam3_node.replay.job import Job

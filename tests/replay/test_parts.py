@@ -12,10 +12,6 @@ import cv2
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
-
 from sam3_node.cli.main import main
 from sam3_node.errors import ReplayError
 from sam3_node.perception.perception import Perception

@@ -14,9 +14,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
-
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.job import Job
 from sam3_node.replay.run import compare_job, is_finished, run_job

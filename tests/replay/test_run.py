@@ -15,11 +15,6 @@ import cv2
 import numpy as np
 import pytest
 
-from tests.support.observations import make_frame, make_instance
-from tests.support.paths import ROOT
-
-pytest.importorskip("mcap")
-
 from sam3_node.bags import read_masks
 from sam3_node.cli.main import main
 from sam3_node.errors import BagError, OutputError, ReplayError
@@ -31,6 +26,8 @@ from sam3_node.replay.shards import ShardLimits
 from sam3_node.settings import Settings
 from sam3_node.types import Instance, MaskFrame
 from tests.support.live import BOX, SIZE, Live, edited, moving_frame, tiny_settings
+from tests.support.observations import make_frame, make_instance
+from tests.support.paths import ROOT
 from tests.support.refuses import refuses
 
 SMALL = ShardLimits(frames=5)

@@ -7,9 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
-
-pytest.importorskip("mcap")
 
 from sam3_node.errors import OutputError
 from sam3_node.replay.second_pass import ReverseFrameBuffer, Span, buffer_frames, index_frames

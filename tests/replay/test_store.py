@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fsspec")
-pytest.importorskip("mcap")
-
 from sam3_node.errors import BagError, MissingExtraError, OutputError, ReplayError
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job

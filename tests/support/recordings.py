@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
-from sam3_node.bags import Pose, RecordingWriter
+from sam3_node.bags import Pose, RecordingWriter, open_bag
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import encode_depth, pack, pack_frame, unpack
 
@@ -54,6 +55,12 @@ def make_pose(frame: Frame) -> Pose:
     matrix = np.eye(4)
     matrix[0, 3] = frame.seq / 10
     return Pose(frame.camera, frame.seq, matrix)
+
+
+def read_bag(path: Path, topics: Sequence[str] = (), **options: Any) -> tuple[list[Frame], str | None]:
+    """Return all frames of a recording, and what was lost."""
+    with open_bag(path, topics, **options) as bag:
+        return list(bag), bag.lost
 
 
 def write_recording(path: Path, frames: int | Sequence[Frame] = 5) -> Path:

@@ -12,7 +12,6 @@ from sam3_node.types import Instance, Mask, TrackState
 from tools.mot import MotFrame, MotScore, MotScorer, TrueClip, open_clips, total
 from tools.scenes.clips import Clip, write_clip
 
-pytest.importorskip("motmetrics")
 HEIGHT, WIDTH = 40, 60
 IMAGE = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
 LEFT, RIGHT = (5, 25), (40, 55)  # columns

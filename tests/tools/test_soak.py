@@ -15,8 +15,6 @@ from tools.bench.soak_chaos import Plan, Reader, Soak
 from tools.bench.soak_summary import Row, find_calm, fit_growth, read_log, select, summarise, write_results
 from tools.bench.tiny_weights import save_tiny_checkpoint
 
-pytest.importorskip("psutil")
-
 
 def sample(t_s: float, pid: int = 1, rss_mb: float = 100.0, phase: str = "chaos", **fields: Any) -> Row:
     process = {"pid": pid, "age_s": t_s, "rss_mb": rss_mb, "descriptors": 50, "threads": 9}

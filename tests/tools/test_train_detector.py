@@ -258,8 +258,6 @@ def test_training_learns_resumes_and_exports_loadable_weights(scenes: Path, tmp_
         export([again.path, begun.path], tmp_path / "mixed")
 
 
-pytest.importorskip("pycocotools")
-
 HERE, THERE = (10.0, 10.0, 60.0, 60.0), (100.0, 100.0, 180.0, 180.0)
 BLUE_CAN = Phrase("can", ("blue",))
 

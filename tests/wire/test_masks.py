@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pycocotools.mask as coco
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,6 @@ from sam3_node.types import Mask
 from sam3_node.wire import Fields, decode_mask, encode_mask
 from sam3_node.wire.masks import read_mask
 from tests.support.refuses import refuses
-
-coco = pytest.importorskip("pycocotools.mask")
 
 ENCODINGS = ("bits+zstd", "rle")
 images = npst.arrays(np.bool_, npst.array_shapes(min_dims=2, max_dims=2, max_side=24))

@@ -12,14 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import lz4.frame
 import pytest
 import zstandard
-
-pytest.importorskip("lz4")
-pytest.importorskip("mcap")
-pytest.importorskip("rosbags")
-
-import lz4.frame
 
 from sam3_node.bags.decompression import DecompressionError, decompress, decompress_file, max_content
 from sam3_node.bags.formats import rosbag

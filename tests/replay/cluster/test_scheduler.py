@@ -15,9 +15,6 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("ray")
-pytest.importorskip("mcap")
-
 from sam3_node.bags import read_masks
 from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.bags.native.writer import RecordingWriter

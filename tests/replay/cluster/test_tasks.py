@@ -13,16 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
-
-pytest.importorskip("torch")
-pytest.importorskip("mcap")
-
 from sam3_node.cli import main as cli
 from sam3_node.errors import ReplayError
 from sam3_node.replay.cluster.scheduler import BagResult, ThroughputMeter, UsageReport, connect_ray
 from sam3_node.replay.cluster.tasks import JobPlan, ProbeResult, Split
 from sam3_node.replay.job import Job, ObjectOnFrame
+from tests.support.paths import ROOT
 from tests.support.refuses import refuses
 
 CLOUD = ROOT / "launch" / "cloud"

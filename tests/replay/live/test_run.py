@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mcap")
-
 from sam3_node.bags import read_masks
 from sam3_node.errors import ReplayError, SettingsError, TransportError
 from sam3_node.perception.perception import Perception
