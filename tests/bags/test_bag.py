@@ -48,7 +48,7 @@ from tests.support.mcap_files import (
     write_protobuf,
     write_ros2,
 )
-from tests.support.recordings import frame_at, read_bag, write_earlier_layout, write_recording
+from tests.support.recordings import frame_at, read_bag, write_earlier_layout, write_film, write_recording
 from tests.support.refuses import refuses
 from tests.support.wire_examples import masks, plain
 
@@ -308,11 +308,7 @@ def test_folders_of_images_and_videos_are_bags(tmp_path: Path) -> None:
         ("cup", index, jpeg(index)) for index in range(3)
     ]
     assert (frames[0].clock, lost) == ("device", None)
-    video = tmp_path / "video.mp4"
-    writer = cv2.VideoWriter(str(video), cv2.VideoWriter.fourcc(*"mp4v"), 10, (64, 48))
-    for index in range(4):
-        writer.write(np.full((48, 64, 3), 40 * index, np.uint8))
-    writer.release()
+    video = write_film(tmp_path / "video.mp4", (np.full((48, 64, 3), 40 * n, np.uint8) for n in range(4)), 10)
     frames, _ = read_bag(video)
     assert [frame.capture_ns for frame in frames] == [index * 100_000_000 for index in range(4)]
     assert decode_image(frames[3]).mean() == pytest.approx(120, abs=4)

@@ -1,4 +1,4 @@
-"""Outputs of a replay, read back with the usual libraries."""
+"""Outputs of a replay, read back with the usual libraries, also from a full disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import contextlib
 import hashlib
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +24,10 @@ from sam3_node.replay.outputs import KINDS, join_frames, write_outputs
 from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_image, encode_image
 from tests.support.refuses import refuses
+
+pytest.importorskip("resource")
+from sam3_node.replay.store import FolderStore
+from tests.support.paths import ROOT
 
 WIDTH, HEIGHT = 96, 64
 STEP_NS = NANOSECONDS // 20
@@ -371,3 +378,47 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refuses(OutputError, field=("write", "png")):
         write_outputs(tmp_path / "file", ["png"], all_masks, all_frames, told)
+
+
+LIMIT_BYTES = 20_000
+SCRIPT = """
+import resource, sys
+from pathlib import Path
+from sam3_node.errors import OutputError
+from sam3_node.replay.outputs import write_outputs
+from tests.replay.test_outputs import all_frames, all_masks, told
+out, kind, limit = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+masks = lambda: (masks for _ in range(40) for masks in all_masks())
+frames = lambda: (frame for _ in range(40) for frame in all_frames())
+write_outputs(out, ["png"], all_masks, all_frames, told)
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    write_outputs(out, [kind], masks, frames, told)
+except OutputError as error:
+    sys.exit(f"OutputError: {error}")
+"""
+
+
+@pytest.mark.parametrize("kind", ["mcap", "mcap-images", "coco", "overlay", "images"])
+def test_a_full_disk_is_an_error_that_spares_what_is_there(tmp_path: Path, kind: str) -> None:
+    limit = 100 if kind == "images" else LIMIT_BYTES
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path), kind, str(limit)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "OutputError: cannot write" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["png"]
+    assert json.loads((tmp_path / "png/left/objects.json").read_text())
+
+
+def test_a_folder_below_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with refuses(OutputError, field="file/out"):
+        FolderStore(tmp_path / "file/out")
+    assert (tmp_path / "file").read_text() == "mine"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,17 @@ def frame_at(seq: int, camera: str = "table", stamp_ns: int | None = None) -> Fr
         intrinsics=INTRINSICS,
         times={"sensor_ns": seq},
     )
+
+
+def write_film(path: Path, images: Iterable[np.ndarray], fps: float = 25.0, codec: str = "mp4v") -> Path:
+    """Write a video of these BGR images, by OpenCV."""
+    images = list(images)
+    height, width = images[0].shape[:2]
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), fps, (width, height))
+    for image in images:
+        writer.write(image)
+    writer.release()
+    return path
 
 
 def make_truth(frame: Frame, count: int = 2) -> MaskFrame:
