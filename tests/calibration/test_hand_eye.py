@@ -142,11 +142,8 @@ def freeze(views: list[HandEyeView]) -> list[HandEyeView]:
 
 
 def shuffle(views: list[HandEyeView]) -> list[HandEyeView]:
-    shifted = [*views[5:], *views[:5]]
-    return [
-        replace(view, base_from_gripper=other.base_from_gripper)
-        for view, other in zip(views, shifted, strict=True)
-    ]
+    pairs = zip(views, [*views[5:], *views[:5]], strict=True)
+    return [replace(view, base_from_gripper=other.base_from_gripper) for view, other in pairs]
 
 
 @pytest.mark.parametrize(
@@ -190,10 +187,9 @@ def turn_board(view: HandEyeView) -> HandEyeView:
 
 
 def refuse(views: list[HandEyeView], mounting: Mounting, scaled: bool = True) -> str:
+    sight = SIGHT if scaled else None
     with pytest.raises(CalibrationError) as caught:
-        calibrate_hand_eye(
-            views, mounting, board_centre_m=CENTRE_M, scaled=scaled, sight=SIGHT if scaled else None
-        )
+        calibrate_hand_eye(views, mounting, board_centre_m=CENTRE_M, scaled=scaled, sight=sight)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -238,14 +234,11 @@ def scale(views: list[HandEyeView], robot: float = 1.0, board: float = 1.0) -> l
     def multiply(pose: Array, factor: float) -> Array:
         return rigid(pose[:3, :3], pose[:3, 3] * factor)
 
-    return [
-        replace(
-            view,
-            base_from_gripper=multiply(view.base_from_gripper, robot),
-            camera_from_board=multiply(view.camera_from_board, board),
-        )
-        for view in views
-    ]
+    def change(view: HandEyeView) -> HandEyeView:
+        moved = replace(view, base_from_gripper=multiply(view.base_from_gripper, robot))
+        return replace(moved, camera_from_board=multiply(view.camera_from_board, board))
+
+    return list(map(change, views))
 
 
 @pytest.mark.parametrize("mounting", MOUNTINGS)
@@ -287,9 +280,8 @@ def test_the_order_of_the_boards_quaternions_is_named_and_its_unit() -> None:
 def test_seven_views_tell_the_size_of_the_board(mounting: Mounting) -> None:
     accepted = 0
     for seed in range(repetitions(1, 10)):
-        _, views = make_hand_eye(
-            7, mounting, noise_px=0.2, robot_m=5e-4, robot_rad=np.radians(0.1), seed=seed
-        )
+        noise = {"noise_px": 0.2, "robot_m": 5e-4, "robot_rad": np.radians(0.1)}
+        _, views = make_hand_eye(7, mounting, **noise, seed=seed)
         result = calibrate_hand_eye(views, mounting, board_centre_m=CENTRE_M)
         accepted += 1
         assert abs(result.scale[0]) < 0.02

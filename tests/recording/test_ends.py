@@ -82,7 +82,6 @@ def test_a_signal_finishes_the_file(tmp_path: Path, end: signal.Signals) -> None
 
 
 def test_a_full_disk_ends_it_and_spares_what_is_there(tmp_path: Path) -> None:
-    pytest.importorskip("resource")
     path = tmp_path / "r.mcap"
     limited = ["bash", "-c", 'ulimit -f 2500; exec "$@"', "bash", *arguments(tmp_path, path)]
     with Camera(f"ipc://{tmp_path}/frames", rate=60) as camera, RecorderProcess(limited) as verb:
@@ -120,9 +119,8 @@ def test_what_a_stopped_recorder_misses_is_counted(tmp_path: Path) -> None:
 def test_nobody_has_to_read_its_lines(tmp_path: Path) -> None:
     path = tmp_path / "r.mcap"
     with Camera(f"ipc://{tmp_path}/frames", rate=50):
-        process = subprocess.Popen(
-            arguments(tmp_path, path), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(arguments(tmp_path, path), **pipes)
         try:
             assert process.stdout is not None
             process.stdout.close()

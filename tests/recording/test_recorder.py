@@ -121,14 +121,12 @@ def test_masks_and_events_that_are_missing_are_counted(tmp_path: Path) -> None:
         for parts in messages:
             node.send_multipart(parts)
         last = messages[-1][1]
-        until(
-            lambda: any(getattr(x, "body", b"") == last for x in RecordingReader([path]).actions()),
-            "the last",
-        )
+        bodies = lambda: (getattr(item, "body", b"") for item in RecordingReader([path]).actions())  # noqa: E731
+        until(lambda: last in bodies(), "the last")
     counts = RecordingReader([path]).metadata()[RECORDING][0]
-    assert counts["cameras"]["cam0"]["masks"] == 7
-    assert counts["cameras"]["cam0"]["masks_lost"] == 2  # of 15 or 16, and of 5 to 8
-    assert counts["cameras"]["cam0"]["skipped"] == 3
+    camera = counts["cameras"]["cam0"]
+    # lost: of 15 or 16, and of 5 to 8
+    assert (camera["masks"], camera["masks_lost"], camera["skipped"]) == (7, 2, 3)
     assert counts["events_lost"] == 2
     assert counts["node_starts"] == counts["events"] - 3  # the first event, again and again
 
@@ -148,10 +146,8 @@ def test_poses_of_the_robot_are_recorded_and_replayed(tmp_path: Path) -> None:
     path = tmp_path / "r.mcap"
     settings = settings_for(tmp_path, cameras=("cam0",))
     settings = settings.model_copy(update={"spatial": SpatialSettings(poses=f"ipc://{tmp_path}/poses")})
-    poses = [  # around the captures of the frames
-        FramePose("gripper", "base", ms * 10**6, (ms / 1000, 0.0, 0.5), (0.0, 0.0, 0.0, 1.0))
-        for ms in (999, 1001)
-    ]
+    still = (0.0, 0.0, 0.0, 1.0)  # around the captures of the frames
+    poses = [FramePose("gripper", "base", ms * 10**6, (ms / 1000, 0.0, 0.5), still) for ms in (999, 1001)]
     tool = dataclasses.replace(poses[0], frame="tool")
     with (
         peer(f"ipc://{tmp_path}/poses") as robot,
@@ -332,6 +328,10 @@ def test_a_trigger_fires_once_however_often_it_is_asked() -> None:
     assert not trigger.take()
 
 
+def recorded(verb: RecorderProcess) -> int:
+    return sum(line.startswith("recorded ") for line in verb.seen)
+
+
 def test_a_signal_writes_what_was_and_what_follows_each_time_to_a_file(tmp_path: Path) -> None:
     out = tmp_path / "events"
     command = arguments(tmp_path, out, record__after_s=0.3)
@@ -346,11 +346,7 @@ def test_a_signal_writes_what_was_and_what_follows_each_time_to_a_file(tmp_path:
             assert len(list(out.iterdir())) == number - 1
             sent = camera.sent
             verb.process.send_signal(signal.SIGUSR1)
-            until(
-                lambda number=number: sum(x.startswith("recorded ") for x in verb.seen) == number,
-                "the file",
-                READY_S,
-            )
+            until(lambda number=number: recorded(verb) == number, "the file", READY_S)
             newest = max(out.iterdir(), key=lambda path: path.stat().st_mtime_ns)
             seqs = read_seqs(newest)
             assert seqs[0] < sent - 10
@@ -384,9 +380,8 @@ def test_a_late_beginning_is_not_replayed_as_recorded(tmp_path: Path) -> None:
     ):
         send_until(lambda n: node.send_event(Event(n, "pause")), lambda: len(out.getvalue()) > 0, "a start")
         begin = time.monotonic()
-        send_until(
-            lambda n: node.send(masks()), lambda: time.monotonic() > begin + 1, "masks beyond the ring"
-        )
+        is_over = lambda: time.monotonic() > begin + 1  # noqa: E731
+        send_until(lambda n: node.send(masks()), is_over, "masks beyond the ring")
         trigger.fire()
         until(lambda: "\nrecorded " in out.getvalue(), "the file", READY_S)
     (path,) = tmp_path.glob("*.mcap")
@@ -418,11 +413,8 @@ def test_raw_colour_is_compressed_as_asked(tmp_path: Path, colour: str, encoding
         recording(settings_for(tmp_path, colour=colour)) as out,
     ):
         has_begun = has_grown(path, 4 * 1024)  # an empty one is not known as a recording yet
-        send_until(
-            lambda seq: camera.send(raw(seq, encoding)),
-            lambda: has_begun() and len(list(RecordingReader([path]).frames())) > 20,
-            "frames",
-        )
+        has_frames = lambda: has_begun() and len(list(RecordingReader([path]).frames())) > 20  # noqa: E731
+        send_until(lambda seq: camera.send(raw(seq, encoding)), has_frames, "frames")
     found = list(RecordingReader([path]).frames())
     assert [frame.seq for frame in found] == sorted({frame.seq for frame in found})
     assert "messages were malformed" not in out.getvalue()
@@ -472,9 +464,8 @@ def test_the_rate_is_stated_after_some_seconds_and_at_the_end(
     monkeypatch.setattr("sam3_node.recording.recorder.RATE_S", 0.5)
     with Camera(f"ipc://{tmp_path}/frames", rate=50), recording(settings_for(tmp_path)) as out:
         until(lambda: "rate: " in out.getvalue(), "the rate", READY_S)
-    rates = re.findall(
-        r"rate: ([\d.]+) MB/s, cam0 ([\d.]+) frames/s; the disk is full in [\d.]+ hours", out.getvalue()
-    )
+    line = r"rate: ([\d.]+) MB/s, cam0 ([\d.]+) frames/s; the disk is full in [\d.]+ hours"
+    rates = re.findall(line, out.getvalue())
     assert len(rates) == 2
     for megabytes, frames in rates:
         assert float(megabytes) == pytest.approx(float(frames) * FRAME_BYTES / 1e6, rel=0.3, abs=0.1)
@@ -526,9 +517,8 @@ def test_files_that_are_too_old_go(tmp_path: Path, strangers: list[Path]) -> Non
 
 
 def test_files_of_one_name_are_those_of_its_series(tmp_path: Path) -> None:
-    own = [
-        write(tmp_path / name, 9000) for name in ("a.b.mcap", "a.b_0001.mcap", "a.b-20260101T000000Z.mcap")
-    ]
+    names = ("a.b.mcap", "a.b_0001.mcap", "a.b-20260101T000000Z.mcap")
+    own = [write(tmp_path / name, 9000) for name in names]
     others = [write(tmp_path / name, 9000) for name in ("axb.mcap", "a.b2.mcap", "20260101T000000Z.mcap")]
     assert set(Quota(RecordSettings(out=tmp_path / "a.b.mcap", max_age_h=1)).enforce(None)) == set(own)
     assert all(path.exists() for path in others)

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sam3_node.bags import read_masks
 from sam3_node.errors import OutputError, ReplayError
-from sam3_node.perception.perception import Perception
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.run import PerceptionCache, run_job
@@ -28,9 +28,8 @@ from sam3_node.replay.second_pass import (
 )
 from sam3_node.replay.shards import SECOND_PASS, ShardLimits, Shards
 from sam3_node.replay.store import FolderStore, Summary
-from sam3_node.settings import Settings
 from sam3_node.types import Frame, Instance, Mask, MaskFrame, TrackState
-from tests.support.live import Live, edited
+from tests.support.live import masks_of
 from tests.support.recordings import frame_at
 from tests.support.refuses import refuses
 from tests.support.tabletop import NANO, cut, ious, shown
@@ -40,14 +39,8 @@ NAMES = {"model": NANO["model"]}
 SMALL = ShardLimits(frames=5)
 
 
-MOMENTS = [
-    ("replaying", 7),
-    ("replaying", 31),
-    ("reading", 3),
-    ("tracking backward", 1),
-    ("tracking backward", 5),
-    ("tracking backward", 7),
-]
+BACK = "tracking backward"
+MOMENTS = [("replaying", 7), ("replaying", 31), ("reading", 3), (BACK, 1), (BACK, 5), (BACK, 7)]
 
 
 class Killed(BaseException):
@@ -65,14 +58,8 @@ class Killer:
             raise Killed
 
 
-@pytest.fixture(scope="module")
-def bag(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two cameras, one frame that does not decode, and every kind of edit."""
-    path = tmp_path_factory.mktemp("bag") / "live.mcap"
-    with Live(path, Perception.load(settings)) as live:
-        for _ in edited(live):
-            pass
-    return path
+def ball_job(bag: Path, out: Path, strategy: Any, seq: int) -> Job:
+    return Job((str(bag),), str(out), "every", strategy, objects=(shown(BALL, seq),), settings=NANO)
 
 
 def job_on(bag: Path, out: Path) -> Job:
@@ -86,10 +73,6 @@ def job_on(bag: Path, out: Path) -> Job:
     return Job((str(bag),), str(out), "every", "bidirectional", objects=objects)
 
 
-def masks_of(job: Job) -> list[MaskFrame]:
-    return list(read_masks(Path(job.out) / "masks.mcap"))
-
-
 def by_label(masks: MaskFrame) -> dict[str, Instance]:
     return {one.label: one for one in masks.instances}
 
@@ -100,15 +83,7 @@ def lasting(summary: Summary) -> Summary:
 
 def test_an_object_marked_in_the_middle_has_earlier_masks(tmp_path: Path) -> None:
     bag = cut(tmp_path / "bag.mcap", FIRST, STOP)
-    job = Job(
-        (str(bag),),
-        str(tmp_path / "out"),
-        "every",
-        "bidirectional",
-        objects=(shown(BALL, SEAM),),
-        settings=NANO,
-    )
-    run_job(job)
+    run_job(job := ball_job(bag, tmp_path / "out", "bidirectional", SEAM))
     once, merged = list(Shards(FolderStore(tmp_path / "out")).masks()), masks_of(job)
     found = ious(merged, BALL)
     assert list(found) == list(range(FIRST, STOP))
@@ -128,9 +103,7 @@ def test_each_object_has_masks_from_its_cameras_first_frame(
     assert summary.frames == 48
     merged = masks_of(job)
     once = list(Shards(FolderStore(tmp_path / "out")).masks())
-    assert [(one.camera, one.seq, one.capture_ns) for one in merged] == [
-        (one.camera, one.seq, one.capture_ns) for one in once
-    ]
+    assert [one.key for one in merged] == [one.key for one in once]
     for masks, forward in zip(merged, once, strict=True):
         expected = {"first": 1, "second": 2} if masks.camera == "left" else {"third": 1}
         found = by_label(masks)
@@ -183,12 +156,9 @@ def test_a_killed_multi_shot_pass_continues_bit_for_bit(
     masks = masks_of(forward)
     scores = [one.score for found in masks for one in found.instances]
     # weights without meaning: what is doubtful is chosen so that there is much of it
-    doubt = max(
-        scores, key=lambda doubt: sum(span.last - span.first for span in find_multi_shot_spans(masks, doubt))
-    )
-    kill_everywhere(
-        replace(job, settings={"detector": {"min_track_score": doubt}}), tmp_path / "killed", load
-    )
+    doubt = max(scores, key=lambda doubt: sum(s.last - s.first for s in find_multi_shot_spans(masks, doubt)))
+    doubtful = replace(job, settings={"detector": {"min_track_score": doubt}})
+    kill_everywhere(doubtful, tmp_path / "killed", load)
 
 
 def kill_everywhere(whole: Job, out: Path, load: PerceptionCache) -> None:
@@ -203,7 +173,7 @@ def kill_everywhere(whole: Job, out: Path, load: PerceptionCache) -> None:
 
     def on_progress(what: str, done: int, total: int | None) -> None:
         assert what != "replaying"
-        if what == "tracking backward":
+        if what == BACK:
             assert done > 5
             stop.set()
 
@@ -219,20 +189,12 @@ DOUBT = 0.5
 
 
 def masks_at(
-    seq: int,
-    scores: dict[int, float],
-    model: str = "",
-    camera: str = "cam0",
-    age: int = 0,
-    frames_since_seen: int = 0,
-    column: int = 0,
+    seq: int, scores: dict[int, float], model: str = "", camera: str = "cam0", *, column: int = 0, **seen: int
 ) -> MaskFrame:
-    full = np.zeros((4, 4), np.bool_)
-    full[:, column] = True
-    mask = Mask.from_full(full)
-    instances = (
-        Instance(n, model, score, "tracked", age, frames_since_seen, mask) for n, score in scores.items()
-    )
+    """Make masks of objects with these scores; `seen` has their age and frames_since_seen."""
+    mask = Mask.from_full(np.eye(4, dtype=np.bool_)[column][None].repeat(4, axis=0))
+    seen = {"age": 0, "frames_since_seen": 0} | seen
+    instances = (Instance(n, model, score, "tracked", mask=mask, **seen) for n, score in scores.items())
     return MaskFrame(camera, seq, 0, 4, 4, model=model, instances=tuple(instances))
 
 
@@ -277,10 +239,7 @@ def test_several_cameras_come_in_the_order_of_the_recording() -> None:
 
 def test_ages_are_counted_in_the_order_of_the_frames() -> None:
     forward = [masks_at(seq, {1: 0.5} if seq >= 2 else {}, age=max(0, seq - 2)) for seq in range(5)]
-    backward = [
-        masks_at(0, {1: 0.1}, age=2, frames_since_seen=1),
-        masks_at(1, {1: 0.5}, age=1),
-    ]
+    backward = [masks_at(0, {1: 0.1}, age=2, frames_since_seen=1), masks_at(1, {1: 0.5}, age=1)]
     merged = [masks.instances[0] for masks in merge(forward, backward, DOUBT)]
     assert [one.age for one in merged] == [1, 2, 3, 4, 5]
     assert [one.frames_since_seen for one in merged] == [1, 0, 0, 0, 0]
@@ -374,10 +333,7 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
-        with (
-            ReverseFrameBuffer(tmp_path) as spool,
-            refuses(OutputError, field=("buffer", "frames")),
-        ):
+        with ReverseFrameBuffer(tmp_path) as spool, refuses(OutputError, field=("buffer", "frames")):
             spool.append(0, frame_at(0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -400,15 +356,13 @@ def test_only_frames_of_spans_are_buffered(tmp_path: Path) -> None:
         assert [place for place, _ in spool.read_backward()] == [12, 11, 9, 8, 6, 4, 2]
 
 
-SHAKY_BALL, SHAKY_FIRST, SHAKY_STOP = "orange ball", 140, 164
+SHAKY_FIRST, SHAKY_STOP = 140, 164
 
 
 def shaky_masks(scores: list[float | None], camera: str = "cam0", object_id: int = 1) -> list[MaskFrame]:
     """Make masks of an object with these scores; None if it is out of view."""
-    return [
-        MaskFrame(camera, seq, 0, 4, 4, instances=(instance(object_id, score),))
-        for seq, score in enumerate(scores)
-    ]
+    objects = [(instance(object_id, score),) for score in scores]
+    return [MaskFrame(camera, seq, 0, 4, 4, instances=one) for seq, one in enumerate(objects)]
 
 
 def instance(object_id: int, score: float | None) -> Instance:
@@ -417,19 +371,21 @@ def instance(object_id: int, score: float | None) -> Instance:
     return Instance(object_id, "thing", score or 0.0, state, 1, 0, mask)
 
 
-def places(scores: list[float | None]) -> list[tuple[int, int]]:
-    return [(span.first, span.last) for span in find_multi_shot_spans(shaky_masks(scores), DOUBT)]
-
-
-def test_a_span_lies_between_confident_frames() -> None:
-    assert places([0.9, 0.4, None, 0.1, 0.8, 0.9]) == [(0, 4)]
-    assert places([0.9, None, None, None, 0.5, 0.2, 0.2, 0.2, 0.6]) == [(0, 4), (4, 8)]
-
-
-def test_short_drops_and_open_ends_are_no_spans() -> None:
-    assert places([0.9, 0.4, 0.4, 0.9]) == []
-    assert places([0.4, 0.4, 0.4, 0.9]) == []
-    assert places([0.9, 0.4, 0.4, 0.4, None]) == []
+@pytest.mark.parametrize(
+    ("scores", "spans"),
+    [
+        ([0.9, 0.4, None, 0.1, 0.8, 0.9], [(0, 4)]),
+        ([0.9, None, None, None, 0.5, 0.2, 0.2, 0.2, 0.6], [(0, 4), (4, 8)]),
+        ([0.9, 0.4, 0.4, 0.9], []),  # a short drop
+        ([0.4, 0.4, 0.4, 0.9], []),  # open ends
+        ([0.9, 0.4, 0.4, 0.4, None], []),
+    ],
+)
+def test_a_span_lies_between_confident_frames(
+    scores: list[float | None], spans: list[tuple[int, int]]
+) -> None:
+    found = find_multi_shot_spans(shaky_masks(scores), DOUBT)
+    assert [(span.first, span.last) for span in found] == spans
 
 
 def test_spans_are_separate_for_cameras_and_objects() -> None:
@@ -442,18 +398,10 @@ def test_spans_are_separate_for_cameras_and_objects() -> None:
 
 def test_a_drop_of_the_score_is_repaired_backward(tmp_path: Path) -> None:
     bag = cut(tmp_path / "bag.mcap", SHAKY_FIRST, SHAKY_STOP)
-    job = Job(
-        (str(bag),),
-        str(tmp_path / "out"),
-        "every",
-        "multi-shot",
-        objects=(shown(SHAKY_BALL, SHAKY_FIRST),),
-        settings=NANO,
-    )
-    summary = run_job(job)
+    summary = run_job(ball_job(bag, tmp_path / "out", "multi-shot", SHAKY_FIRST))
     assert any("spans of objects tracked again" in note for note in summary.notes)
-    once = ious(Shards(FolderStore(tmp_path / "out")).masks(), SHAKY_BALL)
-    twice = ious(read_masks(tmp_path / "out" / "masks.mcap"), SHAKY_BALL)
+    once = ious(Shards(FolderStore(tmp_path / "out")).masks(), BALL)
+    twice = ious(read_masks(tmp_path / "out" / "masks.mcap"), BALL)
     changed = [seq for seq in once if once[seq] != twice[seq]]
     assert changed
     assert np.mean([twice[seq] for seq in changed]) > np.mean([once[seq] for seq in changed])

@@ -69,10 +69,7 @@ def test_a_job_comes_back_from_json() -> None:
     [
         ({"mode": "some"}, ("mode", "some")),
         ({"strategy": "sideways"}, "strategy"),
-        (
-            {"outputs": ("avi",)},
-            ("output", "avi"),
-        ),
+        ({"outputs": ("avi",)}, ("output", "avi")),
         ({"settings": {"camera": {}}}, "settings"),
         ({"bags": ()}, "bags"),
         ({"mode": "as-recorded"}, ("objects", "beside")),
@@ -146,9 +143,7 @@ def test_settings_of_another_version_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"names": ("",)}, ("name", "object")),
-        ({"names": (" ",)}, ("name", "object")),
-        ({"names": ("mug", "")}, ("name", "object")),
+        *(({"names": names}, ("name", "object")) for names in (("",), (" ",), ("mug", ""))),
         ({"names": "mug"}, ("list", "phrases")),
         ({"objects": (ObjectOnFrame(box=(80, 90, 40, 30)),)}, ("box", "x0", "x1", "y0")),
         ({"objects": (ObjectOnFrame(box=(80, 90, 80, 95)),)}, ("box", "x0", "x1", "y0")),
@@ -206,12 +201,11 @@ def test_toml_says_the_same_as_json(tmp_path: Path) -> None:
     path.write_text(
         '[[objects]]\nframe = 12\nlabel = "mug"\nbox = [10, 8, 30, 24]\n\n[[objects]]\npoints = [[1, 2]]\n'
     )
-    expected = prompts_of(tmp_path, {"frame": 12, "label": "mug", "box": BOX}, {"points": [[1, 2]]})
+    entries = [{"frame": 12, "label": "mug", "box": BOX}, {"points": [[1, 2]]}]
+    expected = prompts_of(tmp_path, *entries)
     assert read_prompts(path) == expected
     named = tmp_path / "named.json"
-    named.write_text(
-        json.dumps({"objects": [{"frame": 12, "label": "mug", "box": BOX}, {"points": [[1, 2]]}]})
-    )
+    named.write_text(json.dumps({"objects": entries}))
     assert read_prompts(named) == expected
 
 
@@ -265,10 +259,7 @@ def test_an_annotation_of_255_is_one_object(tmp_path: Path) -> None:
         ({"points": []}, ("points", "1", "64", "0")),
         ({"points": [[1, 2, 3]]}, ("point", "2")),
         ({"points": [[1, 2], [3]]}, "points"),
-        (
-            {"points": [[1, 2]], "labels": [True]},
-            ("labels", "64"),
-        ),
+        ({"points": [[1, 2]], "labels": [True]}, ("labels", "64")),
         ({"points": [[1, 2]], "labels": [1, 0]}, ("labels", "1")),
         ({"points": [[1, 2]], "labels": [2]}, ("labels", "1")),
         ({"box": BOX, "labels": [1]}, "labels"),
@@ -296,11 +287,7 @@ def test_errors_name_the_object_and_what_was_expected(
         ("a.toml", "objects = ", "TOML"),
         ("a.json", "[]", "objects"),
         ("a.toml", "camera = 'left'", ("list", "objects")),
-        (
-            "a.yaml",
-            "- box",
-            "PNGs",
-        ),
+        ("a.yaml", "- box", "PNGs"),
     ],
 )
 def test_other_files_are_errors(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from sam3_node.errors import BagError, MissingExtraError, OutputError, ReplayError
@@ -20,15 +20,13 @@ from sam3_node.replay.shards import Cursor, ShardLimits, Shards
 from sam3_node.replay.store import FolderStore, HeldError, UrlStore, local_bag, open_store
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import pack_masks
-from tests.support.live import Live, edited, tiny_settings
+from tests.support.live import record_edits, stop_after, tiny_settings
 from tests.support.recordings import frame_at, make_truth
 from tests.support.refuses import refuses
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    import fsspec
-
     name = f"/{uuid.uuid4().hex}"
     yield f"memory:/{name}"
     memory = fsspec.filesystem("memory")
@@ -110,10 +108,7 @@ def test_a_path_and_a_file_url_are_folders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("url", "error", "text"),
-    [
-        ("nowhere://a/b", ReplayError, "nowhere"),
-        ("abfs://a/b", MissingExtraError, "adlfs"),
-    ],
+    [("nowhere://a/b", ReplayError, "nowhere"), ("abfs://a/b", MissingExtraError, "adlfs")],
 )
 def test_an_unknown_protocol_is_an_error(url: str, error: type[Exception], text: str) -> None:
     with refuses(error, field=text):
@@ -143,20 +138,12 @@ def test_a_replay_between_urls_continues_from_its_last_shard(
     url: str, tmp_path: Path, temporary: Path
 ) -> None:
     bag, load = tmp_path / "live.mcap", PerceptionCache()
-    with Live(bag, load(tiny_settings(tmp_path))) as live:
-        for _ in edited(live, last=10):
-            pass
+    record_edits(bag, load(tiny_settings(tmp_path)), last=10)
     remote = f"{url}/bags/live.mcap"
     UrlStore(f"{url}/bags").write("live.mcap", bag.read_bytes())
     job = Job((remote,), f"{url}/out", "as-recorded", outputs=("mcap", "png"))
-    stop = threading.Event()
-
-    def progress(what: str, done: int, total: int | None) -> None:
-        if done == 8:
-            stop.set()
-
     with pytest.raises(StoppedError):
-        run_job(job, load, progress, stop, limits=ShardLimits(frames=5))
+        run_job(job, load, *stop_after(8), limits=ShardLimits(frames=5))
     store = UrlStore(job.out)
     assert store.names("parts") == ["parts/000000.masks", "parts/000001.masks", "parts/000001.state"]
     summary = run_job(job, load)
