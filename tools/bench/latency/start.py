@@ -39,18 +39,10 @@ def start(args: argparse.Namespace) -> str:
     kind = "inductor" if args.how in (BUILD_PACKAGES, PACKAGES) else "torch"
     precision = "bfloat16" if torch.cuda.is_available() and args.device != "cpu" else "float32"
     chosen = {"name": args.model, "device": args.device, "threads": args.threads}
+    engine = {"kind": kind, "precision": precision, "folder": args.once, "fallback": False, "max_time": 0}
+    model_settings = chosen | {"compile": args.how == COMPILED}
     settings = Settings.model_validate(
-        {
-            "model": chosen | {"compile": args.how == COMPILED},
-            "tracker": {"max_objects": args.objects},
-            "engine": {
-                "kind": kind,
-                "precision": precision,
-                "folder": args.once,
-                "fallback": False,
-                "max_time": 0,
-            },
-        }
+        {"model": model_settings, "tracker": {"max_objects": args.objects}, "engine": engine}
     )
     begin_s, begin_cpu_s = time.perf_counter(), cpu_s()
     if args.how == BUILD_PACKAGES:
@@ -69,11 +61,7 @@ def cpu_s() -> float:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--objects", type=int, default=4, help="as tracker.max_objects")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
+    parser = make_parser(__doc__, model="nano", objects=4, device="auto", threads=0)
     parser.add_argument("--engine", choices=("torch", "inductor"), default="torch")
     parser.add_argument("--once", type=Path, metavar="FOLDER", help="start in this process, caches in FOLDER")
     parser.add_argument("--how", default=COMPILED, help=argparse.SUPPRESS)
@@ -87,10 +75,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, how in STARTS + (INDUCTOR if args.engine == "inductor" else ()):
             command = [sys.executable, "-m", MODULE, *sys.argv[1:], "--once", folder, "--how", how]
-            output = subprocess.run(
-                command, env=environment, stdout=subprocess.PIPE, text=True, check=True
-            ).stdout
-            times = output.splitlines()[-1]
+            ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            times = ended.stdout.splitlines()[-1]
             kept_mb = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) / 1e6
             print(f"{name:20s} {times} {kept_mb:10.1f}", flush=True)
             seconds, cpu_seconds = map(float, times.split())
