@@ -117,7 +117,7 @@ class MotScorer:
         distance = self._distances(frame, shown)
         self.accumulator.update(true_ids, [i.id for i in shown], distance)
         self.published.update(instance.id for instance in shown)
-        near = np.isfinite(distance).any(axis=0)
+        near = (bool(np.isfinite(each).any()) for each in distance.T)
         self.right.update(instance.id for instance, hit in zip(shown, near, strict=True) if hit)
 
     def false_starts(self) -> int:

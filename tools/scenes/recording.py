@@ -95,9 +95,8 @@ class _Truth:
     def _instance(self, inside: np.ndarray, object_id: int, index: int) -> Instance:
         seen = bool(inside.any())
         self._unseen[object_id] = 0 if seen else self._unseen[object_id] + 1
-        name, state = self._names[object_id], "tracked" if seen else "occluded"
-        mask = Mask.from_full(inside)
-        return Instance(object_id, name, 1.0, state, index + 1, self._unseen[object_id], mask)
+        name, unseen, mask = self._names[object_id], self._unseen[object_id], Mask.from_full(inside)
+        return Instance(object_id, name, 1.0, "tracked" if seen else "occluded", index + 1, unseen, mask)
 
 
 def main() -> int:
