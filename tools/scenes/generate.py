@@ -99,7 +99,7 @@ def shoot(
     film.expose()
     images = [film.image(rng, frame) for frame in frames]
     depths = [film.depth(frame) for frame in frames] if settings.depth else []
-    visible = set(np.unique(np.stack(labels)).tolist()) - {0}
+    visible = {int(label) for each in labels for label in np.unique(each)} - {0}
     shown = [actor for actor in plan.actors if actor.label in visible]
     order = np.zeros(256, np.uint8)
     order[[actor.label for actor in shown]] = np.arange(1, len(shown) + 1)

@@ -122,5 +122,5 @@ def _entering(
     sequence: LabelledSequence, frame: TrueFrame, prompted: Mapping[int, ObjectRecord]
 ) -> list[int]:
     """Return the objects that are large enough to be prompted for the first time."""
-    large = [object_id for object_id, mask in frame.masks.items() if mask.mean() >= sequence.min_area]
-    return [object_id for object_id in large if object_id not in {*prompted, *frame.unknown}]
+    waiting = frame.masks.keys() - prompted.keys() - frame.unknown
+    return [i for i, mask in frame.masks.items() if i in waiting and mask.mean() >= sequence.min_area]
