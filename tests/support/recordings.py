@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
-from sam3_node.bags import Pose, RecordingWriter
+from sam3_node.bags import Pose, RecordingWriter, open_bag
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import encode_depth
 
@@ -35,6 +36,17 @@ def frame_at(seq: int, camera: str = "table", stamp_ns: int | None = None) -> Fr
     )
 
 
+def write_film(path: Path, images: Iterable[np.ndarray], fps: float = 25.0, codec: str = "mp4v") -> Path:
+    """Write a video of these BGR images, by OpenCV."""
+    images = list(images)
+    height, width = images[0].shape[:2]
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), fps, (width, height))
+    for image in images:
+        writer.write(image)
+    writer.release()
+    return path
+
+
 def make_truth(frame: Frame, count: int = 2) -> MaskFrame:
     """Return squares that move a pixel per frame; the second is out of view at every third frame."""
     instances = []
@@ -54,6 +66,12 @@ def make_pose(frame: Frame) -> Pose:
     matrix = np.eye(4)
     matrix[0, 3] = frame.seq / 10
     return Pose(frame.camera, frame.seq, matrix)
+
+
+def read_bag(path: Path, topics: Sequence[str] = (), **options: Any) -> tuple[list[Frame], str | None]:
+    """Return all frames of a recording, and what was lost."""
+    with open_bag(path, topics, **options) as bag:
+        return list(bag), bag.lost
 
 
 def write_recording(path: Path, frames: int | Sequence[Frame] = 5) -> Path:
