@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from sam3_node.detection.detectors import Detector, prepare_prompts
-from sam3_node.errors import CameraError, RequestError
+from sam3_node.errors import CameraError
 from sam3_node.models import TrackerModel
 from sam3_node.perception.perception import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
@@ -33,7 +33,9 @@ from sam3_node.visualization import contact_sheet, overlay, write_image
 from sam3_node.wire import encode_image
 from tools.bench.common import STDOUT, Figures, make_parser
 from tools.command import errors_in_one_line
+from tools.doubt.names import knows
 from tools.mot import MotFrame, MotScore, MotScorer, TrueClip, open_clips, total
+from tools.vos.report import align
 
 PICTURES = 6  # of each clip on the sheet
 
@@ -101,14 +103,7 @@ def table(scores: dict[str, MotScore]) -> str:
         )
         for name, score in scores.items()
     ]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in (heads, *rows)
-    )
+    return "\n".join(align([heads, *rows], left=1))
 
 
 def keep_figures(scores: dict[str, MotScore], args: argparse.Namespace, figures: Figures) -> None:
@@ -162,15 +157,6 @@ def main() -> None:
         keep_figures(scores, args, figures)
         figures.write(args.json)
     print(f"pictures in {args.sheet}", file=sys.stderr)
-
-
-def knows(detector: Detector, name: str) -> bool:
-    """Return True if the detector can look for this name."""
-    try:
-        detector.prepare([name])
-    except RequestError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ Four cameras of 640x480 and a node are processes. In each run there is a time wi
 time in which the first camera sends as fast as it can. A camera's fair share is a quarter of the node's frames, or
 all of its own if it sends fewer; what it does not use is shared by the others. The flood's own work takes CPU time from
 the node where they share the cores, so the shares are of the same time; the rates of both times are compared too.
-
-It also compares the encoder on the frames of two cameras at once with the encoder on each, in one process.
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ from tools.bench.processes import Processes, free_ports
 WIDTH, HEIGHT = 640, 480
 SETTLE_S = 2.0
 CAMERA_OPTION = "--camera"  # of a camera's process
-PAIRS = 40
 
 
 def run_camera(name: str, endpoint: str, rate_hz: str) -> None:
@@ -174,32 +171,6 @@ def _sum_others(measured: Measured) -> float:
     return sum(rate for camera, rate in measured.rates_hz.items() if camera != "cam0")
 
 
-def compare_encoders(model_name: str, threads: int, figures: Figures) -> None:
-    """Time the encoder on two frames at once and on each, alternately."""
-    import torch
-
-    from sam3_node.models import load_tracker
-
-    if threads:
-        torch.set_num_threads(threads)
-    model = load_tracker(model_name, device="cpu")
-    image = np.random.default_rng(0).integers(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
-    ratios = []
-    with torch.inference_mode():
-        one = model.preprocess(image)
-        two = torch.cat([one, one])
-        for _ in range(PAIRS + 5):
-            begin_s = time.perf_counter()
-            model.encode(one)
-            model.encode(one)
-            middle_s = time.perf_counter()
-            model.encode(two)
-            ratios.append((time.perf_counter() - middle_s) / (middle_s - begin_s))
-    ratios = ratios[5:]
-    print(f"encoder on two frames at once / on each: {percentile(ratios, 0.5):.2f}")
-    figures.add(f"{model_name}: encoder on two frames at once / on each of them, CPU", ratios, RATIO)
-
-
 def main() -> None:
     if sys.argv[1:2] == [CAMERA_OPTION]:
         run_camera(*sys.argv[2:5])
@@ -230,7 +201,6 @@ def main() -> None:
                 show("flood", flood)
                 runs.append((calm, flood))
     report(runs, figures)
-    compare_encoders(args.model, int(args.threads), figures)
     figures.write(args.json)
 
 
