@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ DATA = ROOT / "tests" / "data" / "wire"
 JPEG = DATA / "grey-8x8.jpg"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Example:
     """A value, and the functions that pack it into parts and unpack it."""
 
@@ -72,99 +72,70 @@ def mask(rows: Sequence[str]) -> Mask:
 
 MUG = mask(["........", "...##...", "..####..", "...#.#..", "........"])
 DRIVER = mask(["#......#", "#......#", "#......#", "#......#", "########"])
+THE_MUG = Instance(3, "mug", 0.875, "tracked", 40, 0, MUG)
+THE_DRIVER = Instance(4, "", 0.75, "tracked", 9, 0, DRIVER)
+HIDDEN = Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8)))
+
+
+def masks_of(
+    *instances: Instance, capture_ns: int = 17, received_ns: int = 1_700_000_000_126_000_000, **fields: Any
+) -> MaskFrame:
+    return MaskFrame("wrist-1", 41, capture_ns, 8, 5, received_ns, instances=instances, **fields)
 
 
 def masks() -> MaskFrame:
-    return MaskFrame(
-        camera="wrist-1",
-        seq=41,
+    place: dict[str, Any] = {
+        "position_m": (0.1, -0.25, 0.75),
+        "frame": "camera_color",
+        "extent_m": (0.08, 0.08, 0.1),
+    }
+    return masks_of(
+        replace(THE_MUG, label="red mug", **place),
+        Instance(4, "", 1.0, "tentative", 1, 0, DRIVER),
+        HIDDEN,
         capture_ns=1_700_000_000_123_456_789,
-        width=8,
-        height=5,
-        received_ns=1_700_000_000_126_000_000,
         published_ns=1_700_000_000_150_000_000,
         skipped=2,
         model="nano",
         stages_us={"decode": 7, "preprocess": 410, "encode": 9000, "track": 8000, "masks": 300, "pack": 90},
         prompts=("red mug", "schraubenschlüssel"),
-        instances=(
-            Instance(
-                3,
-                "red mug",
-                0.875,
-                "tracked",
-                40,
-                0,
-                MUG,
-                (0.1, -0.25, 0.75),
-                "camera_color",
-                (0.08, 0.08, 0.1),
-            ),
-            Instance(4, "", 1.0, "tentative", 1, 0, DRIVER),
-            Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8))),
-        ),
     )
 
 
 def masks_with_doubt() -> MaskFrame:
-    instances = (
-        Instance(3, "mug", 0.875, "tracked", 40, 0, MUG, confidence=0.96875),
-        Instance(4, "", 0.75, "tracked", 9, 0, DRIVER, confidence=0.125, doubtful=True),
-        Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8))),
-    )
-    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, instances=instances)
+    doubtful = replace(THE_DRIVER, confidence=0.125, doubtful=True)
+    return masks_of(replace(THE_MUG, confidence=0.96875), doubtful, HIDDEN)
 
 
 def masks_with_names() -> MaskFrame:
-    instances = (
-        Instance(3, "mug", 0.875, "tracked", 40, 0, MUG, confidence=0.96875, name_confidence=0.9375),
-        Instance(
-            4, "mug", 0.75, "tracked", 9, 0, DRIVER, confidence=0.96875, doubtful=True, name_confidence=0.125
-        ),
-    )
-    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, instances=instances)
+    sure = replace(THE_MUG, confidence=0.96875, name_confidence=0.9375)
+    other = replace(THE_DRIVER, label="mug", confidence=0.96875, doubtful=True, name_confidence=0.125)
+    return masks_of(sure, other)
 
 
 def masks_with_world_ids() -> MaskFrame:
-    instances = (
-        Instance(
-            3,
-            "mug",
-            0.875,
-            "tracked",
-            40,
-            0,
-            MUG,
-            (0.5, -0.25, 0.125),
-            "base",
-            (0.125, 0.125, 0.25),
-            world_id=2,
-        ),
-        Instance(4, "", 0.75, "tracked", 9, 0, DRIVER),
-    )
-    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, instances=instances)
+    place: dict[str, Any] = {
+        "position_m": (0.5, -0.25, 0.125),
+        "frame": "base",
+        "extent_m": (0.125, 0.125, 0.25),
+    }
+    return masks_of(replace(THE_MUG, world_id=2, **place), THE_DRIVER)
 
 
 def masks_with_device_clock() -> MaskFrame:
-    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, clock="device")
+    return masks_of(clock="device")
 
 
 NODE = "0123456789abcdef"
 
 
 def masks_with_epoch() -> MaskFrame:
-    return MaskFrame("wrist-1", 41, 17, 8, 5, 18, 19, node=NODE, epoch=2**53 - 1)
+    return masks_of(received_ns=18, published_ns=19, node=NODE, epoch=2**53 - 1)
 
 
 def masks_with_depth() -> MaskFrame:
-    measured = Instance(
-        3,
-        "mug",
-        0.875,
-        "tracked",
-        40,
-        0,
-        MUG,
+    measured = replace(
+        THE_MUG,
         position_m=(0.5, -0.25, 0.75),
         frame="base",
         extent_m=(0.125, 0.0625, 0.03125),
@@ -178,17 +149,14 @@ def masks_with_depth() -> MaskFrame:
         velocity_age_s=0.0,
         points_m=np.arange(6, dtype="<f4").tobytes(),
     )
-    transparent = Instance(4, "glass", 0.75, "tracked", 9, 0, DRIVER, depth_share=0.0)
+    transparent = replace(THE_DRIVER, label="glass", depth_share=0.0)
     camera = FramePose("camera", "base", 17, (0.5, -0.25, 1.25), (1.0, 0.0, 0.0, 0.0))
     gripper = FramePose("gripper", "base", 17, (0.5, -0.25, 1.0), (1.0, 0.0, 0.0, 0.0))
-    return MaskFrame(
-        "wrist-1", 41, 17, 8, 5, 18, instances=(measured, transparent), camera_pose=camera, robot_pose=gripper
-    )
+    return masks_of(measured, transparent, received_ns=18, camera_pose=camera, robot_pose=gripper)
 
 
 def masks_with_shed() -> MaskFrame:
-    instances = (Instance(4, "screwdriver", 0.75, "tracked", 9, 0, DRIVER),)
-    return MaskFrame("wrist-1", 41, 17, 8, 5, 18, instances=instances, shed=Shed(2, (3, 7)))
+    return masks_of(replace(THE_DRIVER, label="screwdriver"), received_ns=18, shed=Shed(2, (3, 7)))
 
 
 def gripper_pose() -> FramePose:
@@ -265,8 +233,8 @@ def golden(name: str) -> list[bytes]:
 
 def plain(value: Any) -> Any:
     """Convert a value to one that compares by content, including arrays and buffers."""
-    if dataclasses.is_dataclass(value):
-        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if is_dataclass(value):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, np.ndarray):
         return (value.dtype.name, value.shape, value.tobytes())
     if isinstance(value, (bytearray, memoryview)):

@@ -289,17 +289,6 @@ def test_masks_with_damaged_pixels_leave_the_slots_as_they_were() -> None:
     assert slots.observe(None, later).refusal("mug") is not None
 
 
-def test_it_imports_nothing_heavy() -> None:
-    heavy = "cv2", "torch", "gymnasium", "lerobot", "pydantic", "scipy"
-    code = (
-        f"import sys, sam3_node.client.observations; print([name for name in {heavy} if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.strip() == "[]"
-
-
 @pytest.mark.parametrize(
     ("module", "extra"), [("gymnasium_wrapper", "gym"), ("lerobot_step", "lerobot-policy")]
 )

@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import count, islice, product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,9 @@ KINDS = OFFLINE, STREAMING, MOVED, VOT = (
     "streaming by VOT's rule",
 )
 CAMERA = "bench"
-CONNECT_MS, SUBSCRIBE_S = 60_000, 0.3
+CONNECT_MS, SUBSCRIBE_S, RESEND_S = 60_000, 0.3, 2.0
+CACHE_S = "30"
+"""The node keeps the first frame for its prompts for this long."""
 TAIL_MS = 1000
 """Time without masks after which a clip has been played."""
 DAVIS = [folder for folder in [SHARED / "data/davis"] if folder.is_dir()]
@@ -150,7 +152,7 @@ class Rig(Closeable):
     """A node process, with the camera and the subscriber in this process. It plays clips one after another."""
 
     def __init__(self, processes: Processes, fps: float) -> None:
-        self._fps, self._seq = fps, count()
+        self._fps, self._seq = fps, 0
         self._publisher = FramePublisher(processes.frames)
         processes.start("run")
         self._client = processes.client()
@@ -164,13 +166,17 @@ class Rig(Closeable):
     def play(self, uri: str, length: int, prompts: Mapping[int, Mask]) -> Played:
         """Play the first `length` frames of a source; its clock starts once the `prompts` are tracked."""
         sent: list[Frame] = []
-        prompted = threading.Event()
-        camera = threading.Thread(target=self._run_camera, args=(uri, length, sent, prompted))
+        seen, prompted = threading.Event(), threading.Event()
+        begin = self._seq
+        camera = threading.Thread(target=self._run_camera, args=(uri, length, sent, seen, prompted))
         camera.start()
         try:
-            masks = next_masks(self._client)
+            while (masks := next_masks(self._client)).seq < begin:
+                pass
+            seen.set()
             added = {key: self._client.add_object(mask=mask, seq=masks.seq) for key, mask in prompts.items()}
         finally:
+            seen.set()
             prompted.set()
         ids = {each.id: key for key, each in added.items()}
         first = tuple(
@@ -187,14 +193,22 @@ class Rig(Closeable):
         self._client.reset()
         return Played(sent, arrivals)
 
-    def _run_camera(self, uri: str, length: int, sent: list[Frame], prompted: threading.Event) -> None:
-        """Publish the images of a source at its pace, as a camera process does, but wait after the first."""
+    def _run_camera(
+        self, uri: str, length: int, sent: list[Frame], seen: threading.Event, prompted: threading.Event
+    ) -> None:
+        """Publish the images of a source at its pace, as a camera process does, but wait at the first."""
         settings = CameraSettings(name=CAMERA, fps=0 if uri.startswith("bag:") else self._fps)
         with closing(open_camera(uri, settings)) as source:
             for image in islice(source, length):
-                sent.append(frame_from(image, next(self._seq), settings))
-                self._publisher.send(sent[-1])
+                sent.append(self._send(frame_from(image, self._seq, settings)))
+                while not seen.wait(RESEND_S):  # a busy node withholds masks that have become too old
+                    sent[0] = self._send(replace(sent[0], seq=self._seq, capture_ns=time.time_ns()))
                 prompted.wait()
+
+    def _send(self, frame: Frame) -> Frame:
+        self._seq += 1
+        self._publisher.send(frame)
+        return frame
 
 
 def track_offline(
@@ -212,13 +226,14 @@ def measure(path: Path, chosen: dict[str, Any], objects: int, args: argparse.Nam
     """Return the scores of each run over the clips that have so many objects."""
     runs = [Scores() for _ in range(args.runs)]
     settings = {f"SAM3_MODEL__{name.upper()}": str(value) for name, value in chosen.items()}
+    settings |= {"SAM3_DETECTOR__KIND": "none", "SAM3_TRACKER__FEATURE_CACHE_S": CACHE_S}
     model = load_model(ModelSettings.model_validate(chosen), TrackerSettings())
     clips = [
         (sequence, prompts)
         for sequence in open_sequences(path, max_frames=args.frames)
         if (prompts := choose_objects(next(sequence.frames()), objects))
     ]
-    with Processes(SAM3_DETECTOR__KIND="none", **settings) as processes, Rig(processes, args.fps) as rig:
+    with Processes(**settings) as processes, Rig(processes, args.fps) as rig:
         for sequence, prompts in clips:
             uri = f"bag:{path}" if path.is_file() else f"images:{path}/JPEGImages/{sequence.name}"
             played = [rig.play(uri, sequence.length, prompts) for _ in runs]
