@@ -101,7 +101,7 @@ def as_table(results: Results) -> str:
                     f"{result.frame_ms:.1f}",
                 )
             )
-    return "\n".join((*align(rows, left=2), "", *align(_mean_rows(results), left=1)))
+    return "\n".join((*_aligned(rows, left=2), "", *_aligned(_mean_rows(results), left=1)))
 
 
 def _mean_rows(results: Results) -> list[tuple[str, ...]]:
@@ -135,7 +135,7 @@ def _share(value: float | None) -> str:
     return NONE if value is None else f"{100 * value:.0f} %"
 
 
-def align(rows: list[tuple[str, ...]], left: int) -> list[str]:
+def _aligned(rows: list[tuple[str, ...]], left: int) -> list[str]:
     """Align columns, the first `left` to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

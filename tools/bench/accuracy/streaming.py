@@ -61,11 +61,8 @@ TAIL_MS = 1000
 DAVIS = [folder for folder in [SHARED / "data/davis"] if folder.is_dir()]
 
 
-class Arrival(NamedTuple):
-    """Masks, and the Unix time at which the subscriber had them."""
-
-    ns: int
-    masks: MaskFrame
+Arrival = tuple[int, MaskFrame]
+"""The Unix time at which the subscriber had masks, and these."""
 
 
 class Played(NamedTuple):
@@ -88,19 +85,18 @@ class Scores:
     def add(self, played: Played, offline: Sequence[MaskFrame], truth: Iterator[TrueFrame]) -> None:
         """Judge each moment of a clip but the first, on which objects are prompted."""
         frames, arrivals = played
+        captures = [frame.capture_ns for frame in frames]
+        ends = [*captures[1:], 2 * captures[-1] - captures[-2]]
         scores: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
         stage = SpatialStage(SpatialSettings(), None)
-        end_ns = 2 * frames[-1].capture_ns - frames[-2].capture_ns
-        for index, true in enumerate(truth):
-            if not index:
-                continue
-            now_ns, *later = (*(frame.capture_ns for frame in frames[index : index + 2]), end_ns)
+        for index, true in islice(enumerate(truth), 1, None):
+            now_ns = captures[index]
             newest = find_newest(arrivals, now_ns)
             self.ages_ms.append((now_ns - newest.capture_ns) / 1e6)
             held = {
                 STREAMING: newest,
                 MOVED: newest.moved_to(now_ns).masks,
-                VOT: find_newest(arrivals, later[0]),
+                VOT: find_newest(arrivals, ends[index]),
                 OFFLINE: offline[index],
             }
             reference = measure_truth(stage, frames[index], true, newest)
@@ -113,13 +109,13 @@ class Scores:
                         self.errors_mm[kind].append(1000 * float(np.linalg.norm(place - item.position_m)))
         for (kind, _), values in scores.items():
             self.j[kind].append(statistics.mean(values))
-        self.seconds += (end_ns - frames[0].capture_ns) / 1e9
-        self.processed += len({arrival.masks.seq for arrival in arrivals})
+        self.seconds += (ends[-1] - captures[1]) / 1e9
+        self.processed += len(arrivals) - 1
 
 
 def find_newest(arrivals: Sequence[Arrival], now_ns: int) -> MaskFrame:
     """Return the masks that arrived last by a time; the first, which are of the prompts, arrive before all times."""
-    return next((masks for ns, masks in reversed(arrivals) if ns <= now_ns), arrivals[0].masks)
+    return next((masks for ns, masks in reversed(arrivals) if ns <= now_ns), arrivals[0][1])
 
 
 def measure_truth(
@@ -184,12 +180,12 @@ class Rig(Closeable):
             for key, each in added.items()
             if each.segmentation is not None
         )
-        arrivals = [Arrival(0, replace(masks, instances=first))]
+        arrivals: list[Arrival] = [(0, replace(masks, instances=first))]
         newer: MaskFrame | None = masks
         while camera.is_alive() or newer is not None:
             newer = self._client.latest(timeout_ms=TAIL_MS)
             if newer is not None:
-                arrivals.append(Arrival(time.time_ns(), rename(newer, ids)))
+                arrivals.append((time.time_ns(), rename(newer, ids)))
         self._client.reset()
         return Played(sent, arrivals)
 
@@ -227,12 +223,14 @@ def measure(path: Path, chosen: dict[str, Any], objects: int, args: argparse.Nam
     runs = [Scores() for _ in range(args.runs)]
     settings = {f"SAM3_MODEL__{name.upper()}": str(value) for name, value in chosen.items()}
     settings |= {"SAM3_DETECTOR__KIND": "none", "SAM3_TRACKER__FEATURE_CACHE_S": CACHE_S}
-    model = load_model(ModelSettings.model_validate(chosen), TrackerSettings())
     clips = [
         (sequence, prompts)
         for sequence in open_sequences(path, max_frames=args.frames)
         if (prompts := choose_objects(next(sequence.frames()), objects))
     ]
+    if not clips:
+        return runs
+    model = load_model(ModelSettings.model_validate(chosen), TrackerSettings())
     with Processes(**settings) as processes, Rig(processes, args.fps) as rig:
         for sequence, prompts in clips:
             uri = f"bag:{path}" if path.is_file() else f"images:{path}/JPEGImages/{sequence.name}"
@@ -278,14 +276,11 @@ def main() -> None:
         "--objects", default="1,4", help="numbers of objects, comma-separated; the largest are tracked"
     )
     parser.add_argument("--frames", type=int, default=0, help="number of first frames of each clip; 0: all")
-    parser.add_argument(
-        "--threads", type=int, default=0, help="CPU threads of the model; 0 lets torch choose"
-    )
     args, figures = parser.parse_args(), Figures("accuracy.streaming")
     sizes, counts = (map(int, text.split(",")) for text in (args.sizes, args.objects))
     with errors_in_one_line():
         for path, size, objects in product(args.paths, sizes, counts):
-            chosen = {"name": args.model, "image_size": size, "threads": args.threads}
+            chosen = {"name": args.model, "image_size": size}
             runs = measure(path, chosen, objects, args)
             if runs[0].j:
                 pixels = f"{size} px" if size else "its own size"

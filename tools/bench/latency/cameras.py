@@ -137,17 +137,6 @@ def measure(client: PerceptionClient, seconds: float) -> Measured:
     )
 
 
-def show(name: str, measured: Measured) -> None:
-    """Print a row for each camera."""
-    shares = measured.compute_shares()
-    for camera, rate_hz in measured.rates_hz.items():
-        print(
-            f"{name:6s} {camera}  sent {measured.sent_hz[camera]:7.1f} Hz  stepped {rate_hz:5.1f} Hz  of its share "
-            f"{shares[camera]:5.2f}  age p99 {measured.ages_ms[camera]:6.1f} ms",
-            flush=True,
-        )
-
-
 def report(runs: Sequence[tuple[Measured, Measured]], figures: Figures) -> None:
     """Keep the figures of all runs."""
     for name, index in (("all at their rates", 0), ("one floods", 1)):
@@ -181,7 +170,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs=4, default=[30.0, 30.0, 30.0, 30.0], help="in Hz")
     parser.add_argument("--model", default="nano", help="weights of the node")
     parser.add_argument("--threads", default="1", help="CPU threads of the node's model; 0 lets torch choose")
-    args, figures = parser.parse_args(), Figures("latency.cameras", show=False)
+    args, figures = parser.parse_args(), Figures("latency.cameras")
     endpoints = [f"tcp://127.0.0.1:{port}" for port in free_ports(4)]
     settings = {"NAME": args.model, "THREADS": args.threads}
     model = {f"SAM3_MODEL__{name}": value for name, value in settings.items()}
@@ -197,8 +186,6 @@ def main() -> None:
                 measure(client, SETTLE_S)
                 flood = measure(client, args.seconds)
                 order(cameras[0], "calm")
-                show("calm", calm)
-                show("flood", flood)
                 runs.append((calm, flood))
     report(runs, figures)
     figures.write(args.json)
