@@ -380,14 +380,17 @@ class Instance:
         return self.mask.area
 
     @property
-    def _is_sure(self) -> bool:
-        return any(self.box) and self.state != "occluded" and not self.doubtful
+    def is_sure(self) -> bool:
+        """True if it is tracked, and neither its mask nor its name is doubtful."""
+        return self.state == "tracked" and not self.doubtful
 
     def _why_unmoved(self, before: Instance | None) -> Unmoved | None:
         """Return why this instance, which was `before`, cannot be moved; None if it can."""
-        if not self._is_sure:
-            return "doubtful" if self.doubtful else "hidden"
-        is_known = before is not None and before._is_sure and before.mask.size == self.mask.size
+        if self.state == "occluded" or not any(self.box):
+            return "hidden"
+        if not self.is_sure:
+            return "doubtful"
+        is_known = before is not None and before.is_sure and any(before.box) and before.mask.size == self.mask.size
         has_velocity = self.position_m is None or self.velocity_mps is not None
         return None if is_known and has_velocity else "no motion"
 
@@ -500,8 +503,8 @@ class MaskFrame:
         and `points_m` become None. The key and the age stay those of the frame.
 
         An instance is left as it was, and `unmoved` says why: "too far" (`now_ns` is more than `max_ms` from the time
-        of the masks), "hidden" (occluded or without a mask), "doubtful", or "no motion": `before` has no sure mask of
-        it, is of another epoch or more than MAX_MOTION_S earlier, or it has a position without a velocity.
+        of the masks), "hidden" (occluded or without a mask), "doubtful" (or tentative), or "no motion": `before` has no
+        sure mask of it, is of another epoch or more than MAX_MOTION_S earlier, or it has a position without a velocity.
         """
         now_ns = time.time_ns() if now_ns is None else now_ns
         ahead_s = (now_ns - self.age_origin_ns) / NANOSECONDS

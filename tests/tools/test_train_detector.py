@@ -305,26 +305,17 @@ def test_recombined_names_keep_the_true_ones() -> None:
     assert {str(phrase) for phrase in mixed[2:]} == {"red can", "blue mug"}
 
 
-@pytest.fixture
-def labelled(tmp_path: Path) -> Path:
-    """A clip of two frames with a red square that is named a mug."""
-    image, labels = np.full((240, 320, 3), 200, np.uint8), np.zeros((240, 320), np.uint8)
-    image[60:140, 100:180], labels[60:140, 100:180] = (20, 20, 200), 1
-    objects = [{"id": 1, "kind": "mug", "color": "red"}]
-    write_clip(tmp_path / "test", "a", Clip("a", [image] * 2, [labels] * 2, meta={"objects": objects}))
-    return tmp_path / "test"
-
-
-def test_labelled_frames_have_the_boxes_of_visible_objects(labelled: Path) -> None:
-    (truth,) = read_truths(labelled, 2)
-    assert (truth.names, truth.boxes, truth.clip) == ([RED_MUG], [(100.0, 60.0, 180.0, 140.0)], [RED_MUG])
+def test_labelled_frames_have_the_boxes_of_visible_objects(scenes: Path) -> None:
+    (truth,) = read_truths(scenes, 2)
+    assert (truth.names, truth.boxes) == ([RED_MUG], [(100.0, 60.0, 180.0, 140.0)])
+    assert truth.clip == [RED_MUG, Phrase("egg", ("white",))]
 
 
 def test_the_bundled_weights_are_checked_from_the_folder(
-    labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sheet = tmp_path / "sheet.png"
-    check(NANO, labelled, 1, 0, sheet)
+    check(NANO, scenes, 1, 0, sheet)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 frames, 2 objects"
     assert [line.split("  ")[0] for line in lines[2:6]] == [

@@ -104,6 +104,12 @@ def random_images(count: int) -> Tensor:
     return torch.randint(256, (1, count, SIZE, SIZE, 3), dtype=torch.uint8, generator=generator)
 
 
+def covered_batch() -> Batch:
+    """One clip of three frames whose object covers everything."""
+    target = torch.full((1, 3, 64, 64), 255, dtype=torch.uint8)
+    return Batch(random_images(3), torch.zeros(1, dtype=torch.int64), disc()[None], target)
+
+
 def tracked(model: TrackerModel, clip: Tensor, prompt: ObjectPrompt) -> list[Tensor]:
     """Logits [1, 64, 64] of each frame, by the package."""
     tracker = Tracker(model, max_objects=1)
@@ -235,9 +241,7 @@ def test_images_are_encoded_a_few_at_a_time_as_all_at_once(net: TrainingTracker)
 
 
 def test_guidance_adds_to_the_cost_of_what_the_memory_hands_on(source: Any) -> None:
-    net = TrainingTracker(copy.deepcopy(source))
-    target = torch.full((1, 3, 64, 64), 255, dtype=torch.uint8)
-    batch = Batch(random_images(3), torch.zeros(1, dtype=torch.int64), disc()[None], target)
+    net, batch = TrainingTracker(copy.deepcopy(source)), covered_batch()
     with torch.no_grad():
         features = net.encode(normalise(batch.images))
         plain, guided = (clip_cost(net, features, batch, "mask", 1.0, guide=weight) for weight in (0.0, 1.0))
@@ -247,11 +251,8 @@ def test_guidance_adds_to_the_cost_of_what_the_memory_hands_on(source: Any) -> N
 
 
 def test_the_last_frames_cost_teaches_the_memory(source: Any) -> None:
-    images = random_images(3)
-    target = torch.full((1, 3, 64, 64), 255, dtype=torch.uint8)
-    batch = Batch(images, torch.zeros(1, dtype=torch.int64), disc()[None], target)
-    net = TrainingTracker(copy.deepcopy(source)).train()
-    clip_cost(net, net.encode(normalise(images)), batch, "box", trust=0.5, again=1)[-1].loss.backward()
+    net, batch = TrainingTracker(copy.deepcopy(source)).train(), covered_batch()
+    clip_cost(net, net.encode(normalise(batch.images)), batch, "box", trust=0.5, again=1)[-1].loss.backward()
     for learned in (
         net.source.memory_encoder.projection.weight,
         net.source.memory_attention.layers[0].cross_attn_image.q_proj.weight,
@@ -264,11 +265,8 @@ def test_the_last_frames_cost_teaches_the_memory(source: Any) -> None:
 
 def test_a_cost_does_not_pass_through_the_masks_of_earlier_frames(source: Any) -> None:
     """The fine features of a frame are of use for its own mask alone."""
-    images = random_images(3)
-    target = torch.full((1, 3, 64, 64), 255, dtype=torch.uint8)
-    batch = Batch(images, torch.zeros(1, dtype=torch.int64), disc()[None], target)
-    net = TrainingTracker(copy.deepcopy(source))
-    features = net.encode(normalise(images))
+    net, batch = TrainingTracker(copy.deepcopy(source)), covered_batch()
+    features = net.encode(normalise(batch.images))
     features.fine.retain_grad()
     clip_cost(net, features, batch, "box", trust=0.0)[-1].loss.backward()
     assert features.fine.grad is not None
