@@ -175,8 +175,8 @@ by the calibrated confidence and by the decoder's score alone. The cross is the 
         "J of a replay and of the masks held at each moment of a live camera",
         """**Live against offline.** J when every frame is tracked and judged by its own truth (offline), and of the
 masks that had arrived at each moment of a live camera, judged by the truth of that moment. "Moved" is
-`masks.moved_to(now)` of the client. Camera, node and subscriber shared two cores with much other work: the masks held
-were about 260 ms old, and half of them too old to be moved ([accuracy-streaming](benchmarks/accuracy-streaming.md)).""",
+`masks.moved_to(now)` of the client. Camera, node and subscriber shared two cores with much other work: masks were
+about 260 ms old, and half of them too old to be moved ([accuracy-streaming](benchmarks/accuracy-streaming.md)).""",
         plot_streaming,
     ),
     Plot(
