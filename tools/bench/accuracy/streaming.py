@@ -73,7 +73,7 @@ class Played(NamedTuple):
 
 
 class Scores:
-    """What the moments of some clips gave, by kind of mask."""
+    """Scores of the moments of some clips, by kind of mask."""
 
     def __init__(self) -> None:
         self.j: defaultdict[str, list[float]] = defaultdict(list)
