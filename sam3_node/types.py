@@ -390,7 +390,9 @@ class Instance:
             return "hidden"
         if not self.is_sure:
             return "doubtful"
-        is_known = before is not None and before.is_sure and any(before.box) and before.mask.size == self.mask.size
+        is_known = (
+            before is not None and before.is_sure and any(before.box) and before.mask.size == self.mask.size
+        )
         has_velocity = self.position_m is None or self.velocity_mps is not None
         return None if is_known and has_velocity else "no motion"
 
@@ -508,11 +510,10 @@ class MaskFrame:
         """
         now_ns = time.time_ns() if now_ns is None else now_ns
         ahead_s = (now_ns - self.age_origin_ns) / NANOSECONDS
-        gap_s, earlier = 0.0, dict[int, Instance]()
-        if self.before is not None and self.before.epoch == self.epoch:
-            gap_s = (self.capture_ns - self.before.capture_ns) / NANOSECONDS
-            if 0 < gap_s <= MAX_MOTION_S:
-                earlier = {instance.id: instance for instance in self.before.instances}
+        before = self.before or self
+        gap_s = (self.capture_ns - before.capture_ns) / NANOSECONDS
+        is_close = 0 < gap_s <= MAX_MOTION_S and before.epoch == self.epoch
+        earlier = {instance.id: instance for instance in before.instances if is_close}
         moved, unmoved = list(self.instances), dict[int, Unmoved]()
         for index, instance in enumerate(moved):
             then = earlier.get(instance.id)

@@ -73,17 +73,19 @@ def test_a_mask_that_only_grows_or_is_cut_by_the_border_stays_in_place() -> None
         assert moved.instances[0].box == masks.instances[0].box
 
 
-SURE = moving()
+SURE, EMPTY = moving(), Mask.empty((HEIGHT, WIDTH))
 UNMOVED: dict[str, tuple[MaskFrame, float, str]] = {
     "older than the limit": (SURE, 251, "too far"),
     "long before the capture": (SURE, -251, "too far"),
     "occluded": (moving(state="occluded"), 50, "hidden"),
-    "without a mask": (moving(mask=Mask.empty((HEIGHT, WIDTH))), 50, "hidden"),
+    "without a mask": (moving(mask=EMPTY), 50, "hidden"),
     "doubtful": (moving(doubtful=True), 50, "doubtful"),
     "the first masks": (replace(SURE, before=None), 50, "no motion"),
     "of another epoch": (replace(SURE, epoch=6), 50, "no motion"),
     "of another object": (moving(id=2), 50, "no motion"),
-    "doubtful before": (replace(SURE, before=moving(doubtful=True)), 50, "no motion"),
+    "doubtful before": (replace(SURE, before=masks_at(1000, disc(52, 44), doubtful=True)), 50, "no motion"),
+    "without a mask before": (replace(SURE, before=masks_at(1000, EMPTY)), 50, "no motion"),
+    "tentative": (moving(state="tentative"), 50, "doubtful"),
     "long after the masks before": (replace(SURE, capture_ns=1_501_000_000), 50, "no motion"),
     "not after the masks before": (replace(SURE, capture_ns=1_000_000_000), 50, "no motion"),
     "of another size": (moving(mask=Mask.from_full(np.ones((9, 9), np.bool_))), 50, "no motion"),
