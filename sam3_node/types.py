@@ -46,6 +46,8 @@ Image: TypeAlias = "npt.NDArray[np.uint8]"
 """Pixels uint8 [h, w, 3] in BGR order, or [h, w]."""
 DepthImage: TypeAlias = "npt.NDArray[np.uint16]"
 """Depth values uint16 [h, w]."""
+Unmoved = Literal["too far", "hidden", "doubtful", "no motion"]
+"""Why `MaskFrame.moved_to` left an instance as it was."""
 Buffer = bytes | bytearray | memoryview
 State = dict[str, Any]
 """Saved state of an object: maps with str keys, and lists, of int, float, str, bool, None and tensors on the host.
@@ -99,6 +101,11 @@ def keep_newest(values: dict[str, T], key: str, value: T, most: int) -> None:
 
 NANOSECONDS = 1_000_000_000
 """Nanoseconds of one second."""
+ACCELERATION_MPS2 = 1.0
+"""Standard deviation of an object's acceleration, white noise, where its velocity is measured or used."""
+MAX_MOVE_MS = 250.0
+MAX_MOTION_S = 0.5
+"""Longest time between two captures that show an object's motion."""
 KEY_ROLES = ("node", "camera", "robot", "reader", "operator")
 """Roles of keys. node: binds masks and control. camera: binds frames of its own name. robot: binds poses.
 reader: receives, and requests status and description. operator: receives, and sends all requests."""
@@ -307,6 +314,18 @@ class Mask:
         image[y0:y1, x0:x1] = self.crop
         return image
 
+    def shifted(self, dx: int, dy: int) -> Mask:
+        """Return the mask moved by whole pixels to the right and down; what leaves the image is cut off."""
+        height, width = self.size
+        left, top = self.box[0] + dx, self.box[1] + dy
+        rows = slice(max(0, -top), max(0, height - top))
+        kept = Mask.from_full(self.crop[rows, max(0, -left) : max(0, width - left)])
+        if not kept.crop.size:
+            return Mask.empty(self.size)
+        x0, y0, x1, y1 = kept.box
+        left, top = max(0, left), max(0, top)
+        return Mask(self.size, (x0 + left, y0 + top, x1 + left, y1 + top), kept.crop)
+
     def paint(self, image: npt.NDArray[Any], value: object) -> None:
         """Set the pixels inside the mask to `value`, in an image of the mask's size."""
         x0, y0, x1, y1 = self.box
@@ -371,6 +390,44 @@ class Instance:
         return self.mask.area
 
     @property
+    def is_sure(self) -> bool:
+        """True if it is tracked, and neither its mask nor its name is doubtful."""
+        return self.state == "tracked" and not self.doubtful
+
+    def _why_unmoved(self, before: Instance | None) -> Unmoved | None:
+        """Return why this instance, which was `before`, cannot be moved; None if it can."""
+        if self.state == "occluded" or not any(self.box):
+            return "hidden"
+        if not self.is_sure:
+            return "doubtful"
+        is_known = (
+            before is not None and before.is_sure and any(before.box) and before.mask.size == self.mask.size
+        )
+        has_velocity = self.position_m is None or self.velocity_mps is not None
+        return None if is_known and has_velocity else "no motion"
+
+    def _move(self, before: Instance, gap_s: float, ahead_s: float) -> Instance:
+        """Return this instance `ahead_s` later at constant velocity; `before` is the same object, `gap_s` earlier.
+
+        Along each axis, the mask moves as the side of its box that moved less, and not at all if the sides moved in
+        opposite directions (the minmod limiter): then its shape has changed. The covariance becomes that of a line
+        through two positions with white noise of acceleration, an upper bound, as the node filters velocities.
+        """
+        ratio, shift = ahead_s / gap_s, []
+        for axis in (0, 1):
+            sides = [self.box[side] - before.box[side] for side in (axis, axis + 2)]
+            shift.append(round(ratio * min(sides, key=abs)) if sides[0] * sides[1] > 0 else 0)
+        changes: dict[str, Any] = {"camera_position_m": None, "points_m": None}
+        for name in ("position_m", "extent_centre_m", "nearest_m"):
+            if (place := getattr(self, name)) is not None:
+                changes[name] = tuple(np.add(place, np.multiply(self.velocity_mps or 0, ahead_s)).tolist())
+        if self.covariance_m2 is not None:
+            noise = ACCELERATION_MPS2**2 * ahead_s**2 * (abs(ahead_s) + gap_s) / 3
+            scaled = np.multiply(self.covariance_m2, (1 + ratio) ** 2 + ratio**2)
+            changes["covariance_m2"] = tuple((scaled + noise * np.array([1, 0, 0, 1, 0, 1])).tolist())
+        return replace(self, mask=self.mask.shifted(*shift), **changes)
+
+    @property
     def paint_order(self) -> tuple[float, int]:
         """Sort key of label images: the best score is painted last; of equal ones, the lower id."""
         return self.score, -self.id
@@ -397,6 +454,13 @@ class Shed(NamedTuple):
     """1: objects are searched for by name less often; 2: low-priority objects are also tracked less often"""
     held: tuple[int, ...] = ()
     """ids of the objects that were not tracked on this frame; they have no instance, and come back on the next"""
+
+
+class MovedMasks(NamedTuple):
+    """Masks moved to another time, and by id why instances were left as they were."""
+
+    masks: MaskFrame
+    unmoved: Mapping[int, Unmoved]
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,6 +494,8 @@ class MaskFrame:
     """The gripper's pose in the base at the capture, interpolated, if the node gets poses."""
     shed: Shed | None = None
     """What the node skipped on this frame to keep `deadline.budget_ms`; None if nothing."""
+    before: MaskFrame | None = field(default=None, compare=False, repr=False)
+    """The masks of this camera that a subscriber received before these. They are not on the wire."""
 
     @property
     def key(self) -> FrameKey:
@@ -440,6 +506,33 @@ class MaskFrame:
         """Return these masks without the doubtful instances."""
         kept = tuple(instance for instance in self.instances if not instance.doubtful)
         return self if len(kept) == len(self.instances) else replace(self, instances=kept)
+
+    def moved_to(self, now_ns: int | None = None, max_ms: float = MAX_MOVE_MS) -> MovedMasks:
+        """Return these masks with their objects where they would be at a Unix time (default: now).
+
+        Each mask moves in the image by whole pixels, as its object moved since `before`. With depth, `position_m`,
+        `extent_centre_m` and `nearest_m` move by `velocity_mps`, in `frame`; `covariance_m2` grows; `camera_position_m`
+        and `points_m` become None. The key and the age stay those of the frame.
+
+        An instance is left as it was, and `unmoved` says why: "too far" (`now_ns` is more than `max_ms` from the time
+        of the masks), "hidden" (occluded or without a mask), "doubtful" (or tentative), or "no motion": `before` has no
+        sure mask of it, is of another epoch or more than MAX_MOTION_S earlier, or it has a position without a velocity.
+        """
+        now_ns = time.time_ns() if now_ns is None else now_ns
+        ahead_s = (now_ns - self.age_origin_ns) / NANOSECONDS
+        before = self.before or self
+        gap_s = (self.capture_ns - before.capture_ns) / NANOSECONDS
+        is_close = 0 < gap_s <= MAX_MOTION_S and before.epoch == self.epoch
+        earlier = {instance.id: instance for instance in before.instances if is_close}
+        moved, unmoved = list(self.instances), dict[int, Unmoved]()
+        for index, instance in enumerate(moved):
+            then = earlier.get(instance.id)
+            why = "too far" if abs(ahead_s) * 1000 > max_ms else instance._why_unmoved(then)
+            if why is None and then is not None:
+                moved[index] = instance._move(then, gap_s, ahead_s)
+            else:
+                unmoved[instance.id] = why or "no motion"
+        return MovedMasks(replace(self, instances=tuple(moved)), unmoved)
 
     @property
     def age_ms(self) -> float:

@@ -284,7 +284,7 @@ def _with_speed(sighting: Sighting, before: Sighting | None) -> Sighting:
 def _says_position(instance: Instance) -> bool:
     """Return True if a frame says where the object is in the base frame, and no doubt about its mask exists."""
     in_base = instance.frame == BASE and instance.position_m is not None
-    return in_base and instance.state == "tracked" and not instance.doubtful
+    return in_base and instance.is_sure
 
 
 def _make_sighting(instance: Instance, time_ns: int) -> Sighting:

@@ -21,7 +21,7 @@ from ..calibration.rigid_motion import cross_matrices
 from ..errors import Sam3NodeError
 from ..geometry import Array, matrix_of, pose_of, quaternion_from_rotation, transform_points
 from ..settings import SpatialSettings
-from ..types import NANOSECONDS, Depth, Frame, FramePose, Instance, Intrinsics, Mask, State
+from ..types import ACCELERATION_MPS2, NANOSECONDS, Depth, Frame, FramePose, Instance, Intrinsics, Mask, State
 from ..wire import decode_depth
 from .surfaces import TARGET_PIXELS, DepthMap, Float, RayMap, Surfaces, measure_surfaces
 
@@ -288,8 +288,6 @@ def _refuse(depth: Depth, frame: Frame, is_aligned: bool) -> str | None:
     return None
 
 
-ACCELERATION_MPS2 = 1.0
-"""Standard deviation of an object's acceleration, white noise."""
 START_SPEED_MPS = 0.5
 """Standard deviation of the speed before the second position."""
 MAX_AGE_S = 1.0

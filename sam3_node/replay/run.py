@@ -341,7 +341,7 @@ def _without_session(masks: MaskFrame) -> MaskFrame:
 def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
     for field in fields(MaskFrame):
         here, there = getattr(masks, field.name), getattr(expected, field.name)
-        if field.name != "instances" and here != there:
+        if field.compare and field.name != "instances" and here != there:
             return f"had {field.name} {there!r}, has {here!r}"
     ids, recorded = ([instance.id for instance in side.instances] for side in (masks, expected))
     if ids != recorded:

@@ -399,7 +399,9 @@ class MaskSubscriber(CameraReceiver[MaskFrame]):
         return sample
 
     def _unpack(self, parts: list[memoryview]) -> MaskFrame:
-        return unpack_masks(parts, self._is_lazy)
+        masks = unpack_masks(parts, self._is_lazy)
+        before = self.newest.get(masks.camera)
+        return masks if before is None else replace(masks, before=replace(before, before=None))
 
     def _store(self, masks: MaskFrame, received_ns: int, source: ReconnectingSocket) -> bool:
         self.newest.put(masks)

@@ -241,17 +241,11 @@ class Fields:
 
     def flag(self, key: str) -> bool:
         """Return a bool."""
-        value = self._map.get(key)
-        if not isinstance(value, bool):
-            raise self.wrong(key, "true or false")
-        return value
+        return self._typed(key, bool, "true or false")
 
     def text(self, key: str) -> str:
         """Return a string."""
-        value = self._map.get(key)
-        if not isinstance(value, str):
-            raise self.wrong(key, "a string")
-        return value
+        return self._typed(key, str, "a string")
 
     def choice(self, key: str, choices: tuple[T, ...]) -> T:
         """Return one of `choices`, all strings."""
@@ -262,10 +256,7 @@ class Fields:
 
     def blob(self, key: str) -> bytes:
         """Return binary data."""
-        value = self._map.get(key)
-        if not isinstance(value, bytes):
-            raise self.wrong(key, "binary data")
-        return value
+        return self._typed(key, bytes, "binary data")
 
     def fields(self, key: str) -> Fields:
         """Return a nested map."""
@@ -273,9 +264,12 @@ class Fields:
 
     def sequence(self, key: str) -> list[Any]:
         """Return a list of any values."""
+        return self._typed(key, list, "a list")
+
+    def _typed(self, key: str, kind: type[T], expected: str) -> T:
         value = self._map.get(key)
-        if not isinstance(value, list):
-            raise self.wrong(key, "a list")
+        if not isinstance(value, kind):
+            raise self.wrong(key, expected)
         return value
 
     def integers(self, key: str, count: int, low: int = 0, high: int = MAX_INT) -> tuple[int, ...]:

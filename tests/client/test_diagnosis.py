@@ -34,21 +34,11 @@ FAILING = SENDING | {"stepped": 0, "last_error": "WireError: bad"}
 def describing_node(paused: bool = False, **cameras: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Open the sockets of a node that answers `describe` with these cameras; yield its endpoints."""
     description = {"paused": paused, "cameras": cameras, "settings": {"transport": TRANSPORT}}
-    done = threading.Event()
-
-    def serve() -> None:
-        while not done.is_set():
-            if received := control.receive(20):
-                control.reply(received[0], Reply(received[1].id, description))
-
-    with ControlServer(TCP) as control, MaskPublisher(TCP) as masks:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield masks.endpoint, control.endpoint
-        finally:
-            done.set()
-            thread.join()
+    with (
+        ControlServer(TCP, lambda request: Reply(request.id, description)) as control,
+        MaskPublisher(TCP) as masks,
+    ):
+        yield masks.endpoint, control.endpoint
 
 
 def diagnose(endpoints: tuple[str, str], connected: bool = True, **options: Any) -> str:

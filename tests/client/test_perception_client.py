@@ -30,25 +30,17 @@ Answer = Callable[[Request], Any]
 def node(answer: Answer) -> Iterator[tuple[MaskPublisher, PerceptionClient, list[Request]]]:
     """Open the sockets of a node that replies with `answer`, and a client. Collect the requests."""
     requests: list[Request] = []
-    done = threading.Event()
 
-    def serve() -> None:
-        while not done.is_set():
-            received = control.receive(20)
-            if received is not None:
-                peer, request = received
-                requests.append(request)
-                control.reply(peer, Reply(request.id, answer(request)))
+    def reply(request: Request) -> Reply:
+        requests.append(request)
+        return Reply(request.id, answer(request))
 
-    with ControlServer(TCP) as control, MaskPublisher(TCP) as masks:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            with PerceptionClient(masks.endpoint, control.endpoint) as client:
-                yield masks, client, requests
-        finally:
-            done.set()
-            thread.join()
+    with (
+        ControlServer(TCP, reply) as control,
+        MaskPublisher(TCP) as masks,
+        PerceptionClient(masks.endpoint, control.endpoint) as client,
+    ):
+        yield masks, client, requests
 
 
 def call(answer: Any, operation: Callable[[PerceptionClient], Any]) -> tuple[Any, str, dict[str, Any]]:
@@ -59,9 +51,10 @@ def call(answer: Any, operation: Callable[[PerceptionClient], Any]) -> tuple[Any
     return result, request.op, request.args
 
 
-def test_it_imports_nothing_heavy() -> None:
-    heavy = "cv2", "torch", "transformers", "pydantic", "scipy"
-    code = f"import sys, sam3_node.client; print([name for name in {heavy} if name in sys.modules])"
+@pytest.mark.parametrize("module", ["sam3_node.client", "sam3_node.client.observations"])
+def test_it_imports_nothing_heavy(module: str) -> None:
+    heavy = "cv2", "torch", "transformers", "gymnasium", "lerobot", "pydantic", "scipy"
+    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
@@ -194,21 +187,14 @@ def test_each_command_sends_its_request() -> None:
 
 
 def test_errors_of_the_node_are_raised() -> None:
-    with ControlServer(TCP) as control:
-
-        def serve() -> None:
-            peer, request = control.receive(5000) or pytest.fail("no request")
-            control.reply(
-                peer, Reply.failed(request.id, UnknownObjectError("expected a tracked id, found 9"))
-            )
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        with PerceptionClient("tcp://127.0.0.1:9", control.endpoint) as client:
-            assert not client.connected
-            with pytest.raises(UnknownObjectError, match="found 9"):
-                client.remove_object(9)
-        thread.join()
+    error = UnknownObjectError("expected a tracked id, found 9")
+    with (
+        ControlServer(TCP, lambda request: Reply.failed(request.id, error)) as control,
+        PerceptionClient("tcp://127.0.0.1:9", control.endpoint) as client,
+    ):
+        assert not client.connected
+        with pytest.raises(UnknownObjectError, match="found 9"):
+            client.remove_object(9)
 
 
 def test_an_answer_of_another_shape_is_an_error() -> None:

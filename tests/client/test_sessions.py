@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +14,7 @@ from sam3_node.client.mask_reader import MAX_CAMERAS, KnownEpochs
 from sam3_node.errors import NodeRestarted, RequestError
 from sam3_node.transport import ControlServer, MaskPublisher
 from sam3_node.types import MaskFrame
-from sam3_node.wire import Reply
+from sam3_node.wire import Reply, Request
 from tests.support.node_rig import Process, Rig, masks_where, until
 from tests.support.refuses import refuses
 from tests.support.transport_peer import make_masks, wait_until
@@ -222,25 +222,25 @@ def test_objects_are_added_to_the_session_that_the_policy_knows(policy: Policy) 
 
 def test_masks_of_an_ended_epoch_are_not_returned(publisher: Publisher) -> None:
     """They waited in the client when the node refused the id of that epoch."""
-    with ControlServer("tcp://127.0.0.1:*") as control:
+    refused: list[dict[str, Any]] = []
 
-        def refuse() -> None:
-            peer, request = control.receive(5000) or pytest.fail("no request")
-            assert request.args == {"id": 1, "camera": "cam0", "epoch": 1}
-            control.reply(peer, Reply.failed(request.id, NodeRestarted("ids of epoch 1 are void")))
+    def refuse(request: Request) -> Reply:
+        refused.append(request.args)
+        return Reply.failed(request.id, NodeRestarted("ids of epoch 1 are void"))
 
-        with PerceptionClient(publisher.sockets.endpoint, control.endpoint) as client:
-            connect(publisher, client)
-            publisher.send(5, 1)
-            thread = threading.Thread(target=refuse)
-            thread.start()
-            with refuses(NodeRestarted, field=("1", "void")):
-                client.remove_object(1)
-            thread.join()
-            publisher.send(6, 1)
-            assert client.latest(200) is None
-            publisher.send(7, 2)
-            assert latest(client).seq == 7
+    with (
+        ControlServer("tcp://127.0.0.1:*", refuse) as control,
+        PerceptionClient(publisher.sockets.endpoint, control.endpoint) as client,
+    ):
+        connect(publisher, client)
+        publisher.send(5, 1)
+        with refuses(NodeRestarted, field=("1", "void")):
+            client.remove_object(1)
+        assert refused == [{"id": 1, "camera": "cam0", "epoch": 1}]
+        publisher.send(6, 1)
+        assert client.latest(200) is None
+        publisher.send(7, 2)
+        assert latest(client).seq == 7
 
 
 def test_an_object_of_several_cameras_needs_the_name_of_one(publisher: Publisher) -> None:

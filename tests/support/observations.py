@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import numpy as np
 
+from sam3_node.errors import NodeRestarted
 from sam3_node.types import Instance, Mask, MaskFrame
 
 T0 = 1_700_000_000_000_000_000
@@ -22,3 +26,21 @@ def make_instance(id: int, label: str, box: tuple[int, int, int, int] = (16, 32,
 def make_frame(*instances: Instance, camera: str = "cam0", seq: int = 0) -> MaskFrame:
     """Return masks of a frame that was captured at T0."""
     return MaskFrame(camera, seq, T0, FRAME[1], FRAME[0], instances=instances, epoch=7)
+
+
+def fresh(*instances: Instance) -> MaskFrame:
+    """Return masks that have just been captured."""
+    return replace(make_frame(*instances), capture_ns=time.time_ns())
+
+
+class Client:
+    """A client with prepared masks, each of which may be None or an error; then it has none."""
+
+    def __init__(self, *waiting: MaskFrame | NodeRestarted | None) -> None:
+        self.waiting = list(waiting)
+
+    def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
+        found = self.waiting.pop(0) if self.waiting else None
+        if isinstance(found, NodeRestarted):
+            raise found
+        return found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ DATA = ROOT / "tests" / "data" / "wire"
 JPEG = DATA / "grey-8x8.jpg"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Example:
     """A value, and the functions that pack it into parts and unpack it."""
 
@@ -72,34 +72,32 @@ def mask(rows: Sequence[str]) -> Mask:
 
 MUG = mask(["........", "...##...", "..####..", "...#.#..", "........"])
 DRIVER = mask(["#......#", "#......#", "#......#", "#......#", "########"])
+HIDDEN = Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8)))
+
+
+def masks_of(
+    *instances: Instance, capture_ns: int = 17, received_ns: int = 1_700_000_000_126_000_000, **fields: Any
+) -> MaskFrame:
+    return MaskFrame("wrist-1", 41, capture_ns, 8, 5, received_ns, instances=instances, **fields)
 
 
 def masks() -> MaskFrame:
-    return MaskFrame(
-        camera="wrist-1",
-        seq=41,
+    place: dict[str, Any] = {
+        "position_m": (0.1, -0.25, 0.75),
+        "frame": "camera_color",
+        "extent_m": (0.08, 0.08, 0.1),
+    }
+    return masks_of(
+        mug("red mug", **place),
+        Instance(4, "", 1.0, "tentative", 1, 0, DRIVER),
+        HIDDEN,
         capture_ns=1_700_000_000_123_456_789,
-        width=8,
-        height=5,
-        received_ns=1_700_000_000_126_000_000,
         published_ns=1_700_000_000_150_000_000,
         skipped=2,
         model="nano",
         stages_us={"decode": 7, "preprocess": 410, "encode": 9000, "track": 8000, "masks": 300, "pack": 90},
         prompts=("red mug", "schraubenschlüssel"),
-        instances=(
-            Instance(
-                *(3, "red mug", 0.875, "tracked", 40, 0, MUG),
-                *((0.1, -0.25, 0.75), "camera_color", (0.08, 0.08, 0.1)),
-            ),
-            Instance(4, "", 1.0, "tentative", 1, 0, DRIVER),
-            Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8))),
-        ),
     )
-
-
-def masks_of(*instances: Instance, **fields: Any) -> MaskFrame:
-    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, instances=instances, **fields)
 
 
 def mug(label: str = "mug", **fields: Any) -> Instance:
@@ -111,20 +109,23 @@ def driver(label: str = "", **fields: Any) -> Instance:
 
 
 def masks_with_doubt() -> MaskFrame:
-    hidden = Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8)))
-    return masks_of(mug(confidence=0.96875), driver(confidence=0.125, doubtful=True), hidden)
+    doubtful = driver(confidence=0.125, doubtful=True)
+    return masks_of(mug(confidence=0.96875), doubtful, HIDDEN)
 
 
 def masks_with_names() -> MaskFrame:
-    sure = {"confidence": 0.96875}
-    return masks_of(
-        mug(**sure, name_confidence=0.9375), driver("mug", **sure, doubtful=True, name_confidence=0.125)
-    )
+    sure = mug(confidence=0.96875, name_confidence=0.9375)
+    other = driver("mug", confidence=0.96875, doubtful=True, name_confidence=0.125)
+    return masks_of(sure, other)
 
 
 def masks_with_world_ids() -> MaskFrame:
-    place = {"position_m": (0.5, -0.25, 0.125), "frame": "base", "extent_m": (0.125, 0.125, 0.25)}
-    return masks_of(mug(**place, world_id=2), driver())
+    place: dict[str, Any] = {
+        "position_m": (0.5, -0.25, 0.125),
+        "frame": "base",
+        "extent_m": (0.125, 0.125, 0.25),
+    }
+    return masks_of(mug(world_id=2, **place), driver())
 
 
 def masks_with_device_clock() -> MaskFrame:
@@ -135,11 +136,12 @@ NODE = "0123456789abcdef"
 
 
 def masks_with_epoch() -> MaskFrame:
-    return MaskFrame("wrist-1", 41, 17, 8, 5, 18, 19, node=NODE, epoch=2**53 - 1)
+    return masks_of(received_ns=18, published_ns=19, node=NODE, epoch=2**53 - 1)
 
 
 def masks_with_depth() -> MaskFrame:
     measured = mug(
+        "mug",
         position_m=(0.5, -0.25, 0.75),
         frame="base",
         extent_m=(0.125, 0.0625, 0.03125),
@@ -156,13 +158,11 @@ def masks_with_depth() -> MaskFrame:
     transparent = driver("glass", depth_share=0.0)
     camera = FramePose("camera", "base", 17, (0.5, -0.25, 1.25), (1.0, 0.0, 0.0, 0.0))
     gripper = FramePose("gripper", "base", 17, (0.5, -0.25, 1.0), (1.0, 0.0, 0.0, 0.0))
-    return MaskFrame(
-        "wrist-1", 41, 17, 8, 5, 18, instances=(measured, transparent), camera_pose=camera, robot_pose=gripper
-    )
+    return masks_of(measured, transparent, received_ns=18, camera_pose=camera, robot_pose=gripper)
 
 
 def masks_with_shed() -> MaskFrame:
-    return MaskFrame("wrist-1", 41, 17, 8, 5, 18, instances=(driver("screwdriver"),), shed=Shed(2, (3, 7)))
+    return masks_of(driver("screwdriver"), received_ns=18, shed=Shed(2, (3, 7)))
 
 
 def gripper_pose() -> FramePose:
@@ -239,8 +239,8 @@ def golden(name: str) -> list[bytes]:
 
 def plain(value: Any) -> Any:
     """Convert a value to one that compares by content, including arrays and buffers."""
-    if dataclasses.is_dataclass(value):
-        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if is_dataclass(value):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, np.ndarray):
         return (value.dtype.name, value.shape, value.tobytes())
     if isinstance(value, (bytearray, memoryview)):

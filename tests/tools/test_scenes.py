@@ -44,6 +44,7 @@ from tools.scenes.render import Renderer, load_mujoco
 from tools.scenes.stage import frames, minimum_jerk, quaternions, rotated
 
 WEIGHTS = {"free": 1.0}
+TWO_SMALL_FRAMES = ("--frames", "2", "--size", "64x48", "--scenario", "free")
 SMALL = ClipSettings("train", 3, 64, 48, 12.0, WEIGHTS, depth=True)
 
 
@@ -288,7 +289,7 @@ def test_the_target_leaves_the_view_and_returns(renderer: Renderer, scenario: st
 def test_finished_clips_are_left_alone(
     renderer: Renderer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--frames", "2", "--size", "64x48", "--scenario", "free", "-o", str(tmp_path)]
+    arguments = [*TWO_SMALL_FRAMES, "-o", str(tmp_path)]
     assert main(["--clips", "1", *arguments]) == 0
     before = (tmp_path / "Clips/train-0-00000.json").stat().st_mtime_ns
     assert main(["--clips", "2", *arguments]) == 0

@@ -284,22 +284,17 @@ def test_recombined_names_keep_the_true_ones() -> None:
     assert {str(phrase) for phrase in mixed[2:]} == {"red can", "blue mug"}
 
 
-@pytest.fixture
-def labelled(tmp_path: Path) -> Path:
-    """A clip of two frames with a red square that is named a mug."""
-    return write_red_square(tmp_path / "test", speck=False)
-
-
-def test_labelled_frames_have_the_boxes_of_visible_objects(labelled: Path) -> None:
-    (truth,) = read_truths(labelled, 2)
-    assert (truth.names, truth.boxes, truth.clip) == ([RED_MUG], [(100.0, 60.0, 180.0, 140.0)], [RED_MUG])
+def test_labelled_frames_have_the_boxes_of_visible_objects(scenes: Path) -> None:
+    (truth,) = read_truths(scenes, 2)
+    assert (truth.names, truth.boxes) == ([RED_MUG], [(100.0, 60.0, 180.0, 140.0)])
+    assert truth.clip == [RED_MUG, Phrase("egg", ("white",))]
 
 
 def test_the_bundled_weights_are_checked_from_the_folder(
-    labelled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sheet = tmp_path / "sheet.png"
-    check(NANO, labelled, 1, 0, sheet)
+    check(NANO, scenes, 1, 0, sheet)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 frames, 2 objects"
     titles = [line.split("  ")[0] for line in lines[2:6]]

@@ -114,6 +114,21 @@ def plot_risk(results: Results, path: Path) -> None:
         axes[0][0].legend()
 
 
+def plot_streaming(results: Results, path: Path) -> None:
+    """Draw J of a replay, of the masks held at each moment, and of those moved to it, for each set of clips."""
+    kinds = ("offline", "streaming", "streaming and moved")
+    records = match_values(results["accuracy-streaming"], rf"J ({'|'.join(kinds)}), (.+)")
+    names = list(dict.fromkeys(name for _, name in records))
+    with draw(path, size=(8, 3.4)) as axis:
+        for number, kind in enumerate(kinds):
+            places = [place + 0.27 * number for place in range(len(names))]
+            axis.bar(places, [records[kind, name]["value"] for name in names], 0.25, label=kind)
+        labels = [name.replace(", ", "\n") for name in names]
+        axis.set_xticks([place + 0.27 for place in range(len(names))], labels, fontsize=7)
+        axis.set(ylabel="J", ylim=(0, 1))
+        axis.legend(ncols=3)
+
+
 def plot_memory(results: Results, path: Path) -> None:
     """Draw the node's memory over a soak."""
     pattern = r"chaos of .* minutes: the node's memory after (.*) minutes"
@@ -148,6 +163,15 @@ transformers' streaming inference on the same frames. `small` is a tracker of SA
 by the calibrated confidence and by the decoder's score alone. The cross is the target, 5 % wrong at 65 %
 ([accuracy-doubt](benchmarks/accuracy-doubt.md)).""",
         plot_risk,
+    ),
+    Plot(
+        "bench-streaming.png",
+        "J of a replay and of the masks held at each moment of a live camera",
+        """**Live against offline.** J when every frame is tracked and judged by its own truth (offline), and of the
+masks that had arrived at each moment of a live camera, judged by the truth of that moment. "Moved" is
+`masks.moved_to(now)` of the client. Camera, node and subscriber shared two cores with much other work: masks were
+about 260 ms old, and half of them too old to be moved ([accuracy-streaming](benchmarks/accuracy-streaming.md)).""",
+        plot_streaming,
     ),
     Plot(
         "bench-memory.png",

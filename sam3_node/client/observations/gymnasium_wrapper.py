@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import PolicyError, require
-from .slots import MAX_AGE_S, MaskFeed, ObjectSlots, SlotObservation
+from .slots import FLAGS, MAX_AGE_S, MaskFeed, ObjectSlots, SlotObservation
 
 require("gymnasium", "gym")
 
@@ -16,7 +16,6 @@ from gymnasium.spaces import Box, Dict, MultiBinary  # noqa: E402
 from gymnasium.utils import RecordConstructorArgs  # noqa: E402
 
 MAX_ID = np.iinfo(np.int64).max
-FLAGS = ("tracked", "visible", "doubtful", "stale", "usable")
 
 
 class ObjectsObservation(ObservationWrapper, RecordConstructorArgs):

@@ -76,19 +76,8 @@ def _sample(source: int, target: int) -> npt.NDArray[np.intp]:
 
 ANY = "*"
 """Name of a slot for an object of any label."""
-FIELDS = (
-    "usable",
-    "tracked",
-    "visible",
-    "doubtful",
-    "stale",
-    "confidence",
-    "age_s",
-    "x0",
-    "y0",
-    "x1",
-    "y1",
-)
+FLAGS = ("usable", "tracked", "visible", "doubtful", "stale")
+FIELDS = (*FLAGS, "confidence", "age_s", "x0", "y0", "x1", "y1")
 """Elements of each slot in `SlotObservation.vector`. Flags are 0 or 1, the box is in fractions of width and height."""
 MAX_AGE_S = 60.0
 """Seconds of an age that is greater or not known."""
@@ -199,15 +188,7 @@ class SlotObservation:
     def vector(self) -> npt.NDArray[np.float32]:
         """Return float32 [N * len(FIELDS)]: the FIELDS of each slot, one slot after the other."""
         height, width = self.masks.shape[1:]
-        columns = [
-            self.usable,
-            self.tracked,
-            self.visible,
-            self.doubtful,
-            self.stale,
-            self.confidences,
-            self.ages_s,
-        ]
+        columns = [*(getattr(self, flag) for flag in FLAGS), self.confidences, self.ages_s]
         edges = self.boxes / np.array([width, height, width, height], np.float32)
         return np.concatenate([np.stack(columns, axis=1), edges], axis=1).astype(np.float32).ravel()
 
@@ -364,7 +345,7 @@ class ObjectSlots:
         """Return the names of more sure objects than `most`, and what is to be said of them."""
         rivals = {}
         for name, most in self.most.items():
-            sure = [item for item in masks.instances if item.label == name and _is_sure(item)]
+            sure = [item for item in masks.instances if item.label == name and item.is_sure]
             if len(sure) > most:
                 rivals[name] = describe_rivals(name, sure, most, masks.camera)
         return rivals
@@ -412,10 +393,6 @@ class ObjectSlots:
     def _fill(self, slot: _Slot, instance: Instance | None, masks: MaskFrame) -> None:
         slot.instance, slot.origin_ns = instance, masks.age_origin_ns
         slot.fitted = fit_mask(instance.mask, self.size, self.fit) if instance is not None else None
-
-
-def _is_sure(instance: Instance) -> bool:
-    return instance.state == "tracked" and not instance.doubtful
 
 
 def _check_most(most: Mapping[str, int] | int | None, names: Sequence[str]) -> dict[str, int]:

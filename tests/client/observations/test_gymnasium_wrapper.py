@@ -10,8 +10,7 @@ import pytest
 
 from sam3_node.client.observations import ObjectSlots
 from sam3_node.errors import NodeRestarted, PolicyError
-from sam3_node.types import MaskFrame
-from tests.support.observations import make_frame, make_instance
+from tests.support.observations import Client, fresh, make_frame, make_instance
 
 gymnasium = pytest.importorskip("gymnasium")
 
@@ -44,26 +43,6 @@ class Reach(gymnasium.Env):  # type: ignore[misc]
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._arm = np.clip(self._arm + 0.1 * action, -1, 1).astype(np.float32)
         return self._observe(), 0.0, False, False, {}
-
-
-class Client:
-    """A client with prepared masks, each of which may be None or an error."""
-
-    def __init__(self, *waiting: MaskFrame | NodeRestarted | None) -> None:
-        self.waiting = list(waiting)
-
-    def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
-        found = self.waiting.pop(0) if self.waiting else None
-        if isinstance(found, NodeRestarted):
-            raise found
-        return found
-
-
-def fresh(*objects: Any) -> MaskFrame:
-    """Return masks that seem to be captured at any time: their age is that of `now`."""
-    import time
-
-    return replace(make_frame(*objects), capture_ns=time.time_ns())
 
 
 def wrap(*waiting: Any, keyed: bool = False, **options: Any) -> ObjectsObservation:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +10,13 @@ import pytest
 
 from sam3_node.client.observations import FIELDS, ObjectSlots, as_lerobot, lerobot_features
 from sam3_node.errors import PolicyError
-from sam3_node.types import MaskFrame
-from tests.support.observations import T0, make_frame, make_instance
+from tests.support.observations import T0, Client, fresh, make_frame, make_instance
 from tests.support.refuses import refuses
 
 SIZE = (24, 32)
 NAMES = ["red mug", "a", "b", "c"]
 RGB = np.arange(24 * 32 * 3, dtype=np.uint8).reshape(24, 32, 3)
 JOINTS = np.linspace(-1, 1, 6)
-
-
-class Client:
-    """A client with masks that have just been captured."""
-
-    def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
-        return replace(make_frame(make_instance(1, "red mug")), capture_ns=time.time_ns())
 
 
 def test_an_observation_has_the_keys_of_lerobot() -> None:
@@ -110,7 +100,8 @@ def test_the_step_adds_masks_to_a_pipeline(tmp_path: Path) -> None:
 
     from sam3_node.client.observations.lerobot_step import ObjectsProcessorStep
 
-    step = ObjectsProcessorStep(NAMES, SIZE, max_age_s=50, client=Client())
+    mug = make_instance(1, "red mug")
+    step = ObjectsProcessorStep(NAMES, SIZE, max_age_s=50, client=Client(fresh(mug)))
     batch = {"observation.state": processor.converters.to_tensor(JOINTS)}
     pipeline = processor.PolicyProcessorPipeline(
         [step, processor.AddBatchDimensionProcessorStep()], name="masks"
@@ -139,7 +130,7 @@ def test_the_step_adds_masks_to_a_pipeline(tmp_path: Path) -> None:
     loaded = processor.PolicyProcessorPipeline.from_pretrained(tmp_path, config_filename="masks.json")
     with refuses(PolicyError, field="client"):
         loaded(batch)
-    overrides = {"sam3_node_objects": {"client": Client()}}
+    overrides = {"sam3_node_objects": {"client": Client(fresh(mug))}}
     loaded = processor.PolicyProcessorPipeline.from_pretrained(
         tmp_path, config_filename="masks.json", overrides=overrides
     )

@@ -27,7 +27,6 @@ from tools.bench.common import ROOT, SHARED, Figures, make_parser
 from tools.command import errors_in_one_line
 from tools.doubt import names
 from tools.doubt.measure import (
-    Bin,
     Played,
     auroc,
     calibration_error,
@@ -59,8 +58,8 @@ def measure_all(sets: dict[str, Path], args: argparse.Namespace) -> dict[str, Pl
     }
 
 
-def report(name: str, played: Played, figures: Figures) -> str:
-    """Keep the figures of a set, and return its measures and its calibration table as text."""
+def report(name: str, played: Played, figures: Figures) -> None:
+    """Keep the figures of a set."""
     confidence, right = played.confidence, played.right
     sure = confidence >= TrackerSettings().min_confidence
     figures.add(f"masks with IoU below 0.5, {name} ({len(right)} masks)", 100 * float((~right).mean()), "%")
@@ -81,15 +80,13 @@ def report(name: str, played: Played, figures: Figures) -> str:
     for one in bins:
         what = f"right at confidence {one.low:g} to {one.high:g} (mean {one.confidence:.2f}, {one.masks} masks), {name}"
         figures.add(what, 100 * one.right, "%")
-    return f"{name}: AUROC {auroc(confidence, right):.3f}\n{table(bins)}"
 
 
-def report_names(args: argparse.Namespace, figures: Figures) -> str:
-    """Keep the figures of names, and return them as text."""
+def report_names(args: argparse.Namespace, figures: Figures) -> None:
+    """Keep the figures of names."""
     paths = list(names.record_folder(args.names, args.records / f"names-{args.names.name}", step=3, every=2))
     records, _ = names.load(paths)
     sure = records.confidence >= DetectorSettings().min_name_confidence
-    lines = []
     for what, chosen in (
         ("all prompts", records.prompts > 0),
         ("several prompts", records.prompts > 1),
@@ -106,18 +103,7 @@ def report_names(args: argparse.Namespace, figures: Figures) -> str:
         }
         for name, value in values.items():
             figures.add(name, value, "%", target="1" if "at 65" in name else "")
-            lines.append(f"{name}: {value:.1f} %")
         figures.add(f"AUROC by name confidence, {what}", auroc(confidence, right), "AUROC")
-    return "\n".join(lines)
-
-
-def table(bins: list[Bin]) -> str:
-    """Return the calibration table."""
-    lines = ["  confidence      masks   mean  right"]
-    lines += [
-        f"  {b.low:4.2f} to {b.high:4.2f}  {b.masks:7d}   {b.confidence:.2f}   {b.right:.2f}" for b in bins
-    ]
-    return "\n".join(lines)
 
 
 def draw_curves(played: dict[str, Played], path: Path) -> None:
@@ -145,9 +131,9 @@ def main() -> None:
     parser.add_argument("--records", type=Path, default=ROOT / "out/doubt-records", help="records")
     parser.add_argument("--clips", type=int, default=0, help="number of first clips of each set; 0: all")
     parser.add_argument("--picture", type=Path, help="write the risk-coverage curves to this PNG file")
-    args, figures = parser.parse_args(), Figures("accuracy.doubt", show=False)
+    args, figures = parser.parse_args(), Figures("accuracy.doubt")
     if args.names:
-        print(report_names(args, figures))
+        report_names(args, figures)
         figures.write(args.json)
         return
     chosen = {name: Path(folder) for name, _, folder in (item.partition("=") for item in args.set)}
@@ -156,7 +142,8 @@ def main() -> None:
         raise SystemExit("error: expected clips to measure on, found none; give --set NAME=FOLDER")
     with errors_in_one_line():
         played = measure_all(sets, args)
-    print("\n\n".join(report(name, one, figures) for name, one in played.items()))
+    for name, result in played.items():
+        report(name, result, figures)
     if args.picture:
         draw_curves(played, args.picture)
     figures.write(args.json)

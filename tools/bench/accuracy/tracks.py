@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from sam3_node.detection.detectors import Detector, prepare_prompts
-from sam3_node.errors import CameraError, RequestError
+from sam3_node.errors import CameraError
 from sam3_node.models import TrackerModel
 from sam3_node.perception.perception import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
@@ -33,6 +33,7 @@ from sam3_node.visualization import contact_sheet, overlay, write_image
 from sam3_node.wire import encode_image
 from tools.bench.common import STDOUT, Figures, make_parser
 from tools.command import errors_in_one_line
+from tools.doubt.names import knows
 from tools.mot import MotFrame, MotScore, MotScorer, TrueClip, open_clips, total
 
 PICTURES = 6  # of each clip on the sheet
@@ -86,31 +87,6 @@ def evaluate(
     return total(scorers, frames, clips[0].fps), pictures
 
 
-def table(scores: dict[str, MotScore]) -> str:
-    """Return the scores as a table; misses and false masks are shares of the true masks."""
-    heads = ("setting", "IDF1", "MOTA", "switches/min", "false starts/min", "misses %", "false masks %")
-    rows = [
-        (
-            name,
-            f"{score.idf1:.3f}",
-            f"{score.mota:.3f}",
-            f"{score.switches / score.minutes:.1f}",
-            f"{score.false_starts / score.minutes:.1f}",
-            f"{100 * score.misses / max(1, score.objects):.1f}",
-            f"{100 * score.false_masks / max(1, score.objects):.1f}",
-        )
-        for name, score in scores.items()
-    ]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in (heads, *rows)
-    )
-
-
 def keep_figures(scores: dict[str, MotScore], args: argparse.Namespace, figures: Figures) -> None:
     """Keep the scores of each setting."""
     for name, score in scores.items():
@@ -120,6 +96,7 @@ def keep_figures(scores: dict[str, MotScore], args: argparse.Namespace, figures:
         figures.add(f"identity switches, {what}", score.switches / score.minutes, "per minute")
         figures.add(f"false starts, {what}", score.false_starts / score.minutes, "per minute")
         figures.add(f"misses, {what}", 100 * score.misses / max(1, score.objects), "%")
+        figures.add(f"false masks, {what}", 100 * score.false_masks / max(1, score.objects), "%")
 
 
 def main() -> None:
@@ -134,7 +111,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=0, help="number of first frames of each clip; 0: all")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
     parser.add_argument("--sheet", type=Path, default=Path("out/tracks/contact.png"), help="contact sheet")
-    args, figures = parser.parse_args(), Figures("accuracy.tracks", show=False)
+    args, figures = parser.parse_args(), Figures("accuracy.tracks")
     with errors_in_one_line():
         settings = make_settings(args)
         models = ModelSettings.model_validate({"name": args.model, "threads": args.threads})
@@ -158,19 +135,9 @@ def main() -> None:
     if args.json == STDOUT:
         print(json.dumps({name: asdict(score) for name, score in scores.items()}, indent=2))
     else:
-        print(table(scores))
         keep_figures(scores, args, figures)
         figures.write(args.json)
     print(f"pictures in {args.sheet}", file=sys.stderr)
-
-
-def knows(detector: Detector, name: str) -> bool:
-    """Return True if the detector can look for this name."""
-    try:
-        detector.prepare([name])
-    except RequestError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

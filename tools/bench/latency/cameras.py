@@ -6,8 +6,6 @@ Four cameras of 640x480 and a node are processes. In each run there is a time wi
 time in which the first camera sends as fast as it can. A camera's fair share is a quarter of the node's frames, or
 all of its own if it sends fewer; what it does not use is shared by the others. The flood's own work takes CPU time from
 the node where they share the cores, so the shares are of the same time; the rates of both times are compared too.
-
-It also compares the encoder on the frames of two cameras at once with the encoder on each, in one process.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ WIDTH, HEIGHT = 640, 480
 SETTLE_S = 2.0
 CAMERA_OPTION = "--camera"  # of a camera's process
 Camera = subprocess.Popen[str]
-PAIRS = 40
 
 
 def run_camera(name: str, endpoint: str, rate_hz: str) -> None:
@@ -129,17 +126,6 @@ def measure(client: PerceptionClient, seconds: float) -> Measured:
     return Measured(rates, sent_hz, worst_ms, percentile(spreads_ms, 0.5))
 
 
-def show(name: str, measured: Measured) -> None:
-    """Print a row for each camera."""
-    shares = measured.compute_shares()
-    for camera, rate_hz in measured.rates_hz.items():
-        print(
-            f"{name:6s} {camera}  sent {measured.sent_hz[camera]:7.1f} Hz  stepped {rate_hz:5.1f} Hz  of its share "
-            f"{shares[camera]:5.2f}  age p99 {measured.ages_ms[camera]:6.1f} ms",
-            flush=True,
-        )
-
-
 def report(runs: Sequence[tuple[Measured, Measured]], figures: Figures) -> None:
     """Keep the figures of all runs."""
     for name, index in (("all at their rates", 0), ("one floods", 1)):
@@ -162,39 +148,13 @@ def _sum_others(measured: Measured) -> float:
     return sum(rate for camera, rate in measured.rates_hz.items() if camera != "cam0")
 
 
-def compare_encoders(model_name: str, threads: int, figures: Figures) -> None:
-    """Time the encoder on two frames at once and on each, alternately."""
-    import torch
-
-    from sam3_node.models import load_tracker
-
-    if threads:
-        torch.set_num_threads(threads)
-    model = load_tracker(model_name, device="cpu")
-    image = np.random.default_rng(0).integers(0, 255, (HEIGHT, WIDTH, 3), np.uint8)
-    ratios = []
-    with torch.inference_mode():
-        one = model.preprocess(image)
-        two = torch.cat([one, one])
-        for _ in range(PAIRS + 5):
-            begin_s = time.perf_counter()
-            model.encode(one)
-            model.encode(one)
-            middle_s = time.perf_counter()
-            model.encode(two)
-            ratios.append((time.perf_counter() - middle_s) / (middle_s - begin_s))
-    ratios = ratios[5:]
-    print(f"encoder on two frames at once / on each: {percentile(ratios, 0.5):.2f}")
-    figures.add(f"{model_name}: encoder on two frames at once / on each of them, CPU", ratios, RATIO)
-
-
 def main() -> None:
     if sys.argv[1:2] == [CAMERA_OPTION]:
         run_camera(*sys.argv[2:5])
         return
     parser = make_parser(__doc__, runs=3, seconds=10.0, objects=1, model="nano", threads="1")
     parser.add_argument("--rates", type=float, nargs=4, default=[30.0, 30.0, 30.0, 30.0], help="in Hz")
-    args, figures = parser.parse_args(), Figures("latency.cameras", show=False)
+    args, figures = parser.parse_args(), Figures("latency.cameras")
     endpoints, runs = free_endpoints(4), []
     with Processes(SAM3_MODEL__NAME=args.model, SAM3_MODEL__THREADS=args.threads) as processes:
         processes.start("run", SAM3_TRANSPORT__FRAMES=",".join(endpoints), SAM3_DETECTOR__KIND="none")
@@ -207,11 +167,8 @@ def main() -> None:
                 measure(client, SETTLE_S)
                 flood = measure(client, args.seconds)
                 order(cameras[0], "calm")
-                show("calm", calm)
-                show("flood", flood)
                 runs.append((calm, flood))
     report(runs, figures)
-    compare_encoders(args.model, int(args.threads), figures)
     figures.write(args.json)
 
 

@@ -1,6 +1,6 @@
-"""Measure the console's page: its age, its share of the processor, and its memory.
+"""Measure the console's page: its age, and its share of the processor.
 
-    python -m tools.bench.latency.console [--seconds 30] [--fps 30] [--minutes 0]
+    python -m tools.bench.latency.console [--seconds 30] [--fps 30]
 
 A process publishes raw 1280x720 at --fps, and masks of five objects for each frame at once, in the place of a camera
 and a node. The console and a headless chromium are processes of their own.
@@ -8,7 +8,6 @@ and a node. The console and a headless chromium are processes of their own.
     page     one page on this machine: pictures a second, and their age when they are drawn, from the capture
     console  processor time of the console's process, and of the browser with all of its processes
     link     a second page behind a link that carries three pictures a second: the age of what it draws
-    memory   with --minutes, the page's JavaScript heap and DOM nodes after the first minute and at the end
     node     with a real camera and node: time from a click to the object in the table, and from the node's death to
              the line that says so
 
@@ -129,22 +128,6 @@ class SlowLink:
                 target.sendall(data)
 
 
-def measure_memory(page: Any, minutes: float) -> list[dict[str, float]]:
-    """Return the page's heap in bytes and its DOM nodes after the first minute and at the end."""
-    session = page.context.new_cdp_session(page)
-    session.send("Performance.enable")
-
-    def read() -> dict[str, float]:
-        session.send("HeapProfiler.collectGarbage")
-        metrics = session.send("Performance.getMetrics")["metrics"]
-        return {item["name"]: item["value"] for item in metrics}
-
-    time.sleep(60)
-    first = read()
-    time.sleep(max(0.0, 60 * (minutes - 1)))
-    return [first, read()]
-
-
 def measure_page(browser: Any, url: str, seconds: float, console: psutil.Process, figures: Figures) -> Any:
     """Print and keep the figures of one page on this machine. Return the page."""
     page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
@@ -190,14 +173,6 @@ def measure_link(browser: Any, url: str, seconds: float, figures: Figures) -> No
     figures.add(what, percentile(ages, 0.99), "ms", target)
 
 
-def report_memory(page: Any, minutes: float, figures: Figures) -> None:
-    """Print and keep the growth of the page's heap and of its DOM nodes."""
-    first, last = measure_memory(page, minutes)
-    heaps, nodes = ([found[name] for found in (first, last)] for name in ("JSHeapUsedSize", "Nodes"))
-    figures.add(f"growth of the page's heap in {minutes:g} minutes", (heaps[1] - heaps[0]) / 1e6, "MB")
-    figures.add(f"growth of the page's DOM nodes in {minutes:g} minutes", nodes[1] - nodes[0], "nodes")
-
-
 def measure_node(browser: Any, figures: Figures) -> None:
     """Print and keep how soon a click gives an object, and how soon the page says that the node has died."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
@@ -225,7 +200,6 @@ def measure_node(browser: Any, figures: Figures) -> None:
 
 def main() -> None:
     parser = make_parser(__doc__, seconds=30.0, fps=30.0)
-    parser.add_argument("--minutes", type=float, default=0.0, help="minutes of the page's memory; 0: none")
     args, figures = parser.parse_args(), Figures("latency.console")
     from playwright.sync_api import sync_playwright
 
@@ -239,8 +213,6 @@ def main() -> None:
         console = psutil.Process(processes.start("console").pid)
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = measure_page(browser, url, args.seconds, console, figures)
-        if args.minutes:
-            report_memory(page, args.minutes, figures)
         page.close()
         measure_link(browser, url, args.seconds, figures)
         measure_node(browser, figures)

@@ -1,7 +1,6 @@
 """Compare the time from capture to decoded masks, without the model's, with bare pyzmq relays of the same frames.
 
     python -m tools.bench.latency.node [--seconds 24] [--objects 1]
-    python -m tools.bench.latency.node --whole --objects 4      frames a second of a whole node instead
 
 Ours is the time from a frame's `capture_ns` until the subscriber holds its decoded masks, less the times of the
 model's stages (preprocess, encode, detect, track, masks), which the message carries. It includes making the frame
@@ -20,9 +19,6 @@ peers check, pack, decode and count nothing. Their time runs from the capture un
 Frames are drawn ahead and stamped when they are due, at 30 Hz. One camera process serves the four paths in turn, a
 second each, so that other load on the machine slows all. The processes start once; each of --runs runs collects for
 --seconds, and the ratios of a run compare its percentiles.
-
-With --whole, a camera draws 640x480 frames at 30 Hz, and a node tracks objects on them with nano and without a
-detector, in float32 and, on a CPU that has it, in bfloat16, in turns. Camera, node and subscriber share the cores.
 """
 
 from __future__ import annotations
@@ -48,13 +44,11 @@ from sam3_node.cameras.live_source import Pacer
 from sam3_node.cameras.publish import frame_from
 from sam3_node.cameras.scene import Scene
 from sam3_node.client import PerceptionClient
-from sam3_node.engines.fast_torch import has_bfloat16
 from sam3_node.settings import CameraSettings
 from sam3_node.transport import FramePublisher
 from sam3_node.types import MaskFrame
 from sam3_node.wire import pack_masks
 from tools.bench.common import RUNS, Figures, make_parser, objects_text, percentile, spread_text
-from tools.bench.latency.age import measure as measure_ages
 from tools.bench.processes import Processes, add_points, free_endpoints, next_masks, spawned
 from tools.bench.tiny_weights import save_tiny_checkpoint
 
@@ -285,39 +279,16 @@ def _ratios(run: Run, path: str) -> tuple[float, float]:
     return ours[0] / theirs[0], ours[1] / theirs[1]
 
 
-def report_whole(objects: int, seconds: float, runs: int, figures: Figures) -> None:
-    """Print the frames a second of whole nodes."""
-    print(f"nano, 640x480, {objects_text(objects)}, no detector      frames/s        step p50 ms")
-    dtypes = ["float32", "bfloat16"] if has_bfloat16() else ["float32"]
-    found: dict[str, list[tuple[float, float]]] = {dtype: [] for dtype in dtypes}
-    for _ in range(runs):
-        for dtype in dtypes:
-            settings = {"SAM3_MODEL__DTYPE": dtype, "SAM3_DETECTOR__KIND": "none"}
-            timings = measure_ages("nano", "0", "scene:shapes", FPS, objects, seconds, **settings)
-            step_ms = percentile([timing.step for timing in timings], 0.5)
-            found[dtype].append((len(timings) / seconds, step_ms))
-    for dtype, pairs in found.items():
-        rates, steps = ([pair[i] for pair in pairs] for i in (0, 1))
-        print(f"  {dtype:40s} {spread_text(rates, 1):>22s} {spread_text(steps, 1):>22s}", flush=True)
-        what = f"nano at 640x480, {objects_text(objects)}, no detector, {dtype}"
-        target = "18" if (dtype, objects) == ("float32", 4) else ""
-        figures.add(f"frames processed by the whole node, {what}", rates, "frames/s", target)
-        figures.add(f"frame step in the whole node, p50, {what}", steps, "ms")
-
-
 def main() -> None:
     parser = make_parser(__doc__, RUNS, seconds=24.0, objects=1)
-    parser.add_argument("--whole", action="store_true", help="measure a whole node's frames a second instead")
     args, figures = parser.parse_args(), Figures("latency.node", show=False)
-    if args.whole:
-        report_whole(args.objects, args.seconds, args.runs, figures)
-    else:
-        what = "milliseconds from capture, without the model"
-        print(f"raw bgr8 over tcp at {FPS} Hz, {objects_text(args.objects)}; {what}")
-        with tempfile.TemporaryDirectory() as folder:
-            weights = save_tiny_checkpoint(Path(folder) / "tiny")
-            for size in SIZES:
-                report(measure(weights, size, args.objects, args.seconds, args.runs), size, figures)
+    with tempfile.TemporaryDirectory() as folder:
+        weights = save_tiny_checkpoint(Path(folder) / "tiny")
+        print(
+            f"raw bgr8 over tcp at {FPS} Hz, {objects_text(args.objects)}; milliseconds from capture, without the model"
+        )
+        for size in SIZES:
+            report(measure(weights, size, args.objects, args.seconds, args.runs), size, figures)
     figures.write(args.json)
 
 
