@@ -193,8 +193,7 @@ def format_overview(results: Results) -> str:
     for record in (record for records in results.values() for record in records):
         groups.setdefault(record["group"], set()).add(name_bench(record))
     names = [*(name for group in GROUPS for name in sorted(groups[group] - {ASSERTED})), ASSERTED]
-    described = [(code(name), _describe_bench(name)) for name in names]
-    sections.append(f"## All benchmarks\n\n{table(('name', 'what it measures'), described)}\n")
+    sections.append(f"## All benchmarks\n\n{', '.join(map(code, names))}.\n")
     return "\n".join(sections)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
 
 from sam3_node.cli import main as cli
@@ -10,14 +11,24 @@ from sam3_node.cli import main as cli
 from .tables import code, table
 
 _COMMON = ("help", "profile", argparse.SUPPRESS)
+MANY = 4  # commands with the same option, so that it is listed once
 
 
 def command_reference() -> str:
-    """Return a table of the commands, and a section for each: what it does, its usage and its own options."""
+    """Return a table of the commands, one of the options that many have, and a section for each with its own options."""
     listed = list(commands(cli._parser()))
-    rows = [[_link(words), _sentence(parser.description or "")] for words, parser in listed]
-    sections = [_section(words, parser) for words, parser in listed]
-    return "\n\n".join([table(["command", "what it does"], rows), *sections])
+    options = {
+        words: [_row(action) for action in parser._actions if _is_own(action)] for words, parser in listed
+    }
+    rows = [
+        [_link(words) if options[words] else code(" ".join(words)), _sentence(parser.description or "")]
+        for words, parser in listed
+    ]
+    counts = Counter(row for own in options.values() for row in own)
+    shared = [row for row, count in counts.items() if count > MANY]
+    sections = [_section(words, own, shared) for words, own in options.items() if own]
+    shared_table = table(["option of many commands", "meaning"], shared)
+    return "\n\n".join([table(["command", "what it does"], rows), shared_table, *sections])
 
 
 def commands(
@@ -32,14 +43,17 @@ def commands(
         yield words, parser
 
 
-def _section(words: tuple[str, ...], parser: argparse.ArgumentParser) -> str:
-    actions = [action for action in parser._actions if _is_own(action)]
-    usage = " ".join([*words, *map(_usage, actions)])
-    parts = [f"## {' '.join(words)}", f"{_sentence(parser.description or '')}", f"```text\n{usage}\n```"]
-    rows = [[code(_name(action)), (action.help or "").replace("%%", "%")] for action in actions]
-    if rows:
-        parts.append(table(["option", "meaning"], rows))
+def _section(words: tuple[str, ...], own: list[tuple[str, str]], shared: list[tuple[str, str]]) -> str:
+    parts = [f"## {' '.join(words)}"]
+    if rest := [row for row in own if row not in shared]:
+        parts.append(table(["option", "meaning"], rest))
+    if also := [row[0] for row in own if row in shared]:
+        parts.append(f"Also {', '.join(also)}.")
     return "\n\n".join(parts)
+
+
+def _row(action: argparse.Action) -> tuple[str, str]:
+    return code(_name(action)), (action.help or "").replace("%%", "%")
 
 
 def _is_own(action: argparse.Action) -> bool:
@@ -65,13 +79,8 @@ def _value(action: argparse.Action) -> str:
 
 
 def _name(action: argparse.Action) -> str:
-    return " ".join(filter(None, [", ".join(action.option_strings), _value(action)]))
-
-
-def _usage(action: argparse.Action) -> str:
     value = _value(action)
-    if not action.option_strings:
-        repeated = f"{value} ..." if action.nargs in ("*", "+") else value
-        return f"[{repeated}]" if action.nargs in ("?", "*") else repeated
-    text = " ".join(filter(None, [action.option_strings[0], value]))
-    return text if action.required else f"[{text}]"
+    if action.option_strings:
+        return " ".join(filter(None, [", ".join(action.option_strings), value]))
+    repeated = f"{value} ..." if action.nargs in ("*", "+") else value
+    return f"[{repeated}]" if action.nargs in ("?", "*") else repeated
