@@ -11,24 +11,21 @@ from sam3_node.cli import main as cli
 from .tables import code, table
 
 _COMMON = ("help", "profile", argparse.SUPPRESS)
+_Row = tuple[str, str]
 MANY = 4  # commands with the same option, so that it is listed once
 
 
 def command_reference() -> str:
-    """Return a table of the commands, one of the options that many have, and a section for each with its own options."""
+    """Return links to the commands, a table of the options that many have, and a section for each command."""
     listed = list(commands(cli._parser()))
     options = {
         words: [_row(action) for action in parser._actions if _is_own(action)] for words, parser in listed
     }
-    rows = [
-        [_link(words) if options[words] else code(" ".join(words)), _sentence(parser.description or "")]
-        for words, parser in listed
-    ]
     counts = Counter(row for own in options.values() for row in own)
     shared = [row for row, count in counts.items() if count > MANY]
-    sections = [_section(words, own, shared) for words, own in options.items() if own]
-    shared_table = table(["option of many commands", "meaning"], shared)
-    return "\n\n".join([table(["command", "what it does"], rows), shared_table, *sections])
+    links = ", ".join(f"[{' '.join(words[1:])}](#{'-'.join(words)})" for words, _ in listed)
+    sections = [_section(words, parser, options[words], shared) for words, parser in listed]
+    return "\n\n".join([f"{links}.", table(["option of many commands", "meaning"], shared), *sections])
 
 
 def commands(
@@ -43,16 +40,18 @@ def commands(
         yield words, parser
 
 
-def _section(words: tuple[str, ...], own: list[tuple[str, str]], shared: list[tuple[str, str]]) -> str:
-    parts = [f"## {' '.join(words)}"]
+def _section(
+    words: tuple[str, ...], parser: argparse.ArgumentParser, own: list[_Row], shared: list[_Row]
+) -> str:
+    also = [name for name, meaning in own if (name, meaning) in shared]
+    description = (parser.description or "").rstrip(".?")
+    parts = [f"## {' '.join(words)}", f"{description[:1].upper()}{description[1:]}."]
     if rest := [row for row in own if row not in shared]:
         parts.append(table(["option", "meaning"], rest))
-    if also := [row[0] for row in own if row in shared]:
-        parts.append(f"Also {', '.join(also)}.")
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *([f"Also {', '.join(also)}."] if also else [])])
 
 
-def _row(action: argparse.Action) -> tuple[str, str]:
+def _row(action: argparse.Action) -> _Row:
     return code(_name(action)), (action.help or "").replace("%%", "%")
 
 
@@ -60,14 +59,6 @@ def _is_own(action: argparse.Action) -> bool:
     """Return True unless the option is a setting, or is common to all commands."""
     is_setting = "." in action.dest and f"--{action.dest}" in action.option_strings
     return action.dest not in _COMMON and action.help != argparse.SUPPRESS and not is_setting
-
-
-def _link(words: tuple[str, ...]) -> str:
-    return f"[`{' '.join(words)}`](#{'-'.join(words)})"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
 def _value(action: argparse.Action) -> str:
