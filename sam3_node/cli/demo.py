@@ -52,9 +52,7 @@ def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResult
     recording = LabelledClip.load(TABLETOP)
     frames = len(recording) if seconds is None else max(2, round(seconds * recording.fps))
     duration_s = frames / recording.fps
-    print_line(
-        f"demo: {SOURCE} at {recording.fps:.0f} fps for {duration_s:.0f} s; camera and node are processes of their own"
-    )
+    print_line(f"demo: {SOURCE} at {recording.fps:.0f} fps for {duration_s:.0f} s; each part is a process")
     with tempfile.TemporaryDirectory(prefix="sam3-demo-") as folder, Group(echo=print_line) as group:
         frames_endpoint = f"ipc://{folder}/frames"
         masks_endpoint, control_endpoint = _start_node(group, settings, frames_endpoint)
@@ -67,9 +65,7 @@ def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResult
     write_results(out, results)
     print_line(results.table())
     print_line(f"wrote {FILES} to {out}")
-    print_line(
-        "click on objects yourself: launch/start launch/demo.toml, then open the console that it prints"
-    )
+    print_line("click on objects yourself: launch/start launch/demo.toml, then open the page that it prints")
     return results
 
 
@@ -314,25 +310,22 @@ def write_results(out: Path, results: DemoResults) -> None:
         np.linspace(0, len(frames) - 1, min(SHEET_IMAGES, len(frames))).round().astype(int).tolist()
     )
     pictures: list[Image] = []
-    best, best_picture = -1.0, None
+    best = int(np.argmax([results.score(masks) for masks in frames]))
     rate = max(1.0, float(results.summary()["frames_per_s"]))
     with (
         VideoWriter(out / "overlay.mp4", rate) as video,
         RecordingWriter(out / "masks.mcap", overwrite=True) as bag,
     ):
         for number, masks in enumerate(frames):
-            worst = results.score(masks)
             picture = overlay(results.recording.image(masks.seq), masks)
             video.write(picture)
             bag.write_masks(pack_masks(masks, "rle")[1], masks, masks.age_origin_ns)
-            if worst > best:
-                best, best_picture = worst, picture
+            if number == best:
+                write_image(out / "picture.jpg", picture)
             if number in sampled:
                 pictures.append(picture)
     captions = [f"frame {frames[number].seq}: {_list_objects(frames[number])}" for number in sorted(sampled)]
     write_image(out / "contact.png", contact_sheet(pictures, captions, SHEET_COLUMNS))
-    if best_picture is not None:
-        write_image(out / "picture.jpg", best_picture)
     write_output(out / "summary.json", json.dumps(results.summary(), indent=2).encode() + b"\n")
 
 

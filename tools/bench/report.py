@@ -1,7 +1,6 @@
-"""Write docs/benchmarks.md and its plots from the JSON files in tools/bench/results, or print one benchmark.
+"""Write docs/benchmarks.md and its plots from the JSON files in tools/bench/results.
 
-python -m tools.bench.report                 write the page
-python -m tools.bench.report latency-step    print all figures of a benchmark, with commands, dates and machines
+`python -m tools.bench.report latency-step` prints all figures of a benchmark instead, with commands and machines.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ The figures that matter most. All are from two CPU cores; none is from a GPU. Ea
 the command that measures it again, the date, the machine and its load. `python -m tools.bench.report latency-step`
 prints all figures of a benchmark.
 
-`python -m tools.bench.report` writes this page and its plots; do not edit it by hand. To renew a figure, run its
-command with `--json tools/bench/results/NAME.json`, then write the page again.
+`python -m tools.bench.report` writes this page. To renew a figure, run its command with `--json
+tools/bench/results/NAME.json`, then write the page again.
 
 A value with a range is a median with the minimum and maximum over that number of runs. A ratio has the unit x; it
 comes from paired runs, in which both sides alternate on the same machine.
@@ -130,31 +129,27 @@ PLOTS = (
     Plot(
         "bench-latency-by-rate.png",
         "Age of a frame at the start of its step by the camera's rate",
-        """**Latency by rate.** Age of a frame when its step begins, by the camera's rate: nano, 4 objects, drawn scene.
-A camera faster than the node does not make frames older (`latency-age`).""",
+        "**Latency by rate.** Age of a frame when its step begins: nano, 4 objects, drawn scene (`latency-age`).",
         plot_latency,
     ),
     Plot(
         "bench-scaling-by-objects.png",
         "Time of a step by the number of objects",
         """**Scaling by objects.** Time of a step in float32, median with minimum and maximum of five runs, beside
-transformers' streaming inference on the same frames. `small` is a tracker of SAM 3's class with 4.5 M parameters
-(`latency-step`).""",
+transformers on the same frames. `small` is a tracker of SAM 3's class with 4.5 M parameters (`latency-step`).""",
         plot_scaling,
     ),
     Plot(
         "bench-risk-coverage.png",
         "Share of wrong masks by the share of masks that are kept",
         """**Risk and coverage.** Share of masks with an IoU below 0.5 if the surest 50, 65 or 80 % of masks are kept,
-by the calibrated confidence and by the decoder's score alone. The cross is the target, 5 % wrong at 65 %
-(`accuracy-doubt`).""",
+by the confidence and by the decoder's score alone. The cross is the target (`accuracy-doubt`).""",
         plot_risk,
     ),
     Plot(
         "bench-memory.png",
         "Memory of the node over half an hour",
-        """**Memory over time.** Resident memory of a node with a fault each minute. It falls where the node has just
-been killed and started again (`soak`).""",
+        "**Memory over time.** Resident memory of a node with a fault each minute; it falls at restarts (`soak`).",
         plot_memory,
     ),
 )
