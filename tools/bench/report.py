@@ -184,11 +184,7 @@ def format_overview(results: Results) -> str:
         sections.append(f"## {title}\n\n{table(('figure', 'value', 'target'), rows)}\n")
     sections.append("## Plots\n")
     sections += [f"![{plot.title}](images/{plot.name})\n\n{plot.caption}\n" for plot in PLOTS]
-    groups: dict[str, set[str]] = {}
-    for record in (record for records in results.values() for record in records):
-        groups.setdefault(record["group"], set()).add(name_bench(record))
-    names = [*(name for group in GROUPS for name in sorted(groups[group] - {ASSERTED})), ASSERTED]
-    sections.append(f"## All benchmarks\n\n{', '.join(map(code, names))}.\n")
+    sections.append(f"## All benchmarks\n\n{', '.join(map(code, format_pages(results)))}.\n")
     return "\n".join(sections)
 
 
