@@ -8,29 +8,18 @@ from typing import Any
 
 import pytest
 
+from tools.bench import report
 from tools.bench.common import ROOT, Figures, Record, make_parser, percentile, spread_text
-from tools.bench.report import (
-    DOCS,
-    GROUPS,
-    HEADLINES,
-    PLOTS,
-    format_overview,
-    format_pages,
-    format_value,
-    main,
-    name_bench,
-    read_results,
-)
 
 FIELDS = {"figure", "value", "unit", "group", "command", "machine", "date"}
-RESULTS = read_results()
+RESULTS = report.read_results()
 RECORDS = [record for records in RESULTS.values() for record in records]
-PAGES = format_pages(RESULTS)
-OVERVIEW = format_overview(RESULTS)
+PAGES = report.format_pages(RESULTS)
+OVERVIEW = report.format_overview(RESULTS)
 
 
 def test_the_committed_page_is_what_the_generator_writes() -> None:
-    assert (DOCS / "benchmarks.md").read_text() == OVERVIEW
+    assert (report.DOCS / "benchmarks.md").read_text() == OVERVIEW
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -38,7 +27,7 @@ def test_every_benchmark_is_listed_and_printed(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["report", name])
-    main()
+    report.main()
     assert capsys.readouterr().out == f"{PAGES[name]}\n"
     assert f"`{name}`" in OVERVIEW
 
@@ -46,14 +35,14 @@ def test_every_benchmark_is_listed_and_printed(
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: str(record["figure"])[:60])
 def test_every_record_is_complete_and_printed(record: Record) -> None:
     assert record.keys() >= FIELDS
-    assert record["group"] in GROUPS
+    assert record["group"] in report.GROUPS
     assert str(ROOT) not in json.dumps(record)
     if "versions" in record:
         assert {"python", "torch", "transformers", "numpy", "opencv", "pyzmq", "sam3_node"} <= set(
             record["versions"]
         )
         assert {"cpu", "cores", "load_average", "avx512", "amx", "memory_gb"} <= set(record["machine"])
-    page = PAGES[name_bench(record)]
+    page = PAGES[report.name_bench(record)]
     assert record["figure"] in page
     assert record["command"] in page
 
@@ -68,20 +57,20 @@ def test_every_benchmark_named_by_a_command_exists(command: str) -> None:
 
 
 def test_every_group_has_a_figure_measured_by_this_version() -> None:
-    assert {record["group"] for record in RECORDS if "versions" in record} == set(GROUPS)
+    assert {record["group"] for record in RECORDS if "versions" in record} == set(report.GROUPS)
 
 
 def test_the_first_page_has_about_25_figures_and_four_plots() -> None:
-    assert 20 <= sum(map(len, HEADLINES.values())) <= 30
-    assert len(PLOTS) == 4
+    assert 20 <= sum(map(len, report.HEADLINES.values())) <= 30
+    assert len(report.PLOTS) == 4
 
 
-@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.name)
+@pytest.mark.parametrize("plot", report.PLOTS, ids=lambda plot: plot.name)
 def test_a_plot_is_drawn_from_the_results(plot: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot.write(RESULTS, tmp_path / plot.name)
     assert (tmp_path / plot.name).stat().st_size > 1000
-    assert (DOCS / "images" / plot.name).is_file()
+    assert (report.DOCS / "images" / plot.name).is_file()
 
 
 def test_figures_keep_the_spread_and_put_ratios_first(tmp_path: Path) -> None:
@@ -124,7 +113,7 @@ def test_the_parser_has_runs_only_where_a_benchmark_compares() -> None:
     ],
 )
 def test_a_value_is_shown_with_its_spread(record: Record, text: str) -> None:
-    assert format_value(record) == text
+    assert report.format_value(record) == text
 
 
 def test_statistics() -> None:
