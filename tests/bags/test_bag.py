@@ -46,9 +46,9 @@ from tests.support.mcap_files import (
     write_protobuf,
     write_ros2,
 )
-from tests.support.recordings import frame_at, write_earlier_layout, write_recording
+from tests.support.recordings import frame_at, write_recording
 from tests.support.refuses import refuses
-from tests.support.wire_examples import masks, plain
+from tests.support.wire_examples import masks
 
 FAST = CameraSettings(fps=1000)
 
@@ -141,28 +141,21 @@ def test_the_bundled_recording_is_a_bag() -> None:
 
 def test_our_own_recordings_come_back_as_they_were(tmp_path: Path) -> None:
     expected = [frame_at(0), frame_at(0, "left"), frame_at(1), frame_at(1, "left")]
-    write_earlier_layout(tmp_path / "earlier.mcap", expected)
-    record(tmp_path / "recorded.mcap", expected)
-    assert [plain(frame) for frame in read(tmp_path / "earlier.mcap")[0]] == [
-        plain(frame) for frame in expected
+    path = tmp_path / "recorded.mcap"
+    record(path, expected)
+    assert open_bag(path).cameras == ("table", "left")
+    frames, lost = read(path)
+    assert [(frame.camera, frame.seq, frame.colour, frame.times) for frame in frames] == [
+        (frame.camera, frame.seq, frame.colour, frame.times) for frame in expected
     ]
-    for path, topic in (
-        (tmp_path / "earlier.mcap", "frame/left"),
-        (tmp_path / "recorded.mcap", "/left/image"),
-    ):
-        assert open_bag(path).cameras == ("table", "left")
-        frames, lost = read(path)
-        assert [(frame.camera, frame.seq, frame.colour, frame.times) for frame in frames] == [
-            (frame.camera, frame.seq, frame.colour, frame.times) for frame in expected
-        ]
-        assert lost is None
-        for wanted in ("left", topic):
-            assert {frame.camera for frame in read(path, [wanted])[0]} == {"left"}
-        with refuses(BagError, field=("table", "left")):
-            open_bag(path, ["right"])
+    assert lost is None
+    for wanted in ("left", "/left/image"):
+        assert {frame.camera for frame in read(path, [wanted])[0]} == {"left"}
+    with refuses(BagError, field=("table", "left")):
+        open_bag(path, ["right"])
 
 
-@pytest.mark.parametrize("write", [write_recording, write_earlier_layout, record])
+@pytest.mark.parametrize("write", [write_recording, record])
 def test_splits_of_a_recording_are_one_bag(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
     for split in (0, 2, 10):
         write(tmp_path / f"run_{split}.mcap", [frame_at(seq) for seq in range(3 * split, 3 * split + 3)])
@@ -173,7 +166,7 @@ def test_splits_of_a_recording_are_one_bag(tmp_path: Path, write) -> None:  # ty
     assert lost is None
 
 
-@pytest.mark.parametrize("write", [write_recording, write_earlier_layout, record])
+@pytest.mark.parametrize("write", [write_recording, record])
 def test_a_damaged_split_costs_only_its_own_end(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
     large = cv2.imencode(".png", np.random.default_rng(0).integers(0, 255, (480, 640, 3), np.uint8))[
         1
@@ -196,10 +189,10 @@ def test_a_damaged_split_costs_only_its_own_end(tmp_path: Path, write) -> None: 
     assert "run_1.mcap" not in str(lost)
 
 
-@pytest.mark.parametrize("write", [write_recording, write_earlier_layout, record, *WRITERS.values()])
+@pytest.mark.parametrize("write", [write_recording, record, *WRITERS.values()])
 def test_a_recording_cut_anywhere_never_raises_once_it_is_open(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "cut.mcap"
-    own = write in (write_recording, write_earlier_layout, record)
+    own = write in (write_recording, record)
     write(path, [frame_at(seq) for seq in range(6)] if own else rgbd(6))
     data, opened = path.read_bytes(), 0
     for length in np.random.default_rng(2).integers(0, len(data), 25):
@@ -278,7 +271,7 @@ def test_a_closed_bag_ends_its_iteration(tmp_path: Path) -> None:
 
 
 def test_a_recording_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    for write in (write_recording, write_earlier_layout, lambda path: write_json(path, rgbd(2))):
+    for write in (write_recording, lambda path: write_json(path, rgbd(2))):
         bag = open_bag(write(tmp_path / "gone.mcap"))
         (tmp_path / "gone.mcap").unlink()
         with pytest.raises(BagError, match="cannot read"):

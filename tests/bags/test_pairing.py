@@ -33,7 +33,7 @@ def depth(at_ms: int, logged_ms: int | None = None, size: tuple[int, int] = (8, 
 
 
 def info(at_ms: int, lens: Intrinsics = LENS) -> Sample:
-    return Sample("/table/info", T0 + at_ms * MS, T0 + at_ms * MS, lens)
+    return Sample("/table/info", T0 + at_ms * MS, T0 + at_ms * MS, CameraInfo(lens))
 
 
 def pair_frames(samples: Iterable[Sample], *cameras: Camera) -> list[Frame]:
@@ -170,7 +170,7 @@ def test_stamps_that_are_not_of_unix_time_are_of_the_device() -> None:
 
 
 def test_samples_of_no_camera_are_left_out() -> None:
-    assert not pair_frames([Sample("/other", T0, T0, LENS), info(0), depth(0)])
+    assert not pair_frames([Sample("/other", T0, T0, CameraInfo(LENS)), info(0), depth(0)])
 
 
 def test_the_tolerance_follows_the_shorter_period() -> None:

@@ -33,7 +33,6 @@ from sam3_node.bags.formats.rosbag import RosBag
 from sam3_node.bags.formats.video import VideoBag
 from sam3_node.bags.samples import CameraInfo, Sample, SampleReader
 from sam3_node.errors import BagError
-from sam3_node.types import Intrinsics
 from tests.support import ros_recordings as ros
 from tests.support.damaged_recordings import write_images, write_tum
 from tests.support.hdf5_files import make_pictures, write_aloha, write_robomimic
@@ -120,7 +119,7 @@ def path(format_: Format, tmp_path: Path) -> Path:
 
 def describe(sample: Sample) -> Key:
     payload = sample.payload
-    if not isinstance(payload, CameraInfo | Intrinsics):
+    if not isinstance(payload, CameraInfo):
         payload = zlib.crc32(payload.data)  # type: ignore[assignment]
     return sample.topic, sample.stamp_ns, sample.logged_ns, payload
 

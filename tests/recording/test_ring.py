@@ -96,7 +96,7 @@ def test_without_a_trigger_nothing_is_written(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     settings = settings_for(tmp_path, ring_s=5, out=tmp_path / "file/r.mcap")
-    with refuses(OutputError, field="write"):
+    with refuses(OutputError, field="file"):
         run_record(settings, threading.Event())
 
 

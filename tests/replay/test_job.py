@@ -45,13 +45,6 @@ def full_job() -> Job:
     )
 
 
-def test_a_job_comes_back_from_json() -> None:
-    job = full_job()
-    assert Job.from_json(job.to_json()) == job
-    recorded = Job(("a",), "b", "as-recorded", allow_gaps=True)
-    assert Job.from_json(recorded.to_json()) == recorded
-
-
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -69,21 +62,6 @@ def test_a_job_comes_back_from_json() -> None:
 def test_an_invalid_job_is_an_error(change: dict[str, Any], told: str | tuple[str, ...]) -> None:
     with refuses(ReplayError, field=told):
         replace(full_job(), **change)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("{", ("job", "JSON")),
-        ("[]", "job"),
-        ('{"bags": ["a"], "out": "b", "speed": 2}', "job"),
-        ('{"bags": ["a"], "out": "b", "objects": [{"label": "x"}]}', ("box", "mask")),
-        ('{"bags": ["a"], "out": "b", "objects": [3]}', "object"),
-    ],
-)
-def test_json_that_is_no_job_is_refused(text: str, told: str | tuple[str, ...]) -> None:
-    with refuses(ReplayError, field=told):
-        Job.from_json(text)
 
 
 def test_several_recordings_are_a_job_each_in_a_folder_of_its_own() -> None:

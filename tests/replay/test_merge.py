@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sam3_node.errors import ReplayError
-from sam3_node.replay.second_pass import merge, reverse_shards
+from sam3_node.replay.second_pass import merge
 from sam3_node.types import Instance, Mask, MaskFrame
 
 DOUBT = 0.5
@@ -111,16 +111,3 @@ def test_frames_are_read_only_as_needed() -> None:
     for _ in range(10):
         next(merged)
     assert len(read) <= 11
-
-
-def test_shards_of_a_backward_pass_are_reversed() -> None:
-    read: list[int] = []
-
-    def part(first: int, last: int) -> list[MaskFrame]:
-        read.append(first)
-        return list(passes(range(first, last, -1), {1: 0.5}, ""))
-
-    turning = reverse_shards([lambda: part(9, 5), lambda: part(5, 2), lambda: part(2, -1)])
-    assert next(turning).seq == 0
-    assert read == [2]
-    assert [masks.seq for masks in turning] == list(range(1, 10))

@@ -52,8 +52,8 @@ def whole(bag: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job
 
 
-def work(text: str, begun: Any) -> None:
-    run_job(Job.from_json(text), progress=lambda *_: begun.set(), limits=LIMITS)
+def work(job: Job, begun: Any) -> None:
+    run_job(job, progress=lambda *_: begun.set(), limits=LIMITS)
 
 
 def outputs_of(job: Job) -> dict[str, str]:
@@ -82,7 +82,7 @@ def test_killed_replays_end_with_the_same_results(bag: Path, whole: Job, tmp_pat
         if job is whole or is_finished(job):
             job = Job(whole.bags, str(tmp_path / str(kills)), "as-recorded", outputs=OUTPUTS)
         begun = processes.Event()
-        process = processes.Process(target=work, args=(job.to_json(), begun))
+        process = processes.Process(target=work, args=(job, begun))
         process.start()
         begun.wait(60)
         process.join(moments.uniform(0.0, 1.0) if kills < KILLS else None)

@@ -40,6 +40,14 @@ def test_masks_come_back_in_order(store: FolderStore) -> None:
     assert parts.checkpoint() == b"state 2"
 
 
+def test_shards_of_a_backward_pass_are_reversed(store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    turning, names = fill(store, 3).masks_backward(), list[str]()
+    monkeypatch.setattr(store, "read", lambda name: names.append(name) or FolderStore.read(store, name))
+    assert next(turning).seq == 5
+    assert names == ["parts/000002.masks"]
+    assert [masks.seq for masks in turning] == [4, 3, 2, 1, 0]
+
+
 def test_only_the_last_state_is_kept(store: FolderStore) -> None:
     parts = fill(store, 3)
     states = [name for name in store.names() if name.endswith(".state")]

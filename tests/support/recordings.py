@@ -10,7 +10,7 @@ import numpy as np
 
 from sam3_node.bags import Pose, RecordingWriter
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
-from sam3_node.wire import encode_depth, pack, pack_frame, unpack
+from sam3_node.wire import encode_depth
 
 SIZE = (48, 64)
 INTRINSICS = Intrinsics(60.0, 61.0, 31.5, 23.5)
@@ -66,12 +66,6 @@ def write_recording(path: Path, frames: int | Sequence[Frame] = 5) -> Path:
     return path
 
 
-def write_earlier_layout(path: Path, frames: int | Sequence[Frame] = 5) -> Path:
-    """Write these frames, or that many, as versions before the common layout did."""
-    frames = [frame_at(seq) for seq in range(frames)] if isinstance(frames, int) else frames
-    return write_messages(path, *((f"frame/{frame.camera}", pack_frame_message(frame)) for frame in frames))
-
-
 def write_messages(path: Path, *messages: tuple[str, bytes]) -> Path:
     """Write messages of msgpack, topic and body, without a layout record."""
     from mcap.writer import CompressionType, Writer
@@ -86,10 +80,3 @@ def write_messages(path: Path, *messages: tuple[str, bytes]) -> Path:
             writer.add_message(channels[topic], seq, body, seq, seq)
         writer.finish()
     return path
-
-
-def pack_frame_message(frame: Frame) -> bytes:
-    """Return a frame as the earlier layout has it: header and pixels in one map."""
-    _, header, *pixels = pack_frame(frame)
-    body = {"header": unpack(header, what="frame"), **dict(zip(("colour", "depth"), pixels, strict=False))}
-    return bytes(pack(body))

@@ -229,7 +229,7 @@ def test_encrypted_requests_count_as_read(keys: Keys) -> None:
         control = serve(stack, keys.machine("node", "node"))
         client = stack.enter_context(ControlClient(control.endpoint, 5000, keys.machine("p", "policy")))
         client.call("status")
-        guard = control._bound._guard
+        guard = control._bound.guard
         wait_until(lambda: any(found.received for found in guard._connections.values()))
         (connection,) = guard._connections.values()
         before, handshake = connection.received, connection.unread
@@ -294,7 +294,7 @@ def test_a_refused_peer_that_leaves_is_not_taken_for_one_that_was_connected(keys
         wait_until(lambda: reader.connected)
         with MaskSubscriber(masks.endpoint, security=keys.stranger("x", "operator")) as stranger:
             wait_until(lambda: stranger.refusals)
-        wait_until(lambda: masks._bound._guard.count_connections() == 1)
+        wait_until(lambda: masks._bound.guard.count_connections() == 1)
         assert masks.wait_for_peer(0)
 
 

@@ -43,7 +43,7 @@ def test_a_request_in_flight_when_another_key_is_revoked(tmp_path: Path, scheme:
         ControlClient(server.endpoint, PATIENT_MS, keys.machine("watcher", "watcher")),
         ThreadPoolExecutor(1) as thread,
     ):
-        authenticator = server._bound._authenticator
+        authenticator = server._bound.authenticator
         assert authenticator is not None
         wait_until(lambda: len(authenticator._admitted) == 2, 60)
         call = thread.submit(client.call, op)

@@ -141,7 +141,7 @@ def test_connections_beyond_the_limit_are_cut_off(monkeypatch: pytest.MonkeyPatc
         with contextlib.suppress(ConnectionResetError):
             while extra.recv(100):
                 pass
-        wait_until(lambda: server._bound._guard.cut_off == 1)
+        wait_until(lambda: server._bound.guard.cut_off == 1)
 
 
 OLD_GREETINGS = {
@@ -163,7 +163,7 @@ def test_strangers_of_old_protocols_do_not_make_a_peer_uncounted(greeting: bytes
                 with contextlib.suppress(ConnectionResetError):
                     while stranger.recv(1000):
                         pass
-        guard = camera._bound._guard
+        guard = camera._bound.guard
         wait_until(lambda: guard.count_connections() == 1)
         assert camera.wait_for_peer(0)
         reader.close()
