@@ -52,7 +52,7 @@ def test_every_profile_validates_and_names_processes(profile: Path) -> None:
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
 def test_every_profile_is_in_the_tables_of_profiles(profile: Path) -> None:
     assert f"| `{profile.name}` |" in (LAUNCH / "README.md").read_text()
-    assert f"| `launch/{profile.name}` |" in (ROOT / "docs" / "running.md").read_text()
+    assert f"| `launch/{profile.name}` |" in (ROOT / "docs" / "profiles.md").read_text()
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
@@ -119,7 +119,7 @@ def test_every_unit_is_watched_bounded_and_started_again(unit: Path) -> None:
 
 def test_the_unit_may_write_the_snapshot_that_the_docs_name() -> None:
     service = read_unit(LAUNCH / "systemd" / "sam3-node.service")["Service"]
-    (path,) = re.findall(r'^path = "(/run/\S+)"', (ROOT / "docs/running.md").read_text(), re.MULTILINE)
+    (path,) = re.findall(r'^path = "(/run/\S+)"', (ROOT / "docs/hand-over.md").read_text(), re.MULTILINE)
     assert Path(path).parent == Path("/run", service["RuntimeDirectory"])
     assert service["RuntimeDirectoryPreserve"] == "yes", "a restart would delete it"
 

@@ -2,8 +2,8 @@
 
 It prompts for the objects by their names in the recording. After some seconds it adds the missing objects by boxes, as
 soon as they are in view. If the node has no detector, it adds all objects by boxes. The boxes come from the true masks
-of the recording, on the frame of the latest message. The results are a table, a video, a contact sheet, a bag and a
-summary.
+of the recording, on the frame of the latest message. The results are a table, a video, a contact sheet, a picture of
+the best frame, a bag and a summary.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ MIN_PIXELS, MIN_FRACTION = 150, 0.25  # of an object in view
 MAX_SLOWDOWN = 3.0
 NAME_SEARCH_S = 3.0  # before objects without a detection are added by boxes
 SHEET_IMAGES, SHEET_COLUMNS = 9, 3
+FILES = "overlay.mp4, contact.png, picture.jpg, masks.mcap and summary.json"
 
 
 def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResults:
-    """Run for `seconds` (None: the recording once). Write overlay.mp4, contact.png, masks.mcap and summary.json.
+    """Run for `seconds` (None: the recording once), and write the FILES.
 
-    The files are written to the folder `out`. `settings` names model, tracker and detector. Raises ProcessError,
+    They are written to the folder `out`. `settings` names model, tracker and detector. Raises ProcessError,
     with the last lines of output, when a process ends or no masks arrive; OutputError when `out` cannot be written; and
     BagError for a damaged recording.
     """
@@ -51,9 +52,7 @@ def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResult
     recording = LabelledClip.load(TABLETOP)
     frames = len(recording) if seconds is None else max(2, round(seconds * recording.fps))
     duration_s = frames / recording.fps
-    print_line(
-        f"demo: {SOURCE} at {recording.fps:.0f} fps for {duration_s:.0f} s; camera and node are processes of their own"
-    )
+    print_line(f"demo: {SOURCE} at {recording.fps:.0f} fps for {duration_s:.0f} s; each part is a process")
     with tempfile.TemporaryDirectory(prefix="sam3-demo-") as folder, Group(echo=print_line) as group:
         frames_endpoint = f"ipc://{folder}/frames"
         masks_endpoint, control_endpoint = _start_node(group, settings, frames_endpoint)
@@ -65,10 +64,8 @@ def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResult
     print_line("drawing the results ...")
     write_results(out, results)
     print_line(results.table())
-    print_line(f"wrote overlay.mp4, contact.png, masks.mcap and summary.json to {out}")
-    print_line(
-        "click on objects yourself: launch/start launch/demo.toml, then open the console that it prints"
-    )
+    print_line(f"wrote {FILES} to {out}")
+    print_line("click on objects yourself: launch/start launch/demo.toml, then open the page that it prints")
     return results
 
 
@@ -236,16 +233,19 @@ class DemoResults:
         """Ids of all tracked objects."""
         return sorted({instance.id for masks in self.frames for instance in masks.instances})
 
-    def score(self, masks: MaskFrame) -> None:
+    def score(self, masks: MaskFrame) -> float:
         """Compute the IoU with the truth of each object that is in view and was prompted on an earlier frame.
 
-        An object without a mask scores 0.
+        An object without a mask scores 0. Returns the lowest IoU, or 0 if not every object of the recording has one.
         """
+        ious: dict[int, float] = {}
         predicted = {self.truth_ids.get(instance.id): instance.mask for instance in masks.instances}
         for truth, inside in self.recording.truth(masks.seq).items():
             if masks.seq > self.prompted_at.get(truth, masks.seq):
                 mask = predicted[truth].full() if truth in predicted else np.zeros_like(inside)
-                self.ious[truth].append(float((mask & inside).sum() / (mask | inside).sum()))
+                ious[truth] = float((mask & inside).sum() / (mask | inside).sum())
+                self.ious[truth].append(ious[truth])
+        return min(ious.values()) if ious.keys() == self.recording.labels.keys() else 0.0
 
     def summary(self) -> dict[str, Any]:
         """Return the figures. Each IoU is the mean over the frames on which the object is in view."""
@@ -301,25 +301,27 @@ class DemoResults:
 
 
 def write_results(out: Path, results: DemoResults) -> None:
-    """Score the masks and write overlay.mp4, contact.png, masks.mcap and summary.json to the folder `out`.
+    """Score the masks and write the FILES to the folder `out`.
 
-    Raises OutputError when that folder cannot be written.
+    The picture is the frame whose worst mask is the best. Raises OutputError when that folder cannot be written.
     """
     frames = results.frames
     sampled = set(
         np.linspace(0, len(frames) - 1, min(SHEET_IMAGES, len(frames))).round().astype(int).tolist()
     )
     pictures: list[Image] = []
+    best = int(np.argmax([results.score(masks) for masks in frames]))
     rate = max(1.0, float(results.summary()["frames_per_s"]))
     with (
         VideoWriter(out / "overlay.mp4", rate) as video,
         RecordingWriter(out / "masks.mcap", overwrite=True) as bag,
     ):
         for number, masks in enumerate(frames):
-            results.score(masks)
             picture = overlay(results.recording.image(masks.seq), masks)
             video.write(picture)
             bag.write_masks(pack_masks(masks, "rle")[1], masks, masks.age_origin_ns)
+            if number == best:
+                write_image(out / "picture.jpg", picture)
             if number in sampled:
                 pictures.append(picture)
     captions = [f"frame {frames[number].seq}: {_list_objects(frames[number])}" for number in sorted(sampled)]

@@ -13,10 +13,11 @@ import pytest
 
 from sam3_node.bags import LabelledClip, read_masks
 from sam3_node.cameras.playback import TABLETOP
-from sam3_node.cli.demo import BoxPrompter, DemoResults, make_environment, run_demo
+from sam3_node.cli.demo import BoxPrompter, DemoResults, make_environment, run_demo, write_results
 from sam3_node.errors import ProcessError
 from sam3_node.settings import ModelSettings, load_settings
 from sam3_node.types import Instance, Mask, MaskFrame
+from sam3_node.visualization import overlay
 from tests.support.node_rig import Rig, masks_where
 from tests.support.recordings import write_recording
 from tests.support.refuses import refuses
@@ -39,12 +40,20 @@ def make_results(folder: Path, shift: int) -> DemoResults:
 @pytest.mark.parametrize(("shift", "expected"), [(0, 1.0), (5, 0.5), (15, 0.0)])
 def test_masks_are_scored_against_the_recording(tmp_path: Path, shift: int, expected: float) -> None:
     results = make_results(tmp_path, shift)
-    for masks in results.frames:
-        results.score(masks)
+    assert [results.score(masks) for masks in results.frames] == pytest.approx([expected, expected])
     figures = results.summary()
     assert figures["mean_iou"] == pytest.approx(expected)
     assert (figures["frames"], figures["ids"], figures["frames_per_s"]) == (2, [11, 12], 1.0)
     assert figures["age_p50_ms"] == pytest.approx(30.0)
+
+
+def test_the_picture_is_the_frame_whose_worst_mask_is_the_best(tmp_path: Path) -> None:
+    good, bad = make_results(tmp_path, 0), make_results(tmp_path, 5).frames
+    good.frames = [bad[0], good.frames[1], bad[1]]
+    write_results(tmp_path, good)
+    picture = cv2.imread(str(tmp_path / "picture.jpg")).astype(int)
+    drawn = [overlay(good.recording.image(masks.seq), masks) for masks in good.frames]
+    assert np.argmin([np.abs(picture - image).mean() for image in drawn]) == 1
 
 
 def test_processes_get_the_settings_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +106,7 @@ def test_it_runs_real_processes_and_writes_its_results(
     assert len(bag) == figures["frames"]
     assert all(later.seq > earlier.seq for earlier, later in itertools.pairwise(bag))
     assert cv2.VideoCapture(str(tmp_path / "overlay.mp4")).read()[0]
-    assert cv2.imread(str(tmp_path / "contact.png")) is not None
+    assert all(cv2.imread(str(tmp_path / name)) is not None for name in ("contact.png", "picture.jpg"))
     assert "camera | camera cam0 publishing on ipc://" in printed
     assert "mean IoU" in printed
     assert set(psutil.Process().children()) <= before

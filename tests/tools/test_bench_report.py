@@ -8,44 +8,41 @@ from typing import Any
 
 import pytest
 
+from tools.bench import report
 from tools.bench.common import ROOT, Figures, Record, make_parser, percentile, spread_text
-from tools.bench.report import (
-    DOCS,
-    GROUPS,
-    HEADLINES,
-    PLOTS,
-    format_pages,
-    format_value,
-    name_bench,
-    read_results,
-)
 
 FIELDS = {"figure", "value", "unit", "group", "command", "machine", "date"}
-RESULTS = read_results()
+RESULTS = report.read_results()
 RECORDS = [record for records in RESULTS.values() for record in records]
-PAGES = format_pages(RESULTS)
+PAGES = report.format_pages(RESULTS)
+OVERVIEW = report.format_overview(RESULTS)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=str)
-def test_a_committed_page_is_what_the_generator_writes(page: Path) -> None:
-    assert (DOCS / page).read_text() == PAGES[page]
+def test_the_committed_page_is_what_the_generator_writes() -> None:
+    assert (report.DOCS / "benchmarks.md").read_text() == OVERVIEW
 
 
-def test_no_page_of_a_former_benchmark_is_left() -> None:
-    assert {path.relative_to(DOCS) for path in (DOCS / "benchmarks").iterdir()} < PAGES.keys()
+@pytest.mark.parametrize("name", PAGES)
+def test_every_benchmark_is_listed_and_printed(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["report", name])
+    report.main()
+    assert capsys.readouterr().out == f"{PAGES[name]}\n"
+    assert f"`{name}`" in OVERVIEW
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: str(record["figure"])[:60])
-def test_every_record_is_complete_and_on_its_page(record: Record) -> None:
+def test_every_record_is_complete_and_printed(record: Record) -> None:
     assert record.keys() >= FIELDS
-    assert record["group"] in GROUPS
+    assert record["group"] in report.GROUPS
     assert str(ROOT) not in json.dumps(record)
     if "versions" in record:
         assert {"python", "torch", "transformers", "numpy", "opencv", "pyzmq", "sam3_node"} <= set(
             record["versions"]
         )
         assert {"cpu", "cores", "load_average", "avx512", "amx", "memory_gb"} <= set(record["machine"])
-    page = PAGES[Path(f"benchmarks/{name_bench(record)}.md")]
+    page = PAGES[report.name_bench(record)]
     assert record["figure"] in page
     assert record["command"] in page
 
@@ -60,20 +57,20 @@ def test_every_benchmark_named_by_a_command_exists(command: str) -> None:
 
 
 def test_every_group_has_a_figure_measured_by_this_version() -> None:
-    assert {record["group"] for record in RECORDS if "versions" in record} == set(GROUPS)
+    assert {record["group"] for record in RECORDS if "versions" in record} == set(report.GROUPS)
 
 
 def test_the_first_page_has_about_25_figures_and_five_plots() -> None:
-    assert 20 <= sum(map(len, HEADLINES.values())) <= 30
-    assert len(PLOTS) == 5
+    assert 20 <= sum(map(len, report.HEADLINES.values())) <= 30
+    assert len(report.PLOTS) == 5
 
 
-@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.name)
+@pytest.mark.parametrize("plot", report.PLOTS, ids=lambda plot: plot.name)
 def test_a_plot_is_drawn_from_the_results(plot: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot.write(RESULTS, tmp_path / plot.name)
     assert (tmp_path / plot.name).stat().st_size > 1000
-    assert (DOCS / "images" / plot.name).is_file()
+    assert (report.DOCS / "images" / plot.name).is_file()
 
 
 def test_figures_keep_the_spread_and_put_ratios_first(tmp_path: Path) -> None:
@@ -116,7 +113,7 @@ def test_the_parser_has_runs_only_where_a_benchmark_compares() -> None:
     ],
 )
 def test_a_value_is_shown_with_its_spread(record: Record, text: str) -> None:
-    assert format_value(record) == text
+    assert report.format_value(record) == text
 
 
 def test_statistics() -> None:

@@ -17,7 +17,6 @@ from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import TrackerSettings
 from sam3_node.types import Frame, Mask
-from tests.support.paths import ROOT
 from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 from tools.bench.accuracy import vos
@@ -29,7 +28,6 @@ from tools.vos.followers import COMPARED, Masks, Setting, interior_point, make_p
 from tools.vos.metrics import Bools, MaskScore, OcclusionCount, count, hidden_runs, is_recovered, occlusions
 from tools.vos.sequences import UNKNOWN, LabelledSequence, TrueFrame, open_sequences
 
-CHECKOUT = ROOT
 HEIGHT, WIDTH, SIDE = 60, 80, 20
 IN_VIEW, LARGE, FRAMES = 6, 8, 40
 OUT_OF_VIEW = range(12, 24)

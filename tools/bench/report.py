@@ -1,6 +1,6 @@
-"""Write docs/benchmarks.md, its plots, and a page for each benchmark, from the JSON files in tools/bench/results.
+"""Write docs/benchmarks.md and its plots from the JSON files in tools/bench/results.
 
-python -m tools.bench.report
+`python -m tools.bench.report latency-step` prints all figures of a benchmark instead, with commands and machines.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ import ast
 import json
 import re
 import tomllib
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 from tools.bench.common import RESULTS, ROOT, Record, format_value
 from tools.command import new_parser
-from tools.docs.tables import table
+from tools.docs.tables import code, table
 from tools.plots import draw
 
 Results = dict[str, list[Record]]
@@ -25,22 +24,17 @@ COVERAGES = (50, 65, 80)
 HEADLINES: dict[str, list[list[str]]] = tomllib.loads(Path(__file__).with_name("headlines.toml").read_text())
 """Sections of the page: for each line its text, the result file and the figure."""
 DOCS = ROOT / "docs"
-GROUPS = {
-    "latency": "Latency and memory of the node",
-    "accuracy": "Accuracy",
-    "engines": "Engines and precisions",
-    "replay": "Replay",
-}
+GROUPS = ("latency", "accuracy", "engines", "replay")
 ASSERTED = "tests"
 """Page of the figures that no benchmark measures: tests assert them, or they follow by arithmetic."""
 HEADING = """# Benchmarks
 
-The figures that matter most. All are from two CPU cores; none is from a GPU. Each name links to the page of its
-benchmark, which has all its figures, the command that measures them again, the date, the machine and its load.
+The figures that matter most. All are from two CPU cores; none is from a GPU. Each name links to the file of its result:
+the command that measures it again, the date, the machine and its load. `python -m tools.bench.report latency-step`
+prints all figures of a benchmark.
 
-`python -m tools.bench.report` writes this page, its plots and the pages below it from the JSON files in
-`tools/bench/results`; do not edit them by hand. To renew a figure, run its command with `--json
-tools/bench/results/NAME.json`, then write the pages again.
+`python -m tools.bench.report` writes this page. To renew a figure, run its command with `--json
+tools/bench/results/NAME.json`, then write the page again.
 
 A value with a range is a median with the minimum and maximum over that number of runs. A ratio has the unit x; it
 comes from paired runs, in which both sides alternate on the same machine.
@@ -143,25 +137,21 @@ PLOTS = (
     Plot(
         "bench-latency-by-rate.png",
         "Age of a frame at the start of its step by the camera's rate",
-        """**Latency by rate.** Age of a frame when its step begins, by the camera's rate: nano, 4 objects, drawn scene.
-A camera faster than the node does not make frames older: the node takes the newest frame and skips the others
-([latency-age](benchmarks/latency-age.md)).""",
+        "**Latency by rate.** Age of a frame when its step begins: nano, 4 objects, drawn scene (`latency-age`).",
         plot_latency,
     ),
     Plot(
         "bench-scaling-by-objects.png",
         "Time of a step by the number of objects",
         """**Scaling by objects.** Time of a step in float32, median with minimum and maximum of five runs, beside
-transformers' streaming inference on the same frames. `small` is a tracker of SAM 3's class with 4.5 M parameters
-([latency-step](benchmarks/latency-step.md)).""",
+transformers on the same frames. `small` is a tracker of SAM 3's class with 4.5 M parameters (`latency-step`).""",
         plot_scaling,
     ),
     Plot(
         "bench-risk-coverage.png",
         "Share of wrong masks by the share of masks that are kept",
         """**Risk and coverage.** Share of masks with an IoU below 0.5 if the surest 50, 65 or 80 % of masks are kept,
-by the calibrated confidence and by the decoder's score alone. The cross is the target, 5 % wrong at 65 %
-([accuracy-doubt](benchmarks/accuracy-doubt.md)).""",
+by the confidence and by the decoder's score alone. The cross is the target (`accuracy-doubt`).""",
         plot_risk,
     ),
     Plot(
@@ -170,21 +160,19 @@ by the calibrated confidence and by the decoder's score alone. The cross is the 
         """**Live against offline.** J when every frame is tracked and judged by its own truth (offline), and of the
 masks that had arrived at each moment of a live camera, judged by the truth of that moment. "Moved" is
 `masks.moved_to(now)` of the client. Camera, node and subscriber shared two cores with much other work: masks were
-about 260 ms old, and half of them too old to be moved ([accuracy-streaming](benchmarks/accuracy-streaming.md)).""",
+about 260 ms old, and half of them too old to be moved (`accuracy-streaming`).""",
         plot_streaming,
     ),
     Plot(
         "bench-memory.png",
         "Memory of the node over half an hour",
-        """**Memory over time.** Resident memory of a node with a fault each minute. It falls where the node has just
-been killed and started again. [Development](development.md#long-runs) shows the course of an hour with nano
-([soak](benchmarks/soak.md)).""",
+        "**Memory over time.** Resident memory of a node with a fault each minute; it falls at restarts (`soak`).",
         plot_memory,
     ),
 )
 
 
-def read_results(folder: Path = RESULTS) -> dict[str, list[Record]]:
+def read_results(folder: Path = RESULTS) -> Results:
     """Read the records of all result files, by the file's name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
@@ -195,36 +183,25 @@ def name_bench(record: Record) -> str:
     return match[1].replace(".", "-").replace("_", "-") if match else ASSERTED
 
 
-def format_pages(results: dict[str, list[Record]]) -> dict[Path, str]:
-    """Return the text of each page by its path below docs/."""
-    records = sorted(chain(*results.values()), key=name_bench)
-    benches = groupby(records, key=name_bench)
-    pages = {Path(f"benchmarks/{name}.md"): format_detail(name, list(rows)) for name, rows in benches}
-    return {Path("benchmarks.md"): format_overview(results), **pages}
+def format_pages(results: Results) -> dict[str, str]:
+    """Return all figures of each benchmark as text, by the benchmark's name."""
+    records = sorted((record for rows in results.values() for record in rows), key=name_bench)
+    return {name: format_detail(name, list(rows)) for name, rows in groupby(records, key=name_bench)}
 
 
-def format_overview(results: dict[str, list[Record]]) -> str:
-    """Return the page of headlines, with the plots and a list of all benchmarks."""
+def format_overview(results: Results) -> str:
+    """Return docs/benchmarks.md: headlines, plots and a list of all benchmarks."""
     sections = [HEADING]
     for title, headlines in HEADLINES.items():
         rows = []
         for text, file, figure in headlines:
             record = next(record for record in results[file] if record["figure"] == figure)
-            link = f"[{text}](benchmarks/{name_bench(record)}.md)"
+            link = f"[{text}](../tools/bench/results/{file}.json)"
             rows.append((link, f"{format_value(record)} {record['unit']}".strip(), record.get("target", "")))
         sections.append(f"## {title}\n\n{table(('figure', 'value', 'target'), rows)}\n")
     sections.append("## Plots\n")
     sections += [f"![{plot.title}](images/{plot.name})\n\n{plot.caption}\n" for plot in PLOTS]
-    groups = defaultdict[str, set[str]](set)
-    for record in chain(*results.values()):
-        groups[record["group"]].add(name_bench(record))
-    rows = [
-        (title, f"[{name}](benchmarks/{name}.md)", _describe_bench(name))
-        for group, title in GROUPS.items()
-        for name in sorted(groups[group] - {ASSERTED})
-    ]
-    rows.append(("Others", f"[{ASSERTED}](benchmarks/{ASSERTED}.md)", _describe_bench(ASSERTED)))
-    sections.append(f"## All benchmarks\n\n{table(('group', 'page', 'what it measures'), rows)}\n")
+    sections.append(f"## All benchmarks\n\n{', '.join(map(code, format_pages(results)))}.\n")
     return "\n".join(sections)
 
 
@@ -240,8 +217,8 @@ def _describe_bench(name: str) -> str:
 
 
 def format_detail(name: str, records: list[Record]) -> str:
-    """Return the page of one benchmark: a table of figures for each command and machine."""
-    sections = [f"# {name}\n\n{_describe_bench(name)} Generated by `python -m tools.bench.report`.\n"]
+    """Return the text of one benchmark: a table of figures for each command and machine."""
+    sections = [f"# {name}\n\n{_describe_bench(name)}\n"]
     for (command, origin), rows in groupby(records, key=lambda record: (record["command"], _origin(record))):
         cells = [
             (_name_figure(record), format_value(record), record["unit"], record.get("target", ""))
@@ -273,17 +250,11 @@ def _origin(record: Record) -> str:
     return f"{record['date']}: {', '.join(parts)}"
 
 
-def write_pages(folder: Path) -> Iterator[Path]:
-    """Write the pages and the plots below a folder; yield the path of each. Pages of former benchmarks go."""
+def write_page(folder: Path) -> Iterator[Path]:
+    """Write the page and its plots below a folder; yield the path of each."""
     results = read_results()
-    pages = format_pages(results)
-    for path in (folder / "benchmarks").glob("*.md"):
-        if path.relative_to(folder) not in pages:
-            path.unlink()
-    for name, text in pages.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-        yield folder / name
+    (folder / "benchmarks.md").write_text(format_overview(results))
+    yield folder / "benchmarks.md"
     for plot in PLOTS:
         plot.write(results, folder / "images" / plot.name)
         yield folder / "images" / plot.name
@@ -291,8 +262,15 @@ def write_pages(folder: Path) -> Iterator[Path]:
 
 def main() -> None:
     parser = new_parser(__doc__)
-    parser.add_argument("--out", type=Path, default=DOCS, help="folder of the pages")
-    for path in write_pages(parser.parse_args().out):
+    parser.add_argument("--out", type=Path, default=DOCS, help="folder of the page")
+    parser.add_argument(
+        "name", nargs="?", help="print this benchmark", choices=sorted(format_pages(read_results()))
+    )
+    options = parser.parse_args()
+    if options.name:
+        print(format_pages(read_results())[options.name])
+        return
+    for path in write_page(options.out):
         print(f"wrote {path}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
 
 from sam3_node.cli import main as cli
@@ -10,14 +11,21 @@ from sam3_node.cli import main as cli
 from .tables import code, table
 
 _COMMON = ("help", "profile", argparse.SUPPRESS)
+_Row = tuple[str, str]
+MANY = 4  # commands with the same option, so that it is listed once
 
 
 def command_reference() -> str:
-    """Return a table of the commands, and a section for each: what it does, its usage and its own options."""
+    """Return links to the commands, a table of the options that many have, and a section for each command."""
     listed = list(commands(cli._parser()))
-    rows = [[_link(words), _sentence(parser.description or "")] for words, parser in listed]
-    sections = [_section(words, parser) for words, parser in listed]
-    return "\n\n".join([table(["command", "what it does"], rows), *sections])
+    options = {
+        words: [_row(action) for action in parser._actions if _is_own(action)] for words, parser in listed
+    }
+    counts = Counter(row for own in options.values() for row in own)
+    shared = [row for row, count in counts.items() if count > MANY]
+    links = ", ".join(f"[{' '.join(words[1:])}](#{'-'.join(words)})" for words, _ in listed)
+    sections = [_section(words, parser, options[words], shared) for words, parser in listed]
+    return "\n\n".join([f"{links}.", table(["option of many commands", "meaning"], shared), *sections])
 
 
 def commands(
@@ -32,28 +40,25 @@ def commands(
         yield words, parser
 
 
-def _section(words: tuple[str, ...], parser: argparse.ArgumentParser) -> str:
-    actions = [action for action in parser._actions if _is_own(action)]
-    usage = " ".join([*words, *map(_usage, actions)])
-    parts = [f"## {' '.join(words)}", f"{_sentence(parser.description or '')}", f"```text\n{usage}\n```"]
-    rows = [[code(_name(action)), (action.help or "").replace("%%", "%")] for action in actions]
-    if rows:
-        parts.append(table(["option", "meaning"], rows))
-    return "\n\n".join(parts)
+def _section(
+    words: tuple[str, ...], parser: argparse.ArgumentParser, own: list[_Row], shared: list[_Row]
+) -> str:
+    also = [name for name, meaning in own if (name, meaning) in shared]
+    description = (parser.description or "").rstrip(".?")
+    parts = [f"## {' '.join(words)}", f"{description[:1].upper()}{description[1:]}."]
+    if rest := [row for row in own if row not in shared]:
+        parts.append(table(["option", "meaning"], rest))
+    return "\n\n".join([*parts, *([f"Also {', '.join(also)}."] if also else [])])
+
+
+def _row(action: argparse.Action) -> _Row:
+    return code(_name(action)), (action.help or "").replace("%%", "%")
 
 
 def _is_own(action: argparse.Action) -> bool:
     """Return True unless the option is a setting, or is common to all commands."""
     is_setting = "." in action.dest and f"--{action.dest}" in action.option_strings
     return action.dest not in _COMMON and action.help != argparse.SUPPRESS and not is_setting
-
-
-def _link(words: tuple[str, ...]) -> str:
-    return f"[`{' '.join(words)}`](#{'-'.join(words)})"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
 def _value(action: argparse.Action) -> str:
@@ -65,13 +70,8 @@ def _value(action: argparse.Action) -> str:
 
 
 def _name(action: argparse.Action) -> str:
-    return " ".join(filter(None, [", ".join(action.option_strings), _value(action)]))
-
-
-def _usage(action: argparse.Action) -> str:
     value = _value(action)
-    if not action.option_strings:
-        repeated = f"{value} ..." if action.nargs in ("*", "+") else value
-        return f"[{repeated}]" if action.nargs in ("?", "*") else repeated
-    text = " ".join(filter(None, [action.option_strings[0], value]))
-    return text if action.required else f"[{text}]"
+    if action.option_strings:
+        return " ".join(filter(None, [", ".join(action.option_strings), value]))
+    repeated = f"{value} ..." if action.nargs in ("*", "+") else value
+    return f"[{repeated}]" if action.nargs in ("?", "*") else repeated

@@ -34,7 +34,7 @@ ADVICE = {
     "EngineError": "Build the engine again on this machine, or look at the gate's report (`sam3-node engine check`).",
     "VocabularyError": "Build the vocabulary again with this detector's text encoder (`sam3-node vocabulary build`).",
     "SnapshotError": "Start with the weights and settings of the snapshot, or without it; or correct `snapshot.path` "
-    "and the space of its folder. See [restarts](running.md#restarts-and-hand-over).",
+    "and the space of its folder. See [restarts](hand-over.md).",
     "RequestError": "Correct the prompt, operation, argument or camera that the message names.",
     "ForbiddenError": "Use a key of role operator (`transport.key`).",
     "UnknownObjectError": "List the objects (`sam3-node object list`).",
