@@ -303,7 +303,7 @@ class TrackManager(SavedFields):
         """Record a detection of an object. It may change the object's label."""
         detection, features = candidates.detections[index], candidates.names[index]
         now_ns = candidates.frame.now_ns
-        self._lifecycle.mark_detected(object_id, detection.label, detection.score, now_ns, features)
+        self._lifecycle.mark_detected(object_id, detection.label, detection.score, now_ns, features, anew)
         label = self._lifecycle.label(object_id)
         if not self._is_label_full(label):
             self._objects.rename(object_id, label)
