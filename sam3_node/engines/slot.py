@@ -23,10 +23,10 @@ from ..bags.bag import sample_images
 from ..bags.native.reader import TABLETOP, LabelledClip
 from ..errors import EngineError, OutputError, Sam3NodeError
 from ..models import TrackerModel
+from ..models.pixels import mask_boxes
 from ..models.sam.stages import Run, Stages
 from ..settings import EngineSettings, Settings
 from ..tracking import ObjectPrompt
-from ..tracking.association import mask_boxes
 from ..types import Image
 from .engine_store import (
     FP8,

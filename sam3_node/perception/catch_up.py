@@ -13,7 +13,7 @@ import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from math import ceil
 from typing import NamedTuple
 
@@ -349,10 +349,7 @@ class CatchUps:
     def state(self) -> State:
         """Return the state that `restore` takes."""
         return {
-            "places": [
-                [key, place.frame_number, place.frames, place.hidden, place.stride]
-                for key, place in self._places.items()
-            ],
+            "places": [[key, *astuple(place)] for key, place in self._places.items()],
             "failed": [list(failure) for failure in self._failed],
         }
 

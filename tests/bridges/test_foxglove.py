@@ -15,13 +15,13 @@ from sam3_node.bridges.foxglove_server import MAX_BACKLOG, MAX_CAMERAS, Foxglove
 from sam3_node.errors import MissingExtraError, SettingsError, TransportError
 from sam3_node.geometry import rotation_from_quaternion
 from sam3_node.settings import Settings
-from sam3_node.types import Depth, Frame, FramePose, Instance, MaskFrame
+from sam3_node.types import Depth, Frame, FramePose, MaskFrame
 from sam3_node.visualization import pick_colour
 from sam3_node.wire import encode_depth
 from tests.support.foxglove_client import FoxgloveClient, stamp_ns
 from tests.support.node_rig import until
 from tests.support.refuses import refuses
-from tests.support.wire_examples import MUG, jpeg_frame, masks, raw_frame
+from tests.support.wire_examples import jpeg_frame, masks, raw_frame
 
 POSE = ((0.1, 0.2, 0.3), (0.0, 0.0, 0.6, 0.8))
 COVARIANCE = (0.04, 0.01, 0.0, 0.09, 0.0, 0.01)
@@ -70,14 +70,8 @@ class Watch:
 
 def placed() -> MaskFrame:
     """Return masks of an object with a position, a box and a covariance in the base, and with poses."""
-    instance = Instance(
-        3,
-        "red mug",
-        0.875,
-        "tracked",
-        40,
-        0,
-        MUG,
+    instance = replace(
+        masks().instances[0],
         position_m=(0.5, -0.25, 0.75),
         frame="base",
         extent_m=(0.08, 0.09, 0.1),

@@ -240,9 +240,8 @@ def test_what_comes_back_elsewhere_has_the_name_confidence_of_its_new_detections
     world.step({})  # out of view, and no round has missed it
     world.detector.score = 0.9
     assert only(world.step({C: "red"})).id == found
-    features = world.pipeline.name_features(found)
-    assert features is not None
-    assert features[0] == pytest.approx(np.log(9))  # the logit of 0.9 alone
+    score, *_ = world.pipeline.name_features(found) or [0]
+    assert score == pytest.approx(np.log(9))  # the logit of 0.9 alone
 
 
 def correction(world: World) -> tuple[Instance, Instance]:

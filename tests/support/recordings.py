@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import cv2
 import numpy as np
 
 from sam3_node.bags import Pose, RecordingWriter
+from sam3_node.errors import Sam3NodeError
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import encode_depth, pack, pack_frame, unpack
 
@@ -93,3 +95,15 @@ def pack_frame_message(frame: Frame) -> bytes:
     _, header, *pixels = pack_frame(frame)
     body = {"header": unpack(header, what="frame"), **dict(zip(("colour", "depth"), pixels, strict=False))}
     return bytes(pack(body))
+
+
+def read_with_flipped_bytes(path: Path, read: Callable[[Path], object]) -> None:
+    """Replace one byte of a file 300 times; `read` may raise errors of this package alone."""
+    whole = path.read_bytes()
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        broken = bytearray(whole)
+        broken[int(random.integers(len(broken)))] = int(random.integers(256))
+        path.write_bytes(broken)
+        with suppress(Sam3NodeError):
+            read(path)

@@ -72,6 +72,7 @@ def mask(rows: Sequence[str]) -> Mask:
 
 MUG = mask(["........", "...##...", "..####..", "...#.#..", "........"])
 DRIVER = mask(["#......#", "#......#", "#......#", "#......#", "########"])
+SEEN = Instance(3, "mug", 0.875, "tracked", 40, 0, MUG)
 
 
 def masks() -> MaskFrame:
@@ -88,17 +89,12 @@ def masks() -> MaskFrame:
         stages_us={"decode": 7, "preprocess": 410, "encode": 9000, "track": 8000, "masks": 300, "pack": 90},
         prompts=("red mug", "schraubenschlüssel"),
         instances=(
-            Instance(
-                3,
-                "red mug",
-                0.875,
-                "tracked",
-                40,
-                0,
-                MUG,
-                (0.1, -0.25, 0.75),
-                "camera_color",
-                (0.08, 0.08, 0.1),
+            dataclasses.replace(
+                SEEN,
+                label="red mug",
+                position_m=(0.1, -0.25, 0.75),
+                frame="camera_color",
+                extent_m=(0.08, 0.08, 0.1),
             ),
             Instance(4, "", 1.0, "tentative", 1, 0, DRIVER),
             Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8))),
@@ -108,7 +104,7 @@ def masks() -> MaskFrame:
 
 def masks_with_doubt() -> MaskFrame:
     instances = (
-        Instance(3, "mug", 0.875, "tracked", 40, 0, MUG, confidence=0.96875),
+        dataclasses.replace(SEEN, confidence=0.96875),
         Instance(4, "", 0.75, "tracked", 9, 0, DRIVER, confidence=0.125, doubtful=True),
         Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8))),
     )
@@ -117,7 +113,7 @@ def masks_with_doubt() -> MaskFrame:
 
 def masks_with_names() -> MaskFrame:
     instances = (
-        Instance(3, "mug", 0.875, "tracked", 40, 0, MUG, confidence=0.96875, name_confidence=0.9375),
+        dataclasses.replace(SEEN, confidence=0.96875, name_confidence=0.9375),
         Instance(
             4, "mug", 0.75, "tracked", 9, 0, DRIVER, confidence=0.96875, doubtful=True, name_confidence=0.125
         ),
@@ -127,18 +123,8 @@ def masks_with_names() -> MaskFrame:
 
 def masks_with_world_ids() -> MaskFrame:
     instances = (
-        Instance(
-            3,
-            "mug",
-            0.875,
-            "tracked",
-            40,
-            0,
-            MUG,
-            (0.5, -0.25, 0.125),
-            "base",
-            (0.125, 0.125, 0.25),
-            world_id=2,
+        dataclasses.replace(
+            SEEN, position_m=(0.5, -0.25, 0.125), frame="base", extent_m=(0.125, 0.125, 0.25), world_id=2
         ),
         Instance(4, "", 0.75, "tracked", 9, 0, DRIVER),
     )
@@ -157,14 +143,8 @@ def masks_with_epoch() -> MaskFrame:
 
 
 def masks_with_depth() -> MaskFrame:
-    measured = Instance(
-        3,
-        "mug",
-        0.875,
-        "tracked",
-        40,
-        0,
-        MUG,
+    measured = dataclasses.replace(
+        SEEN,
         position_m=(0.5, -0.25, 0.75),
         frame="base",
         extent_m=(0.125, 0.0625, 0.03125),
