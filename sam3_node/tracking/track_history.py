@@ -261,6 +261,24 @@ class TrackHistory(RowTables):
         self._last[rows] = np.concatenate([log_area[:, None], centre], axis=1)
 
 
+RIVAL_BOX_IOU = 0.7  # of the box of the object and of its box with a rival, at most
+MIN_RIVAL = 4  # cells; smaller regions are noise
+
+
+def has_rival(inside: Bools, around: Bools) -> bool:
+    """Return True if a region of `around` lies far from the region that holds most of the mask `inside`, both [h, w].
+
+    Far is the rule of SAM2.1++ (arXiv 2411.17576): the mask's box has an IoU of RIVAL_BOX_IOU or less with the box
+    around both regions. `inside` may not be empty, and lies in `around`.
+    """
+    _, regions, stats, _ = cv2.connectedComponentsWithStats(around.astype(np.uint8))
+    low, high = stats[:, :2], stats[:, :2] + stats[:, 2:4]
+    own = np.bincount(regions[inside]).argmax()
+    joined = np.maximum(high, high[own]) - np.minimum(low, low[own])
+    far = stats[own, 2] * stats[own, 3] <= RIVAL_BOX_IOU * joined.prod(axis=1)
+    return bool((far & (stats[:, cv2.CC_STAT_AREA] >= MIN_RIVAL))[1:].any())
+
+
 def _touches_edge(inside: Bools) -> Bools:
     """Return which of the masks [..., h, w] touch the image's edge, [...]."""
     rows, columns = inside[..., [0, -1], :], inside[..., [0, -1]]
@@ -408,3 +426,19 @@ def _is_near(inside: Bools, last: Bools, gap: float) -> bool:
         if not span[0] - margin <= (place * weights).sum() / weights.sum() <= span[-1] + margin:
             return False
     return True
+
+
+def has_jumped(levels: LevelSets, before: LevelSets) -> Bools:
+    """Return which of N masks have grown or shrunk suddenly since the masks `before`, [N]."""
+    now, then = (masks.inside.sum(axis=(1, 2)).clip(min=1).astype(np.float64) for masks in (levels, before))
+    change = np.log(now / then)
+    jumped: Bools = (change > STEP_GROWTH) | (change < -STEP_LOSS)
+    return jumped
+
+
+def resemblance(inside: Bools, other: Bools) -> float:
+    """Return the IoU of two masks [h, w], moved so that their centres coincide."""
+    if not (inside.any() and other.any()):
+        return 0.0
+    (y, x), (v, u) = (np.argwhere(mask).mean(axis=0) for mask in (inside, other))
+    return aligned_iou(inside, other, (round(x - u), round(y - v)))

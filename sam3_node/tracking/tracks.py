@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CapacityError, RequestError, UnknownObjectError
+from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded
 from ..types import State
 from ..wire.frame_prompt import check_box, check_labels, check_parts, check_points
@@ -233,6 +234,22 @@ class Track(NamedTuple):
     visible: Tensor
     presence: Tensor
     pointer: Tensor
+
+
+def decode_boxes(
+    model: TrackerModel, features: Features, corners: Tensor, logits: Tensor | None = None
+) -> Decoded:
+    """Decode N objects of one image without memory, from boxes, float [N, 2, 2], and logits [N, 4h, 4w], if given.
+
+    The corners are the top-left and the bottom-right one, as (x, y) in model pixels.
+    """
+    decoder, count = model.decode_stage, len(corners)
+    labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device).expand(count, -1)
+    sparse, dense = decoder.prompt(corners, labels, logits)
+    top = (features.top + decoder.no_memory.reshape(1, -1, 1, 1)).expand(count, -1, -1, -1)
+    competes = model.competes(len(BOX_LABELS), True)
+    decoded: Decoded = decoder(top, features.fine, features.middle, sparse, dense, competes)
+    return decoded
 
 
 def combine_scores(presence: Tensor, iou: Tensor) -> Tensor:
