@@ -239,9 +239,9 @@ class ModelSettings(Section):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device: auto, cpu, cuda or cuda:N. auto uses CUDA if it is available."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Data type of the arithmetic. auto is bfloat16 on CUDA, or the engines' own type if engine.kind names engines. On
-    a CPU it is bfloat16 if the CPU computes it in hardware and the masks on the bundled recording agree with float32's
-    (mean IoU 0.97), which the first start checks; else float32."""
+    """Data type of the arithmetic. auto: on CUDA the fastest that the gate passes on the first start, or the engines'
+    own type if engine.kind names engines. On a CPU it is bfloat16 if the CPU computes it in hardware and the masks on
+    the bundled recording agree with float32's (mean IoU 0.97), which the first start checks; else float32."""
     compile: bool | Literal["auto"] = "auto"
     """Compile the stages with torch.compile: the first start takes minutes longer, frames are faster. auto: on a GPU,
     if the first start finds a step faster so; on a CPU false."""
@@ -254,12 +254,13 @@ class ModelSettings(Section):
 class EngineSettings(Section):
     kind: Literal["torch", "tensorrt", "inductor"] = "torch"
     """Runtime of the model: torch, or engines of TensorRT or inductor made by `sam3-node engine build`."""
-    precision: Literal["float32", "float16", "bfloat16", "fp8"] = "bfloat16"
-    """Data type of the engines. fp8 applies to the linear layers of the encoder only; all else then uses bfloat16."""
+    precision: Literal["auto", "float32", "float16", "bfloat16", "fp8"] = "auto"
+    """Data type of the engines. fp8 applies to the linear layers of the encoder only; all else then uses bfloat16.
+    auto: bfloat16; for kind torch on a GPU fp8, if there are scales and the first start finds a step faster so."""
     folder: ProfilePath = Path("~/.cache/sam3_node/engines")
     """Folder of the engines and of the gate's report on each."""
     scales: OptionalProfilePath = None
-    """For kind torch and precision fp8: scales of the encoder, made by `sam3-node calibrate fp8`."""
+    """For kind torch and precision fp8 or auto: scales of the encoder, made by `sam3-node calibrate fp8`."""
     recipe: OptionalProfilePath = None
     """For kind torch and precision fp8: recipe of the layers to quantise. Empty: all linear layers but the patches'."""
     read_kernel: Literal["auto", "torch", "triton"] = "auto"
@@ -277,6 +278,11 @@ class EngineSettings(Section):
     max_time: float = Field(1.1, ge=0.0, le=1000.0)
     """Gate: reject engines, FP8 or kernels that take more than this times as long as torch on this machine. The part
     above 1 is for the noise of the measurement. 0: serve them however long they take."""
+
+    @property
+    def arithmetic(self) -> str:
+        """The precision of engines: bfloat16 for auto."""
+        return "bfloat16" if self.precision == "auto" else self.precision
 
 
 class TrackerSettings(Section):

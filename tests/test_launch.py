@@ -66,6 +66,10 @@ def test_every_profile_fits_together(profile: Path) -> None:
         assert transport.keys or is_local(endpoint), "another address than loopback needs keys"
     if transport.keys:
         assert len(transport.camera_keys) == len(transport.frames)
+    model, engine = settings.model, settings.engine
+    if model.device == "cuda":
+        options = model.dtype, model.compile, engine.read_kernel, engine.graphs, engine.precision
+        assert set(options) == {"auto"}, "the first start times them"
     assert split_address(settings.health.bind) or profile.stem == "demo", (
         "what runs for months can be asked for its health"
     )

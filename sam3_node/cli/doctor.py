@@ -170,11 +170,8 @@ def _check_gpu(torch: object, index: int) -> CheckResult:
     properties = cuda.get_device_properties(index)
     capability = f"{properties.major}.{properties.minor}"
     memory = f"{properties.total_memory / 2**30:.0f} GiB"
-    detail = f"{properties.name}, capability {capability}, {memory}"
-    if properties.major < 8:
-        return CheckResult(
-            f"gpu {index}", "warn", detail, "no bfloat16 before 8.0: use --model.dtype float16"
-        )
+    advice = ", no units for bfloat16: leave model.dtype auto" if properties.major < 8 else ""
+    detail = f"{properties.name}, capability {capability}, {memory}{advice}"
     return CheckResult(f"gpu {index}", "ok", detail)
 
 

@@ -154,5 +154,5 @@ def _check_scales(engine: EngineSettings, quantisation: Quantisation | None) -> 
     if quantisation is not None and not needs_scales:
         raise EngineError(
             "scales are for fp8 engines of TensorRT: expected --engine.kind tensorrt --engine.precision fp8 with "
-            f"scales, found {engine.kind} and {engine.precision}"
+            f"scales, found {engine.kind} and {engine.arithmetic}"
         )

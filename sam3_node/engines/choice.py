@@ -1,4 +1,4 @@
-"""Choose compilation, kernels and CUDA graphs where the settings leave them open, by what is faster on this machine.
+"""Choose arithmetic, kernels, compilation and CUDA graphs that the settings leave open, by what is faster here.
 
 On a GPU, the first start times the tracked bundled recording, and keeps the choice beside the engines. Where nothing is
 open, or on a CPU, nothing is timed.
@@ -6,38 +6,44 @@ open, or on a CPU, nothing is timed.
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import math
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from ..errors import EngineError, find_version
+from ..errors import EngineError, Sam3NodeError
 from ..files import keep, read_kept
 from ..models import TrackerModel
 from ..models.weight_files import pick_device
 from ..settings import Settings
 from ..tracking import Tracker
-from .engine_store import identify_setup
+from .engine_store import FP8
+from .fast_torch import compare_fast, find_report
 from .oom import find_device_error, summarize_error
+from .quantize import load_quantisation
 from .slot import read_gate_clip
 from .validation import Clock, read_clock
 
-AUTO = "auto"
-OPTIONS: tuple[tuple[str, str, str | bool, str | bool], ...] = (
-    ("engine", "read_kernel", "torch", "triton"),
-    ("model", "compile", False, True),
-    ("engine", "graphs", False, True),
-)
-"""Section, field, value without and value with each option, in the order in which they are tried."""
+AUTO, DTYPE, REFERENCE = "auto", "model.dtype", "float32"
+OPTIONS: Mapping[str, tuple[str | bool, ...]] = {
+    DTYPE: ("bfloat16", "float16", REFERENCE),
+    "engine.read_kernel": ("torch", "triton"),
+    "model.compile": (False, True),
+    "engine.graphs": (False, True),
+    "engine.precision": ("bfloat16", FP8),
+}
+"""Values of each option, in the order in which they are tried. The first one serves unless another one is faster."""
 MIN_GAIN = 0.97
-"""Largest part of the time without an option that it may take: less gain is noise, and no reason for a longer start."""
-FOLDER = "choices"
+"""Largest part of the time so far that a value may take: less gain is noise, and no reason for a longer start."""
+FOLDER, LOSS = "choices", "options are timed again at the next start"
 
 Load = Callable[[Settings], TrackerModel]
 """Loads a tracker that serves as the settings say."""
@@ -46,49 +52,47 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The values of the options that were tried, by "section.field", a line about each, and the time of a step so."""
+    """The values of the options that were tried, by "section.field", a line about each, and the time of a step so.
+
+    ms: None where none was timed.
+    """
 
     values: dict[str, str | bool]
     reasons: tuple[str, ...]
-    ms: float
+    ms: float | None
 
     @classmethod
     def load(cls, path: Path | None) -> Self | None:
         """Read a choice; None where there is none, or the file is damaged."""
-        if path is None or (data := read_kept(path, "options are timed again")) is None:
-            return None
-        try:
-            return TypeAdapter(cls).validate_json(data)
-        except ValidationError:
-            return None
+        data = read_kept(path, LOSS) if path else None
+        with suppress(ValidationError):
+            return TypeAdapter(cls).validate_json(data or b"")
+        return None
 
-    def add(self, name: str, value: str | bool, reason: str, ms: float) -> Choice:
+    def add(self, name: str, value: str | bool, reason: str, ms: float | None) -> Choice:
         """Return the choice with one more option."""
         return Choice(self.values | {name: value}, (*self.reasons, f"{name} {value}: {reason}"), ms)
 
     def save(self, path: Path | None) -> None:
         """Keep the choice for the next start."""
         if path:
-            keep(
-                path,
-                TypeAdapter(Choice).dump_json(self, indent=2),
-                "options are timed again at the next start",
-            )
+            keep(path, TypeAdapter(Choice).dump_json(self, indent=2), LOSS)
 
 
 def choose(settings: Settings, load: Load, clock: Clock = read_clock) -> Settings:
-    """Return the settings with a value in the place of each `auto` of OPTIONS.
+    """Return the settings with a value in the place of each `auto` of OPTIONS; without a GPU, `model.dtype` stays.
 
-    The first start on a GPU loads the tracker once for each option. Raises the errors of `load` without any option, and
-    DeviceError where a trial loses the GPU; the next start goes on without that option.
+    The first start on a GPU loads the tracker once for each value. Raises the errors of `load` where no value can
+    serve, and DeviceError where a trial loses the GPU; the next start goes on without that option.
     """
-    values = {name: without for name, without, _ in _list_open(settings)}
-    if _is_measured(settings):
-        choice = _measure(settings, load, clock)
-        values = choice.values
-        for reason in choice.reasons:
-            _log.info("%s", reason)
-    return _replace(settings, values)
+    if not _is_measured(settings):
+        return _replace(
+            settings, {name: first for name, (first, *_) in _list_open(settings).items() if name != DTYPE}
+        )
+    choice = _measure(settings, load, clock)
+    for reason in choice.reasons:
+        _log.info("%s", reason)
+    return _replace(settings, choice.values)
 
 
 def describe(settings: Settings) -> tuple[str, ...]:
@@ -101,29 +105,14 @@ def describe(settings: Settings) -> tuple[str, ...]:
 
 def find_path(settings: Settings) -> Path | None:
     """Return where the choice for these weights and settings is kept; None if the weights are no local files."""
-    try:
-        setup = identify_setup(settings)
-    except EngineError:
-        return None
-    model, engine, read = settings.model, settings.engine, settings.tracker.read
-    package = hashlib.sha256(b"".join(path.read_bytes() for path in _list_sources())).hexdigest()
-    given = engine.precision, model.dtype, read, engine.read_kernel, model.compile, engine.graphs
-    key = " ".join(map(str, (setup, find_version("triton"), package, *given)))
-    return engine.folder.expanduser() / FOLDER / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    engine = settings.engine
+    limits = engine.min_cosine, engine.min_iou, engine.max_time
+    return find_report(settings, FOLDER, settings.model.dtype, engine.graphs, *limits)
 
 
-def _list_sources() -> list[Path]:
-    package = Path(__file__).parents[1]
-    return sorted([*package.glob("models/sam/*.py"), *package.glob("tracking/*.py")])
-
-
-def _list_open(settings: Settings) -> list[tuple[str, str | bool, str | bool]]:
-    """Return the name of each open setting, and its values without and with the option."""
-    return [
-        (f"{section}.{field}", without, with_it)
-        for section, field, without, with_it in OPTIONS
-        if getattr(getattr(settings, section), field) == AUTO
-    ]
+def _list_open(settings: Settings) -> dict[str, tuple[str | bool, ...]]:
+    """Return the values of each open setting, by its name."""
+    return {name: values for name, values in OPTIONS.items() if attrgetter(name)(settings) == AUTO}
 
 
 def _is_measured(settings: Settings) -> bool:
@@ -131,7 +120,7 @@ def _is_measured(settings: Settings) -> bool:
     return is_torch and bool(_list_open(settings)) and pick_device(settings.model.device).type == "cuda"
 
 
-def _replace(settings: Settings, values: dict[str, str | bool]) -> Settings:
+def _replace(settings: Settings, values: Mapping[str, str | bool]) -> Settings:
     """Return the settings with other values, by "section.field"."""
     for name, value in values.items():
         section, _, field = name.partition(".")
@@ -141,35 +130,76 @@ def _replace(settings: Settings, values: dict[str, str | bool]) -> Settings:
 
 
 def _measure(settings: Settings, load: Load, clock: Clock) -> Choice:
-    """Add one option after the other to what was kept, and keep each that makes a step faster."""
+    """Try the values of one option after the other, with what was kept before, and keep the fastest."""
     options = _list_open(settings)
-    without = _replace(settings, {name: value for name, value, _ in options})
+    first = _replace(settings, {name: values[0] for name, values in options.items()})
     choice = Choice.load(find_path(settings))
     if choice is None:
         _log.info("the first start on this GPU times its options: this takes some minutes")
-        choice = Choice({}, (), _time_step(load(without), clock))
-    path = find_path(settings)  # by now the weights are files
-    strict = _replace(
-        without, {"engine.fallback": False}
-    )  # a refusal of the gate is a reason, not a slower step
-    for name, off, on in options:
+        choice = Choice({}, (), None)
+    for name, values in options.items():
         if name in choice.values:
             continue
+        kept = _replace(first, choice.values)
+        if choice.ms is None and name != DTYPE:
+            choice = replace(choice, ms=_time_step(load(kept), clock))
+        path = find_path(settings)
         # a process that this trial ends must not try it at each start
-        choice.add(name, off, f"the trial of {on} did not end", choice.ms).save(path)
+        tried = ", ".join(map(str, values[1:]))
+        choice.add(name, values[0], f"the trial of {tried} did not end", choice.ms).save(path)
+        choice = _try_values(choice, name, kept, load, clock)
+        choice.save(path or find_path(settings))  # by now the weights are files
+    return choice
+
+
+def _try_values(choice: Choice, name: str, kept: Settings, load: Load, clock: Clock) -> Choice:
+    """Time a step with each value of an option, and add the fastest that can serve to the choice."""
+    first, *_ = values = OPTIONS[name]
+    strict = _replace(kept, {"engine.fallback": False})  # a refusal is a reason, not a slower step
+    best, best_ms, said = first, math.inf, list[str]()
+    for value in values:
+        torch.cuda.empty_cache()
+        known = choice.ms if value == first else None
         try:
-            ms = _time_step(load(_replace(strict, choice.values | {name: on})), clock)
+            ms = _time_value(strict, name, value, load, clock) if known is None else known
         except Exception as error:  # libraries have errors of their own
             if lost := find_device_error(error):
                 raise lost from error
-            choice = choice.add(name, off, f"{on} cannot serve here: {summarize_error(error)}", choice.ms)
-        else:
-            value, best_ms = (on, ms) if ms < MIN_GAIN * choice.ms else (off, choice.ms)
-            reason = f"a step takes {ms:.3g} ms with {on}, {choice.ms:.3g} ms without"
-            choice = choice.add(name, value, reason, best_ms)
-        choice.save(path)
-        torch.cuda.empty_cache()
-    return choice
+            said.append(f"{value} cannot serve here: {summarize_error(error)}")
+            continue
+        said.append(f"{value} takes {ms:.3g} ms a step")
+        if ms < MIN_GAIN * best_ms:
+            best, best_ms = value, ms
+    return choice.add(name, best, "; ".join(said), best_ms if math.isfinite(best_ms) else None)
+
+
+def _time_value(settings: Settings, name: str, value: str | bool, load: Load, clock: Clock) -> float:
+    """Load the tracker with a value of an option, and time a step. Raises EngineError where the gate refuses it.
+
+    The gate judges kernels and FP8 while they are loaded. Raises the errors of `load`, too.
+    """
+    if value == FP8:
+        load_quantisation(settings.engine)
+    model = load(_replace(settings, {name: value}))
+    if name == DTYPE and value != REFERENCE:
+        _judge(model, settings, by_default=value == OPTIONS[name][0])
+    return _time_step(model, clock)
+
+
+def _judge(model: TrackerModel, settings: Settings, by_default: bool) -> None:
+    """Raise EngineError if the gate refuses a model in its dtype.
+
+    One that serves by default may be one that the gate cannot compare.
+    """
+    try:
+        refusal = compare_fast(model.stages, model, settings, clock=None).refusal()
+    except Sam3NodeError as error:
+        if not by_default:
+            raise
+        _log.info("%s was not compared with %s: %s", model.dtype, REFERENCE, error)
+        return
+    if refusal:
+        raise EngineError(f"refused by the gate: {refusal}")
 
 
 @torch.inference_mode()

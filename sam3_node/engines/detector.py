@@ -20,10 +20,11 @@ from ..detection.detectors import NANO, VOCABULARY, Detector, load_detector
 from ..detection.vocabulary import Vocabulary
 from ..detection.yolo_world import YoloWorldDetector
 from ..errors import EngineError
+from ..models import TrackerModel
 from ..models.pixels import letterbox
 from ..models.sam.stages import Run
 from ..models.yolo.network import Detections, YoloWorld, anchors, load_yolo_world
-from ..settings import DetectorSettings, Settings
+from ..settings import DetectorSettings, ModelSettings, Settings
 from ..types import Image
 from .engine_store import EngineKey, EngineStore, StoredEngine, checkpoint_digest, describe_tensorrt
 from .export import BuildStep, ReportProgress, export, ignore_progress
@@ -121,6 +122,24 @@ DEFAULT_PHRASES = ("person", "cup", "bottle", "chair")  # for the gate, where th
 _log = logging.getLogger(__name__)
 
 
+def load_chosen(
+    settings: DetectorSettings, model: ModelSettings, tracker: TrackerModel | None = None
+) -> Detector:
+    """Load the detector that `settings` name, on the device of `model`, in the dtype of the tracker if there is one.
+
+    Raises ModelError or VocabularyError.
+    """
+    return load_detector(
+        settings.kind,
+        settings.name,
+        vocabulary=settings.vocabulary,
+        text_encoder=settings.text_encoder,
+        device=model.device,
+        dtype=tracker.dtype if tracker else model.dtype,
+        tracker=tracker,
+    )
+
+
 def serve_detector(detector: Detector, settings: Settings) -> None:
     """Put the engine that `settings` ask for in the place of YOLO-World's network; other detectors have no engine.
 
@@ -133,16 +152,8 @@ def serve_detector(detector: Detector, settings: Settings) -> None:
 
 def check_detector(settings: Settings, source: str | Path | None = None) -> Report:
     """Run the gate on the detector's engine that `settings` ask for, and store its report; see `EngineSlot.check`."""
-    chosen = settings.detector
-    with reraise_out_of_memory(EngineError, f"while {chosen.name} was loaded"):
-        detector = load_detector(
-            chosen.kind,
-            chosen.name,
-            vocabulary=chosen.vocabulary,
-            text_encoder=chosen.text_encoder,
-            device=settings.model.device,
-            dtype=settings.model.dtype,
-        )
+    with reraise_out_of_memory(EngineError, f"while {settings.detector.name} was loaded"):
+        detector = load_chosen(settings.detector, settings.model)
     assert isinstance(detector, YoloWorldDetector)
     return DetectorSlot(detector, settings).check(source)
 

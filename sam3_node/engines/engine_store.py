@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from transformers.utils import cached_file
 
 from ..errors import EngineError, ModelError
-from ..files import describe_exposure, make_private_dir, read_private, write_private
+from ..files import describe_exposure, explain_os_error, make_private_dir, read_private, write_private
 from ..models import TrackerModel, load_tracker
 from ..models.checkpoints import NANO
 from ..models.sam.tracker_model import GPU_BATCH
@@ -126,11 +126,9 @@ class StoredEngine(NamedTuple):
         Raises EngineError where it is absent, differs from what was built, or can be changed by other users.
         """
         path = self.folder / f"{stage}.plan"
-        try:
+        with explain_os_error(EngineError, f"cannot read {path}", f"; {BUILD_HINT}"):
             _require_private(self.folder.parent, self.folder)
             plan = read_private(path)
-        except OSError as error:
-            raise EngineError(f"cannot read {path}: {error.strerror}; {BUILD_HINT}") from error
         expected, digest = self.manifest.plans.get(stage), hashlib.sha256(plan).hexdigest()
         if digest != expected:
             raise EngineError(f"{path} is damaged: expected sha256 {expected}, found {digest}; {BUILD_HINT}")
@@ -165,13 +163,9 @@ class EngineStore:
             build_s=dict(build_s),
             built_s=time.time(),
         )
-        try:
+        remedy = "; free space there or choose another folder with --engine.folder"
+        with explain_os_error(EngineError, f"engines cannot be written to {self.folder}", remedy):
             return StoredEngine(self._write(manifest, plans), manifest)
-        except OSError as error:
-            raise EngineError(
-                f"engines cannot be written to {self.folder}: {error.strerror}; free space there or choose another "
-                "folder with --engine.folder"
-            ) from error
 
     def all(self) -> Iterator[StoredEngine]:
         """Yield all engines, the newest first. Skip those that cannot be read or trusted, with a warning.
@@ -268,7 +262,7 @@ def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> En
     return EngineKey(
         model=model.name,
         weights=checkpoint_digest(settings.model.name),
-        precision=settings.engine.precision,
+        precision=settings.engine.arithmetic,
         image_size=model.image_size,
         bank_size=settings.tracker.bank_size,
         trunk=model.trunk is not None,
@@ -278,7 +272,7 @@ def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> En
 
 def _tensorrt_fields(device: torch.device, settings: Settings, gpu: str) -> dict[str, Any]:
     fields = describe_tensorrt(gpu)
-    _require_arithmetic(settings.engine.precision, fields["gpu"])
+    _require_arithmetic(settings.engine.arithmetic, fields["gpu"])
     return {"max_objects": round_up_objects(settings.tracker.max_objects), **fields}
 
 
@@ -315,9 +309,9 @@ def _inductor_fields(device: torch.device, settings: Settings, gpu: str) -> dict
 def require_compilable(engine: EngineSettings, device: torch.device) -> None:
     """Raise EngineError for a precision that inductor does not take on this device: float16 is slow on a CPU."""
     usable = [name for name in PRECISIONS if (device.type, name) != ("cpu", "float16")]
-    if engine.precision not in usable:
+    if engine.arithmetic not in usable:
         raise EngineError(
-            f"engine.precision: {INDUCTOR} takes {', '.join(usable)} on {device.type}, found {engine.precision}; use "
+            f"engine.precision: {INDUCTOR} takes {', '.join(usable)} on {device.type}, found {engine.arithmetic}; use "
             "--engine.precision float32"
         )
 
@@ -341,7 +335,7 @@ def choose_model_dtype(settings: Settings) -> str | torch.dtype:
     model, engine = settings.model, settings.engine
     if engine.kind == "torch" or model.dtype != "auto" or pick_device(model.device).type != "cuda":
         return model.dtype
-    return resolve_dtype(engine.precision)
+    return resolve_dtype(engine.arithmetic)
 
 
 def load_model_in(settings: Settings, dtype: str | torch.dtype) -> TrackerModel:
@@ -352,7 +346,7 @@ def load_model_in(settings: Settings, dtype: str | torch.dtype) -> TrackerModel:
 
 def load_stages(settings: Settings) -> TrackerModel:
     """Load the model in the dtype of its engines. Raises ModelError, or EngineError for weights without memory."""
-    model = load_model_in(settings, resolve_dtype(settings.engine.precision))
+    model = load_model_in(settings, resolve_dtype(settings.engine.arithmetic))
     if not model.has_memory:
         raise EngineError(f"{model.name} has no memory modules: expected weights that have them for engines")
     return model

@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from ..models.weight_files import pick_device
 from ..settings import Settings
 from .engine_store import FP8, identify_setup, load_model_in
 from .oom import STAGE_ERRORS, reraise_out_of_memory
-from .quantize import CALIBRATE_HINT, MAX_E4M3, QuantisedLayer, Scales, load_recipe, quantise_encoder
+from .quantize import MAX_E4M3, QuantisedLayer, load_quantisation, quantise_encoder
 from .slot import apply_thresholds, attempt, read_gate_clip, use_torch
 from .validation import Clock, Report, compare_stages, read_clock
 
@@ -80,7 +80,7 @@ def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
 
     `load` loads the weights of `settings` in a dtype, and its errors pass.
     """
-    path = _report_path(settings, FOLDER)
+    path = find_report(settings, FOLDER)
     if path is not None and (report := Report.load(path)):
         return load(torch.bfloat16 if report.passed else torch.float32)
     reference = load(torch.float32)
@@ -133,28 +133,30 @@ def _run_gate(
     )
 
 
-def _report_path(settings: Settings, folder: str, *properties: object) -> Path | None:
-    """Return where the report on these weights on this machine is kept; None if the weights are no local files.
+def find_report(settings: Settings, folder: str, *properties: object) -> Path | None:
+    """Return where a report on these weights and settings on this machine is kept.
 
-    properties: of the libraries and the arithmetic, on which the report depends besides.
+    properties: others that it depends on. None if the weights, the scales or the recipe are no local files.
     """
+    engine = settings.engine
+    given = engine.precision, engine.read_kernel, settings.model.compile, settings.tracker.read, *properties
     try:
-        key = identify_setup(settings), _sources_digest(), *properties
-    except EngineError:
+        files = [path.read_bytes() for path in (engine.scales, engine.recipe) if path]
+        machine = identify_setup(settings), find_version("triton"), torch.version.cuda
+    except (EngineError, OSError):
         return None
+    key = _sources_digest(), *machine, *given, *files
     name = hashlib.sha256(" ".join(map(str, key)).encode()).hexdigest()[:32]
     return settings.engine.folder.expanduser() / folder / f"{name}.json"
 
 
 def _sources_digest() -> str:
-    """Return a digest of the code of the stages and of the gate: another arithmetic is judged again."""
-    here = Path(__file__).parent
+    """Return a digest of the code of the stages, the tracker and the gate: another arithmetic is judged again."""
+    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for path in [
-        *sorted((here.parent / "models" / "sam").glob("*.py")),
-        *(here / name for name in ("validation.py", "slot.py", "fast_torch.py", "quantize.py")),
-    ]:
-        digest.update(path.read_bytes())
+    for folder in ("models/sam", "tracking", "engines"):
+        for path in sorted((package / folder).glob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -218,13 +220,7 @@ def make_fp8_encoder(model: TrackerModel, settings: Settings) -> nn.Module:
     Convolutions, and layers whose sides are no multiples of 16, round to FP8 and compute in the model's dtype. Raises
     EngineError without scales, or for scales or a recipe that do not fit.
     """
-    engine = settings.engine
-    if engine.scales is None:
-        raise EngineError(
-            "engine.precision fp8: expected engine.scales with the output of a calibration, found none; "
-            + CALIBRATE_HINT
-        )
-    stage = quantise_encoder(model, Scales.load(engine.scales), load_recipe(engine.recipe))
+    stage = quantise_encoder(model, *load_quantisation(settings.engine))
     for name, layer in list(stage.named_modules()):
         if isinstance(layer, QuantisedLayer) and _multiplies_in_fp8(layer.layer):
             stage.set_submodule(name, Fp8Linear(layer))
@@ -252,7 +248,8 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
     def serve() -> None:
         try:
             fast = make_stages(model, settings)
-            path = _report_path(settings, FAST_FOLDER, *_describe_fast(model, settings))
+            shares_trunk = getattr(model.encode_stage, "shares_trunk", False)
+            path = find_report(settings, FAST_FOLDER, model.dtype, shares_trunk)
             report = None if path is None else Report.load(path)
             if report is None:
                 report = compare_fast(fast, model, settings, clock)
@@ -268,16 +265,6 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
 
     if reason := attempt(serve, engine):
         use_torch(model, stages, reason)
-
-
-def _describe_fast(model: TrackerModel, settings: Settings) -> Iterator[object]:
-    """Yield what the gate's report on faster stages depends on, besides machine, weights and the project's code."""
-    engine, shares_trunk = settings.engine, getattr(model.encode_stage, "shares_trunk", False)
-    yield from (find_version("triton"), torch.version.cuda, engine.precision, engine.read_kernel)
-    yield from (model.dtype, settings.model.compile, settings.tracker.read, shares_trunk)
-    if engine.precision == FP8:
-        assert engine.scales is not None, "an encoder in FP8 was made from them"
-        yield from (engine.scales.read_bytes(), load_recipe(engine.recipe))
 
 
 def make_stages(model: TrackerModel, settings: Settings) -> Stages:
@@ -335,11 +322,11 @@ def _require_half_on_gpu(model: TrackerModel) -> None:
 
 
 def compare_fast(
-    stages: Stages, model: TrackerModel, settings: Settings, clock: Clock = read_clock
+    stages: Stages, model: TrackerModel, settings: Settings, clock: Clock | None = read_clock
 ) -> Report:
     """Run the gate: compare stages with the model's in float32, whose memory read is the same, on the bundled clip.
 
-    Each that is not the model's own is timed beside it.
+    Each that is not the model's own is timed beside it, unless there is no clock.
     """
     engine = settings.engine
     with reraise_out_of_memory(

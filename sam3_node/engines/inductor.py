@@ -268,20 +268,21 @@ Inputs = tuple[Tensor | None, ...]
 
 
 class CapturedGraph(NamedTuple):
-    """A call that can be repeated: `replay` reads `inputs` and writes `outputs`, whose addresses are fixed."""
+    """A call that can be repeated: `replay` reads the inputs of the capture again, and writes `outputs`."""
 
-    inputs: Inputs
     outputs: Tensor | tuple[Tensor, ...]
     replay: Callable[[], None]
 
 
 Capture = Callable[[Run, Inputs], CapturedGraph]
+"""Captures a call. Its inputs keep their addresses."""
 
 
 class GraphedStage:
     """A stage that is captured at the first call with inputs of given shapes, and replayed afterwards.
 
-    The caller owns the outputs: each call copies them.
+    All graphs read an input of one shape from one place. The caller may write it there, else the call copies it. The
+    caller owns the outputs: each call copies them.
     """
 
     def __init__(self, run: Run, capture: Capture) -> None:
@@ -289,26 +290,31 @@ class GraphedStage:
         self.takes_any_width = getattr(run, "takes_any_width", False)  # see `MemoryRead`
         self.max_objects = getattr(run, "max_objects", None)  # see `Stages`
         self._graphs: dict[tuple[object, ...], CapturedGraph] = {}
+        self._places: dict[tuple[int, tuple[int, ...], torch.dtype], Tensor] = {}
+
+    def find_place(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """Return where graphs read input `number` of a shape, to be written before a call; None if none does yet."""
+        return self._places.get((number, shape, dtype))
 
     @torch.inference_mode()
     def __call__(self, *inputs: Tensor | None) -> Any:
         """Run the stage. Raises EngineError where it cannot be captured."""
-        key = self._compute_key(inputs)
+        held = tuple(None if given is None else self._hold(i, given) for i, given in enumerate(inputs))
+        key = getattr(self.run, "shares_trunk", False), *map(id, held)  # the flag adds an output
         if key not in self._graphs:
-            self._graphs[key] = self._capture(self.run, inputs)
+            self._graphs[key] = self._capture(self.run, held)
         graph = self._graphs[key]
-        for held, given in zip(graph.inputs, inputs, strict=True):
-            if held is not None and given is not None:
-                held.copy_(given)
         graph.replay()
-        if isinstance(graph.outputs, Tensor):
-            return graph.outputs.clone()
-        return tuple(output.clone() for output in graph.outputs)
+        outputs = tuple(output.clone() for output in as_tuple(graph.outputs))
+        return outputs if len(outputs) > 1 else outputs[0]
 
-    def _compute_key(self, inputs: Inputs) -> tuple[object, ...]:
-        """Return the key of a graph: shapes and dtypes, and the flag by which the encoder also returns its trunk."""
-        shapes = (None if tensor is None else (tensor.shape, tensor.dtype) for tensor in inputs)
-        return getattr(self.run, "shares_trunk", False), *shapes
+    def _hold(self, number: int, given: Tensor) -> Tensor:
+        """Return the place of an input, with its values."""
+        key = number, given.shape, given.dtype
+        if key not in self._places:
+            self._places[key] = torch.empty_like(given)
+        place = self._places[key]
+        return place if place is given else place.copy_(given)
 
 
 def make_graphed(stages: Stages, device: torch.device) -> Stages:
@@ -331,20 +337,19 @@ def use_graphs(model: TrackerModel) -> None:
 
 def capture_cuda_graph(run: Run, inputs: Inputs, pool: Any) -> CapturedGraph:
     """Capture a call on the current device. Raises EngineError where that fails, also where memory runs out."""
-    held = tuple(None if tensor is None else tensor.clone() for tensor in inputs)
     graph = torch.cuda.CUDAGraph()
     try:
-        _warm_up(run, held)
+        _warm_up(run, inputs)
         # thread_local: other threads may use the device during the capture
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            outputs = run(*held)
+            outputs = run(*inputs)
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise to_engine_error(error, "while a stage was captured in a CUDA graph") from error
         raise EngineError(
             f"a stage cannot be captured in a CUDA graph: {summarize_error(error)}; set engine.graphs = false"
         ) from error
-    return CapturedGraph(held, outputs, graph.replay)
+    return CapturedGraph(outputs, graph.replay)
 
 
 def _warm_up(run: Run, inputs: Inputs) -> None:

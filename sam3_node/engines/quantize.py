@@ -27,10 +27,10 @@ import torch.nn.functional as F
 from pydantic import Field, ValidationError
 from torch import Tensor, nn
 
-from ..errors import EngineError, OutputError, SettingsError, require
-from ..files import make_folder
+from ..errors import EngineError, SettingsError, require
+from ..files import explain_os_error, write_output
 from ..models import TrackerModel
-from ..settings import Section, read_toml
+from ..settings import EngineSettings, Section, read_toml
 from ..types import Image
 from .engine_store import StoredEngine
 from .export import export
@@ -204,21 +204,14 @@ class Scales(Section):
 
     def save(self, path: Path) -> None:
         """Write the scales as JSON. Raises OutputError where that fails."""
-        make_folder(path.parent)
-        try:
-            path.write_text(self.model_dump_json(indent=1) + "\n")
-        except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror}") from error
+        write_output(path, f"{self.model_dump_json(indent=1)}\n".encode())
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read scales that `save` wrote. Raises EngineError for a file that is absent, damaged or another."""
         try:
-            scales = cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise EngineError(
-                f"cannot read FP8 scales from {path}: {error.strerror}; {CALIBRATE_HINT}"
-            ) from error
+            with explain_os_error(EngineError, f"cannot read FP8 scales from {path}", f"; {CALIBRATE_HINT}"):
+                scales = cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
             fields = describe_wrong_fields(error)
             raise EngineError(f"{path} holds no FP8 scales: {fields}; {CALIBRATE_HINT}") from error
@@ -344,6 +337,16 @@ class Quantisation(NamedTuple):
             return None
         quantisation = cls(scales, recipe)
         return quantisation if quantisation.digest == stored.manifest.scales else None
+
+
+def load_quantisation(engine: EngineSettings) -> Quantisation:
+    """Read the scales and the recipe of `engine`. Raises EngineError without scales; SettingsError for the recipe."""
+    if engine.scales is None:
+        raise EngineError(
+            "engine.precision fp8: expected engine.scales with the output of a calibration, found none; "
+            + CALIBRATE_HINT
+        )
+    return Quantisation(Scales.load(engine.scales), load_recipe(engine.recipe))
 
 
 def _record_maxima(stage: nn.Module, names: list[str], run: Callable[[nn.Module], None]) -> None:

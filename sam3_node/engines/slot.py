@@ -21,7 +21,8 @@ from torch import nn
 
 from ..bags.bag import sample_images
 from ..bags.native.reader import TABLETOP, LabelledClip
-from ..errors import EngineError, OutputError, Sam3NodeError
+from ..errors import EngineError, Sam3NodeError
+from ..files import write_output
 from ..models import TrackerModel
 from ..models.pixels import mask_boxes
 from ..models.sam.stages import Run, Stages
@@ -187,7 +188,7 @@ class TrackerSlot(EngineSlot):
         return compute_key(self.model, self.settings)
 
     def load(self, stored: StoredEngine) -> LoadedEngines:
-        dtype = resolve_dtype(self.settings.engine.precision)
+        dtype = resolve_dtype(self.settings.engine.arithmetic)
         specs = tracker_stages(self.model, dtype=dtype, trunk=stored.manifest.key.trunk)
         load = self._load_packages if self.settings.engine.kind == INDUCTOR else self._load_plans
         return LoadedEngines(stored, load(stored, specs), specs)
@@ -220,7 +221,7 @@ class TrackerSlot(EngineSlot):
             clip.frames,
             engine.min_cosine,
             engine.min_iou,
-            dtype=resolve_dtype(engine.precision),
+            dtype=resolve_dtype(engine.arithmetic),
             prompts=clip.prompts(reference.image_size),
             find_module=partial(self._load_module, engines),
             served=self.model,
@@ -239,7 +240,7 @@ class TrackerSlot(EngineSlot):
 
         None for an FP8 encoder whose scales and recipe are not stored beside its engines.
         """
-        precision = self.settings.engine.precision
+        precision = self.settings.engine.arithmetic
         model = load_model_in(self.settings, resolve_dtype(precision))
         if has_trunk(engines.specs):
             model.share_trunk()
@@ -292,11 +293,7 @@ def read_report(stored: StoredEngine) -> Report | None:
 
 def write_report(stored: StoredEngine, report: Report) -> None:
     """Store the gate's report beside engines; raises OutputError."""
-    path = stored.folder / REPORT
-    try:
-        path.write_text(report.to_json(), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+    write_output(stored.folder / REPORT, report.to_json().encode())
 
 
 def shorten_reason(error: Exception) -> str:

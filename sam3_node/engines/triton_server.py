@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import EngineError, OutputError, require
-from ..files import make_folder
+from ..files import explain_os_error, make_folder
 from ..models import TrackerModel
 from ..models.sam.stages import Decoder
 from ..settings import Settings
@@ -145,7 +145,7 @@ def export_repository(
     run, and for models that are in the folder already; ModelError, MissingExtraError and OutputError. Nothing is
     written then.
     """
-    precision = settings.engine.precision
+    precision = settings.engine.arithmetic
     if not plans and precision not in ONNX_PRECISIONS:
         raise EngineError(
             f"engine.precision {precision}: expected {' or '.join(ONNX_PRECISIONS)} for ONNX files, because Triton's "
@@ -293,7 +293,7 @@ def _format_value(value: object) -> str:
 def _find_plans(settings: Settings, image_size: int) -> StoredEngine:
     """Return the newest plans of these weights in the store that the server can run. Raises EngineError."""
     engine = settings.engine
-    wanted = (checkpoint_digest(settings.model.name), engine.precision, image_size)
+    wanted = (checkpoint_digest(settings.model.name), engine.arithmetic, image_size)
     fitting = [
         stored
         for stored in EngineStore(engine.folder).all()
@@ -304,7 +304,7 @@ def _find_plans(settings: Settings, image_size: int) -> StoredEngine:
     for stored in fitting:
         if stored.manifest.key.library == TENSORRT:
             return stored
-    what = f"plans of {settings.model.name} in {engine.precision} at {image_size} pixels"
+    what = f"plans of {settings.model.name} in {engine.arithmetic} at {image_size} pixels"
     if fitting:
         raise EngineError(
             f"{what}: expected plans of {TENSORRT}, found plans of {fitting[0].manifest.key.library}, which Triton "
@@ -327,15 +327,15 @@ def _write_models(
     folder: Path, models: Sequence[ServedModel], stored: StoredEngine | None, progress: ReportProgress
 ) -> list[Path]:
     """Write all models or nothing."""
-    try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
-            for model in models:
-                step = BuildStep(model.name, progress)
-                _write_model(Path(temporary) / model.name, model, stored)
-                step.finish()
-            return [(Path(temporary) / model.name).rename(folder / model.name) for model in models]
-    except OSError as error:
-        raise OutputError(f"cannot write models to {folder}: {error.strerror}") from error
+    with (
+        explain_os_error(OutputError, f"cannot write models to {folder}"),
+        tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary,
+    ):
+        for model in models:
+            step = BuildStep(model.name, progress)
+            _write_model(Path(temporary) / model.name, model, stored)
+            step.finish()
+        return [(Path(temporary) / model.name).rename(folder / model.name) for model in models]
 
 
 def _write_model(folder: Path, model: ServedModel, stored: StoredEngine | None) -> None:

@@ -24,7 +24,7 @@ from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from ..errors import ModelError, did_you_mean
-from ..files import describe_stand_in
+from ..files import describe_stand_in, explain_os_error
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -128,11 +128,9 @@ def check_digest(path: Path, hint: str | None = None) -> None:
     hint: how to get the file again; by default, how to get the bundled weights again.
     """
     digest_file, hint = digest_path(path), hint or _reinstall_hint(path)
-    try:
+    with explain_os_error(ModelError, f"cannot check {path} against its digest", f"; {hint}"):
         line = _LINE.fullmatch(digest_file.read_text(errors="replace").strip())
         digest = _compute_sha256(path)
-    except OSError as error:
-        raise ModelError(f"cannot check {path} against its digest: {error}; {hint}") from error
     if line is None or line[2] != path.name:
         raise ModelError(
             f"expected the sha256 of {path.name} in {digest_file}, as sha256sum writes it, found another text; "

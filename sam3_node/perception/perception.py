@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from ..calibration import Calibration, load_calibration
-from ..detection.detectors import Detector, PromptSet, load_detector, prepare_prompts, restore_prompts
+from ..detection.detectors import Detector, PromptSet, prepare_prompts, restore_prompts
 from ..detection.phrases import clean_prompts
 from ..engines.choice import choose
-from ..engines.detector import choose_phrases, resolve_folder, serve_detector
+from ..engines.detector import choose_phrases, load_chosen, resolve_folder, serve_detector
 from ..engines.engine_store import FP8, checkpoint_digest, choose_model_dtype, identify_setup
 from ..engines.fast_torch import has_open_dtype, load_by_gate, serve_fast_torch
 from ..engines.inductor import CompiledArtifacts, keep_compiled, use_graphs
@@ -418,17 +418,15 @@ def _load_to_serve(settings: Settings) -> TrackerModel:
 @contextmanager
 def _keeping_artifacts(settings: Settings) -> Iterator[None]:
     """Load what torch compiled for these weights before, and keep what the block compiles."""
-    key = ""
+    artifacts = None
     if _compiles(settings):
         with suppress(EngineError):  # of weights that are no files
-            key = identify_setup(settings)
-    if not key:
-        yield
-        return
-    artifacts = CompiledArtifacts(settings.engine.folder, key)
-    artifacts.load()
+            artifacts = CompiledArtifacts(settings.engine.folder, identify_setup(settings))
+    if artifacts:
+        artifacts.load()
     yield
-    artifacts.save()
+    if artifacts:
+        artifacts.save()
 
 
 def _use_read(model: TrackerModel, settings: Settings) -> None:
@@ -514,14 +512,6 @@ def load_configured_detector(
     if settings.kind == "none":
         return None
     with reraise_out_of_memory(ModelError, f"while the detector {settings.name} was loaded", MEMORY_HINT):
-        detector = load_detector(
-            settings.kind,
-            settings.name,
-            vocabulary=settings.vocabulary,
-            text_encoder=settings.text_encoder,
-            device=model.device,
-            dtype=model.dtype if tracker is None else tracker.dtype,
-            tracker=tracker,
-        )
+        detector = load_chosen(settings, model, tracker)
         serve_detector(detector, Settings(model=model, detector=settings, engine=engine or EngineSettings()))
     return detector

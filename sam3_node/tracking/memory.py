@@ -126,17 +126,26 @@ class Memories(NamedTuple):
     """bool [N, S + P]; [N, P] if all memories are valid; None if all are valid"""
 
 
+FindPlace = Callable[[int, tuple[int, ...], torch.dtype], Tensor | None]
+"""Returns where a read takes its input of this number, shape and dtype; None if nowhere yet."""
+Gather = Callable[[FindPlace | None], Memories]
+
+
 class ReadGroup(NamedTuple):
     """Objects that are read together because they have equally many memories."""
 
     positions: Ints
     """int64 [n], places in the rows that were asked for"""
-    gather: Callable[[], Memories]
-    """Returns the memories of the objects at `positions`; with static shapes, more rows follow to be ignored."""
+    gather: Gather
+    """Returns the memories of the objects at `positions`; with static shapes, more rows follow to be ignored. Those of
+    frames are where the read takes them, if it says where."""
 
 
 class _Slots(NamedTuple):
-    """Selected slots of each row: slot int64 [N, K], time int64 [N, K], valid bool [N, K]."""
+    """Selected slots of each row: slot int64 [N, K], time int64 [N, K], valid bool [N, K].
+
+    slot: of a row; in a selection, among the slots of all rows.
+    """
 
     slot: Ints
     time: Ints
@@ -159,7 +168,6 @@ class _Slots(NamedTuple):
 class _Selection(NamedTuple):
     """The slots that n rows attend to, and `Memories.valid`."""
 
-    rows: Ints
     memory: _Slots
     pointer: _Slots
     mask: Bools | None
@@ -297,10 +305,11 @@ class MemoryBank:
         self._score[row, slot] = 1.0
         self._conditioning_frame[row, self._anchor] = NO_FRAME
 
-    def read(self, rows: Ints, frame: int, static: bool) -> Memories:
+    def read(self, rows: Ints, frame: int, static: bool, find_place: FindPlace | None = None) -> Memories:
         """Return the memories that `rows` attend to on step `frame`; with `static`, of equal shapes on every step.
 
-        On a step in the past, tracked frames and pointers of later frames are left out, as in the reference.
+        find_place: see `ReadGroup.gather`. On a step in the past, tracked frames and pointers of later frames are left
+        out, as in the reference.
         """
         self._settle()
         memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
@@ -310,8 +319,8 @@ class MemoryBank:
             every = np.arange(len(rows))
             memory, pointer = memory.take(every), pointer.take(every)
             mask = _join_masks(memory.valid, pointer.valid)
-        [gather] = self._send([_Selection(rows, memory, pointer, mask)])
-        return gather()
+        [gather] = self._send([_Selection(memory, pointer, mask)])
+        return gather(find_place)
 
     def read_groups(
         self, rows: Ints, frame: int, static: bool, engine_objects: int | None = None, padded: bool = False
@@ -345,7 +354,7 @@ class MemoryBank:
                 elif not (static or padded):
                     mask = _join_masks(held.valid, seen.valid)
                 placed.append(positions[start : start + size])
-                selections.append(_Selection(rows[part], held, seen, mask))
+                selections.append(_Selection(held, seen, mask))
         return list(map(ReadGroup, placed, self._send(selections)))
 
     @property
@@ -372,27 +381,33 @@ class MemoryBank:
                 torch.ones(objects, masked, dtype=torch.bool, device=device),
             )
 
-    def _send(self, selections: list[_Selection]) -> list[Callable[[], Memories]]:
+    def _send(self, selections: list[_Selection]) -> list[Gather]:
         """Send the indices of all selections to the device in one block; return what gathers each one's memories."""
         none = np.empty(0, np.bool_)
         indices = [
-            [rows[:, None], *memory[:2], *pointer[:2], none if mask is None else mask]
-            for rows, memory, pointer, mask in selections
+            [*memory[:2], *pointer[:2], none if mask is None else mask]
+            for memory, pointer, mask in selections
         ]
         arrays = list(chain(*indices))
         flat = np.concatenate([array.ravel() for array in arrays], dtype=np.int64)
         block = copy_to_device(flat, self.features.device).split([array.size for array in arrays])
         views = (part.view(array.shape) for part, array in zip(block, arrays, strict=True))
         return [
-            partial(self._gather, selection.mask is not None, *islice(views, len(group)))
+            partial(self._gather, selection.mask is not None, list(islice(views, len(group))))
             for selection, group in zip(selections, indices, strict=True)
         ]
 
-    def _gather(self, has_mask: bool, row: Tensor, slots: Tensor, *others: Tensor) -> Memories:
-        offset, pointer_slots, age, valid = others
-        pointers = self.pointers[row, pointer_slots]
+    def _gather(self, has_mask: bool, indices: list[Tensor], find_place: FindPlace | None) -> Memories:
+        index, offset, pointer_index, age, valid = indices
+        frames, pointers = self.features.flatten(0, 1), self.pointers.flatten(0, 1)
+        shape = *index.shape, *frames.shape[1:]
+        memory = find_place(1, shape, frames.dtype) if find_place else None
+        if memory is None:
+            memory = frames[index]
+        else:
+            torch.index_select(frames, 0, index.flatten(), out=memory.view(-1, *shape[2:]))
         mask = valid.bool() if has_mask else None
-        return Memories(self.features[row, slots], offset, pointers, age.float(), mask)
+        return Memories(memory, offset, pointers[pointer_index], age.float(), mask)
 
     def conditioning_pointers(self, rows: Ints) -> tuple[Tensor, Tensor]:
         """Return the pointers of N rows' prompted frames, [N, P, C] in no order, and bool [N, P]: True if valid."""
@@ -449,6 +464,7 @@ class MemoryBank:
         )
         newest_first = np.argsort(-conditioning, axis=1, kind="stable")
         return _join(
+            rows * self.features.shape[1],
             prompted.reorder(newest_first),
             _Slots(np.where(valid, index, 0), np.where(valid, offset - 1, 0), valid),
         )
@@ -461,6 +477,7 @@ class MemoryBank:
         conditioning = self._conditioning_pointer[rows]
         conditioning = np.where(conditioning <= frame, conditioning, NO_FRAME)
         return _join(
+            rows * self.pointers.shape[1],
             _Slots(np.where(valid, chosen, 0), np.where(valid, age, 0), valid),
             self._conditioning_slots(conditioning, self._pointer_ring, frame - conditioning),
         )
@@ -530,9 +547,13 @@ def _join_masks(memory: Bools, pointer: Bools) -> Bools | None:
     return None if pointer.all() else pointer
 
 
-def _join(first: _Slots, second: _Slots) -> _Slots:
-    """Concatenate both along axis 1 and move the valid slots of each row to the front."""
+def _join(start: Ints, first: _Slots, second: _Slots) -> _Slots:
+    """Concatenate both along axis 1, and move the valid slots of each row to the front.
+
+    start: int64 [N], number of the first slot of each row among those of all rows.
+    """
     joined = _Slots(*(np.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)))
+    joined = joined._replace(slot=joined.slot + start[:, None])
     return joined.reorder(np.argsort(~joined.valid, axis=1, kind="stable"))
 
 

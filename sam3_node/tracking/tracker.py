@@ -266,19 +266,23 @@ class Tracker(SavedFields):
         """
         read, static = self.model.stages.read, self.model.static_shapes
         any_width, at_once = _read_limits(read)
+        find_place = getattr(
+            read, "find_place", None
+        )  # of a CUDA graph, whose inputs have addresses of their own
         if not any_width and at_once is None:  # kernels read only what is valid
             padded = pad_to_batch(rows) if static else rows
-            out: Tensor = read(top, *self._memory.read(padded, frame, static or self.model.is_compiled))
+            static = static or self.model.is_compiled
+            out: Tensor = read(top, *self._memory.read(padded, frame, static, find_place))
             return out
         engine_objects = None if any_width else at_once
         groups = self._memory.read_groups(rows, frame, static, engine_objects, self.model.is_compiled)
         if len(groups) == 1:
-            out = read(top, *groups[0].gather())
+            out = read(top, *groups[0].gather(find_place))
             return out
         tokens = [  # [1, hw, C] each
             row
             for group in groups
-            for row in read(top, *group.gather())[: len(group.positions)].flatten(2).mT.split(1)
+            for row in read(top, *group.gather(find_place))[: len(group.positions)].flatten(2).mT.split(1)
         ]
         order = np.argsort(np.concatenate([group.positions for group in groups]))
         joined: Tensor = torch.cat([tokens[row] for row in (pad_to_batch(order) if static else order)])

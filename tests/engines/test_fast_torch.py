@@ -22,14 +22,13 @@ from sam3_node.engines.fast_torch import (
     make_stages,
     serve_fast_torch,
 )
-from sam3_node.engines.inductor import CapturedGraph, GraphedStage
 from sam3_node.engines.quantize import QuantisedLayer, Scales, find_layers, quantise_encoder, weights_digest
 from sam3_node.engines.validation import Report, TrackFigures
 from sam3_node.errors import EngineError, SettingsError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.models.sam.stages import Run, Stages
 from sam3_node.perception.perception import load_model
 from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
+from tests.engines.test_graphs import on_tape
 from tests.engines.test_validation import ALWAYS, CountedClock
 from tests.support.refuses import refuses
 from tests.support.tiny import noise_clip, random_source, stages_of
@@ -271,7 +270,7 @@ def test_a_detector_shares_the_trunk_of_an_encoder_in_fp8(
     encode, pixels = model.stages.encode, noise_clip(model.image_size, 1)[0]
     assert isinstance(encode, nn.Module)
     if graphed:
-        model.stages = Stages(*(GraphedStage(run, capture_on_cpu) for run in model.stages))
+        on_tape(model)
     with torch.inference_mode():
         assert model.encode(pixels).trunk is None
         assert model.share_trunk() is model.encode_stage.backbone
@@ -279,18 +278,6 @@ def test_a_detector_shares_the_trunk_of_an_encoder_in_fp8(
         assert trunk is not None
         assert torch.equal(trunk, encode.get_submodule("backbone")(pixels))
         assert (trunk - model.encode_stage.backbone(pixels)).abs().max() > 0  # the served encoder's own
-
-
-def capture_on_cpu(run: Run, inputs: tuple[torch.Tensor | None, ...]) -> CapturedGraph:
-    """Return a call without a graph: a replay runs the stage again."""
-    held = tuple(None if tensor is None else tensor.clone() for tensor in inputs)
-    outputs = run(*held)
-
-    def replay() -> None:
-        for output, new in zip(outputs, run(*held), strict=True):
-            output.copy_(new)
-
-    return CapturedGraph(held, outputs, replay)
 
 
 def test_fp8_serves_once_the_gate_has_passed_it(weights: Path, tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.compiler._cache import CacheArtifactManager
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam3_node.engines import inductor
 from sam3_node.engines.inductor import (
@@ -41,16 +43,15 @@ class Tape:
 
     def __call__(self, run: Run, inputs: Inputs) -> CapturedGraph:
         self.captures += 1
-        held = tuple(None if tensor is None else tensor.clone() for tensor in inputs)
-        outputs = run(*held)
+        outputs = run(*inputs)
 
         def replay() -> None:
-            actual = run(*held)
+            actual = run(*inputs)
             pairs = [(outputs, actual)] if isinstance(actual, Tensor) else zip(outputs, actual, strict=True)
             for place, value in pairs:
                 place.copy_(value)
 
-        return CapturedGraph(held, outputs, replay)
+        return CapturedGraph(outputs, replay)
 
 
 def on_tape(model: TrackerModel) -> Tape:
@@ -79,6 +80,54 @@ def test_a_tracker_of_replayed_stages_gives_the_same() -> None:
     assert tape.captures == 1 + 3 * 3, "encode once, the others for 1, 2 and 4 objects"
     tracked(taped, 3)
     assert tape.captures == 10
+
+
+class Copies(TorchDispatchMode):
+    """Notes the addresses that a block of code copies to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets = set[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket is torch.ops.aten.copy_:
+            self.targets.add(args[0].data_ptr())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "any_width", [True, False]
+)  # of torch's read, and of kernels, which take the whole bank
+@torch.inference_mode()
+def test_a_bank_is_gathered_straight_into_the_input_of_a_graph(any_width: bool) -> None:
+    source = random_source("sam3")
+    direct, copied = stages_of(source), stages_of(source)
+    for model in (direct, copied):
+        on_tape(model)
+        model.stages.read.takes_any_width = any_width
+    read = direct.stages.read
+    copied.stages.read.find_place = None
+    trackers = [Tracker(model, max_objects=4) for model in (direct, copied)]
+    addresses = dict[Any, int]()
+    for number, pixels in enumerate(noise_clip(direct.image_size, 14)):
+        prompts = [ObjectPrompt(number, points=[[30.0 + 10 * number, 40.0]])] if number < 4 else []
+        if number == 11:
+            for tracker in trackers:
+                tracker.remove(1)
+        for place in read._places.values():  # nothing of the step before may be read
+            place.fill_(float("nan") if place.is_floating_point() else 1)
+        with Copies() as copies:
+            mine = trackers[0].step(pixels, prompts)
+        theirs = trackers[1].step(pixels, prompts)
+        assert mine.ids == theirs.ids
+        assert torch.equal(mine.logits, theirs.logits)
+        now = {key: place.data_ptr() for key, place in read._places.items()}
+        assert addresses.items() <= now.items(), "a captured address stays"
+        assert not copies.targets & {address for (number, *_), address in addresses.items() if number == 1}
+        addresses = now
+    shapes = {tuple(shape[:2]) for number, shape, _ in addresses if number == 1}
+    assert {objects for objects, _ in shapes} == {1, 2, 4}
+    assert (len({width for _, width in shapes}) > 1) == any_width
 
 
 def test_the_caller_owns_the_outputs() -> None:

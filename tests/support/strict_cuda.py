@@ -66,17 +66,16 @@ class StrictCuda:
 
     def capture(self, run: Run, inputs: Inputs) -> CapturedGraph:
         """Capture a call as `capture_cuda_graph` does."""
-        held = tuple(None if tensor is None else tensor.clone() for tensor in inputs)
         with self.use(self.new_stream()):
             for _ in range(3):
-                run(*held)
+                run(*inputs)
         self.tape = tape = Tape()
         try:
             with self.use(self.new_stream()), tape:
-                outputs = run(*held)
+                outputs = run(*inputs)
         finally:
             self.tape = None
-        return CapturedGraph(held, outputs, tape.replay)
+        return CapturedGraph(outputs, tape.replay)
 
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:

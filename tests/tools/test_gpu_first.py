@@ -18,16 +18,19 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from sam3_node.errors import DeviceError
 from tests.support.paths import ROOT
 from tools.bench import gpu_first
 from tools.bench.gpu_first import Journal, OutOfTimeError, read_lines
+
+UNLIMITED = ["--dry-run", "--seconds", "1e4", "--total", "1e4"]
 
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the file of a dry run of all sections."""
     path = tmp_path_factory.mktemp("first") / "first.jsonl"
-    assert gpu_first.main(["--dry-run", "--out", str(path)]) == 0, path.read_text()
+    assert gpu_first.main([*UNLIMITED, "--out", str(path)]) == 0, path.read_text()
     return path
 
 
@@ -50,12 +53,44 @@ def test_a_run_that_was_killed_goes_on_where_it_was(
     *kept, last = text.splitlines(keepends=True)
     journal.write_text("".join(kept) + last[: len(last) // 2])
     capsys.readouterr()
-    assert gpu_first.main(["--dry-run", "--section", "kernels", "peer", "tests", "--out", str(journal)]) == 0
+    assert gpu_first.main([*UNLIMITED, "--section", "kernels", "peer", "tests", "--out", str(journal)]) == 0
     (printed,) = capsys.readouterr().out.splitlines()
     assert json.loads(printed)["figure"] == json.loads(last)["figure"]
     assert [line["figure"] for line in read_lines(journal)] == [
         json.loads(line)["figure"] for line in [*kept, last]
     ]
+
+
+def test_a_figure_is_cut_when_the_time_of_its_section_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wait(journal: Journal) -> None:
+        journal.measure("short", "s", lambda: 1)
+        journal.measure("endless", "s", lambda: subprocess.run(["sleep", "1000"], check=True).returncode)
+
+    monkeypatch.setattr(gpu_first, "SECTIONS", {"wait": wait, "next": lambda journal: None})
+    path = tmp_path / "first.jsonl"
+    assert gpu_first.main(["--dry-run", "--seconds", "0.5", "--out", str(path)]) == 3
+    assert [line["figure"] for line in read_lines(path)] == ["short"]
+    assert "time is over in wait" in capsys.readouterr().err
+
+
+def test_after_a_figure_that_loses_the_gpu_a_new_process_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> float:
+        raise DeviceError("an illegal memory access")
+
+    calls, path = list[list[str]](), tmp_path / "first.jsonl"
+    monkeypatch.setattr(gpu_first, "SECTIONS", {"one": lambda journal: journal.measure("first", "ms", fail)})
+    monkeypatch.setattr(gpu_first.os, "execv", lambda file, words: calls.append(words[3:]))
+    gpu_first.main(["--dry-run", "--out", str(path)])
+    (words,) = calls
+    assert gpu_first.arguments(words).out == path
+    assert gpu_first.arguments(words).total <= gpu_first.TOTAL_S
+    assert gpu_first.main(words) == 0, "the file has the figure"
+    (line,) = read_lines(path)
+    assert "illegal memory access" in line["traceback"]
 
 
 def test_no_figure_begins_after_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +150,7 @@ def run_bare(script: str, *words: str) -> subprocess.CompletedProcess[str]:
 def test_it_runs_with_few_packages(tmp_path: Path) -> None:
     path = tmp_path / "first.jsonl"
     script = "from tools.bench import gpu_first\nsys.exit(gpu_first.main(sys.argv[1:]))"
-    words = ["--dry-run", "--section", "eager", "fp8", "kernels", "--out", str(path)]
+    words = [*UNLIMITED, "--section", "eager", "fp8", "kernels", "--out", str(path)]
     done = run_bare(script, *words)
     assert done.returncode == 0, done.stderr
     assert {line["section"] for line in read_lines(path)} == {"eager", "fp8", "kernels"}
@@ -133,7 +168,9 @@ def test_the_tests_that_need_a_gpu_are_found_with_few_packages() -> None:
 
 def test_no_passed_test_is_a_failed_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*args: object, **options: object) -> SimpleNamespace:
-        return SimpleNamespace(stdout="Interrupted: 5 errors during collection\n5 errors in 9.10s\n")
+        return SimpleNamespace(
+            stdout="Interrupted: 5 errors during collection\n5 errors in 9.10s\n", stderr=""
+        )
 
     monkeypatch.setattr(gpu_first.subprocess, "run", run)
     path = tmp_path / "first.jsonl"
@@ -141,6 +178,7 @@ def test_no_passed_test_is_a_failed_figure(tmp_path: Path, monkeypatch: pytest.M
     (line,) = read_lines(path)
     assert "no test passed" in line["error"]
     assert "5 errors" in line["error"]
+    assert "5 errors" in path.with_suffix(".tests.txt").read_text()
 
 
 def test_counts_of_pytest() -> None:
@@ -159,6 +197,7 @@ def test_a_figure_that_fails_is_a_line_and_the_next_one_follows(tmp_path: Path) 
     journal.measure("second", "ms", lambda: 2)
     first, second = read_lines(path)
     assert first["error"] == "RuntimeError: no kernel"
+    assert "for this GPU" in first["traceback"]
     assert second["value"] == 2.0
     assert journal.errors == 1
     late = Journal(path, "kernels", journal.scale, end_s=0.0, context={})

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from types import TracebackType
 from typing import Self
 
@@ -29,17 +30,21 @@ class Processes:
 
     def start(self, *arguments: str, **settings: str) -> subprocess.Popen[str]:
         """Start a command and wait for the line that says it is ready."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sam3_node", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=self._environment | settings,
-        )
-        self._started.append(process)
-        assert process.stdout is not None
-        if not process.stdout.readline():
-            raise SystemExit(f"sam3-node {' '.join(arguments)} did not start: exit code {process.wait()}")
+        with tempfile.TemporaryFile("w+") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "sam3_node", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environment | settings,
+            )
+            self._started.append(process)
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                code = process.wait()
+                log.seek(0)
+                words = " ".join(arguments)
+                raise SystemExit(f"sam3-node {words} did not start: exit code {code}\n{log.read()[-1000:]}")
         return process
 
     def client(self, timeout_ms: int = 30000) -> PerceptionClient:

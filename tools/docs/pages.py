@@ -46,7 +46,7 @@ def _describe(option: Option) -> str:
 
 
 GPUS = (
-    ("T4", 16, "no bfloat16: `--model.dtype float16`"),
+    ("T4", 16, "float16"),
     ("RTX 4070", 12, "bfloat16, FP8"),
     ("RTX 4090", 24, "bfloat16, FP8"),
     ("RTX 5090", 32, "bfloat16, FP8"),

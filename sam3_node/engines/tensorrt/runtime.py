@@ -211,7 +211,8 @@ class ExecutionContexts:
                 f"memory ran out, {MEMORY_HINT}"
             )
         block = self._workspace.allocate()
-        context.set_device_memory(block.data_ptr(), block.numel())
+        if block.numel():  # an empty block has no address, which TensorRT reports as an error
+            context.set_device_memory(block.data_ptr(), block.numel())
         for spec in self._stage.inputs:
             shape = spec.shape_for(*sizes)
             if not context.set_input_shape(spec.name, shape):

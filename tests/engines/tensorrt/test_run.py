@@ -110,6 +110,13 @@ def test_on_another_stream_it_stays_there(api: StrictTensorRT, cuda: StrictCuda)
     assert used is stream
 
 
+def test_a_plan_without_scratch_memory_is_given_none(
+    api: StrictTensorRT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.support.strict_tensorrt.BYTES_AN_OBJECT", 0)
+    assert make_run(api)(*inputs(2)) is not None
+
+
 def test_engines_of_a_workspace_share_one_block_of_the_largest_size(api: StrictTensorRT) -> None:
     workspace = Workspace(CPU)
     small, large = (TensorRTRun(api.plan(STAGE, most), STAGE, CPU, workspace) for most in (1, 8))

@@ -37,20 +37,14 @@ def start(args: argparse.Namespace) -> str:
     from sam3_node.settings import Settings
 
     kind = "inductor" if args.how in (BUILD_PACKAGES, PACKAGES) else "torch"
-    precision = "bfloat16" if torch.cuda.is_available() and args.device != "cpu" else "float32"
-    chosen = {"name": args.model, "device": args.device, "threads": args.threads}
+    on_gpu = torch.cuda.is_available() and args.device != "cpu"
+    precision, dtype = ("bfloat16", "bfloat16") if on_gpu else ("float32", "auto")
+    chosen = {"name": args.model, "device": args.device, "threads": args.threads, "dtype": dtype}
+    engine = {"kind": kind, "precision": precision, "folder": args.once, "fallback": False, "max_time": 0}
+    engine |= {"read_kernel": "torch", "graphs": False}  # what is open would be timed before
+    model_settings = chosen | {"compile": args.how == COMPILED}
     settings = Settings.model_validate(
-        {
-            "model": chosen | {"compile": args.how == COMPILED},
-            "tracker": {"max_objects": args.objects},
-            "engine": {
-                "kind": kind,
-                "precision": precision,
-                "folder": args.once,
-                "fallback": False,
-                "max_time": 0,
-            },
-        }
+        {"model": model_settings, "tracker": {"max_objects": args.objects}, "engine": engine}
     )
     begin_s, begin_cpu_s = time.perf_counter(), cpu_s()
     if args.how == BUILD_PACKAGES:
