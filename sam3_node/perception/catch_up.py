@@ -291,9 +291,7 @@ class CatchUps:
 
     def get_stride(self, object_id: int | None = None) -> int | None:
         """Return the stride of an object, by default of the next to be tracked; None if it does not catch up."""
-        if object_id is None:
-            object_id = next(iter(self._places), None)
-        place = self._places.get(object_id) if object_id is not None else None
+        place = self._places.get(next(iter(self._places), -1) if object_id is None else object_id)
         return None if place is None else place.stride
 
     def begin(

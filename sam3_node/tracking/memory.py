@@ -5,11 +5,7 @@ ring of the newest frames, then slots for conditioning frames, which are the pro
 which frame each slot holds, and `SelectionRule` chooses among them, so reading the bank never waits for the device.
 
 With selection distractor, the last of these slots keeps the anchor: the newest frame with a sure mask on which a rival
-of the object was in view. Like a conditioning frame, it is attended to at any age. This is the distractor-resolving
-memory of SAM2.1++ (Videnovic, Lukezic, Kristan, "A Distractor-Aware Memory for Visual Object Tracking with SAM2", arXiv
-2411.17576), with its bounds for areas, boxes and the interval. Three points differ. nano has one mask, so a rival is a
-region of the mask at logit -1. nano predicts lower IoUs, so the usual score of the track says which mask is sure. All
-recent frames stay, because a mask appears for a hidden object if the frames without one are left out.
+of the object was in view (`has_rival`). Like a conditioning frame, it is attended to at any age.
 
 `LastMasks` uses the interface of SAM for single images (arXiv 2304.02643, 2408.00714): the next prompt is a box and the
 logits of an earlier mask. The box has a margin, because the object may have moved. An object that is out of view, or
@@ -51,7 +47,7 @@ from .track_history import (
     measure,
     resemblance,
 )
-from .tracks import decode_boxes
+from .tracks import confidence, decode_boxes, pad_to_batch
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -529,17 +525,6 @@ def _take_slot(frames: Ints, frame: int) -> int | None:
     return slot
 
 
-def confidence(presence: Tensor, iou: Tensor) -> Tensor:
-    """Combine presence logit and predicted IoU into a confidence in 0..1 (SAM 3's `cal_mem_score`)."""
-    return (2 * presence.sigmoid() - 1).clamp(min=0) * iou
-
-
-def pad_to_batch(rows: Ints) -> Ints:
-    """Repeat the first row up to the next batch size: 1, 2, 4, 8, …"""
-    size = 1 << (len(rows) - 1).bit_length()
-    return np.concatenate([rows, np.repeat(rows[:1], size - len(rows))])
-
-
 def _join_masks(memory: Bools, pointer: Bools) -> Bools | None:
     """Return the shortest `valid` of `Memories` that says the same as both masks."""
     if not memory.all():
@@ -598,7 +583,7 @@ class LastMasks:
         self._prompted[row] = frame
         self._logits[row] = self._sure[row] = decoded.logits[0].float()
         self._pointers[row] = decoded.pointer[0]
-        self._history.start(row, frame, _levels(decoded.logits).inside[0])
+        self._history.start(row, frame, find_level_sets(decoded.logits).inside[0])
 
     def is_conditioning(self, row: int, frame: int) -> bool:
         """Return True if the last prompt of the object in `row` was on this frame."""
@@ -621,7 +606,7 @@ class LastMasks:
         present = decoded.presence.cpu().numpy() > 0
         signals = measure(levels, present)
         quality = decoded.iou.float().cpu().numpy() * signals.stability
-        before = _levels(last).inside
+        before = find_level_sets(last).inside
         judged = [
             self._history.judge(row, frame, signals.inside[n], before[n], float(quality[n]))
             if present[n] and signals.inside[n].any()
@@ -645,22 +630,22 @@ class LastMasks:
 
         The mask that resembles the last one most is taken then. Return also the level sets.
         """
-        before = _levels(last)
+        before = find_level_sets(last)
         decoded = self._decode(features, last, BOX_MARGINS[0])
-        levels = _levels(decoded.logits)
+        levels = find_level_sets(decoded.logits)
         again = np.flatnonzero(has_jumped(levels, before))
         if not again.size:
             return decoded, levels
         chosen = torch.from_numpy(again).to(last.device)
         tried = [Decoded(*(column[chosen] for column in decoded))]
         tried += [self._decode(features, last[chosen], margin) for margin in BOX_MARGINS[1:]]
-        candidates = [_levels(attempt.logits) for attempt in tried]
+        candidates = [find_level_sets(attempt.logits) for attempt in tried]
         for position, row in enumerate(again.tolist()):
             wanted = before.inside[row]
             best = int(np.argmax([resemblance(masks.inside[position], wanted) for masks in candidates]))
             for column, better in zip(decoded, tried[best], strict=True):
                 column[row] = better[position]
-        return decoded, _levels(decoded.logits)
+        return decoded, find_level_sets(decoded.logits)
 
     def decode_mask(self, features: Features, mask: Tensor) -> Decoded:
         """Return a mask prompt [1, 1, S, S] in 0..1 as the result of its frame, with the pointer of its object."""
@@ -712,8 +697,3 @@ class LastMasks:
         self._sure[index] = state["sure"].to(self._sure.device)
         self._history.restore(rows, state["history"])
         self._pointers[index] = state["pointers"].to(self._pointers.device)
-
-
-def _levels(logits: Tensor) -> LevelSets:
-    """Return the level sets of logits [N, h, w], on the host."""
-    return find_level_sets(logits.float().cpu().numpy())

@@ -75,10 +75,11 @@ def compare_levels(logits: Any) -> tuple[Any, Any, Any]:
     return grid > 0, grid > 1, grid > -1
 
 
-def find_level_sets(logits: npt.NDArray[np.float32]) -> LevelSets:
-    """Return the level sets of logits [N, h, w]."""
-    is_empty: Bools = np.logical_not((logits > 0).any(axis=(1, 2)))
-    return LevelSets(*compare_levels(logits), is_empty)
+def find_level_sets(logits: npt.NDArray[np.float32] | torch.Tensor) -> LevelSets:
+    """Return the level sets of logits [N, h, w], an array or a tensor of any device, on the host."""
+    array = logits if isinstance(logits, np.ndarray) else logits.float().cpu().numpy()
+    is_empty: Bools = np.logical_not((array > 0).any(axis=(1, 2)))
+    return LevelSets(*compare_levels(array), is_empty)
 
 
 def measure(levels: LevelSets, visible: Bools) -> MaskSignals:
@@ -268,8 +269,12 @@ MIN_RIVAL = 4  # cells; smaller regions are noise
 def has_rival(inside: Bools, around: Bools) -> bool:
     """Return True if a region of `around` lies far from the region that holds most of the mask `inside`, both [h, w].
 
-    Far is the rule of SAM2.1++ (arXiv 2411.17576): the mask's box has an IoU of RIVAL_BOX_IOU or less with the box
-    around both regions. `inside` may not be empty, and lies in `around`.
+    `inside` may not be empty, and lies in `around`. The rule is the one of the distractor-resolving memory of SAM2.1++
+    (Videnovic, Lukezic, Kristan, "A Distractor-Aware Memory for Visual Object Tracking with SAM2", arXiv 2411.17576),
+    with its bounds for areas, boxes and the interval: the mask's box has an IoU of RIVAL_BOX_IOU or less with the box
+    around both regions. Three points differ. nano has one mask, so a rival is a region of the mask at logit -1. nano
+    predicts lower IoUs, so the usual score of the track says which mask is sure. All recent frames stay in memory,
+    because a mask appears for a hidden object if the frames without one are left out.
     """
     _, regions, stats, _ = cv2.connectedComponentsWithStats(around.astype(np.uint8))
     low, high = stats[:, :2], stats[:, :2] + stats[:, 2:4]

@@ -12,7 +12,7 @@ from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded, Run
 from ..types import SavedFields
-from .memory import PRESENT_LOGIT, Ints, LastMasks, MemoryBank, get_rule, pad_to_batch
+from .memory import PRESENT_LOGIT, Ints, LastMasks, MemoryBank, get_rule
 from .tracks import (
     ObjectPrompt,
     ObjectRows,
@@ -22,6 +22,7 @@ from .tracks import (
     catching_key,
     combine_scores,
     decode_boxes,
+    pad_to_batch,
     split_tracks,
 )
 
@@ -168,8 +169,7 @@ class Tracker(SavedFields):
         """Segment one frame from a prompt without tracking; return logits [h, w] and score []."""
         if prompt.mask is not None:
             raise RequestError("segment: expected points or a box, found a mask")
-        tensors = prompt.to_tensors(self.model.image_size, self.model.device)
-        decoded = self._decode_prompt(features, tensors)
+        decoded = self._decode_prompt(features, prompt.to_tensors(self.model.image_size, self.model.device))
         return decoded.logits[0], combine_scores(decoded.presence, decoded.iou)[0]
 
     @torch.inference_mode()
