@@ -130,8 +130,7 @@ def assign(affinity: Floats) -> dict[int, int]:
 def _find_unique(duplicate_detections: Floats, duplicate_iou: float) -> Bools:
     """Return bool [D]: True for detections with a mask that no better detection has."""
     duplicate = np.tril(duplicate_detections, -1).max(axis=1, initial=0) >= duplicate_iou
-    unique: Bools = (np.diag(duplicate_detections) > 0) & ~duplicate
-    return unique
+    return np.asarray((np.diag(duplicate_detections) > 0) & ~duplicate, np.bool_)
 
 
 def _find_uncovered(scores: PairwiseScores, matched: set[int], max_overlap: float) -> Bools:

@@ -292,8 +292,7 @@ def _touches_edge(inside: Bools) -> Bools:
 
 def _median(values: Floats) -> Floats:
     """Return the median [N] of [N, AREAS], an odd number."""
-    median: Floats = np.sort(values, axis=1)[:, AREAS // 2]
-    return median
+    return np.asarray(np.sort(values, axis=1)[:, AREAS // 2], np.float64)
 
 
 # shares of the box's sides, at each side: in a tight box, the mask of an object that moves shrinks away, and in a wide
@@ -437,8 +436,7 @@ def has_jumped(levels: LevelSets, before: LevelSets) -> Bools:
     """Return which of N masks have grown or shrunk suddenly since the masks `before`, [N]."""
     now, then = (masks.inside.sum(axis=(1, 2)).clip(min=1).astype(np.float64) for masks in (levels, before))
     change = np.log(now / then)
-    jumped: Bools = (change > STEP_GROWTH) | (change < -STEP_LOSS)
-    return jumped
+    return np.asarray((change > STEP_GROWTH) | (change < -STEP_LOSS), np.bool_)
 
 
 def resemblance(inside: Bools, other: Bools) -> float:
