@@ -7,7 +7,8 @@ exclusive. Times are integers in nanoseconds, lengths are in metres.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
@@ -166,6 +167,15 @@ class Closeable:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Close it if the block raises, such as the rest of its constructor."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
 
 # Camera frames

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 
 from .errors import OutputError
-from .files import make_folder
+from .files import make_folder, write_output
 from .types import NANOSECONDS, Box, Closeable, Image, Instance, Mask, MaskFrame
 
 Colour = tuple[int, int, int]
@@ -249,10 +249,8 @@ def _measure_rate(times_ns: Sequence[int]) -> float:
 
 def write_image(path: Path, image: Image) -> None:
     """Write a PNG or JPEG file, chosen by its suffix. Raises OutputError that names the file."""
-    make_folder(path.parent)
     try:
-        written = cv2.imwrite(str(path), image)
+        _, data = cv2.imencode(path.suffix, image)
     except cv2.error as error:
-        raise OutputError(f"cannot write {path}: {error.err}") from error
-    if not written:
-        raise OutputError(f"cannot write {path}: expected a writable .png or .jpg file")
+        raise OutputError(f"cannot write {path}: {error.err}; name a .png or .jpg file") from error
+    write_output(path, data.tobytes())

@@ -71,9 +71,8 @@ def open_clips(root: Path, can_detect: Callable[[str], bool], field: str) -> lis
     for name in list_clips(root):
         clip = read_clip(root, name)
         if "objects" not in clip.meta:
-            raise CameraError(
-                f"clip {name}: expected the names of its objects (Clips/{name}.json), found none"
-            )
+            what = f"the names of its objects (Clips/{name}.json)"
+            raise CameraError(f"clip {name}: expected {what}, found none")
         named = {int(entry["id"]): str(entry[field]) for entry in clip.meta["objects"]}
         clips.append(TrueClip(clip, {i: name for i, name in named.items() if is_detectable(name)}))
     return clips
@@ -118,9 +117,8 @@ class MotScorer:
         distance = self._distances(frame, shown)
         self.accumulator.update(true_ids, [i.id for i in shown], distance)
         self.published.update(instance.id for instance in shown)
-        self.right.update(
-            instance.id for instance, near in zip(shown, distance.T, strict=True) if np.isfinite(near).any()
-        )
+        near = (bool(np.isfinite(each).any()) for each in distance.T)
+        self.right.update(instance.id for instance, hit in zip(shown, near, strict=True) if hit)
 
     def false_starts(self) -> int:
         """Count the ids that matched no object on most of the frames on which they were published."""
@@ -138,10 +136,8 @@ class MotScorer:
 
     def _is_sliver(self, frame: MotFrame, instance: Instance) -> bool:
         """Return True if the instance lies on an object of which too little is visible to be counted."""
-        return any(
-            instance.label == self.named[i] and np.any(instance.mask.full() & mask)
-            for i, mask in frame.slivers.items()
-        )
+        same = (mask for i, mask in frame.slivers.items() if instance.label == self.named[i])
+        return any(np.any(instance.mask.full() & mask) for mask in same)
 
 
 def mask_iou(instance: Instance, truth: Bools) -> float:
@@ -153,22 +149,13 @@ def mask_iou(instance: Instance, truth: Bools) -> float:
 
 def total(scorers: Sequence[MotScorer], frames: int, fps: float) -> MotScore:
     """Return the score of all clips together, `frames` frames in all."""
-    library = _motmetrics()
-    names = [str(index) for index in range(len(scorers))]
-    table = library.metrics.create().compute_many(
-        [scorer.accumulator for scorer in scorers], metrics=METRICS, names=names, generate_overall=True
-    )
-    overall = table.loc["OVERALL"]
-    return MotScore(
-        idf1=float(overall["idf1"]),
-        mota=float(overall["mota"]),
-        switches=int(overall["num_switches"]),
-        false_masks=int(overall["num_false_positives"]),
-        misses=int(overall["num_misses"]),
-        false_starts=sum(scorer.false_starts() for scorer in scorers),
-        objects=int(overall["num_objects"]),
-        minutes=frames / fps / 60,
-    )
+    names, accumulators = map(str, range(len(scorers))), [scorer.accumulator for scorer in scorers]
+    compute = _motmetrics().metrics.create().compute_many
+    table = compute(accumulators, metrics=METRICS, names=list(names), generate_overall=True)
+    idf1, mota, *counts = (float(table.loc["OVERALL"][name]) for name in METRICS)
+    switches, false_masks, misses, objects = map(int, counts)
+    false_starts = sum(scorer.false_starts() for scorer in scorers)
+    return MotScore(idf1, mota, switches, false_masks, misses, false_starts, objects, frames / fps / 60)
 
 
 def _motmetrics() -> Any:

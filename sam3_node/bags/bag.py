@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,6 @@ from .formats.mcap import WHOLE, McapBag, McapStream
 from .formats.realsense import RealSenseBag
 from .formats.rosbag import RosBag
 from .formats.video import VideoBag, decode_packets
-from .native import FRAME_ROOT
 from .native.reader import RecordingReader, is_recorded
 from .pairing import Pairing, TimeSpan, cut_samples
 from .samples import Payload, ReadReport, Sample, SampleReader, natural_order, reading, split_selection
@@ -126,11 +126,8 @@ def open_bag(
 def _list_colour_topics(path: Path) -> dict[str, str]:
     """Return the colour topic of each camera in a file of this package; nothing for another MCAP file."""
     topics = [channel.topic for channel in McapStream(path).channels() if channel.encoding == "msgpack"]
-    if is_recorded(path):
-        end = "/header"
-        names = [topic[1 : -len(end)] for topic in topics if topic.startswith("/") and topic.endswith(end)]
-        return {name: f"/{name}/image" for name in names}
-    return {topic.removeprefix(FRAME_ROOT): topic for topic in topics if topic.startswith(FRAME_ROOT)}
+    names = (re.fullmatch("/(.*)/header", topic) for topic in topics) if is_recorded(path) else ()
+    return {name[1]: f"/{name[1]}/image" for name in names if name}
 
 
 class _NativeBag(Bag):
@@ -197,11 +194,8 @@ class _ForeignBag(Bag):
     ) -> None:
         super().__init__(reader.path, span)
         self._reader, self._opening = reader, ReadReport()
-        try:
+        with reader.closed_on_error():
             cameras = self._drop_unreadable(*self._choose(chosen), chosen)
-        except BaseException:
-            reader.close()
-            raise
         self._cameras = [replace(camera, depth_stated=depth_aligned) for camera in cameras]
         self._pairing = Pairing(self._cameras)
         self.cameras = tuple(camera.name for camera in cameras)

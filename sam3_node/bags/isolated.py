@@ -7,10 +7,9 @@ memory and processor time (`isolated_calls`). If it ends, the call raises BagErr
 from __future__ import annotations
 
 import os
-import struct
 import subprocess
 import sys
-from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -33,6 +32,7 @@ class IsolatedCalls(Closeable):
     def __init__(self, module: str, extra: str) -> None:
         self._module, self._extra = module, extra
         self._child: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection
         self._lock = Lock()
         self._refused: set[Path] = set()
 
@@ -48,7 +48,7 @@ class IsolatedCalls(Closeable):
             if stand_in := describe_stand_in(path):
                 raise BagError(f"{path}: expected a whole file, found {stand_in}")
             if self._child is None:
-                self._child = _start()
+                self._start()
                 self._request("import_module", self._module, {})
             return self._request(function, path, arguments)
 
@@ -57,15 +57,19 @@ class IsolatedCalls(Closeable):
         child, self._child = self._child, None
         if child is not None:
             child.kill()
-            with suppress(OSError), child:  # a request may be left that the child did not read
-                pass  # closes the pipes, and waits
+            child.wait()
+            self._pipe.close()
 
     def _request(self, function: str, path: Path | str, arguments: dict[str, Any]) -> Any:
         request = msgpack.packb(
             {"function": function, "path": os.fsencode(path), "arguments": arguments}, default=os.fspath
         )
         try:
-            reply = self._exchange(request)
+            self._pipe.send_bytes(request)
+            data = self._pipe.recv_bytes(_MAX_REPLY)
+            reply: dict[str, Any] = msgpack.unpackb(
+                data, strict_map_key=False, unicode_errors="surrogateescape"
+            )
         except (OSError, EOFError, ValueError):
             self.close()
             if isinstance(path, Path):
@@ -90,33 +94,16 @@ class IsolatedCalls(Closeable):
             "larger unpacked than its size allows"
         )
 
-    def _exchange(self, request: bytes) -> dict[str, Any]:
-        child = self._child
-        assert child is not None
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(struct.pack("<I", len(request)) + request)
-        child.stdin.flush()
-        head = child.stdout.read(4)
-        if len(head) < 4:
-            raise EOFError
-        (size,) = struct.unpack("<I", head)
-        if size > _MAX_REPLY:
-            raise ValueError(size)
-        data = child.stdout.read(size)
-        if len(data) < size:
-            raise EOFError
-        reply: dict[str, Any] = msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogateescape")
-        return reply
-
-
-def _start() -> subprocess.Popen[bytes]:
-    # -P: this package's folder is no place to import from, it has an mcap.py
-    return subprocess.Popen(
-        [sys.executable, "-P", str(_CHILD)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **_ONE_THREAD, **_NO_PLUGINS},
-        start_new_session=True,  # an interrupt is for the caller, which may still have to read
-    )
+    def _start(self) -> None:
+        self._pipe, other_end = Pipe()
+        with other_end:
+            # -P: this package's folder is no place to import from, it has an mcap.py
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", str(_CHILD), str(other_end.fileno())],
+                pass_fds=[other_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # libraries may print
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **_ONE_THREAD, **_NO_PLUGINS},
+                start_new_session=True,  # an interrupt is for the caller, which may still have to read
+            )

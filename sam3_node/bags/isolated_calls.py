@@ -1,7 +1,7 @@
 """The child process of `isolated`: calls pyarrow and h5py on files that may be damaged.
 
-It is run as a file, and imports nothing of this package, so that it starts fast. A request on standard input is a
-msgpack map {function, path, arguments}; the reply is {value}, {error} or {missing}, each after its length (uint32).
+It is run as a file, and imports nothing of this package, so that it starts fast. A request through the connection that
+its argument numbers is a msgpack map {function, path, arguments}; the reply is {value}, {error} or {missing}.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import resource
-import struct
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
+from multiprocessing.connection import Connection
 from typing import Any
 
 import msgpack
@@ -35,15 +36,11 @@ class CallError(Exception):
 
 
 def main() -> None:
-    """Answer requests until standard input ends."""
-    requests = sys.stdin.buffer
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # libraries may print
-    while head := requests.read(4):
-        request = msgpack.unpackb(requests.read(struct.unpack("<I", head)[0]))
-        answer = _answer(request)
-        replies.write(struct.pack("<I", len(answer)) + answer)
-        replies.flush()
+    """Answer requests until the caller closes the connection."""
+    connection = Connection(int(sys.argv[1]))
+    with suppress(EOFError):
+        while True:
+            connection.send_bytes(_answer(msgpack.unpackb(connection.recv_bytes())))
 
 
 def _answer(request: dict[str, Any]) -> bytes:

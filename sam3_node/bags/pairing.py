@@ -221,8 +221,6 @@ class Pairing:
             self._report.skip(topic, f"expected depth, found a colour image in {payload.encoding}")
         elif isinstance(payload, CameraInfo) and topic == camera.intrinsics:
             state.info = payload
-        elif isinstance(payload, Intrinsics) and topic == camera.intrinsics:
-            state.info = CameraInfo(payload)
 
     def _take_depth(self, state: _CameraState, sample: Sample, depth: Depth) -> None:
         is_guess = isinstance(depth, MillimetreDepth)

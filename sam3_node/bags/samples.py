@@ -124,7 +124,7 @@ def _cut_and_scale(lens: Intrinsics, start: tuple[int, int], scale: tuple[float,
     return replace(lens, fx=lens.fx * scale[0], fy=lens.fy * scale[1], cx=cx, cy=cy)
 
 
-Payload = Colour | Depth | Intrinsics | CameraInfo | VideoPacket
+Payload = Colour | Depth | CameraInfo | VideoPacket
 
 
 class Sample(NamedTuple):

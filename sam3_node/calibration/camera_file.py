@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ..errors import OutputError, SettingsError
-from ..files import describe_stand_in, write_output
+from ..files import describe_stand_in, explain_os_error, write_output
 from ..geometry import Array, rigid, rotation_from_quaternion, rotation_from_vector, scale_intrinsics
 from ..settings import Section, read_toml
 from ..types import Intrinsics
@@ -247,10 +247,8 @@ def back_up(path: Path) -> Path:
     while copy.exists():
         number += 1
         copy = path.with_name(f"{path.name}.old{number}")
-    try:
+    with explain_os_error(OutputError, f"cannot copy {path} to {copy}"):
         data = path.read_bytes()
-    except OSError as error:
-        raise OutputError(f"cannot copy {path} to {copy}: {error.strerror or error}") from error
     write_output(copy, data)
     return copy
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from ..files import write_output
 from ..geometry import Array
 from ..types import Image
 from .hand_eye import HandEyeResult
@@ -73,11 +71,6 @@ def draw_hand_eye(result: HandEyeResult) -> Image:
             _draw_bars(dict(zip(result.views, np.degrees(errors.angles_rad), strict=True)), "degrees", width),
         ]
     )
-
-
-def write_picture(path: Path, image: Image) -> None:
-    """Write a PNG. Raises OutputError."""
-    write_output(path, cv2.imencode(".png", image)[1].tobytes())
 
 
 def _blank(height: int, width: int) -> Image:

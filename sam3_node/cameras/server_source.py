@@ -215,15 +215,12 @@ class ServerSource:
         self._cameras: dict[str, _ServerCamera] = {}
         self._others: dict[str, None] = {}  # names that the server sends beside the chosen one
         self._notice = WaitingNotice(self._explain_silence)
-        try:
+        with self._notice.closed_on_error():
             self._receiver = (
                 ForeignHub(endpoint, self._deliver, insecure)
                 if settings.dialect == _HUB
                 else ForeignSubscriber(endpoint, self._deliver)
             )
-        except BaseException:
-            self._notice.close()
-            raise
 
     @property
     def endpoint(self) -> str:

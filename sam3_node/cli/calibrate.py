@@ -118,7 +118,8 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
     """Measure intrinsics; write the calibration file and a picture beside it; print a summary."""
     require("scipy", _EXTRA)
     from ..calibration import intrinsics
-    from ..calibration.report import draw_intrinsics, write_picture
+    from ..calibration.report import draw_intrinsics
+    from ..visualization import write_image
     from .calibration_views import make_intrinsics_file, print_intrinsics, replace_calibration
 
     if args.out is None:
@@ -139,7 +140,7 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
     )
     camera = settings.camera.name if _is_live(args) else ""
     replace_calibration(args.out, make_intrinsics_file(result, views.inputs, camera))
-    write_picture(args.out.with_suffix(".intrinsics.png"), draw_intrinsics(result))
+    write_image(args.out.with_suffix(".intrinsics.png"), draw_intrinsics(result))
     print_intrinsics(args.out, result)
 
 
@@ -147,7 +148,8 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     """Measure the camera's pose; complete the calibration file, write a picture; print a comparison of methods."""
     require("scipy", _EXTRA)
     from ..calibration import hand_eye, load_calibration
-    from ..calibration.report import draw_hand_eye, write_picture
+    from ..calibration.report import draw_hand_eye
+    from ..visualization import write_image
     from . import calibration_views
 
     out = args.out or args.calibration
@@ -169,7 +171,7 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     )
     section = calibration_views.make_hand_eye_section(result, board, inputs)
     calibration_views.replace_calibration(out, calibration.model_copy(update={"hand_eye": section}))
-    write_picture(out.with_suffix(".hand_eye.png"), draw_hand_eye(result))
+    write_image(out.with_suffix(".hand_eye.png"), draw_hand_eye(result))
     used = [view for view in pairs if view.name in result.views]
     rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(used, args.mount, centre)
     calibration_views.print_comparison(rows)

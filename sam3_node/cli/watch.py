@@ -23,10 +23,9 @@ from ..client.diagnosis import Wanted, diagnose, find_sending_camera
 from ..errors import AuthenticationError, OutputError, Sam3NodeError, WireError
 from ..files import child_path, prepare_output
 from ..processes.signals import WaitingNotice, print_notice
-from ..settings import Settings, TransportSettings
-from ..transport import ControlClient, FrameSubscriber, MaskSubscriber, Security
-from ..transport.mask_pairing import RecentFrames
-from ..types import NANOSECONDS, Closeable, Frame, Image, Instance, MaskFrame, keep_newest
+from ..settings import Settings
+from ..transport import ControlClient, FrameSubscriber, MaskPair, MaskPairing, MaskSubscriber, Security
+from ..types import NANOSECONDS, Closeable, Frame, Instance, MaskFrame, keep_newest
 from ..visualization import VideoWriter, overlay
 from ..wire import decode_image
 from .progress import printable
@@ -36,10 +35,8 @@ RATE_WINDOW = 30
 MAX_AGES = 100_000
 MAX_CAMERAS = 64
 SUFFIXES = (".mp4", ".mov", ".mkv", ".avi")
-MAX_BYTES = 256 << 20
 MAX_MESSAGES = 16
 MAX_VIDEOS = 16
-LATE_FRAME_S = 0.2
 PROBE_TIMEOUT_MS = 1000
 
 
@@ -206,10 +203,10 @@ def check_video_path(path: Path) -> None:
 
 
 class OverlayVideo:
-    """A writer that pairs masks with their frames, by the whole key of a frame, and writes one video for each camera.
+    """A writer that pairs masks with their frames, and writes one video for each camera.
 
-    The file of the first camera is `path`; the camera's name is added for other cameras. `draw` never waits: a
-    thread draws the messages of a short queue. Raises SettingsError for lossless delivery.
+    The file of the first camera is `path`; the camera's name is added for other cameras. `draw` never waits: one thread
+    receives frames, another draws the pairs of a short queue. Raises SettingsError for lossless delivery.
     """
 
     def __init__(self, settings: Settings, path: Path) -> None:
@@ -218,18 +215,23 @@ class OverlayVideo:
         self._unpaired = self._dropped = 0
         self._failure: Exception | None = None
         self._videos: dict[str, VideoWriter] = {}
-        self._waiting: queue.Queue[tuple[MaskFrame, Frame | None] | None] = queue.Queue(MAX_MESSAGES)
-        self._frames = _FrameBuffer(settings.transport)
-        self._thread = threading.Thread(target=self._run, name="overlay", daemon=True)
-        self._thread.start()
+        self._pairing = MaskPairing(MAX_CAMERAS)
+        self._lock = threading.Lock()  # of the pairing and the counts
+        self._waiting: queue.Queue[MaskPair | None] = queue.Queue(MAX_MESSAGES)
+        self._subscriber = FrameSubscriber(
+            settings.transport.frames, security=Security.from_settings(settings.transport)
+        )
+        self._receiving = threading.Thread(target=self._receive, name="overlay frames", daemon=True)
+        self._receiving.start()
+        self._drawing = threading.Thread(target=self._run, name="overlay", daemon=True)
+        self._drawing.start()
 
     def draw(self, masks: MaskFrame) -> None:
-        """Queue one message for drawing. Raises the error that stopped the writing of an earlier message."""
+        """Draw one message once its frame is here. Raises the error that stopped the writing of an earlier one."""
         self.check()
-        try:
-            self._waiting.put_nowait((masks, self._frames.find(masks)))
-        except queue.Full:
-            self._dropped += 1
+        with self._lock:
+            self._unpaired += 1
+            self._queue(self._pairing.add_masks(masks))
 
     def check(self) -> None:
         """Raise the error that stopped the writing of a message, such as OutputError."""
@@ -238,9 +240,10 @@ class OverlayVideo:
 
     def close(self) -> list[str]:
         """Draw the queued messages and finish the files. Return lines about the files and the missed messages."""
-        self._frames.close()
+        self._subscriber.close()
+        self._receiving.join()
         self._waiting.put(None)
-        self._thread.join()
+        self._drawing.join()
         lines = [f"wrote {video.path}: {video.frames} frames" for video in self._videos.values()]
         if self._unpaired:
             lines.append(f"{self._unpaired} messages had no frame to draw on")
@@ -250,10 +253,24 @@ class OverlayVideo:
             )
         return lines
 
+    def _receive(self) -> None:
+        while (received := self._subscriber.take()) is not None:
+            with self._lock:
+                self._queue(self._pairing.add_frame(received.frame))
+
+    def _queue(self, pair: MaskPair | None) -> None:
+        if pair is None or pair.frame is None or pair.masks is None:
+            return
+        self._unpaired -= 1
+        try:
+            self._waiting.put_nowait(pair)
+        except queue.Full:
+            self._dropped += 1
+
     def _run(self) -> None:
-        for masks, frame in iter(self._waiting.get, None):
+        for pair in iter(self._waiting.get, None):
             if self._failure is None:
-                self._try(self._draw, masks, frame)
+                self._try(self._draw, pair.frame, pair.masks)
         for video in self._videos.values():
             self._try(video.close)
 
@@ -263,18 +280,18 @@ class OverlayVideo:
         except Exception as error:  # `draw` and `check` raise it
             self._failure = self._failure or error
 
-    def _draw(self, masks: MaskFrame, frame: Frame | None) -> None:
-        if frame is None:
-            # a frame may arrive shortly after its masks; wait for it only if no message waits behind this one
-            late_s = LATE_FRAME_S if self._waiting.empty() else 0.0
-            frame = self._frames.find(masks, late_s)
-        image = _decode(frame)
-        if image is None:
-            self._unpaired += 1
-        elif masks.camera not in self._videos and len(self._videos) == MAX_VIDEOS:
-            self._dropped += 1
-        else:
+    def _draw(self, frame: Frame, masks: MaskFrame) -> None:
+        try:
+            image = decode_image(frame)
+        except WireError:
+            with self._lock:
+                self._unpaired += 1
+            return
+        if masks.camera in self._videos or len(self._videos) < MAX_VIDEOS:
             self._get_video(masks.camera).write(overlay(image, masks), masks.capture_ns)
+        else:
+            with self._lock:
+                self._dropped += 1
 
     def _get_video(self, camera: str) -> VideoWriter:
         if camera not in self._videos:
@@ -282,52 +299,6 @@ class OverlayVideo:
             path = child_path(self._path.parent, name)
             self._videos[camera] = VideoWriter(path)
         return self._videos[camera]
-
-
-def _decode(frame: Frame | None) -> Image | None:
-    try:
-        return decode_image(frame) if frame is not None else None
-    except WireError:
-        return None
-
-
-class _FrameBuffer:
-    """The recent frames of each camera, which a thread receives. They share MAX_BYTES."""
-
-    def __init__(self, transport: TransportSettings) -> None:
-        self._cameras: dict[str, RecentFrames] = {}
-        self._changed = threading.Condition()
-        self._closed = False
-        self._subscriber = FrameSubscriber(transport.frames, security=Security.from_settings(transport))
-        self._thread = threading.Thread(target=self._collect, name="overlay frames", daemon=True)
-        self._thread.start()
-
-    def find(self, masks: MaskFrame, timeout_s: float = 0.0) -> Frame | None:
-        """Return the frame of `masks`; wait for it up to `timeout_s`. Return None if it is not here then."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._find(masks) is not None, timeout_s)
-            return self._find(masks)
-
-    def close(self) -> None:
-        """Stop receiving. The buffered frames remain available."""
-        self._subscriber.close()
-        self._thread.join()
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def _find(self, masks: MaskFrame) -> Frame | None:
-        frames = self._cameras.get(masks.camera)
-        return None if frames is None else frames.find(masks)
-
-    def _collect(self) -> None:
-        while (received := self._subscriber.take()) is not None:
-            camera = received.frame.camera
-            with self._changed:
-                frames = self._cameras.get(camera) or RecentFrames()
-                keep_newest(self._cameras, camera, frames, MAX_CAMERAS)
-                self._cameras[camera].add(received.frame, MAX_BYTES // len(self._cameras))
-                self._changed.notify_all()
 
 
 class NodeProbe(Closeable):

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 NANO = Path(__file__).parents[1] / "models" / "nano_detector"
 KINDS = ("yolo-world", "sam3-concept", "grounding-dino")
 VOCABULARY = "vocabulary.safetensors"
+MAX_IOU = 0.7  # of two boxes of one phrase, as with the public weights
+MAX_DETECTIONS = 100
 
 File = str | os.PathLike[str]
 

@@ -26,12 +26,10 @@ from ..models.weight_files import (
     read_preprocessing,
 )
 from ..types import Detection
-from .detectors import raise_model_error
+from .detectors import MAX_DETECTIONS, MAX_IOU, raise_model_error
 from .phrases import quote_phrase
 
 CLASSES = {"grounding-dino": GroundingDinoForObjectDetection}
-MAX_IOU = 0.7
-MAX_DETECTIONS = 100
 SHORT_SIDE, MAX_LONG_SIDE = 800, 1333  # pixels of the public weights' input
 
 

@@ -36,12 +36,10 @@ from ..models.weight_files import (
     read_normalisation,
 )
 from ..types import Detection
-from .detectors import raise_model_error
+from .detectors import MAX_DETECTIONS, MAX_IOU, raise_model_error
 from .phrases import check_token_counts
 
 CLASSES = {"sam3": Sam3Model, "sam3_video": Sam3Model}
-MAX_IOU = 0.7
-MAX_DETECTIONS = 100
 PHRASE_BATCH = 4  # phrases in one run of the detector; each has a copy of the image's tokens
 TEXT_BATCH = 64  # phrases in one run of the text tower
 

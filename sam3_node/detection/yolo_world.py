@@ -14,12 +14,9 @@ from ..errors import ModelError
 from ..models.pixels import letterbox, select, to_detections
 from ..models.yolo.network import STRIDES, Detections, YoloWorld
 from ..types import Detection
-from .detectors import raise_model_error
+from .detectors import MAX_DETECTIONS, MAX_IOU, raise_model_error
 from .phrases import PhraseEncoder, check_phrase_encoder
 from .vocabulary import find_contrasts
-
-MAX_IOU = 0.7  # of two boxes of one phrase, as with the public weights
-MAX_DETECTIONS = 100
 
 
 class VectorQuery(NamedTuple):

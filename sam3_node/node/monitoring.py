@@ -15,16 +15,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import MissingExtraError, SettingsError, TransportError, find_version, require
+from ..files import explain_os_error
 from ..settings import Settings
 from ..types import Closeable, is_loopback, split_address
-from .saved_state import Snapshots
-from .status import Health, Histogram, NodeStatus, Verdict
+from .status import Histogram, NodeStatus, Verdict
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+    from .node import Node
 
 log = logging.getLogger(__name__)
 
@@ -86,13 +88,9 @@ class HealthServer(Closeable):
         address = split_address(bind)
         if address is None:
             raise SettingsError(f"health.bind: expected HOST:PORT such as 127.0.0.1:9464, found {bind!r:.80}")
-        try:
+        remedy = "; stop the process that uses it, or set health.bind"
+        with explain_os_error(TransportError, f"cannot bind the health endpoint to {bind}", remedy):
             self._server = _Server(address, pages)
-        except OSError as error:
-            raise TransportError(
-                f"cannot bind the health endpoint to {bind}: {(error.strerror or str(error)).lower()}; stop the "
-                "process that uses it, or set health.bind"
-            ) from error
         host = f"[{address.host}]" if ":" in address.host else address.host
         self.url = f"http://{host}:{self._server.server_address[1]}"
         self._thread = threading.Thread(
@@ -219,24 +217,7 @@ class Totals(NamedTuple):
     gpu_bytes: int | None
 
 
-class MeasuredNode(Protocol):
-    """The part of a node that metrics are made from. No part of it waits for a step."""
-
-    @property
-    def health(self) -> Health: ...
-
-    @property
-    def snapshots(self) -> Snapshots: ...
-
-    @property
-    def last_status(self) -> NodeStatus | None:
-        """The newest status; None before the model is loaded."""
-
-    def totals(self) -> Totals:
-        """Return the counts of the node. Call it only when there is a status."""
-
-
-def make_pages(node: MeasuredNode, settings: Settings) -> Pages:
+def make_pages(node: Node, settings: Settings) -> Pages:
     """Return /healthz, /readyz and /metrics of a node. The first two need no other package and take no lock."""
     metrics = MetricsPage(node, settings)
     return {
@@ -253,7 +234,7 @@ def _make_probe(verdict: Verdict) -> Page:
 class MetricsPage:
     """Renders the metrics of a node, once in FRESH_S for all who ask. It needs prometheus-client."""
 
-    def __init__(self, node: MeasuredNode, settings: Settings) -> None:
+    def __init__(self, node: Node, settings: Settings) -> None:
         self._collector = NodeCollector(node, settings)
         self._rendering = threading.Lock()
         self._registry: Any = None
@@ -294,7 +275,7 @@ class MetricsPage:
 class NodeCollector:
     """Makes metric families of a node's health, status and totals."""
 
-    def __init__(self, node: MeasuredNode, settings: Settings) -> None:
+    def __init__(self, node: Node, settings: Settings) -> None:
         self._node, self._settings = node, settings
 
     def describe(self) -> list[Metric]:
@@ -303,7 +284,7 @@ class NodeCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
-        health, status = self._node.health, self._node.last_status
+        health, status = self._node.health, self._node.output.last_status
         yield _make("Gauge", "alive", "1 while the main loop turns.", health.check_alive().ok)
         ready = health.check_ready().ok
         yield _make("Gauge", "ready", "1 while masks were published within health.deadline_s.", ready)
@@ -343,7 +324,7 @@ def _make_info(perception: Mapping[str, Any], settings: Settings) -> Metric:
     return _make("Gauge", "info", "The node, its model and its engine.", values, *labels)
 
 
-def _collect_totals(node: MeasuredNode, status: NodeStatus) -> Iterator[Metric]:
+def _collect_totals(node: Node, status: NodeStatus) -> Iterator[Metric]:
     totals, snapshots = node.totals(), node.snapshots
     saved, hand_overs = snapshots.describe(), snapshots.hand_over_state
     rejected = {

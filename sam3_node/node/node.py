@@ -78,7 +78,13 @@ class Node:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.shutdown()
+        """Close the sockets. Published masks are still delivered to connected readers."""
+        self.health.watchdog.begin_close()
+        for camera, stats in self.output.stats.items():
+            log.info("camera %s: %s", camera, stats.describe())
+        self.snapshots.close()
+        self._open_sockets.close()
+        log.info("node stopped after %.1f s", time.monotonic() - self._start_s)
 
     def startup(self) -> None:
         """Bind the sockets, the probe socket first; load the model; connect to the cameras; restore the state."""
@@ -131,15 +137,6 @@ class Node:
             if time.monotonic() >= self._next_chores_s:
                 self._do_chores()
 
-    def shutdown(self) -> None:
-        """Close the sockets. Published masks are still delivered to connected readers."""
-        self.health.watchdog.begin_close()
-        for camera, stats in self.output.stats.items():
-            log.info("camera %s: %s", camera, stats.describe())
-        self.snapshots.close()
-        self._open_sockets.close()
-        log.info("node stopped after %.1f s", time.monotonic() - self._start_s)
-
     def status(self) -> dict[str, Any]:
         """Return the state of the node and of each camera: the reply to `status`. Any thread may call it."""
         return self._format_status(self.output.wait_for_status())
@@ -174,11 +171,6 @@ class Node:
             "cameras": status.describe_cameras(),
         }
 
-    @property
-    def last_status(self) -> NodeStatus | None:
-        """The newest status, without waiting; None before the model is loaded."""
-        return self.output.last_status
-
     def totals(self) -> Totals:
         """Return counts of the node. Any thread may call it once there is a status."""
         frames = self.cameras.frames
@@ -193,7 +185,7 @@ class Node:
     def _answer_now(self, request: Request) -> Reply | None:
         """Answer `status` and `describe` in the thread of the control socket, once the model is loaded."""
         is_node = request.op in OPERATIONS and OPERATIONS[request.op].kind == "node"
-        reply = handle_request(self, request) if is_node and self.last_status is not None else None
+        reply = handle_request(self, request) if is_node and self.output.last_status is not None else None
         return reply if isinstance(reply, Reply) else None
 
     def _announce_ready(self) -> None:
@@ -282,7 +274,7 @@ class Node:
                         )
                         masks = self.perception.link(masks)
                     if frame.depth is not None:
-                        output.note_spatial_problem(frame.camera, pipeline.spatial, cameras.poses.problem)
+                        stats.note_spatial_problem(pipeline.spatial, cameras.poses.problem)
                     reason = cameras.ages.check_masks(masks, time.perf_counter_ns() - begin_ns)
                     if reason is not None:
                         output.withhold(received, masks, reason)
@@ -303,7 +295,7 @@ class Node:
         pipeline = self.perception.pipelines.get(camera) or self._serve(camera)
         if pipeline is not None and (refusal := self.cameras.ages.check_frame(received)) is not None:
             self.cameras.frames.skip(received)
-            self.output.skip(received, *refusal)
+            self.output.stats[camera].skip(*refusal)
             return None
         return pipeline
 

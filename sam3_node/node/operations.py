@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..detection.phrases import clean_label
 from ..engines.oom import find_device_error
@@ -20,26 +20,15 @@ from ..wire.frame_prompt import FramePrompt
 from ..wire.operations import CHANGES, OPERATIONS
 from .saved_state import Snapshots
 
+if TYPE_CHECKING:
+    from .node import Node
+
 log = logging.getLogger(__name__)
 
 DEFAULT_POINTS = 1000
 
 
-class OperationHost(Protocol):
-    """The part of the node that the operations use."""
-
-    @property
-    def perception(self) -> Perception: ...
-
-    @property
-    def snapshots(self) -> Snapshots: ...
-
-    def status(self) -> dict[str, Any]: ...
-
-    def describe(self) -> dict[str, Any]: ...
-
-
-def handle_request(host: OperationHost, request: Request) -> Reply | Job[Reply]:
+def handle_request(host: Node, request: Request) -> Reply | Job[Reply]:
     """Carry out a request and return its reply, or the job that makes it. Every error becomes an error reply."""
     try:
         values = request.values

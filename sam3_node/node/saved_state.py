@@ -34,7 +34,7 @@ from ..errors import (
     TransportError,
     WireError,
 )
-from ..files import atomic_file
+from ..files import atomic_file, explain_os_error
 from ..perception.perception import Perception
 from ..perception.snapshot import MAX_BYTES, IdGiver, IdReserve, Kind, Snapshot, restore_snapshot
 from ..settings import SnapshotSettings
@@ -98,11 +98,8 @@ class Saved(NamedTuple):
     @classmethod
     def read(cls, path: Path, source: str = "") -> Self:
         """Read the file of a snapshot. Raises SnapshotError if it cannot be read, is damaged or too large."""
-        try:
-            with path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise SnapshotError(f"cannot read the snapshot {path}: {error.strerror}") from error
+        with explain_os_error(SnapshotError, f"cannot read the snapshot {path}"), path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise SnapshotError(f"{path}: expected a snapshot of at most {MAX_BYTES} bytes, found more")
         return cls.unpack(data, source or str(path))
@@ -324,13 +321,9 @@ class Snapshots:
         self.finish()
         self._next_s = time.monotonic()
         if self._settings.path is not None:
-            try:
+            what = f"cannot delete {self._settings.path}, from which void ids would be restored"
+            with explain_os_error(SnapshotError, what, "; correct the rights of its folder"):
                 self._settings.path.unlink(missing_ok=True)
-            except OSError as error:
-                raise SnapshotError(
-                    f"cannot delete {self._settings.path}, from which void ids would be restored: "
-                    f"{error.strerror}; correct the rights of its folder"
-                ) from error
         self._ids.free()
 
     def begin(self, name: str | None = None) -> int:
@@ -680,5 +673,3 @@ def _confirm(source: str, security: Security | None, token: str, node: str, pati
                     log.warning("%s gives no answer: %s", source, error)
                     return None
                 time.sleep(PAUSE_S)
-            except RequestError:  # a node of before this operation
-                return UNKNOWN

@@ -160,7 +160,7 @@ class CameraStats:
 
     Frames that were `too_old`, or whose clock was ahead of the node's, are among the skipped ones. Frames whose masks
     were `withheld`, and those that took longer than `budget_ms` from their arrival, `over_budget`, are among the
-    stepped ones. `epoch` is the epoch of the camera's ids. `silent_s` returns the seconds since its last frame arrived.
+    stepped ones. `silent_s` returns the seconds since the camera's last frame arrived.
     `age` is the time from capture to the start of the frame's step. `latency` is the time from capture to the
     publication of the masks. If the camera's clock is not Unix time, both count from the frame's arrival. `arrival` is
     the time from capture to arrival, which contains the difference of the two clocks; Unix time only.
@@ -169,7 +169,7 @@ class CameraStats:
 
     def __init__(
         self,
-        epoch: int | None = None,
+        camera: str = "",
         silent_s: Callable[[], float | None] = lambda: None,
         budget_ms: float = 0.0,
     ) -> None:
@@ -177,7 +177,7 @@ class CameraStats:
         self.too_old = self.clock_ahead = self.withheld = 0
         self._skipped_by_time = 0  # since the last step
         self._next_log_s = 0.0
-        self.epoch, self._silent_s = epoch, silent_s
+        self._camera, self._silent_s = camera, silent_s
         self.shed_level = 0
         """of the step that runs, or ran last"""
         self._shedder = LoadShedder(budget_ms)
@@ -237,18 +237,18 @@ class CameraStats:
         self.latency.observe(latency_ns / 1e9)
         self._end_step(frame, received_ns)
 
-    def skip(self, kind: Literal["too_old", "clock_ahead"], reason: str) -> bool:
-        """Record that a frame was skipped because of its time. Return True if the reason is to be logged."""
+    def skip(self, kind: Literal["too_old", "clock_ahead"], reason: str) -> None:
+        """Record that a frame is not stepped because of its time."""
         self.skipped = min(self.skipped + 1, MAX_INT)
         self._skipped_by_time += 1
         setattr(self, kind, getattr(self, kind) + 1)
-        return self._note(reason)
+        self._note(reason)
 
-    def withhold(self, frame: Frame, received_ns: int, reason: str) -> bool:
-        """Record that a frame was stepped, but its masks were too old. Return True if the reason is to be logged."""
+    def withhold(self, frame: Frame, received_ns: int, reason: str) -> None:
+        """Record that a frame was stepped, but its masks were too old."""
         self.withheld += 1
         self._end_step(frame, received_ns)
-        return self._note(reason)
+        self._note(reason)
 
     def _end_step(self, frame: Frame, received_ns: int) -> None:
         self._shedder.observe((time.time_ns() - received_ns) / 1e6)
@@ -257,23 +257,24 @@ class CameraStats:
         self._ends_s.append(time.monotonic())
         self._steps_s.append(self._ends_s[-1] - self._begin_s)
 
-    def note_spatial_problem(self, problem: str | None) -> bool:
-        """Keep why 3-D fields are missing. Return True if it is to be logged: once for each kind."""
+    def note_spatial_problem(self, spatial: SpatialStage, poses_problem: str | None) -> None:
+        """Keep why 3-D fields are missing, and log it once for each kind of problem."""
+        problem = spatial.problem
+        if problem and spatial.lacks_robot and poses_problem:
+            problem += f": {poses_problem}"
         self.spatial_problem = problem
         kind = (problem or "").split(":")[0]
-        if problem is None or kind in self._spatial_kinds:
-            return False
-        self._spatial_kinds.add(kind)
-        return True
+        if problem is not None and kind not in self._spatial_kinds:
+            self._spatial_kinds.add(kind)
+            log.warning("camera %s: 3-D: %s", self._camera, problem)
 
-    def _note(self, reason: str) -> bool:
-        """Keep a reason. Return True for the first one, and then every LOG_EVERY_S."""
+    def _note(self, reason: str) -> None:
+        """Keep a reason. Log the first one, and then one every LOG_EVERY_S."""
         self.last_error = reason
         now_s = time.monotonic()
-        if now_s < self._next_log_s:
-            return False
-        self._next_log_s = now_s + LOG_EVERY_S
-        return True
+        if now_s >= self._next_log_s:
+            self._next_log_s = now_s + LOG_EVERY_S
+            log.warning("camera %s: %s", self._camera, reason)
 
     def counts(self) -> dict[str, int]:
         """Return the counts, as `restore` takes them."""
@@ -302,7 +303,6 @@ class CameraStats:
         """
         silent_s, origin_ns = self._silent_s(), self.origin_ns
         return {
-            "epoch": self.epoch,
             "silent_s": None if silent_s is None else round(silent_s, 3),
             **{name: getattr(self, name) for name in DESCRIBED},
             "fps": self._rate(),
@@ -342,7 +342,8 @@ class CameraStatus:
     """A camera between two frames: its counts, which go on, and its objects at that moment."""
 
     stats: CameraStats
-    objects: int
+    epoch: int | None
+    """the epoch of its ids"""
     turned_away: int
     cache: Mapping[str, int]
     """`Pipeline.cache_usage`"""
@@ -352,9 +353,8 @@ class CameraStatus:
     @classmethod
     def take(cls, stats: CameraStats, pipeline: Pipeline) -> Self:
         """Return the status of a pipeline between two frames."""
-        objects = pipeline.objects
-        tracks = Counter(status.state for status in objects)
-        return cls(stats, len(objects), pipeline.turned_away, pipeline.cache_usage, tracks)
+        tracks = Counter(status.state for status in pipeline.objects)
+        return cls(stats, pipeline.epoch, pipeline.turned_away, pipeline.cache_usage, tracks)
 
     @property
     def bank_bytes(self) -> int:
@@ -368,8 +368,8 @@ class CameraStatus:
 
     def describe(self, offset_ns: int | None = None) -> dict[str, Any]:
         """Return the counts, the number of objects and of detections that found no free slot, and the cache's usage."""
-        own = {"objects": self.objects, "turned_away": self.turned_away}
-        return {**self.stats.describe(offset_ns), **own, **self.cache}
+        own = {"objects": sum(self.tracks.values()), "turned_away": self.turned_away}
+        return {"epoch": self.epoch, **self.stats.describe(offset_ns), **own, **self.cache}
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,17 +463,10 @@ class Output:
             self._follow_cameras()
             self.take_status()
 
-    def skip(self, received: ReceivedFrame, kind: Literal["too_old", "clock_ahead"], reason: str) -> None:
-        """Count a frame that is not stepped because of its time."""
-        camera = received.frame.camera
-        if self.stats[camera].skip(kind, reason):
-            log.warning("camera %s: %s", camera, reason)
-
     def withhold(self, received: ReceivedFrame, masks: MaskFrame, reason: str) -> None:
         """Count a step whose masks are too old to publish, and tell recorders that the frame was stepped."""
         frame, stats = received.frame, self.stats[masks.camera]
-        if stats.withhold(frame, received.received_ns, reason):
-            log.warning("camera %s: %s", frame.camera, reason)
+        stats.withhold(frame, received.received_ns, reason)
         pose = {"robot_pose": pose_fields(masks.robot_pose)} if masks.robot_pose is not None else {}
         self.publish_event(FAILED, {**stats.describe_failure(frame, reason), "withheld": True, **pose})
 
@@ -483,14 +476,6 @@ class Output:
         stats.fail(error)
         log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=is_unexpected)
         self.publish_event(FAILED, stats.describe_failure(frame, describe_error(error)))
-
-    def note_spatial_problem(self, camera: str, spatial: SpatialStage, poses_problem: str | None) -> None:
-        """Tell in the status why 3-D fields are missing, and log it once for each camera and reason."""
-        problem = spatial.problem
-        if problem and spatial.lacks_robot and poses_problem:
-            problem += f": {poses_problem}"
-        if self.stats[camera].note_spatial_problem(problem):
-            log.warning("camera %s: 3-D: %s", camera, problem)
 
     def log_counts(self, frames_rejected: int) -> None:
         """Log the counts of all cameras."""
@@ -510,12 +495,10 @@ class Output:
         self.last_status = NodeStatus(self.perception.status(), cameras, self._events)
 
     def _follow_cameras(self) -> None:
-        """Keep the counts of the cameras that are served, with the epochs of their ids; begin new ones."""
-        pipelines, session = self.perception.pipelines, self.perception.session
+        """Keep the counts of the cameras that are served, and begin new ones."""
+        session = self.perception.session
         silent_s = session.silent_s if session else lambda camera: None
         self.stats = {
-            name: self.stats.get(name) or CameraStats(None, partial(silent_s, name), self._budget_ms)
-            for name in pipelines
+            name: self.stats.get(name) or CameraStats(name, partial(silent_s, name), self._budget_ms)
+            for name in self.perception.pipelines
         }
-        for name, pipeline in pipelines.items():
-            self.stats[name].epoch = pipeline.epoch

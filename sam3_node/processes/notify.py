@@ -119,9 +119,8 @@ class Watchdog(Closeable):
             begin_s = time.monotonic()
             self._closed.wait(self._period_s)
             if time.monotonic() - begin_s > STALLED_PERIODS * self._period_s:
-                self._resumed_s = (
-                    time.monotonic()
-                )  # the whole process did not run: the loop's time begins again
+                # the whole process did not run: the loop's time begins again
+                self._resumed_s = time.monotonic()
 
     def _log_hang(self) -> None:
         """Log once where the main loop is."""

@@ -26,6 +26,7 @@ from ..bags.formats.mcap import McapStream
 from ..bags.native import NODE, RECORDER, RING
 from ..bags.native.reader import MAX_RECORDS_TO_LAYOUT
 from ..errors import BagError, OutputError, Sam3NodeError, TransportError
+from ..files import make_folder
 from ..processes.notify import Watchdog
 from ..settings import RecordSettings, Settings
 from ..transport import ControlClient, ReceivedMessage, Security, StreamTap
@@ -326,10 +327,7 @@ def _choose_path(out: Path, is_event: bool = False) -> Path:
 def _check_folder(out: Path) -> None:
     """Create the folder of later files. Raises OutputError if nothing can be written there."""
     folder = out.parent if out.suffix == ".mcap" else out
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot write into {folder}: {error.strerror}") from error
+    make_folder(folder)
     if not os.access(folder, os.W_OK):
         raise OutputError(f"cannot write into {folder}: expected a folder that may be written")
 

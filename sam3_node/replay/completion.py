@@ -139,8 +139,6 @@ def job_session(
 def _build_identity(schedule: Schedule) -> dict[str, Any]:
     """Collect, as JSON values, what must be equal for masks to be equal, except the weights."""
     fixed = {name: value for name, value in asdict(schedule.job).items() if name not in FREE_FIELDS}
-    if not schedule.job.depth_aligned:
-        del fixed["depth_aligned"]  # earlier versions did not write it
     sections = {name: getattr(schedule.settings, name).model_dump(mode="json") for name in SECTIONS}
     size = schedule.path.stat().st_size if schedule.path.is_file() else None
     identity: dict[str, Any] = json.loads(json.dumps({"job": fixed, "settings": sections, "bytes": size}))

@@ -1,7 +1,7 @@
 """Defines a replay job: the recordings, the options, and the settings that the model is loaded with.
 
-A job is a plain value, so that it can be written to JSON and sent to other machines. Its settings are the recorded
-node's, overridden by those that the user set for the replay. `read_prompts` reads the objects to track from a file.
+A job is a plain value, so that it can be sent to other machines. Its settings are the recorded node's, overridden by
+those that the user set for the replay. `read_prompts` reads the objects to track from a file.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from pydantic import ValidationError
@@ -22,10 +22,11 @@ from ..bags.samples import natural_order
 from ..calibration import Calibration
 from ..detection.phrases import clean_label, clean_prompts
 from ..errors import ReplayError, RequestError, WireError
-from ..files import safe_file_name
+from ..files import explain_os_error, safe_file_name
 from ..settings import Settings
 from ..wire import Fields
-from ..wire.frame_prompt import MAX_POINTS, FramePrompt, check_parts
+from ..wire.codec import Schema, integer
+from ..wire.frame_prompt import FramePrompt, check_parts
 from .davis_png import read_labels, read_mask
 
 Mode = Literal["as-recorded", "every"]
@@ -60,16 +61,6 @@ class ObjectOnFrame:
     mask: str | None = None
     value: int | None = None
     label: str = "object"
-
-    @classmethod
-    def from_json(cls, value: object) -> Self:
-        """Read an object from a map of field names. Raises ReplayError for anything else."""
-        values = _check_fields(cls, value, "object")
-        lists = {name: _to_tuples(values[name]) for name in ("points", "labels", "box") if values.get(name)}
-        marked = cls(**{**values, **lists})
-        if not (marked.points or marked.box or marked.mask):
-            raise ReplayError(f"object: expected points, a box or a mask file, found none in {value!r:.200}")
-        return marked
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,21 +127,6 @@ class Job:
         """The part of the recording, by time."""
         return TimeSpan(self.begin_ns, self.end_ns)
 
-    def to_json(self) -> str:
-        """Return the job as JSON with keys in a fixed order."""
-        return json.dumps(asdict(self), indent=2)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """Read the JSON of `to_json`. Raises ReplayError for anything else."""
-        try:
-            values = _check_fields(cls, json.loads(text), "job")
-        except ValueError as error:
-            raise ReplayError(f"job: expected JSON, found {error}") from error
-        objects = tuple(map(ObjectOnFrame.from_json, values.pop("objects", ())))
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        return cls(objects=objects, **values)
-
     def split_by_recording(self) -> tuple[Job, ...]:
         """Return one job for each recording. Several recordings get a folder each in `out`, named like the file."""
         if len(self.bags) == 1:
@@ -177,21 +153,9 @@ def _check_objects(names: Sequence[str], objects: Sequence[ObjectOnFrame]) -> No
         raise ReplayError(str(error)) from error
 
 
-def _check_fields(kind: type, value: object, what: str) -> dict[str, Any]:
-    """Return the map if each of its keys is a field of the dataclass `kind`."""
-    names = [field.name for field in fields(kind)]
-    if not isinstance(value, dict) or not set(value) <= set(names):
-        raise ReplayError(f"{what}: expected a map of {', '.join(names)}, found {value!r:.200}")
-    return dict(value)
-
-
 def _check_choice(what: str, value: str, expected: Sequence[str]) -> None:
     if value not in expected:
         raise ReplayError(f"{what}: expected one of {', '.join(expected)}, found {value!r:.60}")
-
-
-def _to_tuples(value: object) -> Any:
-    return tuple(map(_to_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _make_unique(names: Sequence[str]) -> list[str]:
@@ -354,10 +318,10 @@ def _read_entries(path: Path) -> list[Any]:
         raise ReplayError(
             f"{path}: expected a .json, .toml or .png file, or a folder of PNGs, found another kind"
         )
+    with explain_os_error(ReplayError, f"cannot read {path}"):
+        data = path.read_bytes()
     try:
-        content = readers[path.suffix.lower()](path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ReplayError(f"cannot read {path}: {error.strerror}") from error
+        content = readers[path.suffix.lower()](data.decode())
     except ValueError as error:
         raise ReplayError(f"{path}: expected {path.suffix[1:].upper()}, found {error}") from error
     entries = content.get("objects") if isinstance(content, dict) else content
@@ -381,47 +345,38 @@ def _read_object(what: str, folder: Path, entry: object) -> ObjectOnFrame:
 
 
 def _parse_object(fields: Fields, folder: Path) -> ObjectOnFrame:
+    """Return the object, its points, labels and box unchecked."""
     unknown = sorted(set(fields.names()) - set(NAMES))
     if unknown:
         raise WireError(f"{fields.what}: expected some of {', '.join(NAMES)}, found {unknown[0]!r:.60}")
-    check_parts(fields.any("points"), fields.any("box"), fields.any("mask"))
+    check_parts(*map(fields.any, ("points", "box", "mask")))
+    values = fields.read(_OBJECT)
     return ObjectOnFrame(
-        camera=fields.text("camera") if fields.has("camera") else None,
-        seq=_parse_seq(fields),
-        label=clean_label(fields.text("label") if fields.has("label") else ""),
-        points=_parse_points(fields) if fields.has("points") else None,
-        labels=_parse_labels(fields) if fields.has("labels") else None,
-        box=_parse_box(fields) if fields.has("box") else None,
-        mask=str(folder / fields.text("mask")) if fields.has("mask") else None,
-        value=fields.integer("value", 1, 255) if fields.has("value") else None,
+        seq=values.pop("frame", None),
+        label=clean_label(values.pop("label", "")),
+        mask=str(folder / values.pop("mask")) if "mask" in values else None,
+        **{name: _to_tuples(fields.any(name)) for name in ("points", "labels", "box")},
+        **values,
     )
 
 
-def _parse_seq(fields: Fields) -> int | None:
+def _read_frame(fields: Fields, name: str) -> int | None:
     """Return the seq of the object's frame, None for the first frame."""
-    if not fields.has("frame") or fields.any("frame") == "first":
+    if fields.any(name) == "first":
         return None
-    if isinstance(fields.any("frame"), str):
-        raise fields.wrong("frame", 'a seq or "first"')
-    return fields.integer("frame")
+    if isinstance(fields.any(name), str):
+        raise fields.wrong(name, 'a seq or "first"')
+    return fields.integer(name)
 
 
-def _parse_points(fields: Fields) -> tuple[tuple[float, float], ...]:
-    points = [Fields({"point": pair}, fields.what).numbers("point", 2) for pair in fields.sequence("points")]
-    if any(len(point) != 2 for point in points):
-        raise fields.wrong("points", "pairs [x, y]")
-    return tuple((x, y) for x, y in points)
+_OBJECT = Schema(
+    {
+        **dict.fromkeys(("camera?", "label?", "mask?"), Fields.text),
+        "frame?": _read_frame,
+        "value?": integer(1, 255),
+    }
+)
 
 
-def _parse_labels(fields: Fields) -> tuple[int, ...]:
-    labels = fields.numbers("labels", MAX_POINTS)
-    if not set(labels) <= {0, 1}:
-        raise fields.wrong("labels", "1 (inside) or 0 (outside) for each point")
-    return tuple(map(int, labels))
-
-
-def _parse_box(fields: Fields) -> tuple[float, float, float, float]:
-    box = fields.numbers("box", 4)
-    if len(box) != 4:
-        raise fields.wrong("box", "[x0, y0, x1, y1]")
-    return box
+def _to_tuples(value: object) -> Any:
+    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value

@@ -18,13 +18,14 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ..errors import ReplayError, Sam3NodeError, SettingsError, TransportError, WireError
+from ..settings import TransportSettings
 from ..transport import ControlClient, FramePublisher, MaskSubscriber, Security
-from ..transport.security import ANY_CAMERA, SecuritySettings
+from ..transport.security import ANY_CAMERA
 from ..types import Closeable, Frame, MaskFrame
 from .completion import JobSession, ProgressCallback, check_identity, clear_results, job_session, read_digests
 from .event_log import ADD_EVERYTHING, Action, Edit, Step
 from .job import SECTIONS, Job
-from .player import ActionPlayer, PlayedAction, add_everything
+from .player import ActionPlayer, add_everything
 from .shards import LIMITS, ShardLimits, Shards, ShardWriter
 from .store import ReplayCounts, Summary
 
@@ -60,7 +61,7 @@ class Endpoints:
     control: str
     frames: str | None = None
     masks: str | None = None
-    security: SecuritySettings | None = None
+    security: TransportSettings | None = None
 
 
 def run_live(
@@ -138,8 +139,8 @@ def _push_frames(node: LiveNode, session: JobSession, limits: ShardLimits) -> Su
     writer = ShardWriter(Shards(session.store), player, limits)
     try:
         with suppress(StoppedWaitingError):  # raised only after a stop: the summary says so
-            for outcome in player.play(takewhile(lambda _: not session.stop.is_set(), schedule.actions())):
-                writer.add(outcome)
+            for masks in player.play(takewhile(lambda _: not session.stop.is_set(), schedule.actions())):
+                writer.add(masks)
                 session.progress("pushing", writer.frames, total)
     finally:
         writer.flush()
@@ -167,11 +168,11 @@ class LivePlayer(ActionPlayer):
         self._node = node
         self._steps: deque[Step] = deque()
 
-    def play(self, actions: Iterable[Action]) -> Iterator[PlayedAction]:
-        """Apply actions and yield the outcome of each. Outcomes of steps are in order, and a few frames late.
+    def play(self, actions: Iterable[Action]) -> Iterator[MaskFrame | None]:
+        """Apply actions and yield the masks of each, if it has any. Masks of steps are in order, and a few frames late.
 
         Before an edit, this waits for the masks of all earlier frames. An error of a frame or an edit is logged and
-        counted, and has no other effect. Raises TransportError if the node fails, after the outcomes until then.
+        counted, and has no other effect. Raises TransportError if the node fails, after the masks until then.
         """
         try:
             for action in actions:
@@ -191,7 +192,7 @@ class LivePlayer(ActionPlayer):
         """Raise ReplayError: a live node's state cannot be restored."""
         raise ReplayError("the state of the live node is lost: start over with --again")
 
-    def _push(self, step: Step) -> Iterator[PlayedAction]:
+    def _push(self, step: Step) -> Iterator[MaskFrame | None]:
         try:
             self._node.push(step.frame)
         except WireError as error:
@@ -205,19 +206,19 @@ class LivePlayer(ActionPlayer):
             self._node.settle()
         yield from self._take_settled()
 
-    def _edit_between(self, edit: Edit) -> Iterator[PlayedAction]:
+    def _edit_between(self, edit: Edit) -> Iterator[MaskFrame | None]:
         self._node.settle()
         yield from self._take_settled()
         self._edit(edit)
-        yield PlayedAction(edit, None)
+        yield None
 
-    def _take_settled(self) -> Iterator[PlayedAction]:
+    def _take_settled(self) -> Iterator[MaskFrame | None]:
         settled = self._node.sent.settled
         while settled:
-            yield self._make_outcome(self._steps.popleft(), settled.popleft().masks)
+            yield self._make_outcome(self._steps.popleft(), settled.popleft())
 
-    def _make_outcome(self, step: Step, masks: MaskFrame | None) -> PlayedAction:
-        """Make the outcome of a step and its edits; a step with edits is the last one sent."""
+    def _make_outcome(self, step: Step, masks: MaskFrame | None) -> MaskFrame | None:
+        """Return the masks of a step after its edits; a step with edits is the last one sent."""
         self.counts["frames"] += 1
         if masks is None:
             self.counts["failed"] += 1
@@ -233,7 +234,7 @@ class LivePlayer(ActionPlayer):
                 node=None,
                 epoch=None,
             )
-        return PlayedAction(step, self._edit_on(step, masks))
+        return self._edit_on(step, masks)
 
     def _edit(self, edit: Edit) -> Any:
         if edit.op in TIMING_EDITS:
@@ -251,13 +252,6 @@ class LivePlayer(ActionPlayer):
 
 class StoppedWaitingError(TransportError):
     """Raised when a replay is stopped while it waits for a silent node."""
-
-
-class SettledFrame(NamedTuple):
-    """A frame that the node has finished, and its masks; None if its step failed."""
-
-    frame: Frame
-    masks: MaskFrame | None
 
 
 class NodeCounts(NamedTuple):
@@ -285,14 +279,15 @@ class NodeCounts(NamedTuple):
 
 
 class InFlightFrames:
-    """Frames that were sent and are not settled, settled frames until the sender takes them, and counts.
+    """Frames that were sent and are not settled, the outcomes of settled ones until the sender takes them, and counts.
 
     With lossless delivery, a node publishes masks in the order in which frames were sent, and none for a failed frame.
     """
 
     def __init__(self) -> None:
         self.in_flight: deque[Frame] = deque()
-        self.settled: deque[SettledFrame] = deque()
+        self.settled: deque[MaskFrame | None] = deque()
+        """The masks of each frame that the node has finished, in order; None if its step failed."""
         self.count = self.received = self.lost = 0
 
     def add(self, frame: Frame) -> None:
@@ -311,7 +306,8 @@ class InFlightFrames:
         failed = keys.index(masks.key)
         self._settle_failed(failed)
         self.received += 1
-        self.settled.append(SettledFrame(self.in_flight.popleft(), masks))
+        self.in_flight.popleft()
+        self.settled.append(masks)
         return failed
 
     def update(self, done: NodeCounts) -> None:
@@ -328,7 +324,7 @@ class InFlightFrames:
         for _ in range(count):
             frame = self.in_flight.popleft()
             log.error("camera %s: frame %d failed in the node; its log says why", frame.camera, frame.seq)
-            self.settled.append(SettledFrame(frame, None))
+            self.settled.append(None)
 
 
 class LiveNode(Closeable):

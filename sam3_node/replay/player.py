@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..engines.oom import find_device_error
 from ..errors import CapacityError, ReplayError, Sam3NodeError
@@ -26,13 +26,6 @@ MAX_COUNTS = 100
 
 
 EVERYTHING_SETTINGS = "see tracker.everything_min_iou and tracker.everything_min_stability"
-
-
-class PlayedAction(NamedTuple):
-    """A completed action, with the masks of a step that did not fail."""
-
-    action: Action
-    masks: MaskFrame | None
 
 
 class ActionPlayer:
@@ -87,7 +80,10 @@ class Player(ActionPlayer):
         self._restart()
 
     def play(self, action: Action) -> MaskFrame | None:
-        """Apply one action. An error of a frame or an edit is logged and counted, and has no other effect."""
+        """Apply one action, and return the masks of a step that did not fail.
+
+        An error of a frame or an edit is logged and counted, and has no other effect.
+        """
         if isinstance(action, Edit):
             self._edit(action)
             return None
@@ -184,12 +180,6 @@ class Player(ActionPlayer):
         prompts = perception.settings.detector.prompts
         if perception.prompts or prompts:
             perception.set_prompts(prompts)
-
-
-def play_forward(actions: Iterable[Action], player: Player) -> Iterator[PlayedAction]:
-    """Apply each action once, in order, as a live node does."""
-    for action in actions:
-        yield PlayedAction(action, player.play(action))
 
 
 def add_everything(edit: Edit, request: Callable[..., Any], notes: list[str]) -> list[Any]:

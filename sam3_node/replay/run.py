@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
 
@@ -32,7 +32,7 @@ from .completion import (
 )
 from .event_log import Action, Edit, Step
 from .job import Job, Strategy, calibrations_for, describe_differences, have_equal_sections
-from .player import PlayedAction, Player, play_forward
+from .player import Player
 from .schedule import open_schedule
 from .second_pass import (
     ReverseFrameBuffer,
@@ -41,10 +41,10 @@ from .second_pass import (
     find_bidirectional_spans,
     find_multi_shot_spans,
     index_frames,
-    play_backward,
+    restore_ids,
     schedule_backward,
 )
-from .shards import LIMITS, SECOND_PASS, CameraObject, ShardLimits, Shards, ShardWriter
+from .shards import LIMITS, SECOND_PASS, ShardLimits, Shards, ShardWriter
 from .store import ReplayCounts, Summary, open_store
 
 Load = Callable[[Settings], Perception]
@@ -132,7 +132,7 @@ class _JobRun:
         """Play all actions that are not in shards yet, up to a stop."""
         self._check_weights()
         schedule, model = self.session.schedule, self.perception.model
-        player = Player(self.perception, schedule.has_recorded_joins)
+        player = Player(self.perception, joins_recorded=schedule.job.mode == "as-recorded")
         writer = ShardWriter(Shards(self.session.store), player, self.limits)
         resumed_from, second_from = writer.frames, 0
         unfound, notes, is_complete = dict[str, str](), list[str](), True
@@ -178,8 +178,8 @@ class _JobRun:
             writer = ShardWriter(Shards(session.store, SECOND_PASS), player, self.limits)
             resumed_from = writer.frames
             actions = schedule_backward(buffer, spans, bool(detector.prompts))
-            play = partial(play_backward, labels=first.objects)
-            self._play("tracking backward", actions, len(buffer), player, writer, play)
+            restore = partial(restore_ids, labels=first.objects)
+            self._play("tracking backward", actions, len(buffer), player, writer, restore)
         first.work_s += writer.totals.work_s
         return resumed_from, _make_notes(spans, writer.totals)
 
@@ -190,12 +190,13 @@ class _JobRun:
         total: int | None,
         player: Player,
         writer: ShardWriter,
-        play: Callable[[Iterable[Action], Player], Iterator[PlayedAction]] = play_forward,
+        finish: Callable[[MaskFrame], MaskFrame] = lambda masks: masks,
     ) -> None:
         """Play the actions of one pass, on about `total` frames, from where the writer stands."""
         with Prefetcher(islice(actions, writer.cursor.actions, None)) as prefetched:
-            for outcome in play(_flush_on_error(prefetched, writer), player):
-                writer.add(outcome)
+            for action in _flush_on_error(prefetched, writer):
+                masks = player.play(action)
+                writer.add(masks and finish(masks))
                 self.session.progress(task, writer.frames, total)
                 if self.session.stop.is_set():
                     writer.flush()
@@ -254,78 +255,40 @@ class Prefetcher(Closeable):
         max_frames: int = MAX_FRAMES,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        self._actions = actions
+        self._actions = iter(actions)
         self._max_frames, self._max_bytes = max_frames, max_bytes
-        self._queue: deque[tuple[int, Future[Action] | Action]] = deque()
-        self._count = self._bytes = 0
-        self._changed = threading.Condition()
-        self._ended = self._closed = False
-        self._failure: BaseException | None = None
-        self._pool = ThreadPoolExecutor(threads, "decode")
-        self._reader = threading.Thread(target=self._read, name="prefetch", daemon=True)
-        self._reader.start()
+        self._reader, self._decoders = ThreadPoolExecutor(1, "read"), ThreadPoolExecutor(threads, "decode")
 
     def __iter__(self) -> Iterator[Action]:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._ended)
-                if not self._queue:
-                    break
-                size, item = self._queue.popleft()
-            yield item.result() if isinstance(item, Future) else item
-            with self._changed:
-                self._count -= 1
-                self._bytes -= size
-                self._changed.notify_all()
-        if self._failure is not None:
-            raise self._failure
+        ahead, largest = deque([self._reader.submit(self._read)]), 1
+        while (decoding := ahead.popleft().result()) is not None:
+            action = decoding.result()
+            if isinstance(action, Step):
+                largest = max(largest, action.frame.width * action.frame.height * 3)
+            while len(ahead) < max(1, min(self._max_frames, self._max_bytes // largest)):
+                ahead.append(self._reader.submit(self._read))
+            yield action
 
     def close(self) -> None:
-        """Stop reading and decoding, and discard the queue. Idempotent."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._reader.join()
-        self._pool.shutdown(cancel_futures=True)
-        self._queue.clear()
+        """Stop reading and decoding. Idempotent."""
+        self._reader.shutdown(cancel_futures=True)
+        self._decoders.shutdown(cancel_futures=True)
 
-    def _read(self) -> None:
-        try:
-            for action in self._actions:
-                if not self._add(action):
-                    break
-        except BaseException as error:
-            self._failure = error
-        finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
-
-    def _add(self, action: Action) -> bool:
-        """Wait for space and queue the action. Return False if this was closed meanwhile."""
-        size = 0 if isinstance(action, Edit) else action.frame.width * action.frame.height * 3
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._has_space(size))
-            if self._closed:
-                return False
-            self._count += 1
-            self._bytes += size
-            item = action if isinstance(action, Edit) else self._pool.submit(_decode_colour, action)
-            self._queue.append((size, item))
-            self._changed.notify_all()
-        return True
-
-    def _has_space(self, size: int) -> bool:
-        return not self._count or (self._count < self._max_frames and self._bytes + size <= self._max_bytes)
+    def _read(self) -> Future[Action] | None:
+        """Read one action, and return its decoding; None at the end."""
+        action = next(self._actions, None)
+        return None if action is None else self._decoders.submit(_decode_colour, action)
 
 
-def _decode_colour(step: Step) -> Action:
-    """Return the step with its colour as bgr8. One whose frame cannot be decoded is returned as it is, and fails."""
+def _decode_colour(action: Action) -> Action:
+    """Return a step with its colour as bgr8. One whose frame cannot be decoded is returned as it is, and fails."""
+    if isinstance(action, Edit):
+        return action
     try:
-        colour = encode_image(decode_image(step.frame), "bgr8")
-        return step._replace(frame=replace(step.frame, encoding="bgr8", colour=colour))
+        colour = encode_image(decode_image(action.frame), "bgr8")
+        return action._replace(frame=replace(action.frame, encoding="bgr8", colour=colour))
     except Exception:
-        return step
+        return action
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +314,6 @@ def compare_masks(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) 
 
     All fields must be equal, except the times of the stages and of publishing, and the node's session.
     """
-    unnamed: set[CameraObject] = set()
     remaining, count, identical, first = iter(replayed), 0, 0, None
     masks = next(remaining, None)
     for expected in recorded:
@@ -359,7 +321,7 @@ def compare_masks(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) 
         if masks is None or masks.key != expected.key:
             first = first or _describe(expected, "was not replayed")
             continue
-        difference = _find_difference(_without_session(masks), _without_session(expected), unnamed)
+        difference = _find_difference(_without_session(masks), _without_session(expected))
         identical += difference is None
         first = first or (difference and _describe(expected, difference))
         masks = next(remaining, None)
@@ -376,7 +338,7 @@ def _without_session(masks: MaskFrame) -> MaskFrame:
     return replace(masks, stages_us={}, published_ns=0, node=None, epoch=None)
 
 
-def _find_difference(masks: MaskFrame, expected: MaskFrame, unnamed: set[CameraObject]) -> str | None:
+def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
     for field in fields(MaskFrame):
         here, there = getattr(masks, field.name), getattr(expected, field.name)
         if field.name != "instances" and here != there:
@@ -385,23 +347,13 @@ def _find_difference(masks: MaskFrame, expected: MaskFrame, unnamed: set[CameraO
     if ids != recorded:
         return f"had the objects {recorded}, has {ids}"
     for instance, before in zip(masks.instances, expected.instances, strict=True):
-        # without a name's confidence, the recording is older than the doubt about names; other optional fields of the
-        # object depend on that doubt, also on later frames
-        if before.name_confidence is None and instance.name_confidence is not None:
-            unnamed.add((masks.camera, instance.id))
-        lacks_name = (masks.camera, instance.id) in unnamed
-        if difference := _find_instance_difference(instance, before, lacks_name):
+        if difference := _find_instance_difference(instance, before):
             return difference
     return None
 
 
-def _find_instance_difference(instance: Instance, expected: Instance, lacks_name: bool) -> str | None:
-    # a node gives each mask its confidence: without one, the recording is older than all optional fields
-    is_older = expected.confidence is None and expected.mask.crop.any()
+def _find_instance_difference(instance: Instance, expected: Instance) -> str | None:
     for field in fields(Instance):
-        is_optional = field.default is not MISSING
-        if is_optional and (is_older or (lacks_name and field.name != "confidence")):
-            continue
         here, there = getattr(instance, field.name), getattr(expected, field.name)
         if field.name != "mask" and here != there:
             return f"had {field.name} {there!r} of object {instance.id}, has {here!r}"

@@ -84,11 +84,8 @@ class Schedule(Closeable):
         self.description = _read_description(self._recorded)
         self.settings = settings_for(job, self.description)
         self._bag = open_bag(path, job.topics, job.span, job.depth_aligned)
-        try:
+        with self.closed_on_error():
             check_extents(job.objects, islice(self.frames(), MAX_FIRST_FRAMES))
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -104,12 +101,6 @@ class Schedule(Closeable):
     def episode_starts(self) -> tuple[int, ...]:
         """Numbers of the first frames of episodes; empty for a recording without them."""
         return self._bag.episode_starts
-
-    @property
-    def has_recorded_joins(self) -> bool:
-        """True if events say when objects that were prompted on past frames caught up; older nodes' events do not."""
-        settings = (self.description or {}).get("settings", {})
-        return self.job.mode == "as-recorded" and "feature_cache_s" in settings.get("tracker", {})
 
     @property
     def lost(self) -> str | None:
@@ -209,9 +200,8 @@ class Schedule(Closeable):
         wanted = None if self.job.stop is None else self.job.stop - self.job.start
         if not self.job.span.is_whole:
             return wanted
-        templates = ("masks/{}",) if self.job.mode == "as-recorded" else ("/{}/header", "frame/{}")
-        topics = [template.format(camera) for template in templates for camera in self.cameras]
-        counted = count_messages(self._files, topics) or None
+        topic = "masks/{}" if self.job.mode == "as-recorded" else "/{}/header"
+        counted = count_messages(self._files, [topic.format(camera) for camera in self.cameras]) or None
         if counted is None or wanted is None:
             return wanted or counted
         return max(0, min(wanted, counted - self.job.start))

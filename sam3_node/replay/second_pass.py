@@ -12,20 +12,21 @@ import tempfile
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
 
 from ..errors import OutputError, ReplayError
+from ..files import explain_os_error
 from ..geometry import mask_iou
 from ..types import Closeable, Frame, Instance, MaskFrame
 from ..wire import encode_mask, pack_frame, unpack_frame
 from .event_log import REMOVED, Action, Edit, Step
-from .player import PlayedAction, Player, play_forward
 from .shards import SECOND_PASS, CameraObject, Shards
 from .store import Store
 
@@ -140,11 +141,14 @@ class ReverseFrameBuffer(Closeable):
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        try:
+        self._explain = partial(
+            explain_os_error,
+            OutputError,
+            f"cannot buffer frames in {folder} for a second pass",
+            "; the buffer takes as much disk space as the frames in the recording",
+        )
+        with self._explain():
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in close
-        except OSError as error:
-            raise self._make_error(error) from error
         self._offsets = array("q", [0])
         self._indices = array("q")
 
@@ -154,11 +158,9 @@ class ReverseFrameBuffer(Closeable):
     def append(self, index: int, frame: Frame) -> None:
         """Write the next frame."""
         data = msgpack.packb(pack_frame(replace(frame, depth=None)))
-        try:
+        with self._explain():
             self._file.write(data)
             self._file.flush()
-        except OSError as error:
-            raise self._make_error(error) from error
         self._indices.append(index)
         self._offsets.append(self._offsets[-1] + len(data))
 
@@ -173,12 +175,6 @@ class ReverseFrameBuffer(Closeable):
         """Delete all frames. Idempotent."""
         with suppress(OSError):  # data that a full disk did not take is not needed any more
             self._file.close()
-
-    def _make_error(self, error: OSError) -> OutputError:
-        return OutputError(
-            f"cannot buffer frames in {self._folder} for a second pass: {error.strerror or error}; the buffer takes as "
-            "much disk space as the frames in the recording"
-        )
 
 
 def buffer_frames(
@@ -219,18 +215,11 @@ def schedule_backward(
         yield Step(frame, 0, edits=(*removals[index], *added))
 
 
-def play_backward(
-    actions: Iterable[Action], player: Player, labels: Mapping[str, Mapping[str, str]]
-) -> Iterator[PlayedAction]:
-    """Apply the actions of `schedule_backward`. Objects get the ids and `labels` (by camera and id) of the first pass.
+def restore_ids(masks: MaskFrame, labels: Mapping[str, Mapping[str, str]]) -> MaskFrame:
+    """Give the objects of `schedule_backward` the ids and `labels` (by camera and id) of the first pass.
 
     An object has no mask on its prompt frame: the first pass's is used there.
     """
-    for action, masks in play_forward(actions, player):
-        yield PlayedAction(action, masks and _restore_ids(masks, labels))
-
-
-def _restore_ids(masks: MaskFrame, labels: Mapping[str, Mapping[str, str]]) -> MaskFrame:
     instances = tuple(
         replace(instance, id=int(instance.label), label=labels[masks.camera][instance.label], world_id=None)
         for instance in masks.instances
@@ -247,16 +236,7 @@ def read_results(store: Store, min_score: float) -> Iterator[MaskFrame]:
     first, second = Shards(store), Shards(store, SECOND_PASS)
     if not len(second):
         return first.masks()
-    return merge(first.masks(), reverse_shards(second.readers()), min_score)
-
-
-def reverse_shards(readers: Sequence[Callable[[], Iterable[MaskFrame]]]) -> Iterator[MaskFrame]:
-    """Yield the masks of a backward pass in the order of the frames, one shard in memory at a time.
-
-    `readers` come from `Shards.readers`. The shards, and the frames in them, are stored latest first.
-    """
-    for read in reversed(readers):
-        yield from reversed(list(read()))
+    return merge(first.masks(), second.masks_backward(), min_score)
 
 
 def merge(

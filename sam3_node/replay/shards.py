@@ -12,9 +12,8 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from ..errors import ReplayError
 from ..geometry import mask_intersection
 from ..types import Instance, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
-from .player import ActionPlayer, PlayedAction
+from .player import ActionPlayer
 from .store import ReplayCounts, Store
 
 FIRST_PASS, SECOND_PASS = "parts", "second"
@@ -89,12 +88,13 @@ class Shards:
 
         Raises ReplayError if a shard is damaged.
         """
-        for read in self.readers():
-            yield from read()
+        for number in range(self._count):
+            yield from self._read_masks(number)
 
-    def readers(self) -> list[Callable[[], Iterator[MaskFrame]]]:
-        """Return a function for each shard, in order, that reads its masks."""
-        return [partial(self._read_masks, number) for number in range(self._count)]
+    def masks_backward(self) -> Iterator[MaskFrame]:
+        """Yield the same, the last first, still one shard in memory at a time."""
+        for number in reversed(range(self._count)):
+            yield from reversed(list(self._read_masks(number)))
 
     def clear(self) -> None:
         """Delete all shards, the last first, so that at any moment the rest is a valid unfinished replay."""
@@ -162,14 +162,14 @@ class ShardWriter:
         """Number of frames stepped so far."""
         return self._player.counts["frames"]
 
-    def add(self, outcome: PlayedAction) -> None:
-        """Add an outcome. Writes the shard if it is full."""
+    def add(self, masks: MaskFrame | None) -> None:
+        """Add the outcome of an action: masks, if it was a step that did not fail. Writes the shard if it is full."""
         self._actions += 1
-        if outcome.masks is not None:
-            _, body = pack_masks(outcome.masks)
-            self._masks.append((outcome.masks.camera, body))
+        if masks is not None:
+            _, body = pack_masks(masks)
+            self._masks.append((masks.camera, body))
             self._size += len(body)
-            self.totals.add(outcome.masks)
+            self.totals.add(masks)
         if self._is_full():
             self.flush()
 

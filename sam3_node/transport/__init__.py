@@ -34,20 +34,15 @@ __all__ = [
 ]
 
 _LATER = {
-    "ControlServer": "control_server",
-    "MaskPair": "mask_pairing",
-    "MaskPairing": "mask_pairing",
-    "Peer": "control_server",
-    "PosePublisher": "tap",
-    "PoseSubscriber": "tap",
-    "ReceivedMessage": "tap",
-    "StreamTap": "tap",
-    "poll": "control_server",
+    "control_server": ("ControlServer", "Peer", "poll"),
+    "mask_pairing": ("MaskPair", "MaskPairing"),
+    "tap": ("PosePublisher", "PoseSubscriber", "ReceivedMessage", "StreamTap"),
 }
 """Modules that are imported when a name of theirs is used: a client, which needs none, starts sooner."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

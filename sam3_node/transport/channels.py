@@ -92,7 +92,7 @@ class Publisher(BoundOwner):
     def wait_for_peer(self, timeout_ms: int) -> bool:
         """Wait at most `timeout_ms`. Return True if a peer is connected."""
         self._require_open()
-        return self._bound.wait_for_peer(timeout_ms)
+        return self._bound.guard.wait_for_peer(timeout_ms)
 
     def close(self, linger_ms: int | None = None) -> None:
         """Close, and wait at most `linger_ms` until the queue is sent. Idempotent.

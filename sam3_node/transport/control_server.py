@@ -346,7 +346,7 @@ class ControlServer(BoundOwner, SocketThread):
         begin_s, received_bytes = time.monotonic(), 0
         read: Counter[int] = Counter()  # bytes, by descriptor
         while (parts := receive_parts(self._socket)) is not None:
-            descriptor, size = describe_source(parts, self._bound.is_plain)
+            descriptor, size = describe_source(parts, self._bound.authenticator is None)
             read[descriptor] += size
             try:
                 self._accept(parts, descriptor)
@@ -358,17 +358,17 @@ class ControlServer(BoundOwner, SocketThread):
             received_bytes += size
             now_s = time.monotonic()
             if now_s - begin_s > WORK_S or received_bytes > LARGE_BYTES:
-                self._bound.count_read(read, is_all=False)
+                self._bound.guard.count_read(read, is_all=False)
                 return now_s + max(REST_PER_WORK * (now_s - begin_s), received_bytes / MAX_BYTES_PER_S)
-        self._bound.count_read(read, is_all=True)
+        self._bound.guard.count_read(read, is_all=True)
         return 0.0
 
     def _accept(self, parts: list[memoryview], descriptor: int) -> None:
         peer = _envelope(parts)
         try:
             key = None
-            if not self._bound.is_plain:
-                key = self._bound.find_key(parts)
+            if self._bound.authenticator is not None:
+                key = self._bound.authenticator.find_key(parts)
                 self._rights.spend(key, sum(part.nbytes for part in parts))
             if len(peer) + 1 != len(parts):
                 raise WireError(f"request: expected 1 part after the envelope, found {len(parts) - 1}")

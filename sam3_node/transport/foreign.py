@@ -105,7 +105,7 @@ class ForeignHub(SocketThread):
     @property
     def connected(self) -> tuple[str, ...]:
         """The endpoint if a sender is connected now, else nothing."""
-        return (self.endpoint,) if self._bound.wait_for_peer(0) else ()
+        return (self.endpoint,) if self._bound.guard.wait_for_peer(0) else ()
 
     def _release(self) -> None:
         self._bound.close(0)
@@ -135,7 +135,7 @@ class ForeignHub(SocketThread):
             envelope = [bytes(part) for part in parts[: 2 if len(parts) > 1 and not parts[1].nbytes else 1]]
             send_parts(self._bound.socket, [*envelope, HUB_ANSWER], MAX_FOREIGN_BYTES)
             yield parts[len(envelope) :], received_ns, envelope[0]
-        self._bound.count_read(read, is_all=parts is None)
+        self._bound.guard.count_read(read, is_all=parts is None)
 
 
 def _keep_newest(messages: Iterable[SentMessage]) -> tuple[list[SentMessage], int]:

@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -428,9 +428,10 @@ class Authenticator:
         self._thread = threading.Thread(target=self._run, name=f"keys {self._own.name}", daemon=True)
         self._thread.start()
 
-    def find_key(self, public: str | None) -> Key | None:
-        """Return the key of a peer if it is authorised now."""
-        return self._folder.authorised().get(public or "")
+    def find_key(self, parts: Sequence[memoryview]) -> Key | None:
+        """Return the key of the peer that sent a message, if it is authorised now."""
+        part: Any = parts[-1].obj
+        return self._folder.authorised().get(part.get("User-Id") or "")
 
     def close(self) -> None:
         """Stop answering: libzmq then accepts no peer."""

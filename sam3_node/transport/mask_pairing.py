@@ -65,12 +65,13 @@ class MaskPairing:
     """Makes pairs of the messages of all cameras, in the order of arrival.
 
     Masks wait for their frame until the camera's next masks come, and are then a pair without a frame. A frame is a
-    pair without masks while the camera has had no whole pair for MASKS_LATE_S. Beyond MAX_CAMERAS, the camera that has
-    sent nothing for longest is forgotten.
+    pair without masks while the camera has had no whole pair for MASKS_LATE_S. Beyond `max_cameras`, the camera that
+    has sent nothing for longest is forgotten.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_cameras: int = MAX_CAMERAS) -> None:
         self._cameras: dict[str, _CameraPairing] = {}
+        self._max_cameras = max_cameras
 
     @property
     def cameras(self) -> Sequence[str]:
@@ -82,19 +83,25 @@ class MaskPairing:
 
         Raises WireError for a malformed message.
         """
-        topic, now_s = bytes(parts[0]), time.monotonic()
+        topic = bytes(parts[0])
         if topic.startswith(FRAMES_ROOT):
-            frame = unpack_frame(parts)
-            camera = self._find(frame.camera)
-            return camera.add_frame(frame, now_s, MAX_BYTES // len(self._cameras))
+            return self.add_frame(unpack_frame(parts))
         if topic.startswith(MASKS_ROOT):
-            masks = unpack_masks(parts)
-            return self._find(masks.camera).add_masks(masks, now_s)
+            return self.add_masks(unpack_masks(parts))
         return None
+
+    def add_frame(self, frame: Frame) -> MaskPair | None:
+        """Take a frame. Return the pair that it completes."""
+        camera = self._find(frame.camera)
+        return camera.add_frame(frame, time.monotonic(), MAX_BYTES // len(self._cameras))
+
+    def add_masks(self, masks: MaskFrame) -> MaskPair | None:
+        """Take masks. Return the pair that they complete."""
+        return self._find(masks.camera).add_masks(masks, time.monotonic())
 
     def _find(self, name: str) -> _CameraPairing:
         camera = self._cameras.get(name) or _CameraPairing()
-        keep_newest(self._cameras, name, camera, MAX_CAMERAS)
+        keep_newest(self._cameras, name, camera, self._max_cameras)
         return camera
 
 

@@ -23,13 +23,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import zmq
 
 from ..errors import AuthenticationError, TransportError
 from ..files import describe_exposure, make_private_dir, read_private, write_private, write_private_atomically
 from ..types import KEY_ROLES, is_loopback
+
+if TYPE_CHECKING:
+    from ..settings import TransportSettings  # a client has no pydantic
 
 log = logging.getLogger(__name__)
 
@@ -56,19 +59,6 @@ _NAME = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}"
 _Z85 = r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"
 
 _MAKE_NEW = "make a new one: sam3-node keys new"
-
-
-class SecuritySettings(Protocol):
-    """The fields of the section `transport` that this module reads."""
-
-    @property
-    def keys(self) -> Path | None: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def camera_keys(self) -> tuple[str, ...]: ...
-    @property
-    def insecure(self) -> bool: ...
 
 
 class ServerKeys(NamedTuple):
@@ -135,7 +125,7 @@ class Security:
     insecure: bool = False
 
     @classmethod
-    def from_settings(cls, settings: SecuritySettings) -> Self:
+    def from_settings(cls, settings: TransportSettings) -> Self:
         """Return what the section `transport` says."""
         return cls(settings.keys, settings.key, settings.camera_keys, insecure=settings.insecure)
 

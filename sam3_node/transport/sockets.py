@@ -17,7 +17,7 @@ import re
 import stat
 import struct
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,7 +26,7 @@ import zmq
 from ..errors import TransportError
 from ..types import Buffer, Closeable
 from ..wire import BEAT_TOPIC
-from .security import CURVE_BYTES, ClientKeys, Key, Security, Socket, explain_refusal
+from .security import CURVE_BYTES, ClientKeys, Security, Socket, explain_refusal
 
 if TYPE_CHECKING:
     from .limits import Authenticator
@@ -258,13 +258,14 @@ class BoundSocket(SocketOwner):
         self.socket = open_socket(kind, queue, max_bytes, self._context)
         if kind == zmq.ROUTER:  # libzmq still reads what the kernel holds of a peer that is cut off
             self.socket.setsockopt(zmq.RCVBUF, _REQUESTS_RECEIVE_BUFFER)
-        self._guard = ConnectionGuard(
+        self.guard = ConnectionGuard(
             self.socket, *(budget or _BUDGETS[kind]), watches_memory=kind == zmq.ROUTER
         )
-        self._authenticator: Authenticator | None = None
+        self.authenticator: Authenticator | None = None
+        """None without keys: peers then have no roles."""
         if keys is not None:
             keys.apply(self.socket)
-            self._authenticator = Authenticator(self._context, keys, self._guard)
+            self.authenticator = Authenticator(self._context, keys, self.guard)
         try:
             _choose_family(self.socket, endpoint)
             self.socket.bind(endpoint)
@@ -273,46 +274,18 @@ class BoundSocket(SocketOwner):
             raise _explain("bind", endpoint, error) from error
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    @property
-    def is_plain(self) -> bool:
-        """True if the socket has no keys, so that peers have no roles."""
-        return self._authenticator is None
-
-    @property
-    def peers_refused(self) -> int:
-        """Number of handshakes that were refused because of their key."""
-        return self._authenticator.refused if self._authenticator else 0
-
-    @property
-    def last_refusal(self) -> str | None:
-        """Reason for which the last peer was refused."""
-        return self._authenticator.last_refusal if self._authenticator else None
-
-    def find_key(self, parts: Sequence[memoryview]) -> Key | None:
-        """Return the key of the peer that sent a message, if it is authorised now."""
-        part: Any = parts[-1].obj
-        return self._authenticator.find_key(part.get("User-Id")) if self._authenticator else None
-
-    def wait_for_peer(self, timeout_ms: int) -> bool:
-        """Wait at most `timeout_ms`. Return True if a peer is connected."""
-        return self._guard.wait_for_peer(timeout_ms)
-
-    def count_read(self, sizes: Mapping[int, int], is_all: bool) -> None:
-        """Tell the guard of a ROUTER socket the bytes that were read, by descriptor; `is_all` if no message waits."""
-        self._guard.count_read(sizes, is_all)
-
     def close(self, linger_ms: int) -> None:
         """Close, and wait at most `linger_ms` until the queue is sent. Idempotent."""
         if self._is_forked:
             return
         if not self.socket.closed:
             self.socket.disable_monitor()
-            self._guard.join()
+            self.guard.join()
         self.socket.close(linger_ms)
         if not self._context.closed:
-            if self._authenticator is not None:  # answers until the queue is sent
-                self._authenticator.close()
-            self._guard.release()
+            if self.authenticator is not None:  # answers until the queue is sent
+                self.authenticator.close()
+            self.guard.release()
         self._context.term()
 
 
@@ -324,12 +297,12 @@ class BoundOwner(SocketOwner):
     @property
     def peers_refused(self) -> int:
         """Number of peers that were refused because of their key."""
-        return self._bound.peers_refused
+        return self._bound.authenticator.refused if self._bound.authenticator else 0
 
     @property
     def last_refusal(self) -> str | None:
         """Reason for which the last peer was refused."""
-        return self._bound.last_refusal
+        return self._bound.authenticator.last_refusal if self._bound.authenticator else None
 
 
 def connect(socket: Socket, endpoint: str) -> None:
@@ -545,7 +518,7 @@ class HandshakeWatch:
             self.monitor.close(0)
 
 
-class ReconnectingSocket:
+class ReconnectingSocket(Closeable):
     """A socket that is connected to one endpoint. `alive` is true from the handshake with a peer to its loss.
 
     libzmq stops reconnecting when a peer violates the protocol or sends a part that is too large; `update` then
@@ -570,11 +543,8 @@ class ReconnectingSocket:
         self._watched = False
         self._beats = False  # on this connection
         self._silent_s = 0.0
-        try:
+        with self.closed_on_error():
             connect(socket, endpoint)
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def refusal(self) -> str | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,25 +14,23 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-
-from sam3_node.errors import BagError
-from sam3_node.types import Frame
-from sam3_node.wire import decode_depth, decode_image, encode_depth, pack_masks
-
-pytest.importorskip("mcap_ros2")
-pytest.importorskip("mcap_protobuf")
-pytest.importorskip("foxglove_schemas_protobuf")
-pytest.importorskip("rosbags")
-
 from rosbags.rosbag1 import Writer as Ros1Writer
 from rosbags.rosbag2 import Writer as Ros2FolderWriter
 
 from sam3_node.bags import open_bag
+from sam3_node.bags.discovery import MAX_FAILURES, probe
+from sam3_node.bags.formats.mcap import McapBag
 from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.cameras.sources import open_camera
+from sam3_node.errors import BagError
 from sam3_node.settings import CameraSettings
+from sam3_node.types import Frame
+from sam3_node.wire import decode_depth, decode_image, encode_depth, pack_masks
+from tests.support import ros_recordings
 from tests.support.mcap_files import (
+    COLOUR,
+    DEPTH,
     PERIOD_NS,
     ROS1,
     ROS2,
@@ -43,19 +44,15 @@ from tests.support.mcap_files import (
     ros_message,
     uncompressed,
     write_json,
+    write_mcap,
     write_protobuf,
     write_ros2,
 )
-from tests.support.recordings import frame_at, write_earlier_layout, write_recording
+from tests.support.recordings import frame_at, read_bag, write_film, write_recording
 from tests.support.refuses import refuses
-from tests.support.wire_examples import masks, plain
+from tests.support.wire_examples import masks
 
 FAST = CameraSettings(fps=1000)
-
-
-def read(path: Path, topics: Sequence[str] = ()) -> tuple[list[Frame], str | None]:
-    with open_bag(path, topics) as bag:
-        return list(bag), bag.lost
 
 
 def record(path: Path, frames: Sequence[Frame]) -> Path:
@@ -72,31 +69,17 @@ def write_masks(path: Path) -> None:
         writer.write_masks(pack_masks(masks())[1], masks(), 5)
 
 
-def write_rosbag1(path: Path) -> Path:
-    with Ros1Writer(path) as writer:
+def write_rosbags(path: Path, writer: Ros1Writer | Ros2FolderWriter, store: Any) -> Path:
+    """Write by the library rosbags, for ROS 1 or 2."""
+    serialize = store.serialize_ros1 if store is ROS1 else store.serialize_cdr
+    with writer:
         connections = {}
         for moment in rgbd(4):
-            message = ros_message(moment, ROS1)
+            message = ros_message(moment, store)
+            name = message.__msgtype__
             if moment.topic not in connections:
-                connections[moment.topic] = writer.add_connection(
-                    moment.topic, message.__msgtype__, typestore=ROS1
-                )
-            data = ROS1.serialize_ros1(message, message.__msgtype__)
-            writer.write(connections[moment.topic], moment.logged_ns, data)
-    return path
-
-
-def write_rosbag2(path: Path) -> Path:
-    with Ros2FolderWriter(path, version=9) as writer:
-        connections = {}
-        for moment in rgbd(4):
-            message = ros_message(moment, ROS2)
-            if moment.topic not in connections:
-                connections[moment.topic] = writer.add_connection(
-                    moment.topic, message.__msgtype__, typestore=ROS2
-                )
-            data = ROS2.serialize_cdr(message, message.__msgtype__)
-            writer.write(connections[moment.topic], moment.logged_ns, data)
+                connections[moment.topic] = writer.add_connection(moment.topic, name, typestore=store)
+            writer.write(connections[moment.topic], moment.logged_ns, serialize(message, name))
     return path
 
 
@@ -110,8 +93,8 @@ def write_ros2_folder_without_metadata(path: Path) -> Path:
 
 KINDS = {
     **WRITERS,
-    "ROS 1 bag": lambda path, _: write_rosbag1(path),
-    "ROS 2 folder": lambda path, _: write_rosbag2(path),
+    "ROS 1 bag": lambda path, _: write_rosbags(path, Ros1Writer(path), ROS1),
+    "ROS 2 folder": lambda path, _: write_rosbags(path, Ros2FolderWriter(path, version=9), ROS2),
     "ROS 2 folder, never closed": lambda path, _: write_ros2_folder_without_metadata(path),
 }
 
@@ -141,44 +124,36 @@ def test_the_bundled_recording_is_a_bag() -> None:
 
 def test_our_own_recordings_come_back_as_they_were(tmp_path: Path) -> None:
     expected = [frame_at(0), frame_at(0, "left"), frame_at(1), frame_at(1, "left")]
-    write_earlier_layout(tmp_path / "earlier.mcap", expected)
-    record(tmp_path / "recorded.mcap", expected)
-    assert [plain(frame) for frame in read(tmp_path / "earlier.mcap")[0]] == [
-        plain(frame) for frame in expected
+    path = tmp_path / "recorded.mcap"
+    record(path, expected)
+    assert open_bag(path).cameras == ("table", "left")
+    frames, lost = read_bag(path)
+    assert [(frame.camera, frame.seq, frame.colour, frame.times) for frame in frames] == [
+        (frame.camera, frame.seq, frame.colour, frame.times) for frame in expected
     ]
-    for path, topic in (
-        (tmp_path / "earlier.mcap", "frame/left"),
-        (tmp_path / "recorded.mcap", "/left/image"),
-    ):
-        assert open_bag(path).cameras == ("table", "left")
-        frames, lost = read(path)
-        assert [(frame.camera, frame.seq, frame.colour, frame.times) for frame in frames] == [
-            (frame.camera, frame.seq, frame.colour, frame.times) for frame in expected
-        ]
-        assert lost is None
-        for wanted in ("left", topic):
-            assert {frame.camera for frame in read(path, [wanted])[0]} == {"left"}
-        with refuses(BagError, field=("table", "left")):
-            open_bag(path, ["right"])
+    assert lost is None
+    for wanted in ("left", "/left/image"):
+        assert {frame.camera for frame in read_bag(path, [wanted])[0]} == {"left"}
+    with refuses(BagError, field=("table", "left")):
+        open_bag(path, ["right"])
 
 
-@pytest.mark.parametrize("write", [write_recording, write_earlier_layout, record])
+@pytest.mark.parametrize("write", [write_recording, record])
 def test_splits_of_a_recording_are_one_bag(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
     for split in (0, 2, 10):
         write(tmp_path / f"run_{split}.mcap", [frame_at(seq) for seq in range(3 * split, 3 * split + 3)])
     write_masks(tmp_path / "masks.mcap")
     (tmp_path / "run_11.mcap").write_bytes(b"")
-    frames, lost = read(tmp_path)
+    frames, lost = read_bag(tmp_path)
     assert [frame.seq for frame in frames] == [0, 1, 2, 6, 7, 8, 30, 31, 32]
     assert lost is None
 
 
-@pytest.mark.parametrize("write", [write_recording, write_earlier_layout, record])
+@pytest.mark.parametrize("write", [write_recording, record])
 def test_a_damaged_split_costs_only_its_own_end(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
     large = cv2.imencode(".png", np.random.default_rng(0).integers(0, 255, (480, 640, 3), np.uint8))[
         1
     ].tobytes()
-    from dataclasses import replace
 
     def frame(seq: int) -> Frame:
         return replace(frame_at(seq), encoding="png", width=640, height=480, colour=large)
@@ -187,7 +162,7 @@ def test_a_damaged_split_costs_only_its_own_end(tmp_path: Path, write) -> None: 
     write(tmp_path / "run_1.mcap", [frame(seq) for seq in range(6, 9)])
     first = tmp_path / "run_0.mcap"
     first.write_bytes(first.read_bytes()[: 7 << 19])
-    frames, lost = read(tmp_path)
+    frames, lost = read_bag(tmp_path)
     seqs = [frame.seq for frame in frames]
     assert seqs[:2] == [0, 1]
     assert seqs[-3:] == [6, 7, 8]
@@ -196,10 +171,10 @@ def test_a_damaged_split_costs_only_its_own_end(tmp_path: Path, write) -> None: 
     assert "run_1.mcap" not in str(lost)
 
 
-@pytest.mark.parametrize("write", [write_recording, write_earlier_layout, record, *WRITERS.values()])
+@pytest.mark.parametrize("write", [write_recording, record, *WRITERS.values()])
 def test_a_recording_cut_anywhere_never_raises_once_it_is_open(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "cut.mcap"
-    own = write in (write_recording, write_earlier_layout, record)
+    own = write in (write_recording, record)
     write(path, [frame_at(seq) for seq in range(6)] if own else rgbd(6))
     data, opened = path.read_bytes(), 0
     for length in np.random.default_rng(2).integers(0, len(data), 25):
@@ -220,12 +195,12 @@ def test_several_cameras_come_in_order_and_topics_narrow_them(tmp_path: Path) ->
         for at, name in enumerate(("front", "wrist"))
     ]
     path = write_protobuf(tmp_path / "two.mcap", moments)
-    frames, _ = read(path)
+    frames, _ = read_bag(path)
     assert [(frame.camera, frame.seq) for frame in frames] == [
         (name, index) for index in range(3) for name in ("front", "wrist")
     ]
     for wanted in ("wrist", "/wrist/image"):
-        assert [frame.camera for frame in read(path, [wanted])[0]] == ["wrist"] * 3
+        assert [frame.camera for frame in read_bag(path, [wanted])[0]] == ["wrist"] * 3
     with refuses(BagError, field=("/front/image", "/wrist/image")):
         open_bag(path, ["wrist", "back"])
 
@@ -234,27 +209,26 @@ def test_a_camera_that_cannot_be_read_is_left_out_unless_it_is_chosen(tmp_path: 
     good = Moment("/front/image", "compressed", T0, jpeg(0), "jpeg")
     odd = Moment("/thermal/image", "raw", T0 + 1, colour_pixels(0).tobytes(), "hsv8")
     path = write_json(tmp_path / "odd.mcap", [good, odd])
-    frames, lost = read(path)
+    frames, lost = read_bag(path)
     assert [frame.camera for frame in frames] == ["front"]
     assert "skipped the camera thermal: /thermal/image: expected an encoding of" in str(lost)
     with refuses(BagError, field=("/thermal/image", "hsv8")):
-        read(path, ["thermal"])
-    assert len(read(path, ["front"])[0]) == 1
+        read_bag(path, ["thermal"])
+    assert len(read_bag(path, ["front"])[0]) == 1
 
 
 def test_what_is_no_recording_is_refused_with_the_formats(tmp_path: Path) -> None:
-    (tmp_path / "empty.bag").write_bytes(b"")
-    (tmp_path / "garbage.mcap").write_bytes(bytes(range(256)) * 9)
-    (tmp_path / "text.db3").write_text("not a database")
     (tmp_path / "folder").mkdir()
-    for name, what in (
-        ("absent.mcap", "found no file at"),
-        ("empty.bag", "found an empty one at"),
-        ("garbage.mcap", "found another file at"),
-        ("text.db3", "found another file at"),
-        ("folder", "found a folder without one at"),
+    for name, content, what in (
+        ("absent.mcap", None, "found no file at"),
+        ("empty.bag", b"", "found an empty one at"),
+        ("garbage.mcap", bytes(range(256)) * 9, "found another file at"),
+        ("text.db3", b"not a database", "found another file at"),
+        ("folder", None, "found a folder without one at"),
     ):
-        with refuses(BagError, field=(str(what), str(name))):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with refuses(BagError, field=(what, name)):
             open_bag(tmp_path / name)
 
 
@@ -278,7 +252,7 @@ def test_a_closed_bag_ends_its_iteration(tmp_path: Path) -> None:
 
 
 def test_a_recording_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    for write in (write_recording, write_earlier_layout, lambda path: write_json(path, rgbd(2))):
+    for write in (write_recording, lambda path: write_json(path, rgbd(2))):
         bag = open_bag(write(tmp_path / "gone.mcap"))
         (tmp_path / "gone.mcap").unlink()
         with pytest.raises(BagError, match="cannot read"):
@@ -322,17 +296,13 @@ def test_folders_of_images_and_videos_are_bags(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     for index in range(3):
         (folder / f"{index:05}.jpg").write_bytes(jpeg(index))
-    frames, lost = read(tmp_path)
+    frames, lost = read_bag(tmp_path)
     assert [(frame.camera, frame.seq, frame.colour) for frame in frames] == [
         ("cup", index, jpeg(index)) for index in range(3)
     ]
     assert (frames[0].clock, lost) == ("device", None)
-    video = tmp_path / "video.mp4"
-    writer = cv2.VideoWriter(str(video), cv2.VideoWriter.fourcc(*"mp4v"), 10, (64, 48))
-    for index in range(4):
-        writer.write(np.full((48, 64, 3), 40 * index, np.uint8))
-    writer.release()
-    frames, _ = read(video)
+    video = write_film(tmp_path / "video.mp4", (np.full((48, 64, 3), 40 * n, np.uint8) for n in range(4)), 10)
+    frames, _ = read_bag(video)
     assert [frame.capture_ns for frame in frames] == [index * 100_000_000 for index in range(4)]
     assert decode_image(frames[3]).mean() == pytest.approx(120, abs=4)
 
@@ -352,7 +322,7 @@ def test_pictures_on_the_topic_of_depth_are_told(tmp_path: Path, format_: str, k
     for index in range(3):
         picture = replace(grey(topic, index), kind="compressed", data=jpeg(index), encoding="jpeg")
         moments.append(picture if kind == "jpeg" else grey(topic, index))
-    frames, lost = read(WRITERS[format_](tmp_path / "bag.mcap", moments))
+    frames, lost = read_bag(WRITERS[format_](tmp_path / "bag.mcap", moments))
     assert [frame.depth for frame in frames] == [None] * 3
     assert topic in str(lost)
     assert "expected depth" in str(lost)
@@ -366,7 +336,7 @@ def test_depth_is_taken_from_the_topic_that_holds_it(tmp_path: Path) -> None:
         ),
         *(grey("/camera/color/depth/image_raw", index) for index in range(3)),  # nearer to colour by its name
     ]
-    frames, lost = read(write_ros2(tmp_path / "bag.mcap", moments))
+    frames, lost = read_bag(write_ros2(tmp_path / "bag.mcap", moments))
     assert all(frame.depth is not None for frame in frames)
     assert lost is None
 
@@ -402,7 +372,7 @@ def test_rectified_images_have_the_intrinsics_of_p(
         replace(moment, topic=moment.topic.replace("image_raw", image), p=p if moment.kind == "info" else ())
         for moment in rgbd(2)
     ]
-    frames, lost = read(WRITERS[format_](tmp_path / "bag.mcap", moments))
+    frames, lost = read_bag(WRITERS[format_](tmp_path / "bag.mcap", moments))
     assert [frame.intrinsics and (frame.intrinsics.fx, frame.intrinsics.cx) for frame in frames] == [
         expected
     ] * 2
@@ -418,8 +388,109 @@ def test_intrinsics_of_another_size_are_scaled_or_left_out_and_told(tmp_path: Pa
         moments = [
             replace(moment, width=width, height=48) if moment.kind == "info" else moment for moment in rgbd(2)
         ]
-        frames, lost = read(WRITERS[format_](tmp_path / f"{width}.mcap", moments))
+        frames, lost = read_bag(WRITERS[format_](tmp_path / f"{width}.mcap", moments))
         found = [frame.intrinsics and (frame.intrinsics.fx, frame.intrinsics.cx) for frame in frames]
         assert found == [expected] * 2
         assert (lost is None) == (expected is not None)
         assert lost is None or "60 x 48" in lost
+
+
+def test_a_depth_of_an_unknown_encoding_is_left_out(tmp_path: Path) -> None:
+    moments = [replace(m, encoding="rvl") if m.topic == DEPTH else m for m in rgbd(5)]
+    with open_bag(write_ros2(tmp_path / "r.mcap", moments)) as bag:
+        frames = list(bag)
+        assert f"skipped {DEPTH}" in str(bag.lost)
+        assert "'rvl'" in str(bag.lost)
+    assert len(frames) == 5
+    assert all(frame.depth is None and frame.intrinsics is not None for frame in frames)
+
+
+def test_a_camera_of_an_unknown_encoding_is_left_out_unless_chosen(tmp_path: Path) -> None:
+    odd = [replace(m, topic="/odd/image_raw", encoding="nv24") for m in rgbd(5) if m.topic == COLOUR]
+    path = write_ros2(tmp_path / "r.mcap", [*odd, *rgbd(5)])
+    with open_bag(path) as bag:
+        assert len(bag.cameras) == 1
+        assert len(list(bag)) == 5
+        assert "skipped the camera odd" in str(bag.lost)
+    with refuses(BagError, field="nv24"):
+        open_bag(path, ["odd"])
+    with refuses(BagError, field="nv24"):
+        open_bag(write_ros2(tmp_path / "odd.mcap", odd))
+
+
+def test_a_number_beyond_all_bounds_costs_one_message(tmp_path: Path) -> None:
+    def encode(moment: Moment) -> tuple[str, bytes, bytes]:
+        text = json.dumps(
+            {"timestamp": {"sec": 1, "nsec": 0}, "width": 1, "height": 1}
+            | {"encoding": "mono8", "step": 1, "data": "AA=="}
+        )
+        return "foxglove.RawImage", b"{}", text.replace('"sec": 1', '"sec": 1e400').encode()
+
+    path = write_mcap(tmp_path / "r.mcap", list(rgbd(1))[:1], "json", "jsonschema", encode)
+    reader = McapBag(path)
+    assert list(reader.samples({COLOUR})) == []
+    assert reader.lost is not None
+
+
+def test_a_topic_without_a_name_is_passed_over(tmp_path: Path) -> None:
+    (file,) = ros_recordings.write_ros2(tmp_path / "bag", 3).glob("*.db3")
+    copy = tmp_path / "one.db3"
+    shutil.copy(file, copy)
+    with sqlite3.connect(copy) as database:
+        (number,) = database.execute("SELECT max(id) FROM topics").fetchone()
+        database.execute("PRAGMA writable_schema=ON")
+        database.execute("UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '') WHERE name = 'topics'")
+    with sqlite3.connect(copy) as database:
+        database.execute("INSERT INTO topics (id, serialization_format) VALUES (?, 'cdr')", (number + 1,))
+    with open_bag(copy) as bag:
+        assert len(list(bag)) == 3
+
+
+def count_passes(path: Path, moments: list[Moment]) -> tuple[dict[str, Any], int]:
+    """Return the first messages of all topics, and how often the recording was read for them."""
+    reader = McapBag(write_ros2(path, moments))
+    passes, read = [], reader.samples
+    reader.samples = lambda topics: passes.append(len(topics)) or read(topics)  # type: ignore[method-assign]
+    return probe(reader, [topic.name for topic in reader.topics]), len(passes)
+
+
+def test_first_messages_are_found_in_few_passes(tmp_path: Path) -> None:
+    """Topics that begin late, and some that cannot be read, cost a few passes and not one each."""
+    good = next(iter(rgbd(1)))
+    moments = [replace(good, topic=f"/c{number}/image", stamp_ns=T0 + number) for number in range(60)]
+    moments += [replace(good, topic="/c0/image", stamp_ns=T0 + number) for number in range(100, 400)]
+    moments += [replace(good, topic=f"/late{number}/image", stamp_ns=T0 + 1000) for number in range(3)]
+    moments += [replace(good, topic=f"/odd{number}/image", encoding="hsv8") for number in range(2)]
+    found, passes = count_passes(tmp_path / "r.mcap", moments)
+    assert len(found) == 65
+    refused = {name for name, first in found.items() if isinstance(first, BagError)}
+    assert refused == {"/odd0/image", "/odd1/image"}
+    assert passes <= 6
+
+
+def test_hundreds_of_topics_that_cannot_be_read_are_refused_in_bounded_passes(tmp_path: Path) -> None:
+    odd = [replace(next(iter(rgbd(1))), topic=f"/c{number}/image", encoding="hsv8") for number in range(100)]
+    found, passes = count_passes(tmp_path / "r.mcap", odd)
+    assert len(found) == 100
+    assert all(isinstance(first, BagError) for first in found.values())
+    assert passes == MAX_FAILURES
+
+
+def test_a_folder_of_many_sequences_is_probed_one_image_each(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"s{number}").mkdir()
+        for index in range(3):
+            (tmp_path / f"s{number}" / f"{index}.jpg").write_bytes(jpeg(index))
+    with open_bag(tmp_path) as bag:
+        assert len(bag.cameras) == 40
+        assert len(list(bag)) == 120
+        assert bag.lost is None
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [(".zgroup", "Zarr"), ("zarr.json", "Zarr"), ("a.tfrecord-00000", "RLDS")]
+)
+def test_datasets_that_are_not_read_are_named(tmp_path: Path, name: str, word: str) -> None:
+    (tmp_path / name).write_bytes(b"{}")
+    with refuses(BagError, field=word):
+        open_bag(tmp_path)

@@ -7,16 +7,10 @@ from pathlib import Path
 import pytest
 
 from sam3_node.bags.discovery import Camera, choose_cameras, find_cameras, settle_kinds
+from sam3_node.bags.formats.mcap import McapBag
 from sam3_node.bags.messages.ros_images import find_kind
 from sam3_node.bags.samples import Topic
 from sam3_node.errors import BagError
-
-pytest.importorskip("mcap_ros2")
-pytest.importorskip("mcap_protobuf")
-pytest.importorskip("foxglove_schemas_protobuf")
-pytest.importorskip("rosbags")
-
-from sam3_node.bags.formats.mcap import McapBag
 from tests.support.mcap_files import T0, Moment, colour_pixels, depth_pixels, write_ros2
 from tests.support.refuses import refuses
 
@@ -76,97 +70,54 @@ def test_infrared_cameras_are_cameras_of_their_own_without_depth() -> None:
 
 
 def test_two_realsense_cameras_keep_their_own_depth() -> None:
-    names = (
-        "color/image_raw/compressed",
-        "color/camera_info",
-        "aligned_depth_to_color/image_raw/compressedDepth",
+    names = "color/image_raw/compressed color/camera_info aligned_depth_to_color/image_raw/compressedDepth"
+    found = find_cameras(
+        topics(*(f"/{side}/{side}/{name}" for side in ("front", "wrist") for name in names.split()))
     )
-    found = find_cameras(topics(*(f"/{side}/{side}/{name}" for side in ("front", "wrist") for name in names)))
     assert [camera.name for camera in found] == ["front", "wrist"]
     for camera in found:
         assert all(topic.startswith(f"/{camera.name}/") for topic in camera.topics)
         assert len(camera.topics) == 3
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        pytest.param(
-            (
-                "/rgb/image_raw",
-                "/rgb/camera_info",
-                "/depth/image_raw",
-                "/depth_to_rgb/image_raw",
-                "/ir/image_raw",
-            ),
-            ("rgb", "/rgb/image_raw", "/depth_to_rgb/image_raw", "/rgb/camera_info"),
-            id="Azure Kinect",
-        ),
-        pytest.param(
-            (
-                "/camera/ir/image_raw",
-                "/camera/depth/image",
-                "/camera/depth_registered/image_raw",
-                "/camera/rgb/image_mono",
-                "/camera/rgb/image_color",
-                "/camera/rgb/camera_info",
-            ),
-            (
-                "camera_rgb",
-                "/camera/rgb/image_color",
-                "/camera/depth_registered/image_raw",
-                "/camera/rgb/camera_info",
-            ),
-            id="Kinect",
-        ),
-        pytest.param(
-            (
-                "/zed/zed_node/left/image_rect_color",
-                "/zed/zed_node/rgb/image_rect_color",
-                "/zed/zed_node/rgb/camera_info",
-                "/zed/zed_node/depth/depth_registered",
-            ),
-            (
-                "zed_node_rgb",
-                "/zed/zed_node/rgb/image_rect_color",
-                "/zed/zed_node/depth/depth_registered",
-                "/zed/zed_node/rgb/camera_info",
-            ),
-            id="ZED",
-        ),
-        pytest.param(
-            (
-                "/zed/zed_node/left/image_rect_color",
-                "/zed/zed_node/depth/depth_registered",
-                "/zed/zed_node/depth/camera_info",
-            ),
-            (
-                "zed_node",
-                "/zed/zed_node/left/image_rect_color",
-                "/zed/zed_node/depth/depth_registered",
-                "/zed/zed_node/depth/camera_info",
-            ),
-            id="ZED, left eye, intrinsics of its depth",
-        ),
-        pytest.param(
-            ("/camera/image", "/camera/depth", "/camera/camera_info"),
-            ("camera", "/camera/image", "/camera/depth", "/camera/camera_info"),
-            id="Foxglove",
-        ),
-        pytest.param(
-            ("/image_raw", "/camera_info"),
-            ("camera", "/image_raw", None, "/camera_info"),
-            id="no namespace",
-        ),
-        pytest.param(
-            ("/usb_cam/image_raw/compressed", "/tof/depth/image_raw", "/tof/depth/camera_info"),
-            ("usb_cam", "/usb_cam/image_raw/compressed", "/tof/depth/image_raw", None),
-            id="depth of another device",
-        ),
-    ],
-)
-def test_drivers(names: tuple[str, ...], expected: tuple[str | None, ...]) -> None:
-    assert expected in [parts(camera) for camera in find_cameras(topics(*names))]
+DRIVERS = {  # topics, and camera, colour, depth and intrinsics that are found in them
+    "Azure Kinect": (
+        "/rgb/image_raw /rgb/camera_info /depth/image_raw /depth_to_rgb/image_raw /ir/image_raw",
+        "rgb /rgb/image_raw /depth_to_rgb/image_raw /rgb/camera_info",
+    ),
+    "Kinect": (
+        "/camera/ir/image_raw /camera/depth/image /camera/depth_registered/image_raw /camera/rgb/image_mono "
+        "/camera/rgb/image_color /camera/rgb/camera_info",
+        "camera_rgb /camera/rgb/image_color /camera/depth_registered/image_raw /camera/rgb/camera_info",
+    ),
+    "ZED": (
+        "/zed/zed_node/left/image_rect_color /zed/zed_node/rgb/image_rect_color /zed/zed_node/rgb/camera_info "
+        "/zed/zed_node/depth/depth_registered",
+        "zed_node_rgb /zed/zed_node/rgb/image_rect_color /zed/zed_node/depth/depth_registered "
+        "/zed/zed_node/rgb/camera_info",
+    ),
+    "ZED, left eye, intrinsics of its depth": (
+        "/zed/zed_node/left/image_rect_color /zed/zed_node/depth/depth_registered "
+        "/zed/zed_node/depth/camera_info",
+        "zed_node /zed/zed_node/left/image_rect_color /zed/zed_node/depth/depth_registered "
+        "/zed/zed_node/depth/camera_info",
+    ),
+    "Foxglove": (
+        "/camera/image /camera/depth /camera/camera_info",
+        "camera /camera/image /camera/depth /camera/camera_info",
+    ),
+    "no namespace": ("/image_raw /camera_info", "camera /image_raw - /camera_info"),
+    "depth of another device": (
+        "/usb_cam/image_raw/compressed /tof/depth/image_raw /tof/depth/camera_info",
+        "usb_cam /usb_cam/image_raw/compressed /tof/depth/image_raw -",
+    ),
+}
+
+
+@pytest.mark.parametrize(("names", "expected"), DRIVERS.values(), ids=DRIVERS)
+def test_drivers(names: str, expected: str) -> None:
+    found = [parts(camera) for camera in find_cameras(topics(*names.split()))]
+    assert tuple(None if part == "-" else part for part in expected.split()) in found
 
 
 def test_depth_whose_name_does_not_tell_is_known_by_its_kind() -> None:
@@ -194,15 +145,7 @@ def test_of_one_sensor_raw_colour_is_taken_unless_another_is_asked_for() -> None
 
 def test_names_are_unique_and_valid_whatever_the_topics() -> None:
     long = "/" + "/".join("x" * 30 for _ in range(4))
-    names = (
-        "image",
-        "/a b/image",
-        "/a_b/image",
-        "/ä/image",
-        "/ö/image",
-        f"{long}/image",
-        f"{long}y/image",
-    )
+    names = ("image", "/a b/image", "/a_b/image", "/ä/image", "/ö/image", f"{long}/image", f"{long}y/image")
     found = [camera.name for camera in find_cameras(topics(*names))]
     assert len(set(found)) == len(names)
     for name in found:
@@ -249,24 +192,17 @@ def test_without_a_camera_the_topics_are_told() -> None:
 def test_the_first_image_tells_what_a_name_does_not(tmp_path: Path) -> None:
     depth, colour = depth_pixels(0).tobytes(), colour_pixels(0).tobytes()
     images = [
-        ("/oak/stereo/image_raw", depth, "16UC1"),
-        ("/rgb_to_depth/image_raw", colour, "bgr8"),
-        ("/oak/rgb/image_raw", depth, "16UC1"),
-        ("/depth/image", colour, "bgr8"),
-        ("/cam/image", colour, "hsv8"),  # an unknown encoding is no reason not to open
-        ("/cam/confidence_map", colour, "mono8"),
+        ("/oak/stereo/image_raw", depth, "16UC1", "depth"),
+        ("/rgb_to_depth/image_raw", colour, "bgr8", "colour"),
+        ("/oak/rgb/image_raw", depth, "16UC1", "colour"),
+        ("/depth/image", colour, "bgr8", "depth"),
+        ("/cam/image", colour, "hsv8", "colour"),  # an unknown encoding is no reason not to open
+        ("/cam/confidence_map", colour, "mono8", "other"),
     ]
-    moments = [Moment(topic, "raw", T0, data, encoding) for topic, data, encoding in images]
+    moments = [Moment(topic, "raw", T0, data, encoding) for topic, data, encoding, _ in images]
     path = write_ros2(tmp_path / "odd.mcap", [*moments, Moment("/cam/camera_info", "info", T0)])
-    assert {topic.name: topic.kind for topic in settle_kinds(McapBag(path))} == {
-        "/oak/stereo/image_raw": "depth",
-        "/rgb_to_depth/image_raw": "colour",
-        "/oak/rgb/image_raw": "colour",
-        "/depth/image": "depth",
-        "/cam/image": "colour",
-        "/cam/confidence_map": "other",
-        "/cam/camera_info": "intrinsics",
-    }
+    expected = {topic: kind for topic, *_, kind in images} | {"/cam/camera_info": "intrinsics"}
+    assert {topic.name: topic.kind for topic in settle_kinds(McapBag(path))} == expected
 
 
 def test_topics_of_dots_name_no_camera_by_dots() -> None:
@@ -275,43 +211,25 @@ def test_topics_of_dots_name_no_camera_by_dots() -> None:
     assert all(name.strip(".") for name in names)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "/camera/image_rect",
-        "/camera/image_rect_color",
-        "/camera/image_rect/compressed",
-        "/camera/infra1/image_rect_raw",
-        "/zed/zed_node/rgb/image_rect_color",
-        "/zed/zed_node/rgb/color/rect/image",
-        "/stereo/left/image_mono_rect",
-        "/rectified/left/image",
-        "/camera/rgb/image_rectified",
-        "/camera/imageRect",
-        "/camera/left_rect/image",
-        "/camera/image_undistorted",
-    ],
-)
-def test_images_with_rectified_in_a_word_are_rectified(name: str) -> None:
-    (camera,) = find_cameras(topics(name))
-    assert camera.rectified
+RECTIFIED = """
+    /camera/image_rect /camera/image_rect_color /camera/image_rect/compressed /camera/infra1/image_rect_raw
+    /zed/zed_node/rgb/image_rect_color /zed/zed_node/rgb/color/rect/image /stereo/left/image_mono_rect
+    /rectified/left/image /camera/rgb/image_rectified /camera/imageRect /camera/left_rect/image
+    /camera/image_undistorted
+"""
+RAW = """
+    /camera/image_raw /camera/direct/image /rectangle/image_color /camera/image_corrected
+    /camera/unrectified/image /camera/erect/image /indirect_rgb/image_raw
+"""
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "/camera/image_raw",
-        "/camera/direct/image",
-        "/rectangle/image_color",
-        "/camera/image_corrected",
-        "/camera/unrectified/image",
-        "/camera/erect/image",
-        "/indirect_rgb/image_raw",
-    ],
+    ("name", "rectified"),
+    [*((name, True) for name in RECTIFIED.split()), *((name, False) for name in RAW.split())],
 )
-def test_images_with_other_words_are_raw(name: str) -> None:
+def test_images_with_rectified_in_a_word_are_rectified(name: str, rectified: bool) -> None:
     (camera,) = find_cameras(topics(name))
-    assert not camera.rectified
+    assert camera.rectified == rectified
 
 
 def test_a_rectified_image_beside_the_raw_one_shares_its_calibration() -> None:
@@ -334,11 +252,6 @@ def test_a_rectified_calibration_is_of_the_rectified_image() -> None:
 
 
 def test_depth_packed_for_depth_wins_over_a_picture_of_depth() -> None:
-    (camera,) = find_cameras(
-        topics(
-            "/cam/color/image_raw",
-            "/cam/depth/image_raw/compressed",
-            "/cam/depth/image_raw/compressedDepth",
-        )
-    )
+    names = "/cam/color/image_raw /cam/depth/image_raw/compressed /cam/depth/image_raw/compressedDepth"
+    (camera,) = find_cameras(topics(*names.split()))
     assert camera.depth == "/cam/depth/image_raw/compressedDepth"

@@ -10,7 +10,7 @@ import pytest
 
 from sam3_node.bags.bag import sample_images
 from sam3_node.errors import BagError
-from tests.support.recordings import frame_at, write_recording
+from tests.support.recordings import frame_at, write_film, write_recording
 from tests.support.refuses import refuses
 
 COUNT = 9
@@ -35,12 +35,7 @@ def write_frames(root: Path) -> Path:
 
 
 def write_video(root: Path) -> Path:
-    path = root / "video.avi"
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 48))
-    for index in range(COUNT):
-        writer.write(numbered(index))
-    writer.release()
-    return path
+    return write_film(root / "video.avi", map(numbered, range(COUNT)), 10, "MJPG")
 
 
 def numbers(source: Path, count: int, step: int | None = None) -> list[int]:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("h5py")
-
 from sam3_node.bags.isolated import IsolatedCalls
 from sam3_node.errors import BagError, MissingExtraError
 from tests.support.hdf5_files import make_pictures, write_aloha

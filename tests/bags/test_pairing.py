@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ MS = 1_000_000
 T0 = 1_700_000_000_000 * MS
 LENS = Intrinsics(60.0, 60.0, 3.5, 2.5, "brown_conrady", (0.1, 0.2, 0.0, 0.0, 0.0))
 TABLE = Camera("table", "/table/image", "/table/depth", "/table/info", aligned=True)
+TABLE_ALONE = replace(TABLE, intrinsics=None)
 BARE = Camera("wrist", "/wrist/image")
 
 
@@ -33,12 +35,22 @@ def depth(at_ms: int, logged_ms: int | None = None, size: tuple[int, int] = (8, 
 
 
 def info(at_ms: int, lens: Intrinsics = LENS) -> Sample:
-    return Sample("/table/info", T0 + at_ms * MS, T0 + at_ms * MS, lens)
+    return Sample("/table/info", T0 + at_ms * MS, T0 + at_ms * MS, CameraInfo(lens))
 
 
 def pair_frames(samples: Iterable[Sample], *cameras: Camera) -> list[Frame]:
-    pairing = Pairing(cameras or (replace(TABLE, intrinsics=None),))
+    pairing = Pairing(cameras or (TABLE_ALONE,))
     return [frame for sample in samples for frame in pairing.add(sample)] + list(pairing.flush())
+
+
+def by_log(*samples: Iterable[Sample]) -> list[Sample]:
+    return sorted(chain(*samples), key=lambda sample: sample.logged_ns)
+
+
+def both(times_ms: Iterable[int], shift_ms: int = 0, late_ms: int = 0) -> list[Sample]:
+    """Return colour at these times and depth beside it, which is logged late."""
+    shifted = ((at, at + shift_ms) for at in times_ms)
+    return [item for at, other in shifted for item in (colour(at), depth(other, other + late_ms))]
 
 
 def depth_times(frames: Iterable[Frame]) -> list[int | None]:
@@ -50,9 +62,8 @@ def test_depth_comes_before_or_after_its_colour() -> None:
     samples = [colour(0), depth(0), depth(33), colour(33), colour(66), colour(99), depth(66), depth(99)]
     frames = pair_frames(samples)
     assert depth_times(frames) == [0, 33, 66, 99]
-    assert [(frame.seq, frame.capture_ns) for frame in frames] == [
-        (index, T0 + 33 * index * MS) for index in range(4)
-    ]
+    assert [frame.seq for frame in frames] == list(range(4))
+    assert [frame.capture_ns for frame in frames] == [T0 + 33 * index * MS for index in range(4)]
     assert {frame.clock for frame in frames} == {"system"}
 
 
@@ -66,15 +77,12 @@ def test_the_nearest_depth_is_taken_and_none_that_is_too_far() -> None:
 
 
 def test_depth_at_half_the_rate_belongs_to_every_other_frame() -> None:
-    samples = sorted(
-        [*(colour(50 * index) for index in range(8)), *(depth(100 * index) for index in range(4))],
-        key=lambda sample: sample.stamp_ns,
-    )
+    samples = by_log(map(colour, range(0, 400, 50)), map(depth, range(0, 400, 100)))
     assert depth_times(pair_frames(samples)) == [0, None, 100, None, 200, None, 300, None]
 
 
 def test_a_frame_comes_as_soon_as_it_is_complete() -> None:
-    pairing = Pairing([replace(TABLE, intrinsics=None)])
+    pairing = Pairing([TABLE_ALONE])
     assert not pairing.add(colour(0))
     assert not pairing.add(colour(33))
     assert len(pairing.add(depth(0))) == 1
@@ -88,7 +96,7 @@ def test_without_depth_or_intrinsics_nothing_waits() -> None:
 
 
 def test_depth_that_never_comes_is_waited_for_by_a_bounded_number_of_frames() -> None:
-    pairing = Pairing([replace(TABLE, intrinsics=None)])
+    pairing = Pairing([TABLE_ALONE])
     waiting, seqs = 0, []
     for index in range(200):
         seqs += [frame.seq for frame in pairing.add(colour(index))]
@@ -99,19 +107,14 @@ def test_depth_that_never_comes_is_waited_for_by_a_bounded_number_of_frames() ->
 
 
 def test_no_frame_waits_longer_than_the_patience() -> None:
-    pairing = Pairing([replace(TABLE, intrinsics=None)])
+    pairing = Pairing([TABLE_ALONE])
     assert not pairing.add(colour(0))
     late_ms = PATIENCE_NS // MS + 1
     assert [frame.seq for frame in pairing.add(colour(late_ms))] == [0]
 
 
 def test_stamps_that_jump_back_stop_nothing() -> None:
-    samples = [
-        colour(90_000),
-        depth(90_000),
-        *(item for at in range(0, 990, 33) for item in (colour(at), depth(at))),
-    ]
-    frames = pair_frames(samples)
+    frames = pair_frames(both([90_000, *range(0, 990, 33)]))
     assert len(frames) == 31
     assert [frame.seq for frame in frames] == list(range(31))
     assert depth_times(frames)[-1] == 957
@@ -124,7 +127,7 @@ def test_the_first_frame_waits_for_intrinsics_and_the_latest_count() -> None:
 
 
 def test_intrinsics_that_never_come_hold_nothing_back_for_good() -> None:
-    frames = pair_frames([item for at in range(0, 3300, 33) for item in (colour(at), depth(at))], TABLE)
+    frames = pair_frames(both(range(0, 3300, 33)), TABLE)
     assert len(frames) == 100
     assert all(frame.intrinsics is None and frame.depth is not None for frame in frames[:50])
 
@@ -143,24 +146,10 @@ def test_depth_is_aligned_where_its_topic_says_so_and_the_sizes_agree() -> None:
 
 
 def test_frames_of_several_cameras_come_in_the_order_of_the_recording() -> None:
-    table = replace(TABLE, intrinsics=None)
-    samples = [
-        colour(0),
-        colour(1, BARE),
-        colour(20, BARE),
-        depth(0),
-        colour(33),
-        depth(33),
-        colour(40, BARE),
-    ]
-    frames = pair_frames(samples, table, BARE)
-    assert [(frame.camera, frame.seq) for frame in frames] == [
-        ("table", 0),
-        ("wrist", 0),
-        ("wrist", 1),
-        ("table", 1),
-        ("wrist", 2),
-    ]
+    first, then = [colour(0), colour(1, BARE), colour(20, BARE), depth(0)], [*both([33]), colour(40, BARE)]
+    frames = pair_frames([*first, *then], TABLE_ALONE, BARE)
+    assert [frame.camera for frame in frames] == ["table", "wrist", "wrist", "table", "wrist"]
+    assert [frame.seq for frame in frames] == [0, 0, 1, 1, 2]
     assert depth_times(frames) == [0, None, None, 33, None]
 
 
@@ -170,49 +159,34 @@ def test_stamps_that_are_not_of_unix_time_are_of_the_device() -> None:
 
 
 def test_samples_of_no_camera_are_left_out() -> None:
-    assert not pair_frames([Sample("/other", T0, T0, LENS), info(0), depth(0)])
+    assert not pair_frames([Sample("/other", T0, T0, CameraInfo(LENS)), info(0), depth(0)])
 
 
 def test_the_tolerance_follows_the_shorter_period() -> None:
     for period, distance in ((100, 33), (100, 58), (200, 110), (66, 30)):
-        samples = [item for at in range(0, 2000, period) for item in (colour(at), depth(at + distance))]
-        times = depth_times(pair_frames(sorted(samples, key=lambda sample: sample.logged_ns)))
-        nearest = [
-            at + distance if distance <= period // 2 else at + distance - period
-            for at in range(0, 2000, period)
-        ]
-        assert times[1:] == nearest[1:]
+        times = depth_times(pair_frames(by_log(both(range(0, 2000, period), distance))))
+        shift = distance if distance <= period // 2 else distance - period
+        assert times[1:] == [at + shift for at in range(0, 2000, period)][1:]
         assert times[0] is not None
 
 
 def test_sparse_depth_serves_one_image_each() -> None:
-    samples = [*(colour(33 * index) for index in range(60)), *(depth(198 * index + 5) for index in range(10))]
-    times = depth_times(pair_frames(sorted(samples, key=lambda sample: sample.logged_ns)))
+    samples = by_log(map(colour, range(0, 1980, 33)), map(depth, range(5, 1985, 198)))
+    times = depth_times(pair_frames(samples))
     assert [time for time in times if time is not None] == [198 * index + 5 for index in range(10)]
 
 
 def test_a_missing_depth_image_is_not_replaced_by_its_neighbour() -> None:
     for distance in (0, 30):
-        samples = [
-            item
-            for at in range(0, 1000, 100)
-            for item in ((colour(at), depth(at + distance)) if at != 500 else (colour(at),))
-        ]
-        times = depth_times(pair_frames(sorted(samples, key=lambda sample: sample.logged_ns)))
+        samples = both([at for at in range(0, 1000, 100) if at != 500], distance)
+        times = depth_times(pair_frames(by_log(samples, [colour(500)])))
         assert times == [None if at == 500 else at + distance for at in range(0, 1000, 100)]
 
 
 def test_depth_that_is_recorded_late_is_waited_for_in_bounded_memory() -> None:
-    samples = [
-        *(colour(33 * index) for index in range(100)),
-        *(depth(33 * index, logged_ms=33 * index + 900) for index in range(100)),
-    ]
-    pairing = Pairing([replace(TABLE, intrinsics=None)])
-    frames = [
-        frame
-        for sample in sorted(samples, key=lambda sample: sample.logged_ns)
-        for frame in pairing.add(sample)
-    ]
+    pairing = Pairing([TABLE_ALONE])
+    samples = by_log(both(range(0, 3300, 33), late_ms=900))
+    frames = [frame for sample in samples for frame in pairing.add(sample)]
     frames += pairing.flush()
     assert depth_times(frames) == [33 * index for index in range(100)]
     assert pairing.describe_losses() is None
@@ -221,24 +195,26 @@ def test_depth_that_is_recorded_late_is_waited_for_in_bounded_memory() -> None:
 
 def test_large_images_wait_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sam3_node.bags.pairing.MAX_BYTES", 10 * 48)
-    pairing = Pairing([replace(TABLE, intrinsics=None)])
+    pairing = Pairing([TABLE_ALONE])
     seqs = [frame.seq for index in range(30) for frame in pairing.add(colour(index))]
     assert seqs == list(range(20))
 
 
-def losses(samples: Iterable[Sample]) -> str | None:
-    pairing = Pairing([replace(TABLE, intrinsics=None)])
-    for sample in sorted(samples, key=lambda sample: sample.logged_ns):
+def add_all(*samples: Iterable[Sample]) -> Pairing:
+    pairing = Pairing([TABLE_ALONE])
+    for sample in by_log(*samples):
         pairing.add(sample)
     pairing.flush()
-    return pairing.describe_losses()
+    return pairing
+
+
+def losses(*samples: Iterable[Sample]) -> str | None:
+    return add_all(*samples).describe_losses()
 
 
 def test_depth_of_another_clock_is_told_with_the_offset() -> None:
     for offset_ms in (-3_600_000, 7_200_000):
-        text = losses(
-            [item for at in range(0, 1000, 100) for item in (colour(at), depth(at + offset_ms, logged_ms=at))]
-        )
+        text = losses(both(range(0, 1000, 100), offset_ms, -offset_ms))
         assert "/table/depth: 10 depth images came, 0 of 10 frames have one" in str(text)
         side = "behind" if offset_ms < 0 else "ahead of"
         assert f"its clock is about {abs(offset_ms) / 1000:.3f} s {side} the clock of colour" in text
@@ -251,31 +227,20 @@ def test_depth_that_is_too_far_is_told_with_the_nearest_distance() -> None:
 
 
 def test_depth_that_comes_later_than_the_patience_is_told() -> None:
-    samples = [item for at in range(0, 9000, 300) for item in (colour(at), depth(at, logged_ms=at + 4000))]
-    assert "expected depth at most 2.000 s after its colour image" in str(losses(samples))
+    text = losses(both(range(0, 9000, 300), late_ms=4000))
+    assert "expected depth at most 2.000 s after its colour image" in str(text)
 
 
 def test_depth_that_starts_later_is_noted() -> None:
-    pairing = Pairing([replace(TABLE, intrinsics=None)])
-    samples = [*map(colour, range(0, 6000, 100)), *map(depth, range(4000, 6000, 100))]
-    for sample in sorted(samples, key=lambda sample: sample.logged_ns):
-        pairing.add(sample)
-    pairing.flush()
+    pairing = add_all(map(colour, range(0, 6000, 100)), map(depth, range(4000, 6000, 100)))
     assert pairing.describe_losses() is None
     assert pairing.notes() == ["table: 30 of 60 frames have no depth, because it began later"]
 
 
 def test_depth_that_starts_later_or_is_sparse_is_no_loss() -> None:
-    assert (
-        losses([*(colour(at) for at in range(0, 3000, 100)), *(depth(at) for at in range(2000, 3000, 100))])
-        is None
-    )
-    assert (
-        losses([*(colour(at) for at in range(0, 990, 33)), *(depth(at) for at in range(0, 990, 198))]) is None
-    )
-    assert (
-        losses([*(colour(at) for at in range(0, 990, 198)), *(depth(at) for at in range(0, 990, 33))]) is None
-    )
+    assert losses(map(colour, range(0, 3000, 100)), map(depth, range(2000, 3000, 100))) is None
+    assert losses(map(colour, range(0, 990, 33)), map(depth, range(0, 990, 198))) is None
+    assert losses(map(colour, range(0, 990, 198)), map(depth, range(0, 990, 33))) is None
     assert losses([colour(0), colour(100)]) is None
 
 
@@ -283,17 +248,16 @@ def test_depth_that_starts_later_or_is_sparse_is_no_loss() -> None:
     "depths_ms", [range(0, 1000, 100), [0], [*range(0, 1000, 100), *range(5000, 6000, 100)]]
 )
 def test_depth_that_stops_is_told(depths_ms: Iterable[int]) -> None:
-    text = losses([*(colour(at) for at in range(0, 6000, 100)), *(depth(at) for at in depths_ms)])
-    assert text is not None
+    text = losses(map(colour, range(0, 6000, 100)), map(depth, depths_ms)) or ""
     count = sum(all(abs(at - other) > 1000 for other in depths_ms) for at in range(0, 6000, 100))
     assert f"/table/depth: {count} of 60 frames have no depth, because it stopped" in text
 
 
 def test_a_short_gap_of_depth_and_slow_depth_are_no_loss() -> None:
     times = range(0, 30_000, 100)
-    assert losses([*map(colour, times), *(depth(at) for at in times if not 5000 < at < 5900)]) is None
-    assert losses([*map(colour, times), *map(depth, range(0, 30_000, 1500))]) is None
-    assert losses([*map(colour, range(0, 1900, 100)), *map(depth, range(0, 900, 100))]) is None
+    assert losses(map(colour, times), (depth(at) for at in times if not 5000 < at < 5900)) is None
+    assert losses(map(colour, times), map(depth, range(0, 30_000, 1500))) is None
+    assert losses(map(colour, range(0, 1900, 100)), map(depth, range(0, 900, 100))) is None
 
 
 def test_a_colour_image_on_the_topic_of_depth_is_told() -> None:
@@ -311,25 +275,24 @@ def millimetre_depth(at_ms: int) -> Sample:
 
 
 def test_depth_read_as_millimetres_is_told_and_a_plain_depth_of_the_frame() -> None:
-    pairing = Pairing([replace(TABLE, intrinsics=None)])
+    pairing = Pairing([TABLE_ALONE])
     frames = [frame for sample in (colour(100), millimetre_depth(100)) for frame in pairing.add(sample)]
     assert [type(frame.depth) for frame in frames] == [Depth]
     assert "millimetres" in str(pairing.describe_losses())
 
 
 def test_the_unit_of_a_topic_does_not_change() -> None:
-    samples = [colour(100), depth(100), colour(200), millimetre_depth(200), colour(300), depth(300)]
+    samples = [*both([100]), colour(200), millimetre_depth(200), *both([300])]
     assert depth_times(pair_frames(samples)) == [100, None, 300]
     assert "in metres" in str(losses(samples))
 
 
 def test_intrinsics_of_another_size_are_left_out_and_told() -> None:
     lens = Intrinsics(60.0, 60.0, 8.0, 6.0)
-    samples = [colour(0), depth(0), colour(100), depth(100)]
     for size, expected in (((16, 12), Intrinsics(30.0, 30.0, 4.0, 3.0)), ((16, 10), None)):
         pairing = Pairing([TABLE])
         told = Sample("/table/info", T0, T0, CameraInfo(lens, size=size))
-        frames = [frame for sample in (told, *samples) for frame in pairing.add(sample)]
+        frames = [frame for sample in (told, *both([0, 100])) for frame in pairing.add(sample)]
         assert [frame.intrinsics for frame in frames] == [expected] * 2
         text = pairing.describe_losses()
         assert (text is None) == (expected is not None)

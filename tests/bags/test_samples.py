@@ -77,7 +77,6 @@ def test_resized_images_of_the_same_aspect_ratio_have_scaled_intrinsics(
     size: tuple[int, int], scale: float
 ) -> None:
     lens = INFO.fit(size, False)
-    assert lens is not None
     assert pinhole(lens) == (120 * scale, 121 * scale, 64 * scale, 48 * scale)
     assert (lens.model, lens.coeffs) == (K.model, K.coeffs)
 

@@ -10,9 +10,6 @@ import cv2
 import numpy as np
 import pytest
 
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
-
 from sam3_node.bags import RecordingWriter
 from sam3_node.bags.bag import open_bag
 from sam3_node.bags.formats import mcap, video
@@ -20,7 +17,7 @@ from sam3_node.bags.pairing import TimeSpan, parse_time
 from sam3_node.errors import BagError
 from sam3_node.types import NANOSECONDS, Frame
 from tests.support import mcap_files
-from tests.support.recordings import frame_at
+from tests.support.recordings import frame_at, write_film
 from tests.support.refuses import refuses
 from tests.support.wire_examples import plain
 
@@ -50,14 +47,11 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("film") / "film.mp4"
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), 20.0, (64, 48))
-    for seq in range(FRAMES):
-        image = np.full((48, 64, 3), 2 * seq, np.uint8)
+    images = np.zeros((FRAMES, 48, 64, 3), np.uint8)
+    for seq, image in enumerate(images):
+        image[:] = 2 * seq
         image[:, : seq % 64] = 255
-        writer.write(image)
-    writer.release()
-    return path
+    return write_film(tmp_path_factory.mktemp("film") / "film.mp4", images, 20.0)
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import av
 import cv2
 import numpy as np
 import pytest
-
-pytest.importorskip("av")
-pytest.importorskip("mcap")
-pytest.importorskip("rosbags")
-pytest.importorskip("foxglove_schemas_protobuf")
-
-import av
 from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
 from google.protobuf.timestamp_pb2 import Timestamp
 from mcap.writer import Writer

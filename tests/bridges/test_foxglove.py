@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from sam3_node.bags.messages import foxglove_out
@@ -21,7 +22,7 @@ from sam3_node.wire import encode_depth
 from tests.support.foxglove_client import FoxgloveClient, stamp_ns
 from tests.support.node_rig import until
 from tests.support.refuses import refuses
-from tests.support.wire_examples import jpeg_frame, masks, raw_frame
+from tests.support.wire_examples import jpeg_frame, masks, mug, raw_frame
 
 POSE = ((0.1, 0.2, 0.3), (0.0, 0.0, 0.6, 0.8))
 COVARIANCE = (0.04, 0.01, 0.0, 0.09, 0.0, 0.01)
@@ -33,7 +34,6 @@ def loopback(**bridge: Any) -> Settings:
 
 @pytest.fixture
 def server() -> Iterator[FoxgloveServer]:
-    pytest.importorskip("foxglove", reason="the extra foxglove is not installed")
     found = FoxgloveServer(loopback())
     yield found
     found.close()
@@ -70,8 +70,8 @@ class Watch:
 
 def placed() -> MaskFrame:
     """Return masks of an object with a position, a box and a covariance in the base, and with poses."""
-    instance = replace(
-        masks().instances[0],
+    instance = mug(
+        "red mug",
         position_m=(0.5, -0.25, 0.75),
         frame="base",
         extent_m=(0.08, 0.09, 0.1),
@@ -127,10 +127,8 @@ def test_damaged_depth_costs_nothing_else(server: FoxgloveServer, client: Foxglo
     good, name = raw_frame(), "/wrist-1/depth"
     server.show(good, masks())
     client.subscribe(name, "/wrist-1/annotations")
-    until(
-        lambda: Watch(server, client, good, masks()).have_subscribers((name, "/wrist-1/annotations")),
-        "a subscription",
-    )
+    watch = Watch(server, client, good, masks())
+    until(lambda: watch.have_subscribers((name, "/wrist-1/annotations")), "a subscription")
     server.show(replace(good, depth=Depth(3, 2, "z16+zstd", 0.001, True, b"no zstd")), masks())
     assert client.next().topic == "/wrist-1/annotations"
 
@@ -209,7 +207,6 @@ def test_a_camera_may_change_its_encoding(server: FoxgloveServer, client: Foxglo
 def test_a_client_that_does_not_read_gets_the_newest_and_costs_little_memory(
     server: FoxgloveServer, client: FoxgloveClient
 ) -> None:
-    psutil = pytest.importorskip("psutil")
     size, count = (1000, 1000), 100  # 3 MB each
     pixels = bytes(size[0] * size[1] * 3)
     watch = Watch(server, client, Frame("cam0", 0, 0, *size, "bgr8", pixels), MaskFrame("cam0", 0, 0, *size))

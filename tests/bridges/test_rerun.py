@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,9 +82,8 @@ def test_raw_pictures_intrinsics_and_depth(tmp_path: Path) -> None:
 
 def test_masks_boxes_and_the_colours_of_the_ids(tmp_path: Path) -> None:
     entities = write(tmp_path / "a.rrd", (None, masks()))
-    drawn = np.frombuffer(entities[f"{IMAGE}/masks"][41]["SegmentationImage:buffer"][0], np.uint8).reshape(
-        5, 8
-    )
+    (pixels,) = entities[f"{IMAGE}/masks"][41]["SegmentationImage:buffer"]
+    drawn = np.frombuffer(pixels, np.uint8).reshape(5, 8)
     expected = np.where(DRIVER.full(), 4, 0)
     expected[MUG.full()] = 3
     assert drawn.tolist() == expected.tolist()
@@ -127,17 +128,15 @@ def test_tracks_are_bounded_and_end_with_the_object_and_the_epoch(tmp_path: Path
 
 
 def test_positions_boxes_covariances_and_poses(tmp_path: Path) -> None:
-    placed = replace(
-        masks().instances[0],
-        position_m=(0.5, -0.25, 0.75),
-        frame="base",
-        extent_m=(0.08, 0.09, 0.1),
-        extent_centre_m=(0.5, -0.25, 0.7),
-        extent_quaternion_xyzw=(0.0, 0.0, 0.6, 0.8),
-        covariance_m2=(0.04, 0.0, 0.0, 0.09, 0.0, 0.01),
-        points_m=np.array([[1, 2, 3], [4, 5, 6]], "<f4").tobytes(),
-    )
-    pose = FramePose("camera", "base", 17, (0.1, 0.2, 0.3), (0.0, 0.0, 0.6, 0.8))
+    turned, points = (0.0, 0.0, 0.6, 0.8), np.array([[1, 2, 3], [4, 5, 6]], "<f4").tobytes()
+    box = {
+        "extent_m": (0.08, 0.09, 0.1),
+        "extent_centre_m": (0.5, -0.25, 0.7),
+        "extent_quaternion_xyzw": turned,
+    }
+    place = {"position_m": (0.5, -0.25, 0.75), "covariance_m2": (0.04, 0.0, 0.0, 0.09, 0.0, 0.01)}
+    placed = replace(masks().instances[0], frame="base", points_m=points, **place, **box)
+    pose = FramePose("camera", "base", 17, (0.1, 0.2, 0.3), turned)
     gripper = replace(pose, frame="gripper")
     found = replace(masks(), instances=(placed,), camera_pose=pose, robot_pose=gripper)
     gone = seq(masks(), 42, instances=(replace(placed, frame="camera"),))
@@ -213,14 +212,14 @@ class Shower:
         time.sleep(0.2)
         return self.shown == before
 
-    def begin(self) -> threading.Thread:
-        """Show large frames in a thread until `end`."""
+    @contextmanager
+    def keep_showing(self) -> Iterator[None]:
+        """Show large frames in a thread."""
         thread = threading.Thread(target=self._run, daemon=True)
         thread.start()
-        return thread
-
-    def end(self) -> None:
+        yield
         self._ended.set()
+        thread.join()
 
     def _run(self) -> None:
         while not self._ended.is_set():
@@ -236,12 +235,10 @@ def test_a_viewer_may_come_late_hang_and_be_replaced(tmp_path: Path) -> None:
         until(shower.show, "a connection")
         until(lambda: shower.show() and count_rows(viewer.path, BOXES), "what the viewer has")
         viewer.stop()
-        thread = shower.begin()
-        until(shower.stalls, "the wait for the viewer, without which memory would grow")
-        viewer.go_on()
-        until(lambda: not shower.stalls(), "the end of the wait")
-        shower.end()
-        thread.join()
+        with shower.keep_showing():
+            until(shower.stalls, "the wait for the viewer, without which memory would grow")
+            viewer.go_on()
+            until(lambda: not shower.stalls(), "the end of the wait")
     until(lambda: not shower.show(), "the end of the connection")
     with rerun_program(port, tmp_path / "two.rrd") as viewer:
         until(lambda: shower.show() and count_rows(viewer.path, BOXES), "what the next viewer has")

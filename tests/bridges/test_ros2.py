@@ -32,6 +32,7 @@ pytestmark = pytest.mark.verifies(
 SIZE = (12, 16)
 RGB = np.random.default_rng(1).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
 MILLIMETRES = np.random.default_rng(2).integers(300, 5000, SIZE, dtype=np.uint16)
+PACKED_DEPTH = bytes(12) + cv2.imencode(".png", MILLIMETRES)[1].tobytes()
 IMAGE, INFO = "/cam/color/image_raw", "/cam/color/camera_info"
 DEPTH = "/cam/aligned_depth_to_color/image_raw"
 
@@ -45,14 +46,9 @@ def header(stamp_ns: int, frame_id: str = "optical") -> Any:
 def image(stamp_ns: int, pixels: np.ndarray = RGB, encoding: str = "rgb8", padding: int = 0) -> Any:
     rows = pixels.reshape(pixels.shape[0], -1).view(np.uint8)
     rows = np.pad(rows, ((0, 0), (0, padding)), constant_values=77)
-    return find_class("sensor_msgs/msg/Image")(
-        header=header(stamp_ns),
-        height=pixels.shape[0],
-        width=pixels.shape[1],
-        encoding=encoding,
-        step=rows.shape[1],
-        data=array("B", rows.tobytes()),
-    )
+    size = {"height": pixels.shape[0], "width": pixels.shape[1], "step": rows.shape[1]}
+    data = array("B", rows.tobytes())
+    return find_class("sensor_msgs/msg/Image")(header=header(stamp_ns), encoding=encoding, data=data, **size)
 
 
 def compressed(stamp_ns: int, format_: str = "jpeg") -> Any:
@@ -73,24 +69,20 @@ class Site:
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.warnings: list[str] = []
         resolved = settings.pop("resolved", None)
-        self.settings = Ros2Settings(
-            image_topic=settings.pop("image_topic", IMAGE),
-            frames=f"ipc://{folder}/frames",
-            masks=f"ipc://{folder}/masks",
-            control=f"ipc://{folder}/control",
-            **settings,
-        )
-        self.bridge = Ros2Bridge(
-            self.settings,
-            self.warnings.append,
-            lambda topic: resolved if topic == "image" and resolved else topic,
-        )
+        places = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
+        self.settings = Ros2Settings(**({"image_topic": IMAGE} | places | settings))
+        resolve = lambda topic: resolved if topic == "image" and resolved else topic  # noqa: E731
+        self.bridge = Ros2Bridge(self.settings, self.warnings.append, resolve)
         self.frames = FrameSubscriber([self.bridge.endpoint])
         self.published: list[tuple[MaskFrame, Header]] = []
 
     def close(self) -> None:
         self.bridge.close()
         self.frames.close()
+
+    def publish(self) -> None:
+        """Start to keep what is published."""
+        self.bridge.start(lambda *found: self.published.append(found))
 
     def send(self, *messages: tuple[str, Any]) -> Frame:
         """Take messages until a frame of them arrives: those before the subscription are lost. Return it."""
@@ -157,17 +149,11 @@ def test_a_compressed_image_is_passed_on_unchanged(open_site: OpenSite) -> None:
 
 def test_depth_and_intrinsics_go_with_their_image(open_site: OpenSite) -> None:
     site = open_site(depth_topic=DEPTH, camera_info_topic=INFO)
-    assert [one.type.rpartition("/")[2] for one in site.bridge.subscriptions] == [
-        "Image",
-        "Image",
-        "CameraInfo",
-    ]
+    types = [one.type.rpartition("/")[2] for one in site.bridge.subscriptions]
+    assert types == ["Image", "Image", "CameraInfo"]
     now_ns = time.time_ns()
-    frame = site.send(
-        (INFO, camera_info(now_ns)),
-        (IMAGE, image(now_ns)),
-        (DEPTH, image(now_ns + 3_000_000, MILLIMETRES, "16UC1")),
-    )
+    depth = image(now_ns + 3_000_000, MILLIMETRES, "16UC1")
+    frame = site.send((INFO, camera_info(now_ns)), (IMAGE, image(now_ns)), (DEPTH, depth))
     assert frame.depth.aligned
     assert np.array_equal(decode_depth(frame.depth), MILLIMETRES)
     assert frame.intrinsics == Intrinsics(60.0, 61.0, 7.5, 5.5)
@@ -237,10 +223,9 @@ def test_without_stamps_the_arrival_counts_and_masks_have_stamp_0(site: Site, tm
     before_ns = time.time_ns()
     frame = site.send((IMAGE, image(0)))
     assert before_ns <= frame.capture_ns <= time.time_ns()
-    assert [
-        text for text in site.warnings if "found 0: the time of arrival is used" in text
-    ] == site.warnings[:1]
-    site.bridge.start(lambda *found: site.published.append(found))
+    told = [text for text in site.warnings if "found 0: the time of arrival is used" in text]
+    assert told == site.warnings[:1]
+    site.publish()
     with MaskPublisher(f"ipc://{tmp_path}/masks") as publisher:
         assert site.publish_masks(publisher, frame)[1] == (0, 0, "optical")
 
@@ -277,10 +262,8 @@ def test_a_warning_comes_again_later_with_the_number_of_those_between(
 
 
 def test_a_huge_image_is_refused_before_it_is_converted(site: Site) -> None:
-    huge = SimpleNamespace(
-        width=2**31, height=2**31, encoding="bayer_rggb8", data=b"", step=0, is_bigendian=0
-    )
-    site.bridge.take(IMAGE, huge)
+    size = {"width": 2**31, "height": 2**31, "step": 0, "is_bigendian": 0}
+    site.bridge.take(IMAGE, SimpleNamespace(encoding="bayer_rggb8", data=b"", **size))
     assert "pixels, found 2147483648 x 2147483648" in site.warnings[0]
 
 
@@ -289,10 +272,8 @@ def test_an_image_that_needs_opencv_is_refused_without_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
     site.bridge.take(IMAGE, image(time.time_ns(), np.zeros((4, 4), np.uint8), "bayer_rggb8"))
-    assert (
-        "expected OpenCV (Ubuntu's python3-opencv) to convert 'bayer_rggb8', found none: install"
-        in site.warnings[0]
-    )
+    told = "expected OpenCV (Ubuntu's python3-opencv) to convert 'bayer_rggb8', found none: install"
+    assert told in site.warnings[0]
     for encoding, pixels in (("bgr8", RGB), ("mono8", RGB[:, :, 0].copy())):
         assert site.send((IMAGE, image(time.time_ns(), pixels, encoding))).encoding == encoding
 
@@ -300,12 +281,7 @@ def test_an_image_that_needs_opencv_is_refused_without_it(
 @pytest.mark.parametrize(
     ("module", "data", "format_", "library"),
     [
-        (
-            "cv2",
-            bytes(12) + cv2.imencode(".png", MILLIMETRES)[1].tobytes(),
-            "32FC1; compressedDepth png",
-            "OpenCV",
-        ),
+        ("cv2", PACKED_DEPTH, "32FC1; compressedDepth png", "OpenCV"),
         ("av", b"RIFF\0\0\0\0WEBP", "webp", "PyAV"),
     ],
 )
@@ -331,7 +307,7 @@ def test_masks_have_the_header_of_their_image_also_after_the_node_was_away(
     stamp_ns = time.time_ns()
     frame = site.send((IMAGE, image(stamp_ns)))
     expected = Header(*divmod(stamp_ns, 10**9), "optical")
-    site.bridge.start(lambda *found: site.published.append(found))
+    site.publish()
     for _ in range(2):
         with MaskPublisher(f"ipc://{tmp_path}/masks") as publisher:
             masks, found = site.publish_masks(publisher, frame)
@@ -342,7 +318,7 @@ def test_masks_have_the_header_of_their_image_also_after_the_node_was_away(
 
 def test_masks_that_came_while_stopped_are_not_published(site: Site, tmp_path: Path) -> None:
     frame = site.send((IMAGE, image(time.time_ns())))
-    site.bridge.start(lambda *found: site.published.append(found))
+    site.publish()
     with MaskPublisher(f"ipc://{tmp_path}/masks") as publisher:
         masks, _ = site.publish_masks(publisher, frame)
         site.bridge.stop()
@@ -350,7 +326,7 @@ def test_masks_that_came_while_stopped_are_not_published(site: Site, tmp_path: P
         publisher.send(replace(masks, skipped=7))
         inbox = site.bridge._client._masks._queue
         assert until(lambda: inbox.peek(lambda item: item[0].skipped == 7, 1000), "the masks")
-        site.bridge.start(lambda *found: site.published.append(found))
+        site.publish()
         until(lambda: inbox.peek(lambda _: True, 0) is None, "a reader")
         assert not site.published
         site.publish_masks(publisher, frame)
@@ -390,7 +366,7 @@ def test_a_publisher_that_fails_does_not_end_the_thread(site: Site, tmp_path: Pa
 def test_silence_is_explained(open_site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "SILENCE_S", 0.0)
     site = open_site(timeout_ms=100)
-    site.bridge.start(lambda *found: site.published.append(found))
+    site.publish()
     assert until(lambda: site.warnings, "a warning")[0].startswith("no masks: no node is connected at ipc:")
 
 
@@ -431,12 +407,12 @@ def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"image_topic": ""}, SettingsError),
-        ({"depth_topic": IMAGE}, SettingsError),
-        ({"timeout_ms": 0}, SettingsError),
+        *(
+            (changes, SettingsError)
+            for changes in ({"image_topic": ""}, {"depth_topic": IMAGE}, {"timeout_ms": 0})
+        ),
         ({"camera": "left camera"}, WireError),
-        ({"frames": "nowhere"}, TransportError),
-        ({"masks": "nowhere"}, TransportError),
+        *(({name: "nowhere"}, TransportError) for name in ("frames", "masks")),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(

@@ -66,20 +66,8 @@ def placed(id: int, frame: str) -> Instance:
 
 
 HIDDEN = replace(instance(3, (0, 0, 1, 1)), mask=Mask.empty(SIZE), state="occluded")
-MASKS = MaskFrame(
-    "cam0",
-    5,
-    1_700_000_000_123_456_789,
-    SIZE[1],
-    SIZE[0],
-    epoch=EPOCH,
-    instances=(
-        instance(7, (2, 1, 8, 6), 0.9),
-        instance(2, (6, 4, 12, 10), 0.6),
-        HIDDEN,
-        placed(9, "camera"),
-    ),
-)
+FOUND = (instance(7, (2, 1, 8, 6), 0.9), instance(2, (6, 4, 12, 10), 0.6), HIDDEN, placed(9, "camera"))
+MASKS = MaskFrame("cam0", 5, 1_700_000_000_123_456_789, *SIZE[::-1], epoch=EPOCH, instances=FOUND)
 MAKERS = {
     "detections": MAKE.make_detections_2d,
     "detections_3d": MAKE.make_detections_3d,
@@ -100,9 +88,8 @@ def test_messages_pass_cdr_with_their_header(topic: str, release: str) -> None:
     found = over_cdr(message, release)
     assert read_header(found) == HEADER
     assert read_stamp(found) == MASKS.capture_ns
-    assert serialise(deserialise(serialise(message, release), message.type_name), release) == serialise(
-        message, release
-    )
+    data = serialise(message, release)
+    assert serialise(deserialise(data, message.type_name), release) == data
 
 
 @pytest.mark.parametrize(("sec", "nanosec"), [(0, 0), (0, 1), (2**31 - 1, 999_999_999), (1_700_000_000, 1)])
@@ -232,10 +219,8 @@ def test_prompts_of_a_request() -> None:
     point, box = find_class("vision_msgs/msg/Point2D"), find_class("vision_msgs/msg/BoundingBox2D")
     assert read_prompt(request()) == {}
     points = [point(x=3.0, y=4.5), point(x=1.0, y=0.5)]
-    assert read_prompt(request(points=points, labels=[1, 0])) == {
-        "points": [(3.0, 4.5), (1.0, 0.5)],
-        "labels": [1, 0],
-    }
+    expected = {"points": [(3.0, 4.5), (1.0, 0.5)], "labels": [1, 0]}
+    assert read_prompt(request(points=points, labels=[1, 0])) == expected
     wide = box(size_x=6.0, size_y=5.0)
     wide.center.position = point(x=5.0, y=3.5)
     assert read_prompt(request(box=wide)) == {"box": (2.0, 1.0, 8.0, 6.0)}
@@ -275,10 +260,8 @@ def test_a_bag_of_the_messages_is_read_back(tmp_path: Path, release: str, storag
     if storage == "MCAP":  # another implementation of CDR, by the definitions in the file
         (path,) = (tmp_path / "bag").glob("*.mcap")
         with path.open("rb") as file:
-            decoded = {
-                item.channel.topic[1:]: item.decoded_message
-                for item in make_reader(file, decoder_factories=[DecoderFactory()]).iter_decoded_messages()
-            }
+            items = make_reader(file, decoder_factories=[DecoderFactory()]).iter_decoded_messages()
+            decoded = {item.channel.topic[1:]: item.decoded_message for item in items}
         for message in decoded.values():
             assert read_header(message) == HEADER
         assert [one.id for one in decoded["detections"].detections] == ["7@1f3a9c", "2@1f3a9c", "9@1f3a9c"]

@@ -42,16 +42,9 @@ class Robot:
             "SAM3_TRACKER__MAX_PROMPT_AGE_S": "0",
         }
         self.graph = graph.renew()
-        self.graph.parameters = {
-            "camera": "wrist",
-            "image_topic": IMAGE,
-            "depth_topic": DEPTH,
-            "camera_info_topic": INFO,
-            "frames": self.rig.frames[0],
-            "masks": self.rig.masks,
-            "control": self.rig.control,
-            "timeout_ms": 60_000,
-        }
+        topics = {"image_topic": IMAGE, "depth_topic": DEPTH, "camera_info_topic": INFO}
+        places = {"frames": self.rig.frames[0], "masks": self.rig.masks, "control": self.rig.control}
+        self.graph.parameters = {"camera": "wrist", "timeout_ms": 60_000, **topics, **places}
         self.clip = LabelledClip.load(TABLETOP)
         self.sent: dict[tuple[int, int], int] = {}  # place in the clip, by stamp
         self.received = {
@@ -93,9 +86,8 @@ class Robot:
         taken = self.graph.publish(INFO, info)
         for topic, encoding, pixels in ((IMAGE, "rgb8", colour), (DEPTH, "16UC1", depth)):
             data = array("B", pixels.tobytes())
-            image = find_class("sensor_msgs/msg/Image")(
-                **size, encoding=encoding, step=len(data) // height, data=data
-            )
+            step = len(data) // height
+            image = find_class("sensor_msgs/msg/Image")(**size, encoding=encoding, step=step, data=data)
             taken += self.graph.publish(topic, image, reliable=False)
         for future in taken:
             future.result(PATIENCE_S)
@@ -155,28 +147,24 @@ def test_an_object_by_name_comes_back_with_the_stamp_of_its_image(robot: Robot) 
     robot.wait_for(lambda message: True, "masks")
     response = robot.call("set_prompts", prompts=[LABEL], scores=[0.3])
     assert response.success, response.message
-    found = robot.wait_for(
-        lambda message: any(robot.is_true(message, one) for one in message.detections), "the mug"
-    )
+    is_right = lambda message: any(robot.is_true(message, one) for one in message.detections)  # noqa: E731
+    found = robot.wait_for(is_right, "the mug")
     assert found.header.frame_id == "wrist_optical"
     assert all(one.header == found.header for one in found.detections)
 
 
 def test_label_image_table_and_3d_agree_with_the_detections(robot: Robot) -> None:
     assert robot.call("set_prompts", prompts=[LABEL]).success
-    found = robot.wait_for(
-        lambda message: message.detections and is_mug(message.detections[0]), "3-D", "detections_3d"
-    )
+    is_found = lambda message: message.detections and is_mug(message.detections[0])  # noqa: E731
+    found = robot.wait_for(is_found, "3-D", "detections_3d")
     mug = found.detections[0]
     assert found.header.frame_id == "wrist_optical"
     assert abs(mug.results[0].pose.pose.position.z - 1.0) < 0.01
     assert mug.results[0].pose.covariance[0] > 0
 
     def of_stamp(topic: str) -> Message:
-        return until(
-            lambda: next((one for one in list(robot.received[topic]) if one.header == found.header), None),
-            topic,
-        )
+        received = lambda: (one for one in list(robot.received[topic]) if one.header == found.header)  # noqa: E731
+        return until(lambda: next(received(), None), topic)
 
     # publications of one frame, in this order
     table, image, flat = of_stamp("label_table"), of_stamp("label_image"), of_stamp("detections")
@@ -235,9 +223,8 @@ def test_a_node_that_went_away_comes_back_unseen_with_other_ids(robot: Robot) ->
     assert robot.call("set_prompts", prompts=[LABEL]).success
     _, after = robot.detect(is_mug, "the mug")
     assert before.id.split("@")[1] != after.id.split("@")[1]
-    assert any("object ids of camera wrist have begun again" in text for _, text in robot.graph.log), (
-        robot.graph.log
-    )
+    log = robot.graph.log
+    assert any("object ids of camera wrist have begun again" in text for _, text in log), log
     stale = robot.call("remove_object", id=before.id)
     assert (stale.success, stale.code) == (False, "node_restarted")
 

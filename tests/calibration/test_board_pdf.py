@@ -32,14 +32,10 @@ def read_page(path: Path) -> tuple[tuple[float, float], np.ndarray]:
     data = path.read_bytes()
     box = re.search(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", data)
     stream = re.search(rb"stream\n(.*)\nendstream", data, re.DOTALL)
-    assert box
-    assert stream
     content = zlib.decompress(stream[1]).decode()
     rectangles = [line.split()[:4] for line in content.splitlines() if line.endswith(" re f")]
-    return (
-        (float(box[1]) / POINTS_PER_MM, float(box[2]) / POINTS_PER_MM),
-        np.array(rectangles, float) / POINTS_PER_MM,
-    )
+    size = (float(box[1]) / POINTS_PER_MM, float(box[2]) / POINTS_PER_MM)
+    return size, np.array(rectangles, float) / POINTS_PER_MM
 
 
 def draw_page(path: Path) -> np.ndarray:
@@ -75,11 +71,9 @@ def test_a_viewer_renders_the_same(text: str, tmp_path: Path) -> None:
         pytest.skip("needs pdftoppm (poppler-utils)")
     board = Board.parse(text)
     write_board(tmp_path / "board.pdf", board)
-    subprocess.run(
-        ["pdftoppm", "-r", str(DPI), "-gray", "-singlefile", "board.pdf", "page"], cwd=tmp_path, check=True
-    )
+    command = ["pdftoppm", "-r", str(DPI), "-gray", "-singlefile", "board.pdf", "page"]
+    subprocess.run(command, cwd=tmp_path, check=True)
     image = cv2.imread(str(tmp_path / "page.pgm"), cv2.IMREAD_GRAYSCALE)
-    assert image is not None
     assert_true_size(board, image)
 
 

@@ -142,31 +142,19 @@ MEASURED = {
     "date": "2026-11-22T10:00:00+00:00",
     "method": 'bundle "adjustment"',
     "board": "chessboard:9x6:25mm",
-    "views": 12,
-    "rejected": {"left 01.png": "error 3.00 px"},
-    "inputs": {"left02.png": "0" * 64},
 }
+MEASURED |= {"views": 12, "rejected": {"left 01.png": "error 3.00 px"}, "inputs": {"left02.png": "0" * 64}}
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
-    hand_eye = {
-        "kind": "eye_to_hand",
-        "translation_m": [1e-7, -2, 3],
-        "rotation_quaternion_xyzw": [0, 0, 0, 1],
-        "measured": MEASURED
-        | dict.fromkeys(("leave_one_out_mm", "leave_one_out_deg", "position_95_mm", "rotation_95_deg"), 0.5)
-        | {"covariance": np.eye(6).tolist()},
-    }
+    errors = ("leave_one_out_mm", "leave_one_out_deg", "position_95_mm", "rotation_95_deg")
+    found = MEASURED | dict.fromkeys(errors, 0.5) | {"covariance": np.eye(6).tolist()}
+    hand_eye = {"kind": "eye_to_hand", "translation_m": [1e-7, -2, 3], "measured": found}
+    hand_eye["rotation_quaternion_xyzw"] = [0, 0, 0, 1]
     intrinsics = load(tmp_path, INTRINSICS).intrinsics.model_dump(exclude={"measured", "distortion"})
     measured = MEASURED | {"rms_px": 0.1, "held_out_px": 0.2, "coverage": 0.5}
-    calibration = Calibration.model_validate(
-        {
-            "camera": "wrist-1",
-            "intrinsics": intrinsics | {"measured": measured},
-            "hand_eye": hand_eye,
-            "depth": {"scale_m": 1e-3},
-        }
-    )
+    parts = {"camera": "wrist-1", "hand_eye": hand_eye, "depth": {"scale_m": 1e-3}}
+    calibration = Calibration.model_validate(parts | {"intrinsics": intrinsics | {"measured": measured}})
     path = tmp_path / "saved.toml"
     save_calibration(path, calibration)
     assert load_calibration(path) == calibration

@@ -16,8 +16,10 @@ from sam3_node.calibration.hand_eye import (
     calibrate_hand_eye,
     compare_methods,
 )
+from sam3_node.calibration.intrinsics import calibrate_intrinsics
 from sam3_node.calibration.report import draw_hand_eye
 from sam3_node.calibration.rigid_motion import move, to_motions
+from sam3_node.cli.calibration_views import collect_views
 from sam3_node.errors import CalibrationError
 from sam3_node.geometry import Array, invert, quaternion_from_rotation, rigid, rotation_from_quaternion
 from tests.support.calibration_scenes import (
@@ -29,7 +31,9 @@ from tests.support.calibration_scenes import (
     SIZE,
     make_hand_eye,
 )
+from tests.support.paths import SHARED
 from tests.support.repeats import repetitions
+from tools.bench.accuracy.calibration import CHARUCO, CHESSBOARD, read_focal, read_pairs
 
 MOUNTINGS: tuple[Mounting, ...] = ("eye_in_hand", "eye_to_hand")
 
@@ -138,11 +142,8 @@ def freeze(views: list[HandEyeView]) -> list[HandEyeView]:
 
 
 def shuffle(views: list[HandEyeView]) -> list[HandEyeView]:
-    shifted = [*views[5:], *views[:5]]
-    return [
-        replace(view, base_from_gripper=other.base_from_gripper)
-        for view, other in zip(views, shifted, strict=True)
-    ]
+    pairs = zip(views, [*views[5:], *views[:5]], strict=True)
+    return [replace(view, base_from_gripper=other.base_from_gripper) for view, other in pairs]
 
 
 @pytest.mark.parametrize(
@@ -186,10 +187,9 @@ def turn_board(view: HandEyeView) -> HandEyeView:
 
 
 def refuse(views: list[HandEyeView], mounting: Mounting, scaled: bool = True) -> str:
+    sight = SIGHT if scaled else None
     with pytest.raises(CalibrationError) as caught:
-        calibrate_hand_eye(
-            views, mounting, board_centre_m=CENTRE_M, scaled=scaled, sight=SIGHT if scaled else None
-        )
+        calibrate_hand_eye(views, mounting, board_centre_m=CENTRE_M, scaled=scaled, sight=sight)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -234,14 +234,11 @@ def scale(views: list[HandEyeView], robot: float = 1.0, board: float = 1.0) -> l
     def multiply(pose: Array, factor: float) -> Array:
         return rigid(pose[:3, :3], pose[:3, 3] * factor)
 
-    return [
-        replace(
-            view,
-            base_from_gripper=multiply(view.base_from_gripper, robot),
-            camera_from_board=multiply(view.camera_from_board, board),
-        )
-        for view in views
-    ]
+    def change(view: HandEyeView) -> HandEyeView:
+        moved = replace(view, base_from_gripper=multiply(view.base_from_gripper, robot))
+        return replace(moved, camera_from_board=multiply(view.camera_from_board, board))
+
+    return list(map(change, views))
 
 
 @pytest.mark.parametrize("mounting", MOUNTINGS)
@@ -283,9 +280,8 @@ def test_the_order_of_the_boards_quaternions_is_named_and_its_unit() -> None:
 def test_seven_views_tell_the_size_of_the_board(mounting: Mounting) -> None:
     accepted = 0
     for seed in range(repetitions(1, 10)):
-        _, views = make_hand_eye(
-            7, mounting, noise_px=0.2, robot_m=5e-4, robot_rad=np.radians(0.1), seed=seed
-        )
+        noise = {"noise_px": 0.2, "robot_m": 5e-4, "robot_rad": np.radians(0.1)}
+        _, views = make_hand_eye(7, mounting, **noise, seed=seed)
         result = calibrate_hand_eye(views, mounting, board_centre_m=CENTRE_M)
         accepted += 1
         assert abs(result.scale[0]) < 0.02
@@ -323,3 +319,32 @@ def test_a_camera_at_the_place_of_another_mount_is_doubted() -> None:
         swapped = [invert_robot(view) for view in views]
         (warning,) = calibrate_hand_eye(swapped, OTHER[mounting], board_centre_m=CENTRE_M).warnings
         assert "both inverted" in warning
+
+
+CHESSBOARDS, HAND_EYE = SHARED / "data" / "chessboard", SHARED / "data" / "handeye"
+
+
+@pytest.mark.skipif(not CHESSBOARDS.is_dir(), reason="needs ../shared/data/chessboard")
+def test_the_chessboard_set_has_its_published_focal_length() -> None:
+    views = collect_views(sorted(map(str, CHESSBOARDS.glob("left[0-9]*.jpg"))), CHESSBOARD, "", 1)
+    assert len(views.views) == 13
+    result = calibrate_intrinsics(views.views, CHESSBOARD, views.size, shape=True)
+    for name, key in (("intrinsics.yml", "M1"), ("left_intrinsics.yml", "camera_matrix")):
+        focal = read_focal(CHESSBOARDS / name, key)
+        assert result.solution.camera[0] == pytest.approx(focal, rel=0.005)
+    assert result.held_out_px < 0.2
+
+
+@pytest.mark.skipif(not HAND_EYE.is_dir(), reason="needs ../shared/data/handeye")
+def test_the_hand_eye_set_has_its_published_camera_and_a_small_error() -> None:
+    views = collect_views([str(HAND_EYE / "charuco")], CHARUCO, "", 1)
+    intrinsics = calibrate_intrinsics(views.views, CHARUCO, views.size)
+    with np.load(HAND_EYE / "camera_intrinsics.npz") as file:
+        published = np.diag(file["cameraMatrix"])[:2]
+    np.testing.assert_allclose(intrinsics.solution.camera[:2], published, rtol=0.005)
+    pairs, centre = read_pairs(HAND_EYE / "poses", intrinsics), tuple(CHARUCO.points.mean(axis=0))
+    result = calibrate_hand_eye(pairs, "eye_in_hand", board_centre_m=centre, scaled=True)
+    assert result.leave_one_out.rms_mm < 3
+    assert result.leave_one_out.rms_deg < 0.5
+    others = compare_methods(pairs, "eye_in_hand", centre)
+    assert result.leave_one_out.rms_mm < min(errors.rms_mm for errors in others.values())

@@ -138,8 +138,6 @@ def test_the_picture_shows_every_view(result: IntrinsicsResult) -> None:
 
 def test_a_board_with_few_corners_per_view_is_calibrated() -> None:
     generator = np.random.default_rng(2)
-    views = []
-    for view in make_views(20):
-        kept = np.sort(generator.choice(24, 14, replace=False))
-        views.append(BoardView(view.name, view.ids[kept], view.pixels[kept]))
+    choices = ((view, np.sort(generator.choice(24, 14, replace=False))) for view in make_views(20))
+    views = [BoardView(view.name, view.ids[kept], view.pixels[kept]) for view, kept in choices]
     assert_within(calibrate_intrinsics(views, BOARD, SIZE, shape=False, coefficients=4), CAMERA)

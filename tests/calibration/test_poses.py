@@ -24,13 +24,8 @@ position = [100, 200, 300]
 quaternion_xyzw = [0, 0, 0.70710678, 0.70710678]
 """
 CSV = "image,stamp_ns,x,y,z,qx,qy,qz,qw\na.png,5,0.1,0.2,0.3,0,0,0.70710678,0.70710678\n"
-CSV_MATRIX = (
-    "stamp_ns,"
-    + ",".join(f"m{r}{c}" for r in range(4) for c in range(4))
-    + "\n7,0,-1,0,0.1,1,0,0,0.2,0,0,1,0.3,0,0,0,1\n"
-)
-
-
+NAMES = ",".join(f"m{row}{column}" for row in range(4) for column in range(4))
+CSV_MATRIX = f"stamp_ns,{NAMES}\n7,0,-1,0,0.1,1,0,0,0.2,0,0,1,0.3,0,0,0,1\n"
 INCHES = [3.937008, 7.874016, 11.811024]
 
 
@@ -89,11 +84,7 @@ HEADER = "image,x,y,z,qx,qy,qz,qw\n"
 @pytest.mark.parametrize(
     ("name", "text", "named"),
     [
-        (
-            "a.csv",
-            "x,y,z,rx,ry,rz\n0.4,0,0.4,3.1,0,0\n",
-            "found x, y, z, rx, ry.*name a rotation vector.*rx_rad",
-        ),
+        ("a.csv", "x,y,z,rx,ry,rz\n0.4,0,0.4,3.1,0,0\n", "found x, y, z, rx, ry.*a rotation vector.*rx_rad"),
         ("a.csv", "image,x,y,z,roll,pitch,yaw\na,0,0,0,0,0,0\n", "convert Euler angles"),
         ("a.csv", "image,x,y,z,q1,q2,q3,q4\na,0,0,0,0,0,0,1\n", "q1, q2, q3, q4: name them"),
         ("a.csv", "image,x,y,z,rx_rad,ry_rad,rz_rad\na,0,0,0,180,0,0\n", "convert degrees"),

@@ -62,12 +62,10 @@ def test_groot_images_keep_names_and_stamps_and_say_which_are_swapped() -> None:
 )
 def test_groot_depth_belongs_to_the_colour_of_its_name() -> None:
     depth = np.full((48, 64), 1234, np.uint16)
-    images = {
-        "ego": base64_jpeg(picture()),
-        "ego_depth": base64_depth(depth),
-        "lone_depth": base64_depth(depth),
-    }
-    contents = read("groot", groot(images))
+    packed = base64_depth(depth)
+    contents = read(
+        "groot", groot({"ego": base64_jpeg(picture()), "ego_depth": packed, "lone_depth": packed})
+    )
     assert [image.name for image in contents.images] == ["ego"]
     found = contents.images[0].frame.depth
     assert (found.scale_m, found.aligned) == (0.001, True)
@@ -108,12 +106,8 @@ def test_imagezmq_sends_raw_images_and_jpegs() -> None:
     image = np.random.default_rng(3).integers(0, 255, (30, 40, 4), np.uint8)
     for sent, encoding in ((image[:, :, :3], "bgr8"), (image[:, :, 0], "mono8"), (image[:, :, :1], "mono8")):
         (found,) = read("imagezmq", imagezmq("pi", sent)).images
-        assert (found.name, found.stamp_s, found.swapped, found.frame.encoding) == (
-            "pi",
-            None,
-            False,
-            encoding,
-        )
+        assert (found.name, found.stamp_s, found.swapped) == ("pi", None, False)
+        assert found.frame.encoding == encoding
         expected = sent if sent.shape[-1] == 3 else np.repeat(sent.reshape(30, 40, 1), 3, axis=2)
         np.testing.assert_array_equal(decode_image(found.frame), expected)
     (found,) = read("imagezmq", imagezmq("pi", image)).images

@@ -1,8 +1,9 @@
-"""The camera as a real process with a socket, and a subscriber in this process."""
+"""The camera as a real process with a socket, a subscriber in this process, and the list of cameras."""
 
 from __future__ import annotations
 
 import itertools
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,21 +13,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
+from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.calibration import load_calibration
 from sam3_node.calibration.camera_file import DepthSection
-from sam3_node.cameras.camera_source import CapturedImage
+from sam3_node.cameras import sources
+from sam3_node.cameras.camera_source import CapturedImage, Mode
 from sam3_node.cameras.publish import frame_from, run_camera
 from sam3_node.cameras.scene import Scene
+from sam3_node.cameras.sources import describe_modes, list_cameras
+from sam3_node.cameras.webcam import V4l2Camera
+from sam3_node.cli.main import main
 from sam3_node.errors import CameraError, SettingsError, TransportError
 from sam3_node.settings import CameraSettings, load_settings
 from sam3_node.transport.channels import FrameSubscriber, ReceivedFrame
 from sam3_node.types import Intrinsics
 from sam3_node.wire import decode_depth, decode_image, encode_depth
 from tests.support.paths import ROOT, SHARED
+from tests.support.recordings import write_film
 from tests.support.refuses import refuses
 
 EXAMPLE = ROOT / "calibration" / "example.toml"
@@ -113,11 +119,7 @@ def test_a_restarted_camera_is_heard_again() -> None:
 
 
 def test_a_video_file_process(tmp_path: Path) -> None:
-    path = tmp_path / "ramp.mp4"
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), 25, (160, 120))
-    for i in range(8):
-        writer.write(np.full((120, 160, 3), 30 * i, np.uint8))
-    writer.release()
+    path = write_film(tmp_path / "ramp.mp4", (np.full((120, 160, 3), 30 * i, np.uint8) for i in range(8)))
     options = {"camera__source": f"video:{path}", "camera__encoding": "jpeg", "transport__delivery": "every"}
     with (
         camera_process(**options) as (_, endpoint),
@@ -139,13 +141,8 @@ def test_a_real_recording_is_resized_and_sent_as_jpeg() -> None:
 
 
 def test_run_camera_reports_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = load_settings(
-        overrides={
-            "camera.source": SMALL + "&frames=4",
-            "camera.wait": "false",
-            "transport.frames": "tcp://127.0.0.1:0",
-        }
-    )
+    free = {"camera.wait": "false", "transport.frames": "tcp://127.0.0.1:0"}
+    settings = load_settings(overrides={"camera.source": SMALL + "&frames=4", **free})
     summary = run_camera(settings, threading.Event())
     assert (summary.captured, summary.unsent) == (4, 0)
     assert capsys.readouterr().out.count("\n") == 2
@@ -233,3 +230,49 @@ def test_depth_is_resized_without_mixing_surfaces() -> None:
     assert set(np.unique(found)) == {500, 2000}
     calibrated = frame_from(captured, 0, CameraSettings(), load_calibration(EXAMPLE)).depth
     assert calibrated.scale_m == 0.001
+
+
+def test_recordings_come_with_their_cameras_and_damaged_ones_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(TABLETOP, tmp_path / "table.mcap")
+    (tmp_path / "torn.mcap").write_bytes(b"torn")
+    assert main(["camera", "list", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    titles = [line for line in lines if not line.startswith(" ")]
+    assert titles == ["RealSense:", "V4L2:", f"recordings in {tmp_path}:"]
+    (table,) = [line for line in lines if "table.mcap" in line]
+    assert "640x480" in table
+    assert "with depth" in table
+    (torn,) = [line for line in lines if "torn.mcap" in line]
+    assert "cannot be read: " in torn
+
+
+def test_a_folder_that_is_absent_says_so(tmp_path: Path) -> None:
+    lines = list(list_cameras(tmp_path / "absent"))
+    assert "cannot be listed: " in lines[-1]
+
+
+def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise CameraError("it needs the library libusb: sudo apt install libusb-1.0-0")
+
+    monkeypatch.setattr("sam3_node.cameras.realsense_sdk.load_sdk", refuse)
+    title, reason, *_, last = list_cameras(tmp_path)
+    assert title == "RealSense:"
+    assert reason == "  cannot be listed: it needs the library libusb: sudo apt install libusb-1.0-0"
+    assert last == "  none"
+
+
+def test_cameras_come_with_their_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = (Mode(640, 480, 30, "YUYV"), Mode(640, 480, 15, "YUYV"), Mode(1280, 720, 30, "MJPG"))
+    described = ["1280x720 MJPG: 30 fps", "640x480 YUYV: 15, 30 fps"]
+    assert list(describe_modes(modes)) == described
+    camera = V4l2Camera(Path("/dev/video2"), "HD Webcam", modes)
+    monkeypatch.setattr("sam3_node.cameras.webcam.list_v4l2", lambda: [camera])
+    assert list(sources._list_v4l2()) == ["v4l2:/dev/video2  HD Webcam", *("  " + mode for mode in described)]
+
+
+def test_a_folder_is_for_the_list_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["camera", "scene:shapes", "recordings"]) == 2
+    assert "expected one source, found 'scene:shapes' and 'recordings'" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from sam3_node.settings import CameraSettings, load_settings
 from sam3_node.transport.channels import FrameSubscriber
 from sam3_node.types import Depth, Intrinsics
 from sam3_node.wire import decode_depth
+from tests.support.node_rig import until
 from tests.support.realsense_rig import FPS, SIZE, START_MS, SoftCamera, load_rs, record
 from tests.support.refuses import refuses
 
@@ -57,13 +59,6 @@ def open_soft(camera: SoftCamera, settings: CameraSettings | None = None) -> Rea
     return RealSenseDevice(camera.rs, camera.device, settings or CameraSettings(), "realsense")
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.mark.verifies(
     "stream", "RealSense", "own package", "pyrealsense2 plays a recorded software device", "a real camera"
 )
@@ -78,7 +73,6 @@ def test_a_recording_gives_each_image_once_with_its_aligned_depth(recording: Pat
     for image, index in zip(images, expected, strict=True):
         assert tuple(image.image[0, 0]) == (index, index, 200)
         assert image.intrinsics == Intrinsics(60.0, 61.0, 31.5, 23.5)
-        assert image.depth is not None
         assert image.depth.aligned
         pixels = decode_depth(image.depth)
         assert pixels.shape == SIZE
@@ -88,8 +82,8 @@ def test_a_recording_gives_each_image_once_with_its_aligned_depth(recording: Pat
         assert (pixels[:, :3] == 0).all()
         assert (pixels[:, 5:] == 1000 + index).mean() > 0.9  # rounding may leave a line without depth
         stamp_ns = round((START_MS + index * 1000 / FPS) * MS)
-        assert image.times["hardware_clock_ns"] == pytest.approx(stamp_ns, abs=1000)
-        assert image.times["depth_hardware_clock_ns"] == pytest.approx(stamp_ns, abs=1000)
+        for clock in ("hardware_clock_ns", "depth_hardware_clock_ns"):
+            assert image.times[clock] == pytest.approx(stamp_ns, abs=1000)
         assert image.times["sensor_timestamp_ns"] == pytest.approx(stamp_ns - 500_000, abs=2000)
 
 
@@ -135,7 +129,6 @@ def test_live_stamps_are_mapped_to_the_clock_of_the_host(cameras: Callable[..., 
     source.close()
     for image in images:
         assert begin_ns <= image.capture_ns <= image.times["arrival_ns"] <= time.time_ns()
-        assert image.depth is not None
         assert image.depth.aligned
     captures = [image.capture_ns for image in images]
     assert captures == sorted(captures)
@@ -162,7 +155,7 @@ def test_a_camera_that_is_unplugged_mid_stream_is_opened_again(
         next(images)
     first.close()
     plugged.clear()
-    wait_for(lambda: "expected a RealSense camera 123456, found none" in caplog.text)
+    until(lambda: "expected a RealSense camera 123456, found none" in caplog.text, "the search")
     plugged.append(second)
     second.stream(start=3000)
     awaited = time.monotonic() + PATIENCE_S
@@ -216,10 +209,8 @@ def test_several_cameras_stream_at_once(cameras: Callable[..., SoftCamera]) -> N
     for camera in made:
         found = find_device(camera.rs, devices, camera.device.get_info(camera.rs.camera_info.serial_number))
         assert found is camera.device
-    sources = [
-        DeviceSource("realsense", lambda camera=camera: open_soft(camera), 0, threading.Event())  # type: ignore[misc]
-        for camera in made
-    ]
+    opens = (partial(open_soft, camera) for camera in made)
+    sources = [DeviceSource("realsense", open_one, 0, threading.Event()) for open_one in opens]
     for camera in made:
         camera.stream()
     for source in sources:
@@ -270,11 +261,9 @@ def test_settings_of_the_sensors(cameras: Callable[..., SoftCamera]) -> None:
     camera = cameras()
     settings = CameraSettings(depth_exposure_ms=12.5, emitter="off", preset="high_accuracy")
     open_soft(camera, settings).close()
-    option, sensor = camera.rs.option, camera.depth_sensor
-    assert sensor.get_option(option.exposure) == 12_500
-    assert sensor.get_option(option.enable_auto_exposure) == 0
-    assert sensor.get_option(option.emitter_enabled) == 0
-    assert sensor.get_option(option.visual_preset) == 3
+    wanted = {"exposure": 12_500, "enable_auto_exposure": 0, "emitter_enabled": 0, "visual_preset": 3}
+    for name, value in wanted.items():
+        assert camera.depth_sensor.get_option(getattr(camera.rs.option, name)) == value
 
 
 def test_settings_that_the_camera_cannot_take(
@@ -311,9 +300,8 @@ def test_a_missing_libusb_and_a_missing_sdk_say_what_to_install(tmp_path: Path) 
         ("raise ModuleNotFoundError('', name='pyrealsense2')", "extra 'realsense'"),
     ):
         (broken / "__init__.py").write_text(source)
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.returncode == 2
         assert advice in done.stderr
         assert "Traceback" not in done.stderr
@@ -371,11 +359,8 @@ def test_stamps_of_two_clocks_are_not_compared() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_colour_image_comes_once_and_in_order(seed: int) -> None:
     rng = random.Random(seed)
-    queues = {
-        kind: [33.3 * index + rng.uniform(-3, 3) for index in range(60) if rng.random() < 0.8]
-        for kind in "cd"
-    }
-    frames = []
+    draw = lambda: [33.3 * index + rng.uniform(-3, 3) for index in range(60) if rng.random() < 0.8]  # noqa: E731
+    queues, frames = {kind: draw() for kind in "cd"}, []
     waiting = {kind: list(stamps) for kind, stamps in queues.items()}
     while any(waiting.values()):
         kind = rng.choice([kind for kind in waiting if waiting[kind]])

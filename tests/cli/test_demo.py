@@ -11,16 +11,12 @@ import numpy as np
 import psutil
 import pytest
 
+from sam3_node.bags import LabelledClip, read_masks
+from sam3_node.cameras.playback import TABLETOP
 from sam3_node.cli.demo import BoxPrompter, DemoResults, make_environment, run_demo
 from sam3_node.errors import ProcessError
 from sam3_node.settings import ModelSettings, load_settings
 from sam3_node.types import Instance, Mask, MaskFrame
-
-pytest.importorskip("torch")
-pytest.importorskip("mcap")
-
-from sam3_node.bags import LabelledClip, read_masks
-from sam3_node.cameras.playback import TABLETOP
 from tests.support.node_rig import Rig, masks_where
 from tests.support.recordings import write_recording
 from tests.support.refuses import refuses

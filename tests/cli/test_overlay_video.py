@@ -15,7 +15,7 @@ import pytest
 from sam3_node.cli import watch
 from sam3_node.cli.watch import OverlayVideo, run_watch
 from sam3_node.errors import OutputError
-from sam3_node.transport import FramePublisher, MaskPublisher
+from sam3_node.transport import FramePublisher, MaskPublisher, mask_pairing
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.visualization import Image, overlay
 from tests.cli.test_watch import frame_at, masks_at, send_until, settings_for
@@ -32,19 +32,19 @@ def open_overlay(path: Path) -> Iterator[tuple[FramePublisher, OverlayVideo]]:
         video = OverlayVideo(settings_for("tcp://127.0.0.1:9", frames.endpoint), path)
         try:
             first = frame_at(10_000)
-            send_until(lambda seq: frames.send(first), lambda: video._frames.find(masks_of(first)))
+            send_until(lambda seq: frames.send(first), lambda: bool(video._pairing.cameras))
             yield frames, video
         finally:
             video.close()
 
 
 def await_frame(video: OverlayVideo, seq: int) -> None:
-    send_until(lambda _: None, lambda: "cam0" in video._frames._cameras and seq in list_seqs(video))
+    send_until(lambda _: None, lambda: seq in list_seqs(video))
 
 
 def list_seqs(video: OverlayVideo) -> list[int]:
     """Return the seqs of the frames that the video holds."""
-    return list(video._frames._cameras["cam0"]._frames)
+    return list(video._pairing._cameras["cam0"]._frames._frames)
 
 
 def send_pairs(frames: FramePublisher, video: OverlayVideo, count: int) -> None:
@@ -96,13 +96,13 @@ def test_masks_are_not_drawn_on_a_frame_with_their_seq_of_another_run_of_the_cam
 
 def test_the_buffered_frames_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbytes = memoryview(frame_at(0).colour).nbytes
-    monkeypatch.setattr(watch, "MAX_BYTES", 3 * nbytes)
+    monkeypatch.setattr(mask_pairing, "MAX_BYTES", 3 * nbytes)
     with open_overlay(tmp_path / "o.mp4") as (frames, video):
         for seq in range(20):
             frames.send(frame_at(seq))
             await_frame(video, seq)
         assert len(list_seqs(video)) <= 3
-        assert video._frames._cameras["cam0"]._bytes <= 3 * nbytes
+        assert video._pairing._cameras["cam0"]._frames._bytes <= 3 * nbytes
 
 
 def test_a_video_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -37,16 +37,13 @@ def detector(folder: Path, **options: float) -> GroundingDinoDetector:
     """Return a detector that keeps overlapping boxes by default."""
     model = GroundingDinoForObjectDetection.from_pretrained(folder)
     tokenizer = BertTokenizer.from_pretrained(folder)
-    return GroundingDinoDetector(
-        model, tokenizer, name="tiny", **(SMALL | {"iou": 1.0, "limit": 1000} | options)
-    )
+    given = SMALL | {"iou": 1.0, "limit": 1000} | options
+    return GroundingDinoDetector(model, tokenizer, name="tiny", **given)
 
 
 def processor(folder: Path) -> GroundingDinoProcessor:
-    return GroundingDinoProcessor(
-        GroundingDinoImageProcessorPil(size={"shortest_edge": 64, "longest_edge": 107}),
-        BertTokenizer.from_pretrained(folder),
-    )
+    images = GroundingDinoImageProcessorPil(size={"shortest_edge": 64, "longest_edge": 107})
+    return GroundingDinoProcessor(images, BertTokenizer.from_pretrained(folder))
 
 
 def test_text_and_pixels_are_those_of_the_processor(folder: Path) -> None:
@@ -157,11 +154,8 @@ def test_the_folder_tells_how_pixels_are_made(folder: Path, tmp_path: Path) -> N
     for size in (None, "large", {"shortest_edge": 0, "longest_edge": 10}):
         (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": size}))
         assert limits(load_grounding_dino(tmp_path)) == (800, 1333)
-    found = {
-        "size": {"shortest_edge": 64, "longest_edge": 107},
-        "image_mean": [0, 0, 0],
-        "image_std": [1, 1, 1],
-    }
+    found = {"image_mean": [0, 0, 0], "image_std": [1, 1, 1]}
+    found["size"] = {"shortest_edge": 64, "longest_edge": 107}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(found))
     mine = load_grounding_dino(tmp_path)
     assert limits(mine) == (64, 107)

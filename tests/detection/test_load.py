@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,12 +61,8 @@ def test_a_text_encoder_knows_all_phrases(weights: Path) -> None:
 
 
 def test_the_vocabulary_comes_before_the_text_encoder(weights: Path) -> None:
-    both = load_detector(
-        "yolo-world",
-        weights / "tiny-yolo",
-        vocabulary=weights / "names.safetensors",
-        text_encoder=weights / CLIP_NAME,
-    )
+    sources = {"vocabulary": weights / "names.safetensors", "text_encoder": weights / CLIP_NAME}
+    both = load_detector("yolo-world", weights / "tiny-yolo", **sources)
     vectors = both.prepare(["mug", "fork"]).vectors.numpy()
     np.testing.assert_array_equal(vectors[0], names().encode(["mug"])[0])
     assert both.prepare(["fork"]).vectors.shape == (1, DIMENSION)
@@ -87,29 +84,21 @@ def test_a_vocabulary_of_another_model_is_refused(weights: Path, tmp_path: Path)
     with refuses(VocabularyError, field=("8", "6", "numbers")):
         load_detector("yolo-world", weights / "tiny-yolo", vocabulary=tmp_path / "other.safetensors")
     vocabulary("mug", dimension=DIMENSION, model="another").save(tmp_path / "other.safetensors")
+    sources = {"vocabulary": tmp_path / "other.safetensors", "text_encoder": weights / CLIP_NAME}
     with refuses(VocabularyError, field=("vectors", "tiny-clip")):
-        load_detector(
-            "yolo-world",
-            weights / "tiny-yolo",
-            vocabulary=tmp_path / "other.safetensors",
-            text_encoder=weights / CLIP_NAME,
-        )
+        load_detector("yolo-world", weights / "tiny-yolo", **sources)
 
 
 def test_the_input_has_the_size_that_is_asked_for(weights: Path) -> None:
-    found = [
-        load_detector(
-            "yolo-world", weights / "tiny-yolo", vocabulary=weights / "names.safetensors", image_size=size
-        )
-        for size in (64, 640, 0)
-    ]
-    small, public, default = (d.detect(picture(), d.prepare(["mug"]), 0.0) for d in found)
+    def load(size: int) -> Any:
+        folder, known = weights / "tiny-yolo", weights / "names.safetensors"
+        return load_detector("yolo-world", folder, vocabulary=known, image_size=size)
+
+    small, public, default = (d.detect(picture(), d.prepare(["mug"]), 0.0) for d in map(load, (64, 640, 0)))
     assert small != public
     assert public == default
     with refuses(ModelError, field=("32", "multiples")):
-        load_detector(
-            "yolo-world", weights / "tiny-yolo", vocabulary=weights / "names.safetensors", image_size=100
-        )
+        load(100)
 
 
 def test_nano_is_the_bundled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

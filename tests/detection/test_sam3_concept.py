@@ -90,14 +90,11 @@ def test_of_one_phrases_overlapping_boxes_the_best_stays(folder: Path) -> None:
     query = every.prepare(NAMES)
     left = everything(folder, iou=0.3).detect(image, query, 0.0)
     for name in NAMES:
-        all_boxes, boxes = (
-            torch.tensor([d.box for d in found if d.label == name])
-            for found in (every.detect(image, query, 0.0), left)
-        )
+        both = (every.detect(image, query, 0.0), left)
+        all_boxes, boxes = (torch.tensor([d.box for d in found if d.label == name]) for found in both)
         assert 0 < len(boxes) < len(all_boxes)
-        assert (
-            box_iou(boxes, boxes) - torch.eye(len(boxes))
-        ).max() <= 0.4  # the frame's edge cuts some boxes
+        # the frame's edge cuts some boxes
+        assert (box_iou(boxes, boxes) - torch.eye(len(boxes))).max() <= 0.4
         assert boxes[0].tolist() == all_boxes[0].tolist()
 
 
@@ -113,9 +110,8 @@ def composite(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("composite")
     for file in folder.glob("tokenizer*"):
         shutil.copy(file, target)
-    config = Sam3VideoConfig(
-        tracker_config=sam3_config(hidden=HIDDEN).to_dict(), detector_config=sam3_detector_config().to_dict()
-    )
+    tracker, detector = sam3_config(hidden=HIDDEN).to_dict(), sam3_detector_config().to_dict()
+    config = Sam3VideoConfig(tracker_config=tracker, detector_config=detector)
     torch.manual_seed(1)
     model = Sam3VideoModel(config).eval()
     model.detector_model.load_state_dict(Sam3Model.from_pretrained(folder).state_dict())
@@ -201,10 +197,9 @@ def test_weights_of_something_else_are_refused(folder: Path, tmp_path: Path) -> 
     (other / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
     with refuses(ModelError, field=("sam3", "sam3_video")):
         load_sam3_concept(other)
-    state = {
-        k: v for k, v in Sam3Model.from_pretrained(folder).state_dict().items() if "query_embed" not in k
-    }
-    Sam3Model.from_pretrained(folder).save_pretrained(other, state_dict=state)
+    model = Sam3Model.from_pretrained(folder)
+    state = {k: v for k, v in model.state_dict().items() if "query_embed" not in k}
+    model.save_pretrained(other, state_dict=state)
     with refuses(ModelError, field=("1", "Sam3Model", "detr_decoder.query_embed")):
         load_sam3_concept(other)
 

@@ -97,13 +97,11 @@ def test_a_vocabulary_cannot_be_changed() -> None:
         known.vectors[0, 0] = 7
 
 
-@given(
-    arrays(
-        np.float32,
-        st.tuples(st.integers(1, 5), st.integers(1, 9)),
-        elements=st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False),
-    )
-)
+SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 9))
+NUMBERS = st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False)
+
+
+@given(arrays(np.float32, SHAPES, elements=NUMBERS))
 def test_vectors_get_unit_length_and_files_keep_every_bit(
     tmp_path_factory: pytest.TempPathFactory, vectors: np.ndarray
 ) -> None:
@@ -144,35 +142,27 @@ def test_what_is_no_vocabulary_is_refused(
         Vocabulary(phrases, vectors, model)  # type: ignore[arg-type]
 
 
+EYE = {"vectors": np.eye(2, dtype=np.float32)}
+
+
 @pytest.mark.parametrize(
     ("tensors", "metadata", "told"),
     [
-        (
-            {"vectors": np.eye(2, dtype=np.float32)},
-            None,
-            ("1", "version"),
-        ),
-        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"version": "2"}, ("1", "2", "version")),
-        ({"weights": np.eye(2, dtype=np.float32)}, GOOD, "vectors"),
+        (EYE, None, ("1", "version")),
+        (EYE, GOOD | {"version": "2"}, ("1", "2", "version")),
+        ({"weights": EYE["vectors"]}, GOOD, "vectors"),
         ({"vectors": np.eye(2, dtype=np.float16)}, GOOD, ("F32", "F16")),
         ({"vectors": np.eye(2, dtype=np.int64)}, GOOD, ("F32", "I64")),
         ({"vectors": np.eye(3, dtype=np.float32)}, GOOD, ("2", "3", "shape")),
         ({"vectors": np.ones((2, 2, 2), np.float32)}, GOOD, ("2", "shape")),
         ({"vectors": np.full((2, 2), np.nan, np.float32)}, GOOD, ("0", "finite")),
-        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": "mug, cup"}, ("JSON", "phrases")),
-        (
-            {"vectors": np.eye(2, dtype=np.float32)},
-            GOOD | {"phrases": "[" * 100_000},
-            ("JSON", "phrases"),
+        *(
+            (EYE, GOOD | {"phrases": text}, ("JSON", "phrases"))
+            for text in ("mug, cup", "[" * 100_000, '{"mug": 1}')
         ),
-        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": '{"mug": 1}'}, ("JSON", "phrases")),
-        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": '["a", "A"]'}, ("phrase", "once")),
-        ({"vectors": np.eye(2, dtype=np.float32)}, GOOD | {"phrases": '["a", null]'}, "text"),
-        (
-            {"vectors": np.eye(2, dtype=np.float32)},
-            {"version": "1", "phrases": '["a", "b"]'},
-            ("name", "model"),
-        ),
+        (EYE, GOOD | {"phrases": '["a", "A"]'}, ("phrase", "once")),
+        (EYE, GOOD | {"phrases": '["a", null]'}, "text"),
+        (EYE, {"version": "1", "phrases": '["a", "b"]'}, ("name", "model")),
     ],
 )
 def test_another_file_is_refused(
@@ -247,9 +237,8 @@ def test_building_takes_from_the_first_source_then_from_the_encoder(clip: Path) 
     second = Vocabulary(("Mug", "cup"), np.eye(2, 8, 1, dtype=np.float32), CLIP)
     built = build_vocabulary(["fork", "cup", "MUG", "Fork "], [first, second], tower)
     assert (built.phrases, built.model) == (("fork", "cup", "MUG"), CLIP)
-    np.testing.assert_array_equal(
-        built.vectors, [tower.encode(["fork"])[0], second.vectors[1], first.vectors[0]]
-    )
+    expected = [tower.encode(["fork"])[0], second.vectors[1], first.vectors[0]]
+    np.testing.assert_array_equal(built.vectors, expected)
     assert build_vocabulary([], [first, second]).phrases == ("mug", "cup")
     assert build_vocabulary(["a", "b"], encoder=tower).phrases == ("a", "b")
     for arguments, told in (((["a"],), "found neither"), (([], (), tower), "found no phrases")):
@@ -329,10 +318,8 @@ def wrong_builds(file: Path, clip: Path) -> Iterator[tuple[tuple[object, ...], s
     yield ("mug", "--from", "nowhere.json", "--model", CLIP), "cannot read nowhere.json"
     yield ("--phrases", "nowhere.txt", "--from", file), "cannot read nowhere.txt"
     yield ("mug", "--encoder", "nowhere"), "no folder nowhere"
-    yield (
-        ("mug", "--from", file, "--model", "laion/other"),
-        f"expected phrase vectors from laion/other, found vectors from {CLIP}",
-    )
+    other = f"expected phrase vectors from laion/other, found vectors from {CLIP}"
+    yield ("mug", "--from", file, "--model", "laion/other"), other
     yield ("mug", "--from", file, "--encoder", clip), "vectors of 6 numbers"
 
 
@@ -360,6 +347,5 @@ def test_public_vectors_become_a_vocabulary(tmp_path: Path) -> None:
     vectors = found.encode(["person", "dog", "cat", "car"])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
     similar = vectors @ vectors.T
-    assert similar[1, 2] > max(
-        similar[1, 3], similar[2, 3]
-    )  # a dog is more like a cat than either is like a car
+    # a dog is more like a cat than either is like a car
+    assert similar[1, 2] > max(similar[1, 3], similar[2, 3])

@@ -49,9 +49,8 @@ def test_selection_equals_greedy_suppression(seed: int, iou: float) -> None:
     found = select(boxes, scores, torch.tensor(thresholds), iou=iou, limit=1000)
     assert found.boxes.tolist() == boxes[wanted].tolist()
     assert found.scores.tolist() == scores[wanted, found.classes].tolist()
-    assert select(boxes, scores, torch.tensor(thresholds), iou=iou, limit=4).boxes.tolist() == (
-        boxes[wanted[:4]].tolist()
-    )
+    first = select(boxes, scores, torch.tensor(thresholds), iou=iou, limit=4).boxes
+    assert first.tolist() == boxes[wanted[:4]].tolist()
 
 
 def test_a_chain_of_overlaps_is_resolved_from_the_best_down() -> None:
@@ -102,10 +101,8 @@ def test_a_box_finds_its_way_back(frame: tuple[int, int], size: int | tuple[int,
     left, top = way.offset
     inner = pixels[0, 0, top : pixels.shape[2] - top, left : pixels.shape[3] - left]
     rows, columns = (inner > 0.5).nonzero().unbind(1)
-    seen = torch.tensor(
-        [columns.min() + left, rows.min() + top, columns.max() + left + 1, rows.max() + top + 1]
-    )
-    back = way.to_frame(seen.float())
+    low, high = (columns.min() + left, rows.min() + top), (columns.max() + left + 1, rows.max() + top + 1)
+    back = way.to_frame(torch.tensor([*low, *high]).float())
     pixel = 1 / min(way.ratio)
     assert (back - torch.tensor([x0, y0, x1, y1])).abs().max() <= max(1.0, pixel)
 

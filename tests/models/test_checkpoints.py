@@ -27,9 +27,8 @@ PROMPT = ObjectPrompt(1, points=[[30.0, 40.0]])
 def logits(model, frames: int = 4) -> torch.Tensor:
     tracker = Tracker(model)
     clip = noise_clip(model.image_size, frames)
-    return torch.stack(
-        [tracker.step(pixels, [PROMPT] if i == 0 else []).logits[0] for i, pixels in enumerate(clip)]
-    )
+    steps = (tracker.step(pixels, [PROMPT] if i == 0 else []) for i, pixels in enumerate(clip))
+    return torch.stack([tracks.logits[0] for tracks in steps])
 
 
 @pytest.mark.parametrize(("device", "chosen"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("cpu", [])])
@@ -61,9 +60,8 @@ def test_prompts_and_pixels_keep_their_places_in_bfloat16(tmp_path: Path, family
     """Regression: coordinates in bfloat16 rounded a click to a 256th of the image, and moved pixels' phases by 0.06."""
     random_source(family).save_pretrained(tmp_path)
     exact, half = (load_tracker(tmp_path, dtype=dtype).decode_stage for dtype in ("float32", "bfloat16"))
-    points = (
-        torch.tensor([[0.7, 0.3], [30.3, 44.9], [61.1, 55.6]]) / 64 * exact.prompt_encoder.input_image_size
-    )
+    size = exact.prompt_encoder.input_image_size
+    points = torch.tensor([[0.7, 0.3], [30.3, 44.9], [61.1, 55.6]]) / 64 * size
     labels = torch.tensor([1, 2, 3], dtype=torch.int32)
     with torch.inference_mode():
         pairs = [(half.position, exact.position), (half.nothing, exact.nothing)]
@@ -90,9 +88,8 @@ def test_the_tracker_of_a_composite_checkpoint_loads(tmp_path: Path) -> None:
 
 def test_weights_without_memory_modules_load(tmp_path: Path) -> None:
     source = random_source("sam2")
-    state = {
-        k: v for k, v in source.state_dict().items() if not k.startswith(("memory_", "object_pointer_proj"))
-    }
+    absent = ("memory_", "object_pointer_proj")
+    state = {k: v for k, v in source.state_dict().items() if not k.startswith(absent)}
     source.save_pretrained(tmp_path, state_dict=state)
     model = load_tracker(tmp_path)
     assert model.can_track
@@ -129,12 +126,7 @@ def test_a_missing_folder_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     for absent in (
         tmp_path / "absent",
-        "./none",
-        "../none",
-        "a/b/../c",
-        "a/b/c",
-        "~/none",
-        "weights/none",
+        *["./none", "../none", "a/b/../c", "a/b/c", "~/none", "weights/none"],
     ):
         with refuses(ModelError, field="folder"):
             load_tracker(absent)
@@ -285,9 +277,8 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path, name: st
     path.parent.mkdir(exist_ok=True)
     (tmp_path / "weights" / first).rename(path)
     renamed = f"{path}" if name.startswith("/") else name
-    content["weight_map"] = {
-        key: renamed if value == first else value for key, value in content["weight_map"].items()
-    }
+    places = content["weight_map"].items()
+    content["weight_map"] = {key: renamed if value == first else value for key, value in places}
     index.write_text(json.dumps(content))
     with refuses(ModelError, field="model.safetensors.index.json"):
         load_tracker(tmp_path / "weights")
@@ -371,15 +362,14 @@ def test_a_file_passes_its_own_digest(weights: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs sha256sum")
 def test_sha256sum_agrees(weights: Path) -> None:
+    def sha256sum(*arguments: str) -> bytes:
+        command = ["sha256sum", *arguments]
+        return subprocess.run(command, cwd=weights.parent, check=True, capture_output=True).stdout
+
     write_digest(weights)
-    subprocess.run(
-        ["sha256sum", "-c", digest_path(weights).name], cwd=weights.parent, check=True, capture_output=True
-    )
+    sha256sum("-c", digest_path(weights).name)
     for option in ("--text", "--binary"):
-        line = subprocess.run(
-            ["sha256sum", option, weights.name], cwd=weights.parent, check=True, capture_output=True
-        ).stdout
-        digest_path(weights).write_bytes(line)
+        digest_path(weights).write_bytes(sha256sum(option, weights.name))
         check_digest(weights)
 
 

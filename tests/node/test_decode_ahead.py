@@ -69,7 +69,6 @@ def test_the_newest_frame_is_prepared_and_an_older_one_forgotten(camera: Camera,
             camera.waiting.put(frame)
             assert camera.begun.get(timeout=PATIENCE_S) is frame
     prepared = ahead.take(new)
-    assert prepared is not None
     assert prepared.frame is new
     assert ahead.take(old) is None
 
@@ -147,7 +146,5 @@ def test_masks_of_a_node_that_decodes_ahead_equal_those_of_a_pipeline(
 
 def shown(masks: MaskFrame) -> object:
     """Return everything in masks that does not depend on time and on the node."""
-    instances = [
-        (i.id, i.score, i.state, i.confidence, i.mask.box, i.mask.crop.tobytes()) for i in masks.instances
-    ]
-    return masks.seq, instances
+    told = ((i, i.mask) for i in masks.instances)
+    return masks.seq, [(i.id, i.score, i.state, i.confidence, m.box, m.crop.tobytes()) for i, m in told]

@@ -20,36 +20,38 @@ from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import MaskFrame
 from tests.support.near_node import NearNode
 from tests.support.node_frames import picture
-from tests.support.node_rig import Rig, until
+from tests.support.node_rig import Process, Rig, until
 from tests.support.refuses import refuses
 
 
+def endpoints(folder: Path) -> list[str]:
+    return [f"ipc://{folder}/{name}" for name in "fmc"]
+
+
+def lossless_node(rig: Rig, folder: Path) -> Process:
+    names = ("TRANSPORT__FRAMES", "TRANSPORT__MASKS", "TRANSPORT__CONTROL")
+    return rig.node(**dict(zip(names, endpoints(folder), strict=True)), TRANSPORT__DELIVERY="every")
+
+
 def test_lossless_delivery_keeps_every_frame_and_still_ends(rig: Rig, tmp_path: Path) -> None:
-    frames, masks_at, count = f"ipc://{tmp_path}/f", f"ipc://{tmp_path}/m", 40
+    (frames, masks_at, _), count = endpoints(tmp_path), 40
     with FramePublisher(frames, "every") as camera:
-        node = rig.node(
-            TRANSPORT__FRAMES=frames,
-            TRANSPORT__MASKS=masks_at,
-            TRANSPORT__CONTROL=f"ipc://{tmp_path}/c",
-            TRANSPORT__DELIVERY="every",
-        )
+        node = lossless_node(rig, tmp_path)
         with MaskSubscriber(masks_at, "every") as masks:
             found: list[MaskFrame | None] = []
             for seq in range(count):
                 while not camera.send(picture(seq), timeout_ms=100):
                     found.append(masks.take(timeout_ms=100))
-            while (receives_masks := masks.take(timeout_ms=1500)) is not None:
-                found.append(receives_masks)
-        got = [receives_masks for receives_masks in found if receives_masks is not None]
-        assert [receives_masks.seq for receives_masks in got] == list(range(count))
-        assert not any(receives_masks.skipped for receives_masks in got)
+            found += iter(lambda: masks.take(timeout_ms=1500), None)
+        got = [item for item in found if item is not None]
+        assert [(item.seq, item.skipped) for item in got] == [(seq, 0) for seq in range(count)]
         camera.send(picture(count), timeout_ms=1000)
         node.process.send_signal(signal.SIGTERM)
         assert node.process.wait(timeout=120) == 0
 
 
 def test_lossless_delivery_ends_in_time_though_its_reader_hangs(rig: Rig, tmp_path: Path) -> None:
-    frames, masks_at, control = (f"ipc://{tmp_path}/{name}" for name in "fmc")
+    frames, masks_at, control = endpoints(tmp_path)
     with (
         zmq.Context() as context,
         context.socket(zmq.PULL) as reader,
@@ -57,12 +59,7 @@ def test_lossless_delivery_ends_in_time_though_its_reader_hangs(rig: Rig, tmp_pa
     ):
         reader.linger, reader.rcvhwm = 0, 1
         reader.connect(masks_at)
-        node = rig.node(
-            TRANSPORT__FRAMES=frames,
-            TRANSPORT__MASKS=masks_at,
-            TRANSPORT__CONTROL=control,
-            TRANSPORT__DELIVERY="every",
-        )
+        node = lossless_node(rig, tmp_path)
         assert camera.send(picture(0), timeout_ms=10_000)
         with ControlClient(control, timeout_ms=10_000) as asker:
             until(lambda: asker.call("status")["cameras"], "the camera is served")
@@ -126,10 +123,7 @@ def test_a_silent_camera_gives_its_place_to_another(near: NearNode, monkeypatch:
 
     served = near.node.perception.pipelines
     until(lambda: receives_masks("first"), "the first camera")
-    until(
-        lambda: receives_masks("first", also="second") and near.status()["frames_rejected"],
-        "a refused camera",
-    )
+    until(lambda: receives_masks("first", "second") and near.status()["frames_rejected"], "a refused camera")
     assert list(served) == ["first"]
     monkeypatch.setattr("sam3_node.transport.receiver.CAMERA_IDLE_S", 0.05)
     until(lambda: receives_masks("second"), "the second camera")

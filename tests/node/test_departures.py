@@ -14,9 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sam3_node.client import PerceptionClient
 from sam3_node.types import MaskFrame
-from tests.support.node_rig import PATIENCE_S, Process, Rig, until
+from tests.support.node_rig import PATIENCE_S, Process, Rig, until, unworried_client
 from tests.support.paths import ROOT
 from tests.support.repeats import repetitions
 from tests.transport.test_departures import Running
@@ -95,9 +94,7 @@ class Robot:
             "policy": Running(stack, "policy", rig.masks, HOLD_MS),
             "client": Running(stack, "asker", rig.control),
         }
-        self.client = stack.enter_context(
-            PerceptionClient(rig.masks, rig.control, timeout_ms=10_000, on_restart=lambda restart: None)
-        )
+        self.client = stack.enter_context(unworried_client(rig.masks, rig.control))
 
     def find(self, name: str) -> Command | Running:
         """Return a process by name."""
@@ -174,9 +171,7 @@ def test_a_node_that_hangs_in_a_group_is_replaced(robot: Robot, tmp_path: Path) 
     nodes: list[str] = []
     with (
         launched(profile, log) as group,
-        PerceptionClient(
-            f"ipc://{tmp_path}/m", f"ipc://{tmp_path}/c", on_restart=lambda restart: None
-        ) as client,
+        unworried_client(f"ipc://{tmp_path}/m", f"ipc://{tmp_path}/c") as client,
     ):
 
         def masks_come(accept: Callable[[str], bool]) -> str | None:

@@ -25,7 +25,7 @@ from sam3_node.wire.operations import OPERATIONS
 from tests.node.test_warm_restart import keeper, served, with_object
 from tests.support.near_node import ask
 from tests.support.node_frames import picture
-from tests.support.node_rig import READY_S, Process, Rig, ids, masks_where, until
+from tests.support.node_rig import READY_S, Process, Rig, ids, masks_where, until, unworried_client
 from tests.support.refuses import refuses
 from tests.support.relay import Relay
 
@@ -52,12 +52,9 @@ class Cell:
 
     def taker(self, **settings: str) -> Process:
         """Begin to start the node that takes over through the relay."""
-        where = {
-            "TRANSPORT__MASKS": self._masks,
-            "TRANSPORT__CONTROL": self._control,
-            "SNAPSHOT__PATH": str(self.rig.folder / "taker.snapshot"),
-        }
-        return self.rig.launch("run", "--restore-from", self.relay.endpoint, **{**where, **LATE, **settings})
+        where = {"TRANSPORT__MASKS": self._masks, "TRANSPORT__CONTROL": self._control}
+        where["SNAPSHOT__PATH"] = str(self.rig.folder / "taker.snapshot")
+        return self.rig.launch("run", "--restore-from", self.relay.endpoint, **(where | LATE | settings))
 
     def doomed_taker(self, request: bytes, reply: bytes = b"") -> None:
         """Start a taker, and kill it when this request, or the reply to it with this text, is on its way."""
@@ -68,14 +65,10 @@ class Cell:
         doomed[0].process.wait(READY_S)
 
     def of_taker(self) -> PerceptionClient:
-        return PerceptionClient(
-            self._masks, self._control, timeout_ms=10_000, on_restart=lambda restart: None
-        )
+        return unworried_client(self._masks, self._control)
 
     def of_node(self) -> PerceptionClient:
-        return PerceptionClient(
-            self.rig.masks, self.rig.control, timeout_ms=10_000, on_restart=lambda restart: None
-        )
+        return unworried_client(self.rig.masks, self.rig.control)
 
 
 @pytest.fixture(scope="module")
@@ -258,9 +251,8 @@ def test_a_taker_that_is_started_again_continues_and_a_second_one_is_refused(cel
 
         for cut in ((CONFIRM, b""), (CONFIRM, CONFIRMED)):  # killed before, and after the node has confirmed
             cell.doomed_taker(*cut)
-            with pytest.raises(
-                (BusyError, RequestError), match=r"found that this node (has handed|was handed)"
-            ):
+            handed = r"found that this node (has handed|was handed)"
+            with pytest.raises((BusyError, RequestError), match=handed):
                 client.add_object(points=[(60, 60)])
             cell.relay.heal()
             taker = cell.taker()
@@ -276,13 +268,10 @@ def test_a_taker_that_is_started_again_continues_and_a_second_one_is_refused(cel
         taker.kill()
         taker = cell.taker()
         check(taker, 2)
-        second = cell.taker(
-            **{
-                f"{name}": f"ipc://{cell.rig.folder}/{name[-5:]}3"
-                for name in ("TRANSPORT__MASKS", "TRANSPORT__CONTROL")
-            },
-            SNAPSHOT__PATH=str(cell.rig.folder / "second.snapshot"),
-        )
+        others = {
+            name: f"ipc://{cell.rig.folder}/{name}3" for name in ("TRANSPORT__MASKS", "TRANSPORT__CONTROL")
+        }
+        second = cell.taker(**others, SNAPSHOT__PATH=str(cell.rig.folder / "second.snapshot"))
         assert second.process.wait(READY_S) == 2
         assert "this node was handed over to " in second.log.read_text()
         assert find_hand_over(client) == "confirmed"

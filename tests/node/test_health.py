@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -16,10 +15,9 @@ from sam3_node.node import monitoring
 from sam3_node.node.monitoring import MAX_CONNECTIONS
 from sam3_node.node.node import Node
 from sam3_node.node.status import BOUNDS_S, Health, Histogram
-from sam3_node.perception.pipeline import Pipeline
 from sam3_node.processes.notify import Watchdog
 from sam3_node.settings import GroupSettings, HealthSettings, ModelSettings, Settings
-from tests.support.near_node import HealthyNode, ask, connect, send_raw
+from tests.support.near_node import HealthyNode, ask, connect, held_step, send_raw
 from tests.support.node_rig import until
 
 NEVER_S = 300.0
@@ -35,25 +33,6 @@ def ready(served: HealthyNode) -> bool:
     return ask(served.url, "/readyz")[0] == 200
 
 
-@contextmanager
-def hung_step(served: HealthyNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let a step begin that does not end within the block."""
-    began, ends, step = threading.Event(), threading.Event(), Pipeline.step
-
-    def hang(*args: Any) -> Any:
-        began.set()
-        assert ends.wait(NEVER_S)
-        return step(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Pipeline, "step", hang)
-        until(lambda: served.send_as() and began.wait(0.05), "the step begins")
-    try:
-        yield
-    finally:
-        ends.set()
-
-
 def test_ready_turns_false_when_frames_stop_and_true_again(served: HealthyNode) -> None:
     for _ in range(2):
         until(lambda: served.send_as() and ready(served), "ready")
@@ -66,7 +45,7 @@ def test_ready_turns_false_when_a_step_hangs_and_true_again(
     served: HealthyNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     until(lambda: served.send_as() and ready(served), "ready")
-    with hung_step(served, monkeypatch):
+    with held_step(served.send_as, monkeypatch):
         until(lambda: "the step of a frame has run for" in ask(served.url, "/readyz")[1], "not ready")
         assert ask(served.url, "/healthz")[0] == 200, "a supervisor may still wait"
         assert "sam3_node_ready 0.0" in ask(served.url, "/metrics")[1], "metrics wait for no step, either"
@@ -90,7 +69,7 @@ def test_a_step_that_takes_too_long_is_not_alive_until_it_ends(
     monkeypatch.setattr(health, "_hang_step_s", 0.5)
     health._steps_s.clear()
     health._steps_s.append(0.0)
-    with hung_step(served, monkeypatch):
+    with held_step(served.send_as, monkeypatch):
         text = until(lambda: (found := ask(served.url, "/healthz"))[0] == 503 and found[1], "it hangs")
         assert "the main loop hangs" in text
         assert "sam3_node_alive 0.0" in ask(served.url, "/metrics")[1]

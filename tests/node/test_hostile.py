@@ -12,6 +12,7 @@ from sam3_node.wire import Request, pack_frame, pack_request
 from tests.support.node_frames import has_ids, picture
 from tests.support.node_rig import Rig, masks_where, until
 from tests.support.repeats import repetitions
+from tests.support.transport_peer import open_peer
 
 HOSTILE = repetitions(2_000, 10_000)
 
@@ -40,6 +41,12 @@ def mutations(whole: list[bytes], count: int, seed: int) -> Iterator[list[bytes]
         yield parts
 
 
+def check_tracking(client: PerceptionClient, tracked: int) -> None:
+    is_there = has_ids("cam0", tracked)
+    aged = masks_where(client, is_there, "tracking")
+    masks_where(client, lambda masks: is_there(masks) and masks.seq > aged.seq, "tracking goes on")
+
+
 def test_hostile_frames_do_not_stop_the_tracking(rig: Rig, client: PerceptionClient) -> None:
     tracked = client.add_object(points=[(160, 120)], camera="cam0").id
     before = client.status()["frames_rejected"]
@@ -60,10 +67,7 @@ def test_hostile_frames_do_not_stop_the_tracking(rig: Rig, client: PerceptionCli
     assert last.width == 16
     # of the messages that come together, only the newest is looked at
     assert client.status()["frames_rejected"] > before + HOSTILE / 20
-    aged = masks_where(client, has_ids("cam0", tracked), "tracking")
-    masks_where(
-        client, lambda masks: has_ids("cam0", tracked)(masks) and masks.seq > aged.seq, "tracking goes on"
-    )
+    check_tracking(client, tracked)
 
 
 def test_hostile_requests_are_each_answered(rig: Rig, client: PerceptionClient) -> None:
@@ -74,9 +78,7 @@ def test_hostile_requests_are_each_answered(rig: Rig, client: PerceptionClient) 
         for op, args in (("status", {}), ("segment", box), ("list_objects", {}))
     ]
     answered = sent = 0
-    with zmq.Context() as context, context.socket(zmq.DEALER) as asker:
-        asker.linger = 0
-        asker.connect(rig.control)
+    with open_peer(zmq.DEALER, rig.control) as asker:
         requests = [iter(mutations([whole], HOSTILE // 2, seed)) for seed, whole in enumerate(wholes)]
         while sent < HOSTILE:
             batch = [next(requests[number % 3])[-1] or b"?" for number in range(30)]
@@ -88,7 +90,4 @@ def test_hostile_requests_are_each_answered(rig: Rig, client: PerceptionClient) 
                 asker.recv()
                 answered += 1
     assert answered == sent
-    aged = masks_where(client, has_ids("cam0", tracked), "tracking")
-    masks_where(
-        client, lambda masks: has_ids("cam0", tracked)(masks) and masks.seq > aged.seq, "tracking goes on"
-    )
+    check_tracking(client, tracked)

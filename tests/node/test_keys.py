@@ -35,12 +35,8 @@ class KeyedRig(Rig):
         self.environment["SAM3_TRANSPORT__CAMERA_KEYS"] = "cam0,cam1"
         self.node_keys = self.keys.machine("node", "node")
         self.running = self.start("run", TRANSPORT__KEYS=str(self.node_keys.keys), HEALTH__BIND="127.0.0.1:0")
-        self.camera_process = self.start(
-            "camera",
-            "scene:shapes?width=160&height=120",
-            "--camera.loop",
-            TRANSPORT__KEYS=str(self.keys.machine("camera", "cam0").keys),
-        )
+        scene, folder = "scene:shapes?width=160&height=120", self.keys.machine("camera", "cam0").keys
+        self.camera_process = self.start("camera", scene, "--camera.loop", TRANSPORT__KEYS=str(folder))
 
     def connect(self, security: Security, timeout_ms: int = 60_000) -> PerceptionClient:
         return PerceptionClient(self.masks, self.control, timeout_ms=timeout_ms, security=security)
@@ -94,14 +90,9 @@ def test_a_reader_may_not_fetch_the_state_and_another_host_of_the_node_may(rig: 
 
 def test_the_console_and_commands_use_keys(rig: KeyedRig) -> None:
     folder = rig.keys.machine("console", "policy").keys
-    transport = {
-        "transport.frames": rig.frames,
-        "transport.masks": rig.masks,
-        "transport.control": rig.control,
-    }
-    settings = load_settings(
-        overrides=transport | {"transport.keys": str(folder), "transport.camera_keys": "cam0,cam1"}
-    )
+    chosen = {"frames": rig.frames, "masks": rig.masks, "control": rig.control, "keys": str(folder)}
+    chosen["camera_keys"] = "cam0,cam1"
+    settings = load_settings(overrides={f"transport.{name}": value for name, value in chosen.items()})
     source = LiveViews(settings, lambda: None)
     try:
         until(lambda: source.state()["connected"], "the console's connection")
@@ -125,9 +116,8 @@ def test_strangers_are_counted_and_told(rig: KeyedRig, policy: PerceptionClient)
             assert client.latest(0) is None
     assert policy.status()["peers_refused"] > before
     (health,) = re.findall(r"health at (\S+)", rig.running.log.read_text())
-    (refused,) = re.findall(
-        r"^sam3_node_peers_refused_total (\S+)$", ask(health, "/metrics")[1], re.MULTILINE
-    )
+    metrics = ask(health, "/metrics")[1]
+    (refused,) = re.findall(r"^sam3_node_peers_refused_total (\S+)$", metrics, re.MULTILINE)
     assert float(refused) > before
     assert "stranger" not in policy.status()["peers_last_refusal"]  # names are known of authorised keys only
     done = rig.command("status", "--timeout", "60")
@@ -157,7 +147,6 @@ def test_a_camera_under_anothers_name_is_not_served(rig: KeyedRig, policy: Perce
 def test_a_revoked_key_loses_its_masks(rig: KeyedRig, policy: PerceptionClient) -> None:
     rig.keys.all.create("visitor", "reader")
     security = rig.keys.machine("visitor", "visitor")
-    assert rig.node_keys.keys is not None
     with rig.connect(security) as visitor:
         with pytest.raises(AuthenticationError):
             visitor.status()
@@ -173,9 +162,8 @@ def test_a_revoked_key_loses_its_masks(rig: KeyedRig, policy: PerceptionClient) 
 
 
 def test_no_secret_is_written_anywhere(rig: KeyedRig) -> None:
-    with rig.connect(
-        rig.keys.machine("auditor", "policy")
-    ) as auditor:  # a request on a connection that ends is lost
+    # a request on a connection that ends is lost
+    with rig.connect(rig.keys.machine("auditor", "policy")) as auditor:
         told = json.dumps([auditor.status(), auditor._control.call("describe")])
     told += "".join(process.log.read_text() for process in rig.processes)
     done = rig.command("keys", "list", TRANSPORT__KEYS=str(rig.keys.all.path))

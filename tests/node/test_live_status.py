@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +19,9 @@ from sam3_node.processes.notify import Watchdog
 from sam3_node.settings import Settings
 from sam3_node.transport import ControlClient
 from sam3_node.transport.tap import StreamTap
-from sam3_node.types import Mask, MaskFrame
+from sam3_node.types import Mask
 from sam3_node.wire import EVENTS_TOPIC, MAX_INT, Request, codec, encode_mask, unpack_event
-from tests.support.near_node import NearNode
+from tests.support.near_node import NearNode, held_step
 from tests.support.node_frames import picture
 from tests.support.node_rig import until
 from tests.support.refuses import refuses
@@ -51,35 +50,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(tmp_path_factory.mktemp("served"), opened)
 
 
-class SlowStep:
-    """A step that begins when a frame comes and ends when the test says so."""
-
-    def __init__(self, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._served, self._patch = served, monkeypatch
-        self._began, self._ends = threading.Event(), threading.Event()
-
-    def __enter__(self) -> None:
-        step = Pipeline.step
-
-        def wait(*args: Any) -> MaskFrame:
-            self._began.set()
-            assert self._ends.wait(120)
-            return step(*args)
-
-        self._patch.setattr(Pipeline, "step", wait)
-        until(lambda: self._served.camera.send(picture(0)) and self._began.wait(0.1), "the step begins")
-
-    def __exit__(self, *_: object) -> None:
-        self._patch.undo()
-        self._ends.set()
-
-
 def test_status_and_description_do_not_wait_for_a_step(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.send()
     idle = served.status()
-    with SlowStep(served, monkeypatch):
+    with held_step(lambda: served.camera.send(picture(0)), monkeypatch):
         busy, description = served.status(), served.client.call("describe")
         assert (idle["stepping"], busy["stepping"]) == (False, True)
         assert busy["uptime_s"] >= idle["uptime_s"]
@@ -97,7 +73,7 @@ def test_the_loop_reports_its_turns_without_frames_and_while_paused(
         served.client.call(op)
         before = served.watchdog.turns
         until(lambda: served.watchdog.turns > before + 2, "turns")  # noqa: B023
-    with SlowStep(served, monkeypatch):
+    with held_step(lambda: served.camera.send(picture(0)), monkeypatch):
         during = served.watchdog.turns
         served.status()
         assert served.watchdog.turns == during
@@ -203,10 +179,8 @@ def test_a_label_is_cleaned_and_a_blank_one_is_the_default(served: Served) -> No
     served.send()
     for label in ("  red \n mug ", " "):
         served.client.call("add_object", points=[[5, 5]], label=label)
-    assert [found["label"] for found in served.client.call("list_objects")["objects"]] == [
-        "red mug",
-        "object",
-    ]
+    objects = served.client.call("list_objects")["objects"]
+    assert [found["label"] for found in objects] == ["red mug", "object"]
     served.client.call("reset")
 
 

@@ -89,13 +89,6 @@ class FourCameras:
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    rig = Rig(tmp_path_factory.mktemp("cameras"))
-    yield rig
-    rig.close()
-
-
-@pytest.fixture(scope="module")
 def cameras(rig: Rig) -> Iterator[FourCameras]:
     endpoints = {name: f"ipc://{rig.folder}/{name}" for name in NAMES}
     # a frame that waits for a busy machine is stepped nevertheless

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import operator
 import re
 import time
 
@@ -12,13 +14,16 @@ import zmq
 
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import NodeRestarted, RequestError, UnknownFrameError, UnknownObjectError
+from sam3_node.node import node
 from sam3_node.settings import TrackerSettings
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
+from sam3_node.transport.limits import rss_bytes
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import Request, pack_request, unpack_masks, unpack_reply
 from tests.support.node_frames import has_ids, jpeg_with_broken_data, picture
 from tests.support.node_rig import Process, Rig, ids, masks_where, until
 from tests.support.refuses import refuses
+from tests.support.transport_peer import open_peer
 
 
 def test_masks_flow_with_times_and_identity(client: PerceptionClient) -> None:
@@ -36,7 +41,6 @@ def test_objects_are_added_refined_and_removed_live(client: PerceptionClient) ->
     boxed = client.add_object(box=[20, 20, 120, 100], seq=seen)
     box = boxed.id
     assert boxed.camera == "cam0"
-    assert boxed.segmentation is not None
     assert boxed.segmentation.seq == seen
     assert boxed.segmentation.mask.size == (240, 320)
     full = np.zeros((240, 320), dtype=np.bool_)
@@ -47,9 +51,8 @@ def test_objects_are_added_refined_and_removed_live(client: PerceptionClient) ->
     refined = client.refine_object(point, points=[(10, 10)], labels=[0])
     assert refined.seq >= masks.seq
     assert refined.mask.size == (240, 320)
-    assert {(known.camera, known.id) for known in client.list_objects()} == {
-        ("cam0", number) for number in (point, box, mask)
-    }
+    known = {(known.camera, known.id) for known in client.list_objects()}
+    assert known == {("cam0", number) for number in (point, box, mask)}
     client.rename_object(mask, " blue  box ")
     masks_where(client, lambda masks: "blue box" in {item.label for item in masks.instances}, "the new label")
     client.remove_object(box)
@@ -76,9 +79,7 @@ def test_a_mouse_that_moves_gets_the_newest_mask_and_an_answer_to_every_request(
     args = {"points": [[160, 120]], "camera": "cam0"}
     client.segment(**args)
     codes = []
-    with zmq.Context() as context, context.socket(zmq.DEALER) as mouse:
-        mouse.linger = 0
-        mouse.connect(rig.control)
+    with open_peer(zmq.DEALER, rig.control) as mouse:
         for number in range(1, 61):
             mouse.send(pack_request(Request(number, "segment", args)))
         while len(codes) < 60:
@@ -162,17 +163,16 @@ def test_status_tells_of_each_camera(client: PerceptionClient) -> None:
     assert (status["model"], status["device"]) == ("tiny", "cpu")
 
 
+is_doubtful = operator.attrgetter("doubtful")
+
+
 def test_a_client_that_wants_sure_masks_gets_no_doubtful_ones(rig: Rig, client: PerceptionClient) -> None:
     """Random weights lose the object at once, so its masks become doubtful."""
     full = np.zeros((240, 320), dtype=np.bool_)
     full[100:180, 200:280] = True
     object_id = client.add_object(mask=full).id
-    doubtful = masks_where(
-        client, lambda masks: any(one.doubtful for one in masks.instances), "a doubtful mask"
-    )
-    (instance,) = doubtful.instances
+    (instance,) = masks_where(client, lambda masks: any(map(is_doubtful, masks.instances)), "doubt").instances
     assert instance.state == "tracked"
-    assert instance.confidence is not None
     assert 0 <= instance.confidence < TrackerSettings().min_confidence
     plain: dict[int, MaskFrame] = {}
     with PerceptionClient(rig.masks, rig.control, sure_only=True) as sure_client:
@@ -182,12 +182,10 @@ def test_a_client_that_wants_sure_masks_gets_no_doubtful_ones(rig: Rig, client: 
             if masks is not None:
                 plain[masks.seq] = masks
             masks = sure_client.latest(timeout_ms=200)
-            assert masks is None or not any(one.doubtful for one in masks.instances)
-            return (
-                masks is not None
-                and masks.seq in plain
-                and ids(plain[masks.seq]) == [object_id] != ids(masks)
-            )
+            if masks is None:
+                return False
+            assert not any(map(is_doubtful, masks.instances))
+            return masks.seq in plain and ids(plain[masks.seq]) == [object_id] != ids(masks)
 
         until(filtered, "the same frame with and without its doubtful mask")
 
@@ -269,12 +267,10 @@ def test_each_process_may_be_killed_and_started_again(
     camera = rig.processes[1]
     watcher = rig.start("watch")
 
-    def shown(process: Process) -> str:
+    def shown(process: Process) -> bool:
         while not process.lines.empty():
             process.lines.get()
-        return until(
-            lambda: next((line for line in [process.next_line()] if "cam0 #" in line), None), "a table"
-        )
+        return until(lambda: "cam0 #" in process.next_line(), "a table")
 
     def fresh_masks() -> None:
         while client.latest(timeout_ms=0) is not None:
@@ -302,9 +298,8 @@ def test_each_process_may_be_killed_and_started_again(
 
 def assert_ends_with_the_frame_in_hand(rig: Rig, node: Process) -> None:
     """After SIGTERM the frame that was stepped last has been published too."""
-    with zmq.Context() as context, context.socket(zmq.SUB) as masks:
+    with open_peer(zmq.SUB, rig.masks) as masks:
         masks.subscribe(b"masks/")
-        masks.connect(rig.masks)
         assert masks.poll(10000)
         assert node.terminate() == 0
         last = -1
@@ -312,3 +307,21 @@ def assert_ends_with_the_frame_in_hand(rig: Rig, node: Process) -> None:
             last = unpack_masks(masks.recv_multipart()).seq
     stepped = re.findall(r"camera cam0: .*'last_seq': (\d+)", node.log.read_text())
     assert last == int(stepped[-1])
+
+
+CHUNK, COUNT = 100_000, 400
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+def test_free_memory_between_chunks_in_use_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmer = node.HeapTrimmer()
+    chunks = [ctypes.create_string_buffer(b"x" * (CHUNK - 1)) for _ in range(COUNT)]
+    kept = chunks[::20]
+    chunks.clear()
+    before = rss_bytes()
+    trimmer.tick()
+    assert before - rss_bytes() < CHUNK * COUNT // 2  # it is not time yet
+    monkeypatch.setattr(node.time, "monotonic", lambda: trimmer._next_s)
+    trimmer.tick()
+    assert before - rss_bytes() > CHUNK * COUNT // 2
+    assert len(kept) == COUNT // 20

@@ -16,6 +16,7 @@ from sam3_node.transport import PosePublisher
 from sam3_node.types import Clock, Frame, FramePose
 from tests.support.node_rig import until
 from tests.support.refuses import refuses
+from tests.support.transport_peer import open_peer, place_of
 
 MS = 1_000_000
 TURNED = (0.0, 0.0, 2**-0.5, 2**-0.5)
@@ -23,9 +24,8 @@ TURNED = (0.0, 0.0, 2**-0.5, 2**-0.5)
 
 def pose(stamp_ms: int, clock: Clock = "system", **changes: str) -> FramePose:
     """Return the pose of a gripper that moves at 1 m/s along x."""
-    return replace(
-        FramePose("gripper", "base", stamp_ms * MS, (stamp_ms / 1000, 0.2, 0.5), TURNED, clock), **changes
-    )
+    place = (stamp_ms / 1000, 0.2, 0.5)
+    return replace(FramePose("gripper", "base", stamp_ms * MS, place, TURNED, clock), **changes)
 
 
 def frame(capture_ms: float, clock: Clock = "system") -> Frame:
@@ -43,9 +43,8 @@ def follow(publisher: PosePublisher, stack: ExitStack, *poses: FramePose) -> Rob
 
     A subscription takes effect between any two of them, so they are sent until all have arrived.
     """
-    found = RobotPoses(
-        SpatialSettings(poses=publisher.endpoint, max_pose_gap_ms=20, max_pose_ahead_ms=10), stack
-    )
+    settings = SpatialSettings(poses=publisher.endpoint, max_pose_gap_ms=20, max_pose_ahead_ms=10)
+    found = RobotPoses(settings, stack)
     counted = [item for item in poses if (item.frame, item.parent) == ("gripper", "base")]
 
     def has_arrived() -> bool:
@@ -61,14 +60,12 @@ def test_the_pose_is_interpolated_and_extrapolated_within_bounds(publisher: Pose
     with ExitStack() as stack:
         poses = follow(publisher, stack, pose(100), pose(110), pose(150), pose(160))
         between = poses.find(frame(104))
-        assert between is not None
         assert (between.frame, between.parent) == ("gripper", "base")
         assert (between.stamp_ns, between.clock) == (104 * MS, "system")
         assert between.position_m == pytest.approx((0.104, 0.2, 0.5))
         assert between.quaternion_xyzw == pytest.approx(TURNED)
         assert poses.problem is None
         ahead = poses.find(frame(169))
-        assert ahead is not None
         assert ahead.position_m == pytest.approx((0.169, 0.2, 0.5))
         for capture_ms, problem in ((171, "11 ms away"), (99, "1 ms away"), (130, "a gap of 40 ms")):
             assert poses.find(frame(capture_ms)) is None
@@ -98,10 +95,8 @@ def test_without_an_endpoint_there_is_no_pose_and_no_problem() -> None:
 
 
 def test_malformed_poses_are_told() -> None:
-    with ExitStack() as stack, zmq.Context() as context, context.socket(zmq.PUB) as robot:
-        robot.linger = 0
-        port = robot.bind_to_random_port("tcp://127.0.0.1")
-        poses = RobotPoses(SpatialSettings(poses=f"tcp://127.0.0.1:{port}"), stack)
+    with ExitStack() as stack, open_peer(zmq.PUB) as robot:
+        poses = RobotPoses(SpatialSettings(poses=place_of(robot)), stack)
 
         def is_told() -> bool:
             robot.send_multipart([b"pose/gripper", b"\xc1"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,14 +25,11 @@ from tests.support.near_node import NearNode
 from tests.support.node_frames import picture
 from tests.support.node_rig import until
 from tests.support.refuses import refuses
+from tests.support.transport_peer import open_peer, take_error
 
 PATIENCE_MS = 300_000
-ALL = {
-    "min_iou": 0.0,
-    "min_stability": 0.0,
-    "max_overlap": 1.0,
-    "most": 256,
-}  # random weights are sure of nothing
+# random weights are sure of nothing
+ALL = {"min_iou": 0.0, "min_stability": 0.0, "max_overlap": 1.0, "most": 256}
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +56,7 @@ def ask(served: NearNode, **args: Any) -> Future[Any]:
 def test_a_frame_is_stepped_between_any_two_turns(served: NearNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame is sent, and has arrived, before each turn ends; requests have no time beyond one turn."""
     order: list[str] = []
-    decode, rasterize, step, send = (
-        everything._decode,
-        output_masks.to_prompt_results,
-        Pipeline.step,
-        served.send,
-    )
+    step, send = Pipeline.step, served.send
 
     def wait_for_frame() -> None:
         order.append("turn")
@@ -72,13 +64,8 @@ def test_a_frame_is_stepped_between_any_two_turns(served: NearNode, monkeypatch:
         arrived.register(served.node.cameras.frames.wakeup, zmq.POLLIN)
         until(lambda: served.camera.send(picture(1)) and arrived.poll(100), "a frame")
 
-    def decode_then_wait(*args: Any) -> Any:
-        wait_for_frame()
-        return decode(*args)
-
-    def rasterize_then_wait(*args: Any) -> Any:
-        wait_for_frame()
-        return rasterize(*args)
+    def after_a_frame(work: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (wait_for_frame(), work(*args))[1]
 
     def count_step(*args: Any) -> Any:
         order.append("step")
@@ -86,8 +73,8 @@ def test_a_frame_is_stepped_between_any_two_turns(served: NearNode, monkeypatch:
 
     monkeypatch.setattr(node_module, "STEP_SHARE_OF_REQUESTS", 0.0)
     send()  # the budget is what the last step left
-    monkeypatch.setattr(everything, "_decode", decode_then_wait)
-    monkeypatch.setattr(output_masks, "to_prompt_results", rasterize_then_wait)
+    for module, name in ((everything, "_decode"), (output_masks, "to_prompt_results")):
+        monkeypatch.setattr(module, name, after_a_frame(getattr(module, name)))
     monkeypatch.setattr(Pipeline, "step", count_step)
     masks = ask(served, grid=7, **ALL).result(300)["masks"]
     turns = [place for place, what in enumerate(order) if what == "turn"]
@@ -153,9 +140,7 @@ def test_while_paused(served: NearNode, held: Held) -> None:
 def test_a_second_search_waits_for_the_first_and_goes_on_if_its_peer_departs(
     served: NearNode, held: Held
 ) -> None:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as first:
-        first.linger = 0
-        first.connect(served.control)
+    with open_peer(zmq.DEALER, served.control) as first:
         first.send(pack_request(Request(1, "segment_everything", {"camera": "cam1"})))
         until(lambda: held.begun, "the first search begins")
         second = ask(served, grid=3, **ALL)
@@ -171,15 +156,11 @@ def test_a_second_search_waits_for_the_first_and_goes_on_if_its_peer_departs(
 
 
 def test_a_newer_search_of_the_same_peer_supersedes_it(served: NearNode, held: Held) -> None:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
-        peer.linger = 0
-        peer.connect(served.control)
+    with open_peer(zmq.DEALER, served.control) as peer:
         peer.send(pack_request(Request(1, "segment_everything", {"camera": "cam1"})))
         until(lambda: held.begun, "the first search begins")
         peer.send(pack_request(Request(2, "segment_everything", {"camera": "cam1", "grid": 2, **ALL})))
-        assert peer.poll(PATIENCE_MS)
-        reply = unpack_reply(peer.recv())
-        assert (reply.id, reply.error and reply.error.code) == (1, SupersededError.code)
+        assert take_error(peer) == (1, SupersededError.code)
         until(lambda: len(held.begun) == 2, "the second search begins")
         assert held.ended == 1
         held.go.set()

@@ -93,12 +93,8 @@ def test_a_node_that_is_killed_or_stopped_continues_its_ids_and_epochs(rig: Rig,
 
 def test_snapshots_by_name_and_another_node_that_takes_over(rig: Rig, path: Path) -> None:
     node = rig.node(**OFTEN)
-    taken = {
-        "TRANSPORT__MASKS": f"ipc://{rig.folder}/masks2",
-        "TRANSPORT__CONTROL": f"ipc://{rig.folder}/control2",
-        "SNAPSHOT__PATH": str(rig.folder / "second.snapshot"),
-        **OFTEN,
-    }
+    places = {f"TRANSPORT__{name}": f"ipc://{rig.folder}/{name}2" for name in ("MASKS", "CONTROL")}
+    taken = {**places, "SNAPSHOT__PATH": str(rig.folder / "second.snapshot"), **OFTEN}
     with (
         rig.client() as client,
         PerceptionClient(taken["TRANSPORT__MASKS"], taken["TRANSPORT__CONTROL"], timeout_ms=10_000) as other,
@@ -176,6 +172,11 @@ def with_object() -> Perception:
     return perception
 
 
+def until_told(node: Snapshots, what: str) -> None:
+    """Let a node tick until it describes an error, or a saved snapshot."""
+    until(lambda: (node.tick(), node.describe()[what])[1], what)
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """The file of a node that was killed."""
@@ -245,13 +246,12 @@ def test_a_snapshot_that_may_not_be_read_keeps_no_node_from_starting(saved: Path
         node = keeper(saved, with_object())
         restore_at_start(node, None)
         node.tick()
-        until(lambda: (node.tick(), node.describe()["error"])[1], "an error")
+        until_told(node, "error")
         age_s = node.age_s
         node.close()
     saved.parent.chmod(0o755)
     assert node.failed["not_permitted"] >= 1
     assert node.describe()["saved"] == 0
-    assert age_s is not None
     assert age_s > 0
 
 
@@ -263,7 +263,7 @@ def test_a_full_disk_leaves_the_last_snapshot_and_is_counted(saved: Path) -> Non
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         node.tick()
-        until(lambda: (node.tick(), node.describe()["error"])[1], "an error")
+        until_told(node, "error")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "File too large" in node.describe()["error"]
@@ -306,7 +306,7 @@ def test_a_snapshot_of_void_ids_is_never_restored(saved: Path) -> None:
     node.withdraw()
     assert not saved.exists()
     node.tick()
-    until(lambda: (node.tick(), node.describe()["saved"])[1], "a snapshot")
+    until_told(node, "saved")
     assert saved.exists()
     node.hand_over(None, "")
     assert not saved.exists()
@@ -322,12 +322,11 @@ def test_a_folder_that_cannot_be_written_is_told_and_ids_stay_safe(saved: Path) 
     node = keeper(saved, perception)
     registry = perception.pipelines["cam1"].registry
     node.tick()
-    until(lambda: (node.tick(), node.describe()["saved"])[1], "a snapshot")
+    until_told(node, "saved")
     limit = registry.id_limit
-    assert limit is not None
     (saved.parent / f"{saved.name}.unfinished").mkdir()  # so that no file can be written there
     registry.last_id = limit - 10
-    until(lambda: (node.tick(), node.describe()["error"])[1], "an error")
+    until_told(node, "error")
     assert "could not be written" in node.describe()["error"]
     assert not saved.exists()
     assert registry.id_limit is None

@@ -12,10 +12,9 @@ from sam3_node.client import PerceptionClient
 from sam3_node.processes.supervisor import NODE_READY, Group, Process
 from sam3_node.transport import FramePublisher
 from tests.support.node_frames import picture
-from tests.support.node_rig import until
+from tests.support.node_rig import tiny_environment, until, unworried_client
 from tests.support.paths import ROOT
 from tests.support.repeats import repetitions
-from tests.support.tiny import random_source
 
 # a node whose step obeys a file: it never returns, fails as after an illegal memory access, or stops the node, which
 # never ends then
@@ -50,16 +49,9 @@ class Supervised:
     def __init__(self, folder: Path, group: Group, lines: list[str]) -> None:
         self.order, self.lines, self._group = folder / "order", lines, group
         self.frames, self.masks, self.control = (f"ipc://{folder}/{name}" for name in "fmc")
-        random_source("sam3", presence=60.0).save_pretrained(folder / "tiny")
-        environment = {
+        environment = tiny_environment(folder, self.frames, self.masks, self.control)
+        environment |= {
             "PYTHONPATH": str(ROOT),
-            "SAM3_TRANSPORT__FRAMES": self.frames,
-            "SAM3_TRANSPORT__MASKS": self.masks,
-            "SAM3_TRANSPORT__CONTROL": self.control,
-            "SAM3_MODEL__NAME": str(folder / "tiny"),
-            "SAM3_MODEL__DEVICE": "cpu",
-            "SAM3_MODEL__THREADS": "1",
-            "SAM3_DETECTOR__KIND": "none",
             "SAM3_GROUP__HANG_STEP_S": "4",
             "SAM3_LOGGING__FORMAT": "json",
         }
@@ -84,10 +76,6 @@ class Supervised:
         return until(lambda: (name := self.serve(camera, policy, seqs)) != old and name, "a new node")
 
 
-def client(served: Supervised) -> PerceptionClient:
-    return PerceptionClient(served.masks, served.control, on_restart=lambda restart: None)
-
-
 IS_WHOLE = repetitions(0, 1) == 1
 ORDERS = ("hang", "fail", "end") if IS_WHOLE else ("hang",)
 
@@ -99,7 +87,7 @@ def test_a_node_that_hangs_or_lost_its_gpu_is_replaced(tmp_path: Path) -> None:
         served = Supervised(tmp_path, group, lines)
         with (
             FramePublisher(served.frames) as camera,
-            client(served) as policy,
+            unworried_client(served.masks, served.control) as policy,
         ):
             seqs = iter(range(1_000_000))
             name = served.serve(camera, policy, seqs)

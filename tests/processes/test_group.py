@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,7 +26,7 @@ from tests.support.refuses import refuses
 
 READY_THEN_SLEEP = "print('up', flush=True)\nimport time\ntime.sleep(3600)"
 ENDS_ON_SIGTERM = (
-    "import signal, os\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n" + READY_THEN_SLEEP
+    "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n" + READY_THEN_SLEEP
 )
 IGNORES_SIGTERM = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + READY_THEN_SLEEP
 ONCE = """
@@ -88,18 +89,18 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_time() -> None
     assert any("did not end within 0.2 s" in line for line in lines)
 
 
-def test_a_process_that_ends_before_it_is_ready_is_reported_with_its_last_lines() -> None:
+@pytest.mark.parametrize(
+    ("code", "timeout_s", "field"),
+    [
+        ("import sys; print('no such camera'); sys.exit(3)", 20, ("3", "camera")),  # ends with its last lines
+        ("import time; time.sleep(3600)", 0.2, "0.2"),
+    ],
+)
+def test_a_process_that_is_not_ready_in_time_is_an_error(code: str, timeout_s: float, field: Any) -> None:
     with Group(echo=None) as group:
-        group.start(python("bad", "import sys; print('no such camera'); sys.exit(3)", ready="never"))
-        with refuses(ProcessError, field=("3", "camera")):
-            group.wait_ready("bad", 20)
-
-
-def test_a_process_that_is_not_ready_in_time_is_an_error() -> None:
-    with Group(echo=None) as group:
-        group.start(python("slow", "import time; time.sleep(3600)"))
-        with refuses(ProcessError, field="0.2"):
-            group.wait_ready("slow", 0.2)
+        group.start(python("bad", code, ready="never"))
+        with refuses(ProcessError, field=field):
+            group.wait_ready("bad", timeout_s)
 
 
 def test_a_command_that_does_not_exist_and_a_repeated_name_are_errors() -> None:
@@ -124,16 +125,25 @@ def test_a_failing_process_is_restarted_and_a_clean_end_is_final(tmp_path: Path)
     assert lines == ["flaky ended with exit code 7; restarting it in 0.5 s"]
 
 
-def test_run_group_stops_all_when_one_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    processes = [
-        python("stays", ENDS_ON_SIGTERM),
-        python("leaves", "import time; print('up'); time.sleep(0.3); raise SystemExit(4)"),
-    ]
-    codes = run_group(processes, threading.Event())
-    assert codes["leaves"] == 4
+LEAVES = "import time; print('up'); time.sleep(0.3); raise SystemExit(4)"
+REFUSED = "import sys; print('error: no such setting'); sys.exit(2)"
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "options"),
+    [(LEAVES, 4, {}), (REFUSED, 2, {"restart": "on-failure", "ready": "^up"})],
+    ids=["when one ends", "by an error that a restart does not mend"],
+)
+def test_run_group_stops_all(
+    ending: str, code: int, options: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stays = python("stays", ENDS_ON_SIGTERM, **({"restart": options["restart"]} if options else {}))
+    codes = run_group([stays, python("leaves", ending, **options)], threading.Event())
+    assert codes["leaves"] == combine_exit_codes(codes) == code
     assert codes["stays"] in (0, -signal.SIGTERM)
-    assert "leaves ended with exit code 4; stopping the group" in capsys.readouterr().out
-    assert combine_exit_codes(codes) == 4
+    printed = capsys.readouterr().out
+    assert f"leaves ended with exit code {code}; stopping the group" in printed
+    assert "restarting" not in printed
 
 
 def test_run_group_ends_when_the_stop_event_is_set(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,9 +174,8 @@ with Group() as group:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_no_orphan_is_left_when_the_supervisor_is_killed() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR.format(code=IGNORES_SIGTERM)], stdout=subprocess.PIPE
-    ) as supervisor:
+    command = [sys.executable, "-c", SUPERVISOR.format(code=IGNORES_SIGTERM)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as supervisor:
         lines = [supervisor.stdout.readline().decode() for _ in range(4)]
         pids = [int(line) for line in lines if line.strip().isdigit()]
         assert len(pids) == 2
@@ -238,22 +247,6 @@ def test_main_explains_a_wrong_call(capsys: pytest.CaptureFixture[str], tmp_path
     assert "none.toml" in capsys.readouterr().err
 
 
-REFUSED = "import sys; print('error: no such setting'); sys.exit(2)"
-
-
-def test_an_error_that_a_restart_does_not_mend_is_final(capsys: pytest.CaptureFixture[str]) -> None:
-    processes = [
-        python("stays", ENDS_ON_SIGTERM, restart="on-failure"),
-        python("wrong", REFUSED, restart="on-failure", ready="^up"),
-    ]
-    codes = run_group(processes, threading.Event())
-    assert codes["wrong"] == 2
-    printed = capsys.readouterr().out
-    assert "wrong ended with exit code 2; stopping the group" in printed
-    assert "restarting" not in printed
-    assert combine_exit_codes(codes) == 2
-
-
 @pytest.mark.parametrize("code", [1, 3, 4, 75])
 def test_other_failures_are_restarted(code: int, tmp_path: Path) -> None:
     text = ONCE.format(str(tmp_path / "flag")).replace("7)", f"{code})")
@@ -287,9 +280,7 @@ def test_a_camera_that_may_come_later_has_an_exit_code_of_its_own(
     assert "sam3-node: error:" in capsys.readouterr().err
 
 
-def test_an_error_after_the_work_has_begun_may_pass(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_after_the_work_has_begun_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAM3NODE_RESTARTED_BY", "sam3-node")
 
     def run(source: str) -> int:

@@ -27,9 +27,6 @@ class Log:
         self.logger = logging.Logger("a.b")
         self.logger.addHandler(self.handler)
 
-    def monotonic(self) -> float:
-        return self.now_s
-
     def lines(self) -> list[str]:
         return self._stream.getvalue().splitlines()
 
@@ -40,7 +37,7 @@ class Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
     log = Log()
-    monkeypatch.setattr(logs.time, "monotonic", log.monotonic)
+    monkeypatch.setattr(logs.time, "monotonic", lambda: log.now_s)
     yield log
     log.handler.close()
 

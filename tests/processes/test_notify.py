@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import sys
@@ -47,8 +46,9 @@ class Listener:
     def next(self) -> str:
         return self._socket.recv(100).decode()
 
-    def is_silent(self) -> bool:
-        return not select.select([self._socket], [], [], 0)[0]
+    def wait_for(self, state: str) -> None:
+        while self.next() != state:
+            pass
 
     def close(self) -> None:
         self._socket.close()
@@ -79,12 +79,10 @@ def test_a_process_reports_that_it_is_alive_ready_and_stopping(place: tuple[List
         assert environment == {"A": "b"}
         assert listener.next() == "WATCHDOG=1"
         watchdog.tick()
-        while listener.next() != "READY=1":
-            pass
+        listener.wait_for("READY=1")
         watchdog.tick()
         assert [listener.next() for _ in range(3)] == ["WATCHDOG=1"] * 3
-    while listener.next() != "STOPPING=1":
-        pass
+    listener.wait_for("STOPPING=1")
 
 
 def test_a_loop_that_hangs_asks_to_be_replaced_and_one_that_waits_does_not(
@@ -93,19 +91,16 @@ def test_a_loop_that_hangs_asks_to_be_replaced_and_one_that_waits_does_not(
     listener = Listener(f"{tmp_path}/n")
     with Watchdog(600.0, {"NOTIFY_SOCKET": f"{tmp_path}/n", "WATCHDOG_USEC": "20000"}) as watchdog:
         watchdog.tick()
-        while listener.next() != "READY=1":
-            pass
+        listener.wait_for("READY=1")
         assert listener.next() == "WATCHDOG=1"
         assert not watchdog.hangs
         watchdog.begin(0.0)  # it lasts too long at once
         assert watchdog.hangs
-        while listener.next() != "WATCHDOG=trigger":
-            pass
+        listener.wait_for("WATCHDOG=trigger")
         assert [listener.next() for _ in range(3)] == ["WATCHDOG=trigger"] * 3
         watchdog.wait()
         assert not watchdog.hangs
-        while listener.next() != "WATCHDOG=1":
-            pass
+        listener.wait_for("WATCHDOG=1")
     (said,) = caplog.messages
     assert "the main loop has hung" in said
     assert "test_a_loop_that_hangs_asks" in said, "where the loop is"
@@ -227,9 +222,8 @@ def test_a_loop_that_hangs_is_a_failure_that_ends_the_group() -> None:
     ids=["while it closes", "after it has closed"],
 )
 def test_a_process_that_hangs_at_its_end_is_replaced(end: str, said: str) -> None:
-    code = ALIVE.format(hang_s=600.0).replace(
-        "time.sleep(3600)", f"from sam3_node.processes import notify; {end}; time.sleep(600)"
-    )
+    ending = f"from sam3_node.processes import notify; {end}; time.sleep(600)"
+    code = ALIVE.format(hang_s=600.0).replace("time.sleep(3600)", ending)
     lines: list[str] = []
     with Group(echo=lines.append) as group:
         group.start(replace(alive("ending"), command=(sys.executable, "-c", code)))

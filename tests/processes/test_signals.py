@@ -48,20 +48,12 @@ except KeyboardInterrupt:
 
 
 def test_the_second_signal_interrupts_and_others_do_not_stop() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", TWO_SIGNALS],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = subprocess.Popen([sys.executable, "-c", TWO_SIGNALS], stdout=subprocess.PIPE, text=True)
+    answers = {signal.SIGUSR1: "other", signal.SIGTERM: "stopped", signal.SIGINT: "interrupted"}
     try:
-        for number, answer in (
-            (None, "ready"),
-            (signal.SIGUSR1, "other"),
-            (signal.SIGTERM, "stopped"),
-            (signal.SIGINT, "interrupted"),
-        ):
-            if number is not None:
-                process.send_signal(number)
+        assert process.stdout.readline() == "ready\n"
+        for number, answer in answers.items():
+            process.send_signal(number)
             assert process.stdout.readline().strip() == answer
         assert process.wait(60) == 0
     finally:

@@ -11,17 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from sam3_node.bags.native import RECORDING
+from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.transport import MaskPublisher
 from tests.support.node_rig import READY_S, until
 from tests.support.recorder_rig import FRAME_BYTES, Camera, RecorderProcess, arguments, has_grown, read_seqs
 from tests.support.repeats import repetitions
 from tests.support.wire_examples import masks
-
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
-
-from sam3_node.bags.native import RECORDING
-from sam3_node.bags.native.reader import RecordingReader
 
 MEBIBYTE = 1 << 20
 KILLS, AT_ONCE = repetitions(5, 20), 5
@@ -86,7 +82,6 @@ def test_a_signal_finishes_the_file(tmp_path: Path, end: signal.Signals) -> None
 
 
 def test_a_full_disk_ends_it_and_spares_what_is_there(tmp_path: Path) -> None:
-    pytest.importorskip("resource")
     path = tmp_path / "r.mcap"
     limited = ["bash", "-c", 'ulimit -f 2500; exec "$@"', "bash", *arguments(tmp_path, path)]
     with Camera(f"ipc://{tmp_path}/frames", rate=60) as camera, RecorderProcess(limited) as verb:
@@ -124,9 +119,8 @@ def test_what_a_stopped_recorder_misses_is_counted(tmp_path: Path) -> None:
 def test_nobody_has_to_read_its_lines(tmp_path: Path) -> None:
     path = tmp_path / "r.mcap"
     with Camera(f"ipc://{tmp_path}/frames", rate=50):
-        process = subprocess.Popen(
-            arguments(tmp_path, path), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(arguments(tmp_path, path), **pipes)
         try:
             assert process.stdout is not None
             process.stdout.close()

@@ -1,4 +1,4 @@
-"""`sam3-node record` in this process: its counts, its requests to the node, and its tolerance of bad messages."""
+"""`sam3-node record` in this process: counts, requests to the node, triggers, compression of colour, and the quota."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 import io
 import os
 import re
+import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,28 +19,33 @@ import numpy as np
 import pytest
 import zmq
 
+from sam3_node.bags.native import COLOUR, NODE, RECORDER, RECORDING, RING
+from sam3_node.bags.native.reader import RecordingReader
+from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.calibration import Calibration
 from sam3_node.calibration.camera_file import HandEye, PinholeSection
-from sam3_node.errors import OutputError, SettingsError, TransportError
+from sam3_node.errors import OutputError, ReplayError, SettingsError, TransportError
 from sam3_node.processes.supervisor import RECORD_READY, list_processes
-from sam3_node.recording.recorder import Trigger, run_record
-from sam3_node.settings import GroupSettings, RecordSettings, Settings, SpatialSettings, TransportSettings
-from sam3_node.transport import ControlServer, FramePublisher, MaskPublisher
-from sam3_node.types import Depth, FramePose, MaskFrame
-from sam3_node.wire import Event, Reply, pack_event, pack_frame, pack_masks, pack_pose
-from tests.support.node_rig import READY_S, until
-from tests.support.recorder_rig import FRAME_BYTES, Camera, frame, has_grown, read_seqs
-from tests.support.wire_examples import masks
-
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
-
-from sam3_node.bags.native import NODE, RECORDING
-from sam3_node.bags.native.reader import RecordingReader
+from sam3_node.recording.recorder import MessageRing, Quota, Trigger, run_record
 from sam3_node.replay.event_log import Step
 from sam3_node.replay.job import Job
 from sam3_node.replay.schedule import Schedule
+from sam3_node.settings import GroupSettings, RecordSettings, Settings, SpatialSettings, TransportSettings
+from sam3_node.transport import ControlServer, FramePublisher, MaskPublisher, ReceivedMessage
+from sam3_node.types import Depth, Frame, FramePose, MaskFrame
+from sam3_node.wire import Event, Reply, decode_image, pack_event, pack_frame, pack_masks, pack_pose
+from tests.support.node_rig import READY_S, until
+from tests.support.recorder_rig import (
+    FRAME_BYTES,
+    Camera,
+    RecorderProcess,
+    arguments,
+    frame,
+    has_grown,
+    read_seqs,
+)
 from tests.support.refuses import refuses
+from tests.support.wire_examples import masks
 
 
 def settings_for(folder: Path, **record: Any) -> Settings:
@@ -114,14 +121,12 @@ def test_masks_and_events_that_are_missing_are_counted(tmp_path: Path) -> None:
         for parts in messages:
             node.send_multipart(parts)
         last = messages[-1][1]
-        until(
-            lambda: any(getattr(x, "body", b"") == last for x in RecordingReader([path]).actions()),
-            "the last",
-        )
+        bodies = lambda: (getattr(item, "body", b"") for item in RecordingReader([path]).actions())  # noqa: E731
+        until(lambda: last in bodies(), "the last")
     counts = RecordingReader([path]).metadata()[RECORDING][0]
-    assert counts["cameras"]["cam0"]["masks"] == 7
-    assert counts["cameras"]["cam0"]["masks_lost"] == 2  # of 15 or 16, and of 5 to 8
-    assert counts["cameras"]["cam0"]["skipped"] == 3
+    camera = counts["cameras"]["cam0"]
+    # lost: of 15 or 16, and of 5 to 8
+    assert (camera["masks"], camera["masks_lost"], camera["skipped"]) == (7, 2, 3)
     assert counts["events_lost"] == 2
     assert counts["node_starts"] == counts["events"] - 3  # the first event, again and again
 
@@ -141,10 +146,8 @@ def test_poses_of_the_robot_are_recorded_and_replayed(tmp_path: Path) -> None:
     path = tmp_path / "r.mcap"
     settings = settings_for(tmp_path, cameras=("cam0",))
     settings = settings.model_copy(update={"spatial": SpatialSettings(poses=f"ipc://{tmp_path}/poses")})
-    poses = [  # around the captures of the frames
-        FramePose("gripper", "base", ms * 10**6, (ms / 1000, 0.0, 0.5), (0.0, 0.0, 0.0, 1.0))
-        for ms in (999, 1001)
-    ]
+    still = (0.0, 0.0, 0.0, 1.0)  # around the captures of the frames
+    poses = [FramePose("gripper", "base", ms * 10**6, (ms / 1000, 0.0, 0.5), still) for ms in (999, 1001)]
     tool = dataclasses.replace(poses[0], frame="tool")
     with (
         peer(f"ipc://{tmp_path}/poses") as robot,
@@ -292,3 +295,252 @@ def test_hostile_messages_are_counted_and_the_recording_goes_on(tmp_path: Path) 
     last = list(RecordingReader([path]).frames())[-1]
     assert last.seq > 10**6
     assert os.path.getsize(path) < 4_000_000
+
+
+SECOND = 10**9
+
+
+def message(time_ns: int, size: int = 1000) -> ReceivedMessage:
+    return ReceivedMessage([memoryview(bytes(size))], time_ns)
+
+
+def test_the_ring_holds_the_last_seconds_and_so_many_bytes() -> None:
+    ring = MessageRing(3, 10_000_000)
+    for number in range(100):
+        ring.add(message(number * SECOND))
+    assert [item.received_ns // SECOND for item in ring.take_all(99 * SECOND)] == [96, 97, 98, 99]
+    assert (ring.bytes, ring.dropped) == (0, 96)
+    small = MessageRing(1000, 50_000)
+    for number in range(100):
+        small.add(message(number))
+        assert small.bytes <= 50_000
+    assert [item.received_ns for item in small.take_all(100)] == list(range(76, 100))
+    ring.add(message(0))
+    assert not list(ring.take_all(10 * SECOND))
+
+
+def test_a_trigger_fires_once_however_often_it_is_asked() -> None:
+    trigger = Trigger()
+    assert not trigger.take()
+    trigger.fire()
+    trigger.fire()
+    assert trigger.take()
+    assert not trigger.take()
+
+
+def recorded(verb: RecorderProcess) -> int:
+    return sum(line.startswith("recorded ") for line in verb.seen)
+
+
+def test_a_signal_writes_what_was_and_what_follows_each_time_to_a_file(tmp_path: Path) -> None:
+    out = tmp_path / "events"
+    command = arguments(tmp_path, out, record__after_s=0.3)
+    with (
+        Camera(f"ipc://{tmp_path}/frames", rate=50) as camera,
+        RecorderProcess([*command, "--ring", "60"]) as verb,
+    ):
+        assert "into a ring of 60 s" in verb.line_with("record frames from")
+        for number in (1, 2):
+            begin = camera.sent
+            until(lambda begin=begin: camera.sent > begin + 30, "frames for the ring", READY_S)
+            assert len(list(out.iterdir())) == number - 1
+            sent = camera.sent
+            verb.process.send_signal(signal.SIGUSR1)
+            until(lambda number=number: recorded(verb) == number, "the file", READY_S)
+            newest = max(out.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+            seqs = read_seqs(newest)
+            assert seqs[0] < sent - 10
+            assert seqs[-1] > sent
+            assert seqs == list(range(seqs[0], seqs[-1] + 1))
+            assert RecordingReader([newest]).metadata()[RING][0]["ring_s"] == 60
+        assert verb.terminate() == 0
+    first, second = sorted(out.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert read_seqs(second)[0] > read_seqs(first)[-1]
+
+
+def test_without_a_trigger_nothing_is_written(tmp_path: Path) -> None:
+    with Camera(f"ipc://{tmp_path}/frames", rate=50) as camera, recording(settings_for(tmp_path, ring_s=5)):
+        until(lambda: camera.sent > 10, "frames", READY_S)
+    assert not list(tmp_path.glob("*.mcap"))
+
+
+def test_a_folder_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    settings = settings_for(tmp_path, ring_s=5, out=tmp_path / "file/r.mcap")
+    with refuses(OutputError, field="file"):
+        run_record(settings, threading.Event())
+
+
+def test_a_late_beginning_is_not_replayed_as_recorded(tmp_path: Path) -> None:
+    settings, trigger = settings_for(tmp_path, ring_s=60, ring_mb=0.1, after_s=0.0), Trigger()
+    with (
+        Camera(f"ipc://{tmp_path}/frames", rate=50),
+        MaskPublisher(f"ipc://{tmp_path}/masks") as node,
+        recording(settings, trigger) as out,
+    ):
+        send_until(lambda n: node.send_event(Event(n, "pause")), lambda: len(out.getvalue()) > 0, "a start")
+        begin = time.monotonic()
+        is_over = lambda: time.monotonic() > begin + 1  # noqa: E731
+        send_until(lambda n: node.send(masks()), is_over, "masks beyond the ring")
+        trigger.fire()
+        until(lambda: "\nrecorded " in out.getvalue(), "the file", READY_S)
+    (path,) = tmp_path.glob("*.mcap")
+    assert path.name.startswith("r-")
+    assert RecordingReader([path]).metadata()[RING][0]["dropped"] > 0
+    assert path.stat().st_size < 10 * FRAME_BYTES
+    job = Job((str(path),), str(tmp_path / "out"), "as-recorded")
+    with Schedule(job, path) as schedule, refuses(ReplayError, field="ring"):
+        list(schedule.actions())
+
+
+WIDTH, HEIGHT = 64, 48
+
+
+def raw(seq: int, encoding: str) -> Frame:
+    """Return a smooth frame that depends on its number."""
+    y, x = np.mgrid[:HEIGHT, :WIDTH]
+    image = np.stack([(x * 3 + seq) % 200, y * 4, (x + y) % 128], axis=2).astype(np.uint8)
+    data = image[..., 0] if encoding == "mono8" else image
+    return Frame("cam0", seq, 10**9 + seq, WIDTH, HEIGHT, encoding, np.ascontiguousarray(data).tobytes())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("encoding", ["bgr8", "rgb8", "mono8"])
+@pytest.mark.parametrize("colour", ["raw", "jpeg", "png"])
+def test_raw_colour_is_compressed_as_asked(tmp_path: Path, colour: str, encoding: str) -> None:
+    path = tmp_path / "r.mcap"
+    with (
+        FramePublisher(f"ipc://{tmp_path}/frames") as camera,
+        recording(settings_for(tmp_path, colour=colour)) as out,
+    ):
+        has_begun = has_grown(path, 4 * 1024)  # an empty one is not known as a recording yet
+        has_frames = lambda: has_begun() and len(list(RecordingReader([path]).frames())) > 20  # noqa: E731
+        send_until(lambda seq: camera.send(raw(seq, encoding)), has_frames, "frames")
+    found = list(RecordingReader([path]).frames())
+    assert [frame.seq for frame in found] == sorted({frame.seq for frame in found})
+    assert "messages were malformed" not in out.getvalue()
+    for item in found:
+        assert item.encoding == (encoding if colour == "raw" else colour)
+        error = decode_image(item).astype(int) - decode_image(raw(item.seq, encoding))
+        assert np.abs(error).mean() <= (8 if colour == "jpeg" else 0)
+    described = RecordingReader([path]).metadata().get(COLOUR, [])
+    if colour == "raw":
+        assert not described
+    else:
+        assert [record["exact"] for record in described] == [colour == "png"]
+
+
+@pytest.mark.parametrize("colour", ["jpeg", "png"])
+def test_a_replay_says_that_a_lossy_recording_is_not_exact(tmp_path: Path, colour: str) -> None:
+    path = tmp_path / "r.mcap"
+    with (
+        FramePublisher(f"ipc://{tmp_path}/frames") as camera,
+        MaskPublisher(f"ipc://{tmp_path}/masks") as node,
+        recording(settings_for(tmp_path, colour=colour)),
+    ):
+
+        def send(seq: int) -> None:
+            camera.send(raw(seq, "bgr8"))
+            node.send(masks())
+
+        reader = lambda: RecordingReader([path])  # noqa: E731
+        done = lambda: has_grown(path, 0)() and any(reader().masks()) and any(reader().frames())  # noqa: E731
+        send_until(send, done, "frames and masks")
+    job = Job((str(path),), str(tmp_path / "out"), "as-recorded", allow_gaps=True)
+    with Schedule(job, path) as schedule:
+        list(schedule.actions())
+        assert any("not bit-exact" in note for note in schedule.notes.lines) == (colour == "jpeg")
+
+
+def test_compressed_frames_are_recorded_as_they_came(tmp_path: Path) -> None:
+    path = tmp_path / "r.mcap"
+    with Camera(f"ipc://{tmp_path}/frames", rate=50), recording(settings_for(tmp_path, colour="jpeg")):
+        until(lambda: path.exists() and path.stat().st_size > 5 * FRAME_BYTES, "frames", READY_S)
+    assert COLOUR not in RecordingReader([path]).metadata()
+
+
+def test_the_rate_is_stated_after_some_seconds_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sam3_node.recording.recorder.RATE_S", 0.5)
+    with Camera(f"ipc://{tmp_path}/frames", rate=50), recording(settings_for(tmp_path)) as out:
+        until(lambda: "rate: " in out.getvalue(), "the rate", READY_S)
+    line = r"rate: ([\d.]+) MB/s, cam0 ([\d.]+) frames/s; the disk is full in [\d.]+ hours"
+    rates = re.findall(line, out.getvalue())
+    assert len(rates) == 2
+    for megabytes, frames in rates:
+        assert float(megabytes) == pytest.approx(float(frames) * FRAME_BYTES / 1e6, rel=0.3, abs=0.1)
+
+
+SIZE = 100_000
+
+
+def write(path: Path, age_s: float, own: bool = True) -> Path:
+    with RecordingWriter(path) as writer:
+        if own:
+            writer.write_metadata(RECORDER, {"began_ns": 0})
+        writer.write_frame(frame(0, SIZE), 1)
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+@pytest.fixture
+def strangers(tmp_path: Path) -> list[Path]:
+    """Return files that no quota of the folder concerns, all old."""
+    target = write(tmp_path / "kept.mcap", 9000)
+    link = tmp_path / "20200101T000000Z.mcap"
+    link.symlink_to(target)
+    replayed = write(tmp_path / "20200101T000001Z.mcap", 9000, own=False)
+    damaged = tmp_path / "20200101T000002Z.mcap"
+    damaged.write_bytes(bytes(SIZE))
+    text = tmp_path / "notes.txt"
+    text.write_text("mine")
+    inner = write(tmp_path / "sub/20200101T000003Z.mcap", 9000)
+    others = [target, link, replayed, damaged, text, inner]
+    return [*others, write(tmp_path / "x20200101T000003Z.mcap", 9000)]
+
+
+def test_the_oldest_go_first_and_nothing_else(tmp_path: Path, strangers: list[Path]) -> None:
+    own = [write(tmp_path / f"20260101T00000{n}Z.mcap", 1000 - n) for n in range(5)]
+    own.append(write(tmp_path / "20260101T000009Z_0001.mcap", 10))
+    quota = Quota(RecordSettings(out=tmp_path, max_total_gb=(5 * SIZE + SIZE // 2) / 1e9))
+    assert quota.enforce(own[-1]) == own[:3]  # the damaged file and the stranger's one count, but stay
+    assert [path for path in own if path.exists()] == own[3:]
+    assert all(os.path.lexists(path) for path in strangers)
+    assert quota.enforce(own[-1]) == []
+
+
+def test_files_that_are_too_old_go(tmp_path: Path, strangers: list[Path]) -> None:
+    own = [write(tmp_path / f"20260101T00000{n}Z.mcap", age) for n, age in enumerate((7300, 7100, 10))]
+    assert Quota(RecordSettings(out=tmp_path, max_age_h=2)).enforce(None) == own[:1]
+    assert Quota(RecordSettings(out=tmp_path)).enforce(None) == []
+    assert all(os.path.lexists(path) for path in strangers)
+
+
+def test_files_of_one_name_are_those_of_its_series(tmp_path: Path) -> None:
+    names = ("a.b.mcap", "a.b_0001.mcap", "a.b-20260101T000000Z.mcap")
+    own = [write(tmp_path / name, 9000) for name in names]
+    others = [write(tmp_path / name, 9000) for name in ("axb.mcap", "a.b2.mcap", "20260101T000000Z.mcap")]
+    assert set(Quota(RecordSettings(out=tmp_path / "a.b.mcap", max_age_h=1)).enforce(None)) == set(own)
+    assert all(path.exists() for path in others)
+
+
+def test_neither_the_current_file_nor_that_of_another_recorder_is_deleted(tmp_path: Path) -> None:
+    current = write(tmp_path / "20260101T000000Z.mcap", 9000)
+    quota = Quota(RecordSettings(out=tmp_path, max_age_h=1, max_total_gb=1e-9))
+    with RecordingWriter(tmp_path / "20260101T000001Z.mcap") as other:
+        other.write_metadata(RECORDER, {})
+        assert quota.enforce(current) == []
+    assert quota.enforce(current) == [other.path]
+
+
+def test_a_recorder_keeps_to_its_quota_and_splits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sam3_node.recording.recorder.PROGRESS_S", 0.05)
+    settings = settings_for(tmp_path, max_total_gb=20 * FRAME_BYTES / 1e9)
+    with Camera(f"ipc://{tmp_path}/frames", rate=100), recording(settings) as out:
+        until(lambda: out.getvalue().count("deleted ") > 5, "deleted files", READY_S)
+        assert sum(path.stat().st_size for path in tmp_path.glob("*.mcap")) < 40 * FRAME_BYTES
+    assert not (tmp_path / "r.mcap").exists()
+    assert all(read_seqs(path) for path in tmp_path.glob("*.mcap"))
+    shutil.rmtree(tmp_path)

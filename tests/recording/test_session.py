@@ -13,18 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-
-from sam3_node.wire import Event, decode_image, pack_event, unpack_event, unpack_frame, unpack_masks
-from tests.support.node_rig import Rig, ids, masks_where
-from tests.support.wire_examples import plain
-
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
 from mcap.reader import make_reader
 from mcap_protobuf.decoder import DecoderFactory
 
 from sam3_node.bags.native import NODE, RECORDING
 from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
+from sam3_node.wire import Event, decode_image, pack_event, unpack_event, unpack_frame, unpack_masks
+from tests.support.node_rig import Rig, ids, masks_where
+from tests.support.wire_examples import plain
 
 
 class Listener:

@@ -14,22 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sam3_node.bags import read_masks
+from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
 from sam3_node.calibration import Calibration, save_calibration
 from sam3_node.calibration.camera_file import HandEye, PinholeSection
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import RequestError, UnknownFrameError, UnknownObjectError
-from sam3_node.transport.tap import PosePublisher
-from sam3_node.types import NANOSECONDS, FramePose, MaskFrame
-from tests.support.node_rig import Process, Rig, masks_where, until
-
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
-
-from sam3_node.bags import read_masks
-from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
 from sam3_node.replay.event_log import Gap, read_event_log
 from sam3_node.replay.run import compare_masks
+from sam3_node.transport.tap import PosePublisher
+from sam3_node.types import NANOSECONDS, FramePose, MaskFrame
 from sam3_node.wire import DEPTH_FIELDS, FAILED, Event
+from tests.support.node_rig import Process, Rig, masks_where, until
 from tests.support.refuses import refuses
 
 MAX_AGE_MS = 1000

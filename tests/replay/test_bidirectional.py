@@ -1,28 +1,35 @@
-"""Objects tracked forward and backward; second passes that are killed and continued."""
+"""Objects tracked forward and backward, and again from confident frames: passes, their buffer and their merging."""
 
 from __future__ import annotations
 
+import resource
 import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("mcap")
-
 from sam3_node.bags import read_masks
-from sam3_node.errors import ReplayError
-from sam3_node.perception.perception import Perception
+from sam3_node.errors import OutputError, ReplayError
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.run import PerceptionCache, run_job
-from sam3_node.replay.second_pass import find_multi_shot_spans
+from sam3_node.replay.second_pass import (
+    ReverseFrameBuffer,
+    Span,
+    buffer_frames,
+    find_multi_shot_spans,
+    index_frames,
+    merge,
+)
 from sam3_node.replay.shards import SECOND_PASS, ShardLimits, Shards
 from sam3_node.replay.store import FolderStore, Summary
-from sam3_node.settings import Settings
-from sam3_node.types import Instance, MaskFrame
-from tests.support.live import Live, edited
+from sam3_node.types import Frame, Instance, Mask, MaskFrame, TrackState
+from tests.support.live import masks_of
+from tests.support.recordings import frame_at
 from tests.support.refuses import refuses
 from tests.support.tabletop import NANO, cut, ious, shown
 
@@ -31,14 +38,8 @@ NAMES = {"model": NANO["model"]}
 SMALL = ShardLimits(frames=5)
 
 
-MOMENTS = [
-    ("replaying", 7),
-    ("replaying", 31),
-    ("reading", 3),
-    ("tracking backward", 1),
-    ("tracking backward", 5),
-    ("tracking backward", 7),
-]
+BACK = "tracking backward"
+MOMENTS = [("replaying", 7), ("replaying", 31), ("reading", 3), (BACK, 1), (BACK, 5), (BACK, 7)]
 
 
 class Killed(BaseException):
@@ -56,14 +57,8 @@ class Killer:
             raise Killed
 
 
-@pytest.fixture(scope="module")
-def bag(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two cameras, one frame that does not decode, and every kind of edit."""
-    path = tmp_path_factory.mktemp("bag") / "live.mcap"
-    with Live(path, Perception.load(settings)) as live:
-        for _ in edited(live):
-            pass
-    return path
+def ball_job(bag: Path, out: Path, strategy: Any, seq: int) -> Job:
+    return Job((str(bag),), str(out), "every", strategy, objects=(shown(BALL, seq),), settings=NANO)
 
 
 def job_on(bag: Path, out: Path) -> Job:
@@ -77,10 +72,6 @@ def job_on(bag: Path, out: Path) -> Job:
     return Job((str(bag),), str(out), "every", "bidirectional", objects=objects)
 
 
-def masks_of(job: Job) -> list[MaskFrame]:
-    return list(read_masks(Path(job.out) / "masks.mcap"))
-
-
 def by_label(masks: MaskFrame) -> dict[str, Instance]:
     return {one.label: one for one in masks.instances}
 
@@ -91,15 +82,7 @@ def lasting(summary: Summary) -> Summary:
 
 def test_an_object_marked_in_the_middle_has_earlier_masks(tmp_path: Path) -> None:
     bag = cut(tmp_path / "bag.mcap", FIRST, STOP)
-    job = Job(
-        (str(bag),),
-        str(tmp_path / "out"),
-        "every",
-        "bidirectional",
-        objects=(shown(BALL, SEAM),),
-        settings=NANO,
-    )
-    run_job(job)
+    run_job(job := ball_job(bag, tmp_path / "out", "bidirectional", SEAM))
     once, merged = list(Shards(FolderStore(tmp_path / "out")).masks()), masks_of(job)
     found = ious(merged, BALL)
     assert list(found) == list(range(FIRST, STOP))
@@ -119,9 +102,7 @@ def test_each_object_has_masks_from_its_cameras_first_frame(
     assert summary.frames == 48
     merged = masks_of(job)
     once = list(Shards(FolderStore(tmp_path / "out")).masks())
-    assert [(one.camera, one.seq, one.capture_ns) for one in merged] == [
-        (one.camera, one.seq, one.capture_ns) for one in once
-    ]
+    assert [one.key for one in merged] == [one.key for one in once]
     for masks, forward in zip(merged, once, strict=True):
         expected = {"first": 1, "second": 2} if masks.camera == "left" else {"third": 1}
         found = by_label(masks)
@@ -174,12 +155,9 @@ def test_a_killed_multi_shot_pass_continues_bit_for_bit(
     masks = masks_of(forward)
     scores = [one.score for found in masks for one in found.instances]
     # weights without meaning: what is doubtful is chosen so that there is much of it
-    doubt = max(
-        scores, key=lambda doubt: sum(span.last - span.first for span in find_multi_shot_spans(masks, doubt))
-    )
-    kill_everywhere(
-        replace(job, settings={"detector": {"min_track_score": doubt}}), tmp_path / "killed", load
-    )
+    doubt = max(scores, key=lambda doubt: sum(s.last - s.first for s in find_multi_shot_spans(masks, doubt)))
+    doubtful = replace(job, settings={"detector": {"min_track_score": doubt}})
+    kill_everywhere(doubtful, tmp_path / "killed", load)
 
 
 def kill_everywhere(whole: Job, out: Path, load: PerceptionCache) -> None:
@@ -194,7 +172,7 @@ def kill_everywhere(whole: Job, out: Path, load: PerceptionCache) -> None:
 
     def on_progress(what: str, done: int, total: int | None) -> None:
         assert what != "replaying"
-        if what == "tracking backward":
+        if what == BACK:
             assert done > 5
             stop.set()
 
@@ -204,3 +182,212 @@ def kill_everywhere(whole: Job, out: Path, load: PerceptionCache) -> None:
     assert summary.resumed_from > 48 + 5
     assert lasting(summary) == lasting(expected)
     assert (out / "masks.mcap").read_bytes() == (Path(whole.out) / "masks.mcap").read_bytes()
+
+
+DOUBT = 0.5
+
+
+def masks_at(
+    seq: int, scores: dict[int, float], model: str = "", camera: str = "cam0", *, column: int = 0, **seen: int
+) -> MaskFrame:
+    """Make masks of objects with these scores; `seen` has their age and frames_since_seen."""
+    mask = Mask.from_full(np.eye(4, dtype=np.bool_)[column][None].repeat(4, axis=0))
+    seen = {"age": 0, "frames_since_seen": 0} | seen
+    instances = (Instance(n, model, score, "tracked", mask=mask, **seen) for n, score in scores.items())
+    return MaskFrame(camera, seq, 0, 4, 4, model=model, instances=tuple(instances))
+
+
+def passes(seqs: Iterable[int], scores: dict[int, float], model: str) -> Iterator[MaskFrame]:
+    return (masks_at(seq, scores, model) for seq in seqs)
+
+
+def chosen(masks: MaskFrame) -> dict[int, str]:
+    return {one.id: one.label for one in masks.instances}
+
+
+def test_the_higher_score_is_taken_for_each_object_and_forward_of_equals() -> None:
+    forward = passes(range(3), {1: 0.9, 2: 0.3, 3: 0.5}, "forward")
+    backward = passes(range(3), {3: 0.5, 2: 0.4, 1: 0.1}, "backward")
+    for masks in merge(forward, backward, DOUBT):
+        assert chosen(masks) == {1: "forward", 2: "backward", 3: "forward"}
+        assert masks.model == "forward"
+
+
+def test_objects_of_one_pass_alone_are_there_on_its_frames() -> None:
+    forward = passes(range(6), {1: 0.9}, "forward")
+    backward = passes(range(4), {1: 0.5, 2: 0.5}, "backward")
+    merged = list(merge(forward, backward, DOUBT))
+    assert [masks.seq for masks in merged] == list(range(6))
+    assert [chosen(masks) for masks in merged] == [{1: "forward", 2: "backward"}] * 4 + [{1: "forward"}] * 2
+
+
+def test_without_a_second_pass_the_first_is_as_it_was() -> None:
+    frames = [masks_at(seq, {1: 0.9}, age=seq) for seq in range(4)]
+    assert list(merge(frames, [], DOUBT)) == frames
+    assert not list(merge([], [], DOUBT))
+
+
+def test_several_cameras_come_in_the_order_of_the_recording() -> None:
+    order = [("left", 0), ("right", 4), ("left", 1), ("right", 5), ("left", 2)]
+    frames = [masks_at(seq, {1: 0.5}, camera=camera) for camera, seq in order]
+    again = [masks_at(seq, {1: 0.6}, "again", camera) for camera, seq in order[1:4]]
+    merged = list(merge(frames, again, DOUBT))
+    assert [(masks.camera, masks.seq) for masks in merged] == order
+    assert [chosen(masks)[1] for masks in merged] == ["", "again", "again", "again", ""]
+
+
+def test_ages_are_counted_in_the_order_of_the_frames() -> None:
+    forward = [masks_at(seq, {1: 0.5} if seq >= 2 else {}, age=max(0, seq - 2)) for seq in range(5)]
+    backward = [masks_at(0, {1: 0.1}, age=2, frames_since_seen=1), masks_at(1, {1: 0.5}, age=1)]
+    merged = [masks.instances[0] for masks in merge(forward, backward, DOUBT)]
+    assert [one.age for one in merged] == [1, 2, 3, 4, 5]
+    assert [one.frames_since_seen for one in merged] == [1, 0, 0, 0, 0]
+
+
+def test_a_span_that_disagrees_on_its_first_frame_is_left_out() -> None:
+    forward = [masks_at(seq, {1: score}) for seq, score in enumerate([0.7, 0.2, 0.7, 0.2, 0.7])]
+    other = [masks_at(seq, {1: 0.9}, "backward", age=2 - seq, column=2) for seq in range(2)]
+    same = [masks_at(seq, {1: 0.6}, "backward", age=4 - seq) for seq in (2, 3)]
+    merged = [chosen(masks)[1] for masks in merge(forward, [*other, *same], DOUBT)]
+    assert merged == ["", "", "", "backward", ""]
+    unsure = [masks_at(0, {1: 0.3}), *forward[1:]]
+    merged = [chosen(masks)[1] for masks in merge(unsure, [*other, *same], DOUBT)]
+    assert merged == ["backward", "backward", "", "backward", ""]
+
+
+def test_a_frame_that_the_first_pass_does_not_have_is_an_error() -> None:
+    merged = merge(passes(range(3), {1: 0.5}, ""), passes(range(5, 6), {1: 0.5}, ""), DOUBT)
+    with pytest.raises(ReplayError, match="frame 5"):
+        list(merged)
+
+
+def test_frames_are_read_only_as_needed() -> None:
+    read: list[int] = []
+
+    def watched() -> Iterator[MaskFrame]:
+        for seq in range(100):
+            read.append(seq)
+            yield masks_at(seq, {1: 0.5})
+
+    merged = merge(watched(), passes(range(100), {1: 0.4}, ""), DOUBT)
+    for _ in range(10):
+        next(merged)
+    assert len(read) <= 11
+
+
+KNOWN = Instance(1, "thing", 0.9, "tracked", 1, 0, Mask.from_full(np.ones((4, 4), np.bool_)))
+
+
+def masks_on(frame: Frame) -> MaskFrame:
+    return MaskFrame(frame.camera, frame.seq, frame.capture_ns, frame.width, frame.height)
+
+
+def span(camera: str, first: int, last: int) -> Span:
+    return Span.from_instance(first, last, camera, KNOWN)
+
+
+def test_frames_come_back_from_the_last_to_the_first(tmp_path: Path) -> None:
+    frames = [frame_at(seq) for seq in range(5)]
+    with ReverseFrameBuffer(tmp_path) as spool:
+        for place, frame in enumerate(frames):
+            spool.append(10 * place, frame)
+        assert len(spool) == 5
+        expected = [(10 * seq, replace(frames[seq], depth=None)) for seq in reversed(range(5))]
+        assert [tuple(placed) for placed in spool.read_backward()] == expected
+        assert [tuple(placed) for placed in spool.read_backward()] == expected
+
+
+def test_an_empty_buffer_has_no_frames(tmp_path: Path) -> None:
+    with ReverseFrameBuffer(tmp_path) as spool:
+        assert not list(spool.read_backward())
+
+
+def test_the_buffer_leaves_no_file(tmp_path: Path) -> None:
+    with ReverseFrameBuffer(tmp_path) as spool:
+        spool.append(0, frame_at(0))
+        assert not list(tmp_path.iterdir())
+    spool.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    with refuses(OutputError, field=("buffer", "frames")):
+        ReverseFrameBuffer(tmp_path / "absent")
+
+
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with ReverseFrameBuffer(tmp_path) as spool, refuses(OutputError, field=("buffer", "frames")):
+            spool.append(0, frame_at(0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_frames_without_masks_are_left_out() -> None:
+    frames = [frame_at(seq, camera) for seq in range(4) for camera in ("left", "right")]
+    kept = [frame for number, frame in enumerate(frames) if number not in (2, 3, 7)]
+    placed = list(index_frames(map(masks_on, kept), frames))
+    assert [place for place, _ in placed] == list(range(5))
+    assert [frame for _, frame in placed] == kept
+
+
+def test_only_frames_of_spans_are_buffered(tmp_path: Path) -> None:
+    frames = [frame_at(seq, camera) for seq in range(8) for camera in ("left", "right")]
+    spans = [span("left", 2, 6), span("left", 4, 8), span("right", 9, 11), span("left", 12, 12)]
+    with ReverseFrameBuffer(tmp_path) as spool:
+        placed = list(index_frames(map(masks_on, frames), frames))
+        assert list(buffer_frames(spool, spans, placed)) == list(range(1, 14))
+        assert [place for place, _ in spool.read_backward()] == [12, 11, 9, 8, 6, 4, 2]
+
+
+SHAKY_FIRST, SHAKY_STOP = 140, 164
+
+
+def shaky_masks(scores: list[float | None], camera: str = "cam0", object_id: int = 1) -> list[MaskFrame]:
+    """Make masks of an object with these scores; None if it is out of view."""
+    objects = [(instance(object_id, score),) for score in scores]
+    return [MaskFrame(camera, seq, 0, 4, 4, instances=one) for seq, one in enumerate(objects)]
+
+
+def instance(object_id: int, score: float | None) -> Instance:
+    mask = Mask.from_full(np.full((4, 4), score is not None))
+    state: TrackState = "occluded" if score is None else "tracked"
+    return Instance(object_id, "thing", score or 0.0, state, 1, 0, mask)
+
+
+@pytest.mark.parametrize(
+    ("scores", "spans"),
+    [
+        ([0.9, 0.4, None, 0.1, 0.8, 0.9], [(0, 4)]),
+        ([0.9, None, None, None, 0.5, 0.2, 0.2, 0.2, 0.6], [(0, 4), (4, 8)]),
+        ([0.9, 0.4, 0.4, 0.9], []),  # a short drop
+        ([0.4, 0.4, 0.4, 0.9], []),  # open ends
+        ([0.9, 0.4, 0.4, 0.4, None], []),
+    ],
+)
+def test_a_span_lies_between_confident_frames(
+    scores: list[float | None], spans: list[tuple[int, int]]
+) -> None:
+    found = find_multi_shot_spans(shaky_masks(scores), DOUBT)
+    assert [(span.first, span.last) for span in found] == spans
+
+
+def test_spans_are_separate_for_cameras_and_objects() -> None:
+    drop: list[float | None] = [0.9, 0.1, 0.1, 0.1, 0.9]
+    left, right = shaky_masks(drop, "left"), shaky_masks(drop[::-1], "right", object_id=7)
+    both = [masks for pair in zip(left, right, strict=True) for masks in pair]
+    found = [(span.camera, span.id, span.first, span.last) for span in find_multi_shot_spans(both, DOUBT)]
+    assert found == [("left", 1, 0, 8), ("right", 7, 1, 9)]
+
+
+def test_a_drop_of_the_score_is_repaired_backward(tmp_path: Path) -> None:
+    bag = cut(tmp_path / "bag.mcap", SHAKY_FIRST, SHAKY_STOP)
+    summary = run_job(ball_job(bag, tmp_path / "out", "multi-shot", SHAKY_FIRST))
+    assert any("spans of objects tracked again" in note for note in summary.notes)
+    once = ious(Shards(FolderStore(tmp_path / "out")).masks(), BALL)
+    twice = ious(read_masks(tmp_path / "out" / "masks.mcap"), BALL)
+    changed = [seq for seq in once if once[seq] != twice[seq]]
+    assert changed
+    assert np.mean([twice[seq] for seq in changed]) > np.mean([once[seq] for seq in changed])

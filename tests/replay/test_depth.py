@@ -10,8 +10,6 @@ import cv2
 import numpy as np
 import pytest
 
-pytest.importorskip("mcap")
-
 from sam3_node.bags import read_masks
 from sam3_node.calibration import Calibration
 from sam3_node.replay.job import Job, ObjectOnFrame
@@ -34,14 +32,8 @@ def write_folder(path: Path, depth_size: tuple[int, int] = SIZE, millimetres: in
 
 
 def replay(folder: Path, settings: Settings, load: PerceptionCache, **options: Any) -> Summary:
-    job = Job(
-        (str(folder),),
-        str(folder.parent / "out"),
-        objects=(ObjectOnFrame(box=tuple(BOX)),),  # type: ignore[arg-type]
-        settings=chosen(settings),
-        **options,
-    )
-    return run_job(job, load)
+    objects, out = (ObjectOnFrame(box=tuple(BOX)),), str(folder.parent / "out")  # type: ignore[arg-type]
+    return run_job(Job((str(folder),), out, objects=objects, settings=chosen(settings), **options), load)
 
 
 def calibration(**depth: Any) -> tuple[str, ...]:
@@ -50,11 +42,8 @@ def calibration(**depth: Any) -> tuple[str, ...]:
 
 
 def has_positions(out: Path) -> bool:
-    return any(
-        instance.position_m is not None
-        for masks in read_masks(out / "masks.mcap")
-        for instance in masks.instances
-    )
+    found = (instance for masks in read_masks(out / "masks.mcap") for instance in masks.instances)
+    return any(instance.position_m is not None for instance in found)
 
 
 def test_missing_intrinsics_are_named_in_the_summary(
@@ -81,13 +70,9 @@ def test_depth_of_the_images_size_gives_positions_and_a_note(
 def test_depth_of_another_size_needs_a_statement(
     tmp_path: Path, settings: Settings, load: PerceptionCache, stated: str
 ) -> None:
-    summary = replay(
-        write_folder(tmp_path / "desk", (SIZE[0] // 2, SIZE[1] // 2)),
-        settings,
-        load,
-        depth_aligned=stated == "job",
-        calibrations=calibration(**{"aligned": True} if stated == "file" else {}),
-    )
+    folder = write_folder(tmp_path / "desk", (SIZE[0] // 2, SIZE[1] // 2))
+    told = calibration(**{"aligned": True} if stated == "file" else {})
+    summary = replay(folder, settings, load, depth_aligned=stated == "job", calibrations=told)
     told = [note for note in summary.notes if "no 3-D" in note]
     assert has_positions(tmp_path / "out") == (stated != "nowhere")
     assert bool(told) == (stated == "nowhere")

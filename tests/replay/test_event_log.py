@@ -45,14 +45,8 @@ def gaps(entries: Sequence[LogEntry]) -> list[str]:
 
 def test_the_log_has_the_steps_and_edits_in_order() -> None:
     failed = Event(2, "failed", {"camera": "a", "seq": 5, "error": "bad"})
-    entries = read_log(
-        served(0),
-        make_masks(0),
-        Event(1, "add_object", {"box": [1]}),
-        make_masks(3, 2),
-        failed,
-        make_masks(6),
-    )
+    added = Event(1, "add_object", {"box": [1]})
+    entries = read_log(served(0), make_masks(0), added, make_masks(3, 2), failed, make_masks(6))
     assert entries == [
         Edit("served", {"camera": "a"}),
         LoggedStep("a", 0, 100, 7, 0),
@@ -75,15 +69,9 @@ def test_steps_say_what_the_node_left_out() -> None:
 @pytest.mark.parametrize(
     ("log", "message"),
     [
-        (
-            (served(0), make_masks(0), make_masks(2)),
-            ("a", "1"),
-        ),
+        ((served(0), make_masks(0), make_masks(2)), ("a", "1")),
         ((served(0), make_masks(0), make_masks(5, 2)), ("2", "recording")),
-        (
-            (served(0), make_masks(0), Event(2, "reset", {})),
-            ("1", "2", "reset"),
-        ),
+        ((served(0), make_masks(0), Event(2, "reset", {})), ("1", "2", "reset")),
         ((Event(2, "reset", {}),), ("0", "2", "node")),
         ((served(0), Event(3, "pause", {}), served(1)), ("1", "3", "node")),
     ],
@@ -177,13 +165,9 @@ def test_a_missing_frame_is_one_gap() -> None:
 
 
 def test_frames_with_the_same_seq_are_matched_by_capture_time() -> None:
-    frames = [
-        make_frame(0, capture_ns=1),
-        make_frame(1),
-        make_frame(0, capture_ns=900),
-        make_frame(1, capture_ns=901),
-    ]
-    log = [LoggedStep("a", 0, 1), LoggedStep("a", 1, 101), LoggedStep("a", 0, 900), LoggedStep("a", 1, 901)]
+    stamps = [(0, 1), (1, 101), (0, 900), (1, 901)]
+    frames = [make_frame(seq, capture_ns=stamp_ns) for seq, stamp_ns in stamps]
+    log = [LoggedStep("a", *stamp) for stamp in stamps]
     notes = Notes(lenient=False)
     entries = [item.frame.capture_ns for item in match_frames(log, frames, notes) if isinstance(item, Step)]
     assert entries == [1, 101, 900, 901]

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mcap")
-
 from sam3_node.errors import ReplayError
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.event_log import ADD_EVERYTHING, Edit, Step
@@ -19,12 +17,8 @@ from sam3_node.replay.store import ReplayCounts
 from tests.support.live import moving_frame, tiny_settings
 from tests.support.refuses import refuses
 
-ALL = {
-    "grid": 3,
-    "min_iou": 0.0,
-    "min_stability": 0.0,
-    "max_overlap": 1.0,
-}  # random weights are sure of nothing
+# random weights are sure of nothing
+ALL = {"grid": 3, "min_iou": 0.0, "min_stability": 0.0, "max_overlap": 1.0}
 
 
 def steps() -> Iterator[Step]:
@@ -53,13 +47,8 @@ def test_what_is_found_is_tracked_while_slots_are_free(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("limit", "notes"), [(1.0, 1), (0.0, 0)])
 def test_a_search_that_finds_nothing_is_noted(limit: float, notes: int, tmp_path: Path) -> None:
     player = Player(Perception.load(tiny_settings(tmp_path)))
-    player.play(
-        Step(
-            moving_frame(0),
-            0,
-            edits=(Edit(ADD_EVERYTHING, {"camera": "left", "seq": 0, **ALL, "min_iou": limit}),),
-        )
-    )
+    edit = Edit(ADD_EVERYTHING, {"camera": "left", "seq": 0, **ALL, "min_iou": limit})
+    player.play(Step(moving_frame(0), 0, edits=(edit,)))
     assert len(player.notes) == notes
     assert all("left, frame 0: nothing was found: of 27 candidates, 0 had" in note for note in player.notes)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +11,8 @@ from typing import Any
 
 import cv2
 import numpy as np
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("mcap")
-pytest.importorskip("av")
-pytest.importorskip("pyarrow")
-
 import pyarrow.parquet
+import pytest
 
 from sam3_node.errors import BagError, ReplayError
 from sam3_node.replay.completion import StoppedError
@@ -34,7 +27,7 @@ from sam3_node.replay.shards import ShardLimits, Shards
 from sam3_node.replay.store import FolderStore
 from sam3_node.types import Instance, Mask, MaskFrame
 from tests.replay.test_outputs import digests
-from tests.support.live import tiny_settings
+from tests.support.live import stop_after, tiny_settings
 from tests.support.paths import ROOT
 from tests.support.refuses import refuses
 from tests.support.replay_logs import make_frame
@@ -67,10 +60,12 @@ def all_masks() -> Iterator[MaskFrame]:
 
 
 def write(out: Path, version: str) -> Path:
-    dataset = Dataset(DATA / version, ("cup", "mug"))
-    (written,) = write_outputs(
-        out, ["lerobot"], all_masks, lambda: iter(()), lambda *_: None, dataset=dataset
-    )
+    return write_masks(out, Dataset(DATA / version, ("cup", "mug")))
+
+
+def write_masks(out: Path, dataset: Dataset) -> Path:
+    sources = all_masks, lambda: iter(()), lambda *_: None
+    (written,) = write_outputs(out, ["lerobot"], *sources, dataset=dataset)
     return written
 
 
@@ -91,9 +86,8 @@ def test_masks_are_exact_and_everything_else_stays(version: str, tmp_path: Path)
     before, after = read_rows(DATA / version), read_rows(written)
     for camera in SIZES:
         for row, masks in enumerate(after):
-            image = cv2.imdecode(
-                np.frombuffer(masks.pop(f"observation.masks.{camera}")["bytes"], np.uint8), -1
-            )
+            data = masks.pop(f"observation.masks.{camera}")["bytes"]
+            image = cv2.imdecode(np.frombuffer(data, np.uint8), -1)
             labels, objects, scores = np.moveaxis(image[..., ::-1], -1, 0)
             expected = masks_in(camera, row)
             if (camera, row) == ("wrist", 5):
@@ -110,9 +104,8 @@ def test_masks_are_exact_and_everything_else_stays(version: str, tmp_path: Path)
     assert {"episode": 2, "camera": "wrist", "index": 2, "id": 4, "label": "mug"} in names["objects"]
     assert names["frames_without_masks"] == {"1": 1}
     source = {path.relative_to(DATA / version) for path in (DATA / version).rglob("*") if path.is_file()}
-    assert {path.relative_to(written) for path in written.rglob("*") if path.is_file()} == source | {
-        Path(NAMES)
-    }
+    files = {path.relative_to(written) for path in written.rglob("*") if path.is_file()}
+    assert files == source | {Path(NAMES)}
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
@@ -162,14 +155,7 @@ def test_damaged_statistics_are_an_error(version: str, name: str, text: str, tmp
     dataset = Path(shutil.copytree(DATA / version, tmp_path / "dataset"))
     (dataset / name).write_text(text)
     with refuses(BagError, field=("writes", "them")):
-        write_outputs(
-            tmp_path / "out",
-            ["lerobot"],
-            all_masks,
-            lambda: iter(()),
-            lambda *_: None,
-            dataset=Dataset(dataset),
-        )
+        write_masks(tmp_path / "out", Dataset(dataset))
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -204,22 +190,15 @@ def test_a_replay_of_all_episodes_goes_on_after_a_stop(tmp_path: Path) -> None:
     settings = {"model": tiny_settings(tmp_path).model.model_dump(mode="json", exclude_unset=True)}
     bags, out = (str(dataset),), str(tmp_path / "out")
     job = Job(bags, out, topics=("wrist",), objects=objects, settings=settings, outputs=("lerobot",))
-    load, stop = PerceptionCache(), threading.Event()
-
-    def progress(what: str, done: int, total: int | None) -> None:
-        if what == "replaying" and done == 6:
-            stop.set()
-
+    load = PerceptionCache()
     with pytest.raises(StoppedError):
-        run_job(job, load, progress, stop, limits=ShardLimits(frames=5))
+        run_job(job, load, *stop_after(6, "replaying"), limits=ShardLimits(frames=5))
     names = json.loads((tmp_path / "out/lerobot" / NAMES).read_text())
     assert names["frames_without_masks"] == {"1": 3, "2": 6}
     summary = run_job(job, load, limits=ShardLimits(frames=5))
     assert (summary.complete, summary.resumed_from, summary.frames) == (True, 6, 15)
-    ids = {
-        masks.seq: {item.id for item in masks.instances}
-        for masks in Shards(FolderStore(tmp_path / "out")).masks()
-    }
+    shards = Shards(FolderStore(tmp_path / "out"))
+    ids = {masks.seq: {item.id for item in masks.instances} for masks in shards.masks()}
     assert [ids[row] for row in (0, 3, 4, 8, 9, 14)] == [{1}, {1}, set(), set(), {2}, {2}]
     whole = replace(job, out=str(tmp_path / "whole"))
     run_job(whole, load)

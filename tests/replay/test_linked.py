@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("mcap")
-
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.replay.event_log import Edit, Step

@@ -1,4 +1,4 @@
-"""Outputs of a replay, read back with the usual libraries."""
+"""Outputs of a replay, read back with the usual libraries, also from a full disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import contextlib
 import hashlib
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +16,13 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from mcap.reader import make_reader
+from mcap_protobuf.decoder import DecoderFactory
+from pycocotools.coco import COCO
 
+from sam3_node.bags import open_bag, read_masks
+from sam3_node.bags.native import COLOUR
+from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.errors import BagError, OutputError, ReplayError, WireError
 from sam3_node.replay import davis_png
 from sam3_node.replay.davis_png import colours, decode_labels, encode_labels, paint_indices
@@ -21,6 +30,10 @@ from sam3_node.replay.outputs import KINDS, join_frames, write_outputs
 from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_image, encode_image
 from tests.support.refuses import refuses
+
+pytest.importorskip("resource")
+from sam3_node.replay.store import FolderStore
+from tests.support.paths import ROOT
 
 WIDTH, HEIGHT = 96, 64
 STEP_NS = NANOSECONDS // 20
@@ -68,18 +81,10 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def test_all_outputs_are_written_and_repeatable(tmp_path: Path) -> None:
-    pytest.importorskip("mcap")
     counts: dict[str, list[int]] = {kind: [] for kind in OF_ALL}
     written = write_outputs(tmp_path, OF_ALL, all_masks, all_frames, lambda kind, n: counts[kind].append(n))
-    names = [
-        "masks.mcap",
-        "masks.mcap",
-        "masks.json",
-        "png",
-        "overlay-left.mp4",
-        "overlay-right.mp4",
-        "images",
-    ]
+    names = ["masks.mcap", "masks.mcap", "masks.json", "png"]
+    names += ["overlay-left.mp4", "overlay-right.mp4", "images"]
     assert written == [tmp_path / name for name in names]
     assert {path.name for path in tmp_path.iterdir()} == set(names)
     assert all(found == list(range(1, 19)) for found in counts.values())
@@ -89,9 +94,6 @@ def test_all_outputs_are_written_and_repeatable(tmp_path: Path) -> None:
 
 
 def test_the_bag_has_the_masks_in_their_order(tmp_path: Path) -> None:
-    pytest.importorskip("mcap")
-    from sam3_node.bags import read_masks
-
     write_outputs(tmp_path, ["mcap"], all_masks, all_frames, told)
     read = list(read_masks(tmp_path / "masks.mcap"))
     assert [(found.camera, found.seq) for found in read] == [(m.camera, m.seq) for m in all_masks()]
@@ -100,22 +102,23 @@ def test_the_bag_has_the_masks_in_their_order(tmp_path: Path) -> None:
 
 
 def test_the_bag_shows_its_masks_in_foxglove(tmp_path: Path) -> None:
-    make_reader = pytest.importorskip("mcap.reader").make_reader
-    factory = pytest.importorskip("mcap_protobuf.decoder").DecoderFactory()
     write_outputs(tmp_path, ["mcap"], all_masks, all_frames, told)
     with (tmp_path / "masks.mcap").open("rb") as file:
-        reader = make_reader(file, decoder_factories=[factory])
+        reader = make_reader(file, decoder_factories=[DecoderFactory()])
         rows = list(reader.iter_decoded_messages(topics=["/right/annotations"]))
     assert [row.message.log_time for row in rows] == [seq * STEP_NS for seq in range(1, 12, 2)]
     assert [len(row.decoded_message.points) for row in rows] == [2] * 6
 
 
+def read_coco(path: Path) -> COCO:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return COCO(str(path))
+
+
 @pytest.mark.verifies("results", "COCO with RLE masks", "own package", "pycocotools reads it")
 def test_pycocotools_reads_every_image_of_the_json(tmp_path: Path) -> None:
-    coco_of = pytest.importorskip("pycocotools.coco").COCO
     write_outputs(tmp_path, ["coco"], all_masks, all_frames, told)
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco = coco_of(str(tmp_path / "masks.json"))
+    coco = read_coco(tmp_path / "masks.json")
     cameras = {video["id"]: video["name"] for video in coco.dataset["videos"]}
     tracks = {track["id"]: (track["video_id"], track["instance_id"]) for track in coco.dataset["tracks"]}
     assert list(cameras.values()) == ["left", "right"]
@@ -152,10 +155,8 @@ def restarted_frames() -> Iterator[Frame]:
 
 
 def test_the_images_that_coco_names_exist_and_are_the_frames(tmp_path: Path) -> None:
-    coco_of = pytest.importorskip("pycocotools.coco").COCO
     write_outputs(tmp_path, ["coco", "images"], restarted_masks, restarted_frames, told)
-    with contextlib.redirect_stdout(io.StringIO()):
-        coco = coco_of(str(tmp_path / "masks.json"))
+    coco = read_coco(tmp_path / "masks.json")
     frames = {frame.key: frame for frame in restarted_frames()}
     rows = coco.loadImgs(coco.getImgIds())
     assert len({row["file_name"] for row in rows}) == len(rows) == len(list(restarted_masks()))
@@ -181,11 +182,6 @@ def test_without_images_coco_names_places_in_the_recording(tmp_path: Path) -> No
 
 
 def test_the_bag_may_hold_the_frames_beside_the_masks(tmp_path: Path) -> None:
-    pytest.importorskip("mcap")
-    from sam3_node.bags import open_bag, read_masks
-    from sam3_node.bags.native import COLOUR
-    from sam3_node.bags.native.reader import RecordingReader
-
     write_outputs(tmp_path, ["mcap-images"], restarted_masks, restarted_frames, told)
     path = tmp_path / "masks.mcap"
     read = list(read_masks(path))
@@ -203,7 +199,6 @@ def test_the_bag_may_hold_the_frames_beside_the_masks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("camera", ["..", ".", "../../escaped", "/escaped"])
 def test_no_name_leads_out_of_the_folder(tmp_path: Path, camera: str) -> None:
-    pytest.importorskip("mcap")
     out = tmp_path / "some" / "out"
     kinds = [kind for kind in OF_ALL if not kind.startswith("mcap")]
     masks = lambda: iter([replace(masks_of("left", 0), camera=camera)])  # noqa: E731
@@ -239,11 +234,8 @@ def test_png_have_the_ids_in_davis_colours_and_a_table(tmp_path: Path) -> None:
 
 
 def test_ids_above_the_palette_repeat_and_are_never_background() -> None:
-    instances = tuple(blob(1, 0) if n == 255 else blob(2, 0) for n in (255, 256))
-    numbered = [
-        Instance(n, "", 0.5, "tracked", 0, 0, one.mask) for n, one in zip((255, 256), instances, strict=True)
-    ]
-    labels = paint_indices(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=tuple(numbered)))
+    numbered = tuple(replace(blob(n - 254, 0), id=n) for n in (255, 256))
+    labels = paint_indices(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=numbered))
     assert np.array_equal(labels == 255, numbered[0].mask.full())
     assert np.array_equal(labels == 1, numbered[1].mask.full())
 
@@ -295,15 +287,11 @@ def test_overlays_are_drawn_at_the_cameras_rate(tmp_path: Path) -> None:
 def test_nothing_is_written_outside_for_a_camera_that_is_no_name(
     tmp_path: Path, kind: str, camera: str
 ) -> None:
-    def masks() -> Iterator[MaskFrame]:
-        yield masks_of(camera, 0)
-
-    def frames() -> Iterator[Frame]:
-        yield frame_of(camera, 0)
-
     out = tmp_path / "a" / "out"
     with contextlib.suppress(OutputError):
-        write_outputs(out, [kind], masks, frames, told)
+        write_outputs(
+            out, [kind], lambda: iter([masks_of(camera, 0)]), lambda: iter([frame_of(camera, 0)]), told
+        )
     written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert written <= {"a/out/overlay-..mp4", "a/out/overlay-...mp4"}
 
@@ -337,7 +325,6 @@ def test_frames_are_paired_after_a_camera_restart() -> None:
 
 
 def test_a_failed_run_keeps_the_old_outputs(tmp_path: Path) -> None:
-    pytest.importorskip("mcap")
     write_outputs(tmp_path, OF_ALL, all_masks, all_frames, told)
     before = digests(tmp_path)
 
@@ -371,3 +358,41 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refuses(OutputError, field=("write", "png")):
         write_outputs(tmp_path / "file", ["png"], all_masks, all_frames, told)
+
+
+LIMIT_BYTES = 20_000
+SCRIPT = """
+import resource, sys
+from pathlib import Path
+from sam3_node.errors import OutputError
+from sam3_node.replay.outputs import write_outputs
+from tests.replay.test_outputs import all_frames, all_masks, told
+out, kind, limit = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+masks = lambda: (masks for _ in range(40) for masks in all_masks())
+frames = lambda: (frame for _ in range(40) for frame in all_frames())
+write_outputs(out, ["png"], all_masks, all_frames, told)
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    write_outputs(out, [kind], masks, frames, told)
+except OutputError as error:
+    sys.exit(f"OutputError: {error}")
+"""
+
+
+@pytest.mark.parametrize("kind", ["mcap", "mcap-images", "coco", "overlay", "images"])
+def test_a_full_disk_is_an_error_that_spares_what_is_there(tmp_path: Path, kind: str) -> None:
+    limit = 100 if kind == "images" else LIMIT_BYTES
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), kind, str(limit)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1, done.stderr
+    assert "OutputError: cannot write" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["png"]
+    assert json.loads((tmp_path / "png/left/objects.json").read_text())
+
+
+def test_a_folder_below_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with refuses(OutputError, field="file/out"):
+        FolderStore(tmp_path / "file/out")
+    assert (tmp_path / "file").read_text() == "mine"

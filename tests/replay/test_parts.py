@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,6 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
 
 from sam3_node.cli.main import main
 from sam3_node.errors import ReplayError
@@ -26,7 +21,7 @@ from sam3_node.replay.schedule import NOTHING_ASKED
 from sam3_node.replay.shards import ShardLimits, Shards
 from sam3_node.replay.store import FolderStore
 from sam3_node.types import MaskFrame
-from tests.support.live import Live, edited, tiny_settings
+from tests.support.live import record_edits, stop_after, tiny_settings
 from tests.support.recordings import write_recording
 from tests.support.refuses import refuses
 
@@ -37,10 +32,7 @@ OUTPUTS = ("mcap-images", "coco", "png", "overlay", "images")
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bag")
-    with Live(folder / "live.mcap", Perception.load(tiny_settings(folder))) as recorded:
-        for _ in edited(recorded, 40):
-            pass
-    return folder / "live.mcap"
+    return record_edits(folder / "live.mcap", Perception.load(tiny_settings(folder)), 40)
 
 
 @pytest.fixture
@@ -90,14 +82,8 @@ def test_a_replay_without_objects_says_so(job: Job, load: PerceptionCache, tmp_p
 
 def test_a_stop_writes_the_outputs_of_what_is_done(job: Job, load: PerceptionCache) -> None:
     job = replace(job, outputs=OUTPUTS)
-    stop = threading.Event()
-
-    def progress(what: str, done: int, total: int | None) -> None:
-        if done == 13:
-            stop.set()
-
     with refuses(StoppedError, field=("13", "frames")):
-        run_job(job, load, progress, stop, limits=SMALL)
+        run_job(job, load, *stop_after(13), limits=SMALL)
     out = Path(job.out)
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["complete"], summary["frames"], summary["outputs"]) == (False, 13, list(OUTPUTS))
@@ -129,25 +115,18 @@ def test_the_command_refuses_other_parts(
     assert told in capsys.readouterr().err
 
 
+def replay(job: Job, bag: Path, folder: Path, *options: str) -> int:
+    """Run the command with the model of a job and a box, and return its exit code."""
+    model: dict[str, Any] = dict(job.settings["model"])
+    chosen = [text for name, value in model.items() for text in (f"--model.{name}", str(value))]
+    return main(["replay", str(bag), "-o", str(folder / "out"), "--box", "4,4,20,20", *chosen, *options])
+
+
 def test_the_command_takes_a_part_and_keeps_images(
     job: Job, live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model: dict[str, Any] = dict(job.settings["model"])
-    options = [text for name, value in model.items() for text in (f"--model.{name}", str(value))]
-    command = [
-        "replay",
-        str(live),
-        "-o",
-        str(tmp_path / "out"),
-        "--box",
-        "4,4,20,20",
-        "--from",
-        "0",
-        "--to",
-        "1e6",
-    ]
-    command += ["--frames", "6", "--outputs", "coco,mcap", "--with-images", *options]
-    assert main(command) == 0
+    options = ["--from", "0", "--to", "1e6", "--frames", "6", "--outputs", "coco,mcap", "--with-images"]
+    assert replay(job, live, tmp_path, *options) == 0
     rows = json.loads((tmp_path / "out/masks.json").read_text())["images"]
     assert 0 < len(rows) <= 6
     assert all((tmp_path / "out" / row["file_name"]).is_file() for row in rows)
@@ -163,25 +142,18 @@ def test_folders_of_several_recordings_stay_in_the_output() -> None:
 def test_a_part_without_frames_is_no_success(
     job: Job, live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model: dict[str, Any] = dict(job.settings["model"])
-    options = [text for name, value in model.items() for text in (f"--model.{name}", str(value))]
-    command = ["replay", str(live), "-o", str(tmp_path / "out"), "--box", "4,4,20,20", "--from", "1e6"]
-    assert main([*command, *options]) == 1
+    assert replay(job, live, tmp_path, "--from", "1e6") == 1
     assert "no frame was replayed" in capsys.readouterr().out
 
 
 def test_images_that_cannot_be_decoded_are_no_success(
     job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = bytearray(
-        cv2.imencode(".png", np.random.default_rng(0).integers(0, 255, (48, 64, 3), np.uint8))[1]
-    )
+    noise = np.random.default_rng(0).integers(0, 255, (48, 64, 3), np.uint8)
+    data = bytearray(cv2.imencode(".png", noise)[1])
     data[data.index(b"IDAT") + 20] ^= 0xFF
     (tmp_path / "desk").mkdir()
     for index in range(2):
         (tmp_path / "desk" / f"{index}.png").write_bytes(data)
-    model: dict[str, Any] = dict(job.settings["model"])
-    options = [text for name, value in model.items() for text in (f"--model.{name}", str(value))]
-    command = ["replay", str(tmp_path / "desk"), "-o", str(tmp_path / "out"), "--box", "4,4,20,20"]
-    assert main([*command, *options]) == 1
+    assert replay(job, tmp_path / "desk", tmp_path) == 1
     assert "found none (2 failed)" in capsys.readouterr().out

@@ -14,15 +14,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
-
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.job import Job
 from sam3_node.replay.run import compare_job, is_finished, run_job
 from sam3_node.replay.shards import ShardLimits
 from sam3_node.replay.store import Summary
-from tests.support.live import Live, edited, tiny_settings
+from tests.support.live import record_edits, tiny_settings
 from tests.support.node_rig import until
 from tests.support.repeats import repetitions
 
@@ -37,10 +34,7 @@ processes = multiprocessing.get_context("forkserver")
 @pytest.fixture(scope="module")
 def bag(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bag")
-    with Live(folder / "live.mcap", Perception.load(tiny_settings(folder))) as live:
-        for _ in edited(live, FRAMES):
-            pass
-    return folder / "live.mcap"
+    return record_edits(folder / "live.mcap", Perception.load(tiny_settings(folder)), FRAMES)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +46,8 @@ def whole(bag: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     return job
 
 
-def work(text: str, begun: Any) -> None:
-    run_job(Job.from_json(text), progress=lambda *_: begun.set(), limits=LIMITS)
+def work(job: Job, begun: Any) -> None:
+    run_job(job, progress=lambda *_: begun.set(), limits=LIMITS)
 
 
 def outputs_of(job: Job) -> dict[str, str]:
@@ -82,7 +76,7 @@ def test_killed_replays_end_with_the_same_results(bag: Path, whole: Job, tmp_pat
         if job is whole or is_finished(job):
             job = Job(whole.bags, str(tmp_path / str(kills)), "as-recorded", outputs=OUTPUTS)
         begun = processes.Event()
-        process = processes.Process(target=work, args=(job.to_json(), begun))
+        process = processes.Process(target=work, args=(job, begun))
         process.start()
         begun.wait(60)
         process.join(moments.uniform(0.0, 1.0) if kills < KILLS else None)

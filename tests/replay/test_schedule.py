@@ -49,13 +49,8 @@ def test_recorded_edits_are_on_the_frames_they_took_effect_on() -> None:
 
 
 def test_an_edit_waits_for_a_frame_of_its_own_camera() -> None:
-    log: list[Any] = [
-        make_masks(1),
-        make_masks(1, camera="b"),
-        Event(0, "add_object", {"camera": "b"}),
-        make_masks(2),
-    ]
-    log.append(make_masks(2, camera="b"))
+    added = Event(0, "add_object", {"camera": "b"})
+    log = [make_masks(1), make_masks(1, camera="b"), added, make_masks(2), make_masks(2, camera="b")]
     edits = group_edits(item if isinstance(item, Event) else RecordedMasks(item, b"") for item in log)
     assert [place for place, waiting in edits.before.items() if waiting] == [("b", 2)]
 
@@ -70,12 +65,8 @@ def test_objects_are_added_on_their_frames() -> None:
     )
     notes = Notes(lenient=False)
     actions = list(add_objects(steps, shown, notes))
-    placed = [
-        (item.frame.camera, item.frame.seq, edit.args["label"])
-        for item in actions
-        if isinstance(item, Step)
-        for edit in item.edits
-    ]
+    edited = [(item.frame, edit) for item in actions if isinstance(item, Step) for edit in item.edits]
+    placed = [(frame.camera, frame.seq, edit.args["label"]) for frame, edit in edited]
     assert placed == [("b", 4, "first of b"), ("a", 5, "by seq"), ("a", 5, "by index")]
     assert actions[1].edits[0].args == {
         "camera": "b", "seq": 4, "box": [0, 0, 1, 1], "label": "first of b"

@@ -5,18 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
+from sam3_node.bags import read_masks
 from sam3_node.perception.perception import Perception
+from sam3_node.replay.job import Job
+from sam3_node.replay.run import compare_job, run_job
 from sam3_node.types import MaskFrame
 from sam3_node.wire import pack_masks
 from tests.support.live import BOX, Live, moving_frame, tiny_settings
-
-pytest.importorskip("mcap")
-
-from sam3_node.bags import read_masks
-from sam3_node.replay.job import Job
-from sam3_node.replay.run import compare_job, run_job
 
 LEVELS = [*[0] * 4, *[1] * 4, *[2] * 20, *[1] * 4, *[0] * 4]
 

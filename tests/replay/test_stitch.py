@@ -84,14 +84,26 @@ def test_objects_with_new_ids_in_each_segment_are_joined() -> None:
     assert tracks_of(iter(stitched)) == {1: {1}, 5: {3}}
 
 
-def test_swapped_ids_are_swapped_back() -> None:
-    parts = [segment(0, 12, {1: 1, 2: 2}), segment(8, 20, {1: 2, 2: 1})]
-    assert tracks_of(stitch(parts, 4)) == {1: {1}, 2: {2}}
-
-
-def test_new_objects_get_unused_ids() -> None:
-    parts = [segment(0, 12, {1: 1, 2: 7}), segment(8, 20, {1: 1, 4: 2}), segment(16, 30, {4: 1, 2: 2})]
-    assert tracks_of(stitch(parts, 4)) == {1: {1}, 7: {2}, 8: {4}, 9: {2}}
+@pytest.mark.parametrize(
+    ("parts", "tracks"),
+    [
+        pytest.param(
+            [(0, 12, {1: 1, 2: 2}), (8, 20, {1: 2, 2: 1})],
+            {1: {1}, 2: {2}},
+            id="swapped ids are swapped back",
+        ),
+        pytest.param(
+            [(0, 12, {1: 1, 2: 7}), (8, 20, {1: 1, 4: 2}), (16, 30, {4: 1, 2: 2})],
+            {1: {1}, 7: {2}, 8: {4}, 9: {2}},
+            id="new objects get unused ids",
+        ),
+        pytest.param([(0, 12, {1: 1}), (8, 20, {2: 1})], {1: {1}, 2: {2}}, id="masks with little overlap"),
+    ],
+)
+def test_objects_are_joined_by_their_masks(
+    parts: list[tuple[int, int, Ids]], tracks: dict[int, set[int]]
+) -> None:
+    assert tracks_of(stitch([segment(*part) for part in parts], 4)) == tracks
 
 
 def test_objects_with_other_labels_are_not_joined() -> None:
@@ -100,11 +112,6 @@ def test_objects_with_other_labels_are_not_joined() -> None:
         for masks in segment(8, 20, {1: 1})
     ]
     assert tracks_of(stitch([segment(0, 12, {1: 1}), after], 4)) == {1: {1}, 2: {1}}
-
-
-def test_masks_with_little_overlap_are_not_joined() -> None:
-    parts = [segment(0, 12, {1: 1}), segment(8, 20, {2: 1})]
-    assert tracks_of(stitch(parts, 4)) == {1: {1}, 2: {2}}
 
 
 def test_without_an_overlap_every_object_is_new() -> None:

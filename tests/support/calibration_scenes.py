@@ -51,9 +51,8 @@ def draw_pose(
     generator: np.random.Generator, near_m: float = 0.3, far_m: float = 0.5, tilt: float = 0.6
 ) -> Array:
     """Return camera_from_board [4, 4] of a board in front of the camera, tilted and turned at random."""
-    rotation = rotation_from_vector([*generator.uniform(-tilt, tilt, 2), 0]) @ rotation_from_vector(
-        [0, 0, generator.uniform(-1.5, 1.5)]
-    )
+    tilted = rotation_from_vector([*generator.uniform(-tilt, tilt, 2), 0])
+    rotation = tilted @ rotation_from_vector([0, 0, generator.uniform(-1.5, 1.5)])
     depth = generator.uniform(near_m, far_m)
     centre = np.array([*generator.uniform(-0.25, 0.25, 2) * (depth, 0.7 * depth), depth])
     return rigid(rotation, centre - rotation @ CENTRE_M)
@@ -109,9 +108,8 @@ def make_hand_eye(
             continue
         chain = y @ invert(pose) @ invert(x)
         robot = chain if mounting == "eye_in_hand" else invert(chain)
-        robot = move(
-            robot, np.concatenate([generator.normal(0, robot_m, 3), generator.normal(0, robot_rad, 3)])
-        )
+        noise = np.concatenate([generator.normal(0, robot_m, 3), generator.normal(0, robot_rad, 3)])
+        robot = move(robot, noise)
         noisy = pixels + generator.normal(0, noise_px, pixels.shape)
         view = BoardView(str(len(found)), np.arange(len(pixels)), noisy)
         found.append((robot, *locate_board(view, BOARD, intrinsics)))
@@ -152,9 +150,8 @@ def draw_charuco(board: Board, legacy: bool) -> np.ndarray:
     """Draw a ChArUco board by OpenCV as a texture."""
     dictionary = cv2.aruco.getPredefinedDictionary(getattr(cv2.aruco, f"DICT_{board.dictionary}"))
     ids = np.arange(board.first, board.first + board.columns * board.rows // 2)
-    drawn = cv2.aruco.CharucoBoard(
-        (board.columns, board.rows), board.pitch_m, board.second_m, dictionary, ids
-    )
+    size = (board.columns, board.rows)
+    drawn = cv2.aruco.CharucoBoard(size, board.pitch_m, board.second_m, dictionary, ids)
     drawn.setLegacyPattern(legacy)
     width, height = (round(side * 1e3 * DENSITY) for side in board.size_m)
     rim = round(RIM_MM * DENSITY)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -10,6 +11,7 @@ from typing import Any, Self
 import cv2
 import numpy as np
 
+from sam3_node.bags import read_masks
 from sam3_node.bags.native import NODE
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.errors import Sam3NodeError
@@ -17,6 +19,7 @@ from sam3_node.node.cameras import FRAMES_PER_STEP
 from sam3_node.node.operations import carry_out
 from sam3_node.node.status import CameraStats
 from sam3_node.perception.perception import Perception
+from sam3_node.replay.job import Job
 from sam3_node.settings import Settings
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, pack_event, pack_masks
@@ -176,6 +179,30 @@ def edited(live: Live, last: int = 24) -> Iterator[MaskFrame]:
                 yield masks
         if edit := EDITS.get(seq):
             live.ask(edit[0], **edit[1])
+
+
+def record_edits(path: Path, perception: Perception, last: int = 24) -> Path:
+    """Record what `edited` makes."""
+    with Live(path, perception) as live:
+        for _ in edited(live, last):
+            pass
+    return path
+
+
+def masks_of(job: Job) -> list[MaskFrame]:
+    """Return the masks that a replay wrote."""
+    return list(read_masks(Path(job.out) / "masks.mcap"))
+
+
+def stop_after(count: int, what: str = "") -> tuple[Callable[[str, int, int | None], None], threading.Event]:
+    """Return a progress callback, and the event that it sets when `count` frames are done, of `what` if given."""
+    stop = threading.Event()
+
+    def progress(now: str, done: int, total: int | None) -> None:
+        if done == count and what in ("", now):
+            stop.set()
+
+    return progress, stop
 
 
 EDITS: dict[int, tuple[str, dict[str, Any]]] = {

@@ -7,13 +7,17 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 from sam3_node.errors import DeviceError
 from sam3_node.node.node import Node
+from sam3_node.perception.pipeline import Pipeline
 from sam3_node.processes.notify import Watchdog
 from sam3_node.settings import (
     DetectorSettings,
@@ -113,6 +117,25 @@ class HealthyNode(NearNode):
     def send_as(self, camera: str = "cam1") -> bool:
         """Send the next frame of a camera."""
         return self.camera.send(picture(next(self._seqs), camera))
+
+
+@contextmanager
+def held_step(send: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Send frames until a step begins, which ends with the block."""
+    began, ends, step = threading.Event(), threading.Event(), Pipeline.step
+
+    def wait(*args: Any) -> MaskFrame:
+        began.set()
+        assert ends.wait(PATIENCE_S)
+        return step(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "step", wait)
+        until(lambda: send() and began.wait(0.05), "the step begins")
+    try:
+        yield
+    finally:
+        ends.set()
 
 
 def ask(url: str, path: str) -> tuple[int, str]:

@@ -14,6 +14,14 @@ from tests.support.tiny import random_source
 __all__ = ["PATIENCE_S", "READY_S", "Process", "Rig", "ids", "masks_where", "until"]
 
 
+def tiny_environment(folder: Path, frames: str, masks: str, control: str) -> dict[str, str]:
+    """Write tiny random weights to `folder`. Return the settings of a node that uses them at these endpoints."""
+    random_source("sam3", presence=60.0).save_pretrained(folder / "tiny")
+    settings = {"TRANSPORT__FRAMES": frames, "TRANSPORT__MASKS": masks, "TRANSPORT__CONTROL": control}
+    settings |= {"MODEL__NAME": str(folder / "tiny"), "MODEL__DEVICE": "cpu", "MODEL__THREADS": "1"}
+    return {f"SAM3_{name}": value for name, value in (settings | {"DETECTOR__KIND": "none"}).items()}
+
+
 class Rig:
     """A folder with ipc endpoints and tiny random weights, and the processes that use them. Exit stops all of them."""
 
@@ -22,17 +30,8 @@ class Rig:
         self.processes: list[Process] = []
         self.frames = (f"ipc://{folder}/frames0", f"ipc://{folder}/frames1")
         self.masks, self.control = f"ipc://{folder}/masks", f"ipc://{folder}/control"
-        random_source("sam3", presence=60.0).save_pretrained(folder / "tiny")
-        self.environment = {
-            "SAM3_TRANSPORT__FRAMES": ",".join(self.frames),
-            "SAM3_TRANSPORT__MASKS": self.masks,
-            "SAM3_TRANSPORT__CONTROL": self.control,
-            "SAM3_MODEL__NAME": str(folder / "tiny"),
-            "SAM3_MODEL__DEVICE": "cpu",
-            "SAM3_MODEL__THREADS": "1",
-            "SAM3_DETECTOR__KIND": "none",
-            "SAM3_CAMERA__FPS": "15",
-        }
+        endpoints = ",".join(self.frames), self.masks, self.control
+        self.environment = tiny_environment(folder, *endpoints) | {"SAM3_CAMERA__FPS": "15"}
 
     def start(self, *arguments: str, **settings: str) -> Process:
         """Start a verb and wait until it says that it is ready."""
@@ -60,6 +59,11 @@ class Rig:
     def close(self) -> None:
         for process in self.processes:
             process.kill()
+
+
+def unworried_client(masks: str, control: str) -> PerceptionClient:
+    """Open a client that goes on when the node begins anew."""
+    return PerceptionClient(masks, control, timeout_ms=10_000, on_restart=lambda restart: None)
 
 
 def masks_where(client: PerceptionClient, accept: Callable[[MaskFrame], object], what: str) -> MaskFrame:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 
-from sam3_node.bags import Pose, RecordingWriter
-from sam3_node.errors import Sam3NodeError
+from sam3_node.bags import Pose, RecordingWriter, open_bag
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
-from sam3_node.wire import encode_depth, pack, pack_frame, unpack
+from sam3_node.wire import encode_depth
 
 SIZE = (48, 64)
 INTRINSICS = Intrinsics(60.0, 61.0, 31.5, 23.5)
@@ -37,6 +36,17 @@ def frame_at(seq: int, camera: str = "table", stamp_ns: int | None = None) -> Fr
     )
 
 
+def write_film(path: Path, images: Iterable[np.ndarray], fps: float = 25.0, codec: str = "mp4v") -> Path:
+    """Write a video of these BGR images, by OpenCV."""
+    images = list(images)
+    height, width = images[0].shape[:2]
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), fps, (width, height))
+    for image in images:
+        writer.write(image)
+    writer.release()
+    return path
+
+
 def make_truth(frame: Frame, count: int = 2) -> MaskFrame:
     """Return squares that move a pixel per frame; the second is out of view at every third frame."""
     instances = []
@@ -58,6 +68,12 @@ def make_pose(frame: Frame) -> Pose:
     return Pose(frame.camera, frame.seq, matrix)
 
 
+def read_bag(path: Path, topics: Sequence[str] = (), **options: Any) -> tuple[list[Frame], str | None]:
+    """Return all frames of a recording, and what was lost."""
+    with open_bag(path, topics, **options) as bag:
+        return list(bag), bag.lost
+
+
 def write_recording(path: Path, frames: int | Sequence[Frame] = 5) -> Path:
     """Write these frames, or that many, each with its truth and pose."""
     with RecordingWriter(path, overwrite=True) as writer:
@@ -66,12 +82,6 @@ def write_recording(path: Path, frames: int | Sequence[Frame] = 5) -> Path:
             writer.write_truth(make_truth(frame))
             writer.write_pose(make_pose(frame), frame.capture_ns)
     return path
-
-
-def write_earlier_layout(path: Path, frames: int | Sequence[Frame] = 5) -> Path:
-    """Write these frames, or that many, as versions before the common layout did."""
-    frames = [frame_at(seq) for seq in range(frames)] if isinstance(frames, int) else frames
-    return write_messages(path, *((f"frame/{frame.camera}", pack_frame_message(frame)) for frame in frames))
 
 
 def write_messages(path: Path, *messages: tuple[str, bytes]) -> Path:
@@ -88,22 +98,3 @@ def write_messages(path: Path, *messages: tuple[str, bytes]) -> Path:
             writer.add_message(channels[topic], seq, body, seq, seq)
         writer.finish()
     return path
-
-
-def pack_frame_message(frame: Frame) -> bytes:
-    """Return a frame as the earlier layout has it: header and pixels in one map."""
-    _, header, *pixels = pack_frame(frame)
-    body = {"header": unpack(header, what="frame"), **dict(zip(("colour", "depth"), pixels, strict=False))}
-    return bytes(pack(body))
-
-
-def read_with_flipped_bytes(path: Path, read: Callable[[Path], object]) -> None:
-    """Replace one byte of a file 300 times; `read` may raise errors of this package alone."""
-    whole = path.read_bytes()
-    random = np.random.default_rng(0)
-    for _ in range(300):
-        broken = bytearray(whole)
-        broken[int(random.integers(len(broken)))] = int(random.integers(256))
-        path.write_bytes(broken)
-        with suppress(Sam3NodeError):
-            read(path)

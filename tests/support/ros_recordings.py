@@ -18,11 +18,8 @@ from sam3_node.types import Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth, decode_image
 
 SIZE = (24, 32)
-COLOUR, DEPTH, INFO = (
-    "/camera/color/image_raw",
-    "/camera/aligned_depth_to_color/image_raw",
-    "/camera/color/camera_info",
-)
+COLOUR, DEPTH = "/camera/color/image_raw", "/camera/aligned_depth_to_color/image_raw"
+INFO = "/camera/color/camera_info"
 TYPES = {COLOUR: "Image", DEPTH: "Image", INFO: "CameraInfo"}
 INTRINSICS = Intrinsics(60.0, 61.0, 15.5, 11.5, "brown_conrady", (0.1, 0.2, 0.003, 0.004, 0.05))
 START_NS = 1_700_000_000_000_000_000
@@ -104,15 +101,7 @@ def write_ros1(path: Path, frames: int, compression: str | None = None) -> Path:
     writer.chunk_threshold = 12_000
     if compression is not None:
         writer.set_compression(Writer1.CompressionFormat[compression])
-    with writer:
-        connections = {
-            topic: writer.add_connection(topic, f"sensor_msgs/msg/{name}", typestore=STORES[1])
-            for topic, name in TYPES.items()
-        }
-        for shot in shots(frames):
-            type_name = f"sensor_msgs/msg/{TYPES[shot.topic]}"
-            data = STORES[1].serialize_ros1(make_message(shot, 1), type_name)
-            writer.write(connections[shot.topic], shot.logged_ns, data)
+    _write(writer, 1, STORES[1].serialize_ros1, frames)
     return path
 
 
@@ -123,13 +112,16 @@ def write_ros2(
     writer = Writer2(path, version=9, storage_plugin=StoragePlugin[storage])
     if compression is not None:
         writer.set_compression(CompressionMode[compression], CompressionFormat.ZSTD)
+    _write(writer, 2, STORES[2].serialize_cdr, frames, delay_ns)
+    return path
+
+
+def _write(writer: Any, ros: int, serialize: Any, frames: int, delay_ns: int = 0) -> None:
+    kinds = {topic: f"sensor_msgs/msg/{name}" for topic, name in TYPES.items()}
     with writer:
         connections = {
-            topic: writer.add_connection(topic, f"sensor_msgs/msg/{name}", typestore=STORES[2])
-            for topic, name in TYPES.items()
+            topic: writer.add_connection(topic, kind, typestore=STORES[ros]) for topic, kind in kinds.items()
         }
         for shot in shots(frames):
-            type_name = f"sensor_msgs/msg/{TYPES[shot.topic]}"
-            data = STORES[2].serialize_cdr(make_message(shot, 2), type_name)
+            data = serialize(make_message(shot, ros), kinds[shot.topic])
             writer.write(connections[shot.topic], shot.logged_ns + delay_ns, data)
-    return path

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import IO
 
 import numpy as np
+import zmq
 
 from sam3_node.errors import TransportError
 from sam3_node.transport import (
@@ -20,11 +21,12 @@ from sam3_node.transport import (
     FrameSubscriber,
     MaskPublisher,
     MaskSubscriber,
+    ReceivedFrame,
     StreamTap,
     poll,
 )
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
-from sam3_node.wire import Reply, Request
+from sam3_node.wire import Reply, Request, unpack_reply
 
 
 def make_frame(seq: int, camera: str = "cam0", side: int = 16) -> Frame:
@@ -51,6 +53,38 @@ def waiting_bodies(server: ControlServer) -> bytes:
     return b"".join(
         repr(content).encode() if isinstance(content, Request) else bytes(content) for content in contents
     )
+
+
+@contextmanager
+def open_peer(kind: int, endpoint: str = "") -> Iterator[zmq.Socket[bytes]]:
+    """Open a plain socket that is connected to `endpoint`, or bound to a port of its own without one."""
+    with zmq.Context() as context, context.socket(kind) as opened:
+        opened.linger = 0
+        if endpoint:
+            opened.connect(endpoint)
+        else:
+            opened.bind("tcp://127.0.0.1:*")
+        yield opened
+
+
+def place_of(bound: zmq.Socket[bytes]) -> str:
+    """Return the endpoint of a bound socket."""
+    return bound.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def take_frame(subscriber: FrameSubscriber, timeout_ms: int = 10_000) -> ReceivedFrame:
+    """Return the next frame, which must come."""
+    received = subscriber.take(timeout_ms)
+    assert received is not None
+    return received
+
+
+def take_error(asker: zmq.Socket[bytes]) -> tuple[int, str]:
+    """Return request and code of the next reply, an error."""
+    assert asker.poll(60_000), "neither answered nor counted"
+    reply = unpack_reply(asker.recv_multipart()[-1])
+    assert reply.error is not None
+    return reply.id, reply.error.code
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:

@@ -72,7 +72,6 @@ def mask(rows: Sequence[str]) -> Mask:
 
 MUG = mask(["........", "...##...", "..####..", "...#.#..", "........"])
 DRIVER = mask(["#......#", "#......#", "#......#", "#......#", "########"])
-SEEN = Instance(3, "mug", 0.875, "tracked", 40, 0, MUG)
 
 
 def masks() -> MaskFrame:
@@ -89,12 +88,9 @@ def masks() -> MaskFrame:
         stages_us={"decode": 7, "preprocess": 410, "encode": 9000, "track": 8000, "masks": 300, "pack": 90},
         prompts=("red mug", "schraubenschlüssel"),
         instances=(
-            dataclasses.replace(
-                SEEN,
-                label="red mug",
-                position_m=(0.1, -0.25, 0.75),
-                frame="camera_color",
-                extent_m=(0.08, 0.08, 0.1),
+            Instance(
+                *(3, "red mug", 0.875, "tracked", 40, 0, MUG),
+                *((0.1, -0.25, 0.75), "camera_color", (0.08, 0.08, 0.1)),
             ),
             Instance(4, "", 1.0, "tentative", 1, 0, DRIVER),
             Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8))),
@@ -102,37 +98,37 @@ def masks() -> MaskFrame:
     )
 
 
+def masks_of(*instances: Instance, **fields: Any) -> MaskFrame:
+    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, instances=instances, **fields)
+
+
+def mug(label: str = "mug", **fields: Any) -> Instance:
+    return Instance(3, label, 0.875, "tracked", 40, 0, MUG, **fields)
+
+
+def driver(label: str = "", **fields: Any) -> Instance:
+    return Instance(4, label, 0.75, "tracked", 9, 0, DRIVER, **fields)
+
+
 def masks_with_doubt() -> MaskFrame:
-    instances = (
-        dataclasses.replace(SEEN, confidence=0.96875),
-        Instance(4, "", 0.75, "tracked", 9, 0, DRIVER, confidence=0.125, doubtful=True),
-        Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8))),
-    )
-    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, instances=instances)
+    hidden = Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8)))
+    return masks_of(mug(confidence=0.96875), driver(confidence=0.125, doubtful=True), hidden)
 
 
 def masks_with_names() -> MaskFrame:
-    instances = (
-        dataclasses.replace(SEEN, confidence=0.96875, name_confidence=0.9375),
-        Instance(
-            4, "mug", 0.75, "tracked", 9, 0, DRIVER, confidence=0.96875, doubtful=True, name_confidence=0.125
-        ),
+    sure = {"confidence": 0.96875}
+    return masks_of(
+        mug(**sure, name_confidence=0.9375), driver("mug", **sure, doubtful=True, name_confidence=0.125)
     )
-    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, instances=instances)
 
 
 def masks_with_world_ids() -> MaskFrame:
-    instances = (
-        dataclasses.replace(
-            SEEN, position_m=(0.5, -0.25, 0.125), frame="base", extent_m=(0.125, 0.125, 0.25), world_id=2
-        ),
-        Instance(4, "", 0.75, "tracked", 9, 0, DRIVER),
-    )
-    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, instances=instances)
+    place = {"position_m": (0.5, -0.25, 0.125), "frame": "base", "extent_m": (0.125, 0.125, 0.25)}
+    return masks_of(mug(**place, world_id=2), driver())
 
 
 def masks_with_device_clock() -> MaskFrame:
-    return MaskFrame("wrist-1", 41, 17, 8, 5, 1_700_000_000_126_000_000, clock="device")
+    return masks_of(clock="device")
 
 
 NODE = "0123456789abcdef"
@@ -143,8 +139,7 @@ def masks_with_epoch() -> MaskFrame:
 
 
 def masks_with_depth() -> MaskFrame:
-    measured = dataclasses.replace(
-        SEEN,
+    measured = mug(
         position_m=(0.5, -0.25, 0.75),
         frame="base",
         extent_m=(0.125, 0.0625, 0.03125),
@@ -158,7 +153,7 @@ def masks_with_depth() -> MaskFrame:
         velocity_age_s=0.0,
         points_m=np.arange(6, dtype="<f4").tobytes(),
     )
-    transparent = Instance(4, "glass", 0.75, "tracked", 9, 0, DRIVER, depth_share=0.0)
+    transparent = driver("glass", depth_share=0.0)
     camera = FramePose("camera", "base", 17, (0.5, -0.25, 1.25), (1.0, 0.0, 0.0, 0.0))
     gripper = FramePose("gripper", "base", 17, (0.5, -0.25, 1.0), (1.0, 0.0, 0.0, 0.0))
     return MaskFrame(
@@ -167,8 +162,7 @@ def masks_with_depth() -> MaskFrame:
 
 
 def masks_with_shed() -> MaskFrame:
-    instances = (Instance(4, "screwdriver", 0.75, "tracked", 9, 0, DRIVER),)
-    return MaskFrame("wrist-1", 41, 17, 8, 5, 18, instances=instances, shed=Shed(2, (3, 7)))
+    return MaskFrame("wrist-1", 41, 17, 8, 5, 18, instances=(driver("screwdriver"),), shed=Shed(2, (3, 7)))
 
 
 def gripper_pose() -> FramePose:

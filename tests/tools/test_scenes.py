@@ -299,19 +299,8 @@ def test_finished_clips_are_left_alone(
 
 @pytest.mark.usefixtures("renderer")
 def test_processes_render_beside_each_other(tmp_path: Path) -> None:
-    arguments = [
-        "--clips",
-        "2",
-        "--frames",
-        "2",
-        "--size",
-        "64x48",
-        "--scenario",
-        "free",
-        "-o",
-        str(tmp_path),
-    ]
-    command = [sys.executable, "-m", "tools.scenes", "--workers", "2", *arguments]
+    arguments = "--workers 2 --clips 2 --frames 2 --size 64x48 --scenario free -o"
+    command = [sys.executable, "-m", "tools.scenes", *arguments.split(), str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     assert list_clips(tmp_path) == ["train-0-00000", "train-0-00001"]

@@ -15,33 +15,16 @@ from tools.bench.soak_chaos import Plan, Reader, Soak
 from tools.bench.soak_summary import Row, find_calm, fit_growth, read_log, select, summarise, write_results
 from tools.bench.tiny_weights import save_tiny_checkpoint
 
-pytest.importorskip("psutil")
-
 
 def sample(t_s: float, pid: int = 1, rss_mb: float = 100.0, phase: str = "chaos", **fields: Any) -> Row:
     process = {"pid": pid, "age_s": t_s, "rss_mb": rss_mb, "descriptors": 50, "threads": 9}
-    return {
-        "kind": "sample",
-        "t_s": t_s,
-        "since_s": t_s - 5,
-        "phase": phase,
-        "processes": {"node": process},
-        "masks": 50,
-        "missing": [],
-        "restarts": {"node": 0},
-        "ids": 3,
-        "epochs": {"cam0": 1},
-        "ages_ms": {"cam0": [10.0] * 50},
-        "over_budget": 0,
-        "shed_level": 0,
-        "longest_gap_s": 0.2,
-        "confused_ids": 0,
-        "reused_ids": 0,
-        "lost_epochs": 0,
-        **fields,
-    }
+    names = ("over_budget", "shed_level", "confused_ids", "reused_ids", "lost_epochs")
+    row = {"kind": "sample", "t_s": t_s, "since_s": t_s - 5, "phase": phase, "processes": {"node": process}}
+    row |= {"masks": 50, "missing": [], "restarts": {"node": 0}, "ids": 3, "epochs": {"cam0": 1}}
+    return row | {"ages_ms": {"cam0": [10.0] * 50}, "longest_gap_s": 0.2} | dict.fromkeys(names, 0) | fields
 
 
+UNDER_OVERLOAD = {"age at the start of the step, p99, under overload", "recovery after the overload"}
 HEAD = {"kind": "head", "t_s": 0.0, "camera_hz": 10.0, "settle_s": 20.0, "max_gap_s": 60.0}
 
 
@@ -53,10 +36,7 @@ def test_a_log_of_a_healthy_run_passes() -> None:
     rows = [HEAD, *(sample(5.0 * n, phase="chaos" if n < 40 else "quiet") for n in range(1, 61))]
     summary = summarise(rows)
     assert summary["passed"]
-    assert {check["name"] for check in summary["checks"] if check["passed"] is None} == {
-        "age at the start of the step, p99, under overload",
-        "recovery after the overload",
-    }
+    assert {check["name"] for check in summary["checks"] if check["passed"] is None} == UNDER_OVERLOAD
 
 
 def test_growth_is_fitted_within_each_life_of_a_process() -> None:
@@ -97,10 +77,7 @@ def test_ages_count_outside_of_faults_and_under_overload() -> None:
     phase = {"kind": "phase", "t_s": 61.0, "phase": "overload", "load_hz": 100.0}
     slow = sample(70, phase="overload", ages_ms={"load": [40.0] * 50})
     late = {"kind": "recovery", "t_s": 80.0, "seconds": 2.5}
-    assert failed([*rows, phase, slow, late]) == {
-        "age at the start of the step, p99, under overload",
-        "recovery after the overload",
-    }
+    assert failed([*rows, phase, slow, late]) == UNDER_OVERLOAD
 
 
 def test_a_log_that_was_cut_off_is_summarised(tmp_path: Path) -> None:
@@ -115,13 +92,9 @@ def test_a_log_that_was_cut_off_is_summarised(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_a_short_chaos_runs_and_keeps_its_ids(tmp_path: Path) -> None:
     """Times are not asserted: only that faults happened, that all runs again, and that no id had two meanings."""
-    settings = {
-        "SAM3_MODEL__NAME": str(save_tiny_checkpoint(tmp_path / "tiny")),
-        "SAM3_MODEL__THREADS": "1",
-        "SAM3_MODEL__DEVICE": "cpu",
-        "SAM3_DETECTOR__KIND": "none",
-        "SAM3_DEADLINE__BUDGET_MS": "5",
-    }
+    chosen = {"MODEL__NAME": str(save_tiny_checkpoint(tmp_path / "tiny")), "MODEL__THREADS": "1"}
+    chosen |= {"MODEL__DEVICE": "cpu", "DETECTOR__KIND": "none", "DEADLINE__BUDGET_MS": "5"}
+    settings = {f"SAM3_{name}": value for name, value in chosen.items()}
     # a busy machine starves processes for longer than a watchdog may wait in a short test
     plan = Plan(
         5, 2, 2, fault_every_s=2, sample_every_s=1, watchdog_s=0, faults=("kill", "pause"), settings=settings

@@ -37,29 +37,27 @@ WORDS = Words.from_names([RED_MUG, BLUE_GLASS, Phrase("tape roll", ("green",))])
 BOX = (100, 60, 180, 140)
 
 
+def write_red_square(folder: Path, speck: bool) -> Path:
+    image, labels = np.full((240, 320, 3), 200, np.uint8), np.zeros((240, 320), np.uint8)
+    image[60:140, 100:180], labels[60:140, 100:180] = (20, 20, 200), 1
+    labels[10:13, 10:13] = 2 * speck
+    objects = [{"id": 1, "kind": "mug", "color": "red"}, {"id": 2, "kind": "egg", "color": "white"}]
+    write_clip(folder, "a", Clip("a", [image] * 2, [labels] * 2, meta={"objects": objects[: 1 + speck]}))
+    return folder
+
+
 @pytest.fixture
 def scenes(tmp_path: Path) -> Path:
     """One clip of two frames: a red square, named a mug, and a speck."""
-    image = np.full((240, 320, 3), 200, np.uint8)
-    labels = np.zeros((240, 320), np.uint8)
-    image[60:140, 100:180] = 20, 20, 200
-    labels[60:140, 100:180], labels[10:13, 10:13] = 1, 2
-    objects = [{"id": 1, "kind": "mug", "color": "red"}, {"id": 2, "kind": "egg", "color": "white"}]
-    write_clip(tmp_path / "train", "a", Clip("a", [image] * 2, [labels] * 2, meta={"objects": objects}))
-    return tmp_path / "train"
+    return write_red_square(tmp_path / "train", speck=True)
 
 
 @pytest.mark.parametrize(
     ("phrase", "fits"),
     [
-        (Phrase("glass"), True),
-        (Phrase("glass", ("blue",)), True),
-        (Phrase("glass", ("clear",)), True),
-        (BLUE_GLASS, True),
-        (Phrase(ANYTHING), True),
-        (Phrase(ANYTHING, ("blue",)), True),
-        (Phrase("glass", ("red",)), False),
-        (Phrase("mug", ("blue",)), False),
+        *((Phrase("glass", words), True) for words in ((), ("blue",), ("clear",))),
+        *((phrase, True) for phrase in (BLUE_GLASS, Phrase(ANYTHING), Phrase(ANYTHING, ("blue",)))),
+        *((phrase, False) for phrase in (Phrase("glass", ("red",)), Phrase("mug", ("blue",)))),
     ],
 )
 def test_a_phrase_describes_names_with_all_its_words(phrase: Phrase, fits: bool) -> None:
@@ -136,14 +134,11 @@ def test_batches_hold_the_objects_of_their_pictures(scenes: Path) -> None:
 def test_clips_beside_give_some_of_the_pictures_and_words(scenes: Path, tmp_path: Path) -> None:
     clip = read_clip(scenes, "a")
     objects = [{"id": 1, "kind": "bent thing", "color": "teal"}, {"id": 2, "kind": "pan", "color": "red"}]
-    write_clip(
-        tmp_path / "beside", "b", Clip("b", [clip.image(0)], [clip.labels(0)], meta={"objects": objects})
-    )
+    other = Clip("b", [clip.image(0)], [clip.labels(0)], meta={"objects": objects})
+    write_clip(tmp_path / "beside", "b", other)
     source = Scenes(scenes, beside=tmp_path / "beside")
-    assert (source.words.kinds, source.words.colours) == (
-        ("egg", "mug", "pan", ANYTHING),
-        ("red", "teal", "white"),
-    )
+    assert source.words.kinds == ("egg", "mug", "pan", ANYTHING)
+    assert source.words.colours == ("red", "teal", "white")
     rng = np.random.default_rng(0)
     drawn = [source.draw(rng).names for _ in range(200)]
     share = np.mean([Phrase("bent thing", ("teal",)) in names for names in drawn])
@@ -170,13 +165,8 @@ def test_anchors_learn_the_object_they_lie_in_and_nothing_without_a_phrase() -> 
     boxes = torch.tensor([[[40.0, 40, 100, 100], [200, 100, 280, 180]]])
     fits = torch.tensor([[[True, False], [False, False]]])
     predictions = _predictions(boxes, 2)
-    chosen = assign(
-        predictions.logits.sigmoid(),
-        boxes[:, :1].expand(-1, len(predictions.centres), -1),
-        predictions.centres,
-        boxes,
-        fits,
-    )
+    drawn = boxes[:, :1].expand(-1, len(predictions.centres), -1)
+    chosen = assign(predictions.logits.sigmoid(), drawn, predictions.centres, boxes, fits)
     taken = predictions.centres[chosen.weight[0] > 0]
     assert 0 < len(taken) <= 10
     assert bool(((taken >= 40) & (taken <= 100)).all())
@@ -222,18 +212,15 @@ def test_training_learns_resumes_and_exports_loadable_weights(scenes: Path, tmp_
     export([again.path], folder / "export")
     detector = load_detector("yolo-world", folder / "export", image_size=320)
     assert "white mug" in Vocabulary.load(folder / "export" / "vocabulary.safetensors")
-    assert isinstance(
-        detector.detect(np.zeros((240, 320, 3), np.uint8), detector.prepare(["red mug"]), 0.5), list
-    )
+    black = np.zeros((240, 320, 3), np.uint8)
+    assert isinstance(detector.detect(black, detector.prepare(["red mug"]), 0.5), list)
     with refuses(ModelError, field="words"):
         Trainer(folder, WORDS, torch.device("cpu"))
     more = Words([*source.words.kinds, "kettle"], source.words.colours)
     begun = Trainer(tmp_path / "on", more, torch.device("cpu"), init=folder / "export")
     begun.save()
     export([begun.path], tmp_path / "same")
-    known, found = (
-        Vocabulary.load(path / "vocabulary.safetensors") for path in (folder / "export", tmp_path / "same")
-    )
+    known, found = (Vocabulary.load(path / VOCABULARY) for path in (folder / "export", tmp_path / "same"))
     assert np.allclose(found.encode(known.phrases), known.vectors, atol=1e-5)
     assert "red kettle" in found
     other = Trainer(tmp_path / "far", source.words, torch.device("cpu"))
@@ -242,23 +229,15 @@ def test_training_learns_resumes_and_exports_loadable_weights(scenes: Path, tmp_
     other.save()
     export([other.path], tmp_path / "half", folder / "export")
     export([again.path, other.path], tmp_path / "mean")
-    near, far, half, mean = (
-        load_yolo_world(path, dtype="float32").state_dict()
-        for path in (
-            folder / "export",
-            export([other.path], tmp_path / "all").parent,
-            tmp_path / "half",
-            tmp_path / "mean",
-        )
-    )
+    alone = export([other.path], tmp_path / "all").parent
+    paths = (folder / "export", alone, tmp_path / "half", tmp_path / "mean")
+    near, far, half, mean = (load_yolo_world(path, dtype="float32").state_dict() for path in paths)
     name = next(iter(near))
     for between in (half, mean):
         assert torch.allclose(between[name], (near[name] + far[name]) / 2, rtol=2e-3, atol=1e-3)
     with pytest.raises(ModelError, match="others"):
         export([again.path, begun.path], tmp_path / "mixed")
 
-
-pytest.importorskip("pycocotools")
 
 HERE, THERE = (10.0, 10.0, 60.0, 60.0), (100.0, 100.0, 180.0, 180.0)
 BLUE_CAN = Phrase("can", ("blue",))
@@ -308,11 +287,7 @@ def test_recombined_names_keep_the_true_ones() -> None:
 @pytest.fixture
 def labelled(tmp_path: Path) -> Path:
     """A clip of two frames with a red square that is named a mug."""
-    image, labels = np.full((240, 320, 3), 200, np.uint8), np.zeros((240, 320), np.uint8)
-    image[60:140, 100:180], labels[60:140, 100:180] = (20, 20, 200), 1
-    objects = [{"id": 1, "kind": "mug", "color": "red"}]
-    write_clip(tmp_path / "test", "a", Clip("a", [image] * 2, [labels] * 2, meta={"objects": objects}))
-    return tmp_path / "test"
+    return write_red_square(tmp_path / "test", speck=False)
 
 
 def test_labelled_frames_have_the_boxes_of_visible_objects(labelled: Path) -> None:
@@ -327,12 +302,8 @@ def test_the_bundled_weights_are_checked_from_the_folder(
     check(NANO, labelled, 1, 0, sheet)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 frames, 2 objects"
-    assert [line.split("  ")[0] for line in lines[2:6]] == [
-        "kinds",
-        "any kind",
-        "names in the clip, and recombined",
-        "object",
-    ]
+    titles = [line.split("  ")[0] for line in lines[2:6]]
+    assert titles == ["kinds", "any kind", "names in the clip, and recombined", "object"]
     assert cv2.imread(str(sheet)).shape[1] >= 2 * WIDTH
 
 

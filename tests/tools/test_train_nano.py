@@ -94,10 +94,8 @@ def test_a_step_changes_the_weights_and_their_average(trained: Trainer, tmp_path
 
 def test_the_position_matrices_stay_tied(trained: Trainer) -> None:
     source = trained.net.source
-    assert torch.equal(
-        source.shared_image_embedding.positional_embedding,
-        source.prompt_encoder.shared_embedding.positional_embedding,
-    )
+    tied = (source.shared_image_embedding, source.prompt_encoder.shared_embedding)
+    assert torch.equal(*(part.positional_embedding for part in tied))
 
 
 def test_a_new_start_goes_on_where_the_last_ended(trained: Trainer, sources: Sources) -> None:
@@ -105,9 +103,8 @@ def test_a_new_start_goes_on_where_the_last_ended(trained: Trainer, sources: Sou
     assert again.progress == trained.progress
     assert same(again.net.source.state_dict(), trained.net.source.state_dict())
     assert same(again.average, trained.average)
-    for mine, other, moment in zip(
-        again.optimisers, trained.optimisers, ("momentum", "exp_avg_sq"), strict=True
-    ):
+    both = zip(again.optimisers, trained.optimisers, ("momentum", "exp_avg_sq"), strict=True)
+    for mine, other, moment in both:
         moments, held = (optimiser.state_dict()["state"] for optimiser in (mine, other))
         assert moments.keys() == held.keys()
         assert all(torch.equal(moments[i][moment], held[i][moment]) for i in held)
@@ -217,10 +214,8 @@ def test_gates_open_in_order(scenes: Path, tmp_path: Path) -> None:
 def test_a_gate_without_weights_or_clips_tells_what_is_missing(
     weights: Path, scenes: Path, tmp_path: Path
 ) -> None:
-    for folder, missing, error in (
-        (tmp_path, "export", ModelError),
-        (weights.parents[1], "val", CameraError),
-    ):
+    cases = ((tmp_path, "export", ModelError), (weights.parents[1], "val", CameraError))
+    for folder, missing, error in cases:
         held = {name: {"passed": True} for name in ("overfit", "parity")}
         (folder / "gates.json").write_text(json.dumps(held))
         with pytest.raises(error, match=missing):
@@ -284,9 +279,8 @@ def test_the_mean_of_runs_is_exported(trained: Trainer, tmp_path: Path) -> None:
 def test_what_lies_halfway_from_the_start_is_exported(
     trained: Trainer, weights: Path, tmp_path: Path
 ) -> None:
-    torch.save(
-        {"average": {name: 3 * value for name, value in trained.average.items()}}, tmp_path / "last.pt"
-    )
+    average = {name: 3 * value for name, value in trained.average.items()}
+    torch.save({"average": average}, tmp_path / "last.pt")
     path = export(tmp_path / "last.pt", tmp_path / "halfway", start=weights)
     half = {name: value.half().float() for name, value in trained.average.items()}
     expected = {name: ((3 * trained.average[name] + value) / 2).half() for name, value in half.items()}

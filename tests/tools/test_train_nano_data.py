@@ -14,16 +14,14 @@ from sam3_node.errors import CameraError
 from tests.support.rectangles import COLOURS, FRAMES, GREY, HEIGHT, WIDTH, rectangle_clip, write_rectangles
 from tests.support.refuses import refuses
 from tools.scenes.clips import Clip, write_clip
+from tools.train_nano import augment
 from tools.train_nano.augment import (
     LOW,
-    NEAR,
     Augmentation,
     Sprite,
     colour_like,
     compose,
-    coverage,
     covering_path,
-    cut_out,
     load_cutouts,
 )
 from tools.train_nano.data import (
@@ -92,9 +90,7 @@ def test_masks_lie_on_the_objects_through_augmentation() -> None:
     for seed in range(12):
         rng = np.random.default_rng(seed)
         frames = [clip.image(i) for i in (0, 3)], [clip.labels(i) for i in (0, 3)]
-        prepared = prepare(rng, *frames, most=1)
-        assert prepared is not None
-        images, first, masks = prepared
+        images, first, masks = prepare(rng, *frames, most=1)
         redness = images[..., 0].astype(int) - images[..., 2]
         sign = np.sign(redness[0][first[0]].mean())
         assert abs(redness[0][first[0]].mean()) > 40
@@ -102,15 +98,15 @@ def test_masks_lie_on_the_objects_through_augmentation() -> None:
         solid = masks[0, 1] == 255
         if solid.any():
             assert sign * low[solid].mean() > 40
-        assert np.array_equal(masks[0, 0], coverage(first[0]))
+        assert np.array_equal(masks[0, 0], augment.coverage(first[0]))
 
 
 def test_an_augmentation_is_the_same_for_all_frames_of_a_clip() -> None:
     clip = rectangle_clip()
-    augment = Augmentation.draw(np.random.default_rng(3), (HEIGHT, WIDTH))
-    assert np.array_equal(augment.image(clip.image(0)), augment.image(clip.image(0)))
-    assert augment.image(clip.image(0)).shape == (SIZE, SIZE, 3)
-    assert set(np.unique(augment.labels(clip.labels(0)))) <= {0, 1, 2}
+    drawn = Augmentation.draw(np.random.default_rng(3), (HEIGHT, WIDTH))
+    assert np.array_equal(drawn.image(clip.image(0)), drawn.image(clip.image(0)))
+    assert drawn.image(clip.image(0)).shape == (SIZE, SIZE, 3)
+    assert set(np.unique(drawn.labels(clip.labels(0)))) <= {0, 1, 2}
 
 
 def test_a_clip_without_a_large_enough_object_is_refused() -> None:
@@ -150,9 +146,7 @@ def test_a_covering_path_hides_an_object_that_was_in_view_first() -> None:
         label[20:32, 40:52] = 3
     cover, hidden = sprite(40, 40), set()
     for seed in range(20):
-        found = covering_path(np.random.default_rng(seed), labels)
-        assert found is not None
-        path, number = found
+        path, number = covering_path(np.random.default_rng(seed), labels)
         assert number == 3
         seen = [_share_left(path.affine(i / 4, cover, (HEIGHT, WIDTH)), labels[i] == 3) for i in range(5)]
         assert seen[0] > 0.9
@@ -191,7 +185,7 @@ def test_three_views_in_ten_are_close_to_an_object_and_hold_it() -> None:
     for crop in close:
         first, second = (seen_share(crop, mask) for mask in objects)
         assert max(first, second) == 1
-    assert min(w for _, _, w, _ in close) < 1.5 * NEAR * 100
+    assert min(w for _, _, w, _ in close) < 1.5 * augment.NEAR * 100
     far = [Augmentation.draw(rng, shape, objects[:0]).crop[2] for _ in range(100)]
     assert min(far) > 0.5 * shape[1]
 
@@ -216,11 +210,10 @@ def test_composites_are_drawn_with_objects_of_the_clip_itself(scenes: Path, tmp_
 
 def test_a_cut_out_is_what_a_mask_covers() -> None:
     clip = rectangle_clip()
-    found = cut_out(clip.image(0), clip.labels(0) == 1)
-    assert found is not None
+    found = augment.cut_out(clip.image(0), clip.labels(0) == 1)
     assert found.shape == (18, 18, 4)
     assert (found == (*COLOURS[1], 255)).all()
-    assert cut_out(clip.image(0), np.eye(8, dtype=np.bool_)) is None
+    assert augment.cut_out(clip.image(0), np.eye(8, dtype=np.bool_)) is None
 
 
 def test_files_that_are_no_cut_outs_are_left_out(cutouts: Path, tmp_path: Path) -> None:
@@ -230,8 +223,8 @@ def test_files_that_are_no_cut_outs_are_left_out(cutouts: Path, tmp_path: Path) 
 
 
 def test_cut_outs_are_kept_for_the_next_start(cutouts: Path, tmp_path: Path) -> None:
-    first = load_cutouts(cutouts, 10, tmp_path / "cache" / "cutouts.npz")
-    again = load_cutouts(tmp_path / "absent", 10, tmp_path / "cache" / "cutouts.npz")
+    folders = (cutouts, tmp_path / "absent")
+    first, again = (load_cutouts(folder, 10, tmp_path / "cache" / "cutouts.npz") for folder in folders)
     assert [each.tobytes() for each in again] == [each.tobytes() for each in first]
 
 

@@ -53,9 +53,8 @@ FRAMES = 5
 BOX = [60.0, 60.0, 150.0, 140.0]
 POINT = [100.0, 90.0]
 
-Answer = tuple[
-    Decoded, Tensor, int
-]  # what a prompt gives, the logits to remember, and which candidate they are
+# what a prompt gives, the logits to remember, and which candidate they are
+Answer = tuple[Decoded, Tensor, int]
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +101,12 @@ def random_images(count: int) -> Tensor:
     """One clip, uint8 [1, count, 256, 256, 3]."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(256, (1, count, SIZE, SIZE, 3), dtype=torch.uint8, generator=generator)
+
+
+def whole_batch() -> Batch:
+    """Three random frames, whose object fills them all."""
+    target = torch.full((1, 3, 64, 64), 255, dtype=torch.uint8)
+    return Batch(random_images(3), torch.zeros(1, dtype=torch.int64), disc()[None], target)
 
 
 def tracked(model: TrackerModel, clip: Tensor, prompt: ObjectPrompt) -> list[Tensor]:
@@ -236,8 +241,7 @@ def test_images_are_encoded_a_few_at_a_time_as_all_at_once(net: TrainingTracker)
 
 def test_guidance_adds_to_the_cost_of_what_the_memory_hands_on(source: Any) -> None:
     net = TrainingTracker(copy.deepcopy(source))
-    target = torch.full((1, 3, 64, 64), 255, dtype=torch.uint8)
-    batch = Batch(random_images(3), torch.zeros(1, dtype=torch.int64), disc()[None], target)
+    batch = whole_batch()
     with torch.no_grad():
         features = net.encode(normalise(batch.images))
         plain, guided = (clip_cost(net, features, batch, "mask", 1.0, guide=weight) for weight in (0.0, 1.0))
@@ -247,11 +251,9 @@ def test_guidance_adds_to_the_cost_of_what_the_memory_hands_on(source: Any) -> N
 
 
 def test_the_last_frames_cost_teaches_the_memory(source: Any) -> None:
-    images = random_images(3)
-    target = torch.full((1, 3, 64, 64), 255, dtype=torch.uint8)
-    batch = Batch(images, torch.zeros(1, dtype=torch.int64), disc()[None], target)
+    batch = whole_batch()
     net = TrainingTracker(copy.deepcopy(source)).train()
-    clip_cost(net, net.encode(normalise(images)), batch, "box", trust=0.5, again=1)[-1].loss.backward()
+    clip_cost(net, net.encode(normalise(batch.images)), batch, "box", trust=0.5, again=1)[-1].loss.backward()
     for learned in (
         net.source.memory_encoder.projection.weight,
         net.source.memory_attention.layers[0].cross_attn_image.q_proj.weight,
@@ -264,11 +266,9 @@ def test_the_last_frames_cost_teaches_the_memory(source: Any) -> None:
 
 def test_a_cost_does_not_pass_through_the_masks_of_earlier_frames(source: Any) -> None:
     """The fine features of a frame are of use for its own mask alone."""
-    images = random_images(3)
-    target = torch.full((1, 3, 64, 64), 255, dtype=torch.uint8)
-    batch = Batch(images, torch.zeros(1, dtype=torch.int64), disc()[None], target)
+    batch = whole_batch()
     net = TrainingTracker(copy.deepcopy(source))
-    features = net.encode(normalise(images))
+    features = net.encode(normalise(batch.images))
     features.fine.retain_grad()
     clip_cost(net, features, batch, "box", trust=0.0)[-1].loss.backward()
     assert features.fine.grad is not None
@@ -296,12 +296,8 @@ def square(y: int, x: int, side: int, of: int = SIDE) -> Tensor:
 def decode_logits(logits: Tensor, iou: float = 1.0, presence: float = 20.0) -> Decoded:
     """Make the decoder's output from logits [N, K, 64, 64]."""
     count, candidates = logits.shape[:2]
-    return Decoded(
-        logits,
-        torch.full((count, candidates), iou),
-        torch.zeros(count, candidates, 8),
-        torch.full((count,), presence),
-    )
+    ious, pointers = torch.full((count, candidates), iou), torch.zeros(count, candidates, 8)
+    return Decoded(logits, ious, pointers, torch.full((count,), presence))
 
 
 def sure(target: Tensor) -> Tensor:
@@ -360,9 +356,8 @@ def test_ease_says_how_much_the_outside_weighs() -> None:
 def test_ease_leaves_the_inside_as_it_is() -> None:
     target = square(10, 10, 20)[None]
     missed = decode_logits(sure(torch.zeros_like(target)))
-    assert float(cost(missed, target, 0.0).loss) == pytest.approx(
-        float(cost(missed, target, 1.0).loss), abs=1e-4
-    )
+    near, far = (float(cost(missed, target, ease).loss) for ease in (0.0, 1.0))
+    assert near == pytest.approx(far, abs=1e-4)
 
 
 def test_intersection_over_union_by_hand() -> None:
@@ -416,19 +411,17 @@ def test_points_lie_inside_their_masks() -> None:
     assert labels.tolist() == [[1]] * 40
 
 
-def test_a_correction_clicks_into_what_was_missed() -> None:
+@pytest.mark.parametrize(
+    ("spill", "label", "y", "x"), [(-5, 1, 25.5, 25.5), (square(40, 4, 9)[None] - 0.5, 0, 44.5, 8.5)]
+)
+def test_a_correction_clicks_into_what_was_missed_or_is_too_much(
+    spill: Any, label: int, y: float, x: float
+) -> None:
     target = square(20, 20, 11)[None]
-    where, labels = corrections(torch.full((1, SIDE, SIDE), -5.0), target)
-    assert labels.tolist() == [[1]]
-    assert (where[0, 0] / CELL - 25.5).abs().max() <= 1  # the middle of the square
-
-
-def test_a_correction_clicks_out_what_is_too_much() -> None:
-    target = square(20, 20, 11)[None]
-    spilled = target + square(40, 4, 9)[None] - 0.5
-    where, labels = corrections(spilled, target)
-    assert labels.tolist() == [[0]]
-    assert where[0, 0].tolist() == pytest.approx([8.5 * CELL, 44.5 * CELL], abs=CELL)
+    found = target + spill if label == 0 else torch.full((1, SIDE, SIDE), float(spill))
+    where, labels = corrections(found, target)
+    assert labels.tolist() == [[label]]
+    assert (where[0, 0] / CELL).tolist() == pytest.approx([x, y], abs=1)  # the middle of the square
 
 
 @pytest.mark.parametrize("shape", [(2, 16, 64), (2, 64, 16)])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sam3_node.errors import CameraError
+from tests.support.recordings import write_film
 from tests.support.rectangles import write_rectangles
 from tests.support.refuses import refuses
 from tools.train_nano import agree, teach
@@ -67,10 +68,7 @@ def folder(tmp_path: Path) -> Path:
         cv2.imwrite(str(root / "photos" / f"{name}.jpg"), grey(100))
     for number in range(FRAMES):
         cv2.imwrite(str(root / "sequence" / f"{number:05d}.jpg"), grey(30 * number))
-    video = cv2.VideoWriter(str(root / "film.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 10, (64, 48))
-    for number in range(FRAMES):
-        video.write(grey(30 * number))
-    video.release()
+    write_film(root / "film.mp4", (grey(30 * number) for number in range(FRAMES)), 10)
     return root
 
 

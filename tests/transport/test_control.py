@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,7 +29,15 @@ from sam3_node.transport.control_server import LARGE_BYTES, MAX_REQUESTS_PER_PEE
 from sam3_node.transport.limits import rss_bytes
 from sam3_node.wire import Failure, Reply, Request, pack, pack_reply, pack_request, unpack_reply
 from tests.support.refuses import refuses
-from tests.support.transport_peer import next_line, peer, wait_until, waiting_bodies
+from tests.support.transport_peer import (
+    next_line,
+    open_peer,
+    peer,
+    place_of,
+    take_error,
+    wait_until,
+    waiting_bodies,
+)
 
 TCP = "tcp://127.0.0.1:*"
 
@@ -176,45 +184,34 @@ def test_many_clients_get_their_own_answers() -> None:
 
 
 def test_a_plain_request_socket_is_served_too() -> None:
-    with serving() as server, zmq.Context() as context, context.socket(zmq.REQ) as socket:
-        socket.connect(server.endpoint)
+    with serving() as server, open_peer(zmq.REQ, server.endpoint) as socket:
         socket.send(pack_request(Request(5, "echo", {"a": 1})))
         assert socket.poll(5000)
         assert unpack_reply(socket.recv()) == Reply(5, {"a": 1})
 
 
 def test_a_malformed_request_is_answered_and_counted() -> None:
-    with serving() as server, zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.connect(server.endpoint)
+    with serving() as server, open_peer(zmq.DEALER, server.endpoint) as socket:
         bad = [[b""], [b"junk"], [b"a", b"b"], [b"", b"x", b"y"], [b"p"] * 50, [pack({"v": 2, "id": 1})]]
         for count, parts in enumerate(bad, start=1):
             socket.send_multipart(parts)
-            assert socket.poll(5000)
-            reply = unpack_reply(socket.recv_multipart()[-1])
-            assert reply.error is not None
-            assert reply.error.code == "bad_message"
+            assert take_error(socket)[1] == "bad_message"
             assert server.rejected == count
-        assert server.last_error is not None
-        assert "version 1" in server.last_error
+        assert "version 1" in str(server.last_error)
 
 
 def test_a_reply_without_a_node_names_that_of_the_server() -> None:
     with (
         ControlServer(TCP, node="0123456789abcdef") as server,
-        zmq.Context() as context,
-        context.socket(zmq.DEALER) as socket,
+        open_peer(zmq.DEALER, server.endpoint) as socket,
     ):
-        socket.linger = 0
-        socket.connect(server.endpoint)
         socket.send(b"junk")
         assert socket.poll(10_000)
         assert unpack_reply(socket.recv()).node == "0123456789abcdef"
 
 
 def test_a_flood_of_malformed_requests_blocks_neither_the_server_nor_a_good_client() -> None:
-    with ControlServer(TCP) as server, zmq.Context() as context, context.socket(zmq.DEALER) as flood:
-        flood.linger = 0
-        flood.connect(server.endpoint)
+    with ControlServer(TCP) as server, open_peer(zmq.DEALER, server.endpoint) as flood:
         for _ in range(500):
             flood.send(b"junk")
         wait_until(lambda: server.receive(0) is None and server.rejected)
@@ -229,9 +226,7 @@ def test_a_flood_of_malformed_requests_blocks_neither_the_server_nor_a_good_clie
 
 
 def test_a_client_skips_messages_that_are_not_replies() -> None:
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.linger = 0
-        port = router.bind_to_random_port("tcp://127.0.0.1")
+    with open_peer(zmq.ROUTER) as router:
 
         def serve() -> None:
             peer_id, _ = router.recv_multipart()
@@ -241,7 +236,7 @@ def test_a_client_skips_messages_that_are_not_replies() -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with ControlClient(f"tcp://127.0.0.1:{port}") as client:
+        with ControlClient(place_of(router)) as client:
             assert client.call("status") == "mine"
         thread.join()
 
@@ -269,36 +264,29 @@ def test_a_quick_answer_does_not_wait_for_the_loop() -> None:
 
 @pytest.mark.parametrize("result", [2**64, {1, 2}, object(), "\ud800", {"deep": [2**70]}, b"\0" * (17 << 20)])
 def test_a_reply_that_cannot_be_sent_becomes_an_error(result: object) -> None:
-    with (
-        ControlServer(TCP, lambda request: Reply(request.id, result)) as server,
-        ControlClient(server.endpoint) as client,
-        refuses(RequestError, field="internal"),
-    ):
-        client.call("status")
+    check_refused(lambda request: Reply(request.id, result), "internal")
 
 
 def test_an_error_with_text_that_cannot_be_sent_is_still_an_error() -> None:
-    failure = Reply(1, error=Failure("bad_request", "file \udcff"))
+    check_refused(lambda request: Reply(1, error=Failure("bad_request", "file \udcff")), "sent")
+
+
+def check_refused(answer_now: Callable[[Request], Reply], field: str) -> None:
     with (
-        ControlServer(TCP, lambda request: failure) as server,
+        ControlServer(TCP, answer_now) as server,
         ControlClient(server.endpoint) as client,
-        refuses(RequestError, field="sent"),
+        refuses(RequestError, field=field),
     ):
         client.call("status")
 
 
 def test_a_flood_of_one_peer_is_refused_and_another_peer_is_served() -> None:
-    with ControlServer(TCP) as server, zmq.Context() as context, context.socket(zmq.DEALER) as flood:
-        flood.linger = 0
-        flood.connect(server.endpoint)
+    with ControlServer(TCP) as server, open_peer(zmq.DEALER, server.endpoint) as flood:
         count = MAX_REQUESTS_PER_PEER + 20
         for number in range(count):
             flood.send(pack_request(Request(number, "echo")))
         for _ in range(count - MAX_REQUESTS_PER_PEER):
-            assert flood.poll(5000)
-            reply = unpack_reply(flood.recv())
-            assert reply.error is not None
-            assert reply.error.code == "busy"
+            assert take_error(flood)[1] == "busy"
         with ControlClient(server.endpoint, timeout_ms=5000) as client:
             asker = threading.Thread(target=client.call, args=("policy",))
             asker.start()
@@ -354,14 +342,9 @@ def test_large_requests_are_unpacked_when_they_are_taken() -> None:
     large = {"mask": b"\0" * (LARGE_BYTES + 1)}
     with serving() as server, ControlClient(server.endpoint, timeout_ms=10_000) as client:
         assert client.call("echo", **large) == large
-        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-            socket.linger = 0
-            socket.connect(server.endpoint)
+        with open_peer(zmq.DEALER, server.endpoint) as socket:
             socket.send(pack_request(Request(3, "echo", large))[:-1])
-            assert socket.poll(10_000)
-            reply = unpack_reply(socket.recv())
-        assert reply.error is not None
-        assert (reply.id, reply.error.code, server.rejected) == (0, "bad_message", 1)
+            assert (*take_error(socket), server.rejected) == (0, "bad_message", 1)
         assert client.call("echo", a=1) == {"a": 1}
 
 

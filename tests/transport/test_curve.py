@@ -1,13 +1,15 @@
-"""Tests of sockets with keys: who has no right key gets nothing in and nothing out, is counted, and learns why."""
+"""Sockets with keys: who has no right key gets nothing in and nothing out, is counted, and learns why."""
 
 from __future__ import annotations
 
 import logging
 import re
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,10 @@ from sam3_node.transport import (
     StreamTap,
     limits,
 )
-from tests.support.key_rig import TCP, Keys, revoke, serve
+from sam3_node.transport.sockets import HandshakeWatch
+from tests.support.key_rig import TCP, Keys, echo, revoke, serve
 from tests.support.refuses import refuses
-from tests.support.transport_peer import make_frame, make_masks, wait_until
+from tests.support.transport_peer import make_frame, make_masks, take_frame, wait_until
 from tests.support.wire_examples import gripper_pose
 
 PLAIN = Security()
@@ -80,9 +83,7 @@ def test_lossless_delivery_has_keys_too(keys: Keys) -> None:
     ):
         for seq in range(5):
             assert camera.send(make_frame(seq), 5000)
-            received = frames.take(5000)
-            assert received is not None
-            assert received.frame.seq == seq
+            assert take_frame(frames).frame.seq == seq
 
 
 def refused_clients(keys: Keys) -> Iterator[tuple[str, Security, str]]:
@@ -219,7 +220,6 @@ def test_a_revoked_camera_is_left(keys: Keys) -> None:
         revoke(node, "cam0")
         wait_until(lambda: frames.refusals and not frames.connected)
         assert "is not authorised" in frames.refusals[0]
-        assert node.keys is not None
         (node.keys / "revoked" / "cam0.pub").rename(node.keys / "authorised" / "cam0.pub")
         flow(lambda: camera.send(make_frame(2)) and None, lambda: frames.take(50))
 
@@ -229,7 +229,7 @@ def test_encrypted_requests_count_as_read(keys: Keys) -> None:
         control = serve(stack, keys.machine("node", "node"))
         client = stack.enter_context(ControlClient(control.endpoint, 5000, keys.machine("p", "policy")))
         client.call("status")
-        guard = control._bound._guard
+        guard = control._bound.guard
         wait_until(lambda: any(found.received for found in guard._connections.values()))
         (connection,) = guard._connections.values()
         before, handshake = connection.received, connection.unread
@@ -294,7 +294,7 @@ def test_a_refused_peer_that_leaves_is_not_taken_for_one_that_was_connected(keys
         wait_until(lambda: reader.connected)
         with MaskSubscriber(masks.endpoint, security=keys.stranger("x", "operator")) as stranger:
             wait_until(lambda: stranger.refusals)
-        wait_until(lambda: masks._bound._guard.count_connections() == 1)
+        wait_until(lambda: masks._bound.guard.count_connections() == 1)
         assert masks.wait_for_peer(0)
 
 
@@ -304,7 +304,6 @@ def test_only_a_revoked_key_is_told_as_revoked(keys: Keys) -> None:
         masks = stack.enter_context(MaskPublisher(TCP, security=node))
         control = serve(stack, node)
         revoke(node, "policy")
-        assert node.keys is not None
         (node.keys / "authorised" / "watcher.pub").unlink()
         for name, told in (
             ("policy", "it was revoked there"),
@@ -337,3 +336,97 @@ def test_a_request_that_ends_with_its_key_says_that_it_was_revoked(keys: Keys) -
         revoke(node, "policy")
         with refuses(AuthenticationError, field=("revoked", "carried")):
             waiting.result(60)
+
+
+NO_KEYS = "speaks plain text|or has no keys"
+"""Both ends close the connection, and a client does not always learn first what the other end speaks."""
+
+
+def test_a_monitor_ends_before_its_socket(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event for a monitor that is gone would stop libzmq's thread, and with it all sockets of the process."""
+    were_open, close = [], HandshakeWatch.close
+
+    def note(watch: HandshakeWatch) -> None:
+        if not watch.monitor.closed:
+            were_open.append(not watch._socket.closed)
+        close(watch)
+
+    monkeypatch.setattr(HandshakeWatch, "close", note)
+    with ExitStack() as stack:
+        control = serve(stack, keys.machine("node", "node"))
+        stranger = keys.stranger("stranger", "operator")
+        client = stack.enter_context(ControlClient(control.endpoint, 60_000, stranger))
+        for _ in range(3):
+            with pytest.raises(AuthenticationError):
+                client.call("status")
+    assert were_open == [True] * 3
+
+
+def test_a_key_that_was_refused_before_the_first_call_is_told(keys: Keys) -> None:
+    """libzmq does not repeat that handshake."""
+    with ExitStack() as stack:
+        control = serve(stack, keys.machine("node", "node"))
+        stranger = keys.stranger("stranger", "operator")
+        client = stack.enter_context(ControlClient(control.endpoint, 60_000, stranger))
+        wait_until(lambda: control.peers_refused)
+        begin_s = time.monotonic()
+        with refuses(AuthenticationError, field=("key", "stranger")):
+            client.call("status")
+        assert time.monotonic() - begin_s < 30  # not the timeout of 60 s
+
+
+def test_a_client_without_a_key_is_told_though_the_node_ends_each_connection_at_once() -> None:
+    """A node that expects a key may end a connection before its own greeting has been sent."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def end_each() -> None:
+            with suppress(OSError):
+                while True:
+                    server.accept()[0].close()
+
+        thread = threading.Thread(target=end_each)
+        thread.start()
+        endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with (
+            ControlClient(endpoint, 60_000) as client,
+            refuses(AuthenticationError, field=("expects", "key")),
+        ):
+            client.call("status")
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_a_plain_server_is_refused(keys: Keys) -> None:
+    with (
+        ControlServer(TCP, echo, security=PLAIN) as control,
+        MaskPublisher(TCP, security=PLAIN) as masks,
+        ControlClient(control.endpoint, 60_000, keys.machine("policy", "policy")) as client,
+        MaskSubscriber(masks.endpoint, security=keys.machine("watcher", "watcher")) as reader,
+    ):
+        with pytest.raises(AuthenticationError, match=NO_KEYS):
+            client.call("status")
+        wait_until(lambda: reader.refusals)
+        assert re.search(NO_KEYS, reader.refusals[0])
+
+
+def test_a_server_without_its_key_does_not_start(keys: Keys) -> None:
+    policy = keys.machine("policy", "policy")
+    with refuses(AuthenticationError, field=("role", "node")):
+        ControlServer(TCP, echo, security=policy)
+    with refuses(AuthenticationError, field="cam0"):
+        FramePublisher(TCP, security=policy.for_camera("cam0"))
+    empty = Security(keys.root / "absent")
+    with refuses(AuthenticationError, field="sam3-node"):
+        ControlClient(TCP.replace("*", "9"), security=empty)
+
+
+def test_keys_come_from_the_environment(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+        control = serve(stack, keys.machine("node", "node"))
+        folder = keys.machine("both", "policy", "watcher").keys
+        monkeypatch.setenv("SAM3_TRANSPORT__KEYS", str(folder))
+        with ControlClient(control.endpoint, 5000) as client:
+            assert client.call("reset") == "reset"
+        monkeypatch.setenv("SAM3_TRANSPORT__KEY", "watcher")
+        with ControlClient(control.endpoint, 5000) as client, pytest.raises(ForbiddenError):
+            client.call("reset")

@@ -162,9 +162,8 @@ def test_a_policy_that_holds_the_interpreter_survives_a_node_that_restarts(tmp_p
 
 def test_a_subscriber_with_many_topics_receives_each_of_them() -> None:
     cameras = [f"cam{number}" for number in range(40)]
-    with ExitStack() as stack:
-        process = stack.enter_context(peer("camera", TCP, "cam39", "newest", 20, 100_000, 16))
-        subscriber = stack.enter_context(
-            FrameSubscriber([next_line(process)], cameras=cameras, max_cameras=40)
-        )
+    with (
+        peer("camera", TCP, "cam39", "newest", 20, 100_000, 16) as process,
+        FrameSubscriber([next_line(process)], cameras=cameras, max_cameras=40) as subscriber,
+    ):
         wait_until(lambda: subscriber.take(100))

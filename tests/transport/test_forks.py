@@ -15,19 +15,10 @@ from typing import Any
 
 import pytest
 
+from sam3_node import transport
 from sam3_node.client import AsyncPerceptionClient, PerceptionClient
 from sam3_node.errors import TransportError
-from sam3_node.transport import (
-    ControlClient,
-    ControlServer,
-    FramePublisher,
-    FrameSubscriber,
-    MaskPublisher,
-    PosePublisher,
-    PoseSubscriber,
-    Security,
-    StreamTap,
-)
+from sam3_node.transport import ControlClient, ControlServer, FrameSubscriber, Security, StreamTap
 from sam3_node.transport.foreign import ForeignHub, ForeignSubscriber
 from sam3_node.wire import Reply
 from tests.support.key_rig import Keys
@@ -72,9 +63,8 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimpleNamesp
     node = camera = robot = policy = Security()
     if request.param == "keys":
         keys = Keys(tmp_path / "keys")
-        node, camera, robot, policy = (
-            keys.machine(name, name) for name in ("node", "cam0", "robot", "policy")
-        )
+        roles = ("node", "cam0", "robot", "policy")
+        node, camera, robot, policy = (keys.machine(name, name) for name in roles)
         policy = Security(policy.keys, camera_keys=("cam0",))
 
     def place() -> str:
@@ -82,10 +72,10 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimpleNamesp
 
     with ExitStack() as stack:
         enter, found = stack.enter_context, SimpleNamespace()
-        found.frames = enter(FramePublisher(place(), security=camera.for_camera("cam0")))
-        found.masks = enter(MaskPublisher(place(), security=node))
+        found.frames = enter(transport.FramePublisher(place(), security=camera.for_camera("cam0")))
+        found.masks = enter(transport.MaskPublisher(place(), security=node))
         found.control = enter(ControlServer(place(), lambda r: Reply(r.id, "done"), security=node))
-        found.poses = enter(PosePublisher(place(), robot))
+        found.poses = enter(transport.PosePublisher(place(), robot))
         found.hub = enter(ForeignHub(place(), lambda *_: None))
         endpoints = found.masks.endpoint, found.control.endpoint
         found.client = enter(PerceptionClient(*endpoints, timeout_ms=20_000, security=policy))
@@ -93,10 +83,9 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimpleNamesp
         stack.callback(found.async_client._client.close)
         found.requests = enter(ControlClient(found.control.endpoint, 20_000, policy))
         found.reader = enter(FrameSubscriber([found.frames.endpoint], security=policy))
-        found.tap = enter(
-            StreamTap([found.frames.endpoint], found.masks.endpoint, (), 1 << 20, security=policy)
-        )
-        found.robot = enter(PoseSubscriber(found.poses.endpoint, security=policy))
+        streams = ([found.frames.endpoint], found.masks.endpoint)
+        found.tap = enter(StreamTap(*streams, (), 1 << 20, security=policy))
+        found.robot = enter(transport.PoseSubscriber(found.poses.endpoint, security=policy))
         found.foreign = enter(ForeignSubscriber("tcp://127.0.0.1:9", lambda *_: None))
         found.policy = policy
         go_on(found)

@@ -1,4 +1,4 @@
-"""Tests of reconnection after processes are killed, hang or send garbage."""
+"""Processes are killed, hang or send garbage, and connections end before their reply: peers notice and reconnect."""
 
 from __future__ import annotations
 
@@ -6,17 +6,48 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 import zmq
 
-from sam3_node.transport import FramePublisher, FrameSubscriber
+from sam3_node.errors import NoAnswerError, TransportError
+from sam3_node.transport import (
+    ControlClient,
+    ControlServer,
+    FramePublisher,
+    FrameSubscriber,
+    MaskPublisher,
+    MaskSubscriber,
+    Peer,
+    StreamTap,
+    sockets,
+)
+from sam3_node.transport.sockets import ReconnectingSocket, open_subscriber, receive_parts
 from sam3_node.types import Delivery
-from sam3_node.wire import pack_frame
-from tests.support.transport_peer import make_frame, next_line, output_of, peer, wait_until
+from sam3_node.wire import Reply, Request, pack_frame
+from tests.support.key_rig import Keys, revoke
+from tests.support.node_rig import until
+from tests.support.refuses import refuses
+from tests.support.repeats import repetitions
+from tests.support.transport_peer import (
+    hold_interpreter,
+    make_frame,
+    make_masks,
+    next_line,
+    open_peer,
+    output_of,
+    peer,
+    place_of,
+    take_frame,
+    wait_until,
+)
+from tests.support.wire_examples import golden
 
 GREETINGS = {
     "http": b"HTTP/1.1 400 Bad Request\r\n\r\n",
@@ -112,11 +143,161 @@ def test_a_camera_is_received_after_another_program_used_its_port(greeting: byte
 
 def test_a_camera_is_received_again_after_a_part_that_was_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sam3_node.transport.channels.MAX_FRAME_BYTES", 10_000)
-    with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
-        publisher.linger = 0
-        port = publisher.bind_to_random_port("tcp://127.0.0.1")
-        with FrameSubscriber([f"tcp://127.0.0.1:{port}"]) as subscriber:
-            wait_until(lambda: publisher.send_multipart(pack_frame(make_frame(0))) or subscriber.take(20))
-            publisher.send_multipart([b"frame/cam0", b"x" * 20_000])
-            wait_until(lambda: not subscriber.connected)
-            wait_until(lambda: publisher.send_multipart(pack_frame(make_frame(0))) or subscriber.take(20))
+    with open_peer(zmq.PUB) as publisher, FrameSubscriber([place_of(publisher)]) as subscriber:
+        wait_until(lambda: publisher.send_multipart(pack_frame(make_frame(0))) or subscriber.take(20))
+        publisher.send_multipart([b"frame/cam0", b"x" * 20_000])
+        wait_until(lambda: not subscriber.connected)
+        wait_until(lambda: publisher.send_multipart(pack_frame(make_frame(0))) or subscriber.take(20))
+
+
+TCP = "tcp://127.0.0.1:*"
+PATIENT_MS = 120_000
+"""Longer than a test may take: a call that ends before has not waited for its timeout."""
+
+
+def next_request(server: ControlServer) -> tuple[Peer, Request]:
+    return until(lambda: server.receive(100), "a request", PATIENT_MS / 2000)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+@pytest.mark.parametrize("op", ["list_objects", "add_object"])
+def test_a_request_in_flight_when_another_key_is_revoked(tmp_path: Path, scheme: str, op: str) -> None:
+    """All connections are made anew then, and the reply has nowhere to go."""
+    keys = Keys(tmp_path)
+    node = keys.machine("node", "node")
+    endpoint = TCP if scheme == "tcp" else f"ipc://{tmp_path}/control"
+    with (
+        ControlServer(endpoint, security=node) as server,
+        ControlClient(server.endpoint, PATIENT_MS, keys.machine("policy", "policy")) as client,
+        ControlClient(server.endpoint, PATIENT_MS, keys.machine("watcher", "watcher")),
+        ThreadPoolExecutor(1) as thread,
+    ):
+        authenticator = server._bound.authenticator
+        assert authenticator is not None
+        wait_until(lambda: len(authenticator._admitted) == 2, 60)
+        call = thread.submit(client.call, op)
+        first, request = next_request(server)
+        revoke(node, "watcher")
+        if op == "list_objects":  # the client asks again
+            again, repeated = next_request(server)
+            server.reply(first, Reply(request.id, "to nobody"))
+            server.reply(again, Reply(repeated.id, "the objects"))
+            assert call.result() == "the objects"
+        else:
+            with refuses(NoAnswerError, field="add_object"):
+                call.result()
+            server.reply(first, Reply(request.id, "to nobody"))
+            call = thread.submit(client.call, "add_object")
+            peer, request = next_request(server)
+            server.reply(peer, Reply(request.id, "the new one"))
+            assert call.result() == "the new one"
+
+
+def test_a_request_is_repeated_to_the_next_node(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/control"
+    with ControlClient(endpoint, PATIENT_MS) as client, ThreadPoolExecutor(1) as thread:
+        with ControlServer(endpoint) as server:
+            call = thread.submit(client.call, "status")
+            next_request(server)
+        with ControlServer(endpoint) as server:
+            peer, request = next_request(server)
+            server.reply(peer, Reply(request.id, "fine"))
+            assert call.result() == "fine"
+
+
+@contextmanager
+def closing_listener() -> Iterator[tuple[str, list[int]]]:
+    """Yield an endpoint where each connection is closed before its handshake, and a list with an item for each."""
+    closed: list[int] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            connection.close()
+            closed.append(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"tcp://127.0.0.1:{listener.getsockname()[1]}", closed
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+def test_an_idle_client_whose_handshakes_fail_stops_no_other_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once 1000 events wait in a monitor that nobody reads, libzmq's thread waits, and all sockets with it."""
+    monkeypatch.setitem(sockets._COMMON_OPTIONS, zmq.RECONNECT_IVL, 1)
+    monkeypatch.setitem(sockets._COMMON_OPTIONS, zmq.RECONNECT_IVL_MAX, 0)
+    with closing_listener() as (endpoint, closed), ControlClient(endpoint, 100) as idle:
+        with refuses(TransportError, field=("program", "node")):
+            idle.call("status")
+        assert idle._watch.monitor.closed
+        assert idle._socket._monitor_socket is None
+        until(lambda: len(closed) > repetitions(50, 1100), "many failed handshakes")
+        monkeypatch.undo()
+        with MaskPublisher(TCP) as masks, MaskSubscriber(masks.endpoint) as subscriber:
+            wait_until(lambda: masks.send(make_masks(1)) and subscriber.take(20), 60)
+
+
+def test_a_hung_node_is_noticed_by_masks_and_tap_and_received_again(tmp_path: Path) -> None:
+    frames, masks, control = free_endpoint(), free_endpoint(), free_endpoint()
+    with (
+        peer("node", frames, masks, control) as node,
+        MaskSubscriber(masks) as subscriber,
+        StreamTap([frames], masks, (), 1 << 20) as tap,
+    ):
+        next_line(node)
+        wait_until(lambda: subscriber._sockets[0]._watched and tap._sockets[1]._watched)
+        for _ in range(2):
+            os.kill(node.pid, signal.SIGSTOP)
+            wait_until(lambda: not subscriber.connected and not tap.connected)
+            os.kill(node.pid, signal.SIGCONT)
+            wait_until(lambda: subscriber.connected and tap.connected)
+        with FramePublisher(frames) as camera:
+            wait_until(lambda: camera.send(make_frame(7)) and subscriber.take(100))
+            wait_until(lambda: (message := tap.take(100)) and bytes(message.parts[0]) == b"masks/cam0")
+
+
+def test_the_sender_of_a_message_is_connected_though_its_handshake_was_not_looked_for() -> None:
+    with FramePublisher(TCP) as camera:
+        connection = ReconnectingSocket(open_subscriber([b"frames"], 1 << 20), camera.endpoint)
+        try:
+            wait_until(lambda: camera.send(make_frame(7)) and receive_parts(connection.socket))
+            assert not connection.alive
+            connection.hear(is_beat=False)
+            assert connection.alive
+            assert connection.handshakes == 1
+        finally:
+            connection.close()
+
+
+def test_idle_publishers_and_those_without_beats_are_not_taken_for_hung() -> None:
+    with (
+        FramePublisher(TCP) as idle,
+        open_peer(zmq.PUB) as plain,
+        open_peer(zmq.SUB, idle.endpoint) as clock,
+        FrameSubscriber([idle.endpoint, place_of(plain)]) as subscriber,
+    ):
+        wait_until(lambda: plain.send_multipart(pack_frame(make_frame(0))) or subscriber.take(20))
+        clock.subscribe(b"")
+        beats = [clock.recv_multipart() for _ in range(6)]
+        assert beats == [golden("beat")] * 6
+        assert [socket.handshakes for socket in subscriber._sockets] == [1, 1]
+        assert subscriber.rejected == 0
+
+
+def test_a_subscriber_that_could_not_listen_does_not_take_its_peer_for_hung() -> None:
+    with (
+        peer("camera", TCP, "cam0", "newest", 50, 100_000, 16) as camera,
+        FrameSubscriber([next_line(camera)]) as subscriber,
+    ):
+        seqs: list[int] = []
+        for _ in range(2):
+            seqs += [take_frame(subscriber).frame.seq for _ in range(3)]
+            hold_interpreter(2500)
+        wait_until(lambda: (got := subscriber.take(1000)) and got.frame.seq > seqs[-1] + 40)
+        assert subscriber._sockets[0].handshakes == 1
+        assert seqs == sorted(set(seqs))

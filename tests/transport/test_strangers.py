@@ -1,27 +1,57 @@
-"""Tests of strangers that send without end: each is cut off before it has taken much memory, and service goes on."""
+"""Strangers that send without end, or hostile bytes: each is cut off or answered, and good messages still pass."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
+import signal
 import socket
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import psutil
 import pytest
 import zmq
 
-from sam3_node.transport import ControlClient, ControlServer, FramePublisher, FrameSubscriber
+from sam3_node.errors import RequestError
+from sam3_node.transport import (
+    ControlClient,
+    ControlServer,
+    FramePublisher,
+    FrameSubscriber,
+    MaskPublisher,
+    MaskSubscriber,
+)
 from sam3_node.transport.sockets import BoundSocket, receive_parts
+from sam3_node.types import Delivery
+from sam3_node.wire import Reply, Request, pack_frame, pack_masks, pack_request
 from tests.support.raw_zmtp import connect, frame, ping, raw_peer
-from tests.support.transport_peer import next_line, peer, wait_until
+from tests.support.transport_peer import (
+    make_frame,
+    make_masks,
+    next_line,
+    open_peer,
+    output_of,
+    peer,
+    place_of,
+    take_error,
+    wait_until,
+)
 from tests.transport.test_departures import publishes
 
 TCP = "tcp://127.0.0.1:*"
 MEBIBYTE = 1 << 20
 PATIENCE_S = 60
+
+
+def read_to_end(stranger: socket.socket) -> None:
+    """Read until the other end has closed the connection."""
+    with contextlib.suppress(ConnectionResetError):
+        while stranger.recv(1000):
+            pass
 
 
 def subscriptions() -> bytes:
@@ -61,12 +91,8 @@ def send_until_cut_off(stranger: socket.socket, make: Callable[[], bytes], proce
 @pytest.mark.parametrize(
     ("kind", "make"),
     [
-        ("SUB", subscriptions),
-        ("SUB", endless_subscription),
-        ("DEALER", endless_message),
-        ("DEALER", large_requests),
-        ("DEALER", small_messages),
-        ("DEALER", empty_parts),
+        *(("SUB", make) for make in (subscriptions, endless_subscription)),
+        *(("DEALER", make) for make in (endless_message, large_requests, small_messages, empty_parts)),
     ],
 )
 def test_a_stranger_that_never_ends_is_cut_off(kind: str, make: Callable[[], bytes]) -> None:
@@ -111,9 +137,7 @@ def test_a_part_above_the_limit_of_its_socket_ends_the_connection(kind: str, siz
     with peer(*role) as process, raw_peer(next_line(process), kind) as stranger:
         stranger.settimeout(PATIENCE_S)
         stranger.sendall(frame(bytes(size))[:300])
-        with suppress(ConnectionResetError):
-            while stranger.recv(100):
-                pass
+        read_to_end(stranger)
         assert process.poll() is None
 
 
@@ -138,10 +162,8 @@ def test_connections_beyond_the_limit_are_cut_off(monkeypatch: pytest.MonkeyPatc
         for _ in range(5):
             stack.enter_context(raw_peer(server.endpoint, "DEALER"))
         extra = stack.enter_context(connect(server.endpoint))
-        with contextlib.suppress(ConnectionResetError):
-            while extra.recv(100):
-                pass
-        wait_until(lambda: server._bound._guard.cut_off == 1)
+        read_to_end(extra)
+        wait_until(lambda: server._bound.guard.cut_off == 1)
 
 
 OLD_GREETINGS = {
@@ -160,11 +182,164 @@ def test_strangers_of_old_protocols_do_not_make_a_peer_uncounted(greeting: bytes
             with connect(camera.endpoint) as stranger:
                 stranger.settimeout(PATIENCE_S)
                 stranger.sendall(greeting + b"\xff" * 64)  # a part of 16 EiB
-                with contextlib.suppress(ConnectionResetError):
-                    while stranger.recv(1000):
-                        pass
-        guard = camera._bound._guard
+                read_to_end(stranger)
+        guard = camera._bound.guard
         wait_until(lambda: guard.count_connections() == 1)
         assert camera.wait_for_peer(0)
         reader.close()
         wait_until(lambda: not camera.wait_for_peer(0))
+
+
+GOOD: dict[str, list[bytes]] = {
+    "frame": [bytes(part) for part in pack_frame(make_frame(1))],
+    "masks": [bytes(part) for part in pack_masks(make_masks(1))],
+    "request": [pack_request(Request(1, "add_object", {"points": [[1, 2]], "label": "cup"}))],
+}
+SUBSCRIBERS: dict[str, Callable[[str, Delivery], Any]] = {
+    "frame": lambda endpoint, delivery: FrameSubscriber([endpoint], delivery),
+    "masks": lambda endpoint, delivery: MaskSubscriber(endpoint, delivery),
+}
+
+
+def hostile(kind: str, count: int, seed: int = 0) -> Iterator[list[bytes]]:
+    """Yield `count` messages: random parts, and good ones with bytes changed, cut, swapped, doubled or left out."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        parts = list(GOOD[kind])
+        choice = rng.randrange(6)
+        place = rng.randrange(len(parts))
+        if choice == 0:
+            parts = [rng.randbytes(rng.randrange(60)) for _ in range(rng.randrange(1, 12))]
+        elif choice == 1:
+            parts[place] = flipped(parts[place], rng)
+        elif choice == 2:
+            parts[place] = parts[place][: rng.randrange(len(parts[place]))]
+        elif choice == 3:
+            rng.shuffle(parts)
+        elif choice == 4:
+            parts += rng.choices(parts, k=rng.randrange(1, 20))
+        else:
+            parts[-1] = b"\x91" * rng.randrange(1, 5000)
+        yield parts
+
+
+def flipped(part: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(part)
+    for _ in range(rng.randrange(1, 6)):
+        changed[rng.randrange(len(changed))] = rng.randrange(256)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("kind", ["frame", "masks"])
+def test_each_hostile_message_is_counted_or_taken(kind: str) -> None:
+    count, sent, taken = 4000, 0, 0
+    with open_peer(zmq.PUSH) as publisher, SUBSCRIBERS[kind](place_of(publisher), "every") as subscriber:
+        for parts in hostile(kind, count):
+            while not publisher.poll(5, zmq.POLLOUT):
+                taken += subscriber.take(0) is not None
+            publisher.send_multipart(parts)
+            sent += 1
+            taken += subscriber.take(0) is not None
+
+        def settled() -> bool:
+            nonlocal taken
+            taken += subscriber.take(1) is not None
+            return bool(subscriber.rejected + taken == sent)
+
+        wait_until(settled)
+        assert subscriber.rejected > count // 2
+        assert subscriber.last_error
+        publisher.send_multipart(GOOD[kind])
+        assert subscriber.take(5000) is not None
+
+
+@pytest.mark.parametrize("kind", ["frame", "masks"])
+def test_a_live_subscriber_survives_hostile_messages(kind: str) -> None:
+    with open_peer(zmq.PUB) as publisher, SUBSCRIBERS[kind](place_of(publisher), "newest") as subscriber:
+        wait_until(lambda: publisher.send_multipart(GOOD[kind]) or subscriber.take(20))
+        for number, parts in enumerate(hostile(kind, 2000)):
+            publisher.send_multipart(parts)
+            if number % 100 == 0:
+                subscriber.take(10)
+        wait_until(lambda: subscriber.rejected > 0)
+        subscriber.take(20)
+        wait_until(lambda: publisher.send_multipart(GOOD[kind]) or subscriber.take(20))
+
+
+def test_each_hostile_request_is_answered() -> None:
+    batches = [list(hostile("request", 40, seed)) for seed in range(100)]
+    good = 0
+    with ControlServer(TCP) as server, open_peer(zmq.DEALER, server.endpoint) as asker:
+        for number, batch in enumerate(batches, start=1):
+            for parts in batch:
+                asker.send_multipart(parts)
+            while server.rejected + good < number * len(batch):
+                good += refuse(server)
+            for _ in batch:
+                take_error(asker)
+    assert server.rejected > 2000
+
+
+def refuse(server: ControlServer) -> bool:
+    """Answer one valid request. Return True if there was one."""
+    received = server.receive(1)
+    if received is not None:
+        server.reply(received[0], Reply.failed(received[1].id, RequestError("not now")))
+    return received is not None
+
+
+@pytest.mark.parametrize("opener", [FramePublisher, MaskPublisher, ControlServer])
+def test_a_socket_still_works_after_garbage_at_its_port(opener: Callable[[str], Any]) -> None:
+    rng = random.Random(5)
+    greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL" + b"\0" * 48
+    huge = greeting + b"\x02" + (1 << 62).to_bytes(8, "big")
+    with opener(TCP) as bound:
+        port = int(bound.endpoint.rsplit(":", 1)[1])
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+        for number, client in enumerate(clients):
+            garbage = (b"GET / HTTP/1.1\r\n\r\n", huge, greeting + rng.randbytes(300), rng.randbytes(900))
+            client.sendall(garbage[number % 4])
+        assert serves(bound)
+        for client in clients:
+            client.close()
+        assert serves(bound)
+
+
+def serves(bound: Any) -> bool:
+    if isinstance(bound, ControlServer):
+        with open_peer(zmq.DEALER, bound.endpoint) as asker:
+            asker.send(GOOD["request"][0])
+            return bound.receive(5000) is not None
+    kind, message = (
+        ("frame", make_frame(0)) if isinstance(bound, FramePublisher) else ("masks", make_masks(0))
+    )
+    with SUBSCRIBERS[kind](bound.endpoint, "newest") as subscriber:
+        wait_until(lambda: bound.send(message) and subscriber.take(20))
+    return True
+
+
+@pytest.mark.parametrize("delivery", ["newest", "every"])
+def test_memory_stays_bounded_when_no_message_is_taken(delivery: Delivery) -> None:
+    process = psutil.Process(os.getpid())
+    with FramePublisher(TCP, delivery) as publisher:
+        with FrameSubscriber([publisher.endpoint], delivery) as subscriber:
+            wait_until(
+                lambda: publisher.send(make_frame(0, side=1000), timeout_ms=10) and subscriber.take(10)
+            )
+            before = process.memory_info().rss
+            for seq in range(300):
+                publisher.send(make_frame(seq, side=1000), timeout_ms=1)
+            assert process.memory_info().rss - before < 60 * MEBIBYTE
+        publisher.close(0)
+
+
+def test_memory_stays_bounded_when_a_subscriber_hangs() -> None:
+    process = psutil.Process(os.getpid())
+    with FramePublisher(TCP) as publisher, peer("reader", publisher.endpoint, "newest") as reader:
+        os.set_blocking(output_of(reader).fileno(), False)
+        wait_until(lambda: publisher.send(make_frame(0, side=1000)) and next_line(reader))
+        os.kill(reader.pid, signal.SIGSTOP)
+        before = process.memory_info().rss
+        for seq in range(300):
+            publisher.send(make_frame(seq, side=1000))
+        assert process.memory_info().rss - before < 60 * MEBIBYTE

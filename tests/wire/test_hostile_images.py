@@ -226,15 +226,17 @@ def test_hostile_depth_is_refused():
         decode_depth(Depth(SIDE, SIDE, "png16", 0.001, True, bomb))
 
 
-@pytest.mark.parametrize("encoding", ["bgr8", "mono8", "jpeg", "png"])
-def test_more_pixels_than_allowed_are_refused(encoding):
-    data = {
-        "bgr8": RAMP.tobytes(),
-        "mono8": bytes(SIDE * SIDE),
-        "jpeg": BASELINE,
-        "png": png(header(), PIXELS, IEND),
-    }
-    frame = Frame("cam0", 0, 0, SIDE, SIDE, encoding, data[encoding])
+@pytest.mark.parametrize(
+    ("encoding", "data"),
+    [
+        ("bgr8", RAMP.tobytes()),
+        ("mono8", bytes(SIDE * SIDE)),
+        ("jpeg", BASELINE),
+        ("png", GOOD_PNGS["plain"]),
+    ],
+)
+def test_more_pixels_than_allowed_are_refused(encoding, data):
+    frame = Frame("cam0", 0, 0, SIDE, SIDE, encoding, data)
     with refused("at most 4095 pixels, found 64 x 64.*raise tracker.max_frame_pixels"):
         decode_image(frame, max_pixels=4095)
     assert decode_image(frame, max_pixels=4096).shape == (SIDE, SIDE, 3)

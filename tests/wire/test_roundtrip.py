@@ -1,7 +1,11 @@
-"""Tests that packing and unpacking give the same value: frames, images, masks messages, requests and replies."""
+"""Packing and unpacking give the same value, and golden files pin the bytes of wire version 1 for all peers."""
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +15,9 @@ from hypothesis.extra import numpy as npst
 from sam3_node.errors import UnknownObjectError, WireError
 from sam3_node.types import Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import (
+    EVENTS_TOPIC,
+    SERVED,
+    Event,
     Failure,
     Reply,
     Request,
@@ -19,18 +26,23 @@ from sam3_node.wire import (
     encode_depth,
     encode_image,
     pack,
+    pack_event,
     pack_frame,
     pack_masks,
+    pack_pose,
     pack_reply,
     pack_request,
+    pose_topic,
     unpack,
+    unpack_event,
     unpack_frame,
     unpack_masks,
+    unpack_pose,
     unpack_reply,
     unpack_request,
 )
 from tests.support.refuses import refuses
-from tests.support.wire_examples import plain
+from tests.support.wire_examples import DATA, EXAMPLES, golden, gripper_pose, jpeg_frame, plain
 
 naturals = st.integers(0, 2**63 - 1)
 capture_times = st.integers(0, 2**62)
@@ -218,3 +230,134 @@ def test_endless_nesting_is_not_packed():
     value.append(value)
     with refuses(WireError, field="pack"):
         pack(value)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_golden_bytes_unpack_to_the_value(name):
+    example = EXAMPLES[name]
+    assert plain(example.unpack(golden(name))) == plain(example.value)
+
+
+@pytest.mark.parametrize("name", [name for name, example in EXAMPLES.items() if example.exact])
+def test_the_value_packs_to_golden_bytes(name):
+    example = EXAMPLES[name]
+    assert [bytes(part) for part in example.pack(example.value)] == golden(name)
+
+
+def test_bits_masks_pack_to_golden_bytes_but_for_the_compressor():
+    topic, body = EXAMPLES["masks-bits"].pack(EXAMPLES["masks-bits"].value)
+    expected_topic, expected_body = golden("masks-bits")
+    assert topic == expected_topic
+    assert _without_mask_data(body) == _without_mask_data(expected_body)
+
+
+def _without_mask_data(body: bytes) -> list[object]:
+    message = msgpack.unpackb(body)
+    for instance in message["instances"]:
+        del instance["mask"]["data"]
+    return list(message.items())
+
+
+def test_every_golden_file_has_its_example():
+    assert {path.stem for path in DATA.glob("*.json")} == set(EXAMPLES)
+
+
+def test_golden_jpeg_decodes():
+    image = decode_image(jpeg_frame())
+    assert image.shape == (8, 8, 3)
+    assert np.all(np.abs(image.astype(int) - 128) <= 2)
+
+
+def test_an_unknown_clock_is_refused():
+    topic, body = golden("masks-device-clock")
+    wrong = msgpack.packb(msgpack.unpackb(body) | {"clock": "sundial"})
+    with refuses(WireError, field="clock"):
+        unpack_masks([topic, wrong])
+
+
+@pytest.mark.parametrize(
+    "shed", [[], {}, {"level": 0}, {"level": 1, "held": [-1]}, {"level": 1, "held": ["a"]}]
+)
+def test_a_wrong_shed_is_refused(shed):
+    topic, body = golden("masks-shed")
+    with pytest.raises(WireError, match="shed"):
+        unpack_masks([topic, msgpack.packb(msgpack.unpackb(body) | {"shed": shed})])
+
+
+BODY = {"v": 1, "kind": "event", "n": 3, "op": "reset", "args": {}}
+
+
+def test_an_event_is_unpacked_as_it_was_packed() -> None:
+    for event in (
+        Event(0, SERVED, {"camera": "cam0"}),
+        Event(7, "add_object", {"box": [1, 2.5, 3, 4], "mask": {"data": b"\0"}}),
+    ):
+        assert unpack_event(pack_event(event)) == event
+
+
+@pytest.mark.parametrize(
+    "change", [{"v": 2}, {"kind": "masks"}, {"n": -1}, {"n": 1.0}, {"op": 4}, {"op": None}, {"args": []}]
+)
+def test_wrong_fields_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(WireError):
+        unpack_event([EVENTS_TOPIC, pack(BODY | change)])
+
+
+def test_another_topic_or_number_of_parts_is_refused() -> None:
+    for parts in ([], [EVENTS_TOPIC], [b"eventsx", pack(BODY)], [EVENTS_TOPIC, pack(BODY), b""]):
+        with pytest.raises(WireError, match="event"):
+            unpack_event(parts)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_event_or_refused(data: bytes) -> None:
+    with contextlib.suppress(WireError):
+        assert isinstance(unpack_event([EVENTS_TOPIC, data]), Event)
+
+
+def changed(**fields: object) -> list[bytes]:
+    topic, body = pack_pose(gripper_pose())
+    return [topic, msgpack.packb(msgpack.unpackb(body) | fields)]
+
+
+def test_the_topic_names_the_frame() -> None:
+    assert pack_pose(gripper_pose())[0] == pose_topic("gripper") == b"pose/gripper"
+
+
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        (changed(quaternion=[0, 0, 0, 2.0]), ("1", "2", "length")),
+        (changed(quaternion=[0, 0, 1]), ("4", "numbers")),
+        (changed(quaternion=[0, 0, float("nan"), 1]), "quaternion"),
+        (changed(position=[0, 1]), "position"),
+        (changed(position=[0, 1, float("inf")]), "position"),
+        (changed(frame="tool"), "pose/tool"),
+        (changed(frame="a/b"), ("frame", "name")),
+        (changed(parent=""), ("frame", "name")),
+        (changed(clock="sundial"), "clock"),
+        (changed(stamp_ns=-1), "stamp_ns"),
+        (changed(kind="frame"), "kind"),
+        (changed(v=2), ("wire", "version")),
+        (changed()[:1], ("2", "parts")),
+        ([], ("2", "parts")),
+    ],
+)
+def test_wrong_poses_are_refused(parts: list[bytes], named: str | tuple[str, ...]) -> None:
+    with refuses(WireError, field=named):
+        unpack_pose(parts)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(WireError):
+        unpack_pose([b"pose/gripper", data])
+
+
+def test_a_pose_without_a_unit_quaternion_is_not_sent() -> None:
+    with pytest.raises(WireError, match="length 1"):
+        pack_pose(replace(gripper_pose(), quaternion_xyzw=(0, 0, 0, 0)))
+
+
+def test_fields_of_later_versions_are_ignored() -> None:
+    assert unpack_pose(changed(covariance=[1, 2, 3])) == gripper_pose()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sam3_node.errors import find_version
+from tools.command import new_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tools/bench/results"
@@ -44,28 +45,39 @@ CPU_FLAGS = {"avx512": "avx512f", "amx": "amx_tile"}
 STDOUT = Path("-")
 """Value of --json without a file, where the benchmark allows that."""
 
+OPTIONS = {
+    "seconds": "length of each measurement",
+    "fps": "frames a second of the camera",
+    "objects": "tracked objects",
+    "model": "weights, as model.name of the node",
+    "threads": "CPU threads of the model; 0 lets torch choose",
+    "device": "as model.device of the node",
+}
+"""Help of the options that several benchmarks have."""
+
 Record = dict[str, Any]
 
 
 def make_parser(
-    description: str | None, runs: int = 0, runs_note: str = "", print_json: bool = False
+    description: str | None,
+    runs: int = 0,
+    runs_note: str = "",
+    print_json: bool = False,
+    **defaults: float | str,
 ) -> argparse.ArgumentParser:
-    """Return a parser with --json, and with --runs if `runs`, its default, is not 0.
+    """Return a parser with --json, with --runs if `runs`, its default, is not 0, and with these of OPTIONS.
 
     With `print_json` the file may be left out: the benchmark then prints JSON to standard output and nothing else.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    help_text = "write the figures to this file"
-    if print_json:
-        help_text += "; without a file, print only JSON"
-        parser.add_argument("--json", type=Path, metavar="FILE", nargs="?", const=STDOUT, help=help_text)
-    else:
-        parser.add_argument("--json", type=Path, metavar="FILE", help=help_text)
+    parser = new_parser(description)
+    more: Record = {"nargs": "?", "const": STDOUT} if print_json else {}
+    text = "write the figures to this file" + ("; without a file, print only JSON" if print_json else "")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=text, **more)
     if runs:
-        help_text = f"paired runs for the spread of the ratios (default {runs}{runs_note})"
-        parser.add_argument("--runs", type=int, default=runs, help=help_text)
+        text = f"paired runs for the spread of the ratios (default {runs}{runs_note})"
+        parser.add_argument("--runs", type=int, default=runs, help=text)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=OPTIONS[name])
     return parser
 
 
@@ -95,17 +107,11 @@ class Figures:
 
     def add(self, figure: str, values: float | Sequence[float], unit: str, target: str = "") -> None:
         """Keep and print a figure. Several values are runs: the median is the value, and their spread is kept."""
-        record: Record = {"figure": figure, "unit": unit}
-        if isinstance(values, (int, float)):
-            record["value"] = float(values)
-        else:
-            record["value"] = float(statistics.median(values))
-            record["spread"] = {
-                "min": float(min(values)),
-                "median": float(statistics.median(values)),
-                "max": float(max(values)),
-                "runs": len(values),
-            }
+        runs = [values] if isinstance(values, (int, float)) else values
+        low, median, high = float(min(runs)), float(statistics.median(runs)), float(max(runs))
+        record: Record = {"figure": figure, "unit": unit, "value": median}
+        if runs is values:
+            record["spread"] = {"min": low, "median": median, "max": high, "runs": len(runs)}
         if target:
             record["target"] = target
         self._figures.append(record)
@@ -146,12 +152,8 @@ def _number(value: float | str, unit: str) -> str:
 
 def _without_json(words: Sequence[str]) -> list[str]:
     """Drop `--json FILE` from the words of a command."""
-    kept, skip = [], False
-    for word in words:
-        if not skip and word != "--json" and not word.startswith("--json="):
-            kept.append(word)
-        skip = word == "--json"
-    return kept
+    pairs = zip(("", *words), words, strict=False)
+    return [word for before, word in pairs if before != "--json" and word.partition("=")[0] != "--json"]
 
 
 def describe_machine() -> Record:
@@ -190,10 +192,8 @@ def _value(lines: Sequence[str], key: str) -> str:
 
 def read_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that matter for speed."""
-    versions = {"python": platform.python_version()}
-    for name, package in PACKAGES.items():
-        versions[name] = find_version(package) or "not installed"
-    return versions
+    found = {name: find_version(package) or "not installed" for name, package in PACKAGES.items()}
+    return {"python": platform.python_version(), **found}
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
 from typing import Self
 
 from sam3_node.client import PerceptionClient
@@ -19,7 +21,7 @@ class Processes:
     """A context manager that runs sam3-node commands as processes on endpoints of their own, and ends them on exit."""
 
     def __init__(self, **settings: str) -> None:
-        self.frames, self.masks, self.control = (f"tcp://127.0.0.1:{port}" for port in free_ports(3))
+        self.frames, self.masks, self.control = free_endpoints(3)
         endpoints = {
             "SAM3_TRANSPORT__FRAMES": self.frames,
             "SAM3_TRANSPORT__MASKS": self.masks,
@@ -47,6 +49,11 @@ class Processes:
                 raise SystemExit(f"sam3-node {words} did not start: exit code {code}\n{log.read()[-1000:]}")
         return process
 
+    def start_camera(self, source: str, rate_hz: float, **settings: str) -> subprocess.Popen[str]:
+        """Start a camera that plays a source again and again."""
+        rate = {"SAM3_CAMERA__FPS": str(rate_hz), "SAM3_CAMERA__LOOP": "true"}
+        return self.start("camera", source, **rate, **settings)
+
     def client(self, timeout_ms: int = 30000) -> PerceptionClient:
         """Return a client of the node on these endpoints."""
         return PerceptionClient(
@@ -56,11 +63,20 @@ class Processes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for process in reversed(self._started):
             end(process)
+
+
+@contextmanager
+def run_node(source: str, rate_hz: float, objects: int, **settings: str) -> Iterator[PerceptionClient]:
+    """Run a node and a camera that plays a source again and again; yield a client, once objects are tracked."""
+    with Processes(**settings) as processes:
+        processes.start("run")
+        processes.start_camera(source, rate_hz)
+        with processes.client() as client:
+            add_points(client, objects)
+            yield client
 
 
 def end(process: subprocess.Popen[str]) -> None:
@@ -69,15 +85,34 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait(timeout=20)
 
 
+@contextmanager
+def spawned(function: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """Run a function in a process of its own until the block ends."""
+    process = get_context("spawn").Process(target=function, args=arguments, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
 def free_ports(count: int) -> list[int]:
     """Return TCP ports on which no process listens now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for holder in sockets:
-        holder.bind(("127.0.0.1", 0))
-    ports = [holder.getsockname()[1] for holder in sockets]
-    for holder in sockets:
-        holder.close()
-    return ports
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
+def free_endpoints(count: int) -> list[str]:
+    """Return TCP endpoints on which no process listens now."""
+    return [f"tcp://127.0.0.1:{port}" for port in free_ports(count)]
+
+
+def drain(client: PerceptionClient) -> None:
+    """Take the masks that have come so far."""
+    while client.latest(0) is not None:
+        pass
 
 
 def next_masks(client: PerceptionClient, timeout_ms: int = 60000) -> MaskFrame:

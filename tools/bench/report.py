@@ -9,8 +9,9 @@ import ast
 import json
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,9 +73,7 @@ def plot_latency(results: Results, path: Path) -> None:
     records = match_values(results["latency-age"], pattern)
     with draw(path) as axis:
         for kind, style in (("p99", "o-"), ("p50", "o--")):
-            points = sorted(
-                (int(rate), record["value"]) for (name, rate), record in records.items() if name == kind
-            )
+            points = sorted((int(rate), r["value"]) for (name, rate), r in records.items() if name == kind)
             axis.plot(*zip(*points, strict=True), style, label=kind)
         bounds = sorted((int(rate), read_bound(r)) for (_, rate), r in records.items() if "target" in r)
         axis.plot(*zip(*bounds, strict=True), "k:", label="bound of p99")
@@ -87,17 +86,13 @@ def plot_scaling(results: Results, path: Path) -> None:
     with draw(path) as axis:
         for file, model, colour in (("latency-step-small", "small", "C0"), ("latency-step", "nano", "C1")):
             records = match_values(results[file], rf"frame step of {model}, (\d+) objects?(, transformers)?")
-            for suffix, style, label in (
-                (None, "o-", model),
-                (", transformers", "o--", f"{model}, transformers"),
-            ):
+            for suffix, style in ((None, "o-"), (", transformers", "o--")):
                 points = sorted((int(count), r) for (count, other), r in records.items() if other == suffix)
-                values = [record["value"] for _, record in points]
-                spreads = [record["spread"] for _, record in points]
-                low = [value - spread["min"] for value, spread in zip(values, spreads, strict=True)]
-                high = [spread["max"] - value for value, spread in zip(values, spreads, strict=True)]
-                counts = [count for count, _ in points]
-                axis.errorbar(counts, values, (low, high), fmt=style, color=colour, capsize=3, label=label)
+                counts, values = [count for count, _ in points], [record["value"] for _, record in points]
+                low = [record["value"] - record["spread"]["min"] for _, record in points]
+                high = [record["spread"]["max"] - record["value"] for _, record in points]
+                shown = {"color": colour, "capsize": 3, "label": f"{model}{suffix or ''}"}
+                axis.errorbar(counts, values, (low, high), fmt=style, **shown)
         axis.set(xlabel="objects", ylabel="time of a step, ms", xticks=(1, 4, 16), ylim=(0, None))
         axis.legend()
 
@@ -121,9 +116,8 @@ def plot_risk(results: Results, path: Path) -> None:
 
 def plot_memory(results: Results, path: Path) -> None:
     """Draw the node's memory over a soak."""
-    records = match_values(
-        results["latency-soak"], r"chaos of .* minutes: the node's memory after (.*) minutes"
-    )
+    pattern = r"chaos of .* minutes: the node's memory after (.*) minutes"
+    records = match_values(results["latency-soak"], pattern)
     with draw(path) as axis:
         points = [(float(minute), record["value"]) for (minute,), record in records.items()]
         axis.plot(*zip(*points, strict=True), "o-")
@@ -179,11 +173,9 @@ def name_bench(record: Record) -> str:
 
 def format_pages(results: dict[str, list[Record]]) -> dict[Path, str]:
     """Return the text of each page by its path below docs/."""
-    records = sorted((record for rows in results.values() for record in rows), key=name_bench)
-    pages = {
-        Path(f"benchmarks/{name}.md"): format_detail(name, list(rows))
-        for name, rows in groupby(records, key=name_bench)
-    }
+    records = sorted(chain(*results.values()), key=name_bench)
+    benches = groupby(records, key=name_bench)
+    pages = {Path(f"benchmarks/{name}.md"): format_detail(name, list(rows)) for name, rows in benches}
     return {Path("benchmarks.md"): format_overview(results), **pages}
 
 
@@ -199,9 +191,9 @@ def format_overview(results: dict[str, list[Record]]) -> str:
         sections.append(f"## {title}\n\n{table(('figure', 'value', 'target'), rows)}\n")
     sections.append("## Plots\n")
     sections += [f"![{plot.title}](images/{plot.name})\n\n{plot.caption}\n" for plot in PLOTS]
-    groups: dict[str, set[str]] = {}
-    for record in (record for records in results.values() for record in records):
-        groups.setdefault(record["group"], set()).add(name_bench(record))
+    groups = defaultdict[str, set[str]](set)
+    for record in chain(*results.values()):
+        groups[record["group"]].add(name_bench(record))
     rows = [
         (title, f"[{name}](benchmarks/{name}.md)", _describe_bench(name))
         for group, title in GROUPS.items()
@@ -216,12 +208,11 @@ def _describe_bench(name: str) -> str:
     """Return the first line of a benchmark's docstring."""
     if name == ASSERTED:
         return "Figures that tests assert, or that follow by arithmetic."
-    for place in (name.replace("-", "_"), name.replace("-", "/", 1).replace("-", "_")):
-        path = ROOT / f"tools/bench/{place}.py"
-        if path.is_file():
-            docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
-            return docstring.partition("\n")[0]
-    raise FileNotFoundError(f"no benchmark for the page {name}")
+    places = (name.replace("-", "_"), name.replace("-", "/", 1).replace("-", "_"))
+    paths = [path for place in places if (path := ROOT / f"tools/bench/{place}.py").is_file()]
+    if not paths:
+        raise FileNotFoundError(f"no benchmark for the page {name}")
+    return (ast.get_docstring(ast.parse(paths[0].read_text())) or "").partition("\n")[0]
 
 
 def format_detail(name: str, records: list[Record]) -> str:
@@ -229,17 +220,16 @@ def format_detail(name: str, records: list[Record]) -> str:
     sections = [f"# {name}\n\n{_describe_bench(name)} Generated by `python -m tools.bench.report`.\n"]
     for (command, origin), rows in groupby(records, key=lambda record: (record["command"], _origin(record))):
         cells = [
-            (
-                record["figure"] + (f" ({record['remark']})" if "remark" in record else ""),
-                format_value(record),
-                record["unit"],
-                record.get("target", ""),
-            )
+            (_name_figure(record), format_value(record), record["unit"], record.get("target", ""))
             for record in rows
         ]
         figures = table(("figure", "value", "unit", "target"), cells)
         sections.append(f"    {command}\n\n{origin}\n\n{figures}\n")
     return "\n".join(sections)
+
+
+def _name_figure(record: Record) -> str:
+    return f"{record['figure']} ({record['remark']})" if "remark" in record else str(record["figure"])
 
 
 def _origin(record: Record) -> str:
@@ -250,14 +240,12 @@ def _origin(record: Record) -> str:
         parts.append(f"{machine['cores']} cores")
     if machine.get("memory_gb"):
         parts.append(f"{machine['memory_gb']:g} GB")
-    for key, name in (("avx512", "AVX-512"), ("amx", "AMX")):
-        if key in machine:
-            parts.append(name if machine[key] else f"no {name}")
+    flags = {"AVX-512": machine.get("avx512"), "AMX": machine.get("amx")}
+    parts += [name if has else f"no {name}" for name, has in flags.items() if has is not None]
     if machine.get("load_average"):
         parts.append(f"load average {machine['load_average'][0]:g}")
     parts += [f"{name} {number}" for name, number in versions.items()]
-    if "note" in record:
-        parts.append(record["note"])
+    parts += [record["note"]] if "note" in record else []
     return f"{record['date']}: {', '.join(parts)}"
 
 

@@ -31,7 +31,7 @@ from sam3_node.models import load_tracker
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.transport.limits import rss_bytes
 from tools.bench.common import Figures, make_parser
-from tools.bench.processes import Processes, add_points, next_masks
+from tools.bench.processes import next_masks, run_node
 from tools.bench.soak_chaos import Plan, Soak
 from tools.bench.soak_summary import Row, describe, write_results
 from tools.bench.tiny_weights import save_tiny_checkpoint
@@ -48,9 +48,8 @@ def tensor_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return torch.cuda.memory_allocated(device)
-    storages = [
-        tensor.untyped_storage() for tensor in gc.get_objects() if issubclass(type(tensor), torch.Tensor)
-    ]
+    tensors = (item for item in gc.get_objects() if issubclass(type(item), torch.Tensor))
+    storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
@@ -67,24 +66,21 @@ def run_tracker(weights: Path, device: str, steps: int) -> Iterator[tuple[int, i
             yield step, rss_bytes(), tensor_bytes(model.device)
 
 
-def run_node(weights: Path, minutes: float) -> Iterator[tuple[int, int, int]]:
+def soak_node(weights: Path, minutes: float) -> Iterator[tuple[int, int, int]]:
     """Yield frames stepped, resident bytes and frames skipped, after the warm-up and ten times after it.
 
     One of the objects is replaced every second, which must cost no memory.
     """
-    with Processes(SAM3_MODEL__NAME=str(weights), SAM3_MODEL__THREADS="1") as processes:
-        processes.start("run")
-        processes.start("camera", "scene:shapes", SAM3_CAMERA__FPS=str(FPS))
-        with processes.client() as client:
-            add_points(client, OBJECTS)
-            while _read_status(client)[0] < WARM_STEPS:
+    model = {"SAM3_MODEL__NAME": str(weights), "SAM3_MODEL__THREADS": "1"}
+    with run_node("scene:shapes", FPS, OBJECTS, **model) as client:
+        while _read_status(client)[0] < WARM_STEPS:
+            replace_oldest(client)
+        yield _read_status(client)
+        for _ in range(10):
+            end_s = time.monotonic() + 6 * minutes
+            while time.monotonic() < end_s:
                 replace_oldest(client)
             yield _read_status(client)
-            for _ in range(10):
-                end_s = time.monotonic() + 6 * minutes
-                while time.monotonic() < end_s:
-                    replace_oldest(client)
-                yield _read_status(client)
 
 
 def _read_status(client: PerceptionClient) -> tuple[int, int, int]:
@@ -104,11 +100,10 @@ def replace_oldest(client: PerceptionClient) -> None:
 def print_growth(rows: Iterator[tuple[int, int, int]], last: str) -> tuple[float, int]:
     """Print rows of (step, resident bytes, `last`); return the growth in MB and of `last` since the first row."""
     print(f"   step    RSS MB   grown MB   {last}")
-    first: tuple[int, int, int] | None = None
-    growth = (0.0, 0)
+    first, growth = (0, 0), (0.0, 0)
     for step, rss, other in rows:
-        first = first or (step, rss, other)
-        growth = (rss - first[1]) / 1e6, other - first[2]
+        first = first if any(first) else (rss, other)
+        growth = (rss - first[0]) / 1e6, other - first[1]
         print(f"{step:7d} {rss / 1e6:9.1f} {growth[0]:10.2f}   {other}", flush=True)
     return growth
 
@@ -186,12 +181,10 @@ def add_figures(summary: Row, minutes: float, figures: Figures) -> None:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, threads=1, device="cuda" if torch.cuda.is_available() else "cpu")
     add_chaos_options(parser)
     parser.add_argument("--steps", type=int, default=5000, help="steps of the tracker alone")
     parser.add_argument("--minutes", type=float, default=0.0, help="minutes of the whole node; 0: none")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     args, figures = parser.parse_args(), Figures("soak", group="latency", show=False)
     if args.summarise is not None:
         raise SystemExit(not report(args.summarise)["passed"])
@@ -212,7 +205,7 @@ def main() -> None:
         figures.add(f"{what}: growth of the bytes in tensors", tensors, "bytes", target="0")
         if args.minutes:
             print(f"\ncamera at {FPS} Hz and node, {OBJECTS} objects, one of them replaced every second")
-            megabytes, _ = print_growth(run_node(weights, args.minutes), "frames skipped")
+            megabytes, _ = print_growth(soak_node(weights, args.minutes), "frames skipped")
             figures.add(f"node, {args.minutes:g} minutes: growth of resident memory", megabytes, "MB")
     figures.write(args.json)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import signal
 import subprocess
@@ -21,7 +22,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import zmq
@@ -45,6 +46,7 @@ FLOW_S = 5.0
 """The next fault waits until masks have come within this time."""
 READY_S = 300.0
 FAULTS = ("kill", "stop", "pause")
+PRIORITIES: tuple[Literal["low", "normal"], ...] = ("low", "normal")
 
 
 class Reader:
@@ -135,19 +137,30 @@ class Reader:
             }
 
 
-class Prompter:
+class Worker(threading.Thread):
+    """A thread that begins at once, and can be stopped."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._over = threading.Event()
+        self.start()
+
+    def stop(self) -> None:
+        """End the thread, and wait for it."""
+        self._over.set()
+        self.join()
+
+
+class Prompter(Worker):
     """A thread that adds, corrects and removes objects. Each has a label that no other ever had."""
 
     def __init__(self, client: PerceptionClient, reader: Reader, chance: random.Random) -> None:
         self._client, self._reader, self._chance = client, reader, chance
-        self._stop = threading.Event()
-        self._count = 0
-        self.refused = 0
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._count = self.refused = 0
+        super().__init__()
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._chance.uniform(0.2, 1.0)):
+    def run(self) -> None:
+        while not self._over.wait(self._chance.uniform(0.2, 1.0)):
             try:
                 self._act()
             except Sam3NodeError:  # a node that restarts, an object that has gone, a camera that is silent
@@ -162,27 +175,19 @@ class Prompter:
             self._client.refine_object(objects[-1].id, points=place, camera="cam0")
             return None
         self._count += 1
-        label, low = f"object {self._count}", self._chance.random() < 0.5
-        added = self._client.add_object(
-            points=place, label=label, camera="cam0", priority="low" if low else "normal"
-        )
+        label, priority = f"object {self._count}", self._chance.choice(PRIORITIES)
+        added = self._client.add_object(points=place, label=label, camera="cam0", priority=priority)
         return self._reader.add("cam0", added.epoch, added.id, label)
 
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
 
-
-class Stranger:
+class Stranger(Worker):
     """A thread that sends malformed frames and requests."""
 
     def __init__(self, frames: str, control: str, chance: random.Random) -> None:
         self._frames, self._control, self._chance = frames, control, chance
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        super().__init__()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         frame = pack_frame(Frame("odd", 1, time.time_ns(), 16, 12, "bgr8", bytes(576)))
         request = [pack_request(Request(1, "add_object", {"camera": "odd", "points": [[3.0, 3.0]]}))]
         with (
@@ -193,7 +198,7 @@ class Stranger:
             camera.linger = client.linger = 0
             camera.bind(self._frames)
             client.connect(self._control)
-            while not self._stop.wait(1 / MALFORMED_HZ):
+            while not self._over.wait(1 / MALFORMED_HZ):
                 camera.send_multipart(self._damage(frame))
                 with suppress(zmq.Again):
                     client.send_multipart(self._damage(request), zmq.NOBLOCK)
@@ -214,10 +219,6 @@ class Stranger:
                 part[chance.randrange(len(part))] = chance.randrange(256)
         parts[index] = bytes(part)
         return parts
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
 
 
 @dataclass(frozen=True)
@@ -266,19 +267,17 @@ class Soak:
             self._group.start(self._make_camera("cam0", plan.camera_hz))
             self._group.start(self._make_node())
             self._group.wait_ready("node", READY_S)
-            clients = [
+            ends = (self._masks, self._control)
+            readers, prompts, self._status_client = (
                 opened.enter_context(
-                    PerceptionClient(
-                        self._masks, self._control, timeout_ms=5000, on_restart=lambda restart: None
-                    )
+                    PerceptionClient(*ends, timeout_ms=5000, on_restart=lambda restart: None)
                 )
                 for _ in range(3)
-            ]
-            self._status_client = clients[2]
-            self._reader = Reader(clients[0], plan.keeps_epochs)
+            )
+            self._reader = Reader(readers, plan.keeps_epochs)
             self._wait_for_masks("cam0")
             self._start_s = self._since_s = time.monotonic()
-            prompter = Prompter(clients[1], self._reader, random.Random(plan.seed + 1))
+            prompter = Prompter(prompts, self._reader, random.Random(plan.seed + 1))
             opened.callback(prompter.stop)
             self._break_things()
             self._overload()
@@ -286,14 +285,8 @@ class Soak:
 
     def _describe(self) -> dict[str, Any]:
         plan = self._plan
-        return {
-            "camera_hz": plan.camera_hz,
-            "settle_s": plan.watchdog_s + 15,
-            "max_gap_s": plan.watchdog_s + 60,
-            "seed": plan.seed,
-            "fault_every_s": plan.fault_every_s,
-            "settings": plan.settings,
-        }
+        given = {name: getattr(plan, name) for name in ("camera_hz", "seed", "fault_every_s", "settings")}
+        return {"settle_s": plan.watchdog_s + 15, "max_gap_s": plan.watchdog_s + 60, **given}
 
     def _break_things(self) -> None:
         """Break something every `fault_every_s`, beside a stranger and a camera that comes and goes."""
@@ -371,13 +364,9 @@ class Soak:
             self._start_extra("flap", self._plan.camera_hz)
 
     def _start_extra(self, name: str, rate_hz: float) -> None:
-        made = self._make_camera(name, rate_hz)
-        self._extra[name] = subprocess.Popen(
-            made.command,
-            env=psutil.Process().environ() | dict(made.env),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        made, silent = self._make_camera(name, rate_hz), subprocess.DEVNULL
+        environment = os.environ | dict(made.env)
+        self._extra[name] = subprocess.Popen(made.command, env=environment, stdout=silent, stderr=silent)
 
     def _end_extra(self) -> None:
         for process in self._extra.values():
@@ -399,14 +388,10 @@ class Soak:
 
     def _make(self, name: str, words: tuple[str, ...], **environment: str) -> Process:
         endpoints = {"SAM3_TRANSPORT__MASKS": self._masks, "SAM3_TRANSPORT__CONTROL": self._control}
-        return Process(
-            name,
-            (sys.executable, "-m", "sam3_node", *words),
-            r"^node ready" if name == "node" else r"publishing on",
-            {**endpoints, **self._plan.settings, **environment},
-            "on-failure",
-            self._plan.watchdog_s,
-        )
+        command = (sys.executable, "-m", "sam3_node", *words)
+        ready = r"^node ready" if name == "node" else r"publishing on"
+        environment = {**endpoints, **self._plan.settings, **environment}
+        return Process(name, command, ready, environment, "on-failure", self._plan.watchdog_s)
 
     def _find_members(self) -> dict[str, psutil.Process]:
         """Return the processes of the group that run, by name."""

@@ -106,40 +106,26 @@ def make_checks(rows: Sequence[Row]) -> list[Check]:
     """Return what the run had to show, each with its bound."""
     head, samples = rows[0], select(rows, "sample")
     calm, last = find_calm(rows), samples[-1]
-    loaded = list_ages([row for row in samples if row["phase"] == "overload"], "load")
+    phases = {phase: [row for row in samples if row["phase"] == phase] for phase in ("overload", "quiet")}
     load_ms = next((1000 / row["load_hz"] for row in select(rows, "phase")), 0.0)
     gap_s = max(row["longest_gap_s"] for row in samples)
-    ages = list_ages(calm, "cam0")
+    ages, age = (
+        (list_ages(calm, "cam0"), list_ages(phases["overload"], "load")),
+        "age at the start of the step, p99",
+    )
+    calm_ms, loaded_ms = (percentile(found, 0.99) if found else None for found in ages)
+    grown_mb = fit_growth(phases["quiet"], "node", "rss_mb")
+    opened = fit_growth(samples, "node", "descriptors")
     return [
         Check("ids with two meanings", float(last["confused_ids"]), 0, ""),
         Check("ids given twice", float(last["reused_ids"]), 0, ""),
         Check("epochs that changed where they had to stay", float(last["lost_epochs"]), 0, ""),
         Check("longest time without masks of cam0", gap_s, head["max_gap_s"], "s"),
         Check("processes that do not run at the end", float(len(last["missing"])), 0, ""),
-        Check(
-            "growth of the node's memory in the quiet end",
-            fit_growth([row for row in samples if row["phase"] == "quiet"], "node", "rss_mb"),
-            MAX_GROWTH_MB,
-            "MB",
-        ),
-        Check(
-            "growth of the node's descriptors",
-            fit_growth(samples, "node", "descriptors"),
-            MAX_GROWTH_DESCRIPTORS,
-            "",
-        ),
-        Check(
-            "age at the start of the step, p99, without faults",
-            percentile(ages, 0.99) if ages else None,
-            1000 / head["camera_hz"] + MARGIN_MS,
-            "ms",
-        ),
-        Check(
-            "age at the start of the step, p99, under overload",
-            percentile(loaded, 0.99) if loaded else None,
-            load_ms + MARGIN_MS,
-            "ms",
-        ),
+        Check("growth of the node's memory in the quiet end", grown_mb, MAX_GROWTH_MB, "MB"),
+        Check("growth of the node's descriptors", opened, MAX_GROWTH_DESCRIPTORS, ""),
+        Check(f"{age}, without faults", calm_ms, 1000 / head["camera_hz"] + MARGIN_MS, "ms"),
+        Check(f"{age}, under overload", loaded_ms, load_ms + MARGIN_MS, "ms"),
         Check("recovery after the overload", measure_recovery(rows), MAX_RECOVERY_S, "s"),
     ]
 
@@ -190,17 +176,13 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     minutes = [row["t_s"] / 60 for row in samples]
     with draw(path, 3, 1, (10, 8), sharex=True) as (ages, memory, descriptors):
         for fraction, style in ((0.5, "-"), (0.99, ":")):
-            values = [
-                percentile(found, fraction) if (found := list_ages([row], "cam0")) else np.nan
-                for row in samples
-            ]
+            found = (list_ages([row], "cam0") for row in samples)
+            values = [percentile(ages_ms, fraction) if ages_ms else np.nan for ages_ms in found]
             ages.plot(minutes, values, style, color="tab:blue", label=f"p{100 * fraction:.0f}")
         ages.set(ylabel="age at step start, ms", yscale="log")
         names = sorted({name for row in samples for name in row["processes"]})
-        for axis, field, label in (
-            (memory, "rss_mb", "resident memory, MB"),
-            (descriptors, "descriptors", "descriptors"),
-        ):
+        lower = ((memory, "rss_mb", "resident memory, MB"), (descriptors, "descriptors", "descriptors"))
+        for axis, field, label in lower:
             for name in names:
                 values = [row["processes"].get(name, {}).get(field, np.nan) for row in samples]
                 axis.plot(minutes, values, label=name)
@@ -213,9 +195,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
                 ages.axvspan(row["since_s"] / 60, row["t_s"] / 60, color="tab:gray", alpha=0.2, linewidth=0)
         ages.legend(loc="upper right")
         memory.legend(loc="upper right")
-        descriptors.set(
-            xlabel="minutes; red: kill -9, purple: SIGSTOP, orange: SIGSTOP for a while, grey: overload"
-        )
+        faults_text = "red: kill -9, purple: SIGSTOP, orange: SIGSTOP for a while, grey: overload"
+        descriptors.set(xlabel=f"minutes; {faults_text}")
 
 
 def write_results(log: Path) -> Row:

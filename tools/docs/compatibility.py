@@ -96,14 +96,11 @@ def _claim(call: ast.Call, test: str) -> Claim:
         values |= {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
         claim = Claim(**{"missing": "", **values}, test=test)
     except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"{place}: expected literals for {', '.join(_FIELDS)}, found another marker"
-        ) from error
+        fields = ", ".join(_FIELDS)
+        raise ValueError(f"{place}: expected literals for {fields}, found another marker") from error
     if len(call.args) > len(_FIELDS) or claim.area not in AREAS or claim.how not in METHODS:
-        raise ValueError(
-            f"{place}: expected an area of {', '.join(AREAS)} and a method of {', '.join(METHODS)}, found "
-            f"{claim.area!r} and {claim.how!r}"
-        )
+        wanted = f"an area of {', '.join(AREAS)} and a method of {', '.join(METHODS)}"
+        raise ValueError(f"{place}: expected {wanted}, found {claim.area!r} and {claim.how!r}")
     return claim
 
 

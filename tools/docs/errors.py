@@ -55,27 +55,16 @@ ADVICE = {
 
 def error_classes() -> list[type[Sam3NodeError]]:
     """Return the subclasses of Sam3NodeError in the order of errors.py."""
-    return [
-        kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, Sam3NodeError) and kind is not Sam3NodeError
-    ]
+    kinds = (kind for kind in vars(errors).values() if isinstance(kind, type))
+    return [kind for kind in kinds if issubclass(kind, Sam3NodeError) and kind is not Sam3NodeError]
 
 
 def error_table() -> str:
     """Return the table of errors. Raises KeyError for an error without advice."""
-    rows = [
-        [code(kind.__name__), code(kind.code), _meaning(kind), ADVICE[kind.__name__]]
-        for kind in error_classes()
-    ]
-    rows.append(
-        [
-            "(none)",
-            "`internal`",
-            "A fault in the node, which continues.",
-            "Read the node's log: it has the traceback.",
-        ]
-    )
+    named = {kind.__name__: kind for kind in error_classes()}
+    rows = [[code(name), code(kind.code), _meaning(kind), ADVICE[name]] for name, kind in named.items()]
+    fault = ["A fault in the node, which continues.", "Read the node's log: it has the traceback."]
+    rows.append(["(none)", "`internal`", *fault])
     return table(["class", "code in a reply", "when", "what to do"], rows)
 
 

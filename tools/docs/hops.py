@@ -118,15 +118,10 @@ class Profile:
 
 def count(profile: Profile, names: str, folder: Path) -> Iterator[tuple[str, Calls, int]]:
     """Yield (what, its calls, number of frames) for frames and for a prompt; look for `names` on every frame."""
-    settings = load_settings(
-        overrides={
-            **{f"transport.{part}": f"ipc://{folder}/{part}" for part in ("frames", "masks", "control")},
-            "camera.source": "scene:shapes",
-            "camera.fps": "30",
-            "detector.prompts": names,
-            "detector.every": "1",
-        }
-    )
+    sockets = {f"transport.{part}": f"ipc://{folder}/{part}" for part in ("frames", "masks", "control")}
+    camera = {"camera.source": "scene:shapes", "camera.fps": "30"}
+    detector = {"detector.prompts": names, "detector.every": "1"}
+    settings = load_settings(overrides=sockets | camera | detector)
     transport, stop = settings.transport, threading.Event()
     threads = [
         threading.Thread(target=_run_node, args=(settings, stop), name=_NODE),

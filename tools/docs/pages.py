@@ -97,23 +97,18 @@ def layer_diagram() -> str:
 def frame_hex() -> str:
     """Return the beginning of the shortest frame header, with its meaning."""
     header = _read_parts("frame-jpeg")[1]
-    items = list(msgpack.unpackb(header).items())[:3]
-    groups = [header[:1], *(msgpack.packb(value) for item in items for value in item)]
-    assert header.startswith(b"".join(groups))
-    meaning = ", ".join(f"{key}: {json.dumps(value)}" for key, value in items)
-    return f"    {' '.join(group.hex() for group in groups)}  …\n    {{{meaning}, …"
+    groups, meaning = _explain(header, 3)
+    return f"    {groups}  …\n    {{{meaning}, …"
 
 
 def bits_hex() -> str:
     """Return the bytes of the example mask in bits+zstd, with their meaning."""
     data = _read_mask("masks-bits")
-    return "\n".join(
-        [
-            _line(_spaced(data[:4]), "zstd's magic"),
-            _line(_spaced(data[4:6]), f"one segment; its content is {data[5]} bytes"),
-            _line(_spaced(data[6:9]), f"last block, stored as it is, {len(data) - 9} bytes"),
-            _line(_spaced(data[9:]), "the bits"),
-        ]
+    return _lines(
+        (data[:4].hex(" "), "zstd's magic"),
+        (data[4:6].hex(" "), f"one segment; its content is {data[5]} bytes"),
+        (data[6:9].hex(" "), f"last block, stored as it is, {len(data) - 9} bytes"),
+        (data[9:].hex(" "), "the bits"),
     )
 
 
@@ -124,26 +119,28 @@ def rle_hex() -> str:
     counts: list[int] = []
     for index, number in enumerate(numbers):
         counts.append(number + counts[index - 2] if index > 2 else number)
-    return "\n".join(
-        [
-            _line(
-                " ".join(map(str, counts)),
-                f"counts: {counts[0]} zeros, {counts[1]} one, …; the sum is {sum(counts)}",
-            ),
-            _line(" ".join(map(str, numbers)), "from the fourth on: minus the count two before"),
-            _line(_spaced(data), json.dumps(data.decode())),
-        ]
+    meaning = f"counts: {counts[0]} zeros, {counts[1]} one, …; the sum is {sum(counts)}"
+    return _lines(
+        (" ".join(map(str, counts)), meaning),
+        (" ".join(map(str, numbers)), "from the fourth on: minus the count two before"),
+        (data.hex(" "), json.dumps(data.decode())),
     )
 
 
 def request_hex() -> str:
     """Return the bytes of the status request, with their meaning."""
     (request,) = _read_parts("request-status")
-    items = msgpack.unpackb(request)
-    groups = [request[:1], *(msgpack.packb(value) for item in items.items() for value in item)]
-    assert request == b"".join(groups)
-    meaning = ", ".join(f"{key}: {json.dumps(value)}" for key, value in items.items())
-    return f"    {' '.join(group.hex() for group in groups)}\n    {{{meaning}}}"
+    groups, meaning = _explain(request)
+    return f"    {groups}\n    {{{meaning}}}"
+
+
+def _explain(data: bytes, count: int | None = None) -> tuple[str, str]:
+    """Return the bytes of a map's first entries, key by key and value by value, and what they say."""
+    items = list(msgpack.unpackb(data).items())[:count]
+    groups = [data[:1], *(msgpack.packb(value) for item in items for value in item)]
+    assert data.startswith(b"".join(groups))
+    meaning = ", ".join(f"{key}: {json.dumps(value)}" for key, value in items)
+    return " ".join(group.hex() for group in groups), meaning
 
 
 def _read_parts(name: str) -> list[bytes]:
@@ -168,12 +165,8 @@ def _decode_numbers(data: bytes) -> list[int]:
     return numbers
 
 
-def _spaced(data: bytes) -> str:
-    return data.hex(" ")
-
-
-def _line(left: str, right: str) -> str:
-    return f"    {left.ljust(_COLUMN)}{right}"
+def _lines(*rows: tuple[str, str]) -> str:
+    return "\n".join(f"    {left.ljust(_COLUMN)}{right}" for left, right in rows)
 
 
 PARTS: dict[str, Callable[[], str]] = {

@@ -34,16 +34,11 @@ def write(source: str, root: str) -> dict[str, Any]:
     dataset = LeRobotDataset.create("local/blocks", FPS, features, root=root)
     takes_task = "task" in inspect.signature(dataset.add_frame).parameters
     for episode in episodes:
-        for number, (front, wrist) in enumerate(
-            zip(frames[f"{episode}-front"], frames[f"{episode}-wrist"], strict=True)
-        ):
+        views = zip(frames[f"{episode}-front"], frames[f"{episode}-wrist"], strict=True)
+        for number, (front, wrist) in enumerate(views):
             state = np.array([episode, number, 0.5], np.float32)
-            row = {
-                "observation.images.front": front,
-                "observation.images.wrist": wrist,
-                "observation.state": state,
-                "action": state,
-            }
+            row = {"observation.images.front": front, "observation.images.wrist": wrist}
+            row |= {"observation.state": state, "action": state}
             if takes_task:
                 dataset.add_frame(row, task=TASK)
             else:

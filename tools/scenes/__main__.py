@@ -33,18 +33,16 @@ def main(arguments: list[str] | None = None) -> int:
         load_mujoco()
         if options.recording:
             return render_recording(options.output)
-        return render(
-            RenderJob(make_settings(options), options.seed, options.output), options.clips, options.workers
-        )
+        job = RenderJob(make_settings(options), options.seed, options.output)
+        return render(job, options.clips, options.workers)
     except Sam3NodeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.scenes", description=(__doc__ or "").split("\n")[0]
-    )
+    summary = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m tools.scenes", description=summary)
     parser.add_argument("--split", choices=SPLITS, default="train", help="split of objects and surfaces")
     parser.add_argument("--clips", type=positive, default=100, help="number of clips")
     parser.add_argument("--frames", type=positive, default=16, help="frames of each clip")
@@ -52,19 +50,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--fps", type=float, default=12.0, help="frames per second")
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices")
     parser.add_argument("--workers", type=positive, default=1, help="processes that render")
-    parser.add_argument(
-        "--scenario",
-        type=weights,
-        default=weights(WEIGHTS),
-        help=f"weights of the scenarios, such as {WEIGHTS}",
-    )
+    scenarios = f"weights of the scenarios, such as {WEIGHTS}"
+    parser.add_argument("--scenario", type=weights, default=weights(WEIGHTS), help=scenarios)
     parser.add_argument("--depth", action="store_true", help="also write depth")
-    parser.add_argument(
-        "--nameless", action="store_true", help="also use the solids of tools/scenes/nameless.py"
-    )
-    parser.add_argument(
-        "--recording", action="store_true", help="only the clip that the demo plays, with depth"
-    )
+    parser.add_argument("--nameless", action="store_true", help="also solids of tools/scenes/nameless.py")
+    parser.add_argument("--recording", action="store_true", help="only the demo's clip, with depth")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the clips")
     return parser.parse_args(arguments)
 
@@ -91,11 +81,8 @@ def weights(text: str) -> dict[str, float]:
         scenario_weights = {name: float(weight or 1) for name, _, weight in pairs}
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"expected weights such as {WEIGHTS}, found {text!r}") from error
-    if (
-        not set(scenario_weights) <= set(SCENARIOS)
-        or min(scenario_weights.values()) < 0
-        or not sum(scenario_weights.values())
-    ):
+    values = scenario_weights.values()
+    if not set(scenario_weights) <= set(SCENARIOS) or min(values) < 0 or not sum(values):
         raise argparse.ArgumentTypeError(f"expected weights of {', '.join(SCENARIOS)}, found {text!r}")
     return scenario_weights
 

@@ -104,9 +104,8 @@ def _two_fingers(rng: Rng, tip: Array, matrices: Array, opening: Array, look: Lo
     color = scaled(look.trim, rng.uniform(0.5, 1.2))
     for side in (-1.0, 1.0):
         offset = side * (opening + 0.006)[:, None] * matrices[:, :, 0]
-        limbs.append(
-            Limb("box", (0.006, 0.011, finger / 2), color, top + finger / 2 * approach + offset, quats)
-        )
+        middle = top + finger / 2 * approach + offset
+        limbs.append(Limb("box", (0.006, 0.011, finger / 2), color, middle, quats))
     return limbs
 
 

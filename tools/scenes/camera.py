@@ -12,9 +12,8 @@ from sam3_node.types import Image
 from tools.scenes.stage import Array, Rng, eased, frames, minimum_jerk, unit, wobble
 
 UP = np.array([0.0, 0.0, 1.0])
-FLIP = np.diag(
-    [1.0, -1.0, -1.0]
-)  # OpenGL's camera axes (x right, y up, z back) to OpenCV's (y down, z forward)
+# OpenGL's camera axes (x right, y up, z back) to OpenCV's (y down, z forward)
+FLIP = np.diag([1.0, -1.0, -1.0])
 STYLES = ("fixed", "handheld", "orbit", "approach", "roaming")
 STYLE_WEIGHTS = (0.2, 0.36, 0.2, 0.14, 0.1)
 FIELD_DEG = (40.0, 75.0)
@@ -97,14 +96,12 @@ def film(
     style = style or str(rng.choice(STYLES, p=STYLE_WEIGHTS))
     seconds = max(times[-1] - times[0], 1e-6)
     azimuth, elevation, scale = (np.zeros(len(times)) for _ in range(3))
-    progress = (
-        minimum_jerk((times - times[0]) / seconds) if rng.random() < 0.5 else (times - times[0]) / seconds
-    )
+    progress = (times - times[0]) / seconds
+    progress = minimum_jerk(progress) if rng.random() < 0.5 else progress
     if style in ("orbit", "roaming"):
-        azimuth = (
-            calm * rng.choice([-1, 1]) * math.radians(rng.uniform(8, 25)) * seconds**0.7 * (progress - 0.5)
-        )
-        elevation = calm * math.radians(rng.uniform(-6, 6)) * seconds**0.7 * (progress - 0.5)
+        swing = calm * seconds**0.7 * (progress - 0.5)
+        azimuth = rng.choice([-1, 1]) * math.radians(rng.uniform(8, 25)) * swing
+        elevation = math.radians(rng.uniform(-6, 6)) * swing
     if style in ("approach", "roaming"):
         scale = calm * rng.uniform(-0.25, 0.25) * seconds**0.4 * progress
     moved = _around(view, azimuth, np.clip(view.elevation + elevation, 0.15, 1.45), np.exp(scale))
@@ -114,10 +111,8 @@ def film(
 
 def pan(camera: Camera, view: Viewpoint, times: Array, start: float, end: float, shift: float) -> Camera:
     """Return the camera moved to the right by `shift` metres and back again between two times."""
-    middle = (start + end) / 2
-    away = eased(times, start, start + 0.7 * (middle - start)) - eased(
-        times, middle + 0.3 * (end - middle), end
-    )
+    half = (end - start) / 2
+    away = eased(times, start, start + 0.7 * half) - eased(times, end - 0.7 * half, end)
     return Camera(camera.positions + shift * away[:, None] * view.right, camera.rotations, camera.fov_y)
 
 

@@ -139,11 +139,8 @@ def _move(source: Path, destination: Path) -> None:
 
 
 def _write_frames(folder: Path, clip: Clip, quality: int) -> None:
-    for kind in (
-        "JPEGImages",
-        "Annotations",
-        *(("Depth",) if any(d is not None for d in clip.depths) else ()),
-    ):
+    has_depth = any(depth is not None for depth in clip.depths)
+    for kind in ("JPEGImages", "Annotations", "Depth")[: 2 + has_depth]:
         (folder / kind).mkdir(parents=True, exist_ok=True)
     for index in range(len(clip)):
         name = f"{index:05d}"

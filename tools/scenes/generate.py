@@ -60,9 +60,8 @@ def generate(renderer: Renderer, settings: ClipSettings, seed: int, index: int) 
                 return shoot(film, plan, labels, rng, clip_name(settings, seed, index), seed)
         finally:
             film.close()
-    raise UnfitPlanError(
-        f"{ATTEMPTS} plans of scenario {scenario} for clip {index} did not show what the scenario promises"
-    )
+    what = f"{ATTEMPTS} plans of scenario {scenario} for clip {index}"
+    raise UnfitPlanError(f"{what} did not show what the scenario promises")
 
 
 def fits(plan: Plan, labels: Sequence[Labels]) -> bool:
@@ -76,9 +75,8 @@ def fits(plan: Plan, labels: Sequence[Labels]) -> bool:
     seen = areas > VISIBLE
     if plan.scenario == "lookalike":
         return bool(seen[0] and seen[-1]) and _pair_visible(plan, labels[0])
-    return bool(seen[0] and seen[-2:].all()) and max_run_length(areas == 0) >= min(
-        HIDDEN_FRAMES, len(labels) // 3
-    )
+    hidden = max_run_length(areas == 0) >= min(HIDDEN_FRAMES, len(labels) // 3)
+    return bool(seen[0] and seen[-2:].all()) and hidden
 
 
 def _side(labels: Labels, label: int) -> float:
@@ -101,16 +99,12 @@ def shoot(
     film.expose()
     images = [film.image(rng, frame) for frame in frames]
     depths = [film.depth(frame) for frame in frames] if settings.depth else []
-    shown = [
-        actor for actor in plan.actors if actor.label and any((each == actor.label).any() for each in labels)
-    ]
+    visible = {int(label) for each in labels for label in np.unique(each)} - {0}
+    shown = [actor for actor in plan.actors if actor.label in visible]
     order = np.zeros(256, np.uint8)
     order[[actor.label for actor in shown]] = np.arange(1, len(shown) + 1)
     meta = {
-        "fps": settings.fps,
-        "width": settings.width,
-        "height": settings.height,
-        "split": settings.split,
+        **{name: getattr(settings, name) for name in ("fps", "width", "height", "split")},
         "seed": seed,
         "scenario": plan.scenario,
         "target": int(order[plan.target]),
@@ -123,13 +117,7 @@ def shoot(
 
 def describe(model: ObjectModel, label: int) -> dict[str, Any]:
     """Return an object's entry of `Clip.meta`."""
-    return {
-        "id": label,
-        "name": model.name,
-        "color": model.color,
-        "kind": model.kind,
-        "identity": model.identity,
-    }
+    return {"id": label, **{name: getattr(model, name) for name in ("name", "color", "kind", "identity")}}
 
 
 def max_run_length(flags: npt.NDArray[np.bool_]) -> int:
@@ -159,10 +147,8 @@ def open_renderer(width: int, height: int) -> Renderer:
 def render(job: RenderJob, clips: int, workers: int) -> int:
     """Render the clips that are missing; return 0 if all clips exist at the end."""
     waiting = [i for i in range(clips) if not is_written(job.root, clip_name(job.settings, job.seed, i))]
-    print(
-        f"{clips - len(waiting)} of {clips} clips exist, rendering {len(waiting)} into {job.root}",
-        flush=True,
-    )
+    exist = f"{clips - len(waiting)} of {clips} clips exist"
+    print(f"{exist}, rendering {len(waiting)} into {job.root}", flush=True)
     start, failed = time.monotonic(), 0
     for done, problem in enumerate(_work(job, waiting, workers), start=1):
         failed += problem is not None

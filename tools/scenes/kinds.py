@@ -52,11 +52,18 @@ def _handle(rng: Rng, radius: float, height: float) -> Mesh:
     return tube(path, height * rng.uniform(0.04, 0.07), 8)
 
 
-def _maybe_lying(rng: Rng, color: str, parts: tuple[Part, ...]) -> Shape:
-    if rng.random() >= LYING:
-        return Shape(color, parts)
-    turned = (Part(p.mesh.turned(ALONG_Y), p.color, p.texture, p.alpha, p.finish) for p in parts)
-    return Shape(color, tuple(turned), rolls=True)
+def _maybe_lying(rng: Rng, shape: Shape) -> Shape:
+    return shape.turned(ALONG_Y, rolls=True) if rng.random() < LYING else shape
+
+
+def _solid(rng: Rng, name: str, color: Color, mesh: Mesh, rolls: bool = False, ball: bool = False) -> Shape:
+    """Return a shape of one part, with a skin of a colour."""
+    return Shape(name, (Part(mesh, texture=skin(rng, color), finish=gloss(rng)),), rolls, ball)
+
+
+def named(*makers: Maker) -> dict[str, Maker]:
+    """Return makers by the names of their functions."""
+    return {maker.__name__.replace("_", " "): maker for maker in makers}
 
 
 def mug(rng: Rng) -> Shape:
@@ -71,8 +78,7 @@ def mug(rng: Rng) -> Shape:
 def cup(rng: Rng) -> Shape:
     name, color = draw_color(rng)
     rim, height = rng.uniform(0.035, 0.05), rng.uniform(0.07, 0.13)
-    body = _open_vessel(rim * rng.uniform(0.6, 0.85), rim, height)
-    return Shape(name, (Part(body, texture=skin(rng, color), finish=gloss(rng)),))
+    return _solid(rng, name, color, _open_vessel(rim * rng.uniform(0.6, 0.85), rim, height))
 
 
 def glass(rng: Rng) -> Shape:
@@ -82,10 +88,7 @@ def glass(rng: Rng) -> Shape:
     body = lathe(profile((0, 0), *side))  # one wall: two would be drawn through each other in any order
     lip = lathe(profile(*((rim + 0.0015 * math.cos(a), height + 0.0015 * math.sin(a)) for a in LIP_ANGLES)))
     alpha = rng.uniform(0.25, 0.55)
-    parts = [
-        Part(body, scaled(color, 1.1), alpha=alpha, finish=WET),
-        Part(lip, scaled(color, 1.2), alpha=0.9, finish=WET),
-    ]
+    parts = [Part(body, scaled(color, 1.1), None, alpha, WET), Part(lip, scaled(color, 1.2), None, 0.9, WET)]
     if rng.random() < 0.5:
         level = height * rng.uniform(0.3, 0.8)
         drink = lathe(profile((0, 0.004), (rim * 0.66, 0.004), (rim * 0.68, level), (0, level)))
@@ -99,20 +102,16 @@ def bottle(rng: Rng) -> Shape:
     shoulder, neck = height * rng.uniform(0.5, 0.72), radius * rng.uniform(0.3, 0.5)
     collar = shoulder + (height - shoulder) * rng.uniform(0.35, 0.7)
     curve = arc((radius, shoulder), (neck, collar), radius * rng.uniform(0, 0.2))
-    body = lathe(
-        profile((0, 0), (radius * 0.9, 0), (radius, radius * 0.15), *curve, (neck, height), (0, height))
-    )
+    foot = ((0, 0), (radius * 0.9, 0), (radius, radius * 0.15))
+    body = lathe(profile(*foot, *curve, (neck, height), (0, height)))
     clear = rng.random() < 0.25
     label_texture = None if clear else skin(rng, color, labelled=rng.random() < 0.7)
     finish = WET if clear else gloss(rng)
     bottom = height - (height - collar) * rng.uniform(0.4, 0.9)
     wide = neck * 1.2
     cap = lathe(profile((0, bottom), (wide, bottom), (wide, height * 1.01), (0, height * 1.01)))
-    parts = (
-        Part(body, color, label_texture, alpha=0.5 if clear else 1.0, finish=finish),
-        Part(cap, contrast(rng, color)),
-    )
-    return _maybe_lying(rng, name, parts)
+    side = Part(body, color, label_texture, alpha=0.5 if clear else 1.0, finish=finish)
+    return _maybe_lying(rng, Shape(name, (side, Part(cap, contrast(rng, color)))))
 
 
 def can(rng: Rng) -> Shape:
@@ -121,24 +120,17 @@ def can(rng: Rng) -> Shape:
     metal = METALS[rng.integers(len(METALS))]
     lip = radius * 0.92
     side = lathe(profile((lip, 0.003), (radius, 0.008), (radius, height - 0.008), (lip, height - 0.003)))
-    rim = profile(
-        (0, 0),
-        (lip, 0),
-        (lip, height),
-        (lip * 0.93, height),
-        (lip * 0.9, height - 0.004),
-        (0, height - 0.004),
-    )
-    tin = Part(lathe(rim), metal, finish=Finish(1.0, 0.7))
+    lid = ((lip, height), (lip * 0.93, height), (lip * 0.9, height - 0.004), (0, height - 0.004))
+    tin = Part(lathe(profile((0, 0), (lip, 0), *lid)), metal, finish=Finish(1.0, 0.7))
     parts = (tin, Part(side, texture=skin(rng, color, labelled=rng.random() < 0.6), finish=gloss(rng)))
-    return _maybe_lying(rng, name, parts)
+    return _maybe_lying(rng, Shape(name, parts))
 
 
 def bowl(rng: Rng) -> Shape:
     name, color = draw_color(rng)
     rim, height = rng.uniform(0.06, 0.09), rng.uniform(0.04, 0.075)
     body = _open_vessel(rim * rng.uniform(0.35, 0.55), rim, height, rim * rng.uniform(0.08, 0.16), 0.004)
-    return Shape(name, (Part(body, texture=skin(rng, color), finish=gloss(rng)),))
+    return _solid(rng, name, color, body)
 
 
 def plate(rng: Rng) -> Shape:
@@ -146,24 +138,18 @@ def plate(rng: Rng) -> Shape:
     rim = rng.uniform(0.075, 0.115)
     low = rim * rng.uniform(0.55, 0.7)
     points = ((0, 0), (low, 0), (rim, 0.018), (rim, 0.021), (low, 0.005), (0, 0.005))
-    return Shape(name, (Part(lathe(profile(*points), 32), texture=skin(rng, color), finish=gloss(rng)),))
+    return _solid(rng, name, color, lathe(profile(*points), 32))
 
 
 def jar(rng: Rng) -> Shape:
     name, color = draw_color(rng)
     radius, height = rng.uniform(0.032, 0.05), rng.uniform(0.07, 0.13)
     neck = radius * rng.uniform(0.75, 0.95)
-    body = lathe(
-        profile(
-            (0, 0), (radius, 0), (radius, height * 0.8), (neck, height * 0.88), (neck, height), (0, height)
-        )
-    )
+    shoulder = ((radius, height * 0.8), (neck, height * 0.88))
+    body = lathe(profile((0, 0), (radius, 0), *shoulder, (neck, height), (0, height)))
     lid = lathe(profile((0, height), (neck * 1.06, height), (neck * 1.06, height * 1.18), (0, height * 1.18)))
-    look = skin(rng, color, labelled=rng.random() < 0.6)
-    return Shape(
-        name,
-        (Part(body, texture=look, finish=gloss(rng)), Part(lid, contrast(rng, color), finish=gloss(rng))),
-    )
+    glazed = Part(body, texture=skin(rng, color, labelled=rng.random() < 0.6), finish=gloss(rng))
+    return Shape(name, (glazed, Part(lid, contrast(rng, color), finish=gloss(rng))))
 
 
 def vase(rng: Rng) -> Shape:
@@ -171,8 +157,8 @@ def vase(rng: Rng) -> Shape:
     height, base = rng.uniform(0.14, 0.22), rng.uniform(0.022, 0.032)
     belly, waist = arc((base, 0), (base * 0.8, height * 0.7), base * rng.uniform(0.6, 1.0)), base * 0.8
     rim = arc((waist, height * 0.72), (base * rng.uniform(1.0, 1.5), height), -base * 0.1, 5)
-    body = lathe(profile((0, 0), *belly, *rim, (waist * 0.8, height * 0.75), (0, height * 0.72)))
-    return Shape(name, (Part(body, texture=skin(rng, color), finish=gloss(rng)),))
+    outline = profile((0, 0), *belly, *rim, (waist * 0.8, height * 0.75), (0, height * 0.72))
+    return _solid(rng, name, color, lathe(outline))
 
 
 def pan(rng: Rng) -> Shape:
@@ -189,26 +175,13 @@ def funnel(rng: Rng) -> Shape:
     name, color = draw_color(rng)
     rim, height = rng.uniform(0.045, 0.065), rng.uniform(0.09, 0.13)
     points = ((rim, 0), (rim, 0.006), (rim * 0.2, height * 0.55), (rim * 0.12, height), (rim * 0.08, height))
-    body = lathe(profile(*points, (rim * 0.15, height * 0.5), (rim * 0.95, 0)))
-    return Shape(name, (Part(body, texture=skin(rng, color), finish=gloss(rng)),))
+    return _solid(rng, name, color, lathe(profile(*points, (rim * 0.15, height * 0.5), (rim * 0.95, 0))))
 
 
-VESSELS: dict[str, Maker] = {
-    "mug": mug,
-    "cup": cup,
-    "glass": glass,
-    "bottle": bottle,
-    "can": can,
-    "bowl": bowl,
-    "plate": plate,
-    "jar": jar,
-    "vase": vase,
-    "pan": pan,
-    "funnel": funnel,
-}
+VESSELS = named(mug, cup, glass, bottle, can, bowl, plate, jar, vase, pan, funnel)
 
 
-def _printed(rng: Rng, color: Color, plain_sides: tuple[int, ...] = (), size: int = 192) -> Texture:
+def _printed(rng: Rng, color: Color, size: int = 192) -> Texture:
     """Return an atlas for `box`: a poster on the big sides, narrower prints on the others."""
     atlas = np.empty((size, size, 3), np.float32)
     front = poster(rng, color)
@@ -216,9 +189,7 @@ def _printed(rng: Rng, color: Color, plain_sides: tuple[int, ...] = (), size: in
         x, y = side % 3 * size // 3, side // 3 * size // 2
         look = front if side < 2 else poster(rng, color)
         cell = cv2.resize(look, (size // 3, size // 2), interpolation=cv2.INTER_AREA)
-        atlas[y : y + size // 2, x : x + size // 3] = (
-            np.array(color, np.float32) if side in plain_sides else cell
-        )
+        atlas[y : y + size // 2, x : x + size // 3] = cell
     return (np.clip(atlas, 0, 1) * 255).astype(np.uint8)
 
 
@@ -277,17 +248,14 @@ def carton(rng: Rng) -> Shape:
     body = Part(box((side, side, height)), texture=_printed(rng, color), finish=gloss(rng))
     roof = np.array([(-side / 2, 0), (side / 2, 0), (0.002, side * 0.4), (-0.002, side * 0.4)])
     ridge = prism(roof - (0, side * 0.1), side).moved((0, 0, -side / 2))
-    upright = ridge.turned(np.array([(1.0, 0, 0), (0, 0, -1.0), (0, 1.0, 0)])).moved(
-        (0, 0, height + side * 0.1)
-    )
-    return Shape(name, (body, Part(upright, color)))
+    upright = ridge.turned(np.array([(1.0, 0, 0), (0, 0, -1.0), (0, 1.0, 0)]))
+    return Shape(name, (body, Part(upright.moved((0, 0, height + side * 0.1)), color)))
 
 
 def ball(rng: Rng) -> Shape:
     name, color = draw_color(rng)
     radius = rng.uniform(0.022, 0.042)
-    mesh = superellipsoid((radius, radius, radius), 1, 1)
-    return Shape(name, (Part(mesh, texture=skin(rng, color), finish=gloss(rng)),), rolls=True, ball=True)
+    return _solid(rng, name, color, superellipsoid((radius, radius, radius), 1, 1), rolls=True, ball=True)
 
 
 def fruit(rng: Rng) -> Shape:
@@ -309,11 +277,8 @@ def egg(rng: Rng) -> Shape:
 def banana(rng: Rng) -> Shape:
     name, color = draw_color(rng, ("yellow", "yellow", "green"))
     t = np.linspace(-1, 1, 16)
-    bend = rng.uniform(0.55, 0.9)
-    length = rng.uniform(0.07, 0.095)
-    path = np.stack(
-        [length * np.sin(bend * t) / bend, length * (1 - np.cos(bend * t)) / bend, np.zeros(16)], -1
-    )
+    bend, length = rng.uniform(0.55, 0.9), rng.uniform(0.07, 0.095)
+    path = length * np.stack([np.sin(bend * t) / bend, (1 - np.cos(bend * t)) / bend, np.zeros(16)], -1)
     radii = 0.018 * np.clip(1.02 - np.abs(t) ** 3, 0.2, 1)
     tips = tube(path[:2] + (path[:1] - path[1:2]), 0.005, 8)
     return Shape(name, (Part(tube(path, radii), texture=skin(rng, color)), Part(tips, (0.25, 0.2, 0.1))))
@@ -322,43 +287,26 @@ def banana(rng: Rng) -> Shape:
 def pear(rng: Rng) -> Shape:
     name, color = draw_color(rng, ("green", "yellow", "red", "brown"))
     wide, height = rng.uniform(0.03, 0.037), rng.uniform(0.08, 0.1)
-    points = (
-        (0, 0),
-        (0.6, 0.02),
-        (0.95, 0.2),
-        (1, 0.35),
-        (0.8, 0.58),
-        (0.5, 0.75),
-        (0.42, 0.9),
-        (0.25, 0.98),
-        (0, 1),
+    radii, heights = (
+        (0, 0.6, 0.95, 1, 0.8, 0.5, 0.42, 0.25, 0),
+        (0, 0.02, 0.2, 0.35, 0.58, 0.75, 0.9, 0.98, 1),
     )
-    mesh = lathe(np.array(points) * (wide, height))
-    stem = tube(
-        np.array([(0, 0, height * 0.97), (0.001, 0, height * 1.05), (0.005, 0, height * 1.15)]), 0.0025, 6
-    )
+    mesh = lathe(np.stack([radii, heights], -1) * (wide, height))
+    line = np.array([(0, 0, height * 0.97), (0.001, 0, height * 1.05), (0.005, 0, height * 1.15)])
+    stem = tube(line, 0.0025, 6)
     return Shape(name, (Part(mesh, texture=skin(rng, color)), Part(stem, (0.3, 0.2, 0.1))))
 
 
 def carrot(rng: Rng) -> Shape:
     name, color = draw_color(rng, ("orange", "orange", "purple", "white"))
     length, wide = rng.uniform(0.12, 0.17), rng.uniform(0.014, 0.02)
-    root = lathe(
-        profile(
-            (0, 0),
-            (wide * 0.8, 0.002),
-            (wide, 0.012),
-            *arc((wide, 0.02), (0.002, length), 0.002),
-            (0, length),
-        )
-    )
+    side = arc((wide, 0.02), (0.002, length), 0.002)
+    root = lathe(profile((0, 0), (wide * 0.8, 0.002), (wide, 0.012), *side, (0, length)))
     leaves = [tube(_leaf(rng), np.linspace(0.003, 0.006, 5), 6) for _ in range(5)]
     green = draw_color(rng, ("green",))[1]
-    parts = [
-        Part(root, texture=skin(rng, color)),
-        *(Part(leaf, scaled(green, rng.uniform(0.7, 1.3))) for leaf in leaves),
-    ]
-    return Shape(name, tuple(Part(p.mesh.turned(ALONG_X), p.color, p.texture) for p in parts))
+    body = Part(root, texture=skin(rng, color))
+    top = (Part(leaf, scaled(green, rng.uniform(0.7, 1.3))) for leaf in leaves)
+    return Shape(name, (body, *top)).turned(ALONG_X)
 
 
 def _leaf(rng: Rng) -> Array:
@@ -374,7 +322,7 @@ def rounded(kind_size: tuple[tuple[float, float], ...], sharp: tuple[float, floa
         name, color = draw_color(rng)
         half = tuple(rng.uniform(*ends) / 2 for ends in kind_size)
         mesh = superellipsoid((half[0], half[1], half[2]), rng.uniform(*sharp), rng.uniform(*sharp))
-        return Shape(name, (Part(mesh, texture=skin(rng, color), finish=gloss(rng)),))
+        return _solid(rng, name, color, mesh)
 
     return make
 
@@ -383,41 +331,30 @@ def toy_car(rng: Rng) -> Shape:
     name, color = draw_color(rng)
     length, wide, finish = rng.uniform(0.09, 0.13), rng.uniform(0.042, 0.055), gloss(rng)
     body = superellipsoid((length / 2, wide / 2, length * 0.12), 0.4, 0.3).moved((0, 0, length * 0.18))
-    cabin = superellipsoid((length * 0.26, wide * 0.42, length * 0.12), 0.5, 0.4).moved(
-        (-length * 0.05, 0, length * 0.32)
-    )
+    cabin = superellipsoid((length * 0.26, wide * 0.42, length * 0.12), 0.5, 0.4)
+    cabin = cabin.moved((-length * 0.05, 0, length * 0.32))
     wheel = lathe(profile((0, 0), (length * 0.1, 0), (length * 0.1, 0.012), (0, 0.012)), 16).turned(ALONG_Y)
     places = [(x * length * 0.3, y * wide * 0.45 - 0.006, length * 0.1) for x in (-1, 1) for y in (-1, 1)]
     wheels = [Part(wheel.moved(place), (0.08, 0.08, 0.08)) for place in places]
     top = scaled(any_color(rng), 0.7) if rng.random() < 0.5 else contrast(rng, color)
-    return Shape(
-        name, (Part(body, texture=skin(rng, color), finish=finish), Part(cabin, top, finish=finish), *wheels)
-    )
+    painted = Part(body, texture=skin(rng, color), finish=finish)
+    return Shape(name, (painted, Part(cabin, top, finish=finish), *wheels))
 
 
 GOODS: dict[str, Maker] = {
     "box": package,
-    "cereal box": cereal_box,
-    "book": book,
-    "block": block,
-    "star": star,
-    "carton": carton,
-    "ball": ball,
-    "fruit": fruit,
-    "egg": egg,
-    "banana": banana,
-    "pear": pear,
-    "carrot": carrot,
+    **named(cereal_box, book, block, star, carton, ball, fruit, egg, banana, pear, carrot),
     "sponge": rounded(((0.08, 0.12), (0.05, 0.075), (0.025, 0.045)), (0.15, 0.3)),
     "soap": rounded(((0.07, 0.1), (0.045, 0.06), (0.02, 0.035)), (0.5, 0.9)),
     "phone": rounded(((0.065, 0.08), (0.13, 0.16), (0.009, 0.013)), (0.1, 0.25)),
-    "toy car": toy_car,
+    **named(toy_car),
 }
 
 
-def _rod(
-    start: tuple[float, float, float], end: tuple[float, float, float], radius: float, segments: int = 10
-) -> Mesh:
+Point = tuple[float, float, float]
+
+
+def _rod(start: Point, end: Point, radius: float, segments: int = 10) -> Mesh:
     return tube(np.linspace(start, end, 3), radius, segments)
 
 
@@ -429,24 +366,13 @@ def _ring(radius: float, thickness: float, height: float) -> Mesh:
 def screwdriver(rng: Rng) -> Shape:
     name, color = draw_color(rng)
     grip, thick, blade = rng.uniform(0.08, 0.11), rng.uniform(0.011, 0.017), rng.uniform(0.07, 0.12)
-    knob = profile(
-        (0, 0),
-        (thick * 0.8, 0.002),
-        (thick, 0.015),
-        (thick, grip * 0.7),
-        (thick * 0.6, grip * 0.82),
-        (thick * 0.75, grip),
-        (0, grip),
-    )
-    handle = lathe(knob).turned(ALONG_X)
+    knob = ((0, 0), (thick * 0.8, 0.002), (thick, 0.015), (thick, grip * 0.7))
+    collar = ((thick * 0.6, grip * 0.82), (thick * 0.75, grip), (0, grip))
+    handle = lathe(profile(*knob, *collar)).turned(ALONG_X)
     shaft = _rod((grip, 0, 0), (grip + blade, 0, 0), rng.uniform(0.003, 0.0045))
     tip = box((0.012, 0.007, 0.002)).moved((grip + blade, 0, -0.001))
-    parts = (
-        Part(handle, texture=skin(rng, color), finish=gloss(rng)),
-        Part(shaft, STEEL, finish=SHINY),
-        Part(tip, STEEL, finish=SHINY),
-    )
-    return Shape(name, parts)
+    held = Part(handle, texture=skin(rng, color), finish=gloss(rng))
+    return Shape(name, (held, *(Part(mesh, STEEL, finish=SHINY) for mesh in (shaft, tip))))
 
 
 def hammer(rng: Rng) -> Shape:
@@ -457,14 +383,8 @@ def hammer(rng: Rng) -> Shape:
     head = _rod((length / 2, -half, 0), (length / 2, half * 0.6, 0), rng.uniform(0.012, 0.017), 12)
     peen = superellipsoid((0.01, half * 0.5, 0.004), 0.5, 0.5).moved((length / 2, half * 0.9, 0))
     steel = scaled(STEEL, rng.uniform(0.4, 1.1))
-    return Shape(
-        name,
-        (
-            Part(handle, texture=skin(rng, color)),
-            Part(head, steel, finish=SHINY),
-            Part(peen, steel, finish=SHINY),
-        ),
-    )
+    held = Part(handle, texture=skin(rng, color))
+    return Shape(name, (held, *(Part(mesh, steel, finish=SHINY) for mesh in (head, peen))))
 
 
 def spanner(rng: Rng) -> Shape:
@@ -472,12 +392,8 @@ def spanner(rng: Rng) -> Shape:
     length, thick, radius = rng.uniform(0.15, 0.22), rng.uniform(0.006, 0.01), rng.uniform(0.014, 0.02)
     bar = box((length, radius * 0.9, thick))
     ring = _ring(radius, radius * 0.4, thick * 1.3).moved((length / 2 + radius * 0.7, 0, 0))
-    jaws = [
-        box((radius * 1.6, radius * 0.55, thick * 1.3)).moved(
-            (-length / 2 - radius * 0.6, y * radius * 0.75, 0)
-        )
-        for y in (-1, 1)
-    ]
+    jaw, ends = box((radius * 1.6, radius * 0.55, thick * 1.3)), (-length / 2 - radius * 0.6, radius * 0.75)
+    jaws = [jaw.moved((ends[0], y * ends[1], 0)) for y in (-1, 1)]
     heel = box((radius * 0.8, radius * 2, thick * 1.3)).moved((-length / 2, 0, 0))
     return Shape(name, tuple(Part(mesh, color, finish=SHINY) for mesh in (bar, ring, heel, *jaws)))
 
@@ -487,14 +403,8 @@ def pliers(rng: Rng) -> Shape:
     spread = rng.uniform(0.014, 0.03)
     arms: list[Part] = []
     for side in (-1.0, 1.0):
-        path = np.array(
-            [
-                (0, 0, 0),
-                (0.03, side * spread * 0.9, 0),
-                (0.07, side * spread, 0),
-                (0.11, side * spread * 0.7, 0),
-            ]
-        )
+        wide = side * spread
+        path = np.array([(0, 0, 0), (0.03, wide * 0.9, 0), (0.07, wide, 0), (0.11, wide * 0.7, 0)])
         arms.append(Part(tube(path, np.array([0.005, 0.007, 0.008, 0.007])), color, finish=gloss(rng)))
         jaw = np.array([(0, 0, 0), (-0.02, side * 0.007, 0), (-0.05, side * 0.003, 0)])
         arms.append(Part(tube(jaw, np.array([0.007, 0.008, 0.003])), scaled(STEEL, 0.7), finish=SHINY))
@@ -512,7 +422,7 @@ def marker(rng: Rng) -> Shape:
     return Shape(name, parts, rolls=True)
 
 
-def tape(rng: Rng) -> Shape:
+def tape_roll(rng: Rng) -> Shape:
     name, color = draw_color(rng)
     radius, height = rng.uniform(0.032, 0.052), rng.uniform(0.018, 0.045)
     thick = radius * rng.uniform(0.2, 0.45)
@@ -539,9 +449,8 @@ def _winding(rng: Rng) -> Array:
     drift = rng.uniform(-0.05, 0.05, 2)
     angle = 2 * np.pi * turns * t
     rise = 0.006 * (1 + np.sin(2 * np.pi * turns * t * 0.5)) * (turns > 1)
-    return np.stack(
-        [distance * np.cos(angle) + drift[0] * t, distance * np.sin(angle) + drift[1] * t, rise], -1
-    )
+    x, y = (distance * wave(angle) + away * t for wave, away in zip((np.cos, np.sin), drift, strict=True))
+    return np.stack([x, y, rise], -1)
 
 
 def remote(rng: Rng) -> Shape:
@@ -552,9 +461,8 @@ def remote(rng: Rng) -> Shape:
     for row in range(int(rng.integers(4, 8))):
         for column in range(3):
             place = ((column - 1) * half[0] * 0.55, half[1] * (0.75 - 0.2 * row), half[2] - 0.001)
-            buttons.append(
-                Part(box((half[0] * 0.35, half[1] * 0.1, 0.003)).moved(place), contrast(rng, color))
-            )
+            button = box((half[0] * 0.35, half[1] * 0.1, 0.003)).moved(place)
+            buttons.append(Part(button, contrast(rng, color)))
     return Shape(name, (Part(body, color, finish=gloss(rng)), *buttons))
 
 
@@ -564,41 +472,19 @@ def spoon(rng: Rng) -> Shape:
     finish = SHINY if name == "grey" else gloss(rng)
     path = np.array([(0.03, 0, 0), (0.05, 0, 0.006), (length * 0.6, 0, 0.007), (length, 0, 0.004)])
     scoop = superellipsoid((0.03, rng.uniform(0.018, 0.024), 0.006), 1, 1)
-    return Shape(
-        name,
-        (
-            Part(scoop, color, finish=finish),
-            Part(tube(path, np.array([0.004, 0.003, 0.004, 0.006])), color, finish=finish),
-        ),
-    )
+    handle = tube(path, np.array([0.004, 0.003, 0.004, 0.006]))
+    return Shape(name, tuple(Part(mesh, color, finish=finish) for mesh in (scoop, handle)))
 
 
 def torch(rng: Rng) -> Shape:
     name, color = draw_color(rng)
     length, radius = rng.uniform(0.11, 0.17), rng.uniform(0.013, 0.018)
     head = radius * rng.uniform(1.3, 1.7)
-    body = lathe(
-        profile(
-            (0, 0), (radius, 0), (radius, length * 0.7), (head, length * 0.8), (head, length), (0, length)
-        )
-    )
+    shaft = ((0, 0), (radius, 0), (radius, length * 0.7))
+    body = lathe(profile(*shaft, (head, length * 0.8), (head, length), (0, length)))
     lens = lathe(profile((0, length), (head * 0.8, length), (head * 0.8, length * 1.02), (0, length * 1.02)))
-    parts = (
-        Part(body.turned(ALONG_X), texture=skin(rng, color), finish=gloss(rng)),
-        Part(lens.turned(ALONG_X), (0.9, 0.95, 1.0), finish=SHINY),
-    )
-    return Shape(name, parts)
+    held = Part(body, texture=skin(rng, color), finish=gloss(rng))
+    return Shape(name, (held, Part(lens, (0.9, 0.95, 1.0), finish=SHINY))).turned(ALONG_X)
 
 
-HAND_TOOLS: dict[str, Maker] = {
-    "screwdriver": screwdriver,
-    "hammer": hammer,
-    "spanner": spanner,
-    "pliers": pliers,
-    "marker": marker,
-    "tape roll": tape,
-    "cable": cable,
-    "remote": remote,
-    "spoon": spoon,
-    "torch": torch,
-}
+HAND_TOOLS = named(screwdriver, hammer, spanner, pliers, marker, tape_roll, cable, remote, spoon, torch)

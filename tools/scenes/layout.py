@@ -100,11 +100,10 @@ def destination(rng: Rng, view: Viewpoint, actor: Actor, actors: Sequence[Actor]
     """Find a new place for an object, with a free way there if `way`; None if there is none."""
     others = [other for other in actors if other is not actor]
     for _ in range(TRIES):
-        place = on_table(view, *(0.85 * rng.uniform(-1, 1, 2)))
-        if way and not clear_way(actor.place, place, actor.model.radius, others):
-            continue
+        place, radius = on_table(view, *(0.85 * rng.uniform(-1, 1, 2))), actor.model.radius
+        can_go = not way or clear_way(actor.place, place, radius, others)
         far = np.linalg.norm(place - actor.place) > 0.15 * view.width
-        if far and clear(place, actor.model.radius, others):
+        if can_go and far and clear(place, radius, others):
             return place
     return None
 
@@ -150,28 +149,18 @@ class Room:
 
 def draw_room(rng: Rng, view: Viewpoint, split: Split, places: Array) -> Room:
     """Draw a room with a table under all `places` [n, 2]."""
-    textures = [surface(surface_rng(draw_identity(rng, split))) for _ in range(3)]
+    table, floor, wall = (surface(surface_rng(draw_identity(rng, split))) for _ in range(3))
     yaw = view.azimuth + math.pi / 2 + rng.normal(0, 0.15)
     axes = np.array([(math.cos(yaw), math.sin(yaw)), (-math.sin(yaw), math.cos(yaw))])
     along = places @ axes.T
     low, high = along.min(0) - rng.uniform(0.05, 0.5, 2), along.max(0) + rng.uniform(0.05, 0.5, 2)
-    centre = (low + high) / 2 @ axes
-    half = (high - low) / 2
+    (x, y), (wide, deep) = ((low + high) / 2 @ axes).tolist(), ((high - low) / 2).tolist()
     shadows = rng.random() < 0.6
     lights = tuple(_light(rng, shadows and index == 0) for index in range(rng.integers(1, 4)))
-    return Room(
-        (float(half[0]), float(half[1])),
-        yaw,
-        (float(centre[0]), float(centre[1])),
-        textures[0],
-        textures[1],
-        textures[2],
-        float(half.max() + rng.uniform(0.6, 3.0)),
-        lights,
-        rng.uniform(0.15, 0.4),
-        rng.uniform(0.05, 0.35) if rng.random() < 0.1 else 0.0,
-        any_color(rng),
-    )
+    distance, ambient = max(wide, deep) + rng.uniform(0.6, 3.0), rng.uniform(0.15, 0.4)
+    shine = rng.uniform(0.05, 0.35) if rng.random() < 0.1 else 0.0
+    look = (table, floor, wall, distance, lights, ambient, shine, any_color(rng))
+    return Room((wide, deep), yaw, (x, y), *look)
 
 
 def _light(rng: Rng, shadow: bool) -> Light:

@@ -6,7 +6,7 @@ Texture coordinates are 0..1; a mesh's triangles wind counter-clockwise seen fro
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -110,22 +110,13 @@ def _grid(points: Array, along: Array) -> Mesh:
     """Return rings of vertices [m, n, 3] joined; texture v is `along` [m], u runs around with a seam."""
     rings, count = points.shape[:2]
     row, column = np.meshgrid(np.arange(rings - 1), np.arange(count), indexing="ij")
-    following = (column + 1) % count
-    corners = [
-        row * count + column,
-        row * count + following,
-        (row + 1) * count + following,
-        (row + 1) * count + column,
-    ]
     wide = count + 1
-    texture = [
-        row * wide + column,
-        row * wide + column + 1,
-        (row + 1) * wide + column + 1,
-        (row + 1) * wide + column,
-    ]
     vertices = points.reshape(-1, 3)
-    faces, texfaces = _triangles(corners), _triangles(texture)
+    low, high = row * count, (row + 1) * count
+    next_column = (column + 1) % count
+    faces = _triangles(low + column, low + next_column, high + next_column, high + column)
+    low, high = row * wide + column, (row + 1) * wide + column
+    texfaces = _triangles(low, low + 1, high + 1, high)
     edges = vertices[faces]
     normal = np.cross(edges[:, 1] - edges[:, 0], edges[:, 2] - edges[:, 0])
     solid = (normal**2).sum(-1) > DEGENERATE**1.2
@@ -133,7 +124,8 @@ def _grid(points: Array, along: Array) -> Mesh:
     return Mesh(vertices, faces[solid], np.stack([u, v], -1).reshape(-1, 2), texfaces[solid])
 
 
-def _triangles(corners: list[npt.NDArray[np.int64]]) -> Indices:
+def _triangles(*corners: npt.NDArray[np.int64]) -> Indices:
+    """Return two triangles for each quadrangle of four corners, counter-clockwise."""
     a, b, c, d = (corner.ravel() for corner in corners)
     return np.concatenate([np.stack([a, b, c], -1), np.stack([a, c, d], -1)]).astype(np.int32)
 
@@ -189,6 +181,11 @@ class Shape:
     parts: tuple[Part, ...]
     rolls: bool = False
     ball: bool = False
+
+    def turned(self, matrix: Array, rolls: bool = False) -> Shape:
+        """Return the same shape with each vertex multiplied by a matrix [3, 3]."""
+        parts = (replace(part, mesh=part.mesh.turned(matrix)) for part in self.parts)
+        return Shape(self.color, tuple(parts), rolls)
 
 
 Maker = Callable[[np.random.Generator], Shape]

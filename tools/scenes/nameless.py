@@ -67,7 +67,7 @@ def _turned(rng: Rng) -> Shape:
         knob = radius * rng.uniform(0.3, 0.7)
         meshes.append(superellipsoid((knob, knob, knob * rng.uniform(0.6, 1.5)), 1, 1).moved((0, 0, height)))
     shape = _clothe(rng, meshes)
-    return _turn(shape, ALONG_Y) if rng.random() < LYING else shape
+    return shape.turned(ALONG_Y) if rng.random() < LYING else shape
 
 
 def _open(rng: Rng) -> Shape:
@@ -137,7 +137,7 @@ def _looped(rng: Rng) -> Shape:
     x = np.array([radius, radius + rng.uniform(0.02, 0.06), radius + rng.uniform(0.07, 0.12)])
     meshes = [ring, tube(np.stack([x, 0 * x, 0 * x], -1), thick * rng.uniform(0.7, 1.6), 8)]
     shape = _clothe(rng, meshes)
-    return _turn(shape, ALONG_X) if rng.random() < LYING else shape
+    return shape.turned(ALONG_X) if rng.random() < LYING else shape
 
 
 def _piece(rng: Rng, size: float) -> Mesh:
@@ -153,18 +153,7 @@ def _piece(rng: Rng, size: float) -> Mesh:
     return lathe(np.stack([a * _wave(rng), np.linspace(-c, c, STEPS)], -1))
 
 
-def _turn(shape: Shape, matrix: Array) -> Shape:
-    parts = (Part(p.mesh.turned(matrix), p.color, p.texture, p.alpha, p.finish) for p in shape.parts)
-    return Shape(shape.color, tuple(parts))
-
-
 MAKERS: dict[str, Maker] = {
-    "turned thing": _turned,
-    "open thing": _open,
-    "flat thing": _flat,
-    "long thing": _long,
-    "stacked thing": _stacked,
-    "clustered thing": _clustered,
-    "bent thing": _bent,
-    "looped thing": _looped,
+    f"{maker.__name__[1:]} thing": maker
+    for maker in (_turned, _open, _flat, _long, _stacked, _clustered, _bent, _looped)
 }

@@ -113,13 +113,10 @@ def build(identity: int, kind: str, shape: Shape, scale: float = 1.0) -> ObjectM
     x, y = (low[:2] + high[:2]) / 2
     parts = tuple(replace(part, mesh=part.mesh.moved((-x, -y, -low[2]))) for part in parts)
     radius = float(np.linalg.norm(points[:, :2] - (x, y), axis=-1).max())
-    sides = high - low
-    grasp = float(min(sides[0], sides[1]) / 2)
-    yaw = 0.0 if sides[0] <= sides[1] else np.pi / 2
-    roll = float(sides[2] / 2) if shape.rolls else 0.0
-    return ObjectModel(
-        identity, kind, shape.color, parts, radius, float(sides[2]), roll, shape.ball, grasp, yaw
-    )
+    wide, deep, tall = (high - low).tolist()
+    grasp, yaw = min(wide, deep) / 2, 0.0 if wide <= deep else np.pi / 2
+    roll = tall / 2 if shape.rolls else 0.0
+    return ObjectModel(identity, kind, shape.color, parts, radius, tall, roll, shape.ball, grasp, yaw)
 
 
 def board_model(rng: Rng, identity: int, size: tuple[float, float]) -> ObjectModel:
@@ -142,9 +139,8 @@ def cover_model(rng: Rng, identity: int, hidden: ObjectModel) -> ObjectModel:
     else:
         top = radius * rng.uniform(0.85, 1.0)
         mesh = lathe(profile((radius * 1.18, 0), (top * 1.18, height), (0, height)))
-    return build(
-        identity, "cover", Shape(name, (Part(mesh, texture=skin(looks, color), finish=gloss(looks)),))
-    )
+    part = Part(mesh, texture=skin(looks, color), finish=gloss(looks))
+    return build(identity, "cover", Shape(name, (part,)))
 
 
 def _slab(identity: int, kind: str, size: tuple[float, float, float]) -> ObjectModel:

@@ -19,12 +19,8 @@ SCRIPT_S = 4.0  # a shorter clip shows a part of a script of this length
 MIN_ACTORS = {"free": 2, "occlusion": 2, "leave": 2, "lookalike": 1, "similar": 3}
 TRIES = 50
 WRIST_CAMERAS = 0.35  # of the clips without an arm
-SIDES = {
-    "far": (0.0, 1.7),
-    "left": (-1.8, 0.0),
-    "right": (1.8, 0.0),
-    "near": (0.3, -2.0),
-}  # half views from the centre
+# half views from the centre
+SIDES = {"far": (0.0, 1.7), "left": (-1.8, 0.0), "right": (1.8, 0.0), "near": (0.3, -2.0)}
 
 
 @dataclass(frozen=True)
@@ -138,10 +134,8 @@ def _park(script: ClipScript) -> None:
     if not np.isfinite(hand.busy_until):
         return
     first, last = min(hand.keys, key=lambda key: key[0]), max(hand.keys, key=lambda key: key[0])
-    for time, key in (
-        (first[0] - rng.uniform(0.7, 1.5), first[1]),
-        (last[0] + rng.uniform(0.7, 1.5), last[1]),
-    ):
+    before, after = first[0] - rng.uniform(0.7, 1.5), last[0] + rng.uniform(0.7, 1.5)
+    for time, key in ((before, first[1]), (after, last[1])):
         rest = key + rng.uniform(0.5, 0.9) * (hand.base - key)
         rest[2] = rng.uniform(0.15, 0.35)
         hand.keys.append((time, rest))
@@ -149,10 +143,8 @@ def _park(script: ClipScript) -> None:
 
 def _standing(script: ClipScript) -> Array:
     """Return the points [n, 2] that the table must support."""
-    paths = [actor.positions[actor.positions[:, 2] < 0.02, :2] for actor in script.actors]
-    near = [
-        path[np.linalg.norm(path - script.view.centre[:2], axis=-1) < 1.2 * script.view.width]
-        for path in paths
-    ]
-    corners = np.array([on_table(script.view, x, y)[:2] for x, y in ((-1, 0), (1, 0), (0, -0.8), (0, 0.8))])
-    return np.concatenate([*near, corners])
+    view = script.view
+    path = np.concatenate([actor.positions[actor.positions[:, 2] < 0.02, :2] for actor in script.actors])
+    near = path[np.linalg.norm(path - view.centre[:2], axis=-1) < 1.2 * view.width]
+    corners = [on_table(view, x, y)[:2] for x, y in ((-1, 0), (1, 0), (0, -0.8), (0, 0.8))]
+    return np.concatenate([near, corners])

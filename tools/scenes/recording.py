@@ -89,29 +89,14 @@ class _Truth:
         """Return the masks of the next frame."""
         labels = self._clip.labels(index)
         instances = tuple(self._instance(labels == object_id, object_id, index) for object_id in self._names)
-        return MaskFrame(
-            frame.camera,
-            frame.seq,
-            frame.capture_ns,
-            frame.width,
-            frame.height,
-            model="truth",
-            instances=instances,
-            clock=frame.clock,
-        )
+        place = (frame.camera, frame.seq, frame.capture_ns, frame.width, frame.height)
+        return MaskFrame(*place, model="truth", instances=instances, clock=frame.clock)
 
     def _instance(self, inside: np.ndarray, object_id: int, index: int) -> Instance:
         seen = bool(inside.any())
         self._unseen[object_id] = 0 if seen else self._unseen[object_id] + 1
-        return Instance(
-            id=object_id,
-            label=self._names[object_id],
-            score=1.0,
-            state="tracked" if seen else "occluded",
-            age=index + 1,
-            frames_since_seen=self._unseen[object_id],
-            mask=Mask.from_full(inside),
-        )
+        name, unseen, mask = self._names[object_id], self._unseen[object_id], Mask.from_full(inside)
+        return Instance(object_id, name, 1.0, "tracked" if seen else "occluded", index + 1, unseen, mask)
 
 
 def main() -> int:

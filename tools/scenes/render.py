@@ -85,13 +85,8 @@ class MujocoScene:
             self._textures.append(texture)
             image = f"texture{len(self._textures)}"
             height, width = texture.shape[:2]
-            self._spec.add_texture(
-                name=image,
-                type=mujoco.mjtTexture.mjTEXTURE_2D,
-                builtin=mujoco.mjtBuiltin.mjBUILTIN_FLAT,
-                width=width,
-                height=height,
-            )
+            flat = {"type": mujoco.mjtTexture.mjTEXTURE_2D, "builtin": mujoco.mjtBuiltin.mjBUILTIN_FLAT}
+            self._spec.add_texture(name=image, width=width, height=height, **flat)
             material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = image
         return name
 
@@ -159,11 +154,8 @@ class _Room:
         for quarter in range(4):
             angle = room.yaw + quarter * math.pi / 2
             inward = (math.cos(angle), math.sin(angle), 0.0)
-            place = (
-                -room.wall_distance * inward[0],
-                -room.wall_distance * inward[1],
-                WALL_HEIGHT / 2 - TABLE_HEIGHT,
-            )
+            x, y = (-room.wall_distance * along for along in inward[:2])
+            place = (x, y, WALL_HEIGHT / 2 - TABLE_HEIGHT)
             self._plane(place, inward, (room.wall_distance, WALL_HEIGHT / 2), wall)
         for light in room.lights:
             self.scene.world.add_light(
@@ -176,33 +168,21 @@ class _Room:
             )
 
     def _table(self, room: Room) -> None:
-        top = self.scene.add_material(
-            room.table_texture, reflectance=room.reflectance, specular=0.2, shininess=0.3
-        )
-        self.scene.world.add_geom(
-            type=self.kinds.mjGEOM_BOX,
-            size=[*room.table, TABLE_THICKNESS / 2],
-            pos=[*room.centre, -TABLE_THICKNESS / 2],
-            quat=[math.cos(room.yaw / 2), 0, 0, math.sin(room.yaw / 2)],
-            material=top,
-            contype=0,
-            conaffinity=0,
-        )
+        finish = {"reflectance": room.reflectance, "specular": 0.2, "shininess": 0.3}
+        top = self.scene.add_material(room.table_texture, **finish)
+        size, place = [*room.table, TABLE_THICKNESS / 2], [*room.centre, -TABLE_THICKNESS / 2]
+        quat = [math.cos(room.yaw / 2), 0, 0, math.sin(room.yaw / 2)]
+        self._add(self.kinds.mjGEOM_BOX, size=size, pos=place, quat=quat, material=top)
 
     def _plane(
         self, place: tuple[float, ...], normal: tuple[float, ...], half: tuple[float, float], material: str
     ) -> None:
         sideways = np.cross((0.0, 0.0, 1.0), normal) if normal[2] == 0 else np.array((1.0, 0.0, 0.0))
         quat = quaternions(frames(np.array([normal]), sideways))[0]
-        self.scene.world.add_geom(
-            type=self.kinds.mjGEOM_PLANE,
-            size=[*half, 0.1],
-            pos=place,
-            quat=quat,
-            material=material,
-            contype=0,
-            conaffinity=0,
-        )
+        self._add(self.kinds.mjGEOM_PLANE, size=[*half, 0.1], pos=place, quat=quat, material=material)
+
+    def _add(self, kind: Any, **geom: Any) -> None:
+        self.scene.world.add_geom(type=kind, contype=0, conaffinity=0, **geom)
 
 
 def _poses(plan: Plan) -> tuple[Array, Array]:
@@ -320,12 +300,10 @@ class Film:
     def _draw(
         self, scale: int, ids: bool, with_depth: bool = False
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-        flags = self._mujoco.mjtRndFlag
+        flags, set_to = self._mujoco.mjtRndFlag, self._geoms.flags
         width, height = (side * scale for side in self._size)
-        self._geoms.flags[flags.mjRND_SHADOW] = self._shadows and not ids
-        self._geoms.flags[flags.mjRND_REFLECTION] = not ids
-        self._geoms.flags[flags.mjRND_SEGMENT] = ids
-        self._geoms.flags[flags.mjRND_IDCOLOR] = ids
+        set_to[flags.mjRND_SHADOW], set_to[flags.mjRND_REFLECTION] = self._shadows and not ids, not ids
+        set_to[flags.mjRND_SEGMENT] = set_to[flags.mjRND_IDCOLOR] = ids
         rectangle = self._mujoco.MjrRect(0, 0, width, height)
         pixels = np.empty((height, width, 3), np.uint8)
         depth = np.empty((height, width) if with_depth else (0, 0), np.float32)

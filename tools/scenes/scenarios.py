@@ -98,13 +98,8 @@ def move_others(script: ClipScript, target: Actor, share: float = 0.3) -> None:
             place = destination(script.rng, script.view, actor, script.actors, way=True)
             if place is not None:
                 start = script.rng.uniform(0, 0.5)
-                slide(
-                    actor,
-                    script.times,
-                    script.at(start),
-                    script.at(start + script.rng.uniform(0.3, 0.8)),
-                    place,
-                )
+                end = start + script.rng.uniform(0.3, 0.8)
+                slide(actor, script.times, script.at(start), script.at(end), place)
 
 
 def sweep(script: ClipScript) -> None:
@@ -182,11 +177,8 @@ def passing(script: ClipScript) -> Passing:
     """Draw times that leave the object visible before and after."""
     rng, duration = script.rng, script.duration
     pace = min(0.17 * duration, rng.uniform(0.5, 1.0))
-    stay = (
-        rng.uniform(0.42, 0.48) * duration
-        if duration < SHORT_S
-        else rng.uniform(1.0, min(3.0, 0.45 * duration))
-    )
+    short = duration < SHORT_S
+    stay = rng.uniform(0.42, 0.48) * duration if short else rng.uniform(1.0, min(3.0, 0.45 * duration))
     free = duration - 2 * pace - stay
     come = float(script.times[0]) + rng.uniform(0.3, 0.6) * free
     return Passing(come, come + pace, come + pace + stay, come + 2 * pace + stay)
@@ -324,9 +316,8 @@ def leave(script: ClipScript) -> int:
     back = script.at(rng.uniform(0.8, 0.92)) - rng.uniform(0, 0.5) * spare
     side = rng.choice([-1.0, 1.0])
     if rng.random() < LOOKS_AWAY:
-        script.camera = pan(
-            script.camera, script.view, script.times, out, back, side * 1.5 * script.view.width
-        )
+        shift = side * 1.5 * script.view.width
+        script.camera = pan(script.camera, script.view, script.times, out, back, shift)
         return target.label
     away = target.place + side * script.view.right * (1.1 * script.view.width + target.model.extent)
     home = target.place.copy()
@@ -385,9 +376,8 @@ def _swap(script: ClipScript, first: Actor, second: Actor, start: float, end: fl
     middle = (first.place + second.place) / 2
     arm = first.place - middle
     half = float(np.linalg.norm(arm))
-    min_width = max(
-        min(1.0, 1.3 * first.model.radius / max(half, 1e-6)), 0.35
-    )  # wide enough to pass each other
+    # wide enough to pass each other
+    min_width = max(min(1.0, 1.3 * first.model.radius / max(half, 1e-6)), 0.35)
     others = [actor for actor in script.actors if actor is not first and actor is not second]
     rings = [np.cross(UP, arm) * width for width in (min_width, 0.5 * (min_width + 1), 1.0, 1.3)]
     free = [ring for ring in rings if _clear_ring(middle, arm, ring, first.model.radius, others)]

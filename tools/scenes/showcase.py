@@ -52,15 +52,11 @@ def check(labels: list[Labels]) -> None:
     for place in (HIDDEN, TAKEN):
         gone = max_run_length(np.array([not (each == place + 1).any() for each in labels]))
         if gone < HIDDEN_FRAMES:
-            name = CAST[place][1]
-            raise OutputError(
-                f"recording: expected the {name} out of sight for {HIDDEN_FRAMES} frames, found {gone}"
-            )
+            wanted = f"the {CAST[place][1]} out of sight for {HIDDEN_FRAMES} frames"
+            raise OutputError(f"recording: expected {wanted}, found {gone}")
     for each in (labels[0], labels[-1]):
-        if set(np.unique(each)) != set(range(len(CAST) + 1)):
-            raise OutputError(
-                f"recording: expected {len(CAST)} objects in view, found labels {np.unique(each)}"
-            )
+        if set(seen := np.unique(each)) != set(range(len(CAST) + 1)):
+            raise OutputError(f"recording: expected {len(CAST)} objects in view, found labels {seen}")
 
 
 def make_showcase(rng: np.random.Generator) -> Plan:

@@ -160,9 +160,8 @@ def _corners(
 ) -> npt.NDArray[np.float64]:
     along = np.array([math.cos(angle), math.sin(angle)])
     across = np.array([-along[1], along[0]])
-    return np.stack(
-        [centre + a * half[0] * along + b * half[1] * across for a, b in ((1, 1), (1, -1), (-1, -1), (-1, 1))]
-    )
+    signs = ((1, 1), (1, -1), (-1, -1), (-1, 1))
+    return np.stack([centre + a * half[0] * along + b * half[1] * across for a, b in signs])
 
 
 def _polygon(canvas: Canvas, points: npt.NDArray[np.float64], color: Color) -> None:
@@ -223,11 +222,8 @@ def _wood(rng: Rng, size: int) -> Canvas:
     color = WOODS[rng.integers(len(WOODS))]
     grain = noise(rng, size, (rng.uniform(12, 40), rng.uniform(1, 3)))
     rings = 0.5 + 0.5 * np.sin(rng.uniform(20, 60) * noise(rng, size, (3, 1), 2))
-    canvas = blend(
-        (0.6 * grain + 0.4 * rings).astype(np.float32),
-        scaled(color, rng.uniform(0.8, 1.2)),
-        scaled(color, 0.6),
-    )
+    weight = (0.6 * grain + 0.4 * rings).astype(np.float32)
+    canvas = blend(weight, scaled(color, rng.uniform(0.8, 1.2)), scaled(color, 0.6))
     if rng.random() < 0.5:
         canvas[:: size // int(rng.integers(3, 9))] *= 0.5
     return canvas
@@ -237,14 +233,16 @@ def _checker(rng: Rng, size: int) -> Canvas:
     count = rng.integers(3, 14)
     cells = (np.arange(size) * count // size)[:, None] + (np.arange(size) * count // size)[None]
     first = any_color(rng)
-    return (
-        blend((cells % 2).astype(np.float32), first, contrast(rng, first))
-        * (0.85 + 0.15 * noise(rng, size, (6, 6)))[..., None]
-    )
+    canvas = blend((cells % 2).astype(np.float32), first, contrast(rng, first))
+    return canvas * _uneven(rng, size)
 
 
 def _lines(rng: Rng, size: int) -> Canvas:
-    return _stripes(rng, size, any_color(rng)) * (0.85 + 0.15 * noise(rng, size, (6, 6)))[..., None]
+    return _stripes(rng, size, any_color(rng)) * _uneven(rng, size)
+
+
+def _uneven(rng: Rng, size: int) -> Field:
+    return (0.85 + 0.15 * noise(rng, size, (6, 6)))[..., None]
 
 
 def _speckle(rng: Rng, size: int) -> Canvas:

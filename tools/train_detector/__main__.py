@@ -81,14 +81,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
     """Add the options of `export` and `check`."""
-    parser.add_argument(
-        "--mean",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="OUTPUT",
-        help="`export` the mean with these runs, which began from the same weights",
-    )
+    mean = "`export` the mean with these runs, which began from the same weights"
+    parser.add_argument("--mean", type=Path, nargs="+", default=[], metavar="OUTPUT", help=mean)
     parser.add_argument("--halfway", action="store_true", help="`export` halfway between --init and the mean")
     parser.add_argument("--install", action="store_true", help="export into the package, or check that")
     parser.add_argument("--split", choices=("train", "val", "test"), default="val", help="split to check")

@@ -61,9 +61,8 @@ class DetectionScorer:
             if name in self._numbers:
                 row = {"id": len(self._truth) + 1, "area": _sized(box)[2] * _sized(box)[3], "iscrowd": 0}
                 self._truth.append({**row, **self._at(image, name, box)})
-        self._detections += [
-            {**self._at(image, name, box), "score": score} for name, box, score in detections
-        ]
+        for name, box, score in detections:
+            self._detections.append({**self._at(image, name, box), "score": score})
 
     def _at(self, image: int, name: str, box: Box) -> dict[str, Any]:
         return {"image_id": image, "category_id": self._numbers[name], "bbox": _sized(box)}
@@ -106,11 +105,9 @@ def check(folder: Path, scenes: Path, every: int, size: int, sheet: Path) -> Non
     for line in report(detector, vocabulary, truths):
         print(line, flush=True)
     chosen = truths[:: -(-len(truths) // MAX_SHOWN)]
-    detections = [
-        detect(detector, truth.image, _in_vocabulary(vocabulary, truth.clip), SHOWN_SCORE) for truth in chosen
-    ]
-    pairs = zip(chosen, detections, strict=True)
-    draw_sheet(sheet, [(truth.image, of_frame) for truth, of_frame in pairs])
+    phrases = (_in_vocabulary(vocabulary, truth.clip) for truth in chosen)
+    frames = zip((truth.image for truth in chosen), phrases, strict=True)
+    draw_sheet(sheet, [(image, detect(detector, image, known, SHOWN_SCORE)) for image, known in frames])
     print(f"{len(chosen)} of {len(truths)} frames with their detections: {sheet}", flush=True)
 
 
@@ -132,13 +129,13 @@ def report(detector: Detector, vocabulary: Vocabulary, truths: Sequence[Labelled
     columns = ("AP", "AP50", "recall", "F1", "score")
     yield f"{'phrases':40}" + "".join(f"{name:>8}" for name in columns)
     kinds = _kinds(detector, vocabulary, truths)
+    mixed = _phrases(detector, vocabulary, truths, LabelledFrame.mixed)
+    anything = _phrases(detector, vocabulary, truths, lambda truth: [Phrase(ANYTHING)])
     rows = {
         "kinds": kinds.figures(),
         "any kind": kinds.figures(by_category=False),
-        "names in the clip, and recombined": _phrases(
-            detector, vocabulary, truths, LabelledFrame.mixed
-        ).figures(),
-        ANYTHING: _phrases(detector, vocabulary, truths, lambda truth: [Phrase(ANYTHING)]).figures(),
+        "names in the clip, and recombined": mixed.figures(),
+        ANYTHING: anything.figures(),
     }
     for title, figures in rows.items():
         yield f"{title:40}" + "".join(f"{figures[name]:8.3f}" for name in columns)
@@ -151,9 +148,8 @@ def detect(detector: Detector, image: Image, phrases: Sequence[str], threshold: 
 
 def _kinds(detector: Detector, vocabulary: Vocabulary, truths: Sequence[LabelledFrame]) -> DetectionScorer:
     """Score all kinds of the clips, detected together."""
-    kinds = _in_vocabulary(
-        vocabulary, sorted({Phrase(name.kind) for truth in truths for name in truth.clip}, key=str)
-    )
+    named = {Phrase(name.kind) for truth in truths for name in truth.clip}
+    kinds = _in_vocabulary(vocabulary, sorted(named, key=str))
     scorer = DetectionScorer(kinds)
     for truth in truths:
         detections = detect(detector, truth.image, kinds, MIN_SCORE)
@@ -176,14 +172,8 @@ def _phrases(
         for phrase in phrases:
             fitting = zip(truth.names, truth.boxes, strict=True)
             objects = [(POOLED, box) for name, box in fitting if phrase.describes(name)]
-            scorer.add(
-                objects,
-                [
-                    (POOLED, detection.box, detection.score)
-                    for detection in detections
-                    if detection.label == str(phrase)
-                ],
-            )
+            found = (detection for detection in detections if detection.label == str(phrase))
+            scorer.add(objects, [(POOLED, detection.box, detection.score) for detection in found])
     return scorer
 
 

@@ -86,9 +86,8 @@ class Scenes:
         augmentation = Augmentation.draw(rng, labels.shape)
         box_by_number = compute_boxes(augmentation.labels(labels), names)
         boxes = np.array(list(box_by_number.values()), np.float32).reshape(-1, 4)
-        return Picture(
-            augmentation.image(image), [names[number] for number in box_by_number], boxes, not distracted
-        )
+        shown_names = [names[number] for number in box_by_number]
+        return Picture(augmentation.image(image), shown_names, boxes, not distracted)
 
 
 def list_folder(folder: Path) -> list[tuple[Path, str]]:
@@ -144,9 +143,8 @@ class Pictures(IterableDataset[Batch]):
         """Draw pictures and the same number of phrases for each."""
         pictures = [self._scenes.draw(rng) for _ in range(self._count)]
         length = int(rng.choice(LENGTHS))
-        return collate(
-            pictures, [query(rng, self._words, p.names, length, p.plain) for p in pictures], self._words
-        )
+        queries = [query(rng, self._words, p.names, length, p.plain) for p in pictures]
+        return collate(pictures, queries, self._words)
 
 
 def collate(pictures: Sequence[Picture], queries: Sequence[Sequence[Phrase]], words: Words) -> Batch:
@@ -186,13 +184,8 @@ class Augmentation:
 
     def image(self, image: Image) -> Image:
         """Convert BGR uint8 [h, w, 3] to RGB uint8 [256, 320, 3]."""
-        canvas = cv2.warpAffine(
-            cv2.LUT(image, self.table),
-            self.affine,
-            SIZE[::-1],
-            flags=cv2.INTER_LINEAR,
-            borderValue=(GREY,) * 3,
-        )
+        toned, around = cv2.LUT(image, self.table), (GREY,) * 3
+        canvas = cv2.warpAffine(toned, self.affine, SIZE[::-1], flags=cv2.INTER_LINEAR, borderValue=around)
         if self.blur:
             canvas = cv2.GaussianBlur(canvas, (5, 5), self.blur)
         if self.noise:

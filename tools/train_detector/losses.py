@@ -22,10 +22,8 @@ CANDIDATES = 10  # anchors an object has at most
 
 def losses(predictions: Predictions, boxes: Tensor, fits: Tensor) -> dict[str, Tensor]:
     """Return the weighted terms, and `iou`, the mean IoU of the assigned boxes; boxes [B, G, 4], fits [B, G, K]."""
-    predicted = predictions.boxes()
-    chosen = assign(
-        predictions.logits.detach().sigmoid(), predicted.detach(), predictions.centres, boxes, fits
-    )
+    predicted, scores = predictions.boxes(), predictions.logits.detach().sigmoid()
+    chosen = assign(scores, predicted.detach(), predictions.centres, boxes, fits)
     similarity = F.binary_cross_entropy_with_logits(predictions.logits, chosen.scores, reduction="sum")
     similarity = similarity / chosen.scores.sum().clamp(min=1)
     at = chosen.weight > 0

@@ -136,9 +136,8 @@ def recover_words(words: Words, vocabulary: Vocabulary, vectors: WordVectors) ->
     """
     known = [phrase for phrase in words.phrases() if str(phrase) in vocabulary]
     numbers = words.numbers(known)
-    counts = np.stack([np.bincount(row, minlength=len(words) + 1) for row in numbers])[:, 1:].astype(
-        np.float64
-    )
+    rows = [np.bincount(row, minlength=len(words) + 1)[1:] for row in numbers]
+    counts = np.stack(rows).astype(np.float64)
     found = np.flatnonzero(counts.any(axis=0))
     solve = np.linalg.pinv(counts[:, found])
     directions = vocabulary.encode([str(phrase) for phrase in known]).astype(np.float64)

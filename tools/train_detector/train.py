@@ -72,10 +72,11 @@ class Trainer:
 
         seed: of the pictures that are drawn; two runs from the same weights differ by it.
         """
-        pictures = Pictures(scenes, self.words, PICTURES, [seed, self.progress.step])
-        loader = DataLoader(
-            pictures, batch_size=None, num_workers=workers, prefetch_factor=4 if workers else None
+        pictures, ahead = (
+            Pictures(scenes, self.words, PICTURES, [seed, self.progress.step]),
+            4 if workers else None,
         )
+        loader = DataLoader(pictures, batch_size=None, num_workers=workers, prefetch_factor=ahead)
         begun = saved = printed = time.monotonic()
         for batch in loader:
             if self.progress.seconds >= seconds:
@@ -108,14 +109,8 @@ class Trainer:
                 optimiser.step()
         self.progress.step += 1
         self._follow()
-        figures = {name: float(term.detach()) for name, term in terms.items()}
-        return {
-            **asdict(self.progress),
-            "rate": rate,
-            "loss": float(loss.detach()),
-            "gradient": float(norm),
-            **figures,
-        }
+        figures = {name: float(term.detach()) for name, term in {"loss": loss, **terms}.items()}
+        return {**asdict(self.progress), "rate": rate, "gradient": float(norm), **figures}
 
     @torch.no_grad()
     def _follow(self) -> None:
@@ -160,9 +155,8 @@ class Trainer:
             log.write(json.dumps(rounded) + "\n")
 
     def _print(self, record: dict[str, Any], seconds: float) -> None:
-        terms = " ".join(
-            f"{name} {record[name]:.3f}" for name in ("similarity", "box", "distribution", "iou")
-        )
+        names = ("similarity", "box", "distribution", "iou")
+        terms = " ".join(f"{name} {record[name]:.3f}" for name in names)
         print(
             f"{self.progress.seconds / 60:.1f} of {seconds / 60:.1f} min · step {record['step']} · "
             f"loss {record['loss']:.3f} {terms} gradient {record['gradient']:.1f}",
@@ -175,9 +169,7 @@ def _optimisers(detector: LearntDetector) -> list[torch.optim.Optimizer]:
     heavy: list[torch.nn.Parameter] = []
     light: list[torch.nn.Parameter] = []
     for name, parameter in detector.named_parameters():
-        matrix = (
-            parameter.ndim > 1 and min(parameter.shape[:2]) >= MIN_SIDE and not name.startswith("vectors")
-        )
-        (heavy if matrix else light).append(parameter)
+        wide = parameter.ndim > 1 and min(parameter.shape[:2]) >= MIN_SIDE
+        (heavy if wide and not name.startswith("vectors") else light).append(parameter)
     adam = torch.optim.AdamW(light, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
     return [Muon(heavy, lr=RATE, weight_decay=DECAY), adam]

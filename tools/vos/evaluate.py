@@ -74,9 +74,8 @@ class _Run:
 
     def score_frame(self, frame: TrueFrame, masks: Masks) -> None:
         for object_id, record in self.objects.items():
-            if object_id in frame.unknown:
-                continue
-            record.add(masks[object_id], frame.truth(object_id), frame.void)
+            if object_id not in frame.unknown:
+                record.add(masks[object_id], frame.truth(object_id), frame.void)
 
     def enter(self, view: EncodedFrame, object_id: int, truth: Mask) -> None:
         self.follower.prompt(view, object_id, truth)
@@ -123,8 +122,5 @@ def _entering(
     sequence: LabelledSequence, frame: TrueFrame, prompted: Mapping[int, ObjectRecord]
 ) -> list[int]:
     """Return the objects that are large enough to be prompted for the first time."""
-    return [
-        object_id
-        for object_id, mask in frame.masks.items()
-        if object_id not in prompted and object_id not in frame.unknown and mask.mean() >= sequence.min_area
-    ]
+    waiting = frame.masks.keys() - prompted.keys() - frame.unknown
+    return [i for i, mask in frame.masks.items() if i in waiting and mask.mean() >= sequence.min_area]

@@ -25,15 +25,8 @@ from sam3_node.wire.frame_prompt import FramePrompt
 
 METHODS = ("default", "copy-first", "bank-off", "first-only")
 PROMPTS = ("mask", "box", "point")
-DTYPES = {
-    "auto": "auto",
-    "fp32": "float32",
-    "float32": "float32",
-    "bf16": "bfloat16",
-    "bfloat16": "bfloat16",
-    "fp16": "float16",
-    "float16": "float16",
-}
+SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DTYPES = {name: name for name in ("auto", *SHORT_DTYPES.values())} | SHORT_DTYPES
 COMPARED = "default,copy-first,bank-off,first-only,bank=3,bank=15+select=confident,prompt=box,prompt=point"
 Masks = dict[int, Mask]
 
@@ -97,9 +90,8 @@ def _parse(name: str, base: Setting) -> Setting:
             field, read = _READERS[key]
             changes[field] = read(value)
         else:
-            raise SettingsError(
-                f"setting {part!r}: expected one of {', '.join(METHODS)}, or {', '.join(f'{k}=…' for k in _READERS)}"
-            )
+            expected = (*METHODS, *(f"{key}=…" for key in _READERS))
+            raise SettingsError(f"setting {part!r}: expected one of {', '.join(expected)}")
     return replace(base, **changes)
 
 
@@ -175,11 +167,8 @@ class Tracked:
 
     def step(self, view: EncodedFrame) -> Masks:
         tracks = self._tracker.step_features(view.features)
-        logits = tracks.logits.float().cpu().numpy()
-        return {
-            object_id: rasterize(low, view.scaling.frame_size)
-            for object_id, low in zip(tracks.ids, logits, strict=True)
-        }
+        pairs = zip(tracks.ids, tracks.logits.float().cpu().numpy(), strict=True)
+        return {object_id: rasterize(low, view.scaling.frame_size) for object_id, low in pairs}
 
     def prompt(self, view: EncodedFrame, object_id: int, truth: Mask) -> None:
         prompt = to_model(make_prompt(self._kind, truth), object_id, view.scaling)
@@ -194,9 +183,8 @@ class BoxToBox:
         self._boxes: dict[int, tuple[int, int, int, int]] = {}
 
     def step(self, view: EncodedFrame) -> Masks:
-        masks = {
-            object_id: self._segment(view, FramePrompt(box=box)) for object_id, box in self._boxes.items()
-        }
+        prompts = {object_id: FramePrompt(box=box) for object_id, box in self._boxes.items()}
+        masks = {object_id: self._segment(view, prompt) for object_id, prompt in prompts.items()}
         self._boxes |= {object_id: mask.box for object_id, mask in masks.items() if mask.area}
         return masks
 

@@ -13,7 +13,7 @@ object's prompt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -123,12 +123,7 @@ class OcclusionCount:
     false_frames: int = 0
 
     def __add__(self, other: OcclusionCount) -> OcclusionCount:
-        return OcclusionCount(
-            self.cases + other.cases,
-            self.recovered + other.recovered,
-            self.hidden_frames + other.hidden_frames,
-            self.false_frames + other.false_frames,
-        )
+        return OcclusionCount(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def recovered_share(self) -> float | None:

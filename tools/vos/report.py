@@ -91,16 +91,9 @@ def as_table(results: Results) -> str:
     rows: list[tuple[str, ...]] = [("sequence", "setting", "objects", "J", "F", "J&F", "ms/frame")]
     for sequence in next(iter(results.values())):
         for position, (setting, sequences) in enumerate(results.items()):
-            result = sequences[sequence]
-            rows.append(
-                (
-                    "" if position else sequence,
-                    setting,
-                    str(len(result.scores)),
-                    *_score_cells(mean_score([result])),
-                    f"{result.frame_ms:.1f}",
-                )
-            )
+            result, name = sequences[sequence], "" if position else sequence
+            cells = (str(len(result.scores)), *_score_cells(mean_score([result])))
+            rows.append((name, setting, *cells, f"{result.frame_ms:.1f}"))
     return "\n".join((*_aligned(rows, left=2), "", *_aligned(_mean_rows(results), left=1)))
 
 
@@ -111,17 +104,9 @@ def _mean_rows(results: Results) -> list[tuple[str, ...]]:
     base = mean_score(next(iter(results.values())).values())
     for setting, sequences in results.items():
         mean, hidden = mean_score(sequences.values()), total_occlusions(sequences.values())
-        rows.append(
-            (
-                setting,
-                *_score_cells(mean),
-                f"{mean.j - base.j:+.3f}" if mean and base else NONE,
-                _share(hidden.recovered_share),
-                str(hidden.cases),
-                _share(hidden.false_while_hidden),
-                f"{frame_ms(sequences.values()):.1f}",
-            )
-        )
+        change = f"{mean.j - base.j:+.3f}" if mean and base else NONE
+        found = (_share(hidden.recovered_share), str(hidden.cases), _share(hidden.false_while_hidden))
+        rows.append((setting, *_score_cells(mean), change, *found, f"{frame_ms(sequences.values()):.1f}"))
     return rows
 
 
@@ -138,14 +123,9 @@ def _share(value: float | None) -> str:
 def _aligned(rows: list[tuple[str, ...]], left: int) -> list[str]:
     """Align columns, the first `left` to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if place < left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    sides = ["<"] * left + [">"] * (len(widths) - left)
+    shape = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    return [shape.format(*row).rstrip() for row in rows]
 
 
 class Sheet:
@@ -159,10 +139,7 @@ class Sheet:
         """Draw the frame if the sheet includes it."""
         shown = np.linspace(0, sequence.length - 1, COLUMNS).round().astype(int)
         for _ in range(int((shown == index).sum())):  # a short sequence repeats frames
-            ious = {
-                object_id: region_similarity(mask.full(), frame.truth(object_id))
-                for object_id, mask in masks.items()
-            }
+            ious = {i: region_similarity(mask.full(), frame.truth(i)) for i, mask in masks.items()}
             self._pictures.append(draw(sequence.name, index, frame, masks, ious))
             self._captions.append(f"J {np.mean(list(ious.values())):.2f}" if ious else "prompted here")
 
@@ -175,9 +152,7 @@ def draw(name: str, index: int, frame: TrueFrame, masks: Masks, ious: Mapping[in
     """Draw a frame, reduced to WIDTH, with masks, ids and `ious`, and the truth as a white line."""
     height, width = frame.size
     size = (WIDTH, round(height * WIDTH / width))
-    instances = tuple(
-        Instance(object_id, "", ious[object_id], "tracked", 1, 0, mask) for object_id, mask in masks.items()
-    )
+    instances = tuple(Instance(i, "", ious[i], "tracked", 1, 0, mask) for i, mask in masks.items())
     small = np.asarray(cv2.resize(frame.image, size, interpolation=cv2.INTER_AREA), np.uint8)
     canvas = overlay(small, MaskFrame(name, index, 0, width, height, instances=instances))
     for mask in frame.masks.values():

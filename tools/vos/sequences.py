@@ -65,9 +65,8 @@ def open_sequences(
     """Open the sequences of a folder, all or `names` (* and ? are wildcards), or a recording.
 
     Each has every `every`-th of its first `max_frames` frames, 0 for all. DAVIS' own objects are prompted where they
-    first appear. Those of
-    rendered clips (with JSON) and of recordings are prompted once they cover 0.1 % of the image. Raises CameraError or
-    BagError for missing clips or truth.
+    first appear, those of rendered clips (with JSON) and of recordings once they cover 0.1 % of the image. Raises
+    CameraError or BagError for missing clips or truth.
     """
     if path.is_file():
         return [_from_recording(path.stem, LabelledClip.load(path), max_frames, every)]
@@ -134,9 +133,8 @@ def split_void(labels: Iterable[Labels]) -> tuple[tuple[int, ...], int | None]:
 def _true_frame(clip: Clip, index: int, ids: tuple[int, ...], void: int | None) -> TrueFrame:
     image, labels = clip.image(index), clip.labels(index)
     if image.shape[:2] != labels.shape:
-        raise CameraError(
-            f"{clip.name}, frame {index}: expected labels of the image's size {image.shape[:2]}, found {labels.shape}"
-        )
+        wanted = f"labels of the image's size {image.shape[:2]}"
+        raise CameraError(f"{clip.name}, frame {index}: expected {wanted}, found {labels.shape}")
     present = np.bincount(labels.ravel(), minlength=256) > 0
     masks = {object_id: labels == object_id for object_id in ids if present[object_id]}
     return TrueFrame(image, masks, None if void is None else labels == void)

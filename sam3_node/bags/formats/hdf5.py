@@ -59,18 +59,14 @@ class Hdf5Bag(SampleReader):
         super().__init__(path)
         self._selection = split_selection(path)
         self._calls = IsolatedCalls("h5py", "hdf5")
-        try:
+        with self._calls.closed_on_error():
             content = self._calls.call("list_hdf5", self._selection.path)
             episodes = list(_find_episodes(self._selection.path, content["datasets"]))
             self._fps = self._selection.fps or _find_rate(self._selection.path, content["attributes"])
-        except BaseException:
-            self._calls.close()
-            raise
-        self._episodes = [episode for episode in episodes if self._selection.has(episode.number)]
-        if not self._episodes:
-            self._calls.close()
-            numbers = ", ".join(str(episode.number) for episode in episodes[:20])
-            raise BagError(f"{path}: expected these episodes in the file, found {numbers}")
+            self._episodes = [episode for episode in episodes if self._selection.has(episode.number)]
+            if not self._episodes:
+                numbers = ", ".join(str(episode.number) for episode in episodes[:20])
+                raise BagError(f"{path}: expected these episodes in the file, found {numbers}")
         self.episode_starts = tuple(episode.first_row for episode in self._episodes)
         names = dict.fromkeys(name for episode in self._episodes for name in episode.streams)
         self.topics = tuple(Topic(f"/{name}/image", "hdf5", "colour") for name in names)

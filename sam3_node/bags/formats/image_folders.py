@@ -57,7 +57,7 @@ class ImageFile(NamedTuple):
     path: Path
     scale_m: float = MILLIMETRE
     aligned: bool = False
-    intrinsics: Intrinsics | CameraInfo | None = None
+    intrinsics: CameraInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class _Sequence:
         self._orientation: tuple[int, str] | None = None
         self._has_mixed_turns = False
         self._sizes: dict[str, tuple[int, int]] = {}
-        self._intrinsics: Intrinsics | CameraInfo | None = None
+        self._intrinsics: CameraInfo | None = None
 
     def samples(self) -> Iterator[Sample]:
         name = self._sequence.name
@@ -157,8 +157,7 @@ class _Sequence:
     def _calibration(self, file: ImageFile) -> Iterator[Sample]:
         """Yield the intrinsics of an image that differ from those before."""
         topic = f"/{self._sequence.name}/camera_info"
-        if topic in self._topics and file.intrinsics not in (None, self._intrinsics):
-            assert file.intrinsics is not None
+        if topic in self._topics and file.intrinsics and file.intrinsics != self._intrinsics:
             self._intrinsics = file.intrinsics
             yield Sample(topic, file.stamp_ns, file.stamp_ns, file.intrinsics)
 
@@ -342,14 +341,14 @@ def _dates(path: Path) -> list[int]:
     return stamps
 
 
-def _projection(path: Path, camera: int) -> Intrinsics | None:
+def _projection(path: Path, camera: int) -> CameraInfo | None:
     """Return the intrinsics of a rectified camera from the line `P<camera>:` of calib.txt."""
     for line in _lines(path) if path.is_file() else ():
         head, _, rest = line.partition(":")
         numbers = rest.split()
         if head == f"P{camera}" and len(numbers) == 12:
             fx, _, cx, _, _, fy, cy = (_number(number, path) for number in numbers[:7])
-            return Intrinsics(fx, fy, cx, cy)
+            return CameraInfo(Intrinsics(fx, fy, cx, cy))
     return None
 
 
@@ -379,7 +378,7 @@ def _bop_images(path: Path, camera: dict[str, object] | None) -> Iterator[ImageF
     intrinsics, scale_m = None, MILLIMETRE
     if camera is not None:
         fx, _, cx, _, fy, cy = (float(value) for value in camera["cam_K"][:6])  # type: ignore[index]
-        intrinsics = Intrinsics(fx, fy, cx, cy)
+        intrinsics = CameraInfo(Intrinsics(fx, fy, cx, cy))
         scale_m = MILLIMETRE * float(camera.get("depth_scale", 1.0))  # type: ignore[arg-type]
     stamp_ns = int(path.stem) * NANOSECONDS // FPS
     for suffix in (".png", ".tif"):  # some of its sets have colour and depth in TIFF

@@ -364,14 +364,11 @@ class LeRobotBag(SampleReader):
         super().__init__(path)
         self._selection = split_selection(path)
         self.tables = IsolatedCalls("pyarrow", "lerobot-datasets")
-        try:
+        with self.tables.closed_on_error():
             self.layout = read_layout(self._selection.path, self.tables)
             numbers = [episode.number for episode in self.layout.episodes]
             if not any(map(self._selection.has, numbers)):
                 raise BagError(f"{path}: expected episodes {min(numbers)} to {max(numbers)}, found others")
-        except BaseException:
-            self.tables.close()
-            raise
         self._episodes = [episode for episode in self.layout.episodes if self._selection.has(episode.number)]
         self.episode_starts = tuple(episode.first_row for episode in self._episodes)
         self._pictures = _name_topics(self.layout)

@@ -67,11 +67,8 @@ class RosBag(SampleReader):
         self._opening = ReadReport()
         self._unpacked: tempfile.TemporaryDirectory[str] | None = None
         self._files: list[SampleReader] = []
-        try:
+        with self.closed_on_error():
             self._files = self._open()
-        except BaseException:
-            self.close()
-            raise
         self.topics = tuple({topic.name: topic for file in self._files for topic in file.topics}.values())
 
     @staticmethod

@@ -41,8 +41,6 @@ RING = "sam3_node.ring"
 earlier messages that the recorder received."""
 EVENTS = "events"
 MASKS_ROOT, TRUTH_ROOT, POSE_ROOT, ROBOT_POSES_ROOT = "masks/", "truth/", "pose/", "poses/"
-FRAME_ROOT = "frame/"
-"""Topics of an earlier layout, still read: {header, colour, depth?} in one msgpack message, without a LAYOUT record."""
 NO_SCHEMA = 0
 """MCAP's schema id of messages that describe themselves."""
 

@@ -24,11 +24,9 @@ from ...wire import (
     POSES_ROOT,
     Event,
     Fields,
-    Limits,
     decode_image,
     frame_topic,
     masks_topic,
-    pack,
     unpack,
     unpack_event,
     unpack_frame,
@@ -40,7 +38,6 @@ from ..pairing import TimeSpan
 from ..samples import ReadReport
 from . import (
     EVENTS,
-    FRAME_ROOT,
     LAYOUT,
     LAYOUT_VERSION,
     MASKS_ROOT,
@@ -60,7 +57,7 @@ TABLETOP = Path(__file__).parents[2] / "assets" / "tabletop.mcap"
 """The bundled clip."""
 
 _MIN_CLIP_FRAMES = 2
-_FRAME_LIMITS = Limits(total_bytes=1 << 30)
+_ACTIONS = f"{EVENTS}|{MASKS_ROOT}.*"
 _FRAME_TOPIC = re.compile(r"/((?!\.+/)[A-Za-z0-9_.-]{1,64})/(image|depth|header)")
 
 
@@ -135,38 +132,26 @@ class RecordingReader:
             pixels: dict[tuple[str, str], Row] = {}
             for row in self._rows(path, span):
                 camera, part = _split_frame_topic(row.channel.topic)
-                frame: Frame | None = None
-                if part == "frame":
-                    frame = self._unpack(path, row, _unpack_frame_message)
-                elif part == "header":
+                if part == "header":
                     images = [pixels.pop((camera, name), None) for name in ("image", "depth")]
                     frame = self._unpack(path, row, partial(_join_frame, images=images))
+                    if frame is not None:
+                        yield frame
                 elif part:
                     pixels[camera, part] = row
-                if frame is not None:
-                    yield frame
 
     def frame_keys(self) -> Iterator[tuple[FrameKey, int]]:
         """Yield the key of each frame, and the time at which it was recorded, without decoding its pixels."""
-        for path in self.paths:
-            for row in self._rows(path):
-                _, part = _split_frame_topic(row.channel.topic)
-                key: FrameKey | None = None
-                if part == "frame":
-                    key = self._unpack(path, row, lambda row: _unpack_frame_message(row).key)
-                elif part == "header":
-                    key = self._unpack(path, row, _read_key)
-                if key is not None:
-                    yield key, row.logged_ns
+        return self._unpack_all("/[^/]+/header", lambda row: (_read_key(row), row.logged_ns))
 
     def has_actions(self) -> bool:
         """Return True if the recording holds masks or events of a node."""
         channels = (channel for path in self.paths for channel in McapStream(path).channels())
-        return any(_is_below(channel.topic, (EVENTS, MASKS_ROOT)) for channel in channels)
+        return any(re.fullmatch(_ACTIONS, channel.topic) for channel in channels)
 
     def actions(self) -> Iterator[Action]:
         """Yield masks and events in the order of their arrival; from the beginning each time."""
-        return self._unpack_all((EVENTS, MASKS_ROOT), _unpack_action)
+        return self._unpack_all(_ACTIONS, _unpack_action)
 
     def masks(self) -> Iterator[MaskFrame]:
         """Yield the node's masks in the order of their arrival; from the beginning each time."""
@@ -174,15 +159,15 @@ class RecordingReader:
 
     def truth(self) -> Iterator[MaskFrame]:
         """Yield the ground truth, an instance for each object in view or not; nothing if there is none."""
-        return self._unpack_all((TRUTH_ROOT,), lambda row: _unpack_masks(row, TRUTH_ROOT))
+        return self._unpack_all(f"{TRUTH_ROOT}.*", lambda row: _unpack_masks(row, TRUTH_ROOT))
 
     def poses(self) -> Iterator[Pose]:
         """Yield the camera poses; nothing if there are none."""
-        return self._unpack_all((POSE_ROOT,), lambda row: unpack_pose(row.data))
+        return self._unpack_all(f"{POSE_ROOT}.*", lambda row: unpack_pose(row.data))
 
     def robot_poses(self) -> Iterator[FramePose]:
         """Yield the poses that the robot published, in the order of their arrival; nothing if there are none."""
-        return self._unpack_all((ROBOT_POSES_ROOT,), _unpack_robot_pose)
+        return self._unpack_all(f"{ROBOT_POSES_ROOT}.*", _unpack_robot_pose)
 
     def metadata(self) -> dict[str, list[dict[str, Any]]]:
         """Return the metadata records by their names, each name's in the order of writing."""
@@ -196,10 +181,11 @@ class RecordingReader:
                 self._damages.setdefault(path, stream.damage)
         return records
 
-    def _unpack_all(self, roots: Sequence[str], unpack_row: Callable[[Row], T]) -> Iterator[T]:
+    def _unpack_all(self, topics: str, unpack_row: Callable[[Row], T]) -> Iterator[T]:
+        """Yield the messages of all topics that match a regular expression."""
         for path in self.paths:
             for row in self._rows(path):
-                if _is_below(row.channel.topic, roots):
+                if re.fullmatch(topics, row.channel.topic):
                     value = self._unpack(path, row, unpack_row)
                     if value is not None:
                         yield value
@@ -225,8 +211,7 @@ def _check(path: Path) -> None:
         raise BagError(
             f"{path}: expected layout {LAYOUT_VERSION} of recordings, found {layout}; read it with a newer sam3-node"
         )
-    roots = (FRAME_ROOT, MASKS_ROOT)
-    if layout is None and not any(channel.topic.startswith(roots) for channel in McapStream(path).channels()):
+    if layout is None:
         raise BagError(f"expected a recording of sam3-node record, found another file at {path}")
 
 
@@ -238,15 +223,8 @@ def _read_layout(path: Path) -> Any:
     return None
 
 
-def _is_below(topic: str, roots: Sequence[str]) -> bool:
-    """Return True for a topic among `roots`, or below one that ends with a slash."""
-    return any(topic.startswith(root) if root.endswith("/") else topic == root for root in roots)
-
-
 def _split_frame_topic(topic: str) -> tuple[str, str]:
-    """Return the camera, and `image`, `depth`, `header` or (earlier layout) `frame`; empty for other topics."""
-    if topic.startswith(FRAME_ROOT):
-        return topic.removeprefix(FRAME_ROOT), "frame"
+    """Return the camera, and `image`, `depth` or `header`; empty for other topics."""
     match = _FRAME_TOPIC.fullmatch(topic)
     return (match[1], match[2]) if match else ("", "")
 
@@ -277,14 +255,6 @@ def _decode_foxglove_data(row: Row) -> Buffer:
         return bytes(kind.FromString(row.data).data)
     except decode_error as error:
         raise WireError(f"{row.channel.topic}: expected {row.channel.schema}, found other bytes") from error
-
-
-def _unpack_frame_message(row: Row) -> Frame:
-    """Unpack a frame of the earlier layout, which has header and pixels in one message."""
-    body = Fields(unpack(row.data, what="frame", limits=_FRAME_LIMITS), "frame")
-    topic = frame_topic(row.channel.topic.removeprefix(FRAME_ROOT))
-    parts = [topic, pack(body.any("header")), body.blob("colour")]
-    return unpack_frame([*parts, body.blob("depth")] if body.has("depth") else parts)
 
 
 def _unpack_action(row: Row) -> Action:

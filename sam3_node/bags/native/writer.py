@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import OutputError, WireError, require
-from ...files import make_folder
+from ...files import explain_os_error, make_folder
 from ...types import Buffer, Closeable, ColourEncoding, Frame, Intrinsics, MaskFrame
 from ...wire import (
     decode_image,
@@ -327,10 +327,8 @@ def _create(path: Path, overwrite: bool) -> _RecordingFile:
             f"expected a new file for the recording, found {path}, which is never overwritten; choose another name"
         )
     make_folder(path.parent)
-    try:
+    with explain_os_error(OutputError, f"cannot write {path}"):
         return _RecordingFile(path, overwrite)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
 def compress_colour(frame: Frame, encoding: ColourEncoding) -> Frame:

@@ -1,15 +1,14 @@
-"""HDF5 episodes of ALOHA and robomimic, from files in the layouts that their own tools write."""
+"""HDF5 episodes in the layouts of ALOHA and robomimic; damaged ones, and damaged LeRobot datasets."""
 
 from __future__ import annotations
 
+import random
+import shutil
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
-
-pytest.importorskip("h5py")
-
-import h5py
 
 from sam3_node.bags import open_bag
 from sam3_node.bags.pairing import TimeSpan
@@ -17,7 +16,9 @@ from sam3_node.errors import BagError
 from sam3_node.types import NANOSECONDS
 from sam3_node.wire import decode_image
 from tests.support.hdf5_files import HEIGHT, WIDTH, make_pictures, write_aloha, write_robomimic
+from tests.support.paths import ROOT
 from tests.support.refuses import refuses
+from tests.support.repeats import repetitions
 
 
 @pytest.mark.verifies(
@@ -150,3 +151,67 @@ def test_large_chunks_are_refused(tmp_path: Path) -> None:
     with open_bag(tmp_path / "a.h5") as bag:
         assert not list(bag)
         assert "expected chunks of at most 67108864 bytes, found 90000000" in str(bag.lost)
+
+
+DATA = ROOT / "tests" / "data" / "lerobot"
+CASES = repetitions(5, 15)
+"""Of each dataset."""
+
+
+def damage(data: bytes, rng: random.Random) -> bytes:
+    """Return bytes that are cut, overwritten in some places, or in which a part is repeated or absent."""
+    changed = bytearray(data)
+    kind = rng.choice(("cut", "bytes", "bytes", "bits", "repeat", "drop", "end"))
+    at, count = rng.randrange(len(data)), rng.randrange(1, 64)
+    if kind == "cut":
+        return bytes(changed[:at])
+    if kind == "repeat":
+        return bytes(changed[:at] + changed[at // 2 :])
+    if kind == "drop":
+        return bytes(changed[:at] + changed[at + count :])
+    for _ in range(count):
+        place = rng.randrange(len(data))
+        if kind == "end":  # where Parquet has its description
+            place = len(data) - 1 - rng.randrange(min(len(data), 2000))
+        changed[place] = changed[place] ^ 1 << rng.randrange(8) if kind == "bits" else rng.randrange(256)
+    return bytes(changed)
+
+
+def read_damaged(path: Path) -> str:
+    """Return what a damaged recording gave: frames, told or refused."""
+    try:
+        with open_bag(path) as bag:
+            count = sum(1 for _ in bag)
+            return f"{count} frames, {'told' if bag.lost else 'whole'}"
+    except BagError:
+        return "refused"
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_damaged_lerobot_datasets(version: str, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    files = sorted(path for path in (DATA / version).rglob("*") if path.is_file())
+    outcomes = set()
+    for case in range(CASES):
+        rng = random.Random(case)
+        dataset = Path(shutil.copytree(DATA / version, tmp_path / str(case)))
+        path = dataset / rng.choice(files).relative_to(DATA / version)
+        path.write_bytes(damage(path.read_bytes(), rng))
+        outcomes.add(read_damaged(dataset))
+        shutil.rmtree(dataset)
+    assert outcomes - {"30 frames, whole"}
+
+
+@pytest.mark.parametrize("layout", ["aloha", "jpeg", "robomimic"])
+def test_damaged_hdf5_episodes(layout: str, tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    path = tmp_path / "a.hdf5"
+    if layout == "robomimic":
+        write_robomimic(path, {0: make_pictures(4), 1: make_pictures(4)})
+    else:
+        write_aloha(path, {"high": make_pictures(8), "low": make_pictures(8)}, layout == "jpeg", fps=50)
+    data, outcomes = path.read_bytes(), set()
+    for case in range(CASES):
+        path.write_bytes(damage(data, random.Random(case)))
+        outcomes.add(read_damaged(path))
+    assert len(outcomes) > 1

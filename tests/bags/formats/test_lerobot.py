@@ -8,16 +8,12 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-
-pytest.importorskip("pyarrow")
-pytest.importorskip("av")
-
 import av
 import cv2
+import numpy as np
 import pyarrow
 import pyarrow.parquet
+import pytest
 
 from sam3_node.bags import open_bag
 from sam3_node.bags.formats.lerobot import POSE
@@ -26,12 +22,14 @@ from sam3_node.errors import BagError, MissingExtraError
 from sam3_node.types import NANOSECONDS
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.paths import ROOT
+from tests.support.recordings import read_bag
 from tests.support.refuses import refuses
 from tools.lerobot_roundtrip.__main__ import EPISODES, save_frames
 
 DATA = ROOT / "tests" / "data" / "lerobot"
 VERSIONS = ("v2.1", "v3.0")
 STARTS = (0, 4, 9)
+PICTURE = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
 
 
 @pytest.fixture(params=VERSIONS)
@@ -46,14 +44,25 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return np.load(path)
 
 
+def copy_v2(folder: Path) -> Path:
+    return Path(shutil.copytree(DATA / "v2.1", folder / "dataset"))
+
+
+def features_of(dataset: Path) -> dict[str, Any]:
+    features: dict[str, Any] = json.loads((dataset / "meta/info.json").read_text())["features"]
+    return features
+
+
+def change_column(path: Path, name: str, values: list[Any], kind: Any = None) -> pyarrow.Table:
+    """Return a table of a dataset with other values in one column."""
+    table = pyarrow.parquet.read_table(path)
+    at = table.schema.get_field_index(name)
+    return table.set_column(at, name, pyarrow.array(values * (table.num_rows // len(values)), kind))
+
+
 def change_info(dataset: Path, **values: Any) -> None:
     path = dataset / "meta/info.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-def read(path: Path, **options: Any) -> tuple[list[Any], str | None]:
-    with open_bag(path, **options) as bag:
-        return list(bag), bag.lost
 
 
 @pytest.mark.verifies(
@@ -80,9 +89,9 @@ def test_all_cameras_of_all_episodes_come_as_they_were_written(dataset: Path, wr
 
 
 def test_episodes_are_chosen_behind_the_path(dataset: Path) -> None:
-    frames, _ = read(Path(f"{dataset}#episode=1-2"), topics=["wrist"])
+    frames, _ = read_bag(Path(f"{dataset}#episode=1-2"), topics=["wrist"])
     assert [frame.seq for frame in frames] == list(range(4, 15))
-    frames, _ = read(Path(f"{dataset}#episode=1"))
+    frames, _ = read_bag(Path(f"{dataset}#episode=1"))
     assert [frame.seq for frame in frames] == [row for row in range(4, 9) for _ in range(2)]
     with refuses(BagError, field=("episodes", "0", "2")):
         open_bag(Path(f"{dataset}#episode=3"))
@@ -91,18 +100,18 @@ def test_episodes_are_chosen_behind_the_path(dataset: Path) -> None:
 
 
 def test_a_span_of_time_crosses_episodes(dataset: Path) -> None:
-    frames, _ = read(dataset, topics=["front"], span=TimeSpan(NANOSECONDS // 4, 3 * NANOSECONDS // 4))
+    frames, _ = read_bag(dataset, topics=["front"], span=TimeSpan(NANOSECONDS // 4, 3 * NANOSECONDS // 4))
     assert [frame.seq for frame in frames] == [3, 4, 5, 6, 7]
 
 
 def test_what_is_absent_is_left_out_and_told(dataset: Path) -> None:
     table = next(iter(sorted((dataset / "data").rglob("*.parquet"))))
     next(iter(sorted((dataset / "videos").rglob("*.mp4")))).write_bytes(b"no video")
-    frames, lost = read(dataset)
+    frames, lost = read_bag(dataset)
     assert {frame.camera for frame in frames} >= {"wrist"}
     assert "/front/image (first error: " in str(lost)
     table.write_bytes(table.read_bytes()[:-5])
-    frames, lost = read(dataset, topics=["wrist"])
+    frames, lost = read_bag(dataset, topics=["wrist"])
     assert len(frames) == (11 if "v2.1" in str((dataset / "meta/info.json").read_text()) else 0)
     assert "skipped 1 of episodes (first error: episode 0:" in str(lost) or not frames
 
@@ -129,34 +138,28 @@ def test_wrong_descriptions_are_refused(
 
 
 def test_depth_in_a_video_is_left_out(dataset: Path) -> None:
-    info = json.loads((dataset / "meta/info.json").read_text())
-    info["features"]["observation.images.front"]["info"]["video.is_depth_map"] = True
-    change_info(dataset, features=info["features"])
-    frames, lost = read(dataset)
+    features = features_of(dataset)
+    features["observation.images.front"]["info"]["video.is_depth_map"] = True
+    change_info(dataset, features=features)
+    frames, lost = read_bag(dataset)
     assert {frame.camera for frame in frames} == {"wrist"}
     assert "skipped observation.images.front: depth" in str(lost)
 
 
 @pytest.mark.parametrize("names", [[*POSE, "ee.gripper_pos"], {"motors": ["ee.gripper_pos", *POSE]}])
 def test_a_state_that_is_named_as_one_is_the_gripper_s_pose(dataset: Path, names: Any) -> None:
-    info = json.loads((dataset / "meta/info.json").read_text())
+    features = features_of(dataset)
     with open_bag(dataset) as bag:
         assert not list(bag.robot_poses())  # of joints
-    info["features"]["observation.state"] |= {"names": names, "shape": [7]}
-    change_info(dataset, features=info["features"])
+    features["observation.state"] |= {"names": names, "shape": [7]}
+    change_info(dataset, features=features)
     turned = [0.1, 0.2, 0.3, 0.0, 0.0, np.pi / 2]
     state = [[*turned, 9.0] if isinstance(names, list) else [9.0, *turned]]
     for path in (dataset / "data").rglob("*.parquet"):
-        table = pyarrow.parquet.read_table(path)
-        at = table.schema.get_field_index("observation.state")
-        pyarrow.parquet.write_table(
-            table.set_column(at, "observation.state", pyarrow.array(state * table.num_rows)), path
-        )
+        pyarrow.parquet.write_table(change_column(path, "observation.state", state), path)
     with open_bag(dataset) as bag:
-        poses, stamps = (
-            list(bag.robot_poses()),
-            [frame.capture_ns for frame in bag if frame.camera == "wrist"],
-        )
+        poses = list(bag.robot_poses())
+        stamps = [frame.capture_ns for frame in bag if frame.camera == "wrist"]
     assert [pose.stamp_ns for pose in poses] == stamps
     assert {(pose.frame, pose.parent, pose.clock, pose.position_m) for pose in poses} == {
         ("gripper", "base", "device", (0.1, 0.2, 0.3))
@@ -170,36 +173,33 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     for version in VERSIONS:
         with refuses(MissingExtraError, field=("installed", "lerobot-datasets")):
-            read(DATA / version, topics=["wrist"])
+            read_bag(DATA / version, topics=["wrist"])
 
 
 def test_a_compressed_cell_of_much_memory_is_refused(tmp_path: Path) -> None:
-    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
+    dataset = copy_v2(tmp_path)
     path = dataset / "data/chunk-000/episode_000000.parquet"
-    table = pyarrow.parquet.read_table(path)
     images = [{"bytes": bytes(192 << 20), "path": None}] + [None] * 3
-    column = pyarrow.array(images, pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]))
-    at = table.schema.get_field_index("observation.images.wrist")
-    table = table.set_column(at, "observation.images.wrist", column)
+    table = change_column(path, "observation.images.wrist", images, PICTURE)
     pyarrow.parquet.write_table(table, path, compression="zstd", use_dictionary=False, write_statistics=False)
     assert path.stat().st_size < 64 << 10
-    frames, lost = read(dataset, topics=["wrist"])
+    frames, lost = read_bag(dataset, topics=["wrist"])
     assert [frame.seq for frame in frames] == list(range(4, 15))
     assert "skipped 1 of episodes (first error: episode 0:" in str(lost)
 
 
 def test_endless_rows_without_pictures_end(tmp_path: Path) -> None:
-    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
+    dataset = copy_v2(tmp_path)
     rows = 1_000_000
     path = dataset / "data/chunk-000/episode_000000.parquet"
-    none = pyarrow.nulls(rows, pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]))
+    none = pyarrow.nulls(rows, PICTURE)
     zeros = pyarrow.array(np.zeros(rows, np.int64))
     columns = {"episode_index": zeros, "timestamp": zeros.cast("float32"), "observation.images.wrist": none}
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
     lines = (dataset / "meta/episodes.jsonl").read_text().splitlines()
     lines[0] = json.dumps({"episode_index": 0, "length": rows, "tasks": []})
     (dataset / "meta/episodes.jsonl").write_text("\n".join(lines))
-    frames, lost = read(dataset, topics=["wrist"])
+    frames, lost = read_bag(dataset, topics=["wrist"])
     assert len(frames) == sum(count for _, count in EPISODES[1:])
     assert "expected pictures in its rows, found none before the row 2000" in str(lost)
 
@@ -210,45 +210,42 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
 @pytest.mark.parametrize("stand_in", [None, LFS, "", "link"])
 def test_absent_videos_cost_only_their_own_frames(dataset: Path, stand_in: str | None) -> None:
     videos = sorted((dataset / "videos").rglob("*.mp4"))
-    whole, _ = read(dataset)
+    whole, _ = read_bag(dataset)
     for path in videos[:1]:
         path.unlink()
         if stand_in == "link":
             path.symlink_to("../../blobs/0")
         elif stand_in is not None:
             path.write_text(stand_in)
-    frames, lost = read(dataset)
+    frames, lost = read_bag(dataset)
     lacking = len(whole) - len(frames)
     assert [frame.seq for frame in frames if frame.camera == "wrist"] == list(range(15))
     assert lacking == (15 if len(videos) == 1 else STARTS[1])
     assert str(videos[0]) in str(lost)
     assert stand_in != LFS or "run `git lfs pull`" in str(lost)
-    frames, lost = read(dataset, topics=["front"])
+    frames, lost = read_bag(dataset, topics=["front"])
     assert len(frames) == 15 - lacking
     assert str(videos[0]) in str(lost)
     shutil.rmtree(dataset / "videos")
-    frames, lost = read(dataset)
+    frames, lost = read_bag(dataset)
     assert {frame.camera for frame in frames} == {"wrist"}
     assert all(str(path) in str(lost) for path in videos)
 
 
 def test_many_episodes_without_a_video_do_not_hide_the_last_one(tmp_path: Path) -> None:
-    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
+    dataset = copy_v2(tmp_path)
     (video,) = dataset.rglob("*.front/episode_000000.mp4")
     table = dataset / "data/chunk-000/episode_000000.parquet"
     lines = [{"episode_index": number, "length": 4, "tasks": []} for number in range(300)]
     (dataset / "meta/episodes.jsonl").write_text("\n".join(map(json.dumps, lines)))
     change_info(dataset, chunks_size=1000)
-    content = pyarrow.parquet.read_table(table)
-    at = content.schema.get_field_index("episode_index")
-    number = pyarrow.array([299] * 4, content.schema.field("episode_index").type)
+    kind = pyarrow.parquet.read_table(table).schema.field("episode_index").type
     shutil.copy(video, video.with_name("episode_000299.mp4"))
-    pyarrow.parquet.write_table(
-        content.set_column(at, "episode_index", number), table.with_name("episode_000299.parquet")
-    )
+    renumbered = change_column(table, "episode_index", [299] * 4, kind)
+    pyarrow.parquet.write_table(renumbered, table.with_name("episode_000299.parquet"))
     for path in [*dataset.rglob("*.front/episode_00000?.mp4")]:
         path.unlink()
-    frames, lost = read(dataset, topics=["front"])
+    frames, lost = read_bag(dataset, topics=["front"])
     assert [frame.seq for frame in frames] == list(range(299 * 4, 300 * 4))
     assert "more losses" in str(lost)
 
@@ -261,7 +258,7 @@ def test_an_absent_table_or_description_is_named(dataset: Path, content: str | N
         if content is not None:
             path.write_text(content)
         try:
-            _, text = read(dataset)
+            _, text = read_bag(dataset)
         except BagError as error:
             text = str(error)
         assert path.name in str(text)
@@ -298,7 +295,7 @@ def add_depth(
 ) -> np.ndarray:
     """Add a depth video to version 2.1, with every code in each frame; return the codes."""
     key = f"observation.images.{name}"
-    features = json.loads((dataset / "meta/info.json").read_text())["features"]
+    features = features_of(dataset)
     features[key] = {"dtype": "video", "shape": [64, 64, 1], "info": info}
     change_info(dataset, features=features)
     codes = np.arange(4096, dtype=np.uint16).reshape(64, 64)
@@ -320,9 +317,9 @@ def add_depth(
 @pytest.mark.parametrize("pixels", ["gray12le", "yuv420p12le"])
 @pytest.mark.parametrize("use_log", [True, False])
 def test_depth_in_a_video_is_metres(tmp_path: Path, flag: str, pixels: str, use_log: bool) -> None:
-    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
+    dataset = copy_v2(tmp_path)
     codes = add_depth(dataset, INFO | {flag: True, "video.use_log": use_log}, pixels)
-    frames, lost = read(dataset, topics=["front"])
+    frames, lost = read_bag(dataset, topics=["front"])
     assert lost is None
     assert len(frames) == 15
     share = codes / 4095
@@ -335,9 +332,9 @@ def test_depth_in_a_video_is_metres(tmp_path: Path, flag: str, pixels: str, use_
 
 
 def test_depth_goes_to_the_camera_of_its_name(tmp_path: Path) -> None:
-    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
+    dataset = copy_v2(tmp_path)
     add_depth(dataset, INFO | {"is_depth_map": True}, name="wrist_depth")
-    frames, _ = read(dataset)
+    frames, _ = read_bag(dataset)
     assert {(frame.camera, frame.depth is None) for frame in frames} == {("front", True), ("wrist", False)}
 
 
@@ -354,25 +351,25 @@ def test_depth_goes_to_the_camera_of_its_name(tmp_path: Path) -> None:
 def test_depth_without_its_metres_is_left_out_and_told(
     tmp_path: Path, info: dict[str, Any], expected: str
 ) -> None:
-    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
+    dataset = copy_v2(tmp_path)
     add_depth(dataset, {**info, "is_depth_map": True})
-    frames, lost = read(dataset)
+    frames, lost = read_bag(dataset)
     assert {(frame.camera, frame.depth) for frame in frames} == {("front", None), ("wrist", None)}
     assert "skipped observation.images.front_depth: depth in a video" in str(lost)
     assert expected in str(lost)
 
 
 def test_depth_of_eight_bits_is_told_and_a_false_flag_means_colour(tmp_path: Path) -> None:
-    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
-    features = json.loads((dataset / "meta/info.json").read_text())["features"]
+    dataset = copy_v2(tmp_path)
+    features = features_of(dataset)
     front = features["observation.images.front"]
     front["info"] |= INFO | {"is_depth_map": False, "video.is_depth_map": False}
     change_info(dataset, features=features)
-    frames, lost = read(dataset)
+    frames, lost = read_bag(dataset)
     assert (len(frames), lost) == (30, None)
     front["info"]["is_depth_map"] = True
     change_info(dataset, features=features)
-    frames, lost = read(dataset)
+    frames, lost = read_bag(dataset)
     assert {(frame.camera, frame.depth) for frame in frames} == {("wrist", None)}
     assert "expected depth in a video of 12 bits, found one of yuv420p" in str(lost)
 
@@ -390,8 +387,8 @@ def write_tiff(metres: np.ndarray) -> bytes:
     ("kind", "unit"), [("png", None), ("png", "mm"), ("tiff", "mm"), ("float", None), ("float", "m")]
 )
 def test_depth_in_images_is_metres(tmp_path: Path, kind: str, unit: str | None) -> None:
-    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
-    features = json.loads((dataset / "meta/info.json").read_text())["features"]
+    dataset = copy_v2(tmp_path)
+    features = features_of(dataset)
     features["observation.images.wrist"]["info"] = {"is_depth_map": True, "depth_unit": unit}
     change_info(dataset, features=features)
     millimetres = np.random.default_rng(0).integers(1, 9000, (24, 32)).astype(np.uint16)
@@ -401,14 +398,9 @@ def test_depth_in_images_is_metres(tmp_path: Path, kind: str, unit: str | None) 
         else cv2.imencode(f".{kind}", millimetres)[1].tobytes()
     )
     for path in (dataset / "data").rglob("*.parquet"):
-        table = pyarrow.parquet.read_table(path)
-        cells = pyarrow.array(
-            [{"bytes": data, "path": None}] * table.num_rows,
-            pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]),
-        )
-        at = table.schema.get_field_index("observation.images.wrist")
-        pyarrow.parquet.write_table(table.set_column(at, "observation.images.wrist", cells), path)
-    frames, lost = read(dataset)
+        cells = [{"bytes": data, "path": None}]
+        pyarrow.parquet.write_table(change_column(path, "observation.images.wrist", cells, PICTURE), path)
+    frames, lost = read_bag(dataset)
     assert lost is None
     assert {frame.camera for frame in frames} == {"front"}
     for frame in frames:

@@ -1,28 +1,28 @@
-"""MCAP files of ROS 2, ROS 1 and Foxglove: pixels, stamps and intrinsics come back as written."""
+"""MCAP files of ROS 2, ROS 1 and Foxglove: all comes back as written; of damaged files every complete chunk."""
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
-
-from sam3_node.types import Depth, Intrinsics
-from sam3_node.wire import decode_depth
-
-pytest.importorskip("mcap")
-pytest.importorskip("mcap_ros2")
-pytest.importorskip("mcap_protobuf")
-pytest.importorskip("foxglove_schemas_protobuf")
-pytest.importorskip("rosbags")
-
+from mcap.data_stream import ReadDataStream
+from mcap.reader import make_reader
+from mcap.records import Chunk, Message
+from mcap.stream_reader import breakup_chunk
 from mcap.writer import CompressionType
 
 from sam3_node.bags.formats.mcap import MAGIC, McapBag
 from sam3_node.bags.samples import CameraInfo, Colour, Sample
+from sam3_node.errors import BagError
+from sam3_node.types import Depth, Intrinsics
+from sam3_node.wire import decode_depth
 from tests.support.mcap_files import (
     COLOUR,
     DEPTH,
@@ -40,12 +40,14 @@ from tests.support.mcap_files import (
     jpeg,
     raw,
     rgbd,
+    uncompressed,
     write_json,
     write_mcap,
     write_protobuf,
     write_ros1,
     write_ros2,
 )
+from tests.support.refuses import refuses
 
 FORMATS = sorted(WRITERS)
 SCHEMA, CHANNEL, CHUNK, DATA_END = 0x03, 0x04, 0x06, 0x0F  # opcodes of MCAP
@@ -196,11 +198,7 @@ def test_topics_have_type_and_kind_and_silent_ones_are_left_out(tmp_path: Path) 
     moments = [*rgbd(1), Moment("/tf", "info", T0)]
 
     def encode(moment: Moment) -> tuple[str, bytes, bytes]:
-        return (
-            ("tf2_msgs/msg/TFMessage", b"", b"x")
-            if moment.topic == "/tf"
-            else ("foxglove.RawImage", b"", b"{}")
-        )
+        return ("tf2_msgs/msg/TFMessage" if moment.topic == "/tf" else "foxglove.RawImage"), b"", b"{}"
 
     path = write_mcap(tmp_path / "topics.mcap", moments, "json", "jsonschema", encode)
     assert [(topic.type, topic.kind) for topic in McapBag(path).topics] == [
@@ -262,3 +260,154 @@ def records(data: bytes) -> Iterator[tuple[int, bytes]]:
         opcode, length = struct.unpack_from("<BQ", data, place)
         yield opcode, data[place + 9 : place + 9 + length]
         place += 9 + length
+
+
+@pytest.mark.parametrize(
+    "options", [uncompressed(6000), {"compression": CompressionType.ZSTD, "chunk_size": 6000}]
+)
+def test_of_a_file_cut_anywhere_every_complete_chunk_is_read(tmp_path: Path, options: dict) -> None:
+    path = write_protobuf(tmp_path / "whole.mcap", rgbd(12), **options)
+    data, random = path.read_bytes(), np.random.default_rng(0)
+    ends = chunk_ends(path)
+    for length in sorted(int(at) for at in random.integers(200, len(data), 60)):
+        cut = tmp_path / f"cut{length}.mcap"
+        cut.write_bytes(data[:length])
+        whole = [count for end, count in ends if end <= length]
+        if not whole:
+            with refuses(BagError, field="message"):
+                McapBag(cut)
+            continue
+        samples, lost = read(cut)
+        assert len(samples) >= whole[-1]
+        assert [sample.topic for sample in samples[:3]] == [COLOUR, DEPTH, INFO]
+        if len(samples) < 36:
+            assert f"cut{length}.mcap" in str(lost)
+
+
+def chunk_ends(path: Path) -> list[tuple[int, int]]:
+    """Return the end of each chunk, and the number of messages up to it."""
+    data, ends, count = path.read_bytes(), [], 0
+    summary = make_reader(io.BytesIO(data)).get_summary()
+    assert summary is not None
+    for index in summary.chunk_indexes:
+        end = index.chunk_start_offset + index.chunk_length
+        record = ReadDataStream(io.BytesIO(data[index.chunk_start_offset + 9 : end]))
+        count += sum(isinstance(found, Message) for found in breakup_chunk(Chunk.read(record)))
+        ends.append((end, count))
+    return ends
+
+
+def test_without_chunks_no_half_message_is_taken_for_a_whole_one(tmp_path: Path) -> None:
+    path = write_json(tmp_path / "plain.mcap", rgbd(3), use_chunking=False)
+    data = path.read_bytes()
+    for length in range(len(data) // 3, len(data) * 2 // 3, 97):
+        path.write_bytes(data[:length])
+        samples, lost = read(path)
+        assert lost is not None
+        assert "skipped" not in lost
+        assert len(samples) < 9
+
+
+def test_what_was_lost_is_told_with_bytes_and_time(tmp_path: Path) -> None:
+    path = write_ros2(tmp_path / "cut.mcap", rgbd(12), **uncompressed(6000))
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    _, lost = read(path)
+    assert lost.startswith(f"{path} is cut off: what follows byte ")
+    assert f" of {len(data) // 2} after 2023-11-14T22:13:20." in lost
+
+
+def test_a_changed_byte_ends_the_reading_before_its_chunk(tmp_path: Path) -> None:
+    path = write_ros2(tmp_path / "changed.mcap", rgbd(12), **uncompressed(6000))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    samples, lost = read(path, {COLOUR})
+    assert 0 < len(samples) < 12
+    assert "is damaged (crc validation failed in Chunk" in str(lost)
+
+
+def test_an_index_that_is_cut_off_costs_nothing(tmp_path: Path) -> None:
+    path = write_ros2(tmp_path / "cut.mcap", rgbd(4))
+    path.write_bytes(path.read_bytes()[:-20])
+    samples, lost = read(path)
+    assert (len(samples), lost) == (12, None)
+
+
+@pytest.mark.parametrize(
+    ("before", "new", "told"),
+    [
+        (12, (1 << 50).to_bytes(8, "little"), f"a chunk of {1 << 50} bytes"),
+        (0, b"\x04\0\0\0brot", "a chunk compressed by 'brot', expected lz4, zstd or nothing"),
+    ],
+)
+def test_a_chunk_of_huge_size_or_unknown_compression_is_told(
+    tmp_path: Path, before: int, new: bytes, told: str
+) -> None:
+    path = write_ros2(tmp_path / "odd.mcap", rgbd(2))
+    data = bytearray(path.read_bytes())
+    at = data.index(b"\x04\0\0\0zstd") - before
+    data[at : at + 8] = new
+    path.write_bytes(data)
+    samples, lost = read(path)
+    assert not samples
+    assert told in str(lost)
+
+
+def test_a_damaged_message_is_passed_over(tmp_path: Path) -> None:
+    good = raw(colour_pixels(0), "bgr8")
+    short = replace(good, data=b"short", stamp_ns=T0 + 1)
+    for write in WRITERS.values():
+        samples, lost = read(write(tmp_path / "some.mcap", [good, short, good]))
+        assert len(samples) == 2
+        assert "skipped 1 of /cam/image_raw" in str(lost)
+
+
+@pytest.mark.parametrize("encoding", ["json", "protobuf", "cdr", "ros1"])
+@pytest.mark.parametrize("data", [b"", b"\xff" * 30, b"[1]", b'{"data": 3, "width": "x", "height": []}'])
+def test_bytes_that_are_no_message_are_passed_over(tmp_path: Path, encoding: str, data: bytes) -> None:
+    from foxglove_schemas_protobuf.RawImage_pb2 import RawImage
+    from mcap_protobuf.schema import build_file_descriptor_set
+
+    schema = build_file_descriptor_set(RawImage).SerializeToString() if encoding == "protobuf" else b""
+    name = "foxglove.RawImage" if encoding in ("json", "protobuf") else "sensor_msgs/msg/Image"
+    path = tmp_path / "bad.mcap"
+    write_mcap(path, [Moment("/cam/image", "raw", T0)], encoding, encoding, lambda _: (name, schema, data))
+    samples, lost = read(path)
+    assert not samples
+    assert "skipped 1 of /cam/image" in str(lost)
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_an_image_in_an_unknown_encoding_is_an_error(tmp_path: Path, format_: str) -> None:
+    path = WRITERS[format_](tmp_path / "odd.mcap", [raw(colour_pixels(0), "hsv8")])
+    with refuses(BagError, field=("/cam/image_raw", "hsv8")):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "schema", "field"),
+    [("flatbuffer", b"", ("/cam/image", "flatbuffer")), ("protobuf", b"\xff\xff", "foxglove.RawImage")],
+)
+def test_an_unknown_encoding_of_messages_and_a_damaged_schema_are_errors(
+    tmp_path: Path, encoding: str, schema: bytes, field: Any
+) -> None:
+    path, moment = tmp_path / "odd.mcap", Moment("/cam/image", "raw", T0)
+    write_mcap(path, [moment], encoding, encoding, lambda _: ("foxglove.RawImage", schema, b"x"))
+    with refuses(BagError, field=field):
+        read(path)
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    for name, content, what in (
+        ("empty", b"", "an empty one"),
+        ("garbage", bytes(range(256)), "begins otherwise"),
+        ("bare", b"\x89MCAP0\r\n", "no message at all"),
+        ("absent", None, "cannot read"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(BagError, match=what):
+            McapBag(tmp_path / name)
+    assert not McapBag.recognises(tmp_path / "garbage")
+    assert McapBag.recognises(tmp_path / "bare")

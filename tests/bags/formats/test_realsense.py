@@ -11,8 +11,6 @@ import cv2
 import numpy as np
 import pytest
 
-pytest.importorskip("rosbags")
-
 from sam3_node.bags.formats.realsense import RealSenseBag, make_intrinsics
 from sam3_node.bags.messages.ros_images import MessageError
 from sam3_node.errors import BagError

@@ -3,6 +3,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import av
 import cv2
 import numpy as np
 import pytest
@@ -13,8 +14,6 @@ from sam3_node.bags.samples import Colour
 from sam3_node.errors import BagError
 from tests.support.paths import ROOT, SHARED
 from tests.support.refuses import refuses
-
-av = pytest.importorskip("av")
 
 VIDEOS = SHARED / "data" / "video"
 SIZE = (48, 64)

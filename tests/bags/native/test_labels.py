@@ -1,35 +1,33 @@
-"""Truth and poses beside frames, the bundled clip's content, and the earlier layout with frames in one message."""
+"""Masks, truth and poses beside frames, and the bundled clip."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
-
-from sam3_node.errors import BagError, WireError
-
-pytest.importorskip("mcap")
-
 from mcap.reader import make_reader
 
-from sam3_node.bags import RecordingReader, RecordingWriter, open_bag
+from sam3_node.bags import LabelledClip, RecordingReader, RecordingWriter, open_bag, read_masks
 from sam3_node.bags.native.reader import TABLETOP
-from sam3_node.types import Frame
-from sam3_node.wire import decode_depth, decode_image
+from sam3_node.errors import BagError, Sam3NodeError, WireError
+from sam3_node.types import Frame, Instance, Mask, MaskFrame
+from sam3_node.wire import decode_depth, decode_image, pack_masks
 from tests.support.recordings import (
+    SIZE,
     frame_at,
     make_pose,
     make_truth,
-    pack_frame_message,
-    read_with_flipped_bytes,
     write_messages,
     write_recording,
 )
-from tests.support.wire_examples import jpeg_frame, plain, raw_frame
+from tests.support.refuses import refuses
+from tests.support.wire_examples import plain
 
 LARGE = 60_000
 
@@ -43,16 +41,10 @@ def large_frame(seq: int) -> Frame:
 
 def hash_frame(frame: Frame) -> str:
     """Hash the decoded pixels and the header of a frame."""
-    assert frame.depth is not None
-    header = (
-        frame.seq,
-        frame.capture_ns,
-        frame.clock,
-        frame.intrinsics,
-        frame.depth.scale_m,
-        frame.depth.aligned,
-    )
-    parts = (repr(header).encode(), bytes(frame.colour), decode_depth(frame.depth).tobytes())
+    depth = frame.depth
+    assert depth is not None
+    header = (frame.seq, frame.capture_ns, frame.clock, frame.intrinsics, depth.scale_m, depth.aligned)
+    parts = (repr(header).encode(), bytes(frame.colour), decode_depth(depth).tobytes())
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
@@ -150,18 +142,18 @@ def read_all(path: Path) -> None:
         list(items)
 
 
-def test_flipped_bytes_never_raise_anything_but_errors_of_this_package(tmp_path: Path) -> None:
-    path = write_recording(tmp_path / "table.mcap", 1)
-    read_with_flipped_bytes(path, read_all)
-
-
-@pytest.mark.parametrize("frame", [raw_frame(), jpeg_frame(), frame_at(3)])
-def test_frames_of_the_earlier_layout_come_back_as_they_were_written(tmp_path: Path, frame: Frame) -> None:
-    path = write_messages(tmp_path / "old.mcap", (f"frame/{frame.camera}", pack_frame_message(frame)))
-    with open_bag(path, [f"frame/{frame.camera}"]) as bag:
-        (read,) = bag
-    assert plain(read) == plain(frame)
-    assert (bag.cameras, bag.lost) == ((frame.camera,), None)
+@pytest.mark.parametrize("kind", ["frames", "masks"])
+def test_flipped_bytes_never_raise_anything_but_errors_of_this_package(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "r.mcap"
+    write_recording(path, 1) if kind == "frames" else write(path, [masks_at(1)])
+    whole = path.read_bytes()
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        broken = bytearray(whole)
+        broken[int(random.integers(len(broken)))] = int(random.integers(256))
+        path.write_bytes(broken)
+        with contextlib.suppress(Sam3NodeError):
+            read_all(path) if kind == "frames" else list(read_masks(path))
 
 
 @pytest.mark.parametrize(
@@ -174,12 +166,12 @@ def test_frames_of_the_earlier_layout_come_back_as_they_were_written(tmp_path: P
     ],
 )
 def test_messages_that_are_no_frames_are_passed_over(tmp_path: Path, body: bytes) -> None:
-    path = write_messages(
-        tmp_path / "bad.mcap", ("frame/table", body), ("frame/table", pack_frame_message(frame_at(1)))
-    )
-    reader = RecordingReader([path])
+    with RecordingWriter(tmp_path / "bad.mcap") as writer:
+        writer._add("/table/header", body, 0, 0, 0)
+        writer.write_frame(frame_at(1), 1)
+    reader = RecordingReader([tmp_path / "bad.mcap"])
     assert [frame.seq for frame in reader.frames()] == [1]
-    assert "frame/table: skipped malformed messages" in str(reader.lost)
+    assert "/table/header: skipped malformed messages" in str(reader.lost)
 
 
 @pytest.mark.parametrize("topics", [["masks/wrist-1"], ["/cam/other"], []])
@@ -188,3 +180,119 @@ def test_a_file_without_frames_says_what_is_in_it(tmp_path: Path, topics: list[s
     expected: Any = f"found {topics[0]}" if topics else "found no message at all"
     with pytest.raises(BagError, match=expected):
         open_bag(path)
+
+
+def write(path: Path, frames: list[MaskFrame], encoding: Any = "rle") -> Path:
+    """Write masks as the demonstration and a replay do."""
+    with RecordingWriter(path, overwrite=True) as bag:
+        for masks in frames:
+            bag.write_masks(pack_masks(masks, encoding)[1], masks, masks.age_origin_ns)
+    return path
+
+
+def masks_at(seq: int, camera: str = "cam0") -> MaskFrame:
+    full = np.random.default_rng(seq).random((48, 64)) > 0.5
+    instance = Instance(3, "red mug", 0.75, "tracked", seq, 0, Mask.from_full(full))
+    return MaskFrame(
+        camera, seq, 1_000 + seq, 64, 48, 1_100 + seq, 1_200 + seq, 0, "nano", {"track": 5}, (), (instance,)
+    )
+
+
+def told(masks: MaskFrame) -> tuple[object, ...]:
+    return masks.camera, masks.seq, masks.capture_ns, masks.published_ns, masks.stages_us
+
+
+def assert_same(found: MaskFrame, expected: MaskFrame) -> None:
+    assert told(found) == told(expected)
+    assert np.array_equal(found.instances[0].mask.full(), expected.instances[0].mask.full())
+
+
+@pytest.mark.parametrize("encoding", ["rle", "bits+zstd"])
+def test_masks_come_back_as_they_were_written(tmp_path: Path, encoding: str) -> None:
+    written = [masks_at(0), masks_at(1, "left"), masks_at(2)]
+    read = list(read_masks(write(tmp_path / "new" / "masks.mcap", written, encoding)))
+    assert len(read) == 3
+    for found, expected in zip(read, written, strict=True):
+        assert_same(found, expected)
+
+
+def test_any_mcap_reader_sees_masks(tmp_path: Path) -> None:
+    path = write(tmp_path / "masks.mcap", [masks_at(7)])
+    with path.open("rb") as file:
+        ((_, channel, message),) = make_reader(file).iter_messages(topics=["masks/cam0"])
+    assert (channel.topic, channel.message_encoding) == ("masks/cam0", "msgpack")
+    assert (message.log_time, message.publish_time, message.sequence) == (1_007, 1_207, 7)
+
+
+def test_a_truncated_file_gives_what_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "masks.mcap"
+    write(path, [masks_at(seq) for seq in range(600)], "bits+zstd")
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 3 // 4])
+    seqs: list[int] = []
+    with refuses(BagError, field="masks.mcap"):
+        seqs.extend(masks.seq for masks in read_masks(path))
+    assert seqs == list(range(len(seqs)))
+    assert len(seqs) > 200
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [(b"certainly not an MCAP file", ("begins", "otherwise")), (b"", "empty")],
+)
+def test_a_file_that_is_no_mcap_is_refused(
+    tmp_path: Path, content: bytes, found: str | tuple[str, ...]
+) -> None:
+    path = tmp_path / "masks.mcap"
+    path.write_bytes(content)
+    with refuses(BagError, field=found):
+        list(read_masks(path))
+    with pytest.raises(BagError, match=r"cannot read .*none\.mcap"):
+        list(read_masks(tmp_path / "none.mcap"))
+
+
+def test_images_and_truth_are_those_of_the_index(tmp_path: Path) -> None:
+    recording = LabelledClip.load(write_recording(tmp_path / "table.mcap", 5))
+    assert (len(recording), recording.fps) == (5, 25.0)
+    assert recording.labels == {1: "object 1", 2: "object 2"}
+    assert recording.image(3).mean() == pytest.approx(30, abs=2)
+    assert sorted(recording.truth(4)) == [1, 2]
+    assert np.argwhere(recording.truth(4)[1])[0].tolist() == [5, 9]
+
+
+def test_what_is_out_of_view_is_not_in_the_truth(tmp_path: Path) -> None:
+    recording = LabelledClip.load(write_recording(tmp_path / "table.mcap", 5))
+    assert sorted(recording.truth(3)) == [1]
+    assert recording.areas(2).tolist() == [0, 300, 300, 0, 300]
+
+
+def test_an_index_past_the_end_is_that_of_the_next_round(tmp_path: Path) -> None:
+    recording = LabelledClip.load(write_recording(tmp_path / "table.mcap", 5))
+    assert np.array_equal(recording.image(12), recording.image(2))
+    assert np.array_equal(recording.truth(12)[1], recording.truth(2)[1])
+    assert recording.image(12).shape == (*SIZE, 3)
+
+
+def test_frames_without_truth_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.mcap"
+    with RecordingWriter(path) as writer:
+        for seq in range(3):
+            writer.write_frame(frame_at(seq), seq)
+        writer.write_truth(make_truth(frame_at(1)))
+    with refuses(BagError, field=("2", "3", "1", "truth")):
+        LabelledClip.load(path)
+
+
+def test_the_bundled_recording_has_what_the_demonstration_needs() -> None:
+    recording = LabelledClip.load(TABLETOP)
+    assert TABLETOP.stat().st_size < 10e6
+    assert 10 <= len(recording) / recording.fps <= 20
+    assert {(frame.width, frame.height, frame.encoding) for frame in recording.frames} == {(640, 480, "jpeg")}
+    assert all(frame.depth is not None and frame.intrinsics is not None for frame in recording.frames)
+    assert len(list(RecordingReader([TABLETOP]).poses())) == len(recording)
+    assert len(set(recording.labels.values())) == len(recording.labels) >= 4
+    assert (
+        sorted(recording.truth(0)) == sorted(recording.truth(len(recording) - 1)) == sorted(recording.labels)
+    )
+    hidden = [int((recording.areas(label) == 0).sum()) for label in recording.labels]
+    assert sum(count >= 10 for count in hidden) >= 2  # one is occluded, another leaves; both come back

@@ -13,22 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from sam3_node.errors import BagError, OutputError, WireError
-from sam3_node.types import Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
-from sam3_node.wire import Event, decode_depth, encode_depth, encode_image, pack_event, pack_masks
-from tests.support.wire_examples import masks, plain
-
-pytest.importorskip("mcap")
-pytest.importorskip("foxglove_schemas_protobuf")
 from mcap.reader import make_reader
 from mcap_protobuf.decoder import DecoderFactory
 
 from sam3_node.bags.native import NODE, RECORDING
 from sam3_node.bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from sam3_node.bags.native.writer import CHUNK_BYTES, RecordingWriter, SplitRecordingWriter
+from sam3_node.errors import BagError, OutputError, WireError
+from sam3_node.types import Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
+from sam3_node.wire import Event, decode_depth, encode_depth, encode_image, pack_event, pack_masks
 from tests.support.mcap_files import rgbd, write_json
 from tests.support.refuses import refuses
+from tests.support.wire_examples import masks, plain
 
 RESET = Event(0, "reset", {"camera": "cam0"})
 

@@ -19,20 +19,12 @@ from sam3_node.errors import ModelError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam.edgetam import DEPTHS, WIDTHS, EdgeTam, RepVit, RepVitConfig, fold_norms
 from sam3_node.tracking import ObjectPrompt, Tracker
+from tests.support import tiny
 from tests.support.refuses import refuses
-from tests.support.tiny import (
-    FREE_LATENTS,
-    TRAINED_LOGIT,
-    WINDOWS,
-    edgetam_config,
-    noise_clip,
-    random_source,
-    stages_of,
-    tiny_model,
-)
+from tests.support.tiny import TRAINED_LOGIT, edgetam_config, noise_clip, random_source, tiny_model
 
 TOLERANCE = 1e-3
-TOKENS = FREE_LATENTS + WINDOWS**2
+TOKENS = tiny.FREE_LATENTS + tiny.WINDOWS**2
 # of timm 1.0.31's repvit_m1: SHA-256 of the names and shapes of its tensors; mean, standard deviation, first and last
 # value of each stage's map, for the weights of `fill` and the pixels of `make_pixels`
 TIMM_NAMES = "e94d851a5d0432b45d4ff258cbff9e5c2b209d44cc1ba89a276a582edf42c653"
@@ -130,7 +122,7 @@ def test_memories_that_do_not_fit_the_grid_are_refused(change: dict[str, int]) -
     for name, value in change.items():
         setattr(config, name, value)
     with refuses(ModelError, field="EdgeTAM"):
-        stages_of(EdgeTam(config))
+        tiny.stages_of(EdgeTam(config))
 
 
 def test_the_bank_keeps_latents_and_does_not_grow() -> None:
@@ -159,12 +151,9 @@ def test_compressed_memories_are_read_exactly(method: Any) -> None:
 def image_source(folder: Path) -> EdgeTamModel:
     """transformers' model for single images, with the weights of the one for videos."""
     video = random_source("edgetam")
-    config = ImageConfig(
-        vision_config=video.config.vision_config,
-        prompt_encoder_config=video.config.prompt_encoder_config.to_dict(),
-        mask_decoder_config=video.config.mask_decoder_config.to_dict(),
-    )
-    source = EdgeTamModel(config).eval()
+    parts = ("prompt_encoder_config", "mask_decoder_config")
+    heads = {part: getattr(video.config, part).to_dict() for part in parts}
+    source = EdgeTamModel(ImageConfig(vision_config=video.config.vision_config, **heads)).eval()
     source.load_state_dict({name: video.state_dict()[name] for name in source.state_dict()})
     source.save_pretrained(folder)
     return source
@@ -177,12 +166,8 @@ def test_weights_for_single_images_segment_as_transformers(tmp_path: Path) -> No
     assert not model.has_memory
     points, labels = [[30.0, 40.0], [50.0, 60.0]], [1, 0]
     logits, _ = Tracker(model).segment(model.encode(pixels), ObjectPrompt(1, points, labels))
-    truth = source(
-        pixel_values=pixels,
-        input_points=torch.tensor([[points]]),
-        input_labels=torch.tensor([[labels]]),
-        multimask_output=False,
-    ).pred_masks[0, 0, 0]
+    prompt = {"input_points": torch.tensor([[points]]), "input_labels": torch.tensor([[labels]])}
+    truth = source(pixel_values=pixels, multimask_output=False, **prompt).pred_masks[0, 0, 0]
     assert truth.abs().max() >= TRAINED_LOGIT
     assert (logits - truth).abs().max() < TOLERANCE
     assert RepVitConfig().to_dict()["model_args"]["embed_dim"] == list(WIDTHS)

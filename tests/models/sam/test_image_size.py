@@ -56,13 +56,8 @@ def reference(family: str, source: nn.Module, size: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("family", "size"),
     [
-        ("sam3", 168),
-        ("sam3", 56),
-        ("sam3", 70),
-        ("sam3", 126),
-        ("sam2", 64),
-        ("sam2", 96),
-        ("sam2", 160),
+        *(("sam3", size) for size in (168, 56, 70, 126)),
+        *(("sam2", size) for size in (64, 96, 160)),
         ("edgetam", 192),
     ],
 )
@@ -109,10 +104,8 @@ def test_the_ladders_of_the_public_weights() -> None:
     for config in (Sam3TrackerVideoConfig(), Sam2VideoConfig(), edgetam):
         for size in suggest_sizes(config):
             assert set_image_size(config, size, "weights").prompt_encoder_config.image_size == size
-            assert (
-                config.memory_attention_rope_feat_sizes
-                == [size // config.prompt_encoder_config.patch_size] * 2
-            )
+            side = size // config.prompt_encoder_config.patch_size
+            assert config.memory_attention_rope_feat_sizes == [side] * 2
 
 
 @pytest.mark.parametrize("size", [1, 32, 200, 255, 257])

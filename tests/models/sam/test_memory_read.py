@@ -65,10 +65,7 @@ def test_a_key_of_weight_4_counts_as_four(
     monkeypatch.setattr(algebra, "is_eager_on_cpu", lambda x: not fused)
     (query, key, value), mask, first = tensors(), make_mask(masked), 40
     copies = torch.cat([torch.arange(first).repeat_interleave(4), torch.arange(first, KEYS)])
-    if mask is not None and masked == KEYS:
-        mask_of_copies: torch.Tensor | None = mask[..., copies]
-    else:
-        mask_of_copies = mask
+    mask_of_copies = mask[..., copies] if masked == KEYS else mask
     with torch.inference_mode():
         found = Attention()(query, key, value, mask, first, 4)
     assert (found - defined(query, key[:, copies], value[:, copies], mask_of_copies)).abs().max() < 1e-5

@@ -165,7 +165,7 @@ def test_networks_of_other_families_are_told(tmp_path: Path) -> None:
     [
         ({}, "NoneType"),
         ({"model": [1, 2]}, ("root", "list")),
-        ({"model": {"weight": torch.zeros(2)}}, ("root", "dict")),
+        ({"model": {"w": torch.zeros(2)}}, ("root", "dict")),
     ],
 )
 def test_another_thing_where_the_network_belongs_is_told(
@@ -188,6 +188,11 @@ def remove_from(module: nn.Module, group: str, name: str) -> None:
     del getattr(module, group)[name]
 
 
+def set_bias(value: torch.Tensor | None) -> Callable[[Any], object]:
+    bias = None if value is None else nn.Parameter(value)
+    return lambda layers: layers[12].attn._parameters.update(bias=bias)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -197,15 +202,9 @@ def remove_from(module: nn.Module, group: str, name: str) -> None:
         ),
         (lambda layers: remove_from(layers[22].cv4[1], "_parameters", "bias"), "heads.1.contrast.bias"),
         (lambda layers: remove_from(layers[0], "_modules", "conv"), "stem.conv.weight missing"),
-        (lambda layers: layers[12].attn._parameters.update(bias=None), "attention.bias missing"),
-        (
-            lambda layers: layers[12].attn._parameters.update(bias=nn.Parameter(torch.tensor(1.0))),
-            "attention.bias missing",
-        ),
-        (
-            lambda layers: layers[12].attn._parameters.update(bias=nn.Parameter(torch.zeros(0))),
-            "expected multiples of 32, twice attention_channels",
-        ),
+        (set_bias(None), "attention.bias missing"),
+        (set_bias(torch.tensor(1.0)), "attention.bias missing"),
+        (set_bias(torch.zeros(0)), "expected multiples of 32, twice attention_channels"),
         (lambda layers: remove_from(layers[12], "_modules", "m"), "neck_depth: expected a positive integer"),
         (lambda layers: setattr(layers[12].attn, "gl", nn.Linear(13, 16)), "of another shape, "),
         (lambda layers: setattr(layers[22].cv4[0], "norm", nn.BatchNorm2d(13)), r"norm.bias [13] for [12]"),
@@ -230,11 +229,8 @@ def test_the_command_line_converts(tmp_path: Path, capsys: pytest.CaptureFixture
     assert printed.out == f"{folder}: YOLO-World, 0.1 M parameters, phrase vectors of 12\n"
     assert "no vocabulary was written: it has no text vectors with names" in printed.err
     assert load_yolo_world(folder).config == TINY
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "config.json",
-        "model.safetensors",
-        "model.safetensors.sha256",
-    ]
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["config.json", "model.safetensors", "model.safetensors.sha256"]
 
 
 def test_the_vocabulary_in_the_checkpoint_is_written(

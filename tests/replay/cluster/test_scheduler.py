@@ -15,9 +15,6 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("ray")
-pytest.importorskip("mcap")
-
 from sam3_node.bags import read_masks
 from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.bags.native.writer import RecordingWriter
@@ -231,11 +228,8 @@ def test_segments_keep_the_ids_of_those_before(tmp_path: Path) -> None:
 def test_the_command_reports_the_cost_of_each_recording(
     bags: list[Path], settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = [
-        f"--{section}.{name}={value}"
-        for section, fields in chosen(settings).items()
-        for name, value in fields.items()
-    ]
+    fields = [(section, *item) for section, values in chosen(settings).items() for item in values.items()]
+    options = [f"--{section}.{name}={value}" for section, name, value in fields]
     out, objects = tmp_path / "out", tmp_path / "objects.json"
     shown = tuple(ObjectOnFrame(camera=camera, box=tuple(BOX)) for camera in ("left", "right"))  # type: ignore[arg-type]
     objects.write_text(json.dumps([{"camera": one.camera, "box": one.box} for one in shown]))
@@ -249,13 +243,9 @@ def test_the_command_reports_the_cost_of_each_recording(
     assert bill["frames"] == FRAMES
     whole = replace(job_of(bags[:1], tmp_path / "whole", settings), objects=shown)
     run_job(whole)
-    both = sorted(
-        (masks for camera in ("left", "right") for masks in read_masks(out / "a" / camera / "masks.mcap")),
-        key=order,
-    )
-    assert [untimed(masks) for masks in both] == [
-        untimed(masks) for masks in sorted(read_masks(tmp_path / "whole/masks.mcap"), key=order)
-    ]
+    both = [item for camera in ("left", "right") for item in read_masks(out / "a" / camera / "masks.mcap")]
+    alone = read_masks(tmp_path / "whole/masks.mcap")
+    assert [*map(untimed, sorted(both, key=order))] == [*map(untimed, sorted(alone, key=order))]
 
 
 def order(masks: MaskFrame) -> tuple[str, int]:

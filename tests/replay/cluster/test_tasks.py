@@ -13,16 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
-
-pytest.importorskip("torch")
-pytest.importorskip("mcap")
-
 from sam3_node.cli import main as cli
 from sam3_node.errors import ReplayError
 from sam3_node.replay.cluster.scheduler import BagResult, ThroughputMeter, UsageReport, connect_ray
 from sam3_node.replay.cluster.tasks import JobPlan, ProbeResult, Split
 from sam3_node.replay.job import Job, ObjectOnFrame
+from tests.support.paths import ROOT
 from tests.support.refuses import refuses
 
 CLOUD = ROOT / "launch" / "cloud"
@@ -49,10 +45,8 @@ def test_each_camera_is_a_job() -> None:
     steps = JobPlan(JOB, Split(by_camera=True)).steps()
     assert [task.kind for task in next(steps)] == ["probe"]
     tasks = steps.send([ProbeResult(("left", "right"), 20)])
-    assert [(task.job.topics, task.job.out) for task in tasks] == [
-        (("left",), "out/left"),
-        (("right",), "out/right"),
-    ]
+    found = [(task.job.topics, task.job.out) for task in tasks]
+    assert found == [(("left",), "out/left"), (("right",), "out/right")]
 
 
 def test_a_camera_has_its_own_objects() -> None:
@@ -125,7 +119,6 @@ def test_frames_of_earlier_runs_are_not_counted_again() -> None:
 
 
 def test_the_cluster_file_is_what_ray_takes() -> None:
-    pytest.importorskip("ray")
     yaml = pytest.importorskip("yaml")
     from ray.autoscaler._private.util import validate_config
 
@@ -162,14 +155,9 @@ def test_the_task_of_skypilot_is_a_replay_on_a_spot_machine() -> None:
     assert image.startswith("docker:")
     assert f" AS {stage}\n" in (CLOUD.parent / "container" / "Containerfile").read_text()
     script = task["run"].replace("exec /opt/sam3-node/.venv/bin/sam3-node", "printf '%s\\n'")
-    done = subprocess.run(
-        ["sh", "-ec", script],
-        env={"BAGS": "s3://bags/a.mcap s3://bags/b.mcap", "OUT": "s3://out", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
+    environment = {"BAGS": "s3://bags/a.mcap s3://bags/b.mcap", "OUT": "s3://out", "PATH": "/usr/bin:/bin"}
+    command = ["sh", "-ec", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
     args = cli._parser().parse_args(done.stdout.splitlines())
     assert (args.bags, args.out) == (["s3://bags/a.mcap", "s3://bags/b.mcap"], "s3://out")
     assert set(variables) == set(re.findall(r"\$([A-Z]+)", task["run"]))
@@ -185,7 +173,6 @@ def test_documented_commands_are_valid() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
 def test_an_address_without_ray_is_an_error_at_once(address: str) -> None:
-    pytest.importorskip("ray")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -209,7 +196,6 @@ def test_a_cluster_without_a_token_is_warned_of(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pytest.importorskip("ray")
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)

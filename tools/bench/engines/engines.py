@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,14 +140,11 @@ CPU, GPU = Effort(9, 4, 16, 4), Effort(50, 16, 300, 20)
 
 
 def arguments() -> argparse.Namespace:
-    parser = make_parser(__doc__, RUNS)
+    parser = make_parser(__doc__, RUNS, device=step.DEVICE, objects=4, threads=0)
     parser.add_argument("--model", default="nano", help="as model.name; small, full: random weights")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precisions", default=",".join(PRECISIONS), help="comma-separated")
-    parser.add_argument("--objects", type=int, default=4, help="objects of a stage that runs for several")
     parser.add_argument("--source", default=str(TABLETOP), help="frames of the clip and the calibration")
     parser.add_argument("--peer", action="store_true", help="compare whole steps with transformers'")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
     args = parser.parse_args()
     if unknown := set(args.precisions.split(",")) - set(PRECISIONS):
         parser.error(f"--precisions: expected some of {', '.join(PRECISIONS)}; found {', '.join(unknown)}")
@@ -155,12 +153,8 @@ def arguments() -> argparse.Namespace:
 
 def heading(args: argparse.Namespace) -> str:
     """Return a line with the model, the device and the versions."""
-    if args.device.startswith("cuda"):
-        device = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
-    else:
-        device = f"CPU, {torch.get_num_threads()} threads"
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return f"{args.model}, {device}, {versions}"
+    return f"{args.model}, {step.name_device(args.device)}, {versions}"
 
 
 @torch.inference_mode()
@@ -233,10 +227,8 @@ def time_stages(
         inputs, plain_inputs = (stages[name].examples(objects) for stages in (specs, plain))
         pair = [partial(milliseconds, theirs, inputs), partial(milliseconds, own, plain_inputs)]
         times = [alternating(pair, calls) for _ in range(runs)]
-        yield (
-            name,
-            StageTimes([(ms, plain_ms) for ms, plain_ms in times], tera_operations(plain[name], objects)),
-        )
+        runs_ms = [(ms, plain_ms) for ms, plain_ms in times]
+        yield name, StageTimes(runs_ms, tera_operations(plain[name], objects))
 
 
 def compare_masks(reference: TrackerModel, candidate: Candidate, clip: Images, random: bool) -> Report:
@@ -256,18 +248,12 @@ def stage_table(bench: Bench, args: argparse.Namespace, figures: Figures) -> Non
     print(f"\n{'stage':9s} {'precision':11s} {heads}")
     for name in (PLAIN, *args.precisions.split(",")):
         try:
-            candidate = make_candidate(bench, name)
+            plain = Candidate(PLAIN, bench.reference.stages, torch.float32)
+            candidate = plain if name == PLAIN else PRECISIONS[name](bench)
         except (EngineError, MissingExtraError) as error:
             print(f"{name}: not measured: {error}")
         else:
             _measure_candidate(bench, candidate, args, figures)
-
-
-def make_candidate(bench: Bench, name: str) -> Candidate:
-    """Make the stages in a precision by its name."""
-    if name == PLAIN:
-        return Candidate(name, bench.reference.stages, torch.float32)
-    return PRECISIONS[name](bench)
 
 
 def _measure_candidate(
@@ -280,11 +266,8 @@ def _measure_candidate(
     for stage, times in time_stages(bench.reference, candidate, args.objects, effort.calls, args.runs):
         share = f"{times.rate / peak:6.0%}" if peak else f"{'-':>6s}"
         cosine = min((row.cosine for row in report.outputs if row.stage == stage), default=float("nan"))
-        ratio = f"{spread_text(times.ratios):>22s}"
-        print(
-            f"{stage:9s} {name:11s} {times.ms:9.2f} {ratio} {times.rate:9.3f} {share} {cosine:9.6f}",
-            flush=True,
-        )
+        measured = f"{times.ms:9.2f} {spread_text(times.ratios):>22s} {times.rate:9.3f} {share}"
+        print(f"{stage:9s} {name:11s} {measured} {cosine:9.6f}", flush=True)
         what = f"{args.model}, stage {stage} in {name}, {objects_text(args.objects)}"
         if name != PLAIN:
             figures.add(f"{what}: time / float32", times.ratios, "x")
@@ -292,10 +275,9 @@ def _measure_candidate(
         figures.add(f"{what}: time", [ms for ms, _ in times.runs], "ms")
     print(_masks_row(name, report))
     if report.tracks is not None and name != PLAIN:
-        figures.add(f"{args.model}, masks in {name}: mean IoU with float32", report.tracks.mean_iou, "IoU")
-        figures.add(
-            f"{args.model}, masks in {name}: minimum IoU with float32", report.tracks.worst_iou, "IoU"
-        )
+        what = f"{args.model}, masks in {name}"
+        figures.add(f"{what}: mean IoU with float32", report.tracks.mean_iou, "IoU")
+        figures.add(f"{what}: minimum IoU with float32", report.tracks.worst_iou, "IoU")
 
 
 def _masks_row(name: str, report: Report) -> str:
@@ -316,10 +298,8 @@ def step_table(model: TrackerModel, counts: Sequence[int], effort: Effort, figur
     for objects in counts:
         ours = step.Ours(model, objects)
         pixels = [torch.randn(1, 3, size, size, device=model.device, dtype=model.dtype) for _ in range(4)]
-        times = [
-            step.timed(ours.step, pixels[i % len(pixels)])[0].wall_ms
-            for i in range(effort.warm + effort.frames)
-        ]
+        turns = islice(cycle(pixels), effort.warm + effort.frames)
+        times = [step.timed(ours.step, each)[0].wall_ms for each in turns]
         p50, p99 = (percentile(times[effort.warm :], fraction) for fraction in (0.5, 0.99))
         print(f"{objects:7d} {p50:8.1f} {p99:8.1f} {p99 / p50:9.2f}", flush=True)
         figures.add(f"{model.name}, whole step in {dtype}, {objects_text(objects)}, p50", p50, "ms")

@@ -35,18 +35,12 @@ from tools.bench.latency.step import CONFIGS
 ATTENTION = "_gemm_mha"
 FP8 = "FP8"
 AMAX = 8.0  # of made-up scales: the structure of a plan does not depend on them
-VARIANTS = {
-    "encode": "encode",
-    "encode in FP8": "encode",
-    "read": "read",
-    "decode": "decode",
-    "remember": "remember",
-}
-"""Reports, and the stage of each."""
+VARIANTS = ("encode", "encode in FP8", "read", "decode", "remember")
+"""Reports; the first word is the stage."""
 MAX_OBJECTS = 16
 
 _LAYER = re.compile(
-    r"^Name: (?P<name>\S+), LayerType: (?P<kind>\w+), Inputs: (?P<inputs>.*), Outputs: (?P<outputs>.*), TacticName",
+    r"^Name: (\S+), LayerType: (\w+), Inputs: (.*), Outputs: (.*), TacticName",
     re.MULTILINE,
 )
 _DTYPE = re.compile(r"Datatype: (\w+)")
@@ -87,12 +81,8 @@ def read_report(plan: bytes, notes: Sequence[str]) -> PlanReport:
     """Read what the builder said of a plan, `notes` of `build`, and what the plan itself holds."""
     text = "\n".join(notes)
     layers = tuple(
-        Layer(
-            found["name"],
-            found["kind"],
-            *(tuple(_DTYPE.findall(found[side])) for side in ("inputs", "outputs")),
-        )
-        for found in _LAYER.finditer(text)
+        Layer(name, kind, *(tuple(_DTYPE.findall(side)) for side in sides))
+        for name, kind, *sides in _LAYER.findall(text)
     )
     traits = Counter(name.decode() for name in _TRAITS.findall(plan))
     return PlanReport(layers, traits, int(_ACTIVATION.findall(text)[-1]), len(plan))
@@ -117,7 +107,7 @@ def report_plans(
 ) -> Iterator[tuple[str, str, PlanReport]]:
     """Export each variant once, build it for each GPU generation, and yield variant, generation and report."""
     for variant in variants:
-        stage = tracker_stages(model)[VARIANTS[variant]]
+        stage = tracker_stages(model)[variant.split()[0]]
         path = folder / f"{stage.name}.onnx"
         if variant.endswith(FP8):
             amax = dict.fromkeys(find_layers(model.encode_stage), AMAX)
@@ -150,7 +140,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--image-size", type=int, default=0, help="side in pixels; 0: 1008")
     parser.add_argument("--gpu", nargs="+", default=["sm89", "sm120"], help="GPU generations of the plans")
-    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=VARIANTS)
     args, figures = parser.parse_args(), Figures("engines.layers", show=False)
     heads = f"{'layers':>7s} {'attentions':>11s} {'FP8 products':>13s} {'memory MB':>10s} {'plan MB':>8s}"
     print(f"{'stage':14s} {'gpu':6s} {heads}   traits")

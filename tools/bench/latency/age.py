@@ -17,7 +17,7 @@ from typing import NamedTuple
 from sam3_node.client import PerceptionClient
 from sam3_node.types import MaskFrame
 from tools.bench.common import SHARED, Figures, make_parser, objects_text, percentile
-from tools.bench.processes import Processes, add_points, next_masks
+from tools.bench.processes import next_masks, run_node
 
 SETTLE_S = 2.0
 RATES_HZ = (10, 30, 60)
@@ -43,8 +43,7 @@ def read_timing(masks: MaskFrame) -> FrameTiming:
 
 def collect(client: PerceptionClient, seconds: float) -> list[FrameTiming]:
     """Return the timings of the frames of the next seconds."""
-    end_s = time.monotonic() + seconds
-    timings = []
+    end_s, timings = time.monotonic() + seconds, []
     while time.monotonic() < end_s:
         timings.append(read_timing(next_masks(client)))
     return timings
@@ -54,13 +53,10 @@ def measure(
     model: str, threads: str, source: str, rate_hz: float, objects: int, seconds: float, **settings: str
 ) -> list[FrameTiming]:
     """Run a camera and a node as processes, with this process as the subscriber. `settings` are SAM3_ variables."""
-    with Processes(SAM3_MODEL__NAME=model, SAM3_MODEL__THREADS=threads, **settings) as processes:
-        processes.start("run")
-        processes.start("camera", source, SAM3_CAMERA__FPS=str(rate_hz), SAM3_CAMERA__LOOP="true")
-        with processes.client() as client:
-            add_points(client, objects)
-            collect(client, SETTLE_S)
-            return collect(client, seconds)
+    settings |= {"SAM3_MODEL__NAME": model, "SAM3_MODEL__THREADS": threads}
+    with run_node(source, rate_hz, objects, **settings) as client:
+        collect(client, SETTLE_S)
+        return collect(client, seconds)
 
 
 def report(
@@ -69,27 +65,17 @@ def report(
     """Keep the figures of one camera."""
     ages, steps, _ = zip(*timings, strict=True)
     what = f"{name} at {rate_hz:g} Hz, {objects_text(objects)}"
-    bound = f"under {1e3 / rate_hz + MARGIN_MS:.1f} ms"
-    figures.add(
-        f"age of the frame at the start of its step, p99, {what}", percentile(ages, 0.99), "ms", bound
-    )
-    figures.add(f"age of the frame at the start of its step, p50, {what}", percentile(ages, 0.5), "ms")
+    bound, age = f"under {1e3 / rate_hz + MARGIN_MS:.1f} ms", "age of the frame at the start of its step"
+    figures.add(f"{age}, p99, {what}", percentile(ages, 0.99), "ms", bound)
+    figures.add(f"{age}, p50, {what}", percentile(ages, 0.5), "ms")
     figures.add(f"frame step, p50, {what}", percentile(steps, 0.5), "ms")
     figures.add(f"frames processed by the node, {what}", len(timings) / seconds, "frames/s")
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="measured seconds of each camera")
-    parser.add_argument("--objects", type=int, default=1, help="tracked objects")
-    parser.add_argument(
-        "--video",
-        type=Path,
-        default=SHARED / "data/video/16_robotarm.mp4",
-        help="video played as a camera, if it exists",
-    )
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--threads", default="0", help="CPU threads of the model; 0 lets torch choose")
+    parser = make_parser(__doc__, seconds=20.0, objects=1, model="nano", threads="0")
+    video = SHARED / "data/video/16_robotarm.mp4"
+    parser.add_argument("--video", type=Path, default=video, help="played as a camera, if it exists")
     args, figures = parser.parse_args(), Figures("latency.age")
     sources = [("scene:shapes", "scene:shapes", rate) for rate in RATES_HZ]
     if args.video.is_file():

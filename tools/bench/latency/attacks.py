@@ -11,7 +11,6 @@ An attacker is a function that attacks until an event is set; if it is cut off, 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import statistics
@@ -23,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count, cycle, pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import cv2
@@ -37,7 +37,7 @@ from sam3_node.types import Frame, Mask
 from sam3_node.wire import Request, encode_mask, pack_frame, pack_request
 from tests.support.raw_zmtp import connect, frame, ping, raw_peer, reset
 from tools.bench.common import RATIO, Figures, make_parser, percentile
-from tools.bench.processes import Processes, add_points, free_ports
+from tools.bench.processes import Processes, add_points, drain, free_endpoints
 
 MAX_SIDE = 16384
 BODY_BYTES = 15 << 20
@@ -92,17 +92,15 @@ def _send_requests(bodies: Iterator[bytes], target: Target, stop: threading.Even
 
 
 def _requests(op: str, arguments: dict[str, Any]) -> Attack:
-    def attack(target: Target, stop: threading.Event) -> None:
-        _send_requests((pack_request(Request(n, op, arguments)) for n in count(1)), target, stop)
-
-    return attack
+    return lambda target, stop: _send_requests(
+        (pack_request(Request(n, op, arguments)) for n in count(1)), target, stop
+    )
 
 
 def _large_requests(op: str, arguments: Callable[[], dict[str, Any]]) -> Attack:
-    def attack(target: Target, stop: threading.Event) -> None:
-        _send_requests(cycle([pack_request(Request(1, op, arguments()))]), target, stop, ahead=4)
-
-    return attack
+    return lambda target, stop: _send_requests(
+        cycle([pack_request(Request(1, op, arguments()))]), target, stop, ahead=4
+    )
 
 
 def _malformed(target: Target, stop: threading.Event) -> None:
@@ -116,10 +114,10 @@ def _raw(place: str, kind: str, make: Callable[[], bytes]) -> Attack:
     def attack(target: Target, stop: threading.Event) -> None:
         data = make()
         while not stop.is_set():
-            with contextlib.suppress(OSError, AssertionError), raw_peer(getattr(target, place), kind) as peer:
+            with suppress(OSError, AssertionError), raw_peer(getattr(target, place), kind) as peer:
                 peer.settimeout(1)
                 while not stop.is_set():
-                    with contextlib.suppress(TimeoutError):
+                    with suppress(TimeoutError):
                         peer.sendall(data)
             stop.wait(PAUSE_S)
 
@@ -136,7 +134,7 @@ def _half_open(target: Target, stop: threading.Event) -> None:
     while not stop.is_set():
         with ExitStack() as stack:
             for _ in range(HALF_OPEN):
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     stack.enter_context(connect(next(places)))
             stop.wait(2)
 
@@ -146,7 +144,7 @@ def _connects(target: Target, stop: threading.Event) -> None:
     places = cycle([(target.masks, "SUB"), (target.control, "DEALER")])
     with ExitStack() as stack:
         for _ in range(CONNECTIONS):
-            with contextlib.suppress(OSError, AssertionError):
+            with suppress(OSError, AssertionError):
                 stack.enter_context(raw_peer(*next(places)))
             if stop.is_set():
                 return
@@ -159,7 +157,7 @@ def _pings(target: Target, stop: threading.Event) -> None:
     for place, kind in cycle([(target.frames, "SUB"), (target.masks, "SUB"), (target.control, "DEALER")]):
         if stop.is_set():
             return
-        with contextlib.suppress(OSError, AssertionError), raw_peer(place, kind) as peer:
+        with suppress(OSError, AssertionError), raw_peer(place, kind) as peer:
             peer.sendall(junk)
             stop.wait(0.05)
             reset(peer)
@@ -304,7 +302,7 @@ class Robot:
     """A node and its camera, which are started again when they have ended, and a reader of the masks."""
 
     def __init__(self, model: str, threads: str, objects: int) -> None:
-        second = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+        (second,) = free_endpoints(1)
         self._objects = objects
         self._processes = Processes(SAM3_MODEL__NAME=model, SAM3_MODEL__THREADS=threads)
         frames = self._processes.frames
@@ -327,8 +325,7 @@ class Robot:
         if "node" in ended or not self._running:
             self._running["node"] = self._processes.start("run", **self._both)
         if "camera" in ended or len(self._running) == 1:
-            camera = {"SAM3_CAMERA__FPS": str(CAMERA_HZ), "SAM3_CAMERA__LOOP": "true"}
-            self._running["camera"] = self._processes.start("camera", "scene:tabletop", **camera)
+            self._running["camera"] = self._processes.start_camera("scene:tabletop", CAMERA_HZ)
         if ended or not hasattr(self, "client"):
             self.client = self.open_client()
             self.client.wait_for_camera()
@@ -389,8 +386,7 @@ class Policy:
 def measure(robot: Robot, seconds: float) -> Noticed:
     """Read masks for some seconds while a policy asks."""
     client = robot.client
-    while client.latest(0) is not None:
-        pass
+    drain(client)
     with Policy(robot) as policy:
         begin_s = time.monotonic()
         times_s = [begin_s]
@@ -453,27 +449,21 @@ def add_worst(rows: list[Row], figures: Figures) -> None:
     """Keep the worst figure of all attacks, with the name of its attack."""
     count = f"worst of {len(rows)} attacks"
     figures.add(f"{count}: processes ended", float(sum(row.ended for row in rows)), "processes", "0")
-    worst = min(rows, key=lambda row: row.ratio)
-    what = f"{count}: rate of masks / quiet rate ({worst.attack})"
-    figures.add(what, worst.ratio, RATIO, "at least 0.5")
-    worst = max(rows, key=lambda row: row.steps)
-    what = f"{count}: longest gap between masks / median quiet step ({worst.attack})"
-    figures.add(what, worst.steps, RATIO, "3, or 500 ms")
-    worst = max(rows, key=lambda row: row.grown_mib)
-    figures.add(f"{count}: growth of memory ({worst.attack})", worst.grown_mib, "MiB", "at most 64")
-    worst = max(rows, key=lambda row: row.status_ms)
-    figures.add(f"{count}: `status` of another client, p99 ({worst.attack})", worst.status_ms, "ms")
+    for field, worst_of, what, unit, target in (
+        ("ratio", min, "rate of masks / quiet rate", RATIO, "at least 0.5"),
+        ("steps", max, "longest gap between masks / median quiet step", RATIO, "3, or 500 ms"),
+        ("grown_mib", max, "growth of memory", "MiB", "at most 64"),
+        ("status_ms", max, "`status` of another client, p99", "ms", ""),
+    ):
+        worst: Row = worst_of(rows, key=attrgetter(field))
+        figures.add(f"{count}: {what} ({worst.attack})", getattr(worst, field), unit, target)
 
 
 def main() -> None:
     if sys.argv[1:2] == [ATTACK_OPTION]:
         attack_until_stopped(sys.argv[2], Target(*json.loads(sys.argv[3])))
         return
-    parser = make_parser(__doc__, runs=1)
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
-    parser.add_argument("--objects", type=int, default=4, help="objects that the node tracks")
-    parser.add_argument("--model", default="nano", help="weights of the node")
-    parser.add_argument("--threads", default="1", help="CPU threads of the node's model")
+    parser = make_parser(__doc__, runs=1, seconds=5.0, objects=4, model="nano", threads="1")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS, help="attacks to run")
     args, figures = parser.parse_args(), Figures("latency.attacks", show=False)
     with Robot(args.model, args.threads, args.objects) as robot:

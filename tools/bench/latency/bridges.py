@@ -15,7 +15,6 @@ Needs the extras foxglove and rerun, and websockets.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import tempfile
 import threading
 import time
@@ -27,7 +26,7 @@ import psutil
 
 from tools.bench.common import Figures, make_parser
 from tools.bench.latency.console import SETTLE_S, publish
-from tools.bench.processes import Processes, free_ports
+from tools.bench.processes import Processes, free_ports, spawned
 
 PROTOCOL: Any = "foxglove.sdk.v1"
 
@@ -43,10 +42,8 @@ class Client:
         from websockets.exceptions import ConnectionClosed
         from websockets.sync.client import connect
 
-        with (
-            suppress(ConnectionClosed),
-            connect(url, subprotocols=[PROTOCOL], max_size=None) as connection,
-        ):
+        opened = connect(url, subprotocols=[PROTOCOL], max_size=None)
+        with suppress(ConnectionClosed), opened as connection:
             for data in connection:
                 if isinstance(data, bytes):
                     self.messages += 1
@@ -72,33 +69,26 @@ def measure(processes: dict[str, psutil.Process], seconds: float) -> dict[str, f
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="measured seconds")
-    parser.add_argument("--fps", type=float, default=30.0, help="frames a second of the camera")
-    args, figures = parser.parse_args(), Figures("latency.bridges")
-    spawn = multiprocessing.get_context("spawn")
-    stop = spawn.Event()
-    ports = free_ports(2)
-    with tempfile.TemporaryDirectory() as folder, Processes() as processes:
-        source = spawn.Process(target=publish, args=(processes.frames, processes.masks, args.fps, stop))
-        source.start()
-        try:
-            file = Path(folder) / "bench.rrd"
-            running = {
-                "idle": processes.start("bridge", "foxglove", f"127.0.0.1:{ports[0]}"),
-                "foxglove": processes.start("bridge", "foxglove", f"127.0.0.1:{ports[1]}"),
-                "rerun": processes.start("bridge", "rerun", str(file)),
-            }
-            time.sleep(SETTLE_S)
-            client = Client(f"ws://127.0.0.1:{ports[1]}")
-            time.sleep(SETTLE_S)
-            messages, size = client.messages, file.stat().st_size
-            cores = measure({name: psutil.Process(item.pid) for name, item in running.items()}, args.seconds)
-            rate = (client.messages - messages) / args.seconds
-            written = (file.stat().st_size - size) / args.seconds / 1e6
-        finally:
-            stop.set()
-            source.join()
+    args = make_parser(__doc__, seconds=20.0, fps=30.0).parse_args()
+    figures, ports = Figures("latency.bridges"), free_ports(2)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Processes() as processes,
+        spawned(publish, processes.frames, processes.masks, args.fps),
+    ):
+        file = Path(folder) / "bench.rrd"
+        running = {
+            "idle": processes.start("bridge", "foxglove", f"127.0.0.1:{ports[0]}"),
+            "foxglove": processes.start("bridge", "foxglove", f"127.0.0.1:{ports[1]}"),
+            "rerun": processes.start("bridge", "rerun", str(file)),
+        }
+        time.sleep(SETTLE_S)
+        client = Client(f"ws://127.0.0.1:{ports[1]}")
+        time.sleep(SETTLE_S)
+        messages, size = client.messages, file.stat().st_size
+        cores = measure({name: psutil.Process(item.pid) for name, item in running.items()}, args.seconds)
+        rate = (client.messages - messages) / args.seconds
+        written = (file.stat().st_size - size) / args.seconds / 1e6
     for name, value in cores.items():
         figures.add(f"processor time, {name}", value, "cores")
     figures.add("messages of the Foxglove client", rate, "messages/s")

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import NamedTuple
 
@@ -29,11 +29,12 @@ from sam3_node.transport import FramePublisher
 from sam3_node.types import Frame
 from tools.bench.common import RATIO, Figures, make_parser, percentile
 from tools.bench.latency.age import read_timing
-from tools.bench.processes import Processes, free_ports
+from tools.bench.processes import Processes, drain, free_endpoints
 
 WIDTH, HEIGHT = 640, 480
 SETTLE_S = 2.0
 CAMERA_OPTION = "--camera"  # of a camera's process
+Camera = subprocess.Popen[str]
 PAIRS = 40
 
 
@@ -62,25 +63,17 @@ def run_camera(name: str, endpoint: str, rate_hz: str) -> None:
 
 
 @contextmanager
-def start_cameras(
-    endpoints: Sequence[str], rates_hz: Sequence[float]
-) -> Iterator[list[subprocess.Popen[str]]]:
+def start_cameras(endpoints: Sequence[str], rates_hz: Sequence[float]) -> Iterator[list[Camera]]:
     """Run a process for each camera."""
     command = [sys.executable, "-m", "tools.bench.latency.cameras", CAMERA_OPTION]
-    processes = [
-        subprocess.Popen([*command, f"cam{n}", endpoint, str(rate)], stdin=subprocess.PIPE, text=True)
-        for n, (endpoint, rate) in enumerate(zip(endpoints, rates_hz, strict=True))
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait(20)
+    with ExitStack() as running:  # which closes the cameras' standard input, and waits
+        yield [
+            running.enter_context(Camera([*command, f"cam{n}", *place], stdin=subprocess.PIPE, text=True))
+            for n, place in enumerate(zip(endpoints, map(str, rates_hz), strict=True))
+        ]
 
 
-def order(process: subprocess.Popen[str], word: str) -> None:
+def order(process: Camera, word: str) -> None:
     """Tell a camera to flood, or to be calm."""
     assert process.stdin is not None
     process.stdin.write(word + "\n")
@@ -119,8 +112,7 @@ def measure(client: PerceptionClient, seconds: float) -> Measured:
     steps, sent, ages = Counter[str](), Counter[str](), defaultdict[str, list[float]](list)
     newest_ns: dict[str, int] = {}
     spreads_ms = []
-    while client.latest(0) is not None:
-        pass
+    drain(client)
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         masks = client.latest(1000)
@@ -132,12 +124,9 @@ def measure(client: PerceptionClient, seconds: float) -> Measured:
         newest_ns[masks.camera] = masks.capture_ns
         spreads_ms.append((max(newest_ns.values()) - min(newest_ns.values())) / 1e6)
     cameras = sorted(steps)
-    return Measured(
-        {camera: steps[camera] / seconds for camera in cameras},
-        {camera: sent[camera] / seconds for camera in cameras},
-        {camera: percentile(ages[camera], 0.99) for camera in cameras},
-        percentile(spreads_ms, 0.5),
-    )
+    rates, sent_hz = ({camera: found[camera] / seconds for camera in cameras} for found in (steps, sent))
+    worst_ms = {camera: percentile(ages[camera], 0.99) for camera in cameras}
+    return Measured(rates, sent_hz, worst_ms, percentile(spreads_ms, 0.5))
 
 
 def show(name: str, measured: Measured) -> None:
@@ -163,9 +152,8 @@ def report(runs: Sequence[tuple[Measured, Measured]], figures: Figures) -> None:
         spreads = [measured.spread_ms for measured in found]
         figures.add(f"{what}: difference of captures of the newest masks of all cameras, p50", spreads, "ms")
     taken = [flood.rates_hz["cam0"] / (sum(flood.rates_hz.values()) / 4) for _, flood in runs]
-    figures.add(
-        "frames of the flooding camera / a quarter of all", taken, RATIO, "at most 1.05 if others send enough"
-    )
+    target = "at most 1.05 if others send enough"
+    figures.add("frames of the flooding camera / a quarter of all", taken, RATIO, target)
     kept = [_sum_others(flood) / _sum_others(calm) for calm, flood in runs]
     figures.add("rate of the other three during a flood on the same cores / before it", kept, RATIO)
 
@@ -204,18 +192,11 @@ def main() -> None:
     if sys.argv[1:2] == [CAMERA_OPTION]:
         run_camera(*sys.argv[2:5])
         return
-    parser = make_parser(__doc__, runs=3)
-    parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
-    parser.add_argument("--objects", type=int, default=1, help="objects of each camera")
+    parser = make_parser(__doc__, runs=3, seconds=10.0, objects=1, model="nano", threads="1")
     parser.add_argument("--rates", type=float, nargs=4, default=[30.0, 30.0, 30.0, 30.0], help="in Hz")
-    parser.add_argument("--model", default="nano", help="weights of the node")
-    parser.add_argument("--threads", default="1", help="CPU threads of the node's model; 0 lets torch choose")
     args, figures = parser.parse_args(), Figures("latency.cameras", show=False)
-    endpoints = [f"tcp://127.0.0.1:{port}" for port in free_ports(4)]
-    settings = {"NAME": args.model, "THREADS": args.threads}
-    model = {f"SAM3_MODEL__{name}": value for name, value in settings.items()}
-    runs = []
-    with Processes(**model) as processes:
+    endpoints, runs = free_endpoints(4), []
+    with Processes(SAM3_MODEL__NAME=args.model, SAM3_MODEL__THREADS=args.threads) as processes:
         processes.start("run", SAM3_TRANSPORT__FRAMES=",".join(endpoints), SAM3_DETECTOR__KIND="none")
         with start_cameras(endpoints, args.rates) as cameras, processes.client() as client:
             _add_objects(client, args.objects)

@@ -17,12 +17,12 @@ Needs the extras console and dev, and chromium.
 
 from __future__ import annotations
 
-import multiprocessing
 import shutil
 import socket
 import threading
 import time
 from contextlib import closing, suppress
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ from sam3_node.cameras.scene import Scene
 from sam3_node.transport import FramePublisher, MaskPublisher
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from tools.bench.common import Figures, make_parser, percentile
-from tools.bench.processes import Processes, free_ports
+from tools.bench.processes import Processes, free_ports, spawned
 
 WIDTH, HEIGHT, OBJECTS = 1280, 720, 5
 SETTLE_S = 5.0
@@ -49,14 +49,14 @@ class Usage(NamedTuple):
     browser: float
 
 
-def publish(frames: str, masks: str, fps: float, stop: Any) -> None:
-    """Publish frames and their masks until `stop` is set."""
+def publish(frames: str, masks: str, fps: float) -> None:
+    """Publish frames and their masks without end."""
     scene = Scene.from_uri(f"scene:shapes?width={WIDTH}&height={HEIGHT}")
     images = [scene.render(number)[0] for number in range(16)]
     disc = np.hypot(*np.mgrid[-90:90, -90:90]) < 90
     with FramePublisher(frames) as camera, MaskPublisher(masks) as node:
-        due_s, seq = time.monotonic(), 0
-        while not stop.is_set():
+        due_s = time.monotonic()
+        for seq in count():
             due_s += 1 / fps
             time.sleep(max(0.0, due_s - time.monotonic()))
             now_ns = time.time_ns()
@@ -68,7 +68,6 @@ def publish(frames: str, masks: str, fps: float, stop: Any) -> None:
                 for i in range(OBJECTS)
             )
             node.send(MaskFrame("cam0", seq, now_ns, WIDTH, HEIGHT, received_ns=now_ns, instances=instances))
-            seq += 1
 
 
 def _box(x: int, index: int) -> tuple[int, int, int, int]:
@@ -166,13 +165,12 @@ def measure_page(browser: Any, url: str, seconds: float, console: psutil.Process
 
 def measure_link(browser: Any, url: str, seconds: float, figures: Figures) -> None:
     """Print and keep the age of what a page draws behind a link of LINK_HZ pictures a second."""
-    script = (
-        "async () => { const answer = await fetch('static/main.js'); return (await answer.blob()).size; }"
-    )
+    script = "async () => (await (await fetch('static/main.js')).blob()).size"
     port = int(url.rstrip("/").rpartition(":")[2])
     page = browser.new_page()
     sizes: list[int] = []
-    page.on("websocket", lambda found: found.on("framereceived", lambda data: _note_size(data, sizes)))
+    note = lambda data: sizes.append(len(data)) if isinstance(data, bytes) else None  # noqa: E731
+    page.on("websocket", lambda found: found.on("framereceived", note))
     page.goto(url)
     page.evaluate(script)
     page.wait_for_timeout(2000)
@@ -186,17 +184,10 @@ def measure_link(browser: Any, url: str, seconds: float, figures: Figures) -> No
     page.wait_for_timeout(3000)
     ages, pictures = read_ages(page, seconds)
     page.close()
-    print(
-        f"link of {rate / 1e3:.0f} kB/s: {pictures / seconds:.1f} pictures/s, the oldest {max(ages):.0f} ms"
-    )
-    figures.add(
-        f"age behind a link of {LINK_HZ} pictures/s, p99", percentile(ages, 0.99), "ms", f"under {MAX_AGE_MS}"
-    )
-
-
-def _note_size(data: bytes | str, sizes: list[int]) -> None:
-    if isinstance(data, bytes):
-        sizes.append(len(data))
+    shown = f"{pictures / seconds:.1f} pictures/s, the oldest {max(ages):.0f} ms"
+    print(f"link of {rate / 1e3:.0f} kB/s: {shown}")
+    what, target = f"age behind a link of {LINK_HZ} pictures/s, p99", f"under {MAX_AGE_MS}"
+    figures.add(what, percentile(ages, 0.99), "ms", target)
 
 
 def report_memory(page: Any, minutes: float, figures: Figures) -> None:
@@ -210,9 +201,9 @@ def report_memory(page: Any, minutes: float, figures: Figures) -> None:
 def measure_node(browser: Any, figures: Figures) -> None:
     """Print and keep how soon a click gives an object, and how soon the page says that the node has died."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    with Processes(SAM3_CONSOLE__BIND=address, SAM3_CAMERA__FPS="10", SAM3_CAMERA__LOOP="true") as processes:
+    with Processes(SAM3_CONSOLE__BIND=address) as processes:
         processes.start("console")
-        processes.start("camera", "scene:tabletop", SAM3_CAMERA__ENCODING="jpeg")
+        processes.start_camera("scene:tabletop", 10, SAM3_CAMERA__ENCODING="jpeg")
         node = processes.start("run")
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         page.set_default_timeout(120_000)
@@ -233,36 +224,27 @@ def measure_node(browser: Any, figures: Figures) -> None:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=30.0, help="measured seconds of each part")
-    parser.add_argument("--fps", type=float, default=30.0, help="frames a second of the camera")
+    parser = make_parser(__doc__, seconds=30.0, fps=30.0)
     parser.add_argument("--minutes", type=float, default=0.0, help="minutes of the page's memory; 0: none")
     args, figures = parser.parse_args(), Figures("latency.console")
     from playwright.sync_api import sync_playwright
 
-    stop = multiprocessing.get_context("spawn").Event()
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    url = f"http://{address}/"
-    with Processes(SAM3_CONSOLE__BIND=address) as processes, sync_playwright() as playwright:
-        source = multiprocessing.get_context("spawn").Process(
-            target=publish, args=(processes.frames, processes.masks, args.fps, stop)
-        )
-        source.start()
-        try:
-            console = psutil.Process(processes.start("console").pid)
-            browser = playwright.chromium.launch(
-                executable_path=shutil.which("chromium"), args=["--no-sandbox"]
-            )
-            page = measure_page(browser, url, args.seconds, console, figures)
-            if args.minutes:
-                report_memory(page, args.minutes, figures)
-            page.close()
-            measure_link(browser, url, args.seconds, figures)
-            measure_node(browser, figures)
-            browser.close()
-        finally:
-            stop.set()
-            source.join()
+    url, chromium = f"http://{address}/", shutil.which("chromium")
+    with (
+        Processes(SAM3_CONSOLE__BIND=address) as processes,
+        spawned(publish, processes.frames, processes.masks, args.fps),
+        sync_playwright() as playwright,
+    ):
+        console = psutil.Process(processes.start("console").pid)
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = measure_page(browser, url, args.seconds, console, figures)
+        if args.minutes:
+            report_memory(page, args.minutes, figures)
+        page.close()
+        measure_link(browser, url, args.seconds, figures)
+        measure_node(browser, figures)
+        browser.close()
     figures.write(args.json)
 
 

@@ -16,19 +16,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
-from sam3_node.transport import (
-    FramePublisher,
-    FrameSubscriber,
-    MaskPublisher,
-    MaskSubscriber,
-    Security,
-)
+from sam3_node.transport import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, Security
 from sam3_node.transport.security import KeyFolder
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import pack_frame, pack_masks
@@ -68,12 +63,10 @@ def make_message(kind: str, seq: int) -> Frame | MaskFrame:
 def receive(kind: str, endpoint: str, keys: str) -> None:
     """Print the time (`time.monotonic_ns`) at which each message has been taken. The other process runs this."""
     security = Security(Path(keys) if keys else None)
-    subscriber: Any = (
-        MaskSubscriber(endpoint, security=security)
-        if kind == MASKS
-        else FrameSubscriber([endpoint], security=security)
+    subscribe: Any = (
+        partial(MaskSubscriber, endpoint) if kind == MASKS else partial(FrameSubscriber, [endpoint])
     )
-    with subscriber:
+    with subscribe(security=security) as subscriber:
         while True:
             if subscriber.take(200) is not None:
                 print(time.monotonic_ns(), flush=True)
@@ -152,11 +145,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=300, help="number of pairs of each kind [300]")
     parser.add_argument("--rate", type=float, default=30.0, help="pairs a second [30]")
     parser.add_argument("--receive", nargs=3, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args, figures = parser.parse_args(), Figures("latency.curve")
     if args.receive:
         receive(*args.receive)
-        return
-    figures = Figures("latency.curve")
     with tempfile.TemporaryDirectory() as folder:
         keys = KeyFolder(Path(folder) / "keys")
         for name, role in (("node", "node"), ("cam0", "camera"), ("watcher", "reader")):

@@ -97,22 +97,18 @@ def report(runs: list[Run], every: int, figures: Figures) -> None:
     for key, name in names.items():
         figures.add(f"frame {name}, p50", [float(np.percentile(run[key], 50)) for run in runs], "ms")
     for part in (50, 99):
-        ratios = [
-            float(np.percentile(run["between"], part) / np.percentile(run["without"], part)) for run in runs
-        ]
+        pairs = [[np.percentile(run[key], part) for key in ("between", "without")] for run in runs]
+        ratios = [float(between / without) for between, without in pairs]
         figures.add(f"frame between detections / the same frame without a detector, p{part}", ratios, "x")
 
 
 def main() -> None:
-    parser = make_parser(__doc__, RUNS)
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
+    parser = make_parser(__doc__, RUNS, model="nano", threads=0)
     parser.add_argument("--detector", default="yolo-world:nano", metavar="KIND:NAME", help="detector")
     parser.add_argument("--names", default="mug,bottle,box,ball", help="names to look for, comma-separated")
     parser.add_argument("--every", type=int, default=5, help="detector period in frames")
     parser.add_argument("--frames", type=int, default=300, help="frames of each run")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
-    args = parser.parse_args()
-    figures = Figures("latency.detect")
+    args, figures = parser.parse_args(), Figures("latency.detect")
     with errors_in_one_line():
         runs = measure(*pipelines(args), args.frames, args.runs)
     report(runs, args.every, figures)

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import psutil
@@ -34,14 +33,13 @@ from sam3_node.client import PerceptionClient
 from sam3_node.errors import Sam3NodeError
 from tools.bench.common import Figures, count_cores, make_parser, percentile
 from tools.bench.latency.attacks import ATTACKS, Target, attacker
-from tools.bench.processes import Processes, add_points, free_ports, next_masks
+from tools.bench.processes import Processes, add_points, free_endpoints, free_ports, next_masks, spawned
 
 PROBES_HZ = 20
 TIMEOUT_S = 10.0
 SLOW_PEERS = 64
 SCRAPERS = 50
 SETTLE_S = 1.0
-CAMERA = {"SAM3_CAMERA__FPS": "30", "SAM3_CAMERA__LOOP": "true"}
 TARGET = "at most 100 ms"
 PROFILE = """
 [transport]
@@ -71,18 +69,6 @@ def probe(url: str, seconds: float) -> tuple[list[float], int]:
         times_ms.append(took_s * 1e3)
         time.sleep(max(0.0, 1 / PROBES_HZ - took_s))
     return times_ms, failed
-
-
-@contextmanager
-def repeated(work: Callable[..., None], *arguments: object) -> Iterator[None]:
-    """Repeat some work in a process of its own until the block ends."""
-    process = get_context("spawn").Process(target=repeat, args=(work, *arguments), daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        process.join()
 
 
 def repeat(work: Callable[..., None], *arguments: object) -> None:
@@ -142,28 +128,26 @@ def make_loads(port: int, target: Target) -> dict[str, Callable[[], AbstractCont
     loads: dict[str, Callable[[], AbstractContextManager[None]]] = {
         "nothing else": nullcontext,
         "busy cores": busy_processes,
-        "slow peers": partial(repeated, hold_connections, port),
-        "scrapes": partial(repeated, scrape, port),
-        "scrapes of fifty": partial(repeated, scrape_at_once, port),
-        "masks of everything": partial(repeated, ask_for_everything, target.masks, target.control),
+        "slow peers": partial(spawned, repeat, hold_connections, port),
+        "scrapes": partial(spawned, repeat, scrape, port),
+        "scrapes of fifty": partial(spawned, repeat, scrape_at_once, port),
+        "masks of everything": partial(spawned, repeat, ask_for_everything, target.masks, target.control),
     }
     return loads | {f"attack: {name}": partial(attacker, name, target) for name in ATTACKS}
 
 
 def measure_probes(figures: Figures, seconds: float, objects: int, names: list[str]) -> None:
     """Start a camera and a node, and measure the times of both probes under each load."""
-    port = free_ports(1)[0]
-    second = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    (port,), (second,) = free_ports(1), free_endpoints(1)
     with Processes(SAM3_HEALTH__BIND=f"127.0.0.1:{port}", SAM3_HEALTH__DEADLINE_S="30") as processes:
         processes.start("run", SAM3_TRANSPORT__FRAMES=f"{processes.frames},{second}")
-        processes.start("camera", "scene:tabletop", **CAMERA)
+        processes.start_camera("scene:tabletop", 30)
         target = Target(processes.frames, second, processes.masks, processes.control)
         with processes.client() as client:
             add_points(client, objects)
-            for name, load in make_loads(port, target).items():
-                if names and name not in names:
-                    continue
-                with load():
+            loads = make_loads(port, target)
+            for name in names or loads:
+                with loads[name]():
                     time.sleep(SETTLE_S)
                     for page in ("healthz", "readyz"):
                         times, failed = probe(f"http://127.0.0.1:{port}/{page}", seconds)
@@ -174,19 +158,12 @@ def measure_probes(figures: Figures, seconds: float, objects: int, names: list[s
 
 def measure_replacement(figures: Figures, count: int) -> None:
     """Stop the node of a group `count` times, and measure how soon another one serves."""
-    ends = dict(
-        zip(
-            ("frames", "masks", "control"), (f"tcp://127.0.0.1:{port}" for port in free_ports(3)), strict=True
-        )
-    )
+    ends = dict(zip(("frames", "masks", "control"), free_endpoints(3), strict=True))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         profile = Path(folder) / "profile.toml"
         profile.write_text(PROFILE.format(**ends))
-        group = opened.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-m", "sam3_node.processes", profile], stdout=subprocess.DEVNULL
-            )
-        )
+        command = [sys.executable, "-m", "sam3_node.processes", str(profile)]
+        group = opened.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         opened.callback(group.terminate)
         client = opened.enter_context(
             PerceptionClient(ends["masks"], ends["control"], on_restart=lambda restart: None)
@@ -217,9 +194,7 @@ def find_node(group: subprocess.Popen[bytes]) -> psutil.Process | None:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of probes of each page under each load")
-    parser.add_argument("--objects", type=int, default=4, help="tracked objects")
+    parser = make_parser(__doc__, seconds=10.0, objects=4)
     parser.add_argument("--loads", nargs="*", default=[], metavar="NAME", help="loads to try; all without it")
     parser.add_argument("--hangs", type=int, default=3, help="times that the node is stopped; 0 for none")
     args, figures = parser.parse_args(), Figures("latency.health")

@@ -37,7 +37,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +55,7 @@ from sam3_node.types import MaskFrame
 from sam3_node.wire import pack_masks
 from tools.bench.common import RUNS, Figures, make_parser, objects_text, percentile, spread_text
 from tools.bench.latency.age import measure as measure_ages
-from tools.bench.processes import Processes, add_points, free_ports, next_masks
+from tools.bench.processes import Processes, add_points, free_endpoints, next_masks, spawned
 from tools.bench.tiny_weights import save_tiny_checkpoint
 
 FPS = 30
@@ -215,33 +214,21 @@ Run = dict[str, list[Overhead]]
 def measure(weights: Path, size: tuple[int, int], objects: int, seconds: float, runs: int) -> list[Run]:
     """Start all processes, and collect the overheads of each run."""
     width, height = size
-    spawn = multiprocessing.get_context("spawn")
-    with (
-        Processes(
-            SAM3_MODEL__NAME=str(weights), SAM3_MODEL__THREADS="1", SAM3_MODEL__DTYPE="float32"
-        ) as processes,
-        ExitStack() as ending,
-    ):
-        ports = iter(free_ports(2 * len(PEERS)))
-        frames, answers = ({peer: f"tcp://127.0.0.1:{next(ports)}" for peer in PEERS} for _ in range(2))
+    model = {"SAM3_MODEL__NAME": str(weights), "SAM3_MODEL__THREADS": "1", "SAM3_MODEL__DTYPE": "float32"}
+    with Processes(**model) as processes, ExitStack() as running:
+        frames, answers = (dict(zip(PEERS, free_endpoints(len(PEERS)), strict=True)) for _ in range(2))
         plan = RelayPlan({"ours": processes.frames, **frames}, answers, weights, width, height, objects)
-        ready, sender_end = spawn.Pipe(duplex=False)
-        _start(spawn.Process(target=run_sender, args=(plan, sender_end), daemon=True), ending)
+        ready, sender_end = multiprocessing.get_context("spawn").Pipe(duplex=False)
+        running.enter_context(spawned(run_sender, plan, sender_end))
         ready.recv()
         processes.start("run")
         with processes.client() as client:
             add_points(client, objects)
             answer_bytes = len(pack_masks(next_masks(client))[1])
             for peer in PEERS:
-                _start(spawn.Process(target=run_relay, args=(plan, peer, answer_bytes), daemon=True), ending)
+                running.enter_context(spawned(run_relay, plan, peer, answer_bytes))
             print(f"{width}x{height}, masks message of {answer_bytes} bytes")
             return _collect(client, answers, seconds, runs)
-
-
-def _start(process: SpawnProcess, ending: ExitStack) -> None:
-    process.start()
-    ending.callback(process.join)
-    ending.callback(process.terminate)
 
 
 def _collect(client: PerceptionClient, answers: dict[str, str], seconds: float, runs: int) -> list[Run]:
@@ -268,9 +255,8 @@ def _bind(kind: int, endpoint: str) -> zmq.Socket[bytes]:
 
 def report(runs: list[Run], size: tuple[int, int], figures: Figures) -> None:
     """Print a row for each path: times over all runs, and the spread of the ratios over the runs."""
-    print(
-        "             p50 ms  p99 ms         ours/theirs, p50         ours/theirs, p99   in  inside     out  frames"
-    )
+    heads = "             p50 ms  p99 ms         ours/theirs, p50         ours/theirs, p99"
+    print(f"{heads}   in  inside     out  frames")
     ratios = {path: [_ratios(run, path) for run in runs] for path in PATHS}
     what = f"{size[0]}x{size[1]}, capture to decoded masks without the model"
     for path in PATHS:
@@ -302,7 +288,7 @@ def _ratios(run: Run, path: str) -> tuple[float, float]:
 def report_whole(objects: int, seconds: float, runs: int, figures: Figures) -> None:
     """Print the frames a second of whole nodes."""
     print(f"nano, 640x480, {objects_text(objects)}, no detector      frames/s        step p50 ms")
-    dtypes = ["float32", *(["bfloat16"] if has_bfloat16() else [])]
+    dtypes = ["float32", "bfloat16"] if has_bfloat16() else ["float32"]
     found: dict[str, list[tuple[float, float]]] = {dtype: [] for dtype in dtypes}
     for _ in range(runs):
         for dtype in dtypes:
@@ -320,22 +306,18 @@ def report_whole(objects: int, seconds: float, runs: int, figures: Figures) -> N
 
 
 def main() -> None:
-    parser = make_parser(__doc__, RUNS)
+    parser = make_parser(__doc__, RUNS, seconds=24.0, objects=1)
     parser.add_argument("--whole", action="store_true", help="measure a whole node's frames a second instead")
-    parser.add_argument("--seconds", type=float, default=24.0, help="seconds of each run, at each frame size")
-    parser.add_argument("--objects", type=int, default=1, help="tracked objects")
     args, figures = parser.parse_args(), Figures("latency.node", show=False)
     if args.whole:
         report_whole(args.objects, args.seconds, args.runs, figures)
-        figures.write(args.json)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        weights = save_tiny_checkpoint(Path(folder) / "tiny")
-        print(
-            f"raw bgr8 over tcp at {FPS} Hz, {objects_text(args.objects)}; milliseconds from capture, without the model"
-        )
-        for size in SIZES:
-            report(measure(weights, size, args.objects, args.seconds, args.runs), size, figures)
+    else:
+        what = "milliseconds from capture, without the model"
+        print(f"raw bgr8 over tcp at {FPS} Hz, {objects_text(args.objects)}; {what}")
+        with tempfile.TemporaryDirectory() as folder:
+            weights = save_tiny_checkpoint(Path(folder) / "tiny")
+            for size in SIZES:
+                report(measure(weights, size, args.objects, args.seconds, args.runs), size, figures)
     figures.write(args.json)
 
 

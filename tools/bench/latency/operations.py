@@ -88,9 +88,8 @@ def count_methods(name: str, objects: int) -> dict[str, Counts]:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, objects=1)
     parser.add_argument("--model", choices=list(CONFIGS), default="full")
-    parser.add_argument("--objects", type=int, default=1)
     args, figures = parser.parse_args(), Figures("latency.operations")
     model = build(args.model, torch.bfloat16)
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from sam3_node.client import PerceptionClient
 from sam3_node.types import NANOSECONDS, MaskFrame
 from tools.bench.common import Figures, make_parser, percentile
-from tools.bench.processes import Processes, add_points, next_masks
+from tools.bench.processes import next_masks, run_node
 
 SETTLE_S = 3.0
 CYCLE_S = 4.0
@@ -80,38 +80,29 @@ def settle(client: PerceptionClient, seqs: Seqs) -> None:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=120.0, help="measured seconds")
+    parser = make_parser(__doc__, seconds=120.0, model="nano", threads="0")
     parser.add_argument("--rate", type=float, default=15.0, help="frames per second of the camera")
     parser.add_argument("--delay", type=float, default=1.5, help="age in seconds of the frame to prompt on")
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--threads", default="0", help="CPU threads of the model; 0 lets torch choose")
     args, figures = parser.parse_args(), Figures("latency.past")
     cycles: defaultdict[bool, list[Cycle]] = defaultdict(list)
     settings = {"SAM3_MODEL__NAME": args.model, "SAM3_MODEL__THREADS": args.threads}
     settings["SAM3_TRACKER__FEATURE_CACHE_S"] = str(KEPT_DELAYS * args.delay)
-    with Processes(**settings) as processes:
-        processes.start("run")
-        processes.start("camera", "scene:shapes", SAM3_CAMERA__FPS=str(args.rate), SAM3_CAMERA__LOOP="true")
-        with processes.client() as client:
-            add_points(client, 1)
-            seqs = Seqs(args.delay)
-            settle(client, seqs)
-            first = client.status()
-            for number in range(max(2, round(args.seconds / CYCLE_S))):
-                cycles[number % 2 == 1].append(run_cycle(client, seqs, number % 2 == 1))
-            last = client.status()
+    with run_node("scene:shapes", args.rate, 1, **settings) as client:
+        seqs = Seqs(args.delay)
+        settle(client, seqs)
+        first = client.status()
+        for number in range(max(2, round(args.seconds / CYCLE_S))):
+            cycles[number % 2 == 1].append(run_cycle(client, seqs, number % 2 == 1))
+        last = client.status()
     report(cycles, first, last, f"{args.model}, camera at {args.rate:g} Hz", args.delay, figures)
     figures.write(args.json)
 
 
+Status = dict[str, Any]
+
+
 def report(
-    cycles: dict[bool, list[Cycle]],
-    first: dict[str, Any],
-    last: dict[str, Any],
-    what: str,
-    delay_s: float,
-    figures: Figures,
+    cycles: dict[bool, list[Cycle]], first: Status, last: Status, what: str, delay_s: float, figures: Figures
 ) -> None:
     """Keep the figures."""
     ages = {kind: [age for cycle in found for age in cycle.ages_ms] for kind, found in cycles.items()}
@@ -120,11 +111,10 @@ def report(
     joins = [cycle.join_s for cycle in cycles[True]]
     grown = (last["rss_bytes"] - first["rss_bytes"]) / 1e6
     prompts = f"prompts {delay_s:g} s old every {2 * CYCLE_S:g} s, {what}"
-    figures.add(
-        f"p99 age of masks, {prompts}, to prompts on the newest frame", p99[True] / p99[False], "x", TARGET
-    )
+    compared = f"age of masks, {prompts}, to prompts on the newest frame"
+    figures.add(f"p99 {compared}", p99[True] / p99[False], "x", TARGET)
     figures.add(f"p99 age of masks, {prompts}", p99[True], "ms")
-    figures.add(f"p50 age of masks, {prompts}, to prompts on the newest frame", p50[True] / p50[False], "x")
+    figures.add(f"p50 {compared}", p50[True] / p50[False], "x")
     figures.add(f"time from the request until the object has caught up, {prompts}", joins, "s")
     figures.add(f"memory of the kept frames, {what}", camera["cached_bytes"] / 1e6, "MB")
     figures.add(f"growth of the node's resident memory meanwhile, {prompts}", grown, "MB")

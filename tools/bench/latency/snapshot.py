@@ -63,13 +63,9 @@ def step_ms(perception: Perception, seq: int) -> float:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--objects", type=int, default=16)
-    parser.add_argument("--device", default="auto")
+    parser = make_parser(__doc__, model="nano", objects=16, device="auto")
     parser.add_argument("--snapshots", type=int, default=8, help="number of snapshots")
-    args = parser.parse_args()
-    figures = Figures("latency.snapshot")
+    args, figures = parser.parse_args(), Figures("latency.snapshot")
     perception = open_perception(args)
     alone, beside, copies, writes = [], [], [], []
     with tempfile.TemporaryDirectory() as folder:

@@ -63,11 +63,7 @@ def cpu_s() -> float:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--objects", type=int, default=4, help="as tracker.max_objects")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
+    parser = make_parser(__doc__, model="nano", objects=4, device="auto", threads=0)
     parser.add_argument("--engine", choices=("torch", "inductor"), default="torch")
     parser.add_argument("--once", type=Path, metavar="FOLDER", help="start in this process, caches in FOLDER")
     parser.add_argument("--how", default=COMPILED, help=argparse.SUPPRESS)
@@ -81,10 +77,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, how in STARTS + (INDUCTOR if args.engine == "inductor" else ()):
             command = [sys.executable, "-m", MODULE, *sys.argv[1:], "--once", folder, "--how", how]
-            output = subprocess.run(
-                command, env=environment, stdout=subprocess.PIPE, text=True, check=True
-            ).stdout
-            times = output.splitlines()[-1]
+            ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            times = ended.stdout.splitlines()[-1]
             kept_mb = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) / 1e6
             print(f"{name:20s} {times} {kept_mb:10.1f}", flush=True)
             seconds, cpu_seconds = map(float, times.split())

@@ -83,6 +83,13 @@ def points(count: int, size: int) -> list[list[float]]:
 
 
 DTYPES = ("float32", "bfloat16")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def name_device(device: str) -> str:
+    """Return the name of the GPU, or "CPU" with the number of threads."""
+    on_gpu = device.startswith("cuda")
+    return torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
 
 
 class Ours:
@@ -90,9 +97,8 @@ class Ours:
 
     def __init__(self, model: TrackerModel, objects: int) -> None:
         self.tracker = Tracker(model, max_objects=objects)
-        self.prompts = [
-            ObjectPrompt(i, points=[xy]) for i, xy in enumerate(points(objects, model.image_size))
-        ]
+        places = enumerate(points(objects, model.image_size))
+        self.prompts = [ObjectPrompt(number, points=[xy]) for number, xy in places]
 
     def step(self, pixels: torch.Tensor) -> torch.Tensor:
         prompts, self.prompts = self.prompts, []
@@ -105,20 +111,13 @@ class Theirs:
     def __init__(self, source: Any, objects: int) -> None:
         self.source, device = source, source.no_memory_embedding.device
         size = source.prompt_encoder.input_image_size
-        self.session = SESSIONS[type(source)](
-            video_height=size,
-            video_width=size,
-            inference_device=device,
-            inference_state_device=device,
-            video_storage_device=device,
-            dtype=source.dtype,
-        )
+        devices = ("inference_device", "inference_state_device", "video_storage_device")
+        sizes = {"video_height": size, "video_width": size}
+        self.session = SESSIONS[type(source)](**sizes, **dict.fromkeys(devices, device), dtype=source.dtype)
+        inside = torch.ones(1, 1, 1, dtype=torch.int32)
         for i, xy in enumerate(points(objects, size)):
             index = self.session.obj_id_to_idx(i)
-            prompt = {
-                "point_coords": torch.tensor([[[xy]]]),
-                "point_labels": torch.ones(1, 1, 1, dtype=torch.int32),
-            }
+            prompt = {"point_coords": torch.tensor([[[xy]]]), "point_labels": inside.clone()}
             self.session.add_point_inputs(index, 0, prompt)
             self.session.obj_with_new_inputs.append(i)
 
@@ -150,9 +149,8 @@ def clip(source: Any, frames: int) -> list[torch.Tensor]:
     size, device = source.prompt_encoder.input_image_size, source.no_memory_embedding.device
     generator = torch.Generator().manual_seed(1)
     image = torch.randn(1, 3, size, size, generator=generator)
-    return [
-        (0.9 * image + 0.4 * torch.randn(image.shape, generator=generator)).to(device) for _ in range(frames)
-    ]
+    noise = (torch.randn(image.shape, generator=generator) for _ in range(frames))
+    return [(0.9 * image + 0.4 * each).to(device) for each in noise]
 
 
 class Times(NamedTuple):
@@ -180,26 +178,24 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 def run_pair(ours: Step, theirs: Step, frames: list[torch.Tensor], warm: int) -> Times:
     """Step both through the frames in turns; the first `warm` frames are not timed."""
-    taken: tuple[list[Taken], list[Taken]] = ([], [])
+    taken = []
     difference, least = 0.0, math.inf
-    for i, pixels in enumerate(frames):
+    for pixels in frames:
         our_time, our_logits = timed(ours, pixels)
         their_time, their_logits = timed(theirs, pixels)
         difference = max(difference, (our_logits - their_logits).abs().max().item())
         least = min(least, their_logits.abs().max().item())
-        if i >= warm:
-            taken[0].append(our_time)
-            taken[1].append(their_time)
-    our_median, their_median = (Taken(*map(statistics.median, zip(*times, strict=True))) for times in taken)
+        taken.append((our_time, their_time))
+    sides = zip(*taken[warm:], strict=True)
+    our_median, their_median = (Taken(*map(statistics.median, zip(*times, strict=True))) for times in sides)
     return Times(our_median, their_median, difference, least)
 
 
 def compare(source: Any, model: TrackerModel, objects: int, frames: int, warm: int, runs: int) -> list[Times]:
     """Run our tracker and transformers' `runs` times, each time from the first frame."""
     images = clip(source, frames)
-    return [
-        run_pair(Ours(model, objects).step, Theirs(source, objects).step, images, warm) for _ in range(runs)
-    ]
+    pairs = ((Ours(model, objects).step, Theirs(source, objects).step) for _ in range(runs))
+    return [run_pair(*pair, images, warm) for pair in pairs]
 
 
 def row(objects: int, runs: list[Times]) -> str:
@@ -245,10 +241,8 @@ def variants(source: Any, objects: int, frames: int, warm: int, runs: int, figur
     plain_model = stages(source)
     for name, dtype, compiled in (("bf16", torch.bfloat16, False), ("compile", torch.float32, True)):
         model = stages(source, dtype, compiled)
-        times = [
-            run_pair(Ours(model, objects).step, Ours(plain_model, objects).step, images, warm)
-            for _ in range(runs)
-        ]
+        pairs = ([Ours(each, objects).step for each in (model, plain_model)] for _ in range(runs))
+        times = [run_pair(ours, plain, images, warm) for ours, plain in pairs]
         ratios = [run.ratio for run in times]
         median_ms = statistics.median(run.ours.wall_ms for run in times)
         print(f"  {name:22s} {median_ms:10.1f} {spread_text(ratios):>22s}", flush=True)
@@ -282,21 +276,16 @@ def report(
         figures.add(f"{what}, rate", rate, "GFLOP/s")
         figures.add(f"{what}, rate of gemm in the same run", gemm, "GFLOP/s")
         figures.add(f"{what}, rate as a part of that of gemm", rate / gemm, "x")
-    largest = max(run.difference for run in times)
-    figures.add(
-        f"{what}, largest difference of the logits", largest, "logit", target="under 0.001 in float32"
-    )
-    least = min(run.least_logit for run in times)
+    largest, least = max(run.difference for run in times), min(run.least_logit for run in times)
+    figures.add(f"{what}, largest difference of the logits", largest, "logit", "under 0.001 in float32")
     figures.add(f"{what}, largest logit", least, "logit", target="at least 5")
 
 
 def main() -> None:
-    parser = make_parser(__doc__, RUNS, "; 1 with --model full")
+    parser = make_parser(__doc__, RUNS, "; 1 with --model full", threads=2, device=DEVICE)
     parser.add_argument("--model", choices=list(CONFIGS), default="nano")
     parser.add_argument("--objects", type=int, nargs="+", default=None, help="numbers of objects to compare")
     parser.add_argument("--frames", type=int, default=None, help="frames of one run, warm-up included")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads of torch")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="dtype of this package")
     parser.add_argument("--peer-dtype", choices=DTYPES, default=DTYPES[0], help="dtype of transformers")
     parser.add_argument("--no-variants", action="store_true", help="leave out bf16 and compile")
@@ -308,10 +297,7 @@ def main() -> None:
     warm = 1 if full else 10
     source = random_source(args.model, args.device)
     parameters = sum(p.numel() for p in source.parameters()) / 1e6
-    device = (
-        torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {args.threads} threads"
-    )
-    kinds = f"{args.dtype} beside {args.peer_dtype}"
+    kinds, device = f"{args.dtype} beside {args.peer_dtype}", name_device(args.device)
     print(f"{args.model}, {parameters:.1f} M parameters, {kinds}, {device}, torch {torch.__version__}")
     print(HEADS)
     model = stages(source, getattr(torch, args.dtype))

@@ -77,10 +77,12 @@ def report(kind: str, outcomes: Sequence[tuple[str, Outcome]], figures: Figures)
     read = sum(not outcome.result.startswith("refused") for _, outcome in outcomes)
     print(f"{kind}: {len(outcomes)} recordings, {bad} broke a rule, {read} opened, the others were refused")
     figures.add(f"{kind} recordings that broke a rule, of {len(outcomes)}", bad, "recordings", "0")
-    for unit, limit in (("seconds", MAX_SECONDS), ("peak_mb", MAX_MB), ("disk_mb", MAX_DISK_MB)):
-        name, worst = max(outcomes, key=lambda item: float(getattr(item[1], unit)))
-        value, symbol = float(getattr(worst, unit)), "s" if unit == "seconds" else "MB"
-        what = {"seconds": "processor time", "peak_mb": "memory", "disk_mb": "disk"}[unit]
+    for what, field, limit, symbol in (
+        ("processor time", "seconds", MAX_SECONDS, "s"),
+        ("memory", "peak_mb", MAX_MB, "MB"),
+        ("disk", "disk_mb", MAX_DISK_MB, "MB"),
+    ):
+        value, name = max((float(getattr(outcome, field)), name) for name, outcome in outcomes)
         print(f"  most {what}: {value:.2f} {symbol} of {limit} ({name})")
         figures.add(f"{kind} recordings, most {what}", value, symbol, f"at most {limit}")
 

@@ -52,16 +52,8 @@ def read_frames(count: int, hz: int = FPS) -> Iterator[Frame]:
     """Yield `count` frames of the bundled recording, in a loop and without depth."""
     for seq, frame in enumerate(islice(cycle(LabelledClip.load(TABLETOP).frames), count)):
         capture_ns = (seq + 1) * NANOSECONDS // hz
-        yield replace(
-            frame,
-            camera=CAMERA,
-            seq=seq,
-            capture_ns=capture_ns,
-            clock="system",
-            sent_ns=0,
-            depth=None,
-            times={},
-        )
+        plain = replace(frame, clock="system", sent_ns=0, depth=None, times={})
+        yield replace(plain, camera=CAMERA, seq=seq, capture_ns=capture_ns)
 
 
 def write_bag(path: Path, count: int, hz: int = FPS) -> Path:
@@ -80,12 +72,8 @@ def boxes(count: int) -> list[tuple[float, float, float, float]]:
 
 def make_job(bag: Path, out: Path, objects: int, threads: int) -> Job:
     """Return a replay of a recording with its first objects."""
-    return Job(
-        (str(bag),),
-        str(out),
-        objects=tuple(ObjectOnFrame(box=box) for box in boxes(objects)),
-        settings={"model": {"threads": threads}},
-    )
+    found = tuple(ObjectOnFrame(box=box) for box in boxes(objects))
+    return Job((str(bag),), str(out), objects=found, settings={"model": {"threads": threads}})
 
 
 def reading_rates(folder: Path) -> tuple[float, float]:
@@ -215,10 +203,8 @@ def soak(folder: Path, args: argparse.Namespace, figures: Figures) -> None:
 
 
 def main() -> None:
-    parser = make_parser(__doc__, RUNS)
+    parser = make_parser(__doc__, RUNS, objects=4, threads=0)
     parser.add_argument("--frames", type=int, default=150, help="frames of each recording")
-    parser.add_argument("--objects", type=int, default=4, help="tracked objects")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
     parser.add_argument("--minutes", type=float, default=0.0, help="minutes of the long recording; 0: none")
     parser.add_argument("--hz", type=int, default=FPS, help="frame rate of the long recording")
     parser.add_argument("--tiny", action="store_true", help="random weights, fast, for the long one")
