@@ -291,9 +291,9 @@ class TrackerSettings(Section):
     bank_size: int = Field(7, ge=2, le=240)
     """Frames remembered per object, including the conditioning frame. With selection recent, more than the model's 7
     changes nothing."""
-    selection: Literal["recent", "confident"] = "recent"
-    """Remembered frames to attend to: recent (the newest, as in the model), or confident (the newest with confident
-    masks)."""
+    selection: Literal["recent", "confident", "distractor"] = "recent"
+    """Remembered frames to attend to: recent (the newest, as in the model), confident (the newest with confident
+    masks), or distractor (the newest, and the last that told the object from a look-alike)."""
     read: Literal["exact", "pooled", "sparse"] = "exact"
     """Attention to memories, with engine.kind torch: exact (as in the model), or approximations with less than half the
     arithmetic: pooled (older frames at half their resolution), sparse (a quarter of the positions of older frames)."""

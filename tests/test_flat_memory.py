@@ -43,7 +43,7 @@ def one_thread():
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("selection", ["recent", "confident"])
+@pytest.mark.parametrize("selection", ["recent", "confident", "distractor"])
 def test_neither_tensors_nor_resident_memory_grow(selection: str) -> None:
     source = random_source("sam3", presence=60.0, hidden=64, size=56)
     model = TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)

@@ -118,15 +118,12 @@ class GroundingDinoDetector:
         size = input_size(image.shape[:2], self._shortest, self._longest)
         with raise_model_error(self.name):
             pixels = normalise_frame(image, size, self._mean, self._std, torch.float32)
-            output = self._run(pixels, query.tokens)
+            with torch.autocast(pixels.device.type, self._dtype, enabled=self._dtype != torch.float32):
+                output = self._model(pixel_values=pixels, input_ids=query.tokens)
             scores = _score_phrases(output.logits[0].float().sigmoid(), query)
             boxes = to_corners(output.pred_boxes[0].float()).clamp(0, 1)
             chosen = select(boxes, scores, threshold, iou=self._iou, limit=self._limit)
             return to_detections(chosen, unit_letterbox(image), query.phrases)
-
-    def _run(self, pixels: Tensor, tokens: Tensor) -> Any:
-        with torch.autocast(pixels.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            return self._model(pixel_values=pixels, input_ids=tokens)
 
 
 def input_size(size: tuple[int, ...], shortest: int, longest: int) -> tuple[int, int]:

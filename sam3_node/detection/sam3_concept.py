@@ -154,7 +154,8 @@ class Sam3ConceptDetector:
         """Detect objects on a frame; see `Detector.detect`."""
         with raise_model_error(self.name):
             if trunk is None:
-                trunk = self._network.trunk(self._pixels(image))
+                pixels = normalise_frame(image, (self._side,) * 2, self._mean, self._std, self._dtype)
+                trunk = self._network.trunk(pixels)
             encoded = self._network.encode(trunk)
             batches = zip(
                 torch.split(query.text, PHRASE_BATCH), torch.split(query.mask, PHRASE_BATCH), strict=True
@@ -175,10 +176,6 @@ class Sam3ConceptDetector:
             return False
         self._network.trunk = tracker.share_trunk()
         return True
-
-    def _pixels(self, image: npt.NDArray[np.uint8]) -> Tensor:
-        """Return the normalised pixels [1, 3, S, S]."""
-        return normalise_frame(image, (self._side, self._side), self._mean, self._std, self._dtype)
 
     def _choose(self, boxes: Tensor, scores: Tensor, threshold: float) -> SelectedBoxes:
         """Select among boxes [K, Q, 4] with scores [K, Q]. A box counts only for its own phrase."""

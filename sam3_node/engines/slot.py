@@ -24,10 +24,10 @@ from ..bags.native.reader import TABLETOP, LabelledClip
 from ..errors import EngineError, Sam3NodeError
 from ..files import write_output
 from ..models import TrackerModel
+from ..models.pixels import mask_boxes
 from ..models.sam.stages import Run, Stages
 from ..settings import EngineSettings, Settings
 from ..tracking import ObjectPrompt
-from ..tracking.association import mask_boxes
 from ..types import Image
 from .engine_store import (
     FP8,

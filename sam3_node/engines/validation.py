@@ -29,9 +29,10 @@ from torch import Tensor, nn
 
 from ..errors import EngineError, ModelError
 from ..models import TrackerModel
+from ..models.pixels import mask_boxes
 from ..models.sam.stages import Decoded, Run, Stages
 from ..tracking import ObjectPrompt, Tracker
-from ..tracking.association import mask_boxes, mask_iou
+from ..tracking.association import mask_iou
 from ..types import Image
 from .specs import (
     OBJECTS,

@@ -13,7 +13,7 @@ import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from math import ceil
 from typing import NamedTuple
 
@@ -291,9 +291,7 @@ class CatchUps:
 
     def get_stride(self, object_id: int | None = None) -> int | None:
         """Return the stride of an object, by default of the next to be tracked; None if it does not catch up."""
-        if object_id is None:
-            object_id = next(iter(self._places), None)
-        place = self._places.get(object_id) if object_id is not None else None
+        place = self._places.get(next(iter(self._places), -1) if object_id is None else object_id)
         return None if place is None else place.stride
 
     def begin(
@@ -349,10 +347,7 @@ class CatchUps:
     def state(self) -> State:
         """Return the state that `restore` takes."""
         return {
-            "places": [
-                [key, place.frame_number, place.frames, place.hidden, place.stride]
-                for key, place in self._places.items()
-            ],
+            "places": [[key, *astuple(place)] for key, place in self._places.items()],
             "failed": [list(failure) for failure in self._failed],
         }
 

@@ -96,7 +96,10 @@ class Perception:
     def serve(self, camera: str) -> Pipeline:
         """Return the pipeline of a camera; create it if the camera has none."""
         if camera not in self.pipelines:
-            spatial = SpatialStage(self.settings.spatial, self._calibration_of(camera))
+            # the camera's own calibration, else the first that names no camera
+            fitting = [calibration for calibration in self.calibrations if calibration.camera in (camera, "")]
+            calibration = min(fitting, key=lambda calibration: calibration.camera != camera, default=None)
+            spatial = SpatialStage(self.settings.spatial, calibration)
             pipeline = Pipeline(
                 self.model, self.settings.tracker, camera, self.detector, self.settings.detector, spatial
             )
@@ -106,11 +109,6 @@ class Perception:
                 pipeline.set_prompts(self._prompt_set)
             self.pipelines[camera] = pipeline
         return self.pipelines[camera]
-
-    def _calibration_of(self, camera: str) -> Calibration | None:
-        """Return the camera's own calibration, else the first that names no camera."""
-        fitting = [calibration for calibration in self.calibrations if calibration.camera in (camera, "")]
-        return min(fitting, key=lambda calibration: calibration.camera != camera, default=None)
 
     def drop(self, camera: str) -> None:
         """Remove a camera and its objects, if the camera has a pipeline."""

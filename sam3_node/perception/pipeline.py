@@ -517,9 +517,8 @@ class StageTimer:
     def device(self, stage: str) -> Iterator[None]:
         """Time a stage that runs on the model's device."""
         if not self._is_cuda:
-            begin_ns = time.perf_counter_ns()
-            yield
-            self._spent_us[stage] = (time.perf_counter_ns() - begin_ns) // 1000
+            with self.host(stage):
+                yield
             return
         if stage not in self._events:
             self._events[stage] = torch.cuda.Event(True), torch.cuda.Event(True)

@@ -285,14 +285,12 @@ class TrackManager(SavedFields):
         detection = candidates.detections[index]
         if not self._passes_threshold(detection) or self._is_label_full(detection.label):
             return
-        if not self._objects.has_free_id:
+        is_full = len(self._objects) >= self._objects.capacity
+        evicted = self._lifecycle.eviction_candidate(detection.score) if is_full else None
+        if not self._objects.has_free_id or (is_full and evicted is None):
             self.turned_away += 1
             return
-        if len(self._objects) >= self._objects.capacity:
-            evicted = self._lifecycle.eviction_candidate(detection.score)
-            if evicted is None:
-                self.turned_away += 1
-                return
+        if evicted is not None:
             self._drop(evicted, results)
         object_id = self._objects.reserve()
         self._objects.add(object_id, detection.label, self._priority(detection.label))
@@ -303,7 +301,7 @@ class TrackManager(SavedFields):
         """Record a detection of an object. It may change the object's label."""
         detection, features = candidates.detections[index], candidates.names[index]
         now_ns = candidates.frame.now_ns
-        self._lifecycle.mark_detected(object_id, detection.label, detection.score, now_ns, features)
+        self._lifecycle.mark_detected(object_id, detection.label, detection.score, now_ns, features, anew)
         label = self._lifecycle.label(object_id)
         if not self._is_label_full(label):
             self._objects.rename(object_id, label)

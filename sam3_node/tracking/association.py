@@ -11,18 +11,15 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from ..models.pixels import box_iou
+from ..models.pixels import box_iou, mask_boxes
 from ..types import NANOSECONDS, State
 from .names import NameEvidence, list_features
-
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
+from .track_history import Bools, Floats
 
 
 class PairwiseScores(NamedTuple):
@@ -80,7 +77,7 @@ def compute_pairwise_scores(
     tracked, new = masks > 0, detections > 0
     parts = (
         mask_iou(tracked, new),
-        box_iou(mask_boxes(tracked), boxes.to(masks.device)),
+        box_iou(mask_boxes(tracked), boxes.to(masks.device)) * tracked.flatten(1).any(dim=1)[:, None],
         appearance_similarity(*appearance, pointers),
         mask_iou(tracked, tracked),
         mask_iou(new, new),
@@ -133,8 +130,7 @@ def assign(affinity: Floats) -> dict[int, int]:
 def _find_unique(duplicate_detections: Floats, duplicate_iou: float) -> Bools:
     """Return bool [D]: True for detections with a mask that no better detection has."""
     duplicate = np.tril(duplicate_detections, -1).max(axis=1, initial=0) >= duplicate_iou
-    unique: Bools = (np.diag(duplicate_detections) > 0) & ~duplicate
-    return unique
+    return np.asarray((np.diag(duplicate_detections) > 0) & ~duplicate, np.bool_)
 
 
 def _find_uncovered(scores: PairwiseScores, matched: set[int], max_overlap: float) -> Bools:
@@ -151,20 +147,6 @@ def mask_iou(first: Tensor, second: Tensor) -> Tensor:
     a, b = first.flatten(1).float(), second.flatten(1).float()
     shared = a @ b.T
     return shared / (a.sum(dim=1)[:, None] + b.sum(dim=1) - shared).clamp(min=1)
-
-
-def mask_boxes(masks: Tensor) -> Tensor:
-    """Return the tight boxes [N, 4] (x0, y0, x1, y1) of bool masks [N, h, w]; zeros for an empty mask."""
-    spans = []
-    for axis in (1, 2):  # columns, then rows
-        filled = masks.any(dim=axis)
-        length = filled.shape[1]
-        position = torch.arange(length, device=masks.device)
-        low = torch.where(filled, position, length).amin(dim=1)
-        high = torch.where(filled, position + 1, 0).amax(dim=1)
-        spans.append((torch.minimum(low, high), high))
-    (x0, x1), (y0, y1) = spans
-    return torch.stack([x0, y0, x1, y1], dim=1).float()
 
 
 def appearance_similarity(stored: Tensor, valid: Tensor, pointers: Tensor) -> Tensor:
@@ -210,9 +192,6 @@ class Lifecycle:
 
     def __contains__(self, object_id: int) -> bool:
         return object_id in self._lives
-
-    def __len__(self) -> int:
-        return len(self._lives)
 
     @property
     def ids(self) -> list[int]:

@@ -17,12 +17,10 @@ import torch
 
 from ..types import State
 from .confidence_weights import JUMPED, MASK_BIAS, MASK_WEIGHTS, MASKS_CALIBRATED_FOR
-from .track_history import Departure, LevelSets, MaskSignals, TrackHistory, grid_side, measure
+from .track_history import Bools, Departure, Floats, LevelSets, MaskSignals, TrackHistory, grid_side, measure
 
-Floats = npt.NDArray[np.float64]
 Floats32 = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 LEARN = 0.9  # confidence from which a mask becomes part of its track's history
 JUMP_AREA = 1.1  # departure of the log area, a factor of 3, that counts as a jump

@@ -4,6 +4,9 @@
 ring of the newest frames, then slots for conditioning frames, which are the prompted frames. Tables on the host record
 which frame each slot holds, and `SelectionRule` chooses among them, so reading the bank never waits for the device.
 
+With selection distractor, the last of these slots keeps the anchor: the newest frame with a sure mask on which a rival
+of the object was in view (`has_rival`). Like a conditioning frame, it is attended to at any age.
+
 `LastMasks` uses the interface of SAM for single images (arXiv 2304.02643, 2408.00714): the next prompt is a box and the
 logits of an earlier mask. The box has a margin, because the object may have moved. An object that is out of view, or
 whose mask is empty, keeps its last mask as the prompt of each later frame. Nothing but that mask says what the object
@@ -15,7 +18,7 @@ grew at once is searched again in tighter boxes. A mask whose size or place depa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -35,15 +38,16 @@ from ..types import State
 from .host_copy import HostCopy, copy_to_device
 from .track_history import (
     BOX_MARGINS,
-    STEP_GROWTH,
-    STEP_LOSS,
     LevelSets,
     SureHistory,
-    aligned_iou,
     compare_levels,
+    find_level_sets,
+    has_jumped,
+    has_rival,
     measure,
+    resemblance,
 )
-from .tracks import BOX_LABELS
+from .tracks import confidence, decode_boxes, pad_to_batch
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -58,10 +62,10 @@ class SelectionRule:
 
     eligible: Callable[[Ints, Floats, int], Bools]
     """Takes ages int [N, R] in steps, scores float [N, R] and the limit; returns bool [N, R]."""
-    by_rank: bool
-    """True if a frame's temporal offset is its rank (1 is the newest), False if it is its age."""
-    by_score: bool
-    """True if the rule uses scores."""
+    by_score: bool = False
+    """True if the rule uses scores. A frame's temporal offset is its rank then (1 is the newest), else its age."""
+    keeps_anchor: bool = False
+    """True if an anchor is attended to, too. It takes the place of one conditioning frame."""
 
     def choose(self, ages: Ints, scores: Floats, held: Bools, limit: int) -> tuple[Ints, Ints, Bools]:
         """Choose up to `limit` frames for each row.
@@ -73,17 +77,17 @@ class SelectionRule:
         order = np.argsort(np.where(eligible, ages, np.iinfo(np.int64).max), axis=1, kind="stable")[:, :limit]
         valid = np.take_along_axis(eligible, order, axis=1)
         ranks = np.broadcast_to(np.arange(1, order.shape[1] + 1), order.shape)
-        return order, ranks if self.by_rank else np.take_along_axis(ages, order, axis=1), valid
+        return order, ranks if self.by_score else np.take_along_axis(ages, order, axis=1), valid
 
 
+# frames at most `limit` steps old: the reference's rule
+RECENT = SelectionRule(lambda ages, scores, limit: ages <= limit)
 RULES = {
-    # frames at most `limit` steps old: the reference's rule
-    "recent": SelectionRule(lambda ages, scores, limit: ages <= limit, by_rank=False, by_score=False),
+    "recent": RECENT,
     # the newest frames with a confident mask, of any age, and always the last frame: SAM 3's memory selection
     # (`frame_filter` in facebookresearch/sam3), which keeps an occlusion from pushing the appearance out of memory
-    "confident": SelectionRule(
-        lambda ages, scores, limit: (scores > CONFIDENT_SCORE) | (ages == 1), by_rank=True, by_score=True
-    ),
+    "confident": SelectionRule(lambda ages, scores, limit: (scores > CONFIDENT_SCORE) | (ages == 1), True),
+    "distractor": replace(RECENT, keeps_anchor=True),
 }
 
 
@@ -98,6 +102,9 @@ def get_rule(name: str) -> SelectionRule:
 NO_FRAME = -1
 CONDITIONING_SLOTS = 8  # the bound where the reference would keep all conditioning frames
 CONDITIONING_POINTERS = 16
+ANCHOR_GAP = 5  # frames between two anchors, at least
+SURE_AREA = (0.8, 1.2)  # bounds of a sure mask's area over the median of its track
+SURE_SCORE = 0.8  # share of the median score of a track from which a mask is sure
 
 
 class Memories(NamedTuple):
@@ -178,6 +185,10 @@ class MemoryBank:
         self._window = bank_size - 1
         self._ring = self._window + history
         self._conditioning = model.max_conditioning if model.max_conditioning > 0 else CONDITIONING_SLOTS
+        self._keeps_anchor = rule.keeps_anchor and self._conditioning > 1
+        # columns of the conditioning memories: the last one may be the anchor's
+        prompts = self._conditioning - self._keeps_anchor
+        self._prompts, self._anchor = slice(prompts), slice(prompts, None)
         self._pointer_window = max(self._window, model.max_pointers - 1)
         self._pointer_ring = self._pointer_window + history
         self.features = torch.zeros(  # [objects, ring + conditioning, T, 64]
@@ -194,11 +205,12 @@ class MemoryBank:
         self._frame: Ints = np.full(table, NO_FRAME, dtype=np.int64)
         self._prompted: Bools = np.zeros(table, dtype=np.bool_)
         self._score: Floats = np.zeros(table, dtype=np.float32)
+        self._area: Ints = np.zeros(table, dtype=np.int64)  # of tracked masks, with selection distractor
         self._conditioning_frame: Ints = np.full((max_objects, self._conditioning), NO_FRAME, dtype=np.int64)
         self._conditioning_pointer: Ints = np.full(
             (max_objects, CONDITIONING_POINTERS), NO_FRAME, dtype=np.int64
         )
-        self._unread_scores: list[tuple[Ints, int, HostCopy]] = []
+        self._unread: list[tuple[Ints, int, list[HostCopy]]] = []
 
     @property
     def nbytes(self) -> int:
@@ -226,7 +238,7 @@ class MemoryBank:
 
     def forget_recent(self, row: int) -> None:
         """Forget all frames of the object in `row`, except its conditioning frames."""
-        self._frame[row] = NO_FRAME
+        self._frame[row] = self._conditioning_frame[row, self._anchor] = NO_FRAME
 
     @torch.inference_mode()
     def copy_conditioning(self, source: int, target: int) -> None:
@@ -240,32 +252,36 @@ class MemoryBank:
         """Return True if `frame` is a conditioning frame of the object in `row`."""
         return bool((self._conditioning_pointer[row] == frame).any())
 
-    def write(self, rows: Ints, frame: int, memory: Tensor, pointer: Tensor, score: Tensor) -> None:
-        """Store a tracked frame for N rows: memory [N, T, 64], pointer [N, C], score [N] (see `confidence`)."""
+    def write(self, rows: Ints, frame: int, memory: Tensor, decoded: Decoded) -> None:
+        """Store a tracked frame for N rows: memory [N, T, 64], and the decoder's output, of N objects or more."""
         index = copy_to_device(rows, self.features.device)
         slot = frame % self._pointer_ring
         self.features[index, frame % self._ring] = memory
-        self.pointers[index, slot] = pointer
+        self.pointers[index, slot] = decoded.pointer[: len(rows)]
         self._frame[rows, slot] = frame
         self._prompted[rows, slot] = False
-        if self._rule.by_score:
-            self._unread_scores.append((rows, slot, HostCopy(score.float())))
+        if self._rule.by_score or self._keeps_anchor:
+            levels = compare_levels(decoded.logits)[::2] if self._keeps_anchor else ()
+            score = confidence(decoded.presence, decoded.iou).float()
+            self._unread.append((rows, frame, [HostCopy(values) for values in (score, *levels)]))
 
     def write_conditioning(self, row: int, frame: int, now: int, memory: Tensor, pointer: Tensor) -> None:
         """Store a prompted frame for one row: memory [1, T, 64], pointer [1, C]. `frame` is at most step `now`.
 
-        A conditioning frame outlives the ring. When the conditioning slots are full, it replaces the oldest.
+        A conditioning frame outlives the ring. When the conditioning slots are full, it replaces the oldest. The anchor
+        goes, because a prompt can mean that the object was followed wrongly.
         """
-        if (slot := _take_slot(self._conditioning_frame[row], frame)) is not None:
+        self._settle()  # otherwise a tracked mask's score would overwrite this one later, or be an anchor again
+        self._conditioning_frame[row, self._anchor] = NO_FRAME
+        if (slot := _take_slot(self._conditioning_frame[row, self._prompts], frame)) is not None:
             self.features[row, self._ring + slot] = memory[0]
         if (slot := _take_slot(self._conditioning_pointer[row], frame)) is not None:
             self.pointers[row, self._pointer_ring + slot] = pointer[0]
         if now - frame < self._ring:  # an evicted conditioning frame still counts while it is recent
             self.features[row, frame % self._ring] = memory[0]
         if now - frame < self._pointer_ring:
-            slot = frame % self._pointer_ring
-            self._settle_scores()  # otherwise the tracked mask's score would overwrite this one later
-            self._frame[row, slot], self._prompted[row, slot], self._score[row, slot] = frame, True, 1.0
+            at = row, frame % self._pointer_ring
+            self._frame[at], self._prompted[at], self._score[at], self._area[at] = frame, True, 1.0, 0
 
     def has_tracked(self, row: int, frame: int) -> bool:
         """Return True if the object in `row` was tracked on `frame` without a prompt, as far as the ring goes back."""
@@ -281,8 +297,9 @@ class MemoryBank:
         if now - frame <= self._ring:
             self.features[row, frame % self._ring] = memory[0]
         self.pointers[row, slot] = pointer[0]
-        self._settle_scores()  # otherwise the tracked mask's score would overwrite this one later
+        self._settle()  # otherwise the tracked mask's score would overwrite this one later
         self._score[row, slot] = 1.0
+        self._conditioning_frame[row, self._anchor] = NO_FRAME
 
     def read(self, rows: Ints, frame: int, static: bool, find_place: FindPlace | None = None) -> Memories:
         """Return the memories that `rows` attend to on step `frame`; with `static`, of equal shapes on every step.
@@ -290,7 +307,7 @@ class MemoryBank:
         find_place: see `ReadGroup.gather`. On a step in the past, tracked frames and pointers of later frames are left
         out, as in the reference.
         """
-        self._settle_scores()
+        self._settle()
         memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
         if static:
             mask: Bools | None = np.concatenate([memory.valid, pointer.valid], axis=1)
@@ -311,7 +328,7 @@ class MemoryBank:
         whole bank with a mask. An engine takes up to `engine_objects` objects at once, always with a mask; it reads as
         many memories as the next of these widths. `padded`: numbers of pointers are equal, with a mask of them.
         """
-        self._settle_scores()
+        self._settle()
         memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
         counts, widths = memory.valid.sum(axis=1), np.array(self.read_widths)
         if engine_objects:
@@ -397,7 +414,7 @@ class MemoryBank:
     @torch.inference_mode()
     def state(self) -> State:
         """Return the state that `restore` takes: the slot tables and the rows in use."""
-        self._settle_scores()
+        self._settle()
         rows = np.flatnonzero((self._conditioning_frame != NO_FRAME).any(axis=1))
         index = torch.from_numpy(rows).to(self.features.device)
         return {
@@ -412,7 +429,7 @@ class MemoryBank:
         """Replace everything by what `state` returned, from a bank with the same `layout`."""
         for table, values in zip(self._slot_tables(), state["slot_tables"], strict=True):
             table[:] = values.numpy().reshape(table.shape)
-        self._unread_scores.clear()
+        self._unread.clear()
         index = torch.tensor(state["used"], dtype=torch.int64, device=self.features.device)
         self.features[index] = state["features"].to(self.features.device)
         self.pointers[index] = state["pointers"].to(self.pointers.device)
@@ -422,6 +439,7 @@ class MemoryBank:
             self._frame,
             self._prompted,
             self._score,
+            self._area,
             self._conditioning_frame,
             self._conditioning_pointer,
         )
@@ -429,12 +447,16 @@ class MemoryBank:
     def _memory_slots(self, rows: Ints, frame: int) -> _Slots:
         frames, ages = self._frame[rows], frame - self._frame[rows]
         conditioning = self._conditioning_frame[rows]
-        attended = self._prompted[rows] & (frames[:, :, None] == conditioning[:, None, :]).any(axis=2)
+        conditioning[conditioning == frame] = NO_FRAME  # the anchor, if its own frame is corrected
+        attended = (frames[:, :, None] == conditioning[:, None, :]).any(axis=2)
         held = (frames != NO_FRAME) & (ages > 0) & (ages <= self._window) & ~attended
         chosen, offset, valid = self._rule.choose(ages, self._score[rows], held, self._num_maskmem - 1)
         index = np.take_along_axis(frames, chosen, axis=1) % self._ring
         prompted = self._conditioning_slots(
             conditioning, self._ring, np.full_like(conditioning, self._num_maskmem - 1)
+        )
+        conditioning[:, self._anchor] = (
+            NO_FRAME  # it comes last, since the first is the newest prompted frame
         )
         newest_first = np.argsort(-conditioning, axis=1, kind="stable")
         return _join(
@@ -462,11 +484,35 @@ class MemoryBank:
         index = np.broadcast_to(offset + np.arange(frames.shape[1]), frames.shape)
         return _Slots(np.where(valid, index, 0), np.where(valid, time, 0), valid)
 
-    def _settle_scores(self) -> None:
-        """Take the last frame's scores. Their copy began when they were written, so this waits for no later work."""
-        for rows, slot, score in self._unread_scores:
-            self._score[rows, slot] = score.read()
-        self._unread_scores.clear()
+    def _settle(self) -> None:
+        """Take the last frame's scores and anchors.
+
+        Their copy began when they were written, so this waits for no later work.
+        """
+        for rows, frame, copies in self._unread:
+            score, *levels = (copy.read() for copy in copies)
+            self._score[rows, frame % self._pointer_ring] = score[: len(rows)]
+            if levels:
+                for row, inside, around in zip(rows.tolist(), *levels, strict=False):
+                    self._judge(row, frame, inside, around)
+        self._unread.clear()
+
+    def _judge(self, row: int, frame: int, inside: Bools, around: Bools) -> None:
+        """Make a tracked frame the anchor of one row if its mask [h, w] is sure and a rival is in view.
+
+        `around` is the mask at logit -1.
+        """
+        slot, last = frame % self._pointer_ring, self._conditioning_frame[row, -1]
+        self._area[row, slot] = area = np.count_nonzero(inside)
+        is_held = self._frame[row, slot] == frame  # False if the row was cleared since
+        if not area or not is_held or (last != NO_FRAME and frame - last <= ANCHOR_GAP):
+            return
+        seen = (self._frame[row] != NO_FRAME) & (self._area[row] > 0)
+        usual_area, usual_score = (np.median(table[row, seen]) for table in (self._area, self._score))
+        is_sure = SURE_AREA[0] <= area / usual_area <= SURE_AREA[1]
+        if is_sure and self._score[row, slot] >= SURE_SCORE * usual_score and has_rival(inside, around):
+            self._conditioning_frame[row, -1] = frame
+            self.features[row, -1] = self.features[row, frame % self._ring]
 
 
 def _take_slot(frames: Ints, frame: int) -> int | None:
@@ -477,17 +523,6 @@ def _take_slot(frames: Ints, frame: int) -> int | None:
         return None
     frames[slot] = frame
     return slot
-
-
-def confidence(presence: Tensor, iou: Tensor) -> Tensor:
-    """Combine presence logit and predicted IoU into a confidence in 0..1 (SAM 3's `cal_mem_score`)."""
-    return (2 * presence.sigmoid() - 1).clamp(min=0) * iou
-
-
-def pad_to_batch(rows: Ints) -> Ints:
-    """Repeat the first row up to the next batch size: 1, 2, 4, 8, …"""
-    size = 1 << (len(rows) - 1).bit_length()
-    return np.concatenate([rows, np.repeat(rows[:1], size - len(rows))])
 
 
 def _join_masks(memory: Bools, pointer: Bools) -> Bools | None:
@@ -522,7 +557,6 @@ class LastMasks:
         self._logits = torch.zeros((max_objects, *model.mask_size), device=model.device)
         self._sure = torch.zeros_like(self._logits)  # of the last sure mask
         self._pointers = torch.zeros((max_objects, model.hidden), device=model.device, dtype=model.dtype)
-        self._labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device)
         self._to_logits = resize_matrix((model.image_size, model.mask_size[0])).to(model.device)
         self._prompted: Ints = np.full(max_objects, NO_FRAME, dtype=np.int64)
         self._history = SureHistory(max_objects)
@@ -549,7 +583,7 @@ class LastMasks:
         self._prompted[row] = frame
         self._logits[row] = self._sure[row] = decoded.logits[0].float()
         self._pointers[row] = decoded.pointer[0]
-        self._history.start(row, frame, _levels(decoded.logits).inside[0])
+        self._history.start(row, frame, find_level_sets(decoded.logits).inside[0])
 
     def is_conditioning(self, row: int, frame: int) -> bool:
         """Return True if the last prompt of the object in `row` was on this frame."""
@@ -572,7 +606,7 @@ class LastMasks:
         present = decoded.presence.cpu().numpy() > 0
         signals = measure(levels, present)
         quality = decoded.iou.float().cpu().numpy() * signals.stability
-        before = _levels(last).inside
+        before = find_level_sets(last).inside
         judged = [
             self._history.judge(row, frame, signals.inside[n], before[n], float(quality[n]))
             if present[n] and signals.inside[n].any()
@@ -596,22 +630,22 @@ class LastMasks:
 
         The mask that resembles the last one most is taken then. Return also the level sets.
         """
-        before = _levels(last)
+        before = find_level_sets(last)
         decoded = self._decode(features, last, BOX_MARGINS[0])
-        levels = _levels(decoded.logits)
-        again = np.flatnonzero(_has_jumped(levels, before))
+        levels = find_level_sets(decoded.logits)
+        again = np.flatnonzero(has_jumped(levels, before))
         if not again.size:
             return decoded, levels
         chosen = torch.from_numpy(again).to(last.device)
         tried = [Decoded(*(column[chosen] for column in decoded))]
         tried += [self._decode(features, last[chosen], margin) for margin in BOX_MARGINS[1:]]
-        candidates = [_levels(attempt.logits) for attempt in tried]
+        candidates = [find_level_sets(attempt.logits) for attempt in tried]
         for position, row in enumerate(again.tolist()):
             wanted = before.inside[row]
-            best = int(np.argmax([_resemblance(masks.inside[position], wanted) for masks in candidates]))
+            best = int(np.argmax([resemblance(masks.inside[position], wanted) for masks in candidates]))
             for column, better in zip(decoded, tried[best], strict=True):
                 column[row] = better[position]
-        return decoded, _levels(decoded.logits)
+        return decoded, find_level_sets(decoded.logits)
 
     def decode_mask(self, features: Features, mask: Tensor) -> Decoded:
         """Return a mask prompt [1, 1, S, S] in 0..1 as the result of its frame, with the pointer of its object."""
@@ -623,26 +657,20 @@ class LastMasks:
 
     def _decode(self, features: Features, last: Tensor, share: float) -> Decoded:
         """Decode N objects from the boxes, with a margin of `share`, and logits of their last masks, [N, 4h, 4w]."""
-        decoder, scale = self._model.decode_stage, self._model.image_size / last.shape[-1]
+        scale = self._model.image_size / last.shape[-1]
         boxes = mask_boxes(last > 0)
         margin = share * (boxes[:, 2:] - boxes[:, :2])
         corners = (
             torch.stack([boxes[:, :2] - margin, boxes[:, 2:] + margin], dim=1).clamp(0, last.shape[-1])
             * scale
         )
-        labels = self._labels.expand(len(last), -1)
-        sparse, dense = decoder.prompt(corners, labels, last.clamp(-MAX_LOGIT, MAX_LOGIT))
-        top = (features.top + decoder.no_memory.reshape(1, -1, 1, 1)).expand(len(last), -1, -1, -1)
-        competes = self._model.competes(len(BOX_LABELS), True)
-        decoded: Decoded = decoder(top, features.fine, features.middle, sparse, dense, competes)
-        return decoded
+        return decode_boxes(self._model, features, corners, last.clamp(-MAX_LOGIT, MAX_LOGIT))
 
     def conditioning_pointers(self, rows: Ints) -> tuple[Tensor, Tensor]:
         """Return the pointers of N rows' prompts, [N, 1, C], and bool [N, 1]: True if valid."""
         index = torch.from_numpy(rows).to(self._pointers.device)
-        return self._pointers[index, None], torch.from_numpy(self._prompted[rows, None] != NO_FRAME).to(
-            index.device
-        )
+        held = torch.from_numpy(self._prompted[rows, None] != NO_FRAME)
+        return self._pointers[index, None], held.to(index.device)
 
     @torch.inference_mode()
     def state(self) -> State:
@@ -669,25 +697,3 @@ class LastMasks:
         self._sure[index] = state["sure"].to(self._sure.device)
         self._history.restore(rows, state["history"])
         self._pointers[index] = state["pointers"].to(self._pointers.device)
-
-
-def _levels(logits: Tensor) -> LevelSets:
-    """Return the level sets of logits [N, h, w], on the host."""
-    inside, core, around = (level.cpu().numpy() for level in compare_levels(logits))
-    return LevelSets(inside, core, around, ~inside.any(axis=(1, 2)))
-
-
-def _has_jumped(levels: LevelSets, before: LevelSets) -> Bools:
-    """Return which of N masks have grown or shrunk suddenly since the masks `before`, [N]."""
-    now, then = (masks.inside.sum(axis=(1, 2)).clip(min=1).astype(np.float64) for masks in (levels, before))
-    change = np.log(now / then)
-    jumped: Bools = (change > STEP_GROWTH) | (change < -STEP_LOSS)
-    return jumped
-
-
-def _resemblance(inside: Bools, other: Bools) -> float:
-    """Return the IoU of two masks [h, w], moved so that their centres coincide."""
-    if not (inside.any() and other.any()):
-        return 0.0
-    (y, x), (v, u) = (np.argwhere(mask).mean(axis=0) for mask in (inside, other))
-    return aligned_iou(inside, other, (round(x - u), round(y - v)))

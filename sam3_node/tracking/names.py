@@ -12,6 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
+from ..models.pixels import box_iou
 from ..types import Detection
 from .confidence_weights import NAME_BIAS, NAME_WEIGHTS, NAMES_CALIBRATED_FOR, USUAL_MARGINS
 
@@ -24,8 +27,6 @@ LOWEST = -2.2
 """Logit of the score of a rival that the detector did not find"""
 MAX_MARGIN = 4.0  # bound of margins, in logits
 MEMORY = 10  # detections after which older ones fade
-
-Box = tuple[float, float, float, float]
 
 
 @dataclass(slots=True)
@@ -56,13 +57,15 @@ def measure_names(detections: Sequence[Detection], with_margins: bool) -> list[l
     Without margins, the usual margins take the place of `Detection.margins`.
     """
     logits = [_logit(each.score) for each in detections]
+    boxes = torch.tensor([each.box for each in detections], dtype=torch.float64).reshape(-1, 4)
+    ious = box_iou(boxes, boxes).tolist()
     found = []
     for index, each in enumerate(detections):
         rival = other = LOWEST
         for at, against in enumerate(detections):
             if at == index:
                 continue
-            iou = _box_iou(each.box, against.box)
+            iou = ious[index][at]
             if against.label == each.label and iou < ELSEWHERE:
                 rival = max(rival, logits[at])
             elif against.label != each.label and iou > SAME_PLACE:
@@ -97,12 +100,3 @@ def _logit(score: float) -> float:
 
 def _bound(margin: float) -> float:
     return max(-MAX_MARGIN, min(MAX_MARGIN, margin))
-
-
-def _box_iou(first: Box, second: Box) -> float:
-    width = min(first[2], second[2]) - max(first[0], second[0])
-    height = min(first[3], second[3]) - max(first[1], second[1])
-    if width <= 0 or height <= 0:
-        return 0.0
-    union = sum((x1 - x0) * (y1 - y0) for x0, y0, x1, y1 in (first, second)) - width * height
-    return width * height / union

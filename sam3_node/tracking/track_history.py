@@ -75,10 +75,11 @@ def compare_levels(logits: Any) -> tuple[Any, Any, Any]:
     return grid > 0, grid > 1, grid > -1
 
 
-def find_level_sets(logits: npt.NDArray[np.float32]) -> LevelSets:
-    """Return the level sets of logits [N, h, w]."""
-    is_empty: Bools = np.logical_not((logits > 0).any(axis=(1, 2)))
-    return LevelSets(*compare_levels(logits), is_empty)
+def find_level_sets(logits: npt.NDArray[np.float32] | torch.Tensor) -> LevelSets:
+    """Return the level sets of logits [N, h, w], an array or a tensor of any device, on the host."""
+    array = logits if isinstance(logits, np.ndarray) else logits.float().cpu().numpy()
+    is_empty: Bools = np.logical_not((array > 0).any(axis=(1, 2)))
+    return LevelSets(*compare_levels(array), is_empty)
 
 
 def measure(levels: LevelSets, visible: Bools) -> MaskSignals:
@@ -261,6 +262,28 @@ class TrackHistory(RowTables):
         self._last[rows] = np.concatenate([log_area[:, None], centre], axis=1)
 
 
+RIVAL_BOX_IOU = 0.7  # of the box of the object and of its box with a rival, at most
+MIN_RIVAL = 4  # cells; smaller regions are noise
+
+
+def has_rival(inside: Bools, around: Bools) -> bool:
+    """Return True if a region of `around` lies far from the region that holds most of the mask `inside`, both [h, w].
+
+    `inside` may not be empty, and lies in `around`. The rule is the one of the distractor-resolving memory of SAM2.1++
+    (Videnovic, Lukezic, Kristan, "A Distractor-Aware Memory for Visual Object Tracking with SAM2", arXiv 2411.17576),
+    with its bounds for areas, boxes and the interval: the mask's box has an IoU of RIVAL_BOX_IOU or less with the box
+    around both regions. Three points differ. nano has one mask, so a rival is a region of the mask at logit -1. nano
+    predicts lower IoUs, so the usual score of the track says which mask is sure. All recent frames stay in memory,
+    because a mask appears for a hidden object if the frames without one are left out.
+    """
+    _, regions, stats, _ = cv2.connectedComponentsWithStats(around.astype(np.uint8))
+    low, high = stats[:, :2], stats[:, :2] + stats[:, 2:4]
+    own = np.bincount(regions[inside]).argmax()
+    joined = np.maximum(high, high[own]) - np.minimum(low, low[own])
+    far = stats[own, 2] * stats[own, 3] <= RIVAL_BOX_IOU * joined.prod(axis=1)
+    return bool((far & (stats[:, cv2.CC_STAT_AREA] >= MIN_RIVAL))[1:].any())
+
+
 def _touches_edge(inside: Bools) -> Bools:
     """Return which of the masks [..., h, w] touch the image's edge, [...]."""
     rows, columns = inside[..., [0, -1], :], inside[..., [0, -1]]
@@ -269,8 +292,7 @@ def _touches_edge(inside: Bools) -> Bools:
 
 def _median(values: Floats) -> Floats:
     """Return the median [N] of [N, AREAS], an odd number."""
-    median: Floats = np.sort(values, axis=1)[:, AREAS // 2]
-    return median
+    return np.asarray(np.sort(values, axis=1)[:, AREAS // 2], np.float64)
 
 
 # shares of the box's sides, at each side: in a tight box, the mask of an object that moves shrinks away, and in a wide
@@ -408,3 +430,18 @@ def _is_near(inside: Bools, last: Bools, gap: float) -> bool:
         if not span[0] - margin <= (place * weights).sum() / weights.sum() <= span[-1] + margin:
             return False
     return True
+
+
+def has_jumped(levels: LevelSets, before: LevelSets) -> Bools:
+    """Return which of N masks have grown or shrunk suddenly since the masks `before`, [N]."""
+    now, then = (masks.inside.sum(axis=(1, 2)).clip(min=1).astype(np.float64) for masks in (levels, before))
+    change = np.log(now / then)
+    return np.asarray((change > STEP_GROWTH) | (change < -STEP_LOSS), np.bool_)
+
+
+def resemblance(inside: Bools, other: Bools) -> float:
+    """Return the IoU of two masks [h, w], moved so that their centres coincide."""
+    if not (inside.any() and other.any()):
+        return 0.0
+    (y, x), (v, u) = (np.argwhere(mask).mean(axis=0) for mask in (inside, other))
+    return aligned_iou(inside, other, (round(x - u), round(y - v)))

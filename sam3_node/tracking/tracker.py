@@ -12,9 +12,8 @@ from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded, Run
 from ..types import SavedFields
-from .memory import PRESENT_LOGIT, Ints, LastMasks, MemoryBank, confidence, get_rule, pad_to_batch
+from .memory import PRESENT_LOGIT, Ints, LastMasks, MemoryBank, get_rule
 from .tracks import (
-    BOX_LABELS,
     ObjectPrompt,
     ObjectRows,
     PromptTensors,
@@ -22,6 +21,8 @@ from .tracks import (
     Tracks,
     catching_key,
     combine_scores,
+    decode_boxes,
+    pad_to_batch,
     split_tracks,
 )
 
@@ -168,8 +169,7 @@ class Tracker(SavedFields):
         """Segment one frame from a prompt without tracking; return logits [h, w] and score []."""
         if prompt.mask is not None:
             raise RequestError("segment: expected points or a box, found a mask")
-        tensors = prompt.to_tensors(self.model.image_size, self.model.device)
-        decoded = self._decode_prompt(features, tensors)
+        decoded = self._decode_prompt(features, prompt.to_tensors(self.model.image_size, self.model.device))
         return decoded.logits[0], combine_scores(decoded.presence, decoded.iou)[0]
 
     @torch.inference_mode()
@@ -178,15 +178,8 @@ class Tracker(SavedFields):
 
         boxes: float [D, 4] (x0, y0, x1, y1) in model pixels. The caller may keep the returned tensors.
         """
-        model, count = self.model, len(boxes)
-        corners = boxes.to(model.device, torch.float32).reshape(count, 2, 2)
-        labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device).expand(count, -1)
-        sparse, dense = model.decode_stage.prompt(corners, labels)
-        top = (features.top + model.decode_stage.no_memory.reshape(1, -1, 1, 1)).expand(count, -1, -1, -1)
-        decoded: Decoded = model.decode_stage(
-            top, features.fine, features.middle, sparse, dense, self.model.competes(len(BOX_LABELS), True)
-        )
-        return decoded
+        corners = boxes.to(self.model.device, torch.float32).reshape(len(boxes), 2, 2)
+        return decode_boxes(self.model, features, corners)
 
     @torch.inference_mode()
     def adopt(
@@ -263,8 +256,7 @@ class Tracker(SavedFields):
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
         memory = model.stages.remember(features.top, decoded.logits, decoded.presence)
         count = len(ids)
-        scores = confidence(decoded.presence, decoded.iou)
-        self.bank.write(rows, frame, memory[:count], decoded.pointer[:count], scores[:count])
+        self.bank.write(rows, frame, memory[:count], decoded)
         return split_tracks(decoded, count)
 
     def _read(self, top: Tensor, rows: Ints, frame: int) -> Tensor:
@@ -402,10 +394,8 @@ class Tracker(SavedFields):
         ids = [object_id for object_id in self.ids if object_id in results]
         if not ids:
             nothing = torch.zeros(0, device=self.model.device)
-            logits, pointers = (
-                nothing.new_zeros(0, *self.model.mask_size),
-                nothing.new_zeros(0, self.model.hidden),
-            )
+            sizes = self.model.mask_size, (self.model.hidden,)
+            logits, pointers = (nothing.new_zeros(0, *size) for size in sizes)
             return Tracks([], logits, nothing, nothing.bool(), nothing, pointers)
         columns = zip(*(results[object_id] for object_id in ids), strict=True)
         return Tracks(ids, *(torch.stack(column) for column in columns))

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import CapacityError, RequestError, UnknownObjectError
+from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded
 from ..types import State
 from ..wire.frame_prompt import check_box, check_labels, check_parts, check_points
+from .track_history import Ints
 
 BOX_LABELS = (2, 3)  # SAM's labels of a box's top-left and bottom-right corner
 
@@ -233,6 +236,33 @@ class Track(NamedTuple):
     visible: Tensor
     presence: Tensor
     pointer: Tensor
+
+
+def decode_boxes(
+    model: TrackerModel, features: Features, corners: Tensor, logits: Tensor | None = None
+) -> Decoded:
+    """Decode N objects of one image without memory, from boxes, float [N, 2, 2], and logits [N, 4h, 4w], if given.
+
+    The corners are the top-left and the bottom-right one, as (x, y) in model pixels.
+    """
+    decoder, count = model.decode_stage, len(corners)
+    labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device).expand(count, -1)
+    sparse, dense = decoder.prompt(corners, labels, logits)
+    top = (features.top + decoder.no_memory.reshape(1, -1, 1, 1)).expand(count, -1, -1, -1)
+    competes = model.competes(len(BOX_LABELS), True)
+    decoded: Decoded = decoder(top, features.fine, features.middle, sparse, dense, competes)
+    return decoded
+
+
+def confidence(presence: Tensor, iou: Tensor) -> Tensor:
+    """Combine presence logit and predicted IoU into a confidence in 0..1 (SAM 3's `cal_mem_score`)."""
+    return (2 * presence.sigmoid() - 1).clamp(min=0) * iou
+
+
+def pad_to_batch(rows: Ints) -> Ints:
+    """Repeat the first row up to the next batch size: 1, 2, 4, 8, …"""
+    size = 1 << (len(rows) - 1).bit_length()
+    return np.concatenate([rows, np.repeat(rows[:1], size - len(rows))])
 
 
 def combine_scores(presence: Tensor, iou: Tensor) -> Tensor:

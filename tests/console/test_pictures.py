@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,6 @@ IS_GOOD = """() => {
         && parseFloat(age.innerText) < 250;
 }"""
 NAMES = ("red mug", "green bottle", "yellow box", "blue can")
-
-
-@pytest.fixture(scope="module")
-def rig(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleRig]:
-    found = ConsoleRig(tmp_path_factory.mktemp("pictures"))
-    try:
-        _, found.url = found.console()
-        found.tabletop()
-        found.node()
-        yield found
-    finally:
-        found.close()
 
 
 def save(page: Page, name: str) -> None:

@@ -132,7 +132,9 @@ def test_edited_objects_go_on_from_anywhere() -> None:
     goes_on(partial(Pipeline, tiny_model("sam3"), settings, "cam0"), EDITS, range(len(EDITS)))
 
 
-@pytest.mark.parametrize(("family", "selection"), [("sam2", "recent"), ("sam3", "confident")])
+@pytest.mark.parametrize(
+    ("family", "selection"), [("sam2", "recent"), ("sam3", "confident"), ("sam3", "distractor")]
+)
 def test_every_kind_of_model_and_selection_goes_on(family: str, selection: Any) -> None:
     settings = TrackerSettings(max_objects=4, selection=selection)
     goes_on(partial(Pipeline, tiny_model(family), settings, "cam0"), EDITS, range(2, len(EDITS), 7))

@@ -233,6 +233,17 @@ def test_what_comes_back_elsewhere_has_its_id(world: World) -> None:
     assert after == before
 
 
+def test_what_comes_back_elsewhere_has_the_name_confidence_of_its_new_detections(world: World) -> None:
+    world.ask("red")
+    world.detector.score = 0.6
+    found = only(world.steps(2 * EVERY + 1, {A: "red"})).id  # the last round was on the last frame
+    world.step({})  # out of view, and no round has missed it
+    world.detector.score = 0.9
+    assert only(world.step({C: "red"})).id == found
+    score, *_ = world.pipeline.name_features(found) or [0]
+    assert score == pytest.approx(np.log(9))  # the logit of 0.9 alone
+
+
 def correction(world: World) -> tuple[Instance, Instance]:
     """Return an object as it was detected, and as it is at the next detection after its mask was damaged."""
     world.ask("red")

@@ -18,7 +18,6 @@ from sam3_node.tracking.association import (
     assign,
     associate,
     compute_pairwise_scores,
-    mask_boxes,
     mask_iou,
 )
 
@@ -124,12 +123,6 @@ def test_objects_of_one_mask_are_twins() -> None:
 def test_nothing_with_nothing() -> None:
     assert run_association(make_scores(np.zeros((0, 0)))) == ({}, {}, [], [])
     assert assign(np.zeros((3, 0))) == {}
-
-
-def test_boxes_are_tight_and_empty_masks_have_none() -> None:
-    masks = torch.zeros(2, 10, 12, dtype=torch.bool)
-    masks[0, 2:5, 3:9] = True
-    assert mask_boxes(masks).tolist() == [[3, 2, 9, 5], [0, 0, 0, 0]]
 
 
 def test_mask_iou_counts_pixels() -> None:

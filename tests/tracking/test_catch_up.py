@@ -38,7 +38,7 @@ def track_live(tracker: Tracker, clip: list[Features], prompt: ObjectPrompt) -> 
     return found
 
 
-@pytest.mark.parametrize("selection", ["recent", "confident"])
+@pytest.mark.parametrize("selection", ["recent", "confident", "distractor"])
 def test_an_object_that_caught_up_is_the_one_of_a_live_prompt(
     model: TrackerModel, clip: list[Features], selection: str
 ) -> None:

@@ -27,7 +27,7 @@ from sam3_node.tracking.names import (
     list_features,
     measure_names,
 )
-from sam3_node.tracking.track_history import find_level_sets
+from sam3_node.tracking.track_history import find_level_sets, has_rival
 from sam3_node.types import Detection
 
 SIDE, CHANNELS = 64, 8
@@ -58,6 +58,14 @@ class Scene:
         return self.estimator.observe(
             Evidence(ids, levels, [score] * count, [visible] * count, presence, pointers[:count])
         )
+
+
+@pytest.mark.parametrize("distance", range(15, 30, 3))
+def test_a_rival_is_what_reaches_beyond_the_box_of_the_mask(distance: int) -> None:
+    mask, other = disc(16, 30, 12) > 0, disc(16 + distance, 30, 2) > 0
+    own, both = (np.prod([np.ptp(axis) + 1 for axis in np.nonzero(each)]) for each in (mask, mask | other))
+    assert has_rival(mask, mask | other) == (own / both <= 0.7) == (distance > 20)  # DAM4SAM's rule
+    assert not has_rival(mask, mask | (disc(50.5, 50.5, 0.8) > 0)), "a speck"
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sam3_node.errors import CapacityError, RequestError, SettingsError, UnknownObjectError
 from sam3_node.models.sam.memory_read import ReadMethod
+from sam3_node.models.sam.stages import Decoded
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import ObjectPrompt, Tracker, Tracks, memory
 from sam3_node.tracking.host_copy import HostCopy, copy_to_device
@@ -125,6 +126,41 @@ def test_the_memory_of_the_newest_prompted_frame_comes_first(model: TrackerModel
     assert all(torch.equal(first, firsts[4]) for first in firsts[4:])
     assert not torch.equal(firsts[0], firsts[4])
     assert torch.equal(memories.memory[0, 1], firsts[0])
+
+
+def test_the_anchor_is_attended_to_until_a_prompt_or_a_correction(model: TrackerModel) -> None:
+    rows, side = np.zeros(1, dtype=np.int64), model.mask_size[0]
+    bank = memory.MemoryBank(model, 1, 7, get_rule("distractor"), history=4)
+    alone = torch.full((1, side, side), -9.0)
+    alone[:, 2:6, 2:6] = 9
+    beside = alone.clone()
+    beside[:, -4:, -4:] = -0.5
+    grown = beside.clone()
+    grown[:, 2:6, 2:8] = 9
+    pointer, content = torch.zeros(1, model.hidden), torch.ones_like(bank.features[:1, 0])
+
+    def attended(frame: int) -> list[float]:
+        return bank.read(rows, frame, static=False).memory[0, :, 0, 0].tolist()
+
+    def track(first: int, last: int) -> None:
+        for frame in range(first, last + 1):
+            logits = grown if frame == 15 else beside if frame in (2, 4, 9, 16, 17) else alone
+            iou, presence = torch.tensor([0.5 if frame == 16 else 1.0]), torch.full((1,), 9.0)
+            bank.write(rows, frame, frame * content, Decoded(logits, iou, presence, pointer))
+
+    bank.write_conditioning(0, 0, 0, 0 * content, pointer)
+    track(1, 12)
+    assert attended(13) == [0, 9, 12, 11, 10, 8, 7]  # 2 was the anchor before, 4 came too soon after it
+    assert attended(9) == [0, 8, 7, 6, 5, 4, 3]  # without the anchor, which is this frame
+    track(13, 20)
+    assert attended(21) == [0, 17, 20, 19, 18, 16, 15]  # the masks of 15 and 16 are not sure
+    bank.correct(0, 20, 21, 20 * content, pointer)
+    assert attended(21) == [0, 20, 19, 18, 17, 16, 15]
+    track(21, 21)
+    bank.write_conditioning(0, 22, 22, 22 * content, pointer)
+    assert attended(23) == [22, 0, 21, 20, 19, 18, 17]
+    bank.clear(0)
+    assert not bank.read(rows, 24, static=True).valid.any()
 
 
 def test_a_small_bank_attends_to_less(model: TrackerModel, clip: list) -> None:
@@ -268,25 +304,25 @@ def test_segment_leaves_no_trace(model: TrackerModel, clip: list) -> None:
     assert largest_difference(found, run(Tracker(model), clip[:8], {0: [A]})) == 0
 
 
-def attended(model: TrackerModel, tracker: Tracker, clip: list, prompts: dict) -> list[tuple[int, int, int]]:
-    """Step through the clip; return objects, memories and masked columns of each call of the read."""
-    calls = []
-    inner = model.read_stage
+def watch_reads(model: TrackerModel) -> list[tuple]:
+    """Return a list that gets the shapes of all inputs of each read from now on; () for no mask."""
+    inner, calls = model.stages.read, list[tuple]()
 
-    def read(top: torch.Tensor, memory: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        valid = rest[-1]
-        calls.append((memory.shape[0], memory.shape[1], 0 if valid is None else valid.shape[1]))
-        return inner(top, memory, *rest)
+    def read(*inputs: torch.Tensor | None) -> torch.Tensor:
+        calls.append(tuple(() if tensor is None else tensor.shape for tensor in inputs))
+        return inner(*inputs)
 
     read.takes_any_width = True  # type: ignore[attr-defined]
-    own = model.stages
-    model.stages = own._replace(read=read)
-    try:
-        for frame, pixels in enumerate(clip):
-            tracker.step(pixels, prompts.get(frame, []))
-    finally:
-        model.stages = own
+    model.stages = model.stages._replace(read=read)
     return calls
+
+
+def attended(model: TrackerModel, tracker: Tracker, clip: list, prompts: dict) -> list[tuple[int, int, int]]:
+    """Step through the clip; return objects, memories and masked columns of each call of the read."""
+    calls = watch_reads(model)
+    for frame, pixels in enumerate(clip):
+        tracker.step(pixels, prompts.get(frame, []))
+    return [(*memory[:2], valid[1] if valid else 0) for _, memory, *_, valid in calls]
 
 
 def test_a_static_read_takes_no_more_memories_than_a_dynamic_one() -> None:
@@ -307,16 +343,7 @@ def test_a_static_read_takes_no_more_memories_than_a_dynamic_one() -> None:
 def test_static_reads_have_only_the_shapes_of_the_warm_up() -> None:
     model = tiny_model()
     model.static_shapes = True
-    clip = noise_clip(model.image_size, 16)
-    warm: list[tuple] = []
-    own = model.stages
-
-    def read(*inputs: torch.Tensor) -> torch.Tensor:
-        warm.append(tuple(tensor.shape for tensor in inputs))
-        return own.read(*inputs)
-
-    read.takes_any_width = True  # type: ignore[attr-defined]
-    model.stages = own._replace(read=read)
+    clip, warm = noise_clip(model.image_size, 16), watch_reads(model)
     tracker = Tracker(model, 3)
     tracker.warm_up_reads()
     expected = set(warm)
@@ -381,7 +408,8 @@ def sam3_frame_filter(ages: list[int], scores: list[float], limit: int) -> list[
 def test_rules_equal_their_definitions(scores: list[float], limit: int, random) -> None:
     ages = list(range(1, len(scores) + 1))
     random.shuffle(ages)
-    assert choose("recent", ages, scores, limit) == [(a, a) for a in range(1, min(limit, len(ages)) + 1)]
+    newest = [(age, age) for age in range(1, min(limit, len(ages)) + 1)]
+    assert choose("recent", ages, scores, limit) == choose("distractor", ages, scores, limit) == newest
     assert choose("confident", ages, scores, limit) == sam3_frame_filter(ages, scores, limit)
 
 

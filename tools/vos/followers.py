@@ -156,7 +156,7 @@ def _none(ages: Ints, scores: Floats, limit: int) -> Bools:
     return np.zeros(ages.shape, np.bool_)
 
 
-PROMPTED_ONLY = SelectionRule(_none, by_rank=False, by_score=False)
+PROMPTED_ONLY = SelectionRule(_none)
 
 
 class Tracked:
