@@ -25,6 +25,7 @@ from .augment import SMALLEST, Augmentation, Sample, Sprite, coverage, cut_out
 
 Labels = npt.NDArray[np.uint8]  # [h, w]
 Bools = npt.NDArray[np.bool_]
+Shift = npt.NDArray[np.float32]  # px [h, w, 2]
 
 COARSE = 4  # px by which masks are thinned out to compare them
 WITHIN, LARGER, SCENE = (
@@ -35,8 +36,11 @@ WITHIN, LARGER, SCENE = (
 PART = 0.05  # how often a part is drawn, against a whole
 MOST_IDS = 6  # objects of a clip
 OVERLAP = 0.1  # of an object's area that another of the clip may cover
-WINDOW = (0.65, 0.95)  # of a picture's sides: what the moving camera sees of it
-TURN = 0.12  # radians
+WINDOW = (0.45, 0.95)  # of a picture's sides: what the moving camera sees of it
+TURN = 0.2  # radians
+BENT = 0.5  # share of clips in which all that is seen deforms
+BEND = 0.03  # standard deviation of the shift, in longer sides of the picture
+KNOTS = 5  # along each side, between which the shift is smooth
 SIDE = 256  # of masks
 QUALITY = 92
 
@@ -86,7 +90,9 @@ class TaughtPictures:
         labels = np.zeros(image.shape[:2], np.uint8)
         for number, index in enumerate(apart(masks, choose(rng, masks, 3 * MOST_IDS))[:MOST_IDS]):
             labels[(fit(masks[index], image) > 0) & (labels == 0)] = number + 1
-        views = [_view(affine, image, labels) for affine in camera_path(rng, image.shape[:2], frames)]
+        path = camera_path(rng, image.shape[:2], frames)
+        bend = bending(rng, image.shape[:2], frames) if rng.random() < BENT else [None] * frames
+        views = [_view(*moved, image, labels) for moved in zip(path, bend, strict=True)]
         return [view[0] for view in views], [view[1] for view in views]
 
     def sprites(self, rng: np.random.Generator, count: int) -> list[Sprite]:
@@ -157,10 +163,25 @@ def camera_path(
     return path
 
 
-def _view(affine: npt.NDArray[np.float64], image: Image, labels: Labels) -> tuple[Image, Labels]:
+def bending(rng: np.random.Generator, shape: tuple[int, ...], frames: int) -> list[Shift | None]:
+    """Return a smooth shift in px [h, w, 2] for each frame (height, width), which changes from frame to frame."""
+    knots = rng.normal(0, BEND * max(shape), (2, KNOTS, KNOTS, 2))
+    phase = rng.uniform(-np.pi, np.pi) + np.linspace(0, rng.uniform(0.3, np.pi), frames)
+    shifts = (np.cos(angle) * knots[0] + np.sin(angle) * knots[1] for angle in phase)
+    return [cv2.resize(s.astype(np.float32), shape[1::-1], interpolation=cv2.INTER_CUBIC) for s in shifts]
+
+
+def _view(
+    affine: npt.NDArray[np.float64], shift: Shift | None, image: Image, labels: Labels
+) -> tuple[Image, Labels]:
     size = (labels.shape[1], labels.shape[0])
     seen = cv2.warpAffine(image, affine, size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
-    return seen, cv2.warpAffine(labels, affine, size, flags=cv2.INTER_NEAREST)
+    told = cv2.warpAffine(labels, affine, size, flags=cv2.INTER_NEAREST)
+    if shift is None:
+        return seen, told
+    places = np.moveaxis(np.mgrid[: size[1], : size[0]][::-1], 0, -1).astype(np.float32) + shift
+    seen = cv2.remap(seen, places, None, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
+    return seen, cv2.remap(told, places, None, cv2.INTER_NEAREST)
 
 
 def fit(mask: Bools, image: Image) -> Labels:
