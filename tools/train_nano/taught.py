@@ -92,7 +92,7 @@ class TaughtPictures:
             labels[(fit(masks[index], image) > 0) & (labels == 0)] = number + 1
         path = camera_path(rng, image.shape[:2], frames)
         bend = bending(rng, image.shape[:2], frames) if rng.random() < BENT else [None] * frames
-        views = [_view(*moved, image, labels) for moved in zip(path, bend, strict=True)]
+        views = [see(*moved, image, labels) for moved in zip(path, bend, strict=True)]
         return [view[0] for view in views], [view[1] for view in views]
 
     def sprites(self, rng: np.random.Generator, count: int) -> list[Sprite]:
@@ -147,17 +147,21 @@ def _shared(masks: Bools) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float
 
 
 def camera_path(
-    rng: np.random.Generator, shape: tuple[int, ...], frames: int
+    rng: np.random.Generator, shape: tuple[int, ...], frames: int, ways: int = 1
 ) -> list[npt.NDArray[np.float64]]:
-    """A 2x3 map of picture to view for each frame: a window that wanders, grows and turns over (height, width)."""
+    """A 2x3 map of picture to view for each frame: a window that wanders, grows and turns over (height, width).
+
+    ways: windows that it goes to, one after the other, each as long.
+    """
     size = np.array(shape[1::-1], np.float64)
-    begin, end = rng.uniform(*WINDOW, 2), rng.uniform(0, 1, (2, 2))
-    angles = rng.normal(0, TURN, 2)
+    knots = np.linspace(0, 1, ways + 1)
+    shares, angles = rng.uniform(*WINDOW, ways + 1), rng.normal(0, TURN, ways + 1)
+    places = rng.uniform(0, 1, (2, ways + 1))
     path = []
     for time in np.linspace(0, 1, frames):
-        share = begin[0] + (begin[1] - begin[0]) * time
-        centre = size * (share / 2 + (1 - share) * (end[0] + (end[1] - end[0]) * time))
-        angle = angles[0] + (angles[1] - angles[0]) * time
+        share, angle = np.interp(time, knots, shares), np.interp(time, knots, angles)
+        place = np.array([np.interp(time, knots, along) for along in places])
+        centre = size * (share / 2 + (1 - share) * place)
         turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) / share
         path.append(np.hstack([turn, (size / 2 - turn @ centre)[:, None]]))
     return path
@@ -171,9 +175,10 @@ def bending(rng: np.random.Generator, shape: tuple[int, ...], frames: int) -> li
     return [cv2.resize(s.astype(np.float32), shape[1::-1], interpolation=cv2.INTER_CUBIC) for s in shifts]
 
 
-def _view(
+def see(
     affine: npt.NDArray[np.float64], shift: Shift | None, image: Image, labels: Labels
 ) -> tuple[Image, Labels]:
+    """Return an image and its labels as a moved camera sees them, then shifted."""
     size = (labels.shape[1], labels.shape[0])
     seen = cv2.warpAffine(image, affine, size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
     told = cv2.warpAffine(labels, affine, size, flags=cv2.INTER_NEAREST)
