@@ -57,10 +57,11 @@ def read_video(path: Path, stride: int, max_frames: int) -> list[Image]:
 
 
 def choose(masks: Bools, count: int) -> list[int]:
-    """Choose masks [N, h, w] of middle size that do not overlap, the surest first."""
+    """Choose masks [N, h, w] of middle size that do not overlap: wholes before their parts, as they are prompted."""
     chosen: list[int] = []
     covered = np.zeros(masks.shape[1:], np.bool_)
-    for index, mask in enumerate(masks):
+    for index in np.argsort(-masks.sum(axis=(1, 2)), kind="stable").tolist():
+        mask = masks[index]
         share = mask.mean()
         if MIN_SHARE <= share <= MAX_SHARE and (mask & covered).sum() <= OVERLAP * mask.sum():
             chosen.append(index)

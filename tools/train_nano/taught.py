@@ -35,6 +35,9 @@ WITHIN, LARGER, SCENE = (
 )  # a part: so much of it in another, that is so much larger, and no scene
 PART = 0.05  # how often a part is drawn, against a whole
 MOST_IDS = 6  # objects of a clip
+JOINED = 0.5  # share of these that are seen as one with a neighbour, as an animal's body with its head
+LARGEST = 0.4  # share of the picture that both may cover
+REACH = 5  # px between neighbours
 OVERLAP = 0.1  # of an object's area that another of the clip may cover
 WINDOW = (0.45, 0.95)  # of a picture's sides: what the moving camera sees of it
 TURN = 0.2  # radians
@@ -90,6 +93,7 @@ class TaughtPictures:
         labels = np.zeros(image.shape[:2], np.uint8)
         for number, index in enumerate(apart(masks, choose(rng, masks, 3 * MOST_IDS))[:MOST_IDS]):
             labels[(fit(masks[index], image) > 0) & (labels == 0)] = number + 1
+        labels = join(rng, labels)
         path = camera_path(rng, image.shape[:2], frames)
         bend = bending(rng, image.shape[:2], frames) if rng.random() < BENT else [None] * frames
         views = [see(*moved, image, labels) for moved in zip(path, bend, strict=True)]
@@ -138,6 +142,25 @@ def apart(masks: Bools, order: npt.NDArray[np.int64]) -> list[int]:
         if (shared[index, kept] <= OVERLAP * least).all():
             kept.append(index)
     return kept
+
+
+def join(rng: np.random.Generator, labels: Labels) -> Labels:
+    """Return labels [h, w] in which some objects have the id of a neighbour.
+
+    Masks of a teacher are of one colour or one texture more often than things are.
+    """
+    reach = np.ones((2 * REACH + 1, 2 * REACH + 1), np.uint8)
+    for number in np.unique(labels)[1:]:
+        mask = labels == number
+        if rng.random() >= JOINED or not mask.any():
+            continue
+        near = np.unique(labels[cv2.dilate(mask.astype(np.uint8), reach) > 0])
+        others = [other for other in near if other not in (0, number)]
+        if others:
+            other = rng.choice(others)
+            if (mask | (labels == other)).mean() <= LARGEST:
+                labels = np.where(mask, other, labels).astype(np.uint8)
+    return labels
 
 
 def _shared(masks: Bools) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
