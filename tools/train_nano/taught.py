@@ -90,10 +90,7 @@ class TaughtPictures:
         """A camera that moves over one picture."""
         picture = self._draw(rng)
         image, masks = picture.image(), picture.masks()
-        labels = np.zeros(image.shape[:2], np.uint8)
-        for number, index in enumerate(apart(masks, choose(rng, masks, 3 * MOST_IDS))[:MOST_IDS]):
-            labels[(fit(masks[index], image) > 0) & (labels == 0)] = number + 1
-        labels = join(rng, labels)
+        labels = join(rng, draw_labels(rng, image, masks, MOST_IDS))
         path = camera_path(rng, image.shape[:2], frames)
         bend = bending(rng, image.shape[:2], frames) if rng.random() < BENT else [None] * frames
         views = [see(*moved, image, labels) for moved in zip(path, bend, strict=True)]
@@ -115,6 +112,14 @@ class TaughtPictures:
         weight = np.sqrt([len(pictures) for pictures in collections])
         pictures = collections[int(rng.choice(len(collections), p=weight / weight.sum()))]
         return pictures[int(rng.integers(len(pictures)))]
+
+
+def draw_labels(rng: np.random.Generator, image: Image, masks: Bools, most: int) -> Labels:
+    """Return labels [h, w] of up to `most` of an image's masks [N, 256, 256] that lie apart."""
+    labels = np.zeros(image.shape[:2], np.uint8)
+    for number, index in enumerate(apart(masks, choose(rng, masks, 3 * most))[:most]):
+        labels[(fit(masks[index], image) > 0) & (labels == 0)] = number + 1
+    return labels
 
 
 def choose(rng: np.random.Generator, masks: Bools, most: int) -> npt.NDArray[np.int64]:
@@ -144,15 +149,15 @@ def apart(masks: Bools, order: npt.NDArray[np.int64]) -> list[int]:
     return kept
 
 
-def join(rng: np.random.Generator, labels: Labels) -> Labels:
-    """Return labels [h, w] in which some objects have the id of a neighbour.
+def join(rng: np.random.Generator, labels: Labels, often: float = JOINED) -> Labels:
+    """Return labels [h, w] in which some objects, a share `often` of those that have one, have a neighbour's id.
 
     Masks of a teacher are of one colour or one texture more often than things are.
     """
     reach = np.ones((2 * REACH + 1, 2 * REACH + 1), np.uint8)
     for number in np.unique(labels)[1:]:
         mask = labels == number
-        if rng.random() >= JOINED or not mask.any():
+        if rng.random() >= often or not mask.any():
             continue
         near = np.unique(labels[cv2.dilate(mask.astype(np.uint8), reach) > 0])
         others = [other for other in near if other not in (0, number)]
@@ -201,15 +206,15 @@ def bending(rng: np.random.Generator, shape: tuple[int, ...], frames: int) -> li
 def see(
     affine: npt.NDArray[np.float64], shift: Shift | None, image: Image, labels: Labels
 ) -> tuple[Image, Labels]:
-    """Return an image and its labels as a moved camera sees them, then shifted."""
-    size = (labels.shape[1], labels.shape[0])
-    seen = cv2.warpAffine(image, affine, size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
-    told = cv2.warpAffine(labels, affine, size, flags=cv2.INTER_NEAREST)
-    if shift is None:
-        return seen, told
-    places = np.moveaxis(np.mgrid[: size[1], : size[0]][::-1], 0, -1).astype(np.float32) + shift
-    seen = cv2.remap(seen, places, None, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
-    return seen, cv2.remap(told, places, None, cv2.INTER_NEAREST)
+    """Return an image and its labels as a moved camera sees them, then shifted. Beyond its edges both are mirrored."""
+    height, width = labels.shape
+    places = np.moveaxis(np.mgrid[:height, :width][::-1], 0, -1).astype(np.float32)
+    if shift is not None:
+        places += shift
+    turn = np.linalg.inv(affine[:, :2])
+    places = ((places - affine[:, 2]) @ turn.T).astype(np.float32)
+    seen = cv2.remap(image, places, None, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
+    return seen, cv2.remap(labels, places, None, cv2.INTER_NEAREST, borderMode=cv2.BORDER_REFLECT_101)
 
 
 def fit(mask: Bools, image: Image) -> Labels:
