@@ -14,8 +14,11 @@ from tests.support.tiny import tiny_model
 from tools.doubt import names
 from tools.doubt.fit import Fit, choose_threshold, fit_weights, write
 from tools.doubt.measure import Played, auroc, calibration_error, play, reliability, risk_at, risk_coverage
+from tools.doubt.moved import move_clip, open_clips
 from tools.doubt.pseudo import choose
 from tools.doubt.record import record
+from tools.scenes.clips import Clip
+from tools.train_nano.taught import fit, pack_taught, shard_path, write_shard
 from tools.vos.sequences import LabelledSequence, TrueFrame
 
 RIGHT = np.array([True, True, False, True, False])
@@ -136,3 +139,29 @@ def test_the_table_of_names_reads_as_it_was_written_beside_that_of_masks(tmp_pat
     assert table["NAME_WEIGHTS"] == {"score": 1, "rival": 2, "look": 3, "thing": 4, "agreement": 5}
     assert (table["NAME_BIAS"], table["SURE_NAME"]) == (-0.5, 0.9)
     assert (table["USUAL_MARGINS"], table["MASK_BIAS"]) == ({"look": 3.0, "thing": 4.0}, 1)
+
+
+def test_a_moved_clip_carries_its_labels_along(tmp_path: Path) -> None:
+    labels = [np.zeros((60, 80), np.uint8) for _ in range(3)]
+    for number, label in enumerate(labels):
+        label[20:40, 20 + 8 * number : 40 + 8 * number] = 1
+    clip = Clip("a", [np.dstack([label * 200] * 3) for label in labels], labels, meta={"fps": 10})
+    moved, shown = move_clip(clip, 9)
+    assert shown == [0, 1, 2, 1, 0, 1, 2, 1, 0]
+    for number in range(9):
+        inside, bright = moved.labels(number) == 1, moved.image(number)[..., 0] > 100
+        assert (inside & bright).sum() > 0.8 * (inside | bright).sum()
+    assert not np.array_equal(moved.labels(0), moved.labels(8))
+    again = move_clip(clip, 9)[0]
+    assert all(np.array_equal(moved.image(number), again.image(number)) for number in range(9))
+
+
+def test_pictures_become_clips_of_joined_neighbours(tmp_path: Path) -> None:
+    masks = np.zeros((3, 256, 256), np.bool_)
+    masks[0, 50:120, 50:100], masks[1, 50:120, 102:150], masks[2, 200:250, 10:60] = True, True, True
+    picture = pack_taught("a", np.full((120, 160, 3), 90, np.uint8), masks, np.ones(3, np.float32))
+    write_shard(shard_path(tmp_path, 0), [picture])
+    (clip,) = open_clips(tmp_path)
+    assert np.unique(clip.labels(0)).tolist() == [0, 1]
+    both = fit(masks[0] | masks[1], clip.image(0)) > 0
+    assert ((clip.labels(0) == 1) & both).sum() > 0.9 * both.sum()

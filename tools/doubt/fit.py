@@ -5,8 +5,8 @@
 Logistic regression with weights whose signs are given, so that more evidence never lowers the confidence. Each folder
 of records counts by the square root of its size. A track's history depends on the weights, so records are played and
 weights fitted in turn. Masks that have jumped are left out: their largest confidence is the share of them that is
-right. The threshold of `sure` is the lowest at which at most 5 % of the sure masks are wrong in each
-folder.
+right. The threshold of `sure` is the lowest at which at most 5 % of the sure masks are wrong in each folder but the
+`--rough` ones, whose truth a teacher made on frames that lie far apart.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def choose_threshold(groups: list[Played]) -> float:
     return 0.99
 
 
-def fit(folders: list[list[Path]], used: list[str], rounds: int = ROUNDS) -> Fit:
-    """Fit the weights to the records in these files."""
+def fit(folders: list[list[Path]], used: list[str], rounds: int = ROUNDS, rough: int = 0) -> Fit:
+    """Fit the weights to the records in these files. The last `rough` folders have no part in the threshold."""
     weights = np.array([FIRST_WEIGHTS.get(name, 0.0) for name in FEATURES])
     bias, jumped = FIRST_BIAS, 0.5
     groups = [play(paths, (weights, bias, jumped)) for paths in folders]
@@ -101,7 +101,7 @@ def fit(folders: list[list[Path]], used: list[str], rounds: int = ROUNDS) -> Fit
         weights, bias = (weights + new_weights) / 2, (bias + new_bias) / 2
         jumped = round(float(np.concatenate([group.right[group.jumped] for group in groups]).mean()), 2)
         groups = [play(paths, (weights, bias, jumped)) for paths in folders]
-    return Fit(weights, bias, jumped, choose_threshold(groups), groups)
+    return Fit(weights, bias, jumped, choose_threshold(groups[: len(groups) - rough]), groups)
 
 
 def describe(name: str, group: Played, sure: float) -> str:
@@ -153,16 +153,18 @@ def main() -> None:
     parser = new_parser(__doc__)
     parser.add_argument("records", type=Path, nargs="+", help="folders of records")
     parser.add_argument("--without", default="", help="features to leave out, comma-separated")
+    parser.add_argument("--rough", type=Path, nargs="*", default=[], help="records of rough truth")
     parser.add_argument("--check", type=Path, nargs="*", default=[], help="records to measure only")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     args = parser.parse_args()
     used = [name for name in FEATURES if name not in args.without.split(",")]
-    files = [sorted(folder.glob("*.npz")) for folder in args.records]
-    found = fit(files, used)
+    folders = [*args.records, *args.rough]
+    files = [sorted(folder.glob("*.npz")) for folder in folders]
+    found = fit(files, used, rough=len(args.rough))
     for name, weight in zip(FEATURES, found.weights, strict=True):
         print(f"{name:16s} {weight:8.3f}")
     print(f"bias {found.bias:.3f}, jumped {found.jumped}, sure from {found.sure}")
-    for folder, group in zip(args.records, found.groups, strict=True):
+    for folder, group in zip(folders, found.groups, strict=True):
         print(describe(folder.name, group, found.sure))
     for folder in args.check:
         played = play(folder.glob("*.npz"), (found.weights, found.bias, found.jumped))

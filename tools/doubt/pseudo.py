@@ -2,10 +2,10 @@
 
     python -m tools.doubt.pseudo VIDEO... --teacher ../shared/weights/sam2-hiera-tiny -o out/doubt/real
 
-The teacher segments single frames. The prompt on a frame is the box of the mask on the frame before, with its logits.
-An object is kept if the way to the last frame and back ends on its first mask. Where the two ways disagree, its truth
-is unknown; see `tools.vos.sequences.UNKNOWN`. So the truth is a pseudo-truth, and objects that the teacher loses are
-missing.
+VIDEO is a file, or a folder of numbered JPEG files. The teacher segments single frames. The prompt on a frame is the
+box of the mask on the frame before, with its logits. An object is kept if the way to the last frame and back ends on
+its first mask. Where the two ways disagree, its truth is unknown; see `tools.vos.sequences.UNKNOWN`. So the truth is a
+pseudo-truth, and objects that the teacher loses are missing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ OVERLAP = 0.1  # share of an object that may lie in another
 
 
 def read_video(path: Path, stride: int, max_frames: int) -> list[Image]:
-    """Return every `stride`-th frame, BGR."""
+    """Return every `stride`-th frame of a video, or of a folder of numbered JPEG files, BGR."""
+    if path.is_dir():
+        return [np.asarray(cv2.imread(str(name)), np.uint8) for name in sorted(path.glob("*.jpg"))[::stride]][
+            :max_frames
+        ]
     video = cv2.VideoCapture(str(path))
     images: list[Image] = []
     number = 0
@@ -53,10 +57,11 @@ def read_video(path: Path, stride: int, max_frames: int) -> list[Image]:
 
 
 def choose(masks: Bools, count: int) -> list[int]:
-    """Choose masks [N, h, w] of middle size that do not overlap, the surest first."""
+    """Choose masks [N, h, w] of middle size that do not overlap: wholes before their parts, as they are prompted."""
     chosen: list[int] = []
     covered = np.zeros(masks.shape[1:], np.bool_)
-    for index, mask in enumerate(masks):
+    for index in np.argsort(-masks.sum(axis=(1, 2)), kind="stable").tolist():
+        mask = masks[index]
         share = mask.mean()
         if MIN_SHARE <= share <= MAX_SHARE and (mask & covered).sum() <= OVERLAP * mask.sum():
             chosen.append(index)
@@ -136,7 +141,7 @@ def _iou(one: Tensor, other: Tensor) -> Tensor:
 
 def main() -> None:
     parser = new_parser(__doc__)
-    parser.add_argument("videos", type=Path, nargs="+", help="video files")
+    parser.add_argument("videos", type=Path, nargs="+", help="video files, or folders of JPEG files")
     parser.add_argument("--teacher", type=Path, required=True, help="folder of SAM weights")
     parser.add_argument("--size", type=int, default=512, help="image size of the teacher")
     parser.add_argument("--stride", type=int, default=2, help="use every N-th frame")

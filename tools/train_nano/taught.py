@@ -25,6 +25,7 @@ from .augment import SMALLEST, Augmentation, Sample, Sprite, coverage, cut_out
 
 Labels = npt.NDArray[np.uint8]  # [h, w]
 Bools = npt.NDArray[np.bool_]
+Shift = npt.NDArray[np.float32]  # px [h, w, 2]
 
 COARSE = 4  # px by which masks are thinned out to compare them
 WITHIN, LARGER, SCENE = (
@@ -34,9 +35,15 @@ WITHIN, LARGER, SCENE = (
 )  # a part: so much of it in another, that is so much larger, and no scene
 PART = 0.05  # how often a part is drawn, against a whole
 MOST_IDS = 6  # objects of a clip
+JOINED = 0.5  # share of these that are seen as one with a neighbour, as an animal's body with its head
+LARGEST = 0.4  # share of the picture that both may cover
+REACH = 5  # px between neighbours
 OVERLAP = 0.1  # of an object's area that another of the clip may cover
-WINDOW = (0.65, 0.95)  # of a picture's sides: what the moving camera sees of it
-TURN = 0.12  # radians
+WINDOW = (0.45, 0.95)  # of a picture's sides: what the moving camera sees of it
+TURN = 0.2  # radians
+BENT = 0.5  # share of clips in which all that is seen deforms
+BEND = 0.03  # standard deviation of the shift, in longer sides of the picture
+KNOTS = 5  # along each side, between which the shift is smooth
 SIDE = 256  # of masks
 QUALITY = 92
 
@@ -83,10 +90,10 @@ class TaughtPictures:
         """A camera that moves over one picture."""
         picture = self._draw(rng)
         image, masks = picture.image(), picture.masks()
-        labels = np.zeros(image.shape[:2], np.uint8)
-        for number, index in enumerate(apart(masks, choose(rng, masks, 3 * MOST_IDS))[:MOST_IDS]):
-            labels[(fit(masks[index], image) > 0) & (labels == 0)] = number + 1
-        views = [_view(affine, image, labels) for affine in camera_path(rng, image.shape[:2], frames)]
+        labels = join(rng, draw_labels(rng, image, masks, MOST_IDS))
+        path = camera_path(rng, image.shape[:2], frames)
+        bend = bending(rng, image.shape[:2], frames) if rng.random() < BENT else [None] * frames
+        views = [see(*moved, image, labels) for moved in zip(path, bend, strict=True)]
         return [view[0] for view in views], [view[1] for view in views]
 
     def sprites(self, rng: np.random.Generator, count: int) -> list[Sprite]:
@@ -105,6 +112,14 @@ class TaughtPictures:
         weight = np.sqrt([len(pictures) for pictures in collections])
         pictures = collections[int(rng.choice(len(collections), p=weight / weight.sum()))]
         return pictures[int(rng.integers(len(pictures)))]
+
+
+def draw_labels(rng: np.random.Generator, image: Image, masks: Bools, most: int) -> Labels:
+    """Return labels [h, w] of up to `most` of an image's masks [N, 256, 256] that lie apart."""
+    labels = np.zeros(image.shape[:2], np.uint8)
+    for number, index in enumerate(apart(masks, choose(rng, masks, 3 * most))[:most]):
+        labels[(fit(masks[index], image) > 0) & (labels == 0)] = number + 1
+    return labels
 
 
 def choose(rng: np.random.Generator, masks: Bools, most: int) -> npt.NDArray[np.int64]:
@@ -134,6 +149,25 @@ def apart(masks: Bools, order: npt.NDArray[np.int64]) -> list[int]:
     return kept
 
 
+def join(rng: np.random.Generator, labels: Labels, often: float = JOINED) -> Labels:
+    """Return labels [h, w] in which some objects, a share `often` of those that have one, have a neighbour's id.
+
+    Masks of a teacher are of one colour or one texture more often than things are.
+    """
+    reach = np.ones((2 * REACH + 1, 2 * REACH + 1), np.uint8)
+    for number in np.unique(labels)[1:]:
+        mask = labels == number
+        if rng.random() >= often or not mask.any():
+            continue
+        near = np.unique(labels[cv2.dilate(mask.astype(np.uint8), reach) > 0])
+        others = [other for other in near if other not in (0, number)]
+        if others:
+            other = rng.choice(others)
+            if (mask | (labels == other)).mean() <= LARGEST:
+                labels = np.where(mask, other, labels).astype(np.uint8)
+    return labels
+
+
 def _shared(masks: Bools) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Cells that masks [N, h, w] share with one another [N, N], and their areas [N], both thinned out."""
     flat = masks[:, ::COARSE, ::COARSE].reshape(len(masks), -1).astype(np.float32)
@@ -141,26 +175,46 @@ def _shared(masks: Bools) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float
 
 
 def camera_path(
-    rng: np.random.Generator, shape: tuple[int, ...], frames: int
+    rng: np.random.Generator, shape: tuple[int, ...], frames: int, ways: int = 1
 ) -> list[npt.NDArray[np.float64]]:
-    """A 2x3 map of picture to view for each frame: a window that wanders, grows and turns over (height, width)."""
+    """A 2x3 map of picture to view for each frame: a window that wanders, grows and turns over (height, width).
+
+    ways: windows that it goes to, one after the other, each as long.
+    """
     size = np.array(shape[1::-1], np.float64)
-    begin, end = rng.uniform(*WINDOW, 2), rng.uniform(0, 1, (2, 2))
-    angles = rng.normal(0, TURN, 2)
+    knots = np.linspace(0, 1, ways + 1)
+    shares, angles = rng.uniform(*WINDOW, ways + 1), rng.normal(0, TURN, ways + 1)
+    places = rng.uniform(0, 1, (2, ways + 1))
     path = []
     for time in np.linspace(0, 1, frames):
-        share = begin[0] + (begin[1] - begin[0]) * time
-        centre = size * (share / 2 + (1 - share) * (end[0] + (end[1] - end[0]) * time))
-        angle = angles[0] + (angles[1] - angles[0]) * time
+        share, angle = np.interp(time, knots, shares), np.interp(time, knots, angles)
+        place = np.array([np.interp(time, knots, along) for along in places])
+        centre = size * (share / 2 + (1 - share) * place)
         turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) / share
         path.append(np.hstack([turn, (size / 2 - turn @ centre)[:, None]]))
     return path
 
 
-def _view(affine: npt.NDArray[np.float64], image: Image, labels: Labels) -> tuple[Image, Labels]:
-    size = (labels.shape[1], labels.shape[0])
-    seen = cv2.warpAffine(image, affine, size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
-    return seen, cv2.warpAffine(labels, affine, size, flags=cv2.INTER_NEAREST)
+def bending(rng: np.random.Generator, shape: tuple[int, ...], frames: int) -> list[Shift | None]:
+    """Return a smooth shift in px [h, w, 2] for each frame (height, width), which changes from frame to frame."""
+    knots = rng.normal(0, BEND * max(shape), (2, KNOTS, KNOTS, 2))
+    phase = rng.uniform(-np.pi, np.pi) + np.linspace(0, rng.uniform(0.3, np.pi), frames)
+    shifts = (np.cos(angle) * knots[0] + np.sin(angle) * knots[1] for angle in phase)
+    return [cv2.resize(s.astype(np.float32), shape[1::-1], interpolation=cv2.INTER_CUBIC) for s in shifts]
+
+
+def see(
+    affine: npt.NDArray[np.float64], shift: Shift | None, image: Image, labels: Labels
+) -> tuple[Image, Labels]:
+    """Return an image and its labels as a moved camera sees them, then shifted. Beyond its edges both are mirrored."""
+    height, width = labels.shape
+    places = np.moveaxis(np.mgrid[:height, :width][::-1], 0, -1).astype(np.float32)
+    if shift is not None:
+        places += shift
+    turn = np.linalg.inv(affine[:, :2])
+    places = ((places - affine[:, 2]) @ turn.T).astype(np.float32)
+    seen = cv2.remap(image, places, None, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
+    return seen, cv2.remap(labels, places, None, cv2.INTER_NEAREST, borderMode=cv2.BORDER_REFLECT_101)
 
 
 def fit(mask: Bools, image: Image) -> Labels:

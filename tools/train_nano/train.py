@@ -89,9 +89,9 @@ def picture_stages(minutes: float, rate: float = PICTURE_RATE) -> list[Stage]:
     object loses more.
     """
     frames = Recipe(clips=16, frames=1, objects=3, pictures=0.75)
-    short = Recipe(clips=4, frames=4, objects=4, pictures=0.35)
-    long = Recipe(clips=2, frames=8, objects=4, pictures=0.35)
-    lasting = Recipe(clips=2, frames=16, objects=4, pictures=0.35, encoder=False)
+    short = Recipe(clips=4, frames=4, objects=4, pictures=0.6)
+    long = Recipe(clips=2, frames=8, objects=4, pictures=0.6)
+    lasting = Recipe(clips=2, frames=16, objects=4, pictures=0.6, encoder=False)
     beside = (short, frames, long, frames, lasting)
     return [Stage("pictures", minutes * 60, rate, frames, beside=beside, light=True)]
 
