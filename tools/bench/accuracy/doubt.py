@@ -6,7 +6,7 @@
 
 A set is a folder of clips in DAVIS' layout: rendered ones that the fit has not seen (`python -m tools.scenes --split
 val --clips 14 --frames 80 --seed 931 --scenario free=3,occlusion=3,leave=2,lookalike=3 -o out/scenes/doubt`), or real
-video with pseudo-masks (`python -m tools.doubt.pseudo VIDEOS --stride 6 --frames 40 --objects 3 -o out/doubt-report`).
+video with pseudo-masks (`tools.doubt.pseudo`), moved and bent (`python -m tools.doubt.moved FOLDER -o out/moved`).
 Each object is prompted by its mask on its first frame. A mask is wrong if its IoU with the truth is below 0.5. Frames
 on which no mask is published do not count. The tracks are recorded once; remove the folder of records to track again.
 Names are measured on clips of similar things that the fit has not seen (`python -m tools.scenes --split test --scenario
@@ -42,7 +42,7 @@ SETS = {
     "rendered, unseen": ROOT / "out/scenes/doubt",
     "DAVIS": SHARED / "data/davis",
     "DROID, pseudo-masks": ROOT / "out/droid-tracks",
-    "real video, pseudo-masks": ROOT / "out/doubt-report",
+    "real video, moved and bent": ROOT / "out/moved",
 }
 COVERAGES = (0.5, 0.65, 0.8)
 EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
