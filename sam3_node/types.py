@@ -175,14 +175,15 @@ class Closeable:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def closed_on_error(self) -> Iterator[None]:
-        """Close it if the block raises, such as the rest of its constructor."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
+
+@contextmanager
+def closed_on_error(owner: Closeable) -> Iterator[None]:
+    """Close `owner` if the block raises, such as the rest of its constructor."""
+    try:
+        yield
+    except BaseException:
+        owner.close()
+        raise
 
 
 # Camera frames

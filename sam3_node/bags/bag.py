@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import BagError, WireError
 from ..files import describe_stand_in
-from ..types import Closeable, Depth, Frame, FramePose, Image
+from ..types import Closeable, Depth, Frame, FramePose, Image, closed_on_error
 from ..wire import decode_image
 from .decompression import STILL_SUFFIXES
 from .discovery import Camera, Firsts, choose_cameras, probe, settle_kinds
@@ -194,7 +194,7 @@ class _ForeignBag(Bag):
     ) -> None:
         super().__init__(reader.path, span)
         self._reader, self._opening = reader, ReadReport()
-        with reader.closed_on_error():
+        with closed_on_error(reader):
             cameras = self._drop_unreadable(*self._choose(chosen), chosen)
         self._cameras = [replace(camera, depth_stated=depth_aligned) for camera in cameras]
         self._pairing = Pairing(self._cameras)

@@ -34,7 +34,7 @@ from ..errors import CameraError, WireError
 from ..processes.signals import WaitingNotice
 from ..settings import CameraSettings
 from ..transport.foreign import ForeignHub, ForeignSubscriber
-from ..types import NANOSECONDS, Buffer, ColourEncoding, Depth, Frame, Image
+from ..types import NANOSECONDS, Buffer, ColourEncoding, Depth, Frame, Image, closed_on_error
 from ..wire.codec import MAX_INT, MAX_SIDE, Limits, describe, unpack
 from ..wire.images import (
     MAX_FRAME_PIXELS,
@@ -215,7 +215,7 @@ class ServerSource:
         self._cameras: dict[str, _ServerCamera] = {}
         self._others: dict[str, None] = {}  # names that the server sends beside the chosen one
         self._notice = WaitingNotice(self._explain_silence)
-        with self._notice.closed_on_error():
+        with closed_on_error(self._notice):
             self._receiver = (
                 ForeignHub(endpoint, self._deliver, insecure)
                 if settings.dialect == _HUB

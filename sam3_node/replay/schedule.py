@@ -23,7 +23,7 @@ from ..calibration.poses import PoseTrack
 from ..errors import CalibrationError, ReplayError, RequestError
 from ..node.cameras import pose_at
 from ..perception.spatial import BASE, GRIPPER
-from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
+from ..types import Clock, Closeable, Frame, FramePose, MaskFrame, closed_on_error
 from ..wire import CAUGHT_UP, Event, encode_mask
 from ..wire.frame_prompt import FramePrompt
 from ..wire.operations import CHANGES
@@ -84,7 +84,7 @@ class Schedule(Closeable):
         self.description = _read_description(self._recorded)
         self.settings = settings_for(job, self.description)
         self._bag = open_bag(path, job.topics, job.span, job.depth_aligned)
-        with self.closed_on_error():
+        with closed_on_error(self):
             check_extents(job.objects, islice(self.frames(), MAX_FIRST_FRAMES))
 
     @property

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import zmq
 
 from ..errors import TransportError
-from ..types import Buffer, Closeable
+from ..types import Buffer, Closeable, closed_on_error
 from ..wire import BEAT_TOPIC
 from .security import CURVE_BYTES, ClientKeys, Security, Socket, explain_refusal
 
@@ -543,7 +543,7 @@ class ReconnectingSocket(Closeable):
         self._watched = False
         self._beats = False  # on this connection
         self._silent_s = 0.0
-        with self.closed_on_error():
+        with closed_on_error(self):
             connect(socket, endpoint)
 
     @property

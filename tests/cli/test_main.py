@@ -227,7 +227,7 @@ def test_doctor_says_what_was_chosen_for_the_gpu_and_estimates_its_memory(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     small = SimpleNamespace(total_memory=8e9)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: small)
-    monkeypatch.setattr(choice, "identify_setup", lambda settings: "a setup")
+    monkeypatch.setattr("sam3_node.engines.fast_torch.identify_setup", lambda settings: "a setup")
     settings = load_settings(overrides={"engine.folder": str(tmp_path), "tracker.max_objects": "64"})
     first, memory = doctor._check_options(settings)
     assert "not chosen yet" in first.detail

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import BagError, WireError
-from ...types import NANOSECONDS
+from ...types import NANOSECONDS, closed_on_error
 from ...wire.images import MAX_FRAME_PIXELS
 from ..isolated import IsolatedCalls
 from ..messages.ros import first_bytes
@@ -59,7 +59,7 @@ class Hdf5Bag(SampleReader):
         super().__init__(path)
         self._selection = split_selection(path)
         self._calls = IsolatedCalls("h5py", "hdf5")
-        with self._calls.closed_on_error():
+        with closed_on_error(self._calls):
             content = self._calls.call("list_hdf5", self._selection.path)
             episodes = list(_find_episodes(self._selection.path, content["datasets"]))
             self._fps = self._selection.fps or _find_rate(self._selection.path, content["attributes"])

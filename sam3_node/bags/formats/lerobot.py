@@ -23,7 +23,7 @@ import numpy.typing as npt
 from ...errors import BagError, WireError
 from ...files import describe_stand_in
 from ...geometry import quaternion_from_rotation, rotation_from_vector
-from ...types import NANOSECONDS, Clock, Depth, FramePose
+from ...types import NANOSECONDS, Clock, Depth, FramePose, closed_on_error
 from ...wire import encode_depth
 from ...wire.images import compressed_size, is_depth_png
 from ..decompression import decode_float_tiff, decode_still_depth
@@ -364,7 +364,7 @@ class LeRobotBag(SampleReader):
         super().__init__(path)
         self._selection = split_selection(path)
         self.tables = IsolatedCalls("pyarrow", "lerobot-datasets")
-        with self.tables.closed_on_error():
+        with closed_on_error(self.tables):
             self.layout = read_layout(self._selection.path, self.tables)
             numbers = [episode.number for episode in self.layout.episodes]
             if not any(map(self._selection.has, numbers)):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ...errors import BagError, require
 from ...files import describe_stand_in
-from ...types import NANOSECONDS, Buffer, Closeable
+from ...types import NANOSECONDS, Buffer, Closeable, closed_on_error
 from ..decompression import DecompressionError, Expansion, decompress, decompress_file
 from ..messages.ros import RawMessage, deserialise, first_bytes, list_topics, read_sample
 from ..messages.ros_images import MessageError
@@ -67,7 +67,7 @@ class RosBag(SampleReader):
         self._opening = ReadReport()
         self._unpacked: tempfile.TemporaryDirectory[str] | None = None
         self._files: list[SampleReader] = []
-        with self.closed_on_error():
+        with closed_on_error(self):
             self._files = self._open()
         self.topics = tuple({topic.name: topic for file in self._files for topic in file.topics}.values())
 
