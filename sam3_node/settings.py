@@ -307,7 +307,7 @@ class TrackerSettings(Section):
     feature_cache_mb: float = Field(1024.0, ge=0.0, le=1e6)
     """Maximum memory in MB for the kept features of one camera. The host keeps them if the GPU has less than 16 times
     this memory."""
-    min_confidence: float = Field(0.88, ge=0.0, le=1.0)
+    min_confidence: float = Field(0.91, ge=0.0, le=1.0)
     """Confidence below which a mask is marked doubtful: 5 % wrong masks above it on the training clips. 0: never."""
     hide_below: float = Field(0.1, ge=0.0, le=1.0)
     """Confidence below which the node withholds a mask and marks the object occluded. 0: never. Only for weights that
