@@ -308,7 +308,8 @@ class TrackerSettings(Section):
     """Maximum memory in MB for the kept features of one camera. The host keeps them if the GPU has less than 16 times
     this memory."""
     min_confidence: float = Field(0.91, ge=0.0, le=1.0)
-    """Confidence below which a mask is marked doubtful: 5 % wrong masks above it on the training clips. 0: never."""
+    """Confidence below which a mask is marked doubtful: at most 5 % wrong masks above it on each of the training and
+    test sets. 0: never."""
     hide_below: float = Field(0.1, ge=0.0, le=1.0)
     """Confidence below which the node withholds a mask and marks the object occluded. 0: never. Only for weights that
     the confidence is calibrated for."""
