@@ -5,14 +5,16 @@
 Logistic regression with weights whose signs are given, so that more evidence never lowers the confidence. Each folder
 of records counts by the square root of its size. A track's history depends on the weights, so records are played and
 weights fitted in turn. Masks that have jumped are left out: their largest confidence is the share of them that is
-right. The threshold of `sure` is the lowest at which at most 5 % of the sure masks are wrong in each folder but the
-`--rough` ones, whose truth a teacher made on frames that lie far apart.
+right. The threshold of `sure` is the lowest at which at most 5 % of the sure masks are wrong in each folder, fitted or
+checked, but the `--rough` ones, whose truth a teacher made on frames that lie far apart.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,8 +93,8 @@ def choose_threshold(groups: list[Played]) -> float:
     return 0.99
 
 
-def fit(folders: list[list[Path]], used: list[str], rounds: int = ROUNDS, rough: int = 0) -> Fit:
-    """Fit the weights to the records in these files. The last `rough` folders have no part in the threshold."""
+def fit(folders: list[list[Path]], used: list[str], rounds: int = ROUNDS) -> Fit:
+    """Fit the weights to the records in these files."""
     weights = np.array([FIRST_WEIGHTS.get(name, 0.0) for name in FEATURES])
     bias, jumped = FIRST_BIAS, 0.5
     groups = [play(paths, (weights, bias, jumped)) for paths in folders]
@@ -101,7 +103,7 @@ def fit(folders: list[list[Path]], used: list[str], rounds: int = ROUNDS, rough:
         weights, bias = (weights + new_weights) / 2, (bias + new_bias) / 2
         jumped = round(float(np.concatenate([group.right[group.jumped] for group in groups]).mean()), 2)
         groups = [play(paths, (weights, bias, jumped)) for paths in folders]
-    return Fit(weights, bias, jumped, choose_threshold(groups[: len(groups) - rough]), groups)
+    return Fit(weights, bias, jumped, choose_threshold(groups), groups)
 
 
 def describe(name: str, group: Played, sure: float) -> str:
@@ -121,7 +123,7 @@ def write(path: Path, found: Fit, command: str) -> None:
     """Write the weights of masks into the module of weights."""
     replace_part(
         path,
-        f"# masks: {command}",
+        *textwrap.wrap(f"# masks: {command}", 115, subsequent_indent="#   "),
         f"MASK_BIAS = {found.bias:.4g}",
         "MASK_WEIGHTS = {",
         *(
@@ -134,7 +136,7 @@ def write(path: Path, found: Fit, command: str) -> None:
         f"JUMPED = {found.jumped}",
         '"""Largest confidence of a mask that has jumped: the share of these that were right on the training clips."""',
         f"SURE_MASK = {found.sure}",
-        '"""Confidence from which at most 5 % of the masks were wrong in each folder of training clips."""',
+        '"""Confidence from which at most 5 % of the masks were wrong in each folder of clips."""',
         'MASKS_CALIBRATED_FOR = ("nano",)',
         '"""Names of the models whose masks the weights were fitted to."""',
     )
@@ -144,8 +146,8 @@ def replace_part(path: Path, *lines: str) -> None:
     """Write lines in the place of the part of a module that begins with the same comment; append a new part."""
     text = path.read_text() if path.exists() else ""
     before, _, replaced = text.partition(lines[0].split(":")[0] + ":")
-    _, mark, after = replaced.partition("\n# ")
-    parts = before.rstrip(), "\n".join(lines), (mark + after).strip()
+    after = re.split(r"\n(?=# \w+: )", replaced, maxsplit=1)[1:]
+    parts = before.rstrip(), "\n".join(lines), *(part.strip() for part in after)
     path.write_text("\n\n".join(part for part in parts if part) + "\n")
 
 
@@ -154,20 +156,22 @@ def main() -> None:
     parser.add_argument("records", type=Path, nargs="+", help="folders of records")
     parser.add_argument("--without", default="", help="features to leave out, comma-separated")
     parser.add_argument("--rough", type=Path, nargs="*", default=[], help="records of rough truth")
-    parser.add_argument("--check", type=Path, nargs="*", default=[], help="records to measure only")
+    parser.add_argument("--check", type=Path, nargs="*", default=[], help="records for the threshold only")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     args = parser.parse_args()
     used = [name for name in FEATURES if name not in args.without.split(",")]
     folders = [*args.records, *args.rough]
     files = [sorted(folder.glob("*.npz")) for folder in folders]
-    found = fit(files, used, rough=len(args.rough))
+    found = fit(files, used)
+    model = found.weights, found.bias, found.jumped
+    checked = [play(sorted(folder.glob("*.npz")), model) for folder in args.check]
+    found = found._replace(sure=choose_threshold([*found.groups[: len(args.records)], *checked]))
     for name, weight in zip(FEATURES, found.weights, strict=True):
         print(f"{name:16s} {weight:8.3f}")
     print(f"bias {found.bias:.3f}, jumped {found.jumped}, sure from {found.sure}")
     for folder, group in zip(folders, found.groups, strict=True):
         print(describe(folder.name, group, found.sure))
-    for folder in args.check:
-        played = play(folder.glob("*.npz"), (found.weights, found.bias, found.jumped))
+    for folder, played in zip(args.check, checked, strict=True):
         print(describe(folder.name, played, found.sure))
     if not args.dry_run:
         write(TARGET, found, shlex.join(["python", "-m", "tools.doubt.fit", *sys.argv[1:]]))
