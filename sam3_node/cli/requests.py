@@ -24,6 +24,8 @@ SETS_FOLDER = Path("prompts")
 """Folder of prompt sets, beside the profile or in the working directory."""
 SUFFIX = ".json"
 MAX_SET_BYTES = 1 << 20
+FRAME_SIZE_MS = 500
+"""Longest time to wait for masks before a box is sent."""
 LIMITS = ("scores", "most", "priorities")
 """Maps by prompt that a set may have, as `set_prompts` takes them."""
 
@@ -138,6 +140,8 @@ def object_add(args: Namespace, settings: Settings) -> None:
     """Track an object and print its id alone on a line, so that scripts can read it."""
     with connect(args, settings) as client:
         prompt = {**_make_prompt(args), "mask": _read_mask(args.mask)}
+        if args.box and args.seq is None:
+            client.latest(FRAME_SIZE_MS)  # masks tell the size of the frame, and so whether it holds the box
         print(client.add_object(**prompt, label=args.label, priority=args.priority).id)
     if args.seq is None:
         _report_idle(settings)

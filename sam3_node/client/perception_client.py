@@ -20,7 +20,7 @@ from ..transport.sockets import SocketOwner
 from ..types import Delivery, Job, MaskFrame, Priority, resume
 from ..wire import Fields
 from .diagnosis import Wanted, diagnose, find_sending_camera
-from .mask_reader import CallbackThread, FoundObject, KnownEpochs, LabelSearch, OnError, OnMasks
+from .mask_reader import CallbackThread, Deadline, FoundObject, KnownEpochs, LabelSearch, OnError, OnMasks
 from .values import (
     AddedObject,
     MaskLike,
@@ -39,6 +39,7 @@ from .values import (
     drop_none,
     fetch_snapshot,
     make_snapshot,
+    note_clipping,
     pack_prompt,
     read_added,
     read_object,
@@ -99,6 +100,7 @@ class PerceptionClient(SocketOwner):
         self._callbacks: CallbackThread | None = None
         self._starting = threading.Lock()
         self._closed = False
+        self._timeout_ms = timeout_ms
         self._control = ControlClient(control, timeout_ms, security)
         try:
             self._masks = MaskSubscriber(masks, delivery, cameras, security, lazy=True)
@@ -164,9 +166,9 @@ class PerceptionClient(SocketOwner):
     def _read_latest_of_all(
         self, cameras: Sequence[str], timeout_ms: int | None, max_spread_ms: float
     ) -> MasksOfCameras | None:
-        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        deadline = Deadline(timeout_ms)
         while True:
-            masks = self._read_latest(_milliseconds_to(deadline_s))
+            masks = self._read_latest(deadline.left_ms)
             if masks is None:
                 return None
             self._together[masks.camera] = masks
@@ -225,8 +227,9 @@ class PerceptionClient(SocketOwner):
         TransportError with lossless delivery and after `close`.
         """
         search = self._search(label, camera, most)
-        found = self._masks.newest.wait(search.find, None if timeout_ms is None else timeout_ms / 1000)
-        return self._settle(search, found, label, timeout_ms)
+        deadline = Deadline(timeout_ms)
+        found = self._masks.newest.wait(search.find, deadline.before_reason_s)
+        return self._settle(search, found, label, deadline)
 
     def wait_for_camera(self, timeout_ms: int | None = 30_000) -> str:
         """Wait until the node has processed a frame of a camera that sends, and return that camera's name.
@@ -242,16 +245,20 @@ class PerceptionClient(SocketOwner):
     def _search_camera(self, timeout_ms: int | None) -> Job[str]:
         """Ask the node for a camera that sends, once in each turn."""
         self._require_open()
-        deadline_s = time.monotonic() + (math.inf if timeout_ms is None else timeout_ms / 1000)
+        deadline, reason = Deadline(timeout_ms), ""
         while not self._closed:
-            # without a node, a request would wait longer than the deadline
-            description = self._describe_node() if self.connected else None
+            description = None
+            if self.connected:  # without a node, a request would wait in vain
+                with suppress(TransportError):
+                    description = self._describe(deadline)
             camera = find_sending_camera(description, self._wanted.cameras)
             if camera is not None:
                 return camera
-            if time.monotonic() > deadline_s:
+            if not reason and deadline.before_reason_s == 0:
+                reason = self._explain(deadline)
+            if deadline.left_s == 0:
                 kind = AuthenticationError if self._masks.refusals else TransportError
-                raise kind(f"no camera sent frames within {timeout_ms} ms: {self.diagnosis()}")
+                raise kind(f"no camera sent frames within {timeout_ms} ms: {reason}")
             yield
         raise TransportError("cannot wait for a camera: this client is closed")
 
@@ -262,16 +269,21 @@ class PerceptionClient(SocketOwner):
         for up to a second at what the masks endpoint sends instead, such as the frames of a camera.
         """
         self._require_open()
+        return self._explain(Deadline(None))
+
+    def _explain(self, deadline: Deadline) -> str:
+        """Return the diagnosis, made in the time that is left."""
+        description = None
         try:
-            description = cast(dict[str, Any], self._control.call("describe"))
+            description = self._describe(deadline)
         except AuthenticationError as error:
             return str(error)
         except TransportError:
-            description = None
+            pass
         if self._masks.refusals:
             return self._masks.refusals[0]
-        connected = self.connected
-        return diagnose(description, self._wanted, connected, self._masks.count_arrivals(SAMPLE_MS))
+        arrivals = self._masks.count_arrivals(deadline.limit_ms(SAMPLE_MS))
+        return diagnose(description, self._wanted, self.connected, arrivals)
 
     def add_object(
         self,
@@ -288,21 +300,32 @@ class PerceptionClient(SocketOwner):
         """Track a new object. The result holds its id.
 
         Prompts are `points` [n, 2] with `labels` [n] (1 inside, 0 outside; default all 1), `box` (x0, y0, x1, y1) or
-        `mask` bool [height, width]. With `seq`, the prompt applies at once to that recent frame, and the result holds
-        the mask. Without `seq`, it applies to the next frame that arrives. An object of `priority` "low" is tracked on
-        every second frame while the node exceeds its latency budget.
+        `mask` [height, width] of bool, of 0 and 1, or of 0 and 255. Of a box that reaches beyond the frame, the node
+        uses the part inside, and the result's `note` says so. A box outside raises RequestError. With `seq`, the prompt
+        applies at once to that recent frame, and the result holds the mask. Without `seq`, it applies to the next frame
+        that arrives. An object of `priority` "low" is tracked on every second frame while the node exceeds its latency
+        budget.
         """
         check_begins(points, labels, box, mask)
         args = pack_prompt(points, labels, box, mask) | drop_none(label=label, seq=seq, priority=priority)
+        deadline = Deadline(self._timeout_ms)
         try:
             result = self._call_with_epoch("add_object", args, camera)
         except NodeRestarted:
             if self._on_restart is None:
                 raise
-            result = self._call_with_epoch("add_object", args, camera)
+            result = self._call_with_epoch("add_object", args, camera, deadline=deadline)
         added = read_added(result)
         self._report(self._epochs.meet(added.camera, added.epoch))
-        return added
+        newest = self._masks.newest.get(added.camera)
+        size = (
+            added.segmentation.mask.size
+            if added.segmentation
+            else (newest.height, newest.width)
+            if newest
+            else None
+        )
+        return note_clipping(added, box, size)
 
     def refine_object(
         self,
@@ -322,7 +345,8 @@ class PerceptionClient(SocketOwner):
         frame. Raises RequestError for an object that has not been on a frame yet.
         """
         args = pack_prompt(points, labels, box, mask) | drop_none(id=id, seq=seq)
-        return read_segmentation(self._call_on_object("refine_object", args, camera, epoch))
+        segmentation = read_segmentation(self._call_on_object("refine_object", args, camera, epoch))
+        return note_clipping(segmentation, box, segmentation.mask.size)
 
     def remove_object(self, id: int, *, camera: str | None = None, epoch: int | None = None) -> None:
         """Stop tracking an object."""
@@ -354,7 +378,8 @@ class PerceptionClient(SocketOwner):
         """Segment once, without tracking, on the recent frame `seq` (default: the latest)."""
         check_begins(points, labels, box)
         args = pack_prompt(points, labels, box, None) | drop_none(seq=seq, camera=camera)
-        return read_segmentation(self._call("segment", args))
+        segmentation = read_segmentation(self._call("segment", args))
+        return note_clipping(segmentation, box, segmentation.mask.size)
 
     def segment_everything(
         self,
@@ -482,9 +507,13 @@ class PerceptionClient(SocketOwner):
         return LabelSearch(self._masks, label, camera, self._sure_only, self._epochs.has_ended, most)
 
     def _settle(
-        self, search: LabelSearch, found: FoundObject | None, label: str, timeout_ms: int | None
+        self, search: LabelSearch, found: FoundObject | None, label: str, deadline: Deadline
     ) -> FoundObject:
-        """Return what a search has found, or raise the error that says what was seen instead."""
+        """Return what a search has found, or finds until its end; else raise the error that says what was seen."""
+        reason = ""
+        if found is None and not self._closed:
+            reason = self._explain(deadline) if search.describe_sight() is None else ""
+            found = self._masks.newest.wait(search.find, deadline.left_s)
         if found is not None:
             masks = found.masks
             self._report(self._epochs.meet(masks.camera, masks.epoch, masks.node))
@@ -494,15 +523,15 @@ class PerceptionClient(SocketOwner):
         sight = search.describe_sight()
         if sight is None:
             kind = AuthenticationError if self._masks.refusals else TransportError
-            raise kind(f"no masks came within {timeout_ms} ms: {self.diagnosis()}")
-        raise NotSeenError(f"no object {label!r} was tracked within {timeout_ms} ms: {sight}")
+            raise kind(f"no masks came within {deadline.timeout_ms} ms: {reason}")
+        raise NotSeenError(f"no object {label!r} was tracked within {deadline.timeout_ms} ms: {sight}")
 
     def _take_next(self, timeout_ms: int | None) -> MaskFrame | None:
         """Take the next masks of an epoch that has not ended; raise or report if theirs is new."""
-        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        masks = self._take(deadline_s)
+        deadline = Deadline(timeout_ms)
+        masks = self._take(deadline)
         while masks is not None and self._epochs.has_ended(masks.camera, masks.epoch):
-            masks = self._take(deadline_s)
+            masks = self._take(deadline)
         if masks is None:
             return None
         restart = self._epochs.meet(masks.camera, masks.epoch, masks.node)
@@ -511,12 +540,12 @@ class PerceptionClient(SocketOwner):
         self._report(restart)
         return self._filter(masks)
 
-    def _take(self, deadline_s: float | None) -> MaskFrame | None:
+    def _take(self, deadline: Deadline) -> MaskFrame | None:
         """Return the next masks: first those that an error held back, or newer ones of their camera."""
         try:
             held = self._held.popleft()
         except IndexError:
-            return self._masks.take(_milliseconds_to(deadline_s))
+            return self._masks.take(deadline.left_ms)
         newer = self._masks.take(0) if self._wanted.delivery == "newest" else None
         if newer is not None and newer.camera == held.camera:
             return newer
@@ -547,10 +576,10 @@ class PerceptionClient(SocketOwner):
         self._require_open()
         return self._control
 
-    def _describe_node(self) -> dict[str, Any] | None:
-        with suppress(TransportError):
-            return cast(dict[str, Any], self._control.call("describe"))
-        return None
+    def _describe(self, deadline: Deadline) -> dict[str, Any]:
+        """Ask the node for its description, in half of the time that is left at most."""
+        timeout_ms = deadline.limit_ms(2 * self._timeout_ms) // 2
+        return cast(dict[str, Any], self._control.call_within(timeout_ms, "describe"))
 
     def _call_on_object(self, op: str, args: dict[str, Any], camera: str | None, epoch: int | None) -> Fields:
         """Send a request that names an object's id, of `epoch` or of the one that this client knows."""
@@ -558,7 +587,12 @@ class PerceptionClient(SocketOwner):
         return self._call_with_epoch(op, args, self._epochs.name_camera(camera), epoch)
 
     def _call_with_epoch(
-        self, op: str, args: dict[str, Any], camera: str | None, epoch: int | None = None
+        self,
+        op: str,
+        args: dict[str, Any],
+        camera: str | None,
+        epoch: int | None = None,
+        deadline: Deadline | None = None,
     ) -> Fields:
         """Send a request that the node refuses if the ids of the camera have begun again."""
         self._require_open()
@@ -567,7 +601,7 @@ class PerceptionClient(SocketOwner):
             return self._call(op, args | drop_none(camera=camera, epoch=epoch))
         checked = drop_none(camera=camera, epoch=known.epoch if known else None)
         try:
-            return self._call(op, args | checked)
+            return self._call(op, args | checked, deadline)
         except NodeRestarted as error:
             if known is not None:
                 error.camera, error.old_epoch = known
@@ -576,10 +610,6 @@ class PerceptionClient(SocketOwner):
                 self._on_restart(error)
             raise
 
-    def _call(self, op: str, args: dict[str, Any]) -> Fields:
-        return Fields(self._open_control.call(op, **args), op)
-
-
-def _milliseconds_to(deadline_s: float | None) -> int | None:
-    """Return the time that is left, not below 0."""
-    return None if deadline_s is None else max(0, math.ceil((deadline_s - time.monotonic()) * 1000))
+    def _call(self, op: str, args: dict[str, Any], deadline: Deadline | None = None) -> Fields:
+        timeout_ms = (deadline or Deadline(None)).limit_ms(self._timeout_ms)
+        return Fields(self._open_control.call_within(timeout_ms, op, **args), op)

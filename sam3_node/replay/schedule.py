@@ -25,7 +25,7 @@ from ..node.cameras import pose_at
 from ..perception.spatial import BASE, GRIPPER
 from ..types import Clock, Closeable, Frame, FramePose, MaskFrame, closed_on_error
 from ..wire import CAUGHT_UP, Event, encode_mask
-from ..wire.frame_prompt import FramePrompt
+from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.operations import CHANGES
 from .davis_png import read_mask
 from .event_log import (
@@ -313,6 +313,9 @@ def add_objects(
         if isinstance(action, Step) and remaining:
             marked = [item for item in remaining if _is_on(item, action.frame, indices[action.frame.camera])]
             remaining = [item for item in remaining if item not in marked]
+            for item in marked:
+                if clipped := describe_clipping(item.box, (action.frame.height, action.frame.width)):
+                    notes.add(f"object {item.label}: {clipped}")
             additions = (_make_add_edit(item, action.frame) for item in marked)
             action = action._replace(edits=(*action.edits, *additions))
             indices[action.frame.camera] += 1

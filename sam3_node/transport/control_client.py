@@ -63,14 +63,24 @@ class ControlClient(SocketOwner):
         requested again, and NoAnswerError is raised at once for another. A reply that has just arrived may be lost with
         the connection: libzmq drops what was not read. Raises AuthenticationError as soon as a key is refused.
         """
+        return self.call_within(self._timeout_ms, op, **args)
+
+    def call_within(self, timeout_ms: int, op: str, **args: Any) -> Any:
+        """Do the same, and wait at most `timeout_ms`. The time in which other threads have their turn counts."""
         self._require_process()
-        with self._turn:
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        if not self._turn.acquire(timeout=timeout_ms / 1000):
+            raise NoAnswerError(
+                f"'{op}' was not sent to {self._endpoint} within {timeout_ms} ms: requests of other threads took that"
+                " time; open a client for each thread, or wait longer"
+            )
+        try:
+            self._budget_ms = timeout_ms
             if self._socket.closed:
                 raise TransportError(f"cannot send a request to {self._endpoint}: this client is closed")
             if self._keys is not None and not self._keys.is_trusted:
                 self._reopen()
                 raise self._keys.distrust(self._endpoint)
-            deadline_s = time.monotonic() + self._timeout_ms / 1000
             request = Request(next(self._ids), op, args)
             body = pack_request(request)
             is_connected = self._socket.poll(0, zmq.POLLOUT)
@@ -85,6 +95,8 @@ class ControlClient(SocketOwner):
                 if not is_connected:
                     self._connect()
                 return _read_result(self._exchange(request, body, deadline_s))
+        finally:
+            self._turn.release()
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -145,7 +157,7 @@ class ControlClient(SocketOwner):
         if refusal is not None:
             raise AuthenticationError(f"{refusal}; '{op}' was not sent")
         raise NoAnswerError(
-            f"no node is connected at {self._endpoint}: '{op}' could not be sent within {self._timeout_ms} ms;"
+            f"no node is connected at {self._endpoint}: '{op}' could not be sent within {self._budget_ms} ms;"
             " start the node, or correct the endpoint"
         )
 
@@ -185,7 +197,7 @@ class ControlClient(SocketOwner):
                 return None
         self._reopen()
         raise NoAnswerError(
-            f"no answer to '{request.op}' from {self._endpoint} within {self._timeout_ms} ms:"
+            f"no answer to '{request.op}' from {self._endpoint} within {self._budget_ms} ms:"
             " the node is busy or hangs, or another program uses that endpoint"
         )
 
