@@ -15,7 +15,7 @@ from ..errors import require
 from ..files import prepare_output
 from ..settings import Settings
 from .parser import Commands, parse_count
-from .progress import ProgressBar, StepProgress
+from .progress import ProgressBar
 
 if TYPE_CHECKING:
     from ..engines.engine_store import StoredEngine
@@ -66,7 +66,7 @@ def engine_build(args: Namespace, settings: Settings) -> None:
     from ..engines.detector import build_detector
 
     quantisation = read_quantisation(args.scales, args.recipe)
-    with closing(StepProgress()) as bars:
+    with closing(ProgressBar("%")) as bars:
         print(build_engines(settings, args.gpu, quantisation, bars.report).folder)
         if _has_detector_engine(settings):
             print(build_detector(settings, args.gpu, bars.report).folder)
@@ -107,7 +107,7 @@ def engine_export_triton(args: Namespace, settings: Settings) -> None:
     _require_node()
     from ..engines.triton_server import export_repository
 
-    with closing(StepProgress()) as bars:
+    with closing(ProgressBar("%")) as bars:
         print(*export_repository(settings, args.out, plans=args.plans, progress=bars.report), sep="\n")
 
 

@@ -16,6 +16,8 @@ ANSWER_TIMEOUT_S = 3.0
 FAILED, NO_ANSWER, DEVICE_FAILED = 2, 3, 4
 """Exit codes of errors. argparse exits with 2, too."""
 
+NUMBERS = {int: "a whole number", float: "a number"}
+
 Command = Callable[[argparse.Namespace, Settings], int | None]
 """A command. It returns its exit code; None means 0."""
 
@@ -90,6 +92,16 @@ class CommandParser(argparse.ArgumentParser):
             return super().format_help()
         finally:
             self._action_groups = groups
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Parse a value. The error names what was expected, where argparse would name a function."""
+        kind: Any = action.type or str
+        try:
+            return kind(arg_string)
+        except ValueError as error:
+            expected = NUMBERS.get(kind)
+            text = f"expected {expected}, found {arg_string!r}" if expected else str(error)
+            raise argparse.ArgumentError(action, text) from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -176,7 +188,7 @@ def make_settings_parser() -> argparse.ArgumentParser:
 def parse_count(text: str) -> int:
     """Parse a whole number from 1."""
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {text!r}")
+        raise ValueError(f"expected a whole number from 1, found {text!r}")
     return int(text)
 
 
@@ -190,7 +202,7 @@ def parse_limit(parse: Callable[[str], float]) -> Callable[[str], tuple[str, flo
         except ValueError:
             name = ""
         if not name:
-            raise argparse.ArgumentTypeError(f"expected NAME=NUMBER, found {text!r}")
+            raise ValueError(f"expected NAME=NUMBER, found {text!r}")
         return name, number
 
     return limit
@@ -208,11 +220,11 @@ def parse_box(text: str) -> tuple[float, ...]:
 
 def _parse_numbers(text: str, count: int) -> tuple[float, ...]:
     try:
-        values = tuple(float(part) for part in text.split(","))
+        values = tuple(map(float, text.split(",")))
     except ValueError:
         values = ()
     if len(values) != count:
-        raise argparse.ArgumentTypeError(f"expected {count} numbers separated by commas, found {text!r}")
+        raise ValueError(f"expected {count} numbers separated by commas, found {text!r}")
     return values
 
 
@@ -223,7 +235,5 @@ def parse_timeout(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= MAX_TIMEOUT_S:
-        raise argparse.ArgumentTypeError(
-            f"expected seconds, more than 0 and at most {MAX_TIMEOUT_S:.0f}, found {text!r}"
-        )
+        raise ValueError(f"expected seconds, more than 0 and at most {MAX_TIMEOUT_S:.0f}, found {text!r}")
     return seconds

@@ -6,7 +6,7 @@ Heavy modules are imported inside the functions that need them, so that other co
 from __future__ import annotations
 
 import os
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -239,16 +239,13 @@ def _add_images(outputs: tuple[str, ...]) -> tuple[Any, ...]:
 def _parse_time(text: str) -> int:
     from ..bags.pairing import parse_time
 
-    try:
-        return parse_time(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
+    return parse_time(text)
 
 
 def _parse_names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise ArgumentTypeError(f"expected at least one name, found {text!r}")
+        raise ValueError(f"expected at least one name, found {text!r}")
     return names
 
 

@@ -37,20 +37,22 @@ def add_commands(commands: Commands) -> None:
     _add_segment_everything(commands)
     _add_prompt(commands)
     _add_snapshots(commands)
+    _add(commands, "status", status, "print the status of a running node as JSON")
+    pause, resume = _asking(lambda client, _: client.pause()), _asking(lambda client, _: client.resume())
+    _add(commands, "pause", pause, "make a running node skip frames until resume")
+    _add(commands, "resume", resume, "make a paused node process frames again")
     reset = _asking(lambda client, args: client.reset(camera=args.camera))
-    parsers = [
-        commands.add("status", status, "print the status of a running node as JSON"),
-        commands.add(
-            "pause", _asking(lambda client, _: client.pause()), "make a running node skip frames until resume"
-        ),
-        commands.add(
-            "resume", _asking(lambda client, _: client.resume()), "make a paused node process frames again"
-        ),
-        commands.add("reset", reset, "remove all objects, of one camera or of all"),
-    ]
-    parsers[-1].add("--camera NAME", "remove only the objects of this camera")
-    for parser in parsers:
-        parser.add_timeout()
+    parser = _add(commands, "reset", reset, "remove all objects, of one camera or of all")
+    parser.add("--camera NAME", "remove only the objects of this camera")
+
+
+def _add(commands: Commands, name: str, run: Command, text: str, has_camera: bool = False) -> CommandParser:
+    """Add a command that sends a request, with the options of such commands."""
+    parser = commands.add(name, run, text)
+    if has_camera:
+        parser.add("--camera NAME", "camera to use; optional if the node serves one camera")
+    parser.add_timeout()
+    return parser
 
 
 @contextmanager
@@ -104,36 +106,26 @@ def _add_objects(commands: Commands) -> None:
         "object",
         "add, correct, rename, remove and list the tracked objects of a running node, and print their points",
     )
-    added = objects.add("add", object_add, "track a new object and print its id")
+    added = _add(objects, "add", object_add, "track a new object and print its id", True)
     added.add("--label", "name of the object")
     text = "low: track it on every second frame under load"
     added.add("--priority", text, choices=get_args(Priority))
-    refine = objects.add("refine", object_refine, "correct the mask of an object")
-    remove = objects.add(
-        "remove",
-        _asking(lambda client, args: client.remove_object(args.id, camera=args.camera)),
-        "stop tracking an object",
-    )
-    rename = objects.add(
-        "rename",
-        _asking(lambda client, args: client.rename_object(args.id, args.label, camera=args.camera)),
-        "change the label of an object",
-    )
-    points = objects.add("points", object_points, "print the points of an object's visible surface")
+    refine = _add(objects, "refine", object_refine, "correct the mask of an object", True)
+    ask = _asking(lambda client, args: client.remove_object(args.id, camera=args.camera))
+    remove = _add(objects, "remove", ask, "stop tracking an object", True)
+    ask = _asking(lambda client, args: client.rename_object(args.id, args.label, camera=args.camera))
+    rename = _add(objects, "rename", ask, "change the label of an object", True)
+    points = _add(objects, "points", object_points, "print the points of an object's visible surface", True)
     points.add("--count", "number of points [1000], at most 10,000", int, 1000)
     for parser in (refine, remove, rename, points):
         parser.add("id ID", "id of the object", int)
+    rename.add("label LABEL", "new label")
     _add_prompt_options(added, "the next frame that arrives")
     _add_prompt_options(refine, "the latest frame")
     for parser in (added, refine):
         text = "image of the size of the frame; pixels other than 0 are inside the object"
         parser.add_path("--mask FILE.png", text)
-    listed = objects.add("list", object_list, "list the tracked objects")
-    rename.add("label LABEL", "new label")
-    for parser in (remove, rename, listed, points):
-        _add_camera(parser)
-    for parser in (added, refine, remove, rename, listed, points):
-        parser.add_timeout()
+    _add(objects, "list", object_list, "list the tracked objects", True)
 
 
 def object_add(args: Namespace, settings: Settings) -> None:
@@ -175,10 +167,9 @@ def object_points(args: Namespace, settings: Settings) -> None:
 
 
 def _add_segment(commands: Commands) -> None:
-    parser = commands.add("segment", segment, "segment a recent frame once, without tracking")
+    parser = _add(commands, "segment", segment, "segment a recent frame once, without tracking", True)
     _add_prompt_options(parser, "the latest frame")
     parser.add_path("--out MASK.png", "image file for the mask, with 255 inside")
-    parser.add_timeout()
 
 
 def segment(args: Namespace, settings: Settings) -> None:
@@ -193,11 +184,8 @@ def segment(args: Namespace, settings: Settings) -> None:
 
 
 def _add_segment_everything(commands: Commands) -> None:
-    parser = commands.add(
-        "segment-everything",
-        segment_everything,
-        "segment everything on a recent frame once, without prompts and tracking",
-    )
+    text = "segment everything on a recent frame once, without prompts and tracking"
+    parser = _add(commands, "segment-everything", segment_everything, text, True)
     parser.add("--grid N", "points along each side, 1 to 32 [16]", int)
     parser.add("--min-iou P", "lowest IoU predicted for a mask, 0 to 1 [the model's own]", float)
     parser.add("--min-stability P", "lowest stability of a mask, 0 to 1 [the model's own]", float)
@@ -207,8 +195,6 @@ def _add_segment_everything(commands: Commands) -> None:
         "--out LABELS.png",
         "16-bit image: each pixel has the number of the smallest mask around it, 0 outside all of them",
     )
-    _add_camera(parser)
-    parser.add_timeout()
 
 
 def segment_everything(args: Namespace, settings: Settings) -> None:
@@ -233,14 +219,13 @@ def segment_everything(args: Namespace, settings: Settings) -> None:
 
 
 def _add_prompt(commands: Commands) -> None:
-    parser = commands.add("prompt", set_prompts, "set the names of objects to look for")
+    parser = _add(commands, "prompt", set_prompts, "set the names of objects to look for")
     parser.add("names NAME", 'name such as "red mug"; without names the search stops', nargs="*")
     text = "minimum score of a detection to start an object of this name"
     parser.add_repeated("--score NAME=SCORE", text, parse_limit(float))
     parser.add_repeated("--most NAME=COUNT", "maximum number of objects of this name", parse_limit(int))
     text = "low priority: under load, track objects of this name on every second frame"
     parser.add_repeated("--low NAME", text)
-    parser.add_timeout()
 
 
 def set_prompts(args: Namespace, settings: Settings) -> None:
@@ -253,31 +238,22 @@ def set_prompts(args: Namespace, settings: Settings) -> None:
 
 def _add_snapshots(commands: Commands) -> None:
     snapshots = commands.add_group("snapshot", "keep and restore what a running node tracks")
-    save = snapshots.add("save", snapshot_save, "write a snapshot in the node's folder of snapshot.path")
-    restore = snapshots.add(
-        "restore",
-        _asking(lambda client, args: client.restore(args.name)),
-        "track again what was saved; object ids begin again",
-    )
+    text = "write a snapshot in the node's folder of snapshot.path"
+    save = _add(snapshots, "save", snapshot_save, text)
+    ask = _asking(lambda client, args: client.restore(args.name))
+    restore = _add(snapshots, "restore", ask, "track again what was saved; object ids begin again")
     for parser in (save, restore):
         parser.add("name NAME", "name of the snapshot")
-    fetch = snapshots.add(
-        "fetch", snapshot_fetch, "copy a snapshot to a file, for sam3-node run --restore-from"
-    )
-    fetch.add_path("out FILE", "file to write")
+    text = "copy a snapshot to a file, for sam3-node run --restore-from"
+    _add(snapshots, "fetch", snapshot_fetch, text).add_path("out FILE", "file to write")
     sets = commands.add_group("prompts", "keep and use sets of prompts by name")
-    keep = sets.add("save", prompts_save, "keep the prompts of the running node, with their limits")
-    load = sets.add("load", prompts_load, "look for the prompts of a set")
-    listed = sets.add("list", prompts_list, "list the sets")
+    keep = _add(sets, "save", prompts_save, "keep the prompts of the running node, with their limits")
+    load = _add(sets, "load", prompts_load, "look for the prompts of a set")
     for parser in (keep, load):
         parser.add("name NAME", "name of the set")
-    for parser in (keep, load, listed):
-        parser.add_path(
-            "--folder FOLDER",
-            f"folder of the sets; default: {SETS_FOLDER}/ beside --profile, or in the working directory",
-        )
-    for parser in (save, restore, fetch, keep, load):
-        parser.add_timeout()
+    text = f"folder of the sets; default: {SETS_FOLDER}/ beside --profile, or in the working directory"
+    for parser in (keep, load, sets.add("list", prompts_list, "list the sets")):
+        parser.add_path("--folder FOLDER", text)
 
 
 def snapshot_save(args: Namespace, settings: Settings) -> None:
@@ -381,11 +357,6 @@ def _add_prompt_options(parser: CommandParser, default_frame: str) -> None:
     parser.add_repeated("--exclude X,Y", "point outside the object", parse_point)
     parser.add("--box X0,Y0,X1,Y1", "box around the object", parse_box)
     parser.add("--seq N", f"number of a recent frame; default: {default_frame}", int)
-    _add_camera(parser)
-
-
-def _add_camera(parser: CommandParser) -> None:
-    parser.add("--camera NAME", "camera to use; optional if the node serves one camera")
 
 
 def _make_prompt(args: Namespace) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import pytest
 
 from sam3_node.cli import doctor, requests, services
 from sam3_node.cli import main as cli
-from sam3_node.cli.doctor import is_within, parse_requirement
 from sam3_node.cli.main import main
 from sam3_node.cli.progress import printable
 from sam3_node.errors import DeviceError, ProcessError, RequestError
@@ -213,7 +212,17 @@ def test_doctor_reports_the_core(tmp_path: Path) -> None:
         "doctor", "--transport.masks", f"ipc://{tmp_path}/masks", "--transport.control", "tcp://127.0.0.1:*"
     )
     assert done.returncode == 0, done.stdout
-    for name in ("python", "pyzmq", "cv2", "realsense", "transport.masks", "clock"):
+    for name in (
+        "python",
+        "pyzmq",
+        "extras",
+        "cv2",
+        "realsense",
+        "keys",
+        "weights",
+        "transport.masks",
+        "clock",
+    ):
         assert f"  {name} " in done.stdout
     assert done.stdout.splitlines()[-1] == "the core works"
 
@@ -259,6 +268,32 @@ def test_doctor_reports_a_port_in_use() -> None:
     assert row.startswith("warn")
 
 
+def test_doctor_checks_the_files_that_the_settings_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "damaged.toml"
+    damaged.write_text("version = 1\nintrinsics = 3\n")
+    options = {"spatial.calibration": damaged, "transport.keys": tmp_path, "model.name": "./absent"}
+    assert cli.main(["doctor", *(f"--{name}={value}" for name, value in options.items())]) == 1
+    printed = capsys.readouterr().out
+    rows = [line.split(maxsplit=2) for line in printed.splitlines()]
+    assert {name for status, name, _ in rows if status == "fix"} == {"keys", "calibration", "weights"}
+    assert "intrinsics: expected a table" in printed
+    assert "./absent" in printed
+
+
+def test_doctor_asks_the_running_node() -> None:
+    state = {"paused": False, "uptime_s": 63.2, "model": "nano", "device": "cpu"}
+    with ControlServer("tcp://127.0.0.1:0", lambda request: Reply(request.id, state)) as server:
+        settings = load_settings(overrides={"transport.control": server.endpoint})
+        for version, status in ((doctor.find_version("sam3-node"), "ok"), ("0.0.1", "warn")):
+            state |= {"versions": {"sam3-node": version}, "cameras": {"left": {"masks_age_ms": 120.4}}}
+            row = doctor._check_node(settings)
+            assert row.status == status
+            for part in ("running for 63 s", str(version), "nano", "left masks 120 ms old"):
+                assert part in row.detail
+
+
 def test_doctor_needs_no_torch() -> None:
     code = "import sys\nsys.modules['torch'] = None\nfrom sam3_node.cli.main import main\nsys.exit(main(['doctor']))"
     done = run_code(code)
@@ -270,12 +305,16 @@ def test_doctor_needs_no_torch() -> None:
 def test_doctor_does_not_advise_what_needs_an_environment_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """lerobot would bring an older torch into the node's environment."""
     lines = [
-        f'absent-{extra}>=1; extra == "{extra}"'
-        for extra in ("bags", "dev", "lerobot-policy", "lerobot-datasets")
+        *(f'absent-{extra}>=1; extra == "{extra}"' for extra in ("bags", "dev", "lerobot-policy", "hdf5")),
+        'pyzmq>=99; extra == "old"',
+        "sam3-node[bags]; extra == 'gym'",
+        "pyzmq>=26",
     ]
     monkeypatch.setattr("importlib.metadata.requires", lambda name: lines)
-    titles = [check.name for check in doctor._check_dependencies()]
-    assert titles == ["sam3-node", "absent-bags [bags]", "absent-lerobot-datasets [lerobot-datasets]"]
+    own, core, old, extras = doctor._check_dependencies()
+    assert (own.name, core.name, old.name, old.status) == ("sam3-node", "pyzmq", "pyzmq [old]", "warn")
+    assert extras.detail == "old"
+    assert extras.hint.startswith("not installed: bags, hdf5; pip install")
 
 
 def test_run_without_torch_names_the_extra() -> None:
@@ -293,24 +332,18 @@ def test_run_without_torch_names_the_extra() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "bounds", "within"),
+    ("version", "bounds", "status"),
     [
-        ("2.13.0+cpu", ">=2.11,<2.14", True),
-        ("2.14.0", "<2.14,>=2.11", False),
-        ("4.14.0.94", ">=4.14,<5", True),
-        ("5.0", ">=4.14,<5", False),
-        ("1.0.8rc1", ">=1.0.8", True),
-        ("27", "", True),
+        ("2.13.0+cpu", ">=2.11,<2.14", "ok"),
+        ("2.14.0", "<2.14,>=2.11", "warn"),
+        ("4.14.0.94", ">=4.14,<5", "ok"),
+        ("5.0", ">=4.14,<5", "warn"),
+        ("1.0.8rc1", ">=1.0.8", "ok"),
+        ("27", "", "ok"),
     ],
 )
-def test_version_bounds(version: str, bounds: str, within: bool) -> None:
-    assert is_within(version, bounds) is within
-
-
-def test_requirements_are_parsed() -> None:
-    assert parse_requirement('torch<2.14,>=2.11; extra == "node"') == ("torch", "<2.14,>=2.11", "node")
-    assert parse_requirement("pyzmq>=26") == ("pyzmq", ">=26", "")
-    assert parse_requirement("sam3-node[bags,node]; extra == 'dev'") == ("sam3-node", "", "dev")
+def test_version_bounds(version: str, bounds: str, status: str) -> None:
+    assert doctor._check_version("a", version, bounds, "warn", "").status == status
 
 
 def run_against_server(result: object, *arguments: str) -> tuple[Request, str]:
@@ -406,7 +439,7 @@ def test_an_error_of_the_node_cannot_control_the_terminal(
     def fail(*_: object, **__: object) -> None:
         raise RequestError("no\x1b]0;title\x07 object")
 
-    monkeypatch.setattr(ControlClient, "call", fail)
+    monkeypatch.setattr(ControlClient, "call_within", fail)
     assert main(["object", "list"]) == 2
     assert capsys.readouterr().err == "sam3-node: error: no?]0;title? object\n"
 
@@ -423,7 +456,7 @@ def test_a_label_of_the_node_cannot_control_the_terminal(
         "age": 1,
     }
     monkeypatch.setattr(
-        ControlClient, "call", lambda *_, **__: {"objects": [{**found, "frames_since_seen": 0}]}
+        ControlClient, "call_within", lambda *_, **__: {"objects": [{**found, "frames_since_seen": 0}]}
     )
     assert main(["object", "list"]) == 0
     assert capsys.readouterr().out.split()[:3] == ["c?[1m", "1", "cup?[31m?"]
