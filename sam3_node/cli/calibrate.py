@@ -120,7 +120,7 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
     from ..calibration import intrinsics
     from ..calibration.report import draw_intrinsics
     from ..visualization import write_image
-    from .calibration_views import make_intrinsics_file, print_intrinsics, replace_calibration
+    from .calibration_views import make_intrinsics_file, print_result, replace_calibration
 
     if args.out is None:
         raise CalibrationError("expected -o FILE.toml for the result, found none")
@@ -139,9 +139,12 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
         report=print,
     )
     camera = settings.camera.name if _is_live(args) else ""
-    replace_calibration(args.out, make_intrinsics_file(result, views.inputs, camera))
+    calibration = make_intrinsics_file(result, views.inputs, camera)
+    replace_calibration(args.out, calibration)
     write_image(args.out.with_suffix(".intrinsics.png"), draw_intrinsics(result))
-    print_intrinsics(args.out, result)
+    print_result(args.out, calibration, result.rejected)
+    for advice in result.advice:
+        print(f"better with: {advice}")
 
 
 def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
@@ -170,12 +173,15 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
         sight=sight if scaled else None,
     )
     section = calibration_views.make_hand_eye_section(result, board, inputs)
-    calibration_views.replace_calibration(out, calibration.model_copy(update={"hand_eye": section}))
+    calibration = calibration.model_copy(update={"hand_eye": section})
+    calibration_views.replace_calibration(out, calibration)
     write_image(out.with_suffix(".hand_eye.png"), draw_hand_eye(result))
     used = [view for view in pairs if view.name in result.views]
     rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(used, args.mount, centre)
     calibration_views.print_comparison(rows)
-    calibration_views.print_hand_eye(out, result)
+    calibration_views.print_result(out, calibration, result.rejected)
+    for warning in result.warnings:
+        print_notice(f"sam3-node: warning: {warning}")
     if section.measured is not None:
         passed, line = calibration_views.judge_hand_eye(section.measured)
         if not passed:

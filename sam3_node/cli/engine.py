@@ -15,7 +15,7 @@ from ..errors import require
 from ..files import prepare_output
 from ..settings import Settings
 from .parser import Commands, parse_count
-from .progress import ProgressBar
+from .progress import ProgressBar, align_rows
 
 if TYPE_CHECKING:
     from ..engines.engine_store import StoredEngine
@@ -82,10 +82,7 @@ def engine_list(args: Namespace, settings: Settings) -> None:
     if not rows:
         print(f"no engines in {store.folder}")
         return
-    rows.insert(0, COLUMNS)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(*align_rows([COLUMNS, *rows]), sep="\n")
 
 
 def engine_check(args: Namespace, settings: Settings) -> int:

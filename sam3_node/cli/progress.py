@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -21,6 +22,12 @@ def printable(text: str, line_feeds: bool = False) -> str:
     """
     kept = "\n" if line_feeds else ""
     return "".join(letter if letter.isprintable() or letter in kept else "?" for letter in text)
+
+
+def align_rows(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 class ProgressBar:
