@@ -11,6 +11,7 @@ import bisect
 import codecs
 import csv
 import json
+import logging
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,10 @@ from ..geometry import (
     rotation_from_vector,
     vector_from_rotation,
 )
+from ..settings import describe_fault
 from ..types import FramePose
+
+log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 64 << 20
 Unit = Literal["m", "cm", "mm", "in"]
@@ -42,6 +46,7 @@ _MAX_REACH_M = 20.0
 _RIGID_TOLERANCE = 1e-2
 _MAX_TURN_RAD = 6.3  # a full turn, and a little more
 _QUATERNION_KEYS, _VECTOR_KEYS = ("qx", "qy", "qz", "qw"), ("rx_rad", "ry_rad", "rz_rad")
+_UR_KEYS = ("rx", "ry", "rz")  # of Universal Robots: a rotation vector in radians
 _POSITION_KEYS: dict[Unit, tuple[str, ...]] = {
     unit: tuple(axis if unit == "m" else f"{axis}_{unit}" for axis in "xyz")
     for unit in ("mm", "cm", "in", "m")
@@ -51,14 +56,12 @@ _ROTATION_KEYS = (_QUATERNION_KEYS, _VECTOR_KEYS)
 _TUM_KEYS = ("stamp_s", "x", "y", "z", *_QUATERNION_KEYS)
 _SUFFIXES = ".csv (or .tsv, .txt), .tum, .json or .toml"
 _COLUMNS = (
-    "image or stamp_ns, and x, y, z (or x_mm, y_mm, z_mm) with qx, qy, qz, qw or rx_rad, ry_rad, rz_rad, "
-    "or m00 to m33"
+    "image or stamp_ns, and x, y, z (or x_mm, y_mm, z_mm) with qx, qy, qz, qw, or with rx, ry, rz (a rotation vector "
+    "in radians, as Universal Robots give it), or m00 to m33"
 )
 _EULER = "their order differs from robot to robot: convert Euler angles to a quaternion"
 _ORDER = "name them qx, qy, qz, qw by their meaning"
 _HINTS = {
-    "rx, ry, rz": "they are a rotation vector in radians for some robots, Euler angles in degrees for others: name "
-    "a rotation vector in radians rx_rad, ry_rad, rz_rad, and convert Euler angles to a quaternion",
     **dict.fromkeys(("roll, pitch, yaw", "a, b, c", "w, p, r", "rx_deg, ry_deg, rz_deg"), _EULER),
     **dict.fromkeys(("q1, q2, q3, q4", "q0, q1, q2, q3"), _ORDER),
 }
@@ -105,8 +108,8 @@ class _Entry(BaseModel):
             turn = float(np.linalg.norm(np.array(self.rotation_vector_rad)))
             if turn > _MAX_TURN_RAD:
                 raise ValueError(
-                    f"expected a rotation vector of at most a full turn in radians, found length {turn:.4g}: convert "
-                    "degrees"
+                    f"expected a rotation vector of at most a full turn in radians, found length {turn:.4g}: it may be "
+                    "in degrees, or Euler angles; convert them"
                 )
             return rotation_from_vector(np.array(self.rotation_vector_rad))
         length = float(np.linalg.norm(self.quaternion_xyzw))
@@ -165,7 +168,7 @@ def read_poses(path: Path) -> list[RobotPose]:
     except ValidationError as error:
         # a wrong entry also makes the list too short
         items = [item for item in error.errors() if item["type"] != "too_short"] or error.errors()
-        wrong = "; ".join(map(_describe_wrong, items[:5]))
+        wrong = "; ".join(_describe_wrong(items)[:5])
         raise CalibrationError(f"{path} is not a file of poses: {wrong}") from error
     poses = []
     for number, entry in enumerate(file.poses):
@@ -180,14 +183,18 @@ def read_poses(path: Path) -> list[RobotPose]:
     return poses
 
 
-def _describe_wrong(item: Any) -> str:
-    """Return the place of a wrong field, and for an unknown one the fields of its table."""
-    place = ".".join(map(str, item["loc"]))
-    if item["type"] != "extra_forbidden":
-        return f"{place}: {item['msg']}"
+def _describe_wrong(items: Sequence[Any]) -> list[str]:
+    """Return the wrong fields, each once for all poses, with what is expected: for an unknown one, the known ones."""
     models: dict[int, type[BaseModel]] = {1: _PosesFile, 3: _FileEntry}
-    model = models.get(len(item["loc"]), _Entry)
-    return f"{place}: unknown, expected {', '.join(model.model_fields)}"
+    lines = Counter[str]()
+    for item in items:
+        place = ".".join(str(part) for part in item["loc"] if not isinstance(part, int))
+        fields = ", ".join(models.get(len(item["loc"]), _Entry).model_fields)
+        is_unknown = item["type"] == "extra_forbidden"
+        lines[
+            f"{place or 'the whole'}: {f'unknown, expected {fields}' if is_unknown else describe_fault(item)}"
+        ] += 1
+    return [f"{line} ({count} times)" if count > 1 else line for line, count in lines.items()]
 
 
 def _make_pose(name: str, entry: _FileEntry, file: _PosesFile) -> RobotPose:
@@ -236,6 +243,11 @@ def _read_rows(path: Path, text: str) -> tuple[Mapping[str, Any], str]:
     label = f"{path} (columns separated by {words})" if words else str(path)
     rows = [(number, _split(line, separator)) for number, line in lines]
     names = [cell.lower() for cell in rows[0][1]]
+    if set(_UR_KEYS) <= set(names):
+        log.warning(
+            "%s: took rx, ry, rz for a rotation vector in radians, as Universal Robots give it", label
+        )
+        names = [f"{name}_rad" if name in _UR_KEYS else name for name in names]
     try:
         if separator == " " and len(names) == len(_TUM_KEYS) and all(map(_is_number, names)):
             names = list(_TUM_KEYS)

@@ -119,8 +119,9 @@ def _add_vocabulary(commands: Commands) -> None:
         "model that made the vectors, such as openai/clip-vit-base-patch32; required for .json; "
         "default: the name of the --encoder folder",
     )
-    listed = group.add("list", vocabulary_list, "list the phrases of a vocabulary file")
-    listed.add_path("file FILE", "vocabulary file to read")
+    listed = group.add("list", vocabulary_list, "list the phrases of a vocabulary, by default the detector's")
+    text = "vocabulary file to read [detector.vocabulary, or the one beside the weights detector.name]"
+    listed.add_path("file FILE", text, nargs="?")
 
 
 def vocabulary_build(args: Namespace, settings: Settings) -> None:
@@ -139,10 +140,14 @@ def vocabulary_build(args: Namespace, settings: Settings) -> None:
 def vocabulary_list(args: Namespace, settings: Settings) -> None:
     """Print a line about a vocabulary, then one line for each phrase."""
     require("safetensors", "node")
+    from ..detection.detectors import NANO, VOCABULARY
     from ..detection.vocabulary import Vocabulary
 
-    vocabulary = Vocabulary.load(args.file)
-    print(_describe_vocabulary(args.file, vocabulary))
+    detector = settings.detector
+    folder = NANO if detector.name == "nano" else Path(detector.name)
+    path = args.file or detector.vocabulary or folder / VOCABULARY
+    vocabulary = Vocabulary.load(path)
+    print(_describe_vocabulary(path, vocabulary))
     print(*vocabulary.phrases, sep="\n")
 
 

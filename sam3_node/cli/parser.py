@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -78,12 +80,29 @@ class CommandParser(argparse.ArgumentParser):
         self.add("--timeout S", text, parse_timeout, ANSWER_TIMEOUT_S)
 
     def format_help(self) -> str:
-        """Return the help without the settings."""
-        return self._format_help_of(lambda group: not _holds_settings(group))
+        """Return the help: no settings but those that people use most with this command, and examples of it."""
+        name, more = self.prog.partition(" ")[2], load_examples()
+        settings = {action.dest: action for action in self._actions if _is_setting(action)}
+        formatter = self._get_formatter()
+        formatter.start_section("settings that are used most (all: --help-settings, or of one GROUP)")
+        formatter.add_arguments([settings[used] for used in more["settings"].get(name, ())])
+        formatter.end_section()
+        inner = [lines[0] for key, lines in more["examples"].items() if key.startswith(f"{name} ")]
+        examples = "".join(f"  {line}\n" for line in more["examples"].get(name, inner))
+        text = self._format_help_of(lambda group: not _holds_settings(group))
+        return f"{text}\n{formatter.format_help()}\nexamples:\n{examples}"
 
-    def format_settings(self) -> str:
-        """Return the help of the settings alone."""
-        return self._format_help_of(_holds_settings)
+    def format_settings(self, section: str | None = None) -> str:
+        """Return the help of the settings alone, of all sections or of one."""
+        titles = [group.title for group in self._action_groups if _holds_settings(group)]
+        if section is not None and _title(section) not in titles:
+            names = [str(title).partition(" ")[0] for title in titles]
+            self.error(
+                f"argument --help-settings: expected one of {', '.join(names)}, found {section!r}"
+                f"{did_you_mean(section, names)}"
+            )
+        wanted = titles if section is None else [_title(section)]
+        return self._format_help_of(lambda group: group.title in wanted)
 
     def _format_help_of(self, is_shown: Callable[[Any], bool]) -> str:
         groups = self._action_groups
@@ -142,11 +161,21 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class _PrintSettings(argparse.Action):
-    """Prints the help of the settings and exits, as --help does for the other options."""
+    """Prints the help of the settings, or of one section, and exits, as --help does for the other options."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        parser._print_message(parser.format_settings(), sys.stdout)
+        parser._print_message(parser.format_settings(values), sys.stdout)
         parser.exit()
+
+
+@cache
+def load_examples() -> dict[str, dict[str, list[str]]]:
+    """Return the examples of each command, and the settings that are used most with it."""
+    return tomllib.loads(Path(__file__).with_name("examples.toml").read_text(encoding="utf-8"))
+
+
+def _title(section: str) -> str:
+    return f"{section} settings"
 
 
 def _is_setting(action: argparse.Action) -> bool:
@@ -164,9 +193,11 @@ def make_settings_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--help-settings",
         action=_PrintSettings,
-        nargs=0,
+        nargs="?",
+        metavar="GROUP",
         dest=argparse.SUPPRESS,
-        help="list the settings, such as --transport.control, each of which is an option too",
+        help="list the settings, such as --transport.control, each of which is an option too; "
+        "with GROUP, such as transport, those of one group",
     )
     groups: dict[str, Any] = {}
     for option in options():
@@ -174,7 +205,7 @@ def make_settings_parser() -> argparse.ArgumentParser:
         if not option.is_text:
             continue
         if section not in groups:
-            groups[section] = parser.add_argument_group(f"{section} settings")
+            groups[section] = parser.add_argument_group(_title(section))
         groups[section].add_argument(
             f"--{option.name}",
             default=argparse.SUPPRESS,

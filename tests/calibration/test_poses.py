@@ -54,6 +54,7 @@ def write(folder: Path, name: str, text: str) -> Path:
         ),
         ("poses.csv", "image;x_cm;y_cm;z_cm;qx;qy;qz;qw\na.png;10,0;20,0;30,0;0;0;0,70710678;0,70710678\n"),
         ("poses.csv", "sep=;\nimage;x;y;z;rx_rad;ry_rad;rz_rad\na.png;0.1;0.2;0.3;0;0;1.570796327\n"),
+        ("poses.csv", "image,x,y,z,rx,ry,rz\na.png,0.1,0.2,0.3,0,0,1.570796327\n"),
         ("poses.CSV", CSV.upper().replace(",", "\t")),
         ("poses.tsv", CSV.replace(",", "\t").replace("\n", "\r\n")),
         (
@@ -84,10 +85,16 @@ HEADER = "image,x,y,z,qx,qy,qz,qw\n"
 @pytest.mark.parametrize(
     ("name", "text", "named"),
     [
-        ("a.csv", "x,y,z,rx,ry,rz\n0.4,0,0.4,3.1,0,0\n", "found x, y, z, rx, ry.*a rotation vector.*rx_rad"),
+        ("a.csv", "image,x,y,z,rx,ry,rz\na,0.4,0,0.4,0,0,90\n", "length 90.*degrees, or Euler angles"),
+        (
+            "a.json",
+            json.dumps({"poses": [{"rvec": 1, "matrix": MATRIX}] * 30}),
+            r"rvec: unknown, exp[^;]*\(30 times",
+        ),
+        ("a.json", '{"poses": [3]}', "poses: expected a table"),
         ("a.csv", "image,x,y,z,roll,pitch,yaw\na,0,0,0,0,0,0\n", "convert Euler angles"),
         ("a.csv", "image,x,y,z,q1,q2,q3,q4\na,0,0,0,0,0,0,1\n", "q1, q2, q3, q4: name them"),
-        ("a.csv", "image,x,y,z,rx_rad,ry_rad,rz_rad\na,0,0,0,180,0,0\n", "convert degrees"),
+        ("a.csv", "image,x,y,z,rx_rad,ry_rad,rz_rad\na,0,0,0,180,0,0\n", "in degrees"),
         ("a.csv", "a.png,0.4,0,0.4,1,0,0,0\n", "expected a header"),
         ("a.txt", "1 0 0 0 0 1 0 0 0 0 1 0\n", "expected a header"),
         ("a.csv", HEADER + "a,0,4,0,0,4,1,0,0,0\n", "line 2: expected 8 columns, found 10; decimal commas"),

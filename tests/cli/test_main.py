@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from sam3_node.cli import doctor, requests, services
 from sam3_node.cli import main as cli
 from sam3_node.cli.main import main
+from sam3_node.cli.parser import load_examples
 from sam3_node.cli.progress import printable
 from sam3_node.errors import DeviceError, ProcessError, RequestError
 from sam3_node.settings import load_settings, options
@@ -23,6 +25,7 @@ from sam3_node.transport import ControlClient, ControlServer
 from sam3_node.types import Mask
 from sam3_node.wire import Reply, Request, encode_mask
 from tools.bench.processes import free_ports
+from tools.docs.command_line import commands
 
 COMMANDS = re.findall(
     r"\w+",
@@ -139,6 +142,60 @@ def test_a_misspelt_word_is_answered_with_the_nearest(
     arguments: list[str], nearest: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert f"did you mean {nearest}?" in fail(arguments, capsys)
+
+
+LISTED = {" ".join(words[1:]): parser for words, parser in commands(cli._parser())}
+
+
+@pytest.mark.parametrize("command", LISTED)
+def test_every_command_has_examples_that_can_be_typed(command: str) -> None:
+    examples, used = (load_examples()[kind] for kind in ("examples", "settings"))
+    text = LISTED[command].format_help()
+    assert examples[command]
+    for line in examples[command]:
+        assert f"\n  {line}\n" in text
+        assert line.startswith(f"sam3-node {command}")
+        args = cli._parser().parse(shlex.split(line, comments=True)[1:])
+        assert args.parser.prog == f"sam3-node {command}"
+        overrides = {name: value for name, value in vars(args).items() if "." in name}
+        load_settings(overrides=overrides)
+    assert all(f"--{name} " in text for name in used.get(command, ()))
+    assert examples.keys() - {""} == LISTED.keys()
+
+
+def test_the_settings_of_one_group_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help-settings", "health"])
+    text = capsys.readouterr().out
+    assert "--health.bind" in text
+    assert "--model.name" not in text
+    assert "did you mean health?" in fail(["run", "--help-settings", "helth"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["replay", "a.mcap", "-o", "o", "--from", "soon"], "--from"),
+        (["replay", "a.mcap", "-o", "o", "--topics", ","], "--topics"),
+        (["object", "remove", "x"], "expected a whole number, found 'x'"),
+        (["calibrate", "check", "a.toml", "--limit", "x"], "expected a number, found 'x'"),
+        (["watch", "--profile", "PROFILE"], "group: expected a table of fields"),
+    ],
+)
+def test_an_error_names_no_function_or_class(
+    arguments: list[str],
+    expected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile = tmp_path / "profile.toml"
+    profile.write_text("group = 3\n")
+    message = fail([str(profile) if word == "PROFILE" else word for word in arguments], capsys)
+    assert expected in message
+    assert not re.search(r"\b_\w+|invalid \w+ value|[a-z]Settings\b|Source\b", message)
+    monkeypatch.setenv("SAM3_MODEL", "{")
+    assert "Source" not in fail(["watch"], capsys)
 
 
 @pytest.mark.parametrize("command", ["reset", "object add", "watch"])
@@ -344,6 +401,14 @@ def test_run_without_torch_names_the_extra() -> None:
 )
 def test_version_bounds(version: str, bounds: str, status: str) -> None:
     assert doctor._check_version("a", version, bounds, "warn", "").status == status
+
+
+def test_without_a_file_the_vocabulary_of_the_detector_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("safetensors")
+    assert main(["vocabulary", "list"]) == 0
+    head, *phrases = capsys.readouterr().out.splitlines()
+    assert "nano_detector" in head
+    assert "red mug" in phrases
 
 
 def run_against_server(result: object, *arguments: str) -> tuple[Request, str]:
