@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ..replay.job import Job, ObjectOnFrame
     from ..replay.store import Summary
 
-OUTPUTS = ("mcap", "mcap-images", "coco", "png", "overlay", "images", "lerobot")
+OUTPUTS = ("mcap", "mcap-images", "coco", "png", "overlay", "images", "lerobot", "report")
+ALIASES = {"davis": "png"}
 STRATEGIES = ("forward", "bidirectional", "multi-shot")
 INTERRUPTED = 130
 REPORT = "bill.json"
@@ -45,8 +46,8 @@ def add_commands(commands: Commands) -> None:
     _add_prompts(parser)
     _add_part(parser)
     parser.add("--topics NAME,…", "cameras or colour topics to read [all]", _parse_names, ())
-    text = f"outputs to write: {', '.join(OUTPUTS)} [mcap]"
-    parser.add("--outputs KIND,…", text, _parse_names, ("mcap",))
+    text = f"outputs to write: {', '.join(OUTPUTS)} [mcap]; davis is another name of png"
+    parser.add("--outputs KIND,…", text, _parse_outputs, ("mcap",))
     parser.add_flag(
         "--with-images", "keep the frames, too: in masks.mcap, and as the files that masks.json names"
     )
@@ -182,6 +183,8 @@ def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
     with closing(ProgressBar()) as bar:
         summary = run(job, progress=bar)
     print(*summary.lines(), sep="\n")
+    if "report" in job.outputs:
+        print(f"{job.out}/report.html: open it in a browser")
     if was_finished:
         print(f"{job.out}: was finished already, nothing was done; --again starts over")
     if summary.failed == summary.frames:
@@ -247,6 +250,10 @@ def _parse_names(text: str) -> tuple[str, ...]:
     if not names:
         raise ValueError(f"expected at least one name, found {text!r}")
     return names
+
+
+def _parse_outputs(text: str) -> tuple[str, ...]:
+    return tuple(ALIASES.get(name, name) for name in _parse_names(text))
 
 
 def _replay_many(args: Namespace, job: Job, stop: Event) -> int:

@@ -31,7 +31,7 @@ from .davis_png import read_labels, read_mask
 
 Mode = Literal["as-recorded", "every"]
 Strategy = Literal["forward", "bidirectional", "multi-shot"]
-Output = Literal["mcap", "mcap-images", "coco", "png", "overlay", "images", "lerobot"]
+Output = Literal["mcap", "mcap-images", "coco", "png", "overlay", "images", "lerobot", "report"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OUTPUTS: tuple[Output, ...] = get_args(Output)
