@@ -19,35 +19,9 @@ from ..transport import ControlClient, MaskSubscriber, Security
 from ..transport.sockets import SocketOwner
 from ..types import Delivery, Job, MaskFrame, Priority, resume
 from ..wire import Fields
+from . import values
 from .diagnosis import Wanted, diagnose, find_sending_camera
 from .mask_reader import CallbackThread, Deadline, FoundObject, KnownEpochs, LabelSearch, OnError, OnMasks
-from .values import (
-    AddedObject,
-    MaskLike,
-    MasksOfCameras,
-    PixelBox,
-    Points,
-    Segmentation,
-    Segmentations,
-    SnapshotInfo,
-    SurfacePoints,
-    TrackedObject,
-    check_begins,
-    check_label,
-    check_limits,
-    check_names,
-    drop_none,
-    fetch_snapshot,
-    make_snapshot,
-    note_clipping,
-    pack_prompt,
-    read_added,
-    read_object,
-    read_points,
-    read_segmentation,
-    read_segmentations,
-    with_doubt,
-)
 
 MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
 CONTROL_ENDPOINT = "tcp://127.0.0.1:5552"
@@ -91,7 +65,7 @@ class PerceptionClient(SocketOwner):
         sure_only: bool = False,
         security: Security | None = None,
     ) -> None:
-        cameras = check_names(cameras, "cameras")
+        cameras = values.check_names(cameras, "cameras")
         self._wanted = Wanted(masks, control, delivery, tuple(cameras))
         self._on_restart, self._sure_only = on_restart, sure_only
         self._epochs = KnownEpochs()
@@ -153,19 +127,19 @@ class PerceptionClient(SocketOwner):
 
     def latest_of_all(
         self, cameras: Sequence[str], timeout_ms: int | None = None, max_spread_ms: float = math.inf
-    ) -> MasksOfCameras | None:
+    ) -> values.MasksOfCameras | None:
         """Wait for new masks of any camera. Return the newest masks of each of `cameras`.
 
         Their captures are at most `max_spread_ms` apart. Returns None, and raises NodeRestarted, as `latest` does.
         Masks from before a restart are forgotten. Masks of other cameras are passed over.
         """
-        check_names(cameras, "cameras")
+        values.check_names(cameras, "cameras")
         self._require_open()
         return self._read_latest_of_all(cameras, timeout_ms, max_spread_ms)
 
     def _read_latest_of_all(
         self, cameras: Sequence[str], timeout_ms: int | None, max_spread_ms: float
-    ) -> MasksOfCameras | None:
+    ) -> values.MasksOfCameras | None:
         deadline = Deadline(timeout_ms)
         while True:
             masks = self._read_latest(deadline.left_ms)
@@ -179,7 +153,7 @@ class PerceptionClient(SocketOwner):
                 self._together[waiting.camera] = waiting
             known = self._together.copy()
             if all(camera in known for camera in cameras):
-                found = MasksOfCameras({camera: known[camera] for camera in cameras})
+                found = values.MasksOfCameras({camera: known[camera] for camera in cameras})
                 if found.spread_ms <= max_spread_ms:
                     return found
 
@@ -288,15 +262,15 @@ class PerceptionClient(SocketOwner):
     def add_object(
         self,
         *,
-        points: Points | None = None,
+        points: values.Points | None = None,
         labels: Sequence[int] | None = None,
-        box: PixelBox | None = None,
-        mask: MaskLike | None = None,
+        box: values.PixelBox | None = None,
+        mask: values.MaskLike | None = None,
         label: str | None = None,
         seq: int | None = None,
         camera: str | None = None,
         priority: Priority | None = None,
-    ) -> AddedObject:
+    ) -> values.AddedObject:
         """Track a new object. The result holds its id.
 
         Prompts are `points` [n, 2] with `labels` [n] (1 inside, 0 outside; default all 1), `box` (x0, y0, x1, y1) or
@@ -306,8 +280,10 @@ class PerceptionClient(SocketOwner):
         that arrives. An object of `priority` "low" is tracked on every second frame while the node exceeds its latency
         budget.
         """
-        check_begins(points, labels, box, mask)
-        args = pack_prompt(points, labels, box, mask) | drop_none(label=label, seq=seq, priority=priority)
+        values.check_begins(points, labels, box, mask)
+        args = values.pack_prompt(points, labels, box, mask) | values.drop_none(
+            label=label, seq=seq, priority=priority
+        )
         deadline = Deadline(self._timeout_ms)
         try:
             result = self._call_with_epoch("add_object", args, camera)
@@ -315,7 +291,7 @@ class PerceptionClient(SocketOwner):
             if self._on_restart is None:
                 raise
             result = self._call_with_epoch("add_object", args, camera, deadline=deadline)
-        added = read_added(result)
+        added = values.read_added(result)
         self._report(self._epochs.meet(added.camera, added.epoch))
         newest = self._masks.newest.get(added.camera)
         size = (
@@ -325,28 +301,28 @@ class PerceptionClient(SocketOwner):
             if newest
             else None
         )
-        return note_clipping(added, box, size)
+        return values.note_clipping(added, box, size)
 
     def refine_object(
         self,
         id: int,
         *,
-        points: Points | None = None,
+        points: values.Points | None = None,
         labels: Sequence[int] | None = None,
-        box: PixelBox | None = None,
-        mask: MaskLike | None = None,
+        box: values.PixelBox | None = None,
+        mask: values.MaskLike | None = None,
         seq: int | None = None,
         camera: str | None = None,
         epoch: int | None = None,
-    ) -> Segmentation:
+    ) -> values.Segmentation:
         """Correct a tracked object at once. It takes the same prompts as `add_object`.
 
         They apply to the recent frame `seq` (default: the latest). Points correct the mask of the object on that
         frame. Raises RequestError for an object that has not been on a frame yet.
         """
-        args = pack_prompt(points, labels, box, mask) | drop_none(id=id, seq=seq)
-        segmentation = read_segmentation(self._call_on_object("refine_object", args, camera, epoch))
-        return note_clipping(segmentation, box, segmentation.mask.size)
+        args = values.pack_prompt(points, labels, box, mask) | values.drop_none(id=id, seq=seq)
+        segmentation = values.read_segmentation(self._call_on_object("refine_object", args, camera, epoch))
+        return values.note_clipping(segmentation, box, segmentation.mask.size)
 
     def remove_object(self, id: int, *, camera: str | None = None, epoch: int | None = None) -> None:
         """Stop tracking an object."""
@@ -358,28 +334,28 @@ class PerceptionClient(SocketOwner):
         """Change the label of an object. Detections no longer change it afterwards."""
         self._call_on_object("rename_object", {"id": id, "label": label}, camera, epoch)
 
-    def list_objects(self, *, camera: str | None = None) -> list[TrackedObject]:
+    def list_objects(self, *, camera: str | None = None) -> list[values.TrackedObject]:
         """Return the objects that are tracked now."""
-        objects = self._call("list_objects", drop_none(camera=camera)).sequence("objects")
-        tracked = [read_object(Fields(value, "list_objects: object")) for value in objects]
+        objects = self._call("list_objects", values.drop_none(camera=camera)).sequence("objects")
+        tracked = [values.read_object(Fields(value, "list_objects: object")) for value in objects]
         for item in tracked:
             self._report(self._epochs.meet(item.camera, item.epoch))
-        return [with_doubt(item, self._masks.newest.get(item.camera)) for item in tracked]
+        return [values.with_doubt(item, self._masks.newest.get(item.camera)) for item in tracked]
 
     def segment(
         self,
         *,
-        points: Points | None = None,
+        points: values.Points | None = None,
         labels: Sequence[int] | None = None,
-        box: PixelBox | None = None,
+        box: values.PixelBox | None = None,
         seq: int | None = None,
         camera: str | None = None,
-    ) -> Segmentation:
+    ) -> values.Segmentation:
         """Segment once, without tracking, on the recent frame `seq` (default: the latest)."""
-        check_begins(points, labels, box)
-        args = pack_prompt(points, labels, box, None) | drop_none(seq=seq, camera=camera)
-        segmentation = read_segmentation(self._call("segment", args))
-        return note_clipping(segmentation, box, segmentation.mask.size)
+        values.check_begins(points, labels, box)
+        args = values.pack_prompt(points, labels, box, None) | values.drop_none(seq=seq, camera=camera)
+        segmentation = values.read_segmentation(self._call("segment", args))
+        return values.note_clipping(segmentation, box, segmentation.mask.size)
 
     def segment_everything(
         self,
@@ -391,7 +367,7 @@ class PerceptionClient(SocketOwner):
         most: int | None = None,
         seq: int | None = None,
         camera: str | None = None,
-    ) -> Segmentations:
+    ) -> values.Segmentations:
         """Segment everything on the recent frame `seq` (default: the latest) without prompts, the surest first.
 
         A grid of `grid` x `grid` points (1 to 32, default 16) gives three masks each: a part, a larger part, the whole.
@@ -401,7 +377,7 @@ class PerceptionClient(SocketOwner):
         empty. The node steps frames meanwhile, and works on this between them: set `timeout_ms` for large grids. If the
         frame is to be prompted on afterwards and may no longer be cached then, `pause` before.
         """
-        args = drop_none(
+        args = values.drop_none(
             grid=grid,
             min_iou=min_iou,
             min_stability=min_stability,
@@ -410,17 +386,17 @@ class PerceptionClient(SocketOwner):
             seq=seq,
             camera=camera,
         )
-        return read_segmentations(self._call("segment_everything", args))
+        return values.read_segmentations(self._call("segment_everything", args))
 
     def points(
         self, id: int, *, count: int = 1000, camera: str | None = None, epoch: int | None = None
-    ) -> SurfacePoints:
+    ) -> values.SurfacePoints:
         """Return up to `count` points of an object's visible surface on the latest frame, in metres.
 
         Raises RequestError for an object without a mask or without depth on that frame.
         """
         args = {"id": id, "count": count}
-        return read_points(self._call_on_object("points", args, camera, epoch))
+        return values.read_points(self._call_on_object("points", args, camera, epoch))
 
     def set_prompts(
         self,
@@ -436,15 +412,15 @@ class PerceptionClient(SocketOwner):
         detection to start an object, `most` the maximum number of objects, and `priorities` their priority. A number
         as `most` holds for every name.
         """
-        names = check_names(prompts, "prompts", '["red mug"]')
+        names = values.check_names(prompts, "prompts", '["red mug"]')
         most = dict.fromkeys(names, most) if isinstance(most, int) else most
         given = {"scores": scores, "most": most, "priorities": priorities}
-        limits = {name: check_limits(values, name) for name, values in given.items() if values}
+        limits = {name: values.check_limits(by_name, name) for name, by_name in given.items() if by_name}
         self._open_control.call("set_prompts", prompts=names, **limits)
 
     def reset(self, *, camera: str | None = None) -> None:
         """Remove all objects, of one camera or of all."""
-        self._open_control.call("reset", **drop_none(camera=camera))
+        self._open_control.call("reset", **values.drop_none(camera=camera))
 
     def pause(self) -> None:
         """Stop processing frames until `resume`."""
@@ -458,16 +434,16 @@ class PerceptionClient(SocketOwner):
         """Return the status of the node."""
         return cast(dict[str, Any], self._open_control.call("status"))
 
-    def snapshot(self, name: str) -> SnapshotInfo:
+    def snapshot(self, name: str) -> values.SnapshotInfo:
         """Let the node keep a snapshot of all that it tracks, in a file `name` beside its `snapshot.path`.
 
         It takes no longer than a frame from the node's work. Raises SnapshotError if it cannot be written.
         """
-        return make_snapshot(self._open_control, name)
+        return values.make_snapshot(self._open_control, name)
 
     def fetch_snapshot(self) -> bytes:
         """Return a snapshot of all that the node tracks, for a file that `sam3-node run --restore-from` takes."""
-        return fetch_snapshot(self._open_control)
+        return values.fetch_snapshot(self._open_control)
 
     def restore(self, name: str) -> None:
         """Let the node track again what it tracked at the snapshot `name`. Object ids begin again.
@@ -500,7 +476,7 @@ class PerceptionClient(SocketOwner):
 
     def _search(self, label: str, camera: str | None, most: int | None) -> LabelSearch:
         self._require_open()
-        check_label(label)
+        values.check_label(label)
         self._require_newest("wait_for")
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise RequestError(f"most: expected a whole number of at least 1, found {most!r}")
@@ -598,8 +574,8 @@ class PerceptionClient(SocketOwner):
         self._require_open()
         known = self._epochs.find(camera)
         if epoch is not None and (known is None or known.epoch != epoch):
-            return self._call(op, args | drop_none(camera=camera, epoch=epoch))
-        checked = drop_none(camera=camera, epoch=known.epoch if known else None)
+            return self._call(op, args | values.drop_none(camera=camera, epoch=epoch))
+        checked = values.drop_none(camera=camera, epoch=known.epoch if known else None)
         try:
             return self._call(op, args | checked, deadline)
         except NodeRestarted as error:

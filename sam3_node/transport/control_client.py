@@ -21,23 +21,15 @@ from ..errors import (
 from ..types import Buffer
 from ..wire import Reply, Request, pack_request, unpack_reply
 from ..wire.operations import REPEATABLE
+from . import sockets
 from .security import Security, Socket
-from .sockets import (
-    MAX_MESSAGE_BYTES,
-    HandshakeWatch,
-    SocketOwner,
-    connect,
-    open_socket,
-    receive_parts,
-    send_parts,
-)
 
 QUEUE = 64
 REFUSAL_S = 1.0
 """Longest time to wait for the next handshake, which tells whether the key is refused."""
 
 
-class ControlClient(SocketOwner):
+class ControlClient(sockets.SocketOwner):
     """A client of the node at `endpoint`. It waits at most `timeout_ms` for each reply. A context manager.
 
     Threads that share a client take turns: there is one call at a time. Raises TransportError for a malformed
@@ -50,7 +42,7 @@ class ControlClient(SocketOwner):
         self._timeout_ms = timeout_ms
         self._ids = itertools.count(1)
         self._turn = threading.Lock()
-        self._watch: HandshakeWatch | None = None
+        self._watch: sockets.HandshakeWatch | None = None
         self._socket = self._make_socket()
         self._connect()
 
@@ -90,7 +82,7 @@ class ControlClient(SocketOwner):
                 self._socket = self._make_socket()
             self._is_lost = False
             # only meanwhile: after the call no thread reads its events
-            watch = HandshakeWatch(self._socket, self._endpoint, self._keys, zmq.EVENT_DISCONNECTED)
+            watch = sockets.HandshakeWatch(self._socket, self._endpoint, self._keys, zmq.EVENT_DISCONNECTED)
             with closing(watch) as self._watch:
                 if not is_connected:
                     self._connect()
@@ -106,7 +98,7 @@ class ControlClient(SocketOwner):
 
     def _make_socket(self) -> Socket:
         """Return a socket that is not connected."""
-        socket = open_socket(zmq.DEALER, QUEUE, MAX_MESSAGE_BYTES)
+        socket = sockets.open_socket(zmq.DEALER, QUEUE, sockets.MAX_MESSAGE_BYTES)
         # never queue for a node that is not connected: it would execute the request long after the call has failed
         socket.setsockopt(zmq.IMMEDIATE, 1)
         if self._keys is not None:
@@ -115,7 +107,7 @@ class ControlClient(SocketOwner):
 
     def _connect(self) -> None:
         try:
-            connect(self._socket, self._endpoint)
+            sockets.connect(self._socket, self._endpoint)
         except TransportError:
             self._close()
             raise
@@ -126,7 +118,7 @@ class ControlClient(SocketOwner):
         self._socket.close(0)
 
     @property
-    def _handshakes(self) -> HandshakeWatch:
+    def _handshakes(self) -> sockets.HandshakeWatch:
         """The watch of this call."""
         assert self._watch is not None
         return self._watch
@@ -150,7 +142,9 @@ class ControlClient(SocketOwner):
                 )
 
     def _send(self, body: Buffer, op: str, deadline_s: float) -> None:
-        if self._wait_for_node(deadline_s) and send_parts(self._socket, [body], MAX_MESSAGE_BYTES):
+        if self._wait_for_node(deadline_s) and sockets.send_parts(
+            self._socket, [body], sockets.MAX_MESSAGE_BYTES
+        ):
             return
         refusal = self._handshakes.refusal
         self._reopen()
@@ -185,7 +179,9 @@ class ControlClient(SocketOwner):
         while self._poll(zmq.POLLIN, deadline_s) and time.monotonic() < deadline_s:
             # before the replies, so that one that came before the connection ended is read
             has_ended = self._read_events()
-            while time.monotonic() < deadline_s and (parts := receive_parts(self._socket)) is not None:
+            while (
+                time.monotonic() < deadline_s and (parts := sockets.receive_parts(self._socket)) is not None
+            ):
                 try:
                     reply = unpack_reply(parts[-1])
                 except WireError:

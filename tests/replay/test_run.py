@@ -313,7 +313,10 @@ def test_the_command_takes_several_recordings_and_compares(bag: Path, tmp_path: 
     [
         (["--compare"], "--compare: expected --as-recorded with it"),
         (["--as-recorded", "--prompt", "mug"], "expected no names or objects beside it"),
-        (["--outputs", "avi"], "one of mcap, mcap-images, coco, png, overlay, images, lerobot, report, found"),
+        (
+            ["--outputs", "avi"],
+            "one of mcap, mcap-images, coco, png, overlay, images, lerobot, report, found",
+        ),
         (["--objects", "absent.json"], "cannot read absent.json"),
     ],
 )

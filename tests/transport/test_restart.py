@@ -142,7 +142,7 @@ def test_a_camera_is_received_after_another_program_used_its_port(greeting: byte
 
 
 def test_a_camera_is_received_again_after_a_part_that_was_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sam3_node.transport.channels.MAX_FRAME_BYTES", 10_000)
+    monkeypatch.setattr("sam3_node.transport.sockets.MAX_FRAME_BYTES", 10_000)
     with open_peer(zmq.PUB) as publisher, FrameSubscriber([place_of(publisher)]) as subscriber:
         wait_until(lambda: publisher.send_multipart(pack_frame(make_frame(0))) or subscriber.take(20))
         publisher.send_multipart([b"frame/cam0", b"x" * 20_000])
