@@ -24,16 +24,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from .. import geometry
 from ..errors import CalibrationError
-from ..geometry import (
-    Array,
-    invert,
-    matrix_of,
-    rigid,
-    rotation_from_quaternion,
-    rotation_from_vector,
-    vector_from_rotation,
-)
 from ..settings import describe_fault
 from ..types import FramePose
 
@@ -84,11 +76,11 @@ class _Entry(BaseModel):
             raise ValueError("expected either matrix, or position and quaternion_xyzw or rotation_vector_rad")
         return self
 
-    def to_matrix(self, scale: float) -> Array:
+    def to_matrix(self, scale: float) -> geometry.Array:
         """Return the pose [4, 4] in metres. Raises ValueError if it is not rigid."""
         if self.matrix is None:
             assert self.position is not None
-            return rigid(self._to_rotation(), np.array(self.position) * scale)
+            return geometry.rigid(self._to_rotation(), np.array(self.position) * scale)
         matrix = np.array(self.matrix, np.float64)
         rotation = matrix[:3, :3]
         if np.abs(rotation @ rotation.T - np.eye(3)).max() > _RIGID_TOLERANCE or not np.allclose(
@@ -101,9 +93,9 @@ class _Entry(BaseModel):
         if np.linalg.det(rotation) < 0:
             raise ValueError("expected a rotation, found a reflection: an axis of the frame is mirrored")
         left, _, right = np.linalg.svd(rotation)
-        return rigid(left @ right, matrix[:3, 3] * scale)
+        return geometry.rigid(left @ right, matrix[:3, 3] * scale)
 
-    def _to_rotation(self) -> Array:
+    def _to_rotation(self) -> geometry.Array:
         if self.quaternion_xyzw is None:
             turn = float(np.linalg.norm(np.array(self.rotation_vector_rad)))
             if turn > _MAX_TURN_RAD:
@@ -111,11 +103,11 @@ class _Entry(BaseModel):
                     f"expected a rotation vector of at most a full turn in radians, found length {turn:.4g}: it may be "
                     "in degrees, or Euler angles; convert them"
                 )
-            return rotation_from_vector(np.array(self.rotation_vector_rad))
+            return geometry.rotation_from_vector(np.array(self.rotation_vector_rad))
         length = float(np.linalg.norm(self.quaternion_xyzw))
         if abs(length - 1) > _RIGID_TOLERANCE:
             raise ValueError(f"expected a quaternion x, y, z, w of length 1, found length {length:.4g}")
-        return rotation_from_quaternion(self.quaternion_xyzw)
+        return geometry.rotation_from_quaternion(self.quaternion_xyzw)
 
 
 class _FileEntry(_Entry):
@@ -144,10 +136,10 @@ class RobotPose:
     """One pose of a file: base_from_gripper [4, 4], with its image, its stamp, or the board's pose in the camera."""
 
     name: str
-    base_from_gripper: Array
+    base_from_gripper: geometry.Array
     image: str | None = None
     stamp_ns: int | None = None
-    camera_from_board: Array | None = None
+    camera_from_board: geometry.Array | None = None
 
 
 def read_poses(path: Path) -> list[RobotPose]:
@@ -199,7 +191,7 @@ def _describe_wrong(items: Sequence[Any]) -> list[str]:
 
 def _make_pose(name: str, entry: _FileEntry, file: _PosesFile) -> RobotPose:
     pose = entry.to_matrix(_UNITS[file.unit])
-    pose = invert(pose) if file.inverse else pose
+    pose = geometry.invert(pose) if file.inverse else pose
     reach = float(np.linalg.norm(pose[:3, 3]))
     if reach > _MAX_REACH_M:
         raise ValueError(
@@ -348,16 +340,16 @@ class PoseTrack:
     def __init__(self, capacity: int = 100_000) -> None:
         self._capacity = capacity
         self._stamps: list[int] = []
-        self._poses: list[Array] = []
+        self._poses: list[geometry.Array] = []
 
     def __len__(self) -> int:
         return len(self._stamps)
 
     def add(self, pose: FramePose) -> None:
         """Add a pose as a message gives it; poses may come in any order."""
-        self.add_matrix(pose.stamp_ns, matrix_of(pose))
+        self.add_matrix(pose.stamp_ns, geometry.matrix_of(pose))
 
-    def add_matrix(self, stamp_ns: int, parent_from_frame: Array) -> None:
+    def add_matrix(self, stamp_ns: int, parent_from_frame: geometry.Array) -> None:
         """Add the pose [4, 4] at a time; it replaces one of the same time."""
         index = bisect.bisect_left(self._stamps, stamp_ns)
         if index < len(self._stamps) and self._stamps[index] == stamp_ns:
@@ -368,7 +360,7 @@ class PoseTrack:
         if len(self._stamps) > self._capacity:
             del self._stamps[0], self._poses[0]
 
-    def at(self, stamp_ns: int, max_gap_ns: int, max_ahead_ns: int = 0) -> Array:
+    def at(self, stamp_ns: int, max_gap_ns: int, max_ahead_ns: int = 0) -> geometry.Array:
         """Return the pose [4, 4] at a time, between two poses at most `max_gap_ns` apart.
 
         Positions are interpolated linearly, orientations at constant angular velocity. A time up to `max_ahead_ns`
@@ -403,13 +395,13 @@ class PoseTrack:
         index = bisect.bisect_right(self._stamps, self._stamps[-1] - ahead_ns) - 1
         return min(index, len(self._stamps) - 2) if index >= 0 and len(self._stamps) > 1 else None
 
-    def _blend(self, first: int, second: int, stamp_ns: int) -> Array:
+    def _blend(self, first: int, second: int, stamp_ns: int) -> geometry.Array:
         share = (stamp_ns - self._stamps[first]) / (self._stamps[second] - self._stamps[first])
         return interpolate(self._poses[first], self._poses[second], share)
 
 
-def interpolate(first: Array, second: Array, share: float) -> Array:
+def interpolate(first: geometry.Array, second: geometry.Array, share: float) -> geometry.Array:
     """Return the pose [4, 4] at `share` of the way from the first (0) to the second (1), or beyond it."""
-    turn = vector_from_rotation(first[:3, :3].T @ second[:3, :3])
+    turn = geometry.vector_from_rotation(first[:3, :3].T @ second[:3, :3])
     position = first[:3, 3] + share * (second[:3, 3] - first[:3, 3])
-    return rigid(first[:3, :3] @ rotation_from_vector(share * turn), position)
+    return geometry.rigid(first[:3, :3] @ geometry.rotation_from_vector(share * turn), position)
