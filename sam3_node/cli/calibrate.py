@@ -38,13 +38,13 @@ def add_commands(commands: Commands) -> None:
     group = commands.add_group(
         "calibrate", "calibrate a camera and its place on a robot, or the scales of FP8 engines"
     )
-    board = group.add("board", calibrate_board, "write a calibration board as a PDF with true dimensions")
+    board = group.add("board", calibrate_board)
     board.add("board BOARD", BOARD_HELP)
     board.add_path("-o, --out FILE.pdf", "file to write", required=True)
     board.add("--paper", "a4, a3, a2, letter, or auto for the smallest [auto]", default="auto")
     _add_intrinsics(group)
     _add_hand_eye(group)
-    check = group.add("check", calibrate_check, "validate a calibration file, and test it on new images")
+    check = group.add("check", calibrate_check)
     check.add_path("file CALIBRATION.toml", "calibration file to check")
     _add_views(check, required=False)
     check.add("--limit PX", "largest error that passes [1.0]", float, MAX_CHECK_PX)
@@ -54,9 +54,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_intrinsics(group: Commands) -> None:
-    parser = group.add(
-        "intrinsics", calibrate_intrinsics, "measure focal length, principal point and distortion"
-    )
+    parser = group.add("intrinsics", calibrate_intrinsics)
     _add_views(parser, required=True)
     _add_live_views(parser)
     parser.add("--model", "lens model [pinhole]", default="pinhole", choices=("pinhole", "fisheye"))
@@ -76,7 +74,7 @@ def _add_intrinsics(group: Commands) -> None:
 
 
 def _add_hand_eye(group: Commands) -> None:
-    parser = group.add("hand-eye", calibrate_hand_eye, "measure the pose of the camera on or beside a robot")
+    parser = group.add("hand-eye", calibrate_hand_eye)
     _add_views(parser, required=False)
     _add_live_views(parser)
     parser.add_path(
@@ -105,7 +103,7 @@ def _add_live_views(parser: CommandParser) -> None:
 
 
 def calibrate_board(args: Namespace, settings: Settings) -> None:
-    """Write a board as a PDF and print its paper."""
+    """Write a calibration board as a PDF with true dimensions."""
     from ..calibration.board_pdf import write_board
     from ..calibration.boards import Board
 
@@ -115,7 +113,7 @@ def calibrate_board(args: Namespace, settings: Settings) -> None:
 
 
 def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
-    """Measure intrinsics; write the calibration file and a picture beside it; print a summary."""
+    """Measure focal length, principal point and distortion."""
     require("scipy", _EXTRA)
     from ..calibration import intrinsics
     from ..calibration.report import draw_intrinsics
@@ -148,7 +146,7 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
 
 
 def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
-    """Measure the camera's pose; complete the calibration file, write a picture; print a comparison of methods."""
+    """Measure the pose of the camera on or beside a robot."""
     require("scipy", _EXTRA)
     from ..calibration import hand_eye, load_calibration
     from ..calibration.report import draw_hand_eye
@@ -189,7 +187,9 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
 
 
 def calibrate_check(args: Namespace, settings: Settings) -> int:
-    """Print what a calibration file holds, and test it.
+    """Validate a calibration file, and test it on new images.
+
+    Print what a calibration file holds, and test it.
 
     Return 1 if the views of the hand-eye calibration did not agree, or, with images, if the error of the board's
     corners is too large.

@@ -33,7 +33,7 @@ REPORT = "bill.json"
 
 def add_commands(commands: Commands) -> None:
     """Add the command `replay`."""
-    parser = commands.add("replay", replay, "run recordings through the node's pipeline, without sockets")
+    parser = commands.add("replay", replay)
     parser.add("bags BAG", "a recording: a file or folder in a supported format, or its URL", nargs="+")
     text = "the folder or URL for results; several recordings get a subfolder each"
     parser.add("-o, --out FOLDER", text, required=True)
@@ -124,7 +124,9 @@ def _add_ray(parser: CommandParser) -> None:
 
 
 def replay(args: Namespace, settings: Settings) -> int:
-    """Replay each recording.
+    """Run recordings through the node's pipeline, without sockets.
+
+    Replay each recording.
 
     Returns 0 if all are done, 1 if --compare finds a difference or no frame was stepped, 130 if interrupted.
     """
