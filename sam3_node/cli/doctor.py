@@ -38,8 +38,6 @@ OPENCV_BUILDS = (
 CLOCK_SYNC_FILES = ("/run/systemd/timesync/synchronized", "/run/chrony/chronyd.pid", "/var/run/ntpd.pid")
 
 Status = Literal["ok", "warn", "fix"]
-WARN: Status = "warn"
-FIX: Status = "fix"
 ABSENT = "not installed"
 
 
@@ -114,7 +112,8 @@ def _check_dependencies() -> Iterator[CheckResult]:
 def _check_dependency(requirement: Requirement, extra: str) -> CheckResult:
     version, bounds = find_version(requirement.name), str(requirement.specifier)
     hint = f"pip install '{requirement.name}{bounds}'"
-    title, status = (f"{requirement.name} [{extra}]", WARN) if extra else (requirement.name, FIX)
+    title = f"{requirement.name} [{extra}]" if extra else requirement.name
+    status: Status = "warn" if extra else "fix"
     if version is None:
         return CheckResult(title, status, ABSENT, hint)
     return _check_version(title, version, bounds, status, hint)

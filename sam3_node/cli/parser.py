@@ -6,7 +6,7 @@ import argparse
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -94,15 +94,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def format_settings(self, section: str | None = None) -> str:
         """Return the help of the settings alone, of all sections or of one."""
-        titles = [group.title for group in self._action_groups if _holds_settings(group)]
-        if section is not None and _title(section) not in titles:
-            names = [str(title).partition(" ")[0] for title in titles]
-            self.error(
-                f"argument --help-settings: expected one of {', '.join(names)}, found {section!r}"
-                f"{did_you_mean(section, names)}"
-            )
-        wanted = titles if section is None else [_title(section)]
-        return self._format_help_of(lambda group: group.title in wanted)
+        end = "" if section is None else f"{section} settings"
+        return self._format_help_of(lambda group: _holds_settings(group) and end in ("", group.title))
 
     def _format_help_of(self, is_shown: Callable[[Any], bool]) -> str:
         groups = self._action_groups
@@ -176,10 +169,6 @@ def load_examples() -> dict[str, dict[str, list[str]]]:
     return tomllib.loads(Path(__file__).with_name("examples.toml").read_text(encoding="utf-8"))
 
 
-def _title(section: str) -> str:
-    return f"{section} settings"
-
-
 def _is_setting(action: argparse.Action) -> bool:
     return "." in action.dest and f"--{action.dest}" in action.option_strings
 
@@ -192,7 +181,7 @@ def make_settings_parser() -> argparse.ArgumentParser:
     """Create the parent parser of all commands: --profile, and one option for each setting."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--profile", type=Path, metavar="FILE.toml", help="TOML file of settings")
-    parser.add_argument(
+    listing = parser.add_argument(
         "--help-settings",
         action=_PrintSettings,
         nargs="?",
@@ -207,7 +196,7 @@ def make_settings_parser() -> argparse.ArgumentParser:
         if not option.is_text:
             continue
         if section not in groups:
-            groups[section] = parser.add_argument_group(_title(section))
+            groups[section] = parser.add_argument_group(f"{section} settings")
         groups[section].add_argument(
             f"--{option.name}",
             default=argparse.SUPPRESS,
@@ -215,6 +204,7 @@ def make_settings_parser() -> argparse.ArgumentParser:
             help=f"{option.help} [{option.default}]".replace("%", "%%"),
             **({"nargs": "?", "const": "true"} if option.is_flag else {}),
         )
+    listing.choices = list(groups)
     return parser
 
 
@@ -241,16 +231,6 @@ def parse_limit(parse: Callable[[str], float]) -> Callable[[str], tuple[str, flo
     return limit
 
 
-def parse_point(text: str) -> tuple[float, ...]:
-    """Parse X,Y."""
-    return _parse_numbers(text, 2)
-
-
-def parse_box(text: str) -> tuple[float, ...]:
-    """Parse X0,Y0,X1,Y1."""
-    return _parse_numbers(text, 4)
-
-
 def _parse_numbers(text: str, count: int) -> tuple[float, ...]:
     try:
         values = tuple(map(float, text.split(",")))
@@ -259,6 +239,10 @@ def _parse_numbers(text: str, count: int) -> tuple[float, ...]:
     if len(values) != count:
         raise ValueError(f"expected {count} numbers separated by commas, found {text!r}")
     return values
+
+
+parse_point, parse_box = partial(_parse_numbers, count=2), partial(_parse_numbers, count=4)
+"""Parse X,Y and X0,Y0,X1,Y1."""
 
 
 def parse_timeout(text: str) -> float:

@@ -173,7 +173,7 @@ def _write_report(folder: Path, sources: _Sources, progress: Callable[[int], Non
     recorded = join_frames(sources.masks, sources.recorded or (lambda: iter(list[MaskFrame]())))
     for number, ((masks, frame), (_, before)) in enumerate(zip(pairs, recorded, strict=True)):
         model = masks.model
-        if number in shown and (picture := _draw_picture(masks, frame)):
+        if number in shown and frame and (picture := _draw_picture(masks, frame)):
             pictures.append((f"{masks.camera} #{masks.seq}", picture))
         if number % stride == 0:
             camera = cameras.setdefault(masks.camera, {"frames": [], "objects": {}})
@@ -198,17 +198,14 @@ def _write_report(folder: Path, sources: _Sources, progress: Callable[[int], Non
     (folder / "report.html").write_text(page.replace("DATA", text, 1), encoding="utf-8")
 
 
-def _draw_picture(masks: MaskFrame, frame: Frame | None) -> str | None:
-    """Return a frame with its masks as the base64 of a small JPEG; None without a frame that can be decoded."""
-    try:
-        image = overlay(decode_image(frame), masks) if frame else None
-    except WireError:
-        image = None
-    if image is None:
-        return None
-    side = min(1.0, REPORT_PICTURE_PX / image.shape[1])
-    small = cv2.resize(image, None, fx=side, fy=side, interpolation=cv2.INTER_AREA)
-    return base64.b64encode(cv2.imencode(".jpg", small)[1].tobytes()).decode()
+def _draw_picture(masks: MaskFrame, frame: Frame) -> str | None:
+    """Return a frame with its masks as the base64 of a small JPEG; None if it cannot be decoded."""
+    with suppress(WireError):
+        image = overlay(decode_image(frame), masks)
+        scale = min(1.0, REPORT_PICTURE_PX / image.shape[1])
+        small = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+        return base64.b64encode(cv2.imencode(".jpg", small)[1].tobytes()).decode()
+    return None
 
 
 def _describe_point(index: int, instance: Instance, recorded: Mapping[int, Instance]) -> tuple[Any, ...]:
