@@ -14,16 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sam3_node import errors
 from sam3_node.client import AddedObject, PerceptionClient, Segmentation, SurfacePoints, TrackedObject
 from sam3_node.client.observations import ObjectSlots
-from sam3_node.errors import (
-    NoAnswerError,
-    NodeRestarted,
-    RequestError,
-    TransportError,
-    UnknownObjectError,
-    WireError,
-)
 from sam3_node.settings import TransportSettings
 from sam3_node.transport import ControlClient, ControlServer, MaskPublisher, MaskSubscriber
 from sam3_node.transport.channels import NewestMasks
@@ -133,7 +126,7 @@ def test_prompts_of_the_wrong_shape_are_refused_before_they_are_sent() -> None:
             {"mask": np.array([[0, 1, 255]], np.uint8)},
             {"mask": np.zeros((2, 4, 4), np.bool_)},
         ):
-            with refuses(RequestError, field=str(next(iter(wrong)))):
+            with refuses(errors.RequestError, field=str(next(iter(wrong)))):
                 client.add_object(**wrong)
         assert requests == []
 
@@ -198,7 +191,7 @@ class SlowNode:
         monkeypatch.setattr(NewestMasks, "wait", lambda _, find, left_s: self.sleep(left_s))
         monkeypatch.setattr(MaskSubscriber, "count_arrivals", lambda _, left_ms: self.sleep(left_ms / 1000))
         monkeypatch.setattr(ControlClient, "call_within", lambda _, left_ms, op, **args: self.refuse(left_ms))
-        self.error: Exception = NoAnswerError("silent")
+        self.error: Exception = errors.NoAnswerError("silent")
 
     def refuse(self, timeout_ms: int) -> None:
         self.sleep(timeout_ms / 1000)
@@ -219,7 +212,7 @@ def test_a_silent_node_takes_no_more_than_the_time_given(
 ) -> None:
     with PerceptionClient(NOBODY, NOBODY) as client:
         slow = SlowNode(monkeypatch)
-        with refuses(TransportError, field=(str(timeout_ms), NOBODY)):
+        with refuses(errors.TransportError, field=(str(timeout_ms), NOBODY)):
             client.wait_for("cup", timeout_ms) if wait == "wait_for" else client.wait_for_camera(timeout_ms)
     assert timeout_ms / 1000 <= sum(slow.budgets_s) <= timeout_ms / 1000 + 0.2
 
@@ -227,17 +220,17 @@ def test_a_silent_node_takes_no_more_than_the_time_given(
 def test_a_request_that_is_sent_again_gets_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     with PerceptionClient(NOBODY, NOBODY, timeout_ms=1000, on_restart=lambda _: None) as client:
         slow = SlowNode(monkeypatch)
-        slow.error = NodeRestarted()
-        with pytest.raises(NodeRestarted):
+        slow.error = errors.NodeRestarted()
+        with pytest.raises(errors.NodeRestarted):
             client.add_object(box=(0, 0, 9, 9))
     assert sum(slow.budgets_s) <= 1.2
 
 
 def test_the_turns_of_other_threads_count(monkeypatch: pytest.MonkeyPatch) -> None:
     with PerceptionClient(NOBODY, NOBODY, timeout_ms=50) as client:
-        with client._control._turn, refuses(NoAnswerError, field=("50", "threads")):
+        with client._control._turn, refuses(errors.NoAnswerError, field=("50", "threads")):
             client.status()
-        with refuses(NoAnswerError, field=("50", "connected")):
+        with refuses(errors.NoAnswerError, field=("50", "connected")):
             client.status()
 
 
@@ -295,41 +288,41 @@ def test_each_command_sends_its_request() -> None:
 
 
 def test_errors_of_the_node_are_raised() -> None:
-    error = UnknownObjectError("expected a tracked id, found 9")
+    error = errors.UnknownObjectError("expected a tracked id, found 9")
     with (
         ControlServer(TCP, lambda request: Reply.failed(request.id, error)) as control,
         PerceptionClient("tcp://127.0.0.1:9", control.endpoint) as client,
     ):
         assert not client.connected
-        with pytest.raises(UnknownObjectError, match="found 9"):
+        with pytest.raises(errors.UnknownObjectError, match="found 9"):
             client.remove_object(9)
 
 
 def test_an_answer_of_another_shape_is_an_error() -> None:
     for answer in (None, {}, {"id": "three"}, {"id": -1}):
-        with refuses(WireError, field="add_object"):
+        with refuses(errors.WireError, field="add_object"):
             call(answer, lambda client: client.add_object(box=(0, 0, 1, 1)))
 
 
 def test_a_missing_node_is_an_error_in_time() -> None:
     with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9", timeout_ms=100) as client:
         assert client.latest(10) is None
-        with refuses(TransportError, field=("node", "connected")):
+        with refuses(errors.TransportError, field=("node", "connected")):
             client.status()
-    with refuses(TransportError, field="tcp://host:port"):
+    with refuses(errors.TransportError, field="tcp://host:port"):
         PerceptionClient("masks", "tcp://127.0.0.1:9")
 
 
 @pytest.mark.parametrize("prompts", ["red mug", b"red mug", {"red mug": 1}, 7, None])
 def test_names_that_are_no_list_are_refused_at_once(prompts: Any) -> None:
     with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9") as client:
-        with refuses(RequestError, field="prompts"):
+        with refuses(errors.RequestError, field="prompts"):
             client.set_prompts(prompts)
-        with refuses(RequestError, field="prompts"):
+        with refuses(errors.RequestError, field="prompts"):
             client.set_prompts(prompts, most=1)
-        with refuses(RequestError, field="cameras"):
+        with refuses(errors.RequestError, field="cameras"):
             client.latest_of_all(prompts)
-    with refuses(RequestError, field="cameras"):
+    with refuses(errors.RequestError, field="cameras"):
         PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9", cameras=prompts)
 
 
@@ -337,13 +330,13 @@ def test_what_is_no_text_or_map_is_refused_at_once() -> None:
     with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9") as client:
         wrong: list[Any] = [b"mug", None, ["mug"]]
         for name in wrong:
-            with refuses(RequestError, field="prompts"):
+            with refuses(errors.RequestError, field="prompts"):
                 client.set_prompts(["mug", name], most=1)
-            with refuses(RequestError, field="label"):
+            with refuses(errors.RequestError, field="label"):
                 client.wait_for(name)
         limits: Any = ["mug"]
         for argument in ("scores", "most", "priorities"):
-            with refuses(RequestError, field=str(argument)):
+            with refuses(errors.RequestError, field=str(argument)):
                 client.set_prompts(["mug"], **{argument: limits})
 
 
@@ -371,7 +364,7 @@ def test_names_that_come_once_are_sent_with_their_most() -> None:
 def test_a_box_that_no_frame_has_is_refused_at_once(box: Any, told: str | tuple[str, ...]) -> None:
     with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9") as client:
         for method in (client.add_object, client.segment):
-            with refuses(RequestError, field=told):
+            with refuses(errors.RequestError, field=told):
                 method(box=box)
-        with refuses(RequestError, field="points"):
+        with refuses(errors.RequestError, field="points"):
             client.add_object(points=[(float("nan"), 1)])
