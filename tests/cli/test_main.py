@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -425,19 +426,22 @@ def run_against_server(result: object, *arguments: str) -> tuple[Request, str]:
     return request, printed
 
 
-def test_status_is_json() -> None:
-    request, printed = run_against_server({"paused": False}, "status")
-    assert request.op == "status"
-    assert json.loads(printed) == {"paused": False}
-
-
 @pytest.mark.parametrize(
     ("arguments", "args"),
-    [(("pause",), {}), (("resume",), {}), (("reset",), {}), (("reset", "--camera", "a"), {"camera": "a"})],
+    [
+        (("pause",), {}),
+        (("resume",), {}),
+        (("reset",), {}),
+        (("reset", "--camera", "a"), {"camera": "a"}),
+        (("status",), {}),
+    ],
 )
-def test_the_node_is_paused_resumed_and_reset(arguments: tuple[str, ...], args: dict[str, str]) -> None:
-    request, printed = run_against_server({}, *arguments)
-    assert (request.op, request.args, printed) == (arguments[0], args, "")
+def test_the_node_is_paused_resumed_reset_and_asked(arguments: tuple[str, ...], args: dict[str, str]) -> None:
+    request, printed = run_against_server({"paused": False}, *arguments)
+    assert (request.op, request.args) == (arguments[0], args)
+    assert (json.loads(printed) if printed else None) == (
+        {"paused": False} if arguments == ("status",) else None
+    )
 
 
 def test_the_list_of_objects_names_their_cameras() -> None:
@@ -498,30 +502,26 @@ def test_escape_sequences_and_directions_are_replaced() -> None:
     assert printable("two\nlines\r", line_feeds=True) == "two\nlines?"
 
 
-def test_an_error_of_the_node_cannot_control_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+FOUND = {"id": 1, "state": "tracked", "score": 0.5, "age": 1, "frames_since_seen": 0}
+TRACKED = FOUND | {"camera": "c\x1b[1m", "label": "cup\x1b[31m\u202e"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "shown"),
+    [
+        (RequestError("no\x1b]0;title\x07 object"), 2, "sam3-node: error: no?]0;title? object\n"),
+        ({"objects": [TRACKED]}, 0, "c?[1m           1  cup?[31m? "),
+    ],
+)
+def test_texts_of_the_node_cannot_control_the_terminal(
+    answer: Any, code: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RequestError("no\x1b]0;title\x07 object")
+    def call(*_: object, **__: object) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    monkeypatch.setattr(ControlClient, "call_within", fail)
-    assert main(["object", "list"]) == 2
-    assert capsys.readouterr().err == "sam3-node: error: no?]0;title? object\n"
-
-
-def test_a_label_of_the_node_cannot_control_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = {
-        "id": 1,
-        "camera": "c\x1b[1m",
-        "label": "cup\x1b[31m\u202e",
-        "state": "tracked",
-        "score": 0.5,
-        "age": 1,
-    }
-    monkeypatch.setattr(
-        ControlClient, "call_within", lambda *_, **__: {"objects": [{**found, "frames_since_seen": 0}]}
-    )
-    assert main(["object", "list"]) == 0
-    assert capsys.readouterr().out.split()[:3] == ["c?[1m", "1", "cup?[31m?"]
+    monkeypatch.setattr(ControlClient, "call_within", call)
+    assert main(["object", "list"]) == code
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).startswith(shown)
