@@ -100,23 +100,6 @@ def test_a_request_without_a_node_is_an_error() -> None:
     assert "within 500 ms" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("object", "add", "--point", "1,2,3"),
-        ("segment", "--box", "a,b,c,d"),
-        ("prompt", "mug", "--most", "mug"),
-        ("fly",),
-        ("status", "--timeout", "0"),
-        ("status", "--timeout", "nan"),
-    ],
-)
-def test_wrong_usage(arguments: tuple[str, ...]) -> None:
-    done = sam3_node(*arguments)
-    assert done.returncode == 2
-    assert "error: " in done.stderr
-
-
 def fail(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return what a command that fails with 2 prints on stderr."""
     try:
@@ -179,6 +162,12 @@ def test_the_settings_of_one_group_are_listed(capsys: pytest.CaptureFixture[str]
         (["replay", "a.mcap", "-o", "o", "--from", "soon"], "--from"),
         (["replay", "a.mcap", "-o", "o", "--topics", ","], "--topics"),
         (["object", "remove", "x"], "expected a whole number, found 'x'"),
+        (["object", "add", "--point", "1,2,3"], "expected 2 numbers"),
+        (["segment", "--box", "a,b,c,d"], "expected 4 numbers"),
+        (["prompt", "mug", "--most", "mug"], "expected NAME=NUMBER, found 'mug'"),
+        (["fly"], "'fly'"),
+        (["status", "--timeout", "0"], "expected seconds"),
+        (["status", "--timeout", "nan"], "expected seconds"),
         (["calibrate", "check", "a.toml", "--limit", "x"], "expected a number, found 'x'"),
         (["watch", "--profile", "PROFILE"], "group: expected a table of fields"),
     ],
@@ -188,15 +177,12 @@ def test_an_error_names_no_function_or_class(
     expected: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     profile = tmp_path / "profile.toml"
     profile.write_text("group = 3\n")
     message = fail([str(profile) if word == "PROFILE" else word for word in arguments], capsys)
     assert expected in message
     assert not re.search(r"\b_\w+|invalid \w+ value|[a-z]Settings\b|Source\b", message)
-    monkeypatch.setenv("SAM3_MODEL", "{")
-    assert "Source" not in fail(["watch"], capsys)
 
 
 @pytest.mark.parametrize("command", ["reset", "object add", "watch"])
