@@ -362,15 +362,9 @@ def test_doctor_does_not_advise_what_needs_an_environment_of_its_own(monkeypatch
 
 
 def test_run_without_torch_names_the_extra() -> None:
-    code = (
-        "import sys, importlib.abc\n"
-        "class Absent(importlib.abc.MetaPathFinder):\n"
-        "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'torch': raise ModuleNotFoundError('No module named torch', name='torch')\n"
-        "sys.meta_path.insert(0, Absent())\n"
-        "from sam3_node.cli.main import main\nsys.exit(main(['run']))"
+    done = run_code(
+        "import sys\nsys.modules['torch'] = None\nfrom sam3_node.cli.main import main\nsys.exit(main(['run']))"
     )
-    done = run_code(code)
     assert done.returncode == 2
     assert "pip install 'sam3-node[node]', or pip install -e '.[node]' in a checkout" in done.stderr
 

@@ -161,18 +161,15 @@ def test_what_users_print_is_one_short_line() -> None:
     many = replace(masks, instances=masks.instances * 20)
     depth = Depth(16, 16, "z16", 0.001, True, b"\0" * 512)
     slots = ObjectSlots(["cup", "can"], (30, 40)).observe(masks)
-    values = (
+    values = [
         masks,
         many,
         masks.instances[0],
         MASK,
         decode_mask(encode_mask(MASK)),
         Segmentation(1, 0.5, MASK),
-        replace(make_frame(1), depth=depth),
-        SurfacePoints(1, "base", points),
-        slots,
-    )
-    for value in values:
+    ]
+    for value in (*values, replace(make_frame(1), depth=depth), SurfacePoints(1, "base", points), slots):
         assert len(repr(value)) < 300
         assert not re.search(r"\n|array|\\x", repr(value))
     assert repr(masks) == "MaskFrame(cam0 #1, 40x30: 7 'cup')"
@@ -226,7 +223,7 @@ def test_a_request_that_is_sent_again_gets_the_time_that_is_left(monkeypatch: py
     assert sum(slow.budgets_s) <= 1.2
 
 
-def test_the_turns_of_other_threads_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_turns_of_other_threads_count() -> None:
     with PerceptionClient(NOBODY, NOBODY, timeout_ms=50) as client:
         with client._control._turn, refuses(errors.NoAnswerError, field=("50", "threads")):
             client.status()
