@@ -46,7 +46,7 @@ def add_commands(commands: Commands) -> None:
     _add_prompts(parser)
     _add_part(parser)
     parser.add("--topics NAME,…", "cameras or colour topics to read [all]", _parse_names, ())
-    text = f"outputs to write: {', '.join(OUTPUTS)} [mcap]; davis is another name of png"
+    text = f"outputs to write: {', '.join(OUTPUTS)} [mcap]; davis: png"
     parser.add("--outputs KIND,…", text, _parse_outputs, ("mcap",))
     parser.add_flag(
         "--with-images", "keep the frames, too: in masks.mcap, and as the files that masks.json names"

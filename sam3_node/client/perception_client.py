@@ -33,10 +33,11 @@ SAMPLE_MS = 1000
 class PerceptionClient(SocketOwner):
     """A client of one node: it reads masks at endpoint `masks` and sends requests to `control`.
 
-    It is a context manager. The node may start later, and may restart. With `cameras`, masks of other cameras are
-    ignored. With `sure_only`, doubtful instances are left out. Requests raise RequestError or a subclass
-    (UnknownObjectError, UnknownFrameError, CapacityError) when the node refuses them, and TransportError when it does
-    not answer within `timeout_ms`. The argument `camera` is optional while one camera sends frames.
+    It is a context manager: `with PerceptionClient() as node:` connects to the node on this machine, at its default
+    endpoints. The node may start later, and may restart. With `cameras`, masks of other cameras are ignored. With
+    `sure_only`, doubtful instances are left out. Requests raise RequestError or a subclass (UnknownObjectError,
+    UnknownFrameError, CapacityError) when the node refuses them, and TransportError when it does not answer within
+    `timeout_ms`. The argument `camera` is optional while one camera sends frames.
 
     Object ids begin again when the node is restarted. Before the client returns anything with ids of the new epoch, it
     raises NodeRestarted, once for each camera: forget the ids of that camera, and go on. With `on_restart`, it calls
