@@ -14,9 +14,9 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from ..errors import NodeRestarted, TransportError
 from ..transport import Security
 from ..types import Delivery, MaskFrame, resume
+from . import values
 from .mask_reader import Deadline, FoundObject
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, POLL_S, PerceptionClient
-from .values import MasksOfCameras, check_names
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,9 +105,9 @@ class AsyncPerceptionClient:
 
     async def latest_of_all(
         self, cameras: Sequence[str], timeout_ms: int | None = None, max_spread_ms: float = math.inf
-    ) -> MasksOfCameras | None:
+    ) -> values.MasksOfCameras | None:
         """Return the newest masks of each of `cameras`, as `PerceptionClient.latest_of_all` does."""
-        check_names(cameras, "cameras")
+        values.check_names(cameras, "cameras")
         self._client._require_open()
         return await self._wait(
             lambda: self._client._read_latest_of_all(cameras, 0, max_spread_ms), Deadline(timeout_ms).left_s
