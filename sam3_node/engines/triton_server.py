@@ -188,7 +188,8 @@ def _without_bfloat16(stage: StageSpec) -> StageSpec:
         tuple(spec._replace(dtype=number) if spec.dtype == torch.bfloat16 else spec for spec in specs)
         for specs in (stage.inputs, stage.outputs)
     )
-    return StageSpec(stage.name, WITHOUT_BFLOAT16[stage.name](stage.module), inputs, outputs)
+    module = WITHOUT_BFLOAT16[stage.name](stage.module)
+    return stage._replace(module=module, inputs=inputs, outputs=outputs)
 
 
 def _specify_prompt(model: TrackerModel, encode: StageSpec, kind: str, labels: Sequence[int]) -> StageSpec:
@@ -262,7 +263,7 @@ def _describe_tensors(specs: Sequence[TensorSpec]) -> list[Config]:
         {
             "name": spec.name,
             "data_type": TYPES[spec.dtype],
-            "dims": tuple(-1 if side == OBJECTS else side for side in spec.shape),
+            "dims": tuple(side if isinstance(side, int) else -1 for side in spec.shape),
         }
         for spec in specs
     ]
