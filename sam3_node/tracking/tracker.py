@@ -369,10 +369,9 @@ class Tracker(SavedFields):
     ) -> Decoded:
         """Decode points and a box on one frame, on image tokens [1, C, h, w] with memory, or without for None."""
         decoder = self.model.decode_stage
-        sparse, dense = decoder.prompt(prompt.points, prompt.labels, prompt.logits)
-        top = features.top + decoder.no_memory.reshape(1, -1, 1, 1) if remembered is None else remembered
+        top, *others = decoder.embed(features, prompt.points, prompt.labels, prompt.logits)
         multimask = self.model.competes(len(prompt.points), remembered is None)
-        decoded: Decoded = decoder(top, features.fine, features.middle, sparse, dense, multimask)
+        decoded: Decoded = decoder(top if remembered is None else remembered, *others, multimask)
         return decoded
 
     def _decode_mask(self, features: Features, mask: Tensor) -> tuple[Decoded, Tensor]:

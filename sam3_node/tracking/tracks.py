@@ -245,12 +245,9 @@ def decode_boxes(
 
     The corners are the top-left and the bottom-right one, as (x, y) in model pixels.
     """
-    decoder, count = model.decode_stage, len(corners)
-    labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device).expand(count, -1)
-    sparse, dense = decoder.prompt(corners, labels, logits)
-    top = (features.top + decoder.no_memory.reshape(1, -1, 1, 1)).expand(count, -1, -1, -1)
-    competes = model.competes(len(BOX_LABELS), True)
-    decoded: Decoded = decoder(top, features.fine, features.middle, sparse, dense, competes)
+    labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device).expand(len(corners), -1)
+    inputs = model.decode_stage.embed(features, corners, labels, logits)
+    decoded: Decoded = model.decode_stage(*inputs, model.competes(len(BOX_LABELS), True))
     return decoded
 
 
