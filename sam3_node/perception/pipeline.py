@@ -457,10 +457,6 @@ class FrameQueries:
     def __init__(self, model: TrackerModel, tracker: Tracker, cache: FrameCache) -> None:
         self._model, self._tracker, self._frame_cache = model, tracker, cache
 
-    def frame_size(self, seq: int | None = None) -> tuple[int, int]:
-        """Return (height, width) of the cached frame `seq`, or of the latest; UnknownFrameError if it is not cached."""
-        return self._frame_cache.get(seq).scaling.frame_size
-
     def age_origin_ns(self, seq: int | None = None) -> int:
         """Return the Unix time from which the age of the cached frame `seq`, or of the latest for None, is measured.
 

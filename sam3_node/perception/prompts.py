@@ -45,12 +45,9 @@ def to_model(
     points, box = prompt.within(scaling.frame_size)
     if prompt.mask is not None:
         return PromptTensors.from_mask(object_id, torch.from_numpy(_scale_mask(prompt.mask, scaling)))
+    points, box = (None if place is None else scaling.to_model(place) for place in (points, box))
     return PromptTensors.from_points(
-        object_id,
-        None if points is None else torch.from_numpy(scaling.to_model(points)),
-        None if prompt.labels is None else torch.from_numpy(prompt.labels),
-        None if box is None else torch.from_numpy(scaling.to_model(box)),
-        None if points is None else logits,
+        object_id, points, prompt.labels, box, None if points is None else logits
     )
 
 

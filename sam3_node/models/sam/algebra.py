@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -125,7 +125,10 @@ def scale_linear(layer: nn.Linear, scale: Tensor) -> nn.Linear:
     return make_linear(layer.weight, scale[:, None] * layer.weight.double(), scale * layer.bias.double())
 
 
-def with_weights(like: Any, weight: Tensor, bias: Tensor) -> Any:
+C = TypeVar("C", nn.Conv2d, nn.ConvTranspose2d)
+
+
+def with_weights(like: C, weight: Tensor, bias: Tensor) -> C:
     """Return a convolution with the strides, padding and dtype of `like`, and another weight and bias [outputs]."""
     layer = copy.deepcopy(like)
     layer.weight, layer.bias = (
@@ -136,7 +139,7 @@ def with_weights(like: Any, weight: Tensor, bias: Tensor) -> Any:
 
 
 def fold_convolution(first: Any, second: Any) -> Any:
-    """Fold two convolutions, of which the first may be transposed, into one that equals `second` (1x1) after `first`."""
+    """Fold two convolutions into one that equals `second` (1x1) after `first`, which may be transposed."""
     pointwise = second.weight[:, :, 0, 0].double()
     path = "om,imkl->iokl" if first.transposed else "om,mikl->oikl"
     weight = torch.einsum(path, pointwise, first.weight.double())

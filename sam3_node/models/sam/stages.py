@@ -357,7 +357,9 @@ class Decoder(nn.Module):
         rows = torch.arange(count, device=top.device)
         return self._describe(masks[rows, best], iou[rows, best], tokens[rows, best], presence)
 
-    def candidates(self, features: Features, points: Tensor, labels: Tensor, logits: Tensor | None) -> Decoded:
+    def candidates(
+        self, features: Features, points: Tensor, labels: Tensor, logits: Tensor | None
+    ) -> Decoded:
         """Return the three masks that compete for one prompt on an image, the highest predicted IoU first.
 
         See `prompt` for points [n, 2], labels [n] and logits.
