@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..errors import RequestError
 from ..geometry import Scaling
 from ..tracking.tracks import PromptTensors
 from ..types import Mask
@@ -49,6 +50,17 @@ def to_model(
     return PromptTensors.from_points(
         object_id, points, prompt.labels, box, None if points is None else logits
     )
+
+
+def check_choice(choice: int, prompt: FramePrompt, candidates: int) -> int:
+    """Return which of so many masks for a prompt is meant. Raises RequestError if there is no such one."""
+    if prompt.mask is not None:
+        raise RequestError("choice: expected points or a box beside it, found a mask")
+    if choice >= candidates:
+        raise RequestError(
+            f"choice: these weights give {candidates} to choose from, found {choice}; count from 0"
+        )
+    return choice
 
 
 def _scale_mask(mask: Mask, scaling: Scaling) -> npt.NDArray[np.bool_]:

@@ -32,6 +32,8 @@ class PromptTensors(NamedTuple):
     """[4h, 4w] of the object's current mask, which the points correct"""
     mask: Tensor | None = None
     """float32 [1, 1, S, S]; points is empty then"""
+    choice: int | None = None
+    """Which of the masks that compete for a new object it begins with, by falling score; None: by the model's rule"""
 
     @classmethod
     def from_points(
@@ -64,6 +66,7 @@ class PromptTensors(NamedTuple):
             "labels": self.labels.cpu(),
             "object_id": self.object_id,
             "mask": mask,
+            "choice": self.choice,
         }
 
 

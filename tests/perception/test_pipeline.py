@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from transformers import Sam2Model
 
 from sam3_node.engines.inductor import CACHE_VARIABLE
 from sam3_node.errors import (
@@ -32,14 +33,14 @@ from sam3_node.perception.perception import Perception, load_model, load_models,
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import to_model
 from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
-from sam3_node.tracking import Tracker
+from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import encode_image
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.paths import SHARED
 from tests.support.refuses import refuses
 from tests.support.repeats import repetitions
-from tests.support.tiny import random_source, stages_of, tiny_model
+from tests.support.tiny import TRAINED_LOGIT, random_source, stages_of, tiny_model
 
 WIDTH, HEIGHT = 200, 150
 CENTRE = FramePrompt(points=[(100.0, 75.0)])
@@ -153,6 +154,44 @@ def test_a_prompt_on_a_past_frame_answers_at_once(pipeline: Pipeline) -> None:
     assert added.result.mask.area == pipeline.queries.segment(BOX, seq=1).mask.area
     pipeline.catch_ups.end_all()
     assert ids(pipeline.step(frame(3))) == [1]
+
+
+@pytest.mark.parametrize("prompt", [CENTRE, BOX])
+def test_an_object_begins_with_the_mask_that_was_chosen(pipeline: Pipeline, prompt: FramePrompt) -> None:
+    for seq in range(3):
+        pipeline.step(frame(seq))
+    shown = pipeline.queries.candidates(prompt, seq=1)
+    assert len({result.mask.area for result in shown}) == 3
+    assert [result.score for result in shown] == sorted((result.score for result in shown), reverse=True)
+    begun = [pipeline.add(prompt, seq=1, choice=choice).result for choice in range(3)]
+    assert [(one.score, one.mask.area) for one in begun if one] == [
+        (one.score, one.mask.area) for one in shown
+    ]
+    waiting = pipeline.add(prompt, choice=2).id
+    pipeline.catch_ups.end_all()
+    entered = pipeline.step(frame(3)).instances[-1]
+    assert (entered.id, entered.mask.area) == (waiting, pipeline.queries.candidates(prompt)[2].mask.area)
+
+
+def test_a_choice_that_there_is_not_is_refused(pipeline: Pipeline) -> None:
+    pipeline.step(frame(0))
+    mask = FramePrompt(mask=Mask.from_full(np.ones((HEIGHT, WIDTH), np.bool_)))
+    for prompt, choice in ((CENTRE, 3), (mask, 0)):
+        with refuses(RequestError, field="choice"):
+            pipeline.add(prompt, choice=choice)
+    with refuses(RequestError, field="segment"):
+        pipeline.queries.candidates(mask)
+    assert pipeline.add(CENTRE, choice=2).id == 1
+
+
+def test_weights_that_were_not_trained_to_compete_have_one_mask() -> None:
+    pipeline = Pipeline(load_tracker("nano"), TrackerSettings(), "cam0")
+    pipeline.step(frame(0))
+    (only,) = pipeline.queries.candidates(CENTRE)
+    assert np.array_equal(only.mask.full(), pipeline.queries.segment(CENTRE).mask.full())
+    with refuses(RequestError, field="choice"):
+        pipeline.add(CENTRE, choice=1)
+    assert pipeline.add(CENTRE, seq=0, choice=0).result.mask.area == only.mask.area
 
 
 def prompt_off_centre(mask: Mask) -> FramePrompt:
@@ -470,6 +509,36 @@ def test_real_weights_without_memory_segment_and_track() -> None:
     found, truth = tracked.mask.full(), np.roll(truth, 6, 1)
     assert (tracked.id, tracked.state) == (added, "tracked")
     assert (found & truth).sum() / (found | truth).sum() > 0.9
+
+
+@pytest.mark.verifies(
+    "network", "SAM 2.1: images", "real data", "public weights; transformers, logits within 0.001"
+)
+@pytest.mark.skipif(not SEGMENT_ONLY.exists(), reason="needs ../shared/weights")
+def test_real_weights_tell_the_part_from_the_whole() -> None:
+    model = load_tracker(SEGMENT_ONLY)
+    image = np.full((HEIGHT, WIDTH, 3), 40, np.uint8)
+    image[30:120, 40:160] = (30, 60, 220)
+    image[60:90, 70:110] = (200, 200, 20)
+    part, whole = np.zeros((2, HEIGHT, WIDTH), np.bool_)
+    part[60:90, 70:110] = whole[30:120, 40:160] = True
+    pipeline = Pipeline(model, TrackerSettings(), "cam0")
+    pipeline.step(frame(0, colour=encode_image(image, "bgr8")))
+    shown = [result.mask.full() for result in pipeline.queries.candidates(FramePrompt(points=[(90, 75)]))]
+    for truth in (part, whole):
+        assert max((found & truth).sum() / (found | truth).sum() for found in shown) > 0.9
+    pixels = model.preprocess(image)
+    point = [[90 / WIDTH * model.image_size, 75 / HEIGHT * model.image_size]]
+    prompt = ObjectPrompt(1, points=point).to_tensors(0, model.device)
+    logits, scores = Tracker(model).segment_candidates(model.encode(pixels), prompt)
+    with torch.inference_mode():
+        truth = Sam2Model.from_pretrained(SEGMENT_ONLY)(
+            pixels, input_points=torch.tensor([[point]]), input_labels=torch.ones(1, 1, 1, dtype=torch.int)
+        )
+    order = truth.iou_scores[0, 0].argsort(descending=True)
+    assert (logits - truth.pred_masks[0, 0, order]).abs().max() < 1e-3
+    assert (scores - truth.iou_scores[0, 0, order]).abs().max() < 1e-3
+    assert logits.abs().max() > TRAINED_LOGIT
 
 
 SIDE = 64

@@ -181,6 +181,13 @@ def _reply(reply: Reply) -> Example:
     return Example(reply, lambda value: [pack_reply(value)], lambda parts: unpack_reply(parts[0]))
 
 
+def _candidates() -> dict[str, Any]:
+    shown = [
+        {"mask": encode_mask(mask, "rle"), "score": score} for mask, score in ((DRIVER, 0.5), (MUG, 0.25))
+    ]
+    return {"seq": 41, **shown[0], "masks": shown}
+
+
 def _points() -> dict[str, Any]:
     return {"seq": 41, "frame": "base", "points_m": np.arange(6, dtype="<f4").tobytes()}
 
@@ -207,6 +214,7 @@ EXAMPLES = {
     "request-add-object-points": _request(
         "add_object", points=[[3.5, 2.0], [7.0, 4.5]], labels=[1, 0], seq=41
     ),
+    "request-add-object-choice": _request("add_object", points=[[3.5, 2.0]], seq=41, choice=2),
     "request-add-object-mask": _request(
         "add_object", mask=encode_mask(MUG, "rle"), label="mug", camera="wrist-1"
     ),
@@ -215,6 +223,7 @@ EXAMPLES = {
     "request-remove-object-epoch": _request("remove_object", id=3, camera="wrist-1", epoch=2**53 - 1),
     "request-list-objects": _request("list_objects"),
     "request-segment": _request("segment", box=[2.0, 1.0, 6.0, 4.0], seq=41),
+    "request-segment-multimask": _request("segment", points=[[3.5, 2.0]], seq=41, multimask=True),
     "request-points": _request("points", id=3, count=2, camera="wrist-1", epoch=2**53 - 1),
     "request-reset": _request("reset"),
     "request-pause": _request("pause"),
@@ -222,6 +231,7 @@ EXAMPLES = {
     "request-status": _request("status"),
     "reply-id": _reply(Reply(17, {"id": 3})),
     "reply-mask": _reply(Reply(17, {"mask": encode_mask(DRIVER, "rle"), "score": 0.5})),
+    "reply-masks": _reply(Reply(17, _candidates())),
     "reply-points": _reply(Reply(17, {"id": 3, "camera": "wrist-1", "epoch": 2**53 - 1, **_points()})),
     "reply-node": _reply(Reply(17, {"id": 3}, node=NODE)),
     "reply-error-node": _reply(

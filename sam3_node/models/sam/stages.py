@@ -313,6 +313,10 @@ class Decoded(NamedTuple):
     pointer: Tensor
     """object pointer [N, C]"""
 
+    def pick(self, index: int) -> Decoded:
+        """Return one object of them."""
+        return Decoded(*(values[index : index + 1] for values in self))
+
 
 class Decoder(nn.Module):
     """Turns prompts and features into masks and object pointers, with SAM's prompt encoder and mask decoder."""
