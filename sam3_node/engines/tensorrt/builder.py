@@ -38,13 +38,10 @@ class Library(NamedTuple):
     api: Any
 
     @property
-    def cross_builds(self) -> bool:
-        """True if it builds for GPUs that this machine does not have."""
-        return self.name == "tensorrt_rtx"
-
-    @property
-    def compiles_at_run_time(self) -> bool:
-        """True if plans contain no kernels: those for a number of objects are compiled when it first runs."""
+    def is_rtx(self) -> bool:
+        """True for TensorRT-RTX. It builds for GPUs that this machine does not have, because its plans contain no
+        kernels: those for a number of objects are compiled when it first runs.
+        """
         return self.name == "tensorrt_rtx"
 
 
@@ -98,7 +95,7 @@ def find_target(library: Library, gpu: str = LOCAL) -> Gpu:
         raise EngineError(
             f"gpu: expected a GPU on this machine, torch finds none; {_describe_alternative(library)}"
         )
-    if not library.cross_builds:
+    if not library.is_rtx:
         return _require_local(library, gpu, local)
     generation = local.generation if gpu == LOCAL and local else gpu.lower()
     if generation not in list_generations(library):
@@ -111,7 +108,7 @@ def find_target(library: Library, gpu: str = LOCAL) -> Gpu:
 
 def list_generations(library: Library) -> list[str]:
     """Return the GPU generations that the library can build for by name."""
-    members = library.api.ComputeCapability.__members__ if library.cross_builds else {}
+    members = library.api.ComputeCapability.__members__ if library.is_rtx else {}
     return [name.lower() for name in members if name.startswith("SM")]
 
 
@@ -126,7 +123,7 @@ def _require_local(library: Library, gpu: str, local: Gpu | None) -> Gpu:
 
 
 def _describe_alternative(library: Library) -> str:
-    if library.cross_builds:
+    if library.is_rtx:
         return f"name the generation to build for with --gpu: one of {', '.join(list_generations(library))}"
     return (
         f"build on the machine that will run it; {PACKAGES['tensorrt_rtx']} can build for RTX GPUs anywhere"
@@ -240,7 +237,7 @@ def build(
     config = _configure(library, builder, network, stage, generation, max_objects)
     if notes is not None:
         config.profiling_verbosity = library.api.ProfilingVerbosity.DETAILED
-    cache = None if timings is None or library.cross_builds else _read_timings(config, timings)
+    cache = None if timings is None or library.is_rtx else _read_timings(config, timings)
     with logger.listen(notes):
         plan = _run_builder(library, builder, network, config, progress)
     del parser  # only now: the network may read weights that the parser holds
@@ -328,7 +325,7 @@ def _configure(
     """Return the build configuration: target GPU, flags, and the shapes that the plan is tuned for."""
     config = builder.create_builder_config()
     config.clear_flag(library.api.BuilderFlag.TF32)  # TF32 would compute float32 with a shorter mantissa
-    if not library.cross_builds:
+    if not library.is_rtx:
         config.set_memory_pool_limit(library.api.MemoryPoolType.WORKSPACE, WORKSPACE_BYTES)
     else:
         config.num_compute_capabilities = 1
