@@ -234,6 +234,10 @@ FIELDS = [
     ("request-status", ["args"], [], "args: expected a map"),
     ("request-status", ["op"], None, "'op' to be a string, found nothing"),
     ("request-status", ["id"], -1, "'id' to be an integer"),
+    *(
+        ("request-id", ["request_id"], bad, "request_id")
+        for bad in ("", "a b", "x" * 65, "a\n", "\u202e", 7, b"a")
+    ),
     ("reply-error", ["error"], None, "error: expected a map, found nothing"),
     ("reply-error", ["ok"], 0, "'ok' to be true or false"),
 ]
