@@ -37,6 +37,7 @@ from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import encode_image
 from sam3_node.wire.frame_prompt import FramePrompt
+from tests.perception.test_prompts import BAD
 from tests.support.paths import SHARED
 from tests.support.refuses import refuses
 from tests.support.repeats import repetitions
@@ -50,8 +51,7 @@ BOX = FramePrompt(box=[20, 20, 120, 100])
 @pytest.fixture(scope="module")
 def model() -> TrackerModel:
     """A tiny random tracker that always finds its objects in view."""
-    source = random_source("sam3", presence=60.0)
-    return TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
+    return tiny_model(presence=60.0)
 
 
 @pytest.fixture
@@ -279,9 +279,7 @@ def test_a_camera_that_starts_again(pipeline: Pipeline) -> None:
 
 
 def test_an_object_out_of_view_is_occluded_and_counts() -> None:
-    source = random_source("sam3", presence=-60.0)
-    unseen = TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
-    pipeline = Pipeline(unseen, TrackerSettings(), "cam0")
+    pipeline = Pipeline(tiny_model(presence=-60.0), TrackerSettings(), "cam0")
     pipeline.step(frame(0))
     pipeline.add(CENTRE)
     for seq in range(1, 4):
@@ -348,22 +346,10 @@ def test_unknown_objects(pipeline: Pipeline) -> None:
 
 FULL = Mask.from_full(np.ones((HEIGHT, WIDTH), dtype=np.bool_))
 BAD_PROMPTS: dict[str, dict[str, Any]] = {
-    "nothing": {},
-    "no points": {"points": []},
-    "nan": {"points": [(float("nan"), 5)]},
-    "infinite box": {"box": [0, 0, float("inf"), 5]},
+    **BAD,
     "outside": {"points": [(WIDTH, 5)]},
-    "text": {"points": ["5", "6"]},
-    "triples": {"points": [(1, 2, 3)]},
-    "ragged": {"points": [(1, 2), (3,)]},
-    "too many": {"points": [(1, 2)] * 65},
-    "other labels": {"points": [(1, 2)], "labels": [2]},
-    "missing labels": {"points": [(1, 2), (3, 4)], "labels": [1]},
     "labels alone": {"labels": [1], "box": [0, 0, 5, 5]},
-    "flat box": {"box": [5, 5, 5, 20]},
-    "turned box": {"box": [50, 50, 20, 20]},
     "box outside": {"box": [WIDTH, 0, WIDTH + 50, 50]},
-    "half a box": {"box": [5, 5]},
     "mask of another size": {"mask": Mask.from_full(np.ones((4, 4), dtype=np.bool_))},
     "empty mask": {"mask": Mask.empty((HEIGHT, WIDTH))},
     "mask and box": {"mask": FULL, "box": [0, 0, 5, 5]},
