@@ -140,10 +140,7 @@ def test_objects_are_refined_removed_and_listed() -> None:
     )
     assert (refined.seq, refined.score) == (5, 0.25)
     assert np.array_equal(refined.mask.full(), MASK.full())
-    assert (op, args) == (
-        "refine_object",
-        {"id": 3, "points": [[1, 1], [1, 1]], "labels": [1, 0], "seq": 5},
-    )
+    assert (op, args) == ("refine_object", {"id": 3, "points": [[1, 1], [1, 1]], "labels": [1, 0], "seq": 5})
     assert call({}, lambda client: client.remove_object(3, camera="a")) == (
         None,
         "remove_object",

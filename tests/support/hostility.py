@@ -45,7 +45,7 @@ def refused(match="expected", megabytes=2):
 
 
 def mutations(parts: Sequence[bytes], count: int, seed: object) -> Iterator[list[bytes]]:
-    """Yield messages with parts that are damaged, lost, doubled, or of any bytes."""
+    """Yield messages with parts that are damaged, lost, doubled, swapped, nested deeply, or of any bytes."""
     rng = random.Random(seed)
     for _ in range(count):
         mutated, index, kind = list(parts), rng.randrange(len(parts)), rng.randrange(12)
@@ -54,7 +54,11 @@ def mutations(parts: Sequence[bytes], count: int, seed: object) -> Iterator[list
         elif kind == 1:
             del mutated[index]
         elif kind == 2:
-            mutated.insert(index, parts[index])
+            mutated += rng.choices(parts, k=rng.randrange(1, 20))
+        elif kind == 3:
+            rng.shuffle(mutated)
+        elif kind == 4:
+            mutated[-1] = b"\x91" * rng.randrange(1, 5000)
         else:
             mutated[index] = damage(parts[index], rng)
         yield mutated or [b""]

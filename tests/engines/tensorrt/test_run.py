@@ -185,11 +185,7 @@ def test_a_context_without_memory_says_what_to_lower(
     ("method", "result", "said"),
     [
         ("set_input_shape", False, ("image", "1", "4")),
-        (
-            "get_tensor_shape",
-            (9, 4),
-            ("out", "4", "9"),
-        ),
+        ("get_tensor_shape", (9, 4), ("out", "4", "9")),
         ("set_tensor_address", False, "image"),
         ("execute_async_v3", False, ("4", "objects")),
     ],
@@ -410,10 +406,7 @@ def test_a_library_that_the_driver_is_too_old_for_says_so(builder: BuilderApi, t
         raise TypeError("pybind11::init(): factory function returned nullptr")
 
     builder.Builder = builder.Runtime = fail
-    for attempt in (
-        lambda: build(tmp_path / "scale.onnx", STAGE),
-        lambda: TensorRTRun(b"plan", STAGE, CPU),
-    ):
+    for attempt in (lambda: build(tmp_path / "scale.onnx", STAGE), lambda: TensorRTRun(b"plan", STAGE, CPU)):
         with refuses(EngineError, field=("CUDA initialization failure", "tensorrt-cu12", "580")):
             attempt()
 
