@@ -93,8 +93,7 @@ def test_a_request_is_followed_from_client_to_log_and_event(
         "remove_object was refused: unknown_object",
         f"event {events[-1].n}: ",
     )
-    assert [sum(text in line for line in lines) for text in told] == [1] * 3
-    assert len(lines) == 3
+    assert [sum(text in line for line in lines) for text in told] + [len(lines)] == [1, 1, 1, 3]
 
 
 def test_segment_on_a_frame_just_seen(client: PerceptionClient) -> None:

@@ -174,10 +174,9 @@ def gripper_pose() -> FramePose:
     )
 
 
-def _request(op: str, **args: Any) -> Example:
-    return Example(
-        Request(17, op, args), lambda value: [pack_request(value)], lambda parts: unpack_request(parts[0])
-    )
+def _request(op: str, request_id: str | None = None, **args: Any) -> Example:
+    request = Request(17, op, args, request_id)
+    return Example(request, lambda value: [pack_request(value)], lambda parts: unpack_request(parts[0]))
 
 
 def _reply(reply: Reply) -> Example:
@@ -224,11 +223,7 @@ EXAMPLES = {
     "request-refine-object": _request("refine_object", id=3, points=[[1.0, 1.0]], labels=[0]),
     "request-remove-object": _request("remove_object", id=3),
     "request-remove-object-epoch": _request("remove_object", id=3, camera="wrist-1", epoch=2**53 - 1),
-    "request-id": Example(
-        Request(17, "reset", request_id="shelf-3:7"),
-        lambda value: [pack_request(value)],
-        lambda parts: unpack_request(parts[0]),
-    ),
+    "request-id": _request("reset", request_id="shelf-3:7"),
     "event-id": Example(Event(3, "reset", request_id="shelf-3:7"), pack_event, unpack_event),
     "request-list-objects": _request("list_objects"),
     "request-segment": _request("segment", box=[2.0, 1.0, 6.0, 4.0], seq=41),

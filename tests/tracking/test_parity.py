@@ -160,9 +160,6 @@ def test_points_with_the_mask_so_far_equal_the_reference_decoder() -> None:
     assert (logits - truth).abs().max() < TOLERANCE
 
 
-@pytest.mark.verifies(
-    "network", "SAM 3, SAM 2.1, EdgeTAM: video", "own package", "also each mask to choose from"
-)
 @pytest.mark.parametrize("family", ["sam3", "sam2", "edgetam"])
 @pytest.mark.parametrize("place", [{"points": [[30.0, 40.0]]}, {"box": [20.0, 30.0, 70.0, 90.0]}])
 def test_each_mask_to_choose_from_equals_transformers_and_is_tracked_as_there(
