@@ -271,6 +271,7 @@ class PerceptionClient(SocketOwner):
         seq: int | None = None,
         camera: str | None = None,
         priority: Priority | None = None,
+        choice: int | None = None,
     ) -> values.AddedObject:
         """Track a new object. The result holds its id.
 
@@ -279,12 +280,12 @@ class PerceptionClient(SocketOwner):
         uses the part inside, and the result's `note` says so. A box outside raises RequestError. With `seq`, the prompt
         applies at once to that recent frame, and the result holds the mask. Without `seq`, it applies to the next frame
         that arrives. An object of `priority` "low" is tracked on every second frame while the node exceeds its latency
-        budget.
+        budget. With `choice`, it begins with that one of the `candidates` that `segment` finds for this prompt, counted
+        from 0: the part, or the whole.
         """
         values.check_begins(points, labels, box, mask)
-        args = values.pack_prompt(points, labels, box, mask) | values.drop_none(
-            label=label, seq=seq, priority=priority
-        )
+        given = values.drop_none(label=label, seq=seq, priority=priority, choice=choice)
+        args = values.pack_prompt(points, labels, box, mask) | given
         deadline = Deadline(self._timeout_ms)
         try:
             result = self._call_with_epoch("add_object", args, camera)
@@ -351,10 +352,16 @@ class PerceptionClient(SocketOwner):
         box: values.PixelBox | None = None,
         seq: int | None = None,
         camera: str | None = None,
+        multimask: bool = False,
     ) -> values.Segmentation:
-        """Segment once, without tracking, on the recent frame `seq` (default: the latest)."""
+        """Segment once, without tracking, on the recent frame `seq` (default: the latest).
+
+        With `multimask`, the result also holds `candidates`: the masks that this prompt may mean, of a part, a larger
+        part and the whole, the surest first. SAM 1, 2 and 3 give three, bundled nano one.
+        """
         values.check_begins(points, labels, box)
-        args = values.pack_prompt(points, labels, box, None) | values.drop_none(seq=seq, camera=camera)
+        args = values.pack_prompt(points, labels, box, None)
+        args |= values.drop_none(seq=seq, camera=camera, multimask=multimask or None)
         segmentation = values.read_segmentation(self._call("segment", args))
         return values.note_clipping(segmentation, box, segmentation.mask.size)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import threading
 import time
 from contextlib import closing
@@ -16,7 +17,9 @@ from ..errors import (
     NoAnswerError,
     TransportError,
     WireError,
+    current_request_id,
     make_error,
+    request_id,
 )
 from ..types import Buffer
 from ..wire import Reply, Request, pack_request, unpack_reply
@@ -41,6 +44,7 @@ class ControlClient(sockets.SocketOwner):
         self._endpoint = endpoint
         self._timeout_ms = timeout_ms
         self._ids = itertools.count(1)
+        self._name = os.urandom(4).hex()  # of its requests, beside their numbers
         self._turn = threading.Lock()
         self._watch: sockets.HandshakeWatch | None = None
         self._socket = self._make_socket()
@@ -53,18 +57,24 @@ class ControlClient(sockets.SocketOwner):
         when no node is connected or no reply arrives in time; in the latter case the node may still execute the
         operation. When the connection ends before the reply, as all do when a key is revoked, a REPEATABLE operation is
         requested again, and NoAnswerError is raised at once for another. A reply that has just arrived may be lost with
-        the connection: libzmq drops what was not read. Raises AuthenticationError as soon as a key is refused.
+        the connection: libzmq drops what was not read. Raises AuthenticationError as soon as a key is refused. A
+        request has the id of the block `request_id` that it is in, or one of its own; so has the error that it raises.
         """
         return self.call_within(self._timeout_ms, op, **args)
 
     def call_within(self, timeout_ms: int, op: str, **args: Any) -> Any:
         """Do the same, and wait at most `timeout_ms`. The time in which other threads have their turn counts."""
         self._require_process()
+        number = next(self._ids)
+        with request_id(current_request_id() or f"{self._name}-{number}"):
+            return self._call(Request(number, op, args, current_request_id()), timeout_ms)
+
+    def _call(self, request: Request, timeout_ms: int) -> Any:
         deadline_s = time.monotonic() + timeout_ms / 1000
         if not self._turn.acquire(timeout=timeout_ms / 1000):
             raise NoAnswerError(
-                f"'{op}' was not sent to {self._endpoint} within {timeout_ms} ms: requests of other threads took that"
-                " time; open a client for each thread, or wait longer"
+                f"'{request.op}' was not sent to {self._endpoint} within {timeout_ms} ms: requests of other threads "
+                "took that time; open a client for each thread, or wait longer"
             )
         try:
             self._budget_ms = timeout_ms
@@ -73,7 +83,6 @@ class ControlClient(sockets.SocketOwner):
             if self._keys is not None and not self._keys.is_trusted:
                 self._reopen()
                 raise self._keys.distrust(self._endpoint)
-            request = Request(next(self._ids), op, args)
             body = pack_request(request)
             is_connected = self._socket.poll(0, zmq.POLLOUT)
             if not is_connected:

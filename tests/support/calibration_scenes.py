@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
-from sam3_node.calibration import bundle
 from sam3_node.calibration.board_pdf import pattern
 from sam3_node.calibration.boards import Board
+from sam3_node.calibration.bundle import BoardView, expected_covariance, locate_board, to_solution
 from sam3_node.calibration.hand_eye import HandEyeView, Mounting
 from sam3_node.calibration.rigid_motion import move
 from sam3_node.geometry import Array, camera_matrix, invert, rigid, rotation_from_vector
@@ -37,7 +37,7 @@ _MOUNTS = {
 
 def project_board(camera_from_board: Array, intrinsics: Intrinsics, points: Array) -> Array:
     """Return the pixels [n, 2] of board points [n, 3]."""
-    camera = bundle.to_solution(intrinsics, points)
+    camera = to_solution(intrinsics, points)
     pose = np.concatenate([cv2.Rodrigues(camera_from_board[:3, :3])[0].ravel(), camera_from_board[:3, 3]])
     return camera.project(np.arange(len(points)), pose).pixels
 
@@ -60,17 +60,17 @@ def make_views(
     seed: int = 1,
     points: Array | None = None,
     tilt: float = 0.6,
-) -> list[bundle.BoardView]:
+) -> list[BoardView]:
     """Return views of BOARD with all corners in the image; `points` [p, 3] make a board that is not flat."""
     generator = np.random.default_rng(seed)
-    views: list[bundle.BoardView] = []
+    views: list[BoardView] = []
     near = (0.3, 0.5) if intrinsics.model != "fisheye" else (0.12, 0.25)
     while len(views) < count:
         pose = draw_pose(generator, *near, tilt)
         pixels = project_board(pose, intrinsics, BOARD.points if points is None else points)
         if _is_inside(pixels):
             noisy = pixels + generator.normal(0, noise_px, pixels.shape)
-            views.append(bundle.BoardView(f"view{len(views)}", np.arange(len(pixels)), noisy))
+            views.append(BoardView(f"view{len(views)}", np.arange(len(pixels)), noisy))
     return views
 
 
@@ -106,17 +106,15 @@ def make_hand_eye(
         noise = np.concatenate([generator.normal(0, robot_m, 3), generator.normal(0, robot_rad, 3)])
         robot = move(robot, noise)
         noisy = pixels + generator.normal(0, noise_px, pixels.shape)
-        view = bundle.BoardView(str(len(found)), np.arange(len(pixels)), noisy)
-        found.append((robot, *bundle.locate_board(view, BOARD, intrinsics)))
+        view = BoardView(str(len(found)), np.arange(len(pixels)), noisy)
+        found.append((robot, *locate_board(view, BOARD, intrinsics)))
     variance = float(np.median([sigma for *_, sigma in found])) ** 2
     return x, [
         HandEyeView(
             f"view{number}",
             robot,
             pose,
-            bundle.expected_covariance(pose, BOARD, intrinsics)
-            if board_poses_only
-            else covariance * variance,
+            expected_covariance(pose, BOARD, intrinsics) if board_poses_only else covariance * variance,
         )
         for number, (robot, pose, covariance, _) in enumerate(found)
     ]

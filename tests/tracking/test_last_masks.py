@@ -231,14 +231,17 @@ def test_a_jump_of_area_is_withheld_while_it_lasts_and_the_object_is_found_again
 
 
 @pytest.mark.parametrize(
-    ("first", "jump", "back"), [((64, 20), (64, 5), (64, 19)), ((30, 8), (90, 8), (32, 8))]
+    ("whole", "jumped", "back"),
+    [
+        ((64, 64, 20), (64, 64, 5), (64, 64, 19)),  # to a small part
+        ((30, 64, 8), (90, 64, 8), (32, 64, 8)),  # of place
+    ],
 )
-def test_a_jump_to_a_small_part_or_another_place_is_withheld(first, jump, back):
-    first, jump, back = (disc(x, 64, radius) for x, radius in (first, jump, back))
-    follower = Follower(first)
-    assert all(follower.run([first] * 5))
-    assert not any(follower.run([jump] * 40))
-    assert follower.step(back)
+def test_a_jump_is_withheld(whole, jumped, back):
+    follower = Follower(disc(*whole))
+    assert all(follower.run([disc(*whole)] * 5))
+    assert not any(follower.run([disc(*jumped)] * 40))
+    assert follower.step(disc(*back))
 
 
 @pytest.mark.parametrize("frames", [19, 30, 40])

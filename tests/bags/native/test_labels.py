@@ -18,7 +18,7 @@ from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.errors import BagError, Sam3NodeError, WireError
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_depth, decode_image, pack_masks
-from tests.support import recordings
+from tests.support.recordings import SIZE, frame_at, make_pose, make_truth, write_messages, write_recording
 from tests.support.refuses import refuses
 from tests.support.wire_examples import plain
 
@@ -29,7 +29,7 @@ TRUTH, POSES = "6ea48a19bfdd8c7b", "532b8aed1322a6e0"
 
 
 def large_frame(seq: int) -> Frame:
-    return replace(recordings.frame_at(seq), encoding="bgr8", width=200, height=100, colour=bytes(LARGE))
+    return replace(frame_at(seq), encoding="bgr8", width=200, height=100, colour=bytes(LARGE))
 
 
 def hash_frame(frame: Frame) -> str:
@@ -54,14 +54,10 @@ def test_the_bundled_clip_keeps_its_content() -> None:
 
 
 def test_truth_and_poses_come_back_beside_their_frames(tmp_path: Path) -> None:
-    reader = RecordingReader([recordings.write_recording(tmp_path / "table.mcap", 4)])
-    expected = [recordings.frame_at(seq) for seq in range(4)]
-    assert [plain(truth) for truth in reader.truth()] == [
-        plain(recordings.make_truth(frame)) for frame in expected
-    ]
-    assert [plain(pose) for pose in reader.poses()] == [
-        plain(recordings.make_pose(frame)) for frame in expected
-    ]
+    reader = RecordingReader([write_recording(tmp_path / "table.mcap", 4)])
+    expected = [frame_at(seq) for seq in range(4)]
+    assert [plain(truth) for truth in reader.truth()] == [plain(make_truth(frame)) for frame in expected]
+    assert [plain(pose) for pose in reader.poses()] == [plain(make_pose(frame)) for frame in expected]
     assert [frame.seq for frame in reader.frames()] == [0, 1, 2, 3]
     assert not list(reader.masks())
     assert reader.lost is None
@@ -69,16 +65,16 @@ def test_truth_and_poses_come_back_beside_their_frames(tmp_path: Path) -> None:
 
 def test_a_recording_may_have_no_truth_and_no_poses(tmp_path: Path) -> None:
     with RecordingWriter(tmp_path / "table.mcap") as writer:
-        writer.write_frame(recordings.frame_at(0), 5)
+        writer.write_frame(frame_at(0), 5)
     reader = RecordingReader([writer.path])
     assert not [*reader.truth(), *reader.poses()]
 
 
 def test_any_mcap_reader_sees_topics_times_and_maps(tmp_path: Path) -> None:
-    path = recordings.write_recording(tmp_path / "table.mcap", [recordings.frame_at(7)])
+    path = write_recording(tmp_path / "table.mcap", [frame_at(7)])
     with path.open("rb") as file:
         rows = list(make_reader(file).iter_messages(log_time_order=False))
-    frame = recordings.frame_at(7)
+    frame = frame_at(7)
     topics = [f"/table/{name}" for name in ("calibration", "image", "depth", "header")]
     assert [channel.topic for _, channel, _ in rows] == [*topics, "truth/table", "pose/table"]
     assert {channel.message_encoding for _, channel, _ in rows[3:]} == {"msgpack"}
@@ -89,7 +85,7 @@ def test_any_mcap_reader_sees_topics_times_and_maps(tmp_path: Path) -> None:
 
 
 def test_a_truncated_file_gives_what_is_whole_then_says_so(tmp_path: Path) -> None:
-    path = recordings.write_recording(tmp_path / "table.mcap", [large_frame(seq) for seq in range(60)])
+    path = write_recording(tmp_path / "table.mcap", [large_frame(seq) for seq in range(60)])
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * 2 // 3])
     reader = RecordingReader([path])
@@ -100,9 +96,9 @@ def test_a_truncated_file_gives_what_is_whole_then_says_so(tmp_path: Path) -> No
 
 
 def test_a_byte_changed_in_the_pixels_is_damage(tmp_path: Path) -> None:
-    path = recordings.write_recording(tmp_path / "table.mcap", 3)
+    path = write_recording(tmp_path / "table.mcap", 3)
     data = bytearray(path.read_bytes())
-    data[data.index(recordings.frame_at(1).colour) + 100] ^= 1
+    data[data.index(frame_at(1).colour) + 100] ^= 1
     path.write_bytes(data)
     reader = RecordingReader([path])
     assert not list(reader.frames())
@@ -110,9 +106,9 @@ def test_a_byte_changed_in_the_pixels_is_damage(tmp_path: Path) -> None:
 
 
 def test_an_existing_file_is_overwritten_only_on_request(tmp_path: Path) -> None:
-    path = recordings.write_recording(tmp_path / "table.mcap", 9)
+    path = write_recording(tmp_path / "table.mcap", 9)
     with RecordingWriter(path, overwrite=True) as writer:
-        writer.write_frame(recordings.frame_at(3), 5)
+        writer.write_frame(frame_at(3), 5)
     reader = RecordingReader([path])
     assert [frame.seq for frame in reader.frames()] == [3]
     assert reader.lost is None
@@ -142,7 +138,7 @@ def read_all(path: Path) -> None:
 @pytest.mark.parametrize("kind", ["frames", "masks"])
 def test_flipped_bytes_never_raise_anything_but_errors_of_this_package(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "r.mcap"
-    recordings.write_recording(path, 1) if kind == "frames" else write(path, [masks_at(1)])
+    write_recording(path, 1) if kind == "frames" else write(path, [masks_at(1)])
     whole = path.read_bytes()
     random = np.random.default_rng(0)
     for _ in range(300):
@@ -165,7 +161,7 @@ def test_flipped_bytes_never_raise_anything_but_errors_of_this_package(tmp_path:
 def test_messages_that_are_no_frames_are_passed_over(tmp_path: Path, body: bytes) -> None:
     with RecordingWriter(tmp_path / "bad.mcap") as writer:
         writer._add("/table/header", body, 0, 0, 0)
-        writer.write_frame(recordings.frame_at(1), 1)
+        writer.write_frame(frame_at(1), 1)
     reader = RecordingReader([tmp_path / "bad.mcap"])
     assert [frame.seq for frame in reader.frames()] == [1]
     assert "/table/header: skipped malformed messages" in str(reader.lost)
@@ -173,7 +169,7 @@ def test_messages_that_are_no_frames_are_passed_over(tmp_path: Path, body: bytes
 
 @pytest.mark.parametrize("topics", [["masks/wrist-1"], ["/cam/other"], []])
 def test_a_file_without_frames_says_what_is_in_it(tmp_path: Path, topics: list[str]) -> None:
-    path = recordings.write_messages(tmp_path / "none.mcap", *((topic, b"x") for topic in topics))
+    path = write_messages(tmp_path / "none.mcap", *((topic, b"x") for topic in topics))
     expected: Any = f"found {topics[0]}" if topics else "found no message at all"
     with pytest.raises(BagError, match=expected):
         open_bag(path)
@@ -234,8 +230,7 @@ def test_a_truncated_file_gives_what_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
-    [(b"certainly not an MCAP file", ("begins", "otherwise")), (b"", "empty")],
+    ("content", "found"), [(b"certainly not an MCAP file", ("begins", "otherwise")), (b"", "empty")]
 )
 def test_a_file_that_is_no_mcap_is_refused(
     tmp_path: Path, content: bytes, found: str | tuple[str, ...]
@@ -249,7 +244,7 @@ def test_a_file_that_is_no_mcap_is_refused(
 
 
 def test_images_and_truth_are_those_of_the_index(tmp_path: Path) -> None:
-    recording = LabelledClip.load(recordings.write_recording(tmp_path / "table.mcap", 5))
+    recording = LabelledClip.load(write_recording(tmp_path / "table.mcap", 5))
     assert (len(recording), recording.fps) == (5, 25.0)
     assert recording.labels == {1: "object 1", 2: "object 2"}
     assert recording.image(3).mean() == pytest.approx(30, abs=2)
@@ -258,24 +253,24 @@ def test_images_and_truth_are_those_of_the_index(tmp_path: Path) -> None:
 
 
 def test_what_is_out_of_view_is_not_in_the_truth(tmp_path: Path) -> None:
-    recording = LabelledClip.load(recordings.write_recording(tmp_path / "table.mcap", 5))
+    recording = LabelledClip.load(write_recording(tmp_path / "table.mcap", 5))
     assert sorted(recording.truth(3)) == [1]
     assert recording.areas(2).tolist() == [0, 300, 300, 0, 300]
 
 
 def test_an_index_past_the_end_is_that_of_the_next_round(tmp_path: Path) -> None:
-    recording = LabelledClip.load(recordings.write_recording(tmp_path / "table.mcap", 5))
+    recording = LabelledClip.load(write_recording(tmp_path / "table.mcap", 5))
     assert np.array_equal(recording.image(12), recording.image(2))
     assert np.array_equal(recording.truth(12)[1], recording.truth(2)[1])
-    assert recording.image(12).shape == (*recordings.SIZE, 3)
+    assert recording.image(12).shape == (*SIZE, 3)
 
 
 def test_frames_without_truth_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.mcap"
     with RecordingWriter(path) as writer:
         for seq in range(3):
-            writer.write_frame(recordings.frame_at(seq), seq)
-        writer.write_truth(recordings.make_truth(recordings.frame_at(1)))
+            writer.write_frame(frame_at(seq), seq)
+        writer.write_truth(make_truth(frame_at(1)))
     with refuses(BagError, field=("2", "3", "1", "truth")):
         LabelledClip.load(path)
 
