@@ -151,8 +151,7 @@ def test_the_settings_of_one_group_are_listed(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         cli.main(["run", "--help-settings", "health"])
     text = capsys.readouterr().out
-    assert "--health.bind" in text
-    assert "--model.name" not in text
+    assert ("--health.bind" in text, "--model.name" in text) == (True, False)
     assert "did you mean health?" in fail(["run", "--help-settings", "helth"], capsys)
 
 
@@ -322,8 +321,7 @@ def test_doctor_checks_the_files_that_the_settings_name(
     printed = capsys.readouterr().out
     rows = [line.split(maxsplit=2) for line in printed.splitlines()]
     assert {name for status, name, _ in rows if status == "fix"} == {"keys", "calibration", "weights"}
-    assert "intrinsics: expected a table" in printed
-    assert "./absent" in printed
+    assert all(text in printed for text in ("intrinsics: expected a table", "./absent"))
 
 
 def test_doctor_asks_the_running_node() -> None:
