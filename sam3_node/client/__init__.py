@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..transport import Security
 from .mask_reader import FoundObject
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, PerceptionClient
-from .values import AddedObject, MasksOfCameras, Segmentation, SurfacePoints, TrackedObject
+from .values import AddedObject, Grasps, MasksOfCameras, Segmentation, SurfacePoints, TrackedObject
 
 if TYPE_CHECKING:
     from .async_client import AsyncPerceptionClient
@@ -20,6 +20,7 @@ __all__ = [
     "AddedObject",
     "AsyncPerceptionClient",
     "FoundObject",
+    "Grasps",
     "MasksOfCameras",
     "PerceptionClient",
     "Security",

@@ -11,11 +11,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import AmbiguousError, NodeRestarted, RequestError, did_you_mean
 from ..transport import MaskSubscriber
-from ..types import CAMERA_SILENT_S, Instance, MaskFrame
+from ..types import CAMERA_SILENT_S, Instance, MaskFrame, keep_newest
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +46,9 @@ class CallbackThread:
         if len(self._callbacks) == 1:
             self._thread.start()
 
-    @property
-    def is_current(self) -> bool:
-        """True in the thread that calls the callbacks."""
-        return threading.current_thread() is self._thread
-
     def join(self) -> None:
         """Wait until no callback runs any more. It returns at once in a callback."""
-        if self._thread.is_alive() and not self.is_current:
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
@@ -186,7 +181,7 @@ class KnownEpoch(NamedTuple):
 class KnownEpochs:
     """The epoch of each camera that the user of a client has seen last. Threads may share it.
 
-    None is the epoch of a node that sends none. Beyond MAX_CAMERAS, the camera that was seen first is forgotten.
+    None is the epoch of a node that sends none. Beyond MAX_CAMERAS, the camera not met for longest is forgotten.
     """
 
     def __init__(self) -> None:
@@ -199,11 +194,9 @@ class KnownEpochs:
         with self._lock:
             known = camera in self._epochs
             old = self._epochs.get(camera)
-            self._epochs[camera] = epoch
-            _drop_first(self._epochs)
+            keep_newest(self._epochs, camera, epoch, MAX_CAMERAS)
             if known and old is not None and old != epoch:
-                self._ended[camera] = old
-                _drop_first(self._ended)
+                keep_newest(self._ended, camera, old, MAX_CAMERAS)
         if not known or old == epoch:
             return None
         return NodeRestarted(
@@ -243,11 +236,4 @@ class KnownEpochs:
         with self._lock:
             if self._epochs.get(known.camera) == known.epoch:
                 del self._epochs[known.camera]
-                self._ended[known.camera] = known.epoch
-                _drop_first(self._ended)
-
-
-def _drop_first(epochs: dict[str, Any]) -> None:
-    """Forget the camera that was seen first, beyond MAX_CAMERAS."""
-    if len(epochs) > MAX_CAMERAS:
-        del epochs[next(iter(epochs))]
+                keep_newest(self._ended, known.camera, known.epoch, MAX_CAMERAS)

@@ -15,14 +15,16 @@ from functools import partial
 from typing import Any, cast
 
 from ..errors import AuthenticationError, NodeRestarted, NotSeenError, RequestError, TransportError
-from ..transport import ControlClient, MaskSubscriber, Security
+from ..transport import ControlClient, MaskSubscriber, Security, ask_server
 from ..transport.sockets import SocketOwner
 from ..types import Delivery, Job, MaskFrame, Priority, resume
 from ..wire import Fields
+from . import values
 from .diagnosis import Wanted, diagnose, find_sending_camera
 from .mask_reader import CallbackThread, FoundObject, KnownEpochs, LabelSearch, OnError, OnMasks
 from .values import (
     AddedObject,
+    Grasps,
     MaskLike,
     MasksOfCameras,
     PixelBox,
@@ -32,24 +34,12 @@ from .values import (
     SnapshotInfo,
     SurfacePoints,
     TrackedObject,
-    check_begins,
-    check_label,
-    check_limits,
-    check_names,
-    drop_none,
-    fetch_snapshot,
-    make_snapshot,
-    pack_prompt,
-    read_added,
-    read_object,
-    read_points,
-    read_segmentation,
-    read_segmentations,
-    with_doubt,
 )
 
 MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
 CONTROL_ENDPOINT = "tcp://127.0.0.1:5552"
+GRASPGEN_ENDPOINT = "tcp://127.0.0.1:5556"
+GRASP_POINTS = 2000
 POLL_S = 0.05
 SAMPLE_MS = 1000
 """Longest time to look at what comes instead of masks."""
@@ -90,7 +80,7 @@ class PerceptionClient(SocketOwner):
         sure_only: bool = False,
         security: Security | None = None,
     ) -> None:
-        cameras = check_names(cameras, "cameras")
+        cameras = values.check_names(cameras, "cameras")
         self._wanted = Wanted(masks, control, delivery, tuple(cameras))
         self._on_restart, self._sure_only = on_restart, sure_only
         self._epochs = KnownEpochs()
@@ -157,7 +147,7 @@ class PerceptionClient(SocketOwner):
         Their captures are at most `max_spread_ms` apart. Returns None, and raises NodeRestarted, as `latest` does.
         Masks from before a restart are forgotten. Masks of other cameras are passed over.
         """
-        check_names(cameras, "cameras")
+        values.check_names(cameras, "cameras")
         self._require_open()
         return self._read_latest_of_all(cameras, timeout_ms, max_spread_ms)
 
@@ -244,8 +234,10 @@ class PerceptionClient(SocketOwner):
         self._require_open()
         deadline_s = time.monotonic() + (math.inf if timeout_ms is None else timeout_ms / 1000)
         while not self._closed:
-            # without a node, a request would wait longer than the deadline
-            description = self._describe_node() if self.connected else None
+            description = None
+            if self.connected:  # without a node, a request would wait longer than the deadline
+                with suppress(TransportError):
+                    description = cast(dict[str, Any], self._control.call("describe"))
             camera = find_sending_camera(description, self._wanted.cameras)
             if camera is not None:
                 return camera
@@ -292,15 +284,16 @@ class PerceptionClient(SocketOwner):
         the mask. Without `seq`, it applies to the next frame that arrives. An object of `priority` "low" is tracked on
         every second frame while the node exceeds its latency budget.
         """
-        check_begins(points, labels, box, mask)
-        args = pack_prompt(points, labels, box, mask) | drop_none(label=label, seq=seq, priority=priority)
+        values.check_begins(points, labels, box, mask)
+        args = values.pack_prompt(points, labels, box, mask)
+        args |= values.drop_none(label=label, seq=seq, priority=priority)
         try:
             result = self._call_with_epoch("add_object", args, camera)
         except NodeRestarted:
             if self._on_restart is None:
                 raise
             result = self._call_with_epoch("add_object", args, camera)
-        added = read_added(result)
+        added = values.read_added(result)
         self._report(self._epochs.meet(added.camera, added.epoch))
         return added
 
@@ -321,8 +314,8 @@ class PerceptionClient(SocketOwner):
         They apply to the recent frame `seq` (default: the latest). Points correct the mask of the object on that
         frame. Raises RequestError for an object that has not been on a frame yet.
         """
-        args = pack_prompt(points, labels, box, mask) | drop_none(id=id, seq=seq)
-        return read_segmentation(self._call_on_object("refine_object", args, camera, epoch))
+        args = values.pack_prompt(points, labels, box, mask) | values.drop_none(id=id, seq=seq)
+        return values.read_segmentation(self._call_on_object("refine_object", args, camera, epoch))
 
     def remove_object(self, id: int, *, camera: str | None = None, epoch: int | None = None) -> None:
         """Stop tracking an object."""
@@ -336,11 +329,11 @@ class PerceptionClient(SocketOwner):
 
     def list_objects(self, *, camera: str | None = None) -> list[TrackedObject]:
         """Return the objects that are tracked now."""
-        objects = self._call("list_objects", drop_none(camera=camera)).sequence("objects")
-        tracked = [read_object(Fields(value, "list_objects: object")) for value in objects]
+        objects = self._call("list_objects", values.drop_none(camera=camera)).sequence("objects")
+        tracked = [values.read_object(Fields(value, "list_objects: object")) for value in objects]
         for item in tracked:
             self._report(self._epochs.meet(item.camera, item.epoch))
-        return [with_doubt(item, self._masks.newest.get(item.camera)) for item in tracked]
+        return [values.with_doubt(item, self._masks.newest.get(item.camera)) for item in tracked]
 
     def segment(
         self,
@@ -352,9 +345,9 @@ class PerceptionClient(SocketOwner):
         camera: str | None = None,
     ) -> Segmentation:
         """Segment once, without tracking, on the recent frame `seq` (default: the latest)."""
-        check_begins(points, labels, box)
-        args = pack_prompt(points, labels, box, None) | drop_none(seq=seq, camera=camera)
-        return read_segmentation(self._call("segment", args))
+        values.check_begins(points, labels, box)
+        args = values.pack_prompt(points, labels, box, None) | values.drop_none(seq=seq, camera=camera)
+        return values.read_segmentation(self._call("segment", args))
 
     def segment_everything(
         self,
@@ -376,7 +369,7 @@ class PerceptionClient(SocketOwner):
         empty. The node steps frames meanwhile, and works on this between them: set `timeout_ms` for large grids. If the
         frame is to be prompted on afterwards and may no longer be cached then, `pause` before.
         """
-        args = drop_none(
+        args = values.drop_none(
             grid=grid,
             min_iou=min_iou,
             min_stability=min_stability,
@@ -385,7 +378,7 @@ class PerceptionClient(SocketOwner):
             seq=seq,
             camera=camera,
         )
-        return read_segmentations(self._call("segment_everything", args))
+        return values.read_segmentations(self._call("segment_everything", args))
 
     def points(
         self, id: int, *, count: int = 1000, camera: str | None = None, epoch: int | None = None
@@ -395,7 +388,42 @@ class PerceptionClient(SocketOwner):
         Raises RequestError for an object without a mask or without depth on that frame.
         """
         args = {"id": id, "count": count}
-        return read_points(self._call_on_object("points", args, camera, epoch))
+        return values.read_points(self._call_on_object("points", args, camera, epoch))
+
+    def grasps(
+        self,
+        id: int,
+        *,
+        server: str = GRASPGEN_ENDPOINT,
+        count: int = 100,
+        max_age_ms: float = 500,
+        timeout_ms: int = 60_000,
+        camera: str | None = None,
+        epoch: int | None = None,
+    ) -> Grasps:
+        """Return up to `count` grasps that a GraspGen server plans for an object's visible surface, latest frame.
+
+        The server gets GRASP_POINTS points in the robot's base, over a connection without keys, and has `timeout_ms`.
+        Nothing checks for collisions or reach. Raises RequestError for an object without depth, and PolicyError for a
+        mask that is hidden, doubtful or older than `max_age_ms` when the server is asked, for points that are not in
+        the base, because no hand-eye calibration is set, and for an error or a malformed reply of the server. Raises
+        NoAnswerError without a reply, and TransportError with lossless delivery. Source: the protocol of GraspGen's
+        ZeroMQ server (NVlabs/GraspGen).
+        """
+        self._require_open()
+        self._require_newest("grasps")
+        reply = self._call_on_object("points", {"id": id, "count": GRASP_POINTS}, camera, epoch)
+        surface, name = values.read_points(reply), reply.text("camera")
+        newest = self._masks.newest
+        masks = newest.wait(lambda: values.find_frame(newest.get(name), surface.seq), SAMPLE_MS / 1000)
+        masks = values.check_graspable(id, surface, masks, max_age_ms)
+        from .observations.policies import (
+            pack_graspgen,
+            unpack_graspgen,
+        )  # here: numpy slows the start of a client
+
+        answer = ask_server(server, pack_graspgen(surface.points_m, count), timeout_ms)
+        return Grasps(*unpack_graspgen(answer, count), masks)
 
     def set_prompts(
         self,
@@ -411,15 +439,15 @@ class PerceptionClient(SocketOwner):
         detection to start an object, `most` the maximum number of objects, and `priorities` their priority. A number
         as `most` holds for every name.
         """
-        names = check_names(prompts, "prompts", '["red mug"]')
+        names = values.check_names(prompts, "prompts", '["red mug"]')
         most = dict.fromkeys(names, most) if isinstance(most, int) else most
         given = {"scores": scores, "most": most, "priorities": priorities}
-        limits = {name: check_limits(values, name) for name, values in given.items() if values}
+        limits = {name: values.check_limits(each, name) for name, each in given.items() if each}
         self._open_control.call("set_prompts", prompts=names, **limits)
 
     def reset(self, *, camera: str | None = None) -> None:
         """Remove all objects, of one camera or of all."""
-        self._open_control.call("reset", **drop_none(camera=camera))
+        self._open_control.call("reset", **values.drop_none(camera=camera))
 
     def pause(self) -> None:
         """Stop processing frames until `resume`."""
@@ -438,11 +466,11 @@ class PerceptionClient(SocketOwner):
 
         It takes no longer than a frame from the node's work. Raises SnapshotError if it cannot be written.
         """
-        return make_snapshot(self._open_control, name)
+        return values.make_snapshot(self._open_control, name)
 
     def fetch_snapshot(self) -> bytes:
         """Return a snapshot of all that the node tracks, for a file that `sam3-node run --restore-from` takes."""
-        return fetch_snapshot(self._open_control)
+        return values.fetch_snapshot(self._open_control)
 
     def restore(self, name: str) -> None:
         """Let the node track again what it tracked at the snapshot `name`. Object ids begin again.
@@ -475,7 +503,7 @@ class PerceptionClient(SocketOwner):
 
     def _search(self, label: str, camera: str | None, most: int | None) -> LabelSearch:
         self._require_open()
-        check_label(label)
+        values.check_label(label)
         self._require_newest("wait_for")
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise RequestError(f"most: expected a whole number of at least 1, found {most!r}")
@@ -547,11 +575,6 @@ class PerceptionClient(SocketOwner):
         self._require_open()
         return self._control
 
-    def _describe_node(self) -> dict[str, Any] | None:
-        with suppress(TransportError):
-            return cast(dict[str, Any], self._control.call("describe"))
-        return None
-
     def _call_on_object(self, op: str, args: dict[str, Any], camera: str | None, epoch: int | None) -> Fields:
         """Send a request that names an object's id, of `epoch` or of the one that this client knows."""
         self._require_open()
@@ -564,8 +587,8 @@ class PerceptionClient(SocketOwner):
         self._require_open()
         known = self._epochs.find(camera)
         if epoch is not None and (known is None or known.epoch != epoch):
-            return self._call(op, args | drop_none(camera=camera, epoch=epoch))
-        checked = drop_none(camera=camera, epoch=known.epoch if known else None)
+            return self._call(op, args | values.drop_none(camera=camera, epoch=epoch))
+        checked = values.drop_none(camera=camera, epoch=known.epoch if known else None)
         try:
             return self._call(op, args | checked)
         except NodeRestarted as error:

@@ -28,6 +28,7 @@ from sam3_node.visualization import VideoWriter
 from sam3_node.wire.images import decode_depth, decode_image
 from tests.support.node_rig import Rig
 from tests.support.paths import ROOT
+from tests.support.policy_servers import graspgen_pack, graspgen_unpack, serve
 from tests.support.processes import PATIENCE_S, Process
 
 CAMERAS, STAND_IN = re.compile(r"webcam:0|realsense\b"), "scene:tabletop --camera.loop"
@@ -108,6 +109,13 @@ def example(name: str, *arguments: object) -> str:
     return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+def plan_at_the_middle(message: bytes) -> bytes:
+    """Answer as a GraspGen server whose only grasp is at the middle of the points."""
+    pose = np.eye(4, dtype=np.float32)
+    pose[:3, 3] = graspgen_unpack(message)["point_cloud"].mean(axis=0)
+    return graspgen_pack({"grasps": pose[np.newaxis], "confidences": np.ones(1, np.float32)})
+
+
 def test_the_examples_of_a_live_node(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     try:
@@ -119,6 +127,9 @@ def test_the_examples_of_a_live_node(tmp_path: Path) -> None:
         grasp = example("grasp_point", "red mug", rig.masks, rig.control)
         place = [float(number) for number in re.findall(r"[xyz] (-?\d\.\d+)", grasp)]
         assert place == pytest.approx([0.186, 0.035, 0.052], abs=0.03)  # as docs/grasp-pose.md
+        with serve(plan_at_the_middle) as server, rig.client() as client:
+            found = client.grasps(1, server=server, max_age_ms=PATIENCE_S * 1000)
+        assert found.base_from_gripper[0, :3, 3] == pytest.approx(place, abs=0.05)
     finally:
         rig.close()
 

@@ -48,14 +48,8 @@ class ObjectsProcessorStep(ObservationProcessorStep):
     objects: SlotObservation | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._slots = ObjectSlots(
-            self.names,
-            self.size,
-            max_age_s=self.max_age_s,
-            fit=self.fit,
-            camera=self.camera,
-            most=self.most,
-        )
+        options = {name: getattr(self, name) for name in ("max_age_s", "fit", "camera", "most")}
+        self._slots = ObjectSlots(self.names, self.size, **options)
         self._features = lerobot_features(self._slots, name=self.name)
 
     def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
