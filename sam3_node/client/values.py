@@ -11,7 +11,7 @@ from ..errors import BusyError, PolicyError, RequestError, SnapshotError
 from ..transport import ControlClient
 from ..types import Mask, MaskFrame, Priority, TrackState
 from ..wire import Fields, decode_mask, encode_mask
-from ..wire.codec import Read, Schema, choice
+from ..wire.codec import Schema, choice
 from ..wire.frame_prompt import FramePrompt
 from ..wire.messages import read_vectors
 
@@ -189,18 +189,18 @@ def _to_mask(full: npt.NDArray[np.bool_]) -> Mask:
     return Mask.from_full(full)
 
 
-_EPOCH: dict[str, Read] = {"epoch?": Fields.integer}
-_FRAME = Schema({"seq": Fields.integer, "age_ms?": Fields.number, "camera?": Fields.text, **_EPOCH})
+_WHOLE, _TEXT = Fields.integer, Fields.text
+_FRAME = Schema({"seq": _WHOLE, "age_ms?": Fields.number, "camera?": _TEXT, "epoch?": _WHOLE})
 _OBJECT = Schema(
     {
-        **dict.fromkeys(("camera", "label"), Fields.text),
-        **dict.fromkeys(("id", "age", "frames_since_seen", "epoch?"), Fields.integer),
+        **dict.fromkeys(("camera", "label"), _TEXT),
+        **dict.fromkeys(("id", "age", "frames_since_seen", "epoch?"), _WHOLE),
         **dict.fromkeys(("score", "silent_s?"), Fields.number),
         "state": choice(get_args(TrackState)),
         "priority?": choice(get_args(Priority)),
     }
 )
-_ADDED = Schema({"id": Fields.integer, "camera": Fields.text, **_EPOCH})
+_ADDED = Schema({"id": _WHOLE, "camera": _TEXT, "epoch?": _WHOLE})
 
 
 def read_added(fields: Fields) -> AddedObject:

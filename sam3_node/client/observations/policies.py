@@ -205,8 +205,9 @@ def pack_gr00t(endpoint: str, data: object = None, api_token: str | None = None)
     itself. `ping`, `reset` and `get_modality_config` are other endpoints.
     """
     given = {"endpoint": endpoint, "data": data, "api_token": api_token}
-    request = {name: value for name, value in given.items() if value is not None}
-    return pack_arrays(request, _encode_gr00t_array)
+    return pack_arrays(
+        {name: value for name, value in given.items() if value is not None}, _encode_gr00t_array
+    )
 
 
 def unpack_gr00t(reply: bytes) -> Any:
