@@ -205,9 +205,7 @@ def pack_gr00t(endpoint: str, data: object = None, api_token: str | None = None)
     itself. `ping`, `reset` and `get_modality_config` are other endpoints.
     """
     given = {"endpoint": endpoint, "data": data, "api_token": api_token}
-    return pack_arrays(
-        {name: value for name, value in given.items() if value is not None}, _encode_gr00t_array
-    )
+    return pack_arrays({key: each for key, each in given.items() if each is not None}, _encode_gr00t_array)
 
 
 def unpack_gr00t(reply: bytes) -> Any:
