@@ -143,16 +143,15 @@ def test_both_archives_have_every_file_of_the_package(archives: dict[str, Path])
 def test_the_client_alone_brings_four_packages(
     archives: dict[str, Path], suffix: str, tmp_path: Path
 ) -> None:
-    subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
     python = tmp_path / "bin" / "python"
-    reach = [python, "-m", "pip", "download", "-q", "--no-deps", "-d", tmp_path / "reached", "msgpack"]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    reach = [*pip, "download", "-q", "--no-deps", "-d", tmp_path / "reached", "msgpack"]
     if (reached := subprocess.run(reach, capture_output=True, text=True)).returncode:
         pytest.skip(f"pip reaches no registry: {reached.stderr.splitlines()[-1]}")
-    listed = [json.loads(subprocess.check_output([python, "-m", "pip", "list", "--format=json"]))]
-    subprocess.run([python, "-m", "pip", "install", "-q", archives[suffix]], check=True)
-    listed.append(json.loads(subprocess.check_output([python, "-m", "pip", "list", "--format=json"])))
-    before, after = ({package["name"] for package in packages} for packages in listed)
-    assert after - before == {"sam3-node", *LIGHT}
+    subprocess.run([*pip, "install", "-q", archives[suffix]], check=True)
+    listed = json.loads(subprocess.check_output([*pip, "list", "--format=json"]))
+    assert {package["name"] for package in listed} == {"sam3-node", *LIGHT}
     subprocess.run([python, "-c", "from sam3_node.client import PerceptionClient"], check=True, cwd=tmp_path)
 
 

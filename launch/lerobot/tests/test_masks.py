@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import lerobot.processor as processor
 import numpy as np
@@ -13,6 +15,8 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from sam3_node.client.observations import FIELDS, ObjectSlots, as_lerobot, lerobot_features
 from sam3_node.client.observations.lerobot_step import ObjectsProcessorStep
 from sam3_node.errors import PolicyError
+from sam3_node.transport import ControlServer, MaskPublisher
+from sam3_node.wire import Reply
 from tests.support.observations import T0, Client, fresh, make_frame, make_instance
 from tests.support.refuses import refuses
 
@@ -96,3 +100,45 @@ def test_the_step_adds_masks_to_a_pipeline(tmp_path: Path) -> None:
     with refuses(PolicyError, field="observation.environment_state"):
         loaded({**batch, "observation.environment_state": again["observation.environment_state"]})
     np.testing.assert_array_equal(again["observation.images.objects_0"], picture)
+
+
+def test_the_policy_of_the_page_runs() -> None:
+    """The sockets are those of a node that has the mug already, and publishes its masks again whenever it is asked."""
+    page = (Path(__file__).parents[3] / "docs" / "policies.md").read_text()
+    policy = next(
+        code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "ObjectsProcessorStep" in code
+    )
+    batches: list[dict[str, Any]] = []
+
+    class Robot:
+        def is_running(self) -> bool:
+            masks.send(fresh(make_instance(1, "red mug")))
+            return len(batches) < 3
+
+        def joints(self) -> list[float]:
+            return [0.0] * 7
+
+        def move(self, action: Any) -> None:
+            batches.append(action)
+
+        def hold(self, reason: str) -> None:
+            pass
+
+    class Policy:
+        def select_action(self, batch: dict[str, Any]) -> Any:
+            return batch
+
+    endpoint = "tcp://127.0.0.1:*"
+    with (
+        ControlServer(
+            endpoint, lambda request: Reply(request.id, {"id": 1, "camera": "cam0", "epoch": 7})
+        ) as control,
+        MaskPublisher(endpoint) as masks,
+    ):
+        policy = policy.replace(
+            "PerceptionClient()", f"PerceptionClient({masks.endpoint!r}, {control.endpoint!r})"
+        )
+        policy = policy.replace("(240, 320)", "(240, 320), max_age_s=50")
+        exec(policy, {"robot": Robot(), "policy": Policy()})
+    assert tuple(batches[-1]["observation.images.objects_0"].shape) == (1, 3, 240, 320)
+    assert bool(batches[-1]["observation.images.objects_0"].any())

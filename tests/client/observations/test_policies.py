@@ -127,20 +127,24 @@ def test_flat_keys_for_earlier_servers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("form", "changes", "message"),
     [
-        ({"video": {"front": RGB.astype(np.float32)}}, "uint8"),
-        ({"video": {"front": RGB[..., :1]}}, "uint8"),
-        ({"state": {"arm": np.zeros((1, 1, 7))}}, ("arm", "vector")),
-        ({"state": {"arm": ["x"]}}, ("vector", "numbers")),
-        ({"video": {"objects_0": RGB}}, ("video", "objects_0")),
-        ({"state": {"objects": JOINTS}}, "state"),
+        (as_gr00t, {"video": {"front": RGB.astype(np.float32)}}, "uint8"),
+        (as_gr00t, {"video": {"front": RGB[..., :1]}}, "uint8"),
+        (as_gr00t, {"state": {"arm": np.zeros((1, 1, 7))}}, ("arm", "vector")),
+        (as_gr00t, {"state": {"arm": ["x"]}}, ("vector", "numbers")),
+        (as_gr00t, {"video": {"objects_0": RGB}}, ("video", "objects_0")),
+        (as_gr00t, {"state": {"objects": JOINTS}}, "state"),
+        (as_lerobot, {"images": {"front": RGB / 255}}, "uint8"),
+        (as_lerobot, {"images": {"objects_0": RGB}}, ("images", "objects_0")),
+        (as_lerobot, {"state": np.zeros((1, 6))}, "state"),
     ],
 )
-def test_wrong_inputs_of_gr00t_are_named(changes: dict[str, Any], message: str | tuple[str, ...]) -> None:
-    inputs: dict[str, Any] = {"video": {"front": RGB}, "state": {"arm": JOINTS}, "language": "x"}
+def test_wrong_inputs_are_named(form: Any, changes: dict[str, Any], message: str | tuple[str, ...]) -> None:
+    whole: dict[str, Any] = {"video": {"front": RGB}, "state": {"arm": JOINTS}, "language": "x"}
+    inputs = whole if form is as_gr00t else {}
     with refuses(PolicyError, field=message):
-        as_gr00t(observe(1), **{**inputs, **changes})
+        form(observe(1), **{**inputs, **changes})
 
 
 @pytest.mark.verifies(
@@ -419,19 +423,6 @@ def test_features_describe_the_observation() -> None:
         "video",
         "float32",
     }
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({"images": {"front": RGB / 255}}, "uint8"),
-        ({"images": {"objects_0": RGB}}, ("images", "objects_0")),
-        ({"state": np.zeros((1, 6))}, "state"),
-    ],
-)
-def test_wrong_inputs_of_lerobot_are_named(inputs: dict[str, Any], message: str | tuple[str, ...]) -> None:
-    with refuses(PolicyError, field=message):
-        as_lerobot(ObjectSlots(NAMES, SIZE).observe(), **inputs)
 
 
 TCP = "tcp://127.0.0.1:*"
