@@ -9,15 +9,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import numpy as np
 import pytest
 
 from sam3_node.transport import FramePublisher, StreamTap
-from sam3_node.types import Image, MaskFrame
+from sam3_node.types import MaskFrame
 from sam3_node.wire import unpack_masks
-from tests.support.camera_servers import StubServer, base64_jpeg, groot
 from tests.support.node_frames import picture
-from tests.support.node_rig import Rig, masks_where, until
+from tests.support.node_rig import Rig, until
 from tests.support.repeats import repetitions
 
 NAMES = ("front", "left", "right", "wrist")
@@ -142,36 +140,3 @@ def test_status_says_how_the_cameras_lie_in_time(cameras: FourCameras, rig: Rig)
         assert found["masks_age_ms"] >= (asked_ns - captured_ns[name]) / 1e6 - 0.001
         assert found["arrival_p50_ms"] > 0
     assert max(found["offset_ms"] for found in status.values()) == 0
-
-
-def scene(seed: int) -> Image:
-    """Return a bright square on noise [120, 160, 3]."""
-    image = np.random.default_rng(seed).integers(0, 90, (120, 160, 3), np.uint8)
-    image[40:80, 50:90] = 200
-    return image
-
-
-def test_masks_of_each_camera_of_a_server(rig: Rig) -> None:
-    images = {"head": base64_jpeg(scene(1)), "left wrist": base64_jpeg(scene(2))}
-
-    def make(_: int) -> list[bytes]:
-        return groot(images, dict.fromkeys(images, time.time()))
-
-    rig.node()
-    with StubServer(make, f"ipc://{rig.folder}/server") as server:
-        camera = rig.start("camera", server.endpoint, "--dialect", "groot", CAMERA__ENCODING="jpeg")
-        with rig.client() as client:
-            for name in ("head", "left_wrist"):
-                added = masks_where(client, lambda masks, name=name: masks.camera == name, name)
-                assert (added.width, added.height) == (160, 120)
-                client.add_object(box=[50, 40, 90, 80], label=name, camera=name)
-            for name in ("head", "left_wrist"):
-                masks = masks_where(
-                    client,
-                    lambda masks, name=name: masks.camera == name and masks.instances,
-                    f"masks of {name}",
-                )
-                assert [instance.label for instance in masks.instances] == [name]
-                assert masks.capture_ns < masks.received_ns
-        assert camera.terminate() == 0
-    assert camera.lines.get(timeout=60).startswith("camera cam0 captured ")
