@@ -181,7 +181,8 @@ class KnownEpoch(NamedTuple):
 class KnownEpochs:
     """The epoch of each camera that the user of a client has seen last. Threads may share it.
 
-    None is the epoch of a node that sends none. Beyond MAX_CAMERAS, the camera not met for longest is forgotten.
+    None is the epoch of a node that sends none. Beyond MAX_CAMERAS, the one of which nothing came for longest is
+    forgotten.
     """
 
     def __init__(self) -> None:

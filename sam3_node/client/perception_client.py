@@ -22,19 +22,7 @@ from ..wire import Fields
 from . import values
 from .diagnosis import Wanted, diagnose, find_sending_camera
 from .mask_reader import CallbackThread, FoundObject, KnownEpochs, LabelSearch, OnError, OnMasks
-from .values import (
-    AddedObject,
-    Grasps,
-    MaskLike,
-    MasksOfCameras,
-    PixelBox,
-    Points,
-    Segmentation,
-    Segmentations,
-    SnapshotInfo,
-    SurfacePoints,
-    TrackedObject,
-)
+from .values import AddedObject, Grasps, MaskLike, MasksOfCameras, PixelBox, Points, Segmentation
 
 MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
 CONTROL_ENDPOINT = "tcp://127.0.0.1:5552"
@@ -276,17 +264,19 @@ class PerceptionClient(SocketOwner):
         seq: int | None = None,
         camera: str | None = None,
         priority: Priority | None = None,
+        choice: int | None = None,
     ) -> AddedObject:
         """Track a new object. The result holds its id.
 
         Prompts are `points` [n, 2] with `labels` [n] (1 inside, 0 outside; default all 1), `box` (x0, y0, x1, y1) or
         `mask` bool [height, width]. With `seq`, the prompt applies at once to that recent frame, and the result holds
         the mask. Without `seq`, it applies to the next frame that arrives. An object of `priority` "low" is tracked on
-        every second frame while the node exceeds its latency budget.
+        every second frame while the node exceeds its latency budget. With `choice`, it begins with that one of the
+        `candidates` that `segment` finds for this prompt, counted from 0: the part, or the whole.
         """
         values.check_begins(points, labels, box, mask)
         args = values.pack_prompt(points, labels, box, mask)
-        args |= values.drop_none(label=label, seq=seq, priority=priority)
+        args |= values.drop_none(label=label, seq=seq, priority=priority, choice=choice)
         try:
             result = self._call_with_epoch("add_object", args, camera)
         except NodeRestarted:
@@ -327,7 +317,7 @@ class PerceptionClient(SocketOwner):
         """Change the label of an object. Detections no longer change it afterwards."""
         self._call_on_object("rename_object", {"id": id, "label": label}, camera, epoch)
 
-    def list_objects(self, *, camera: str | None = None) -> list[TrackedObject]:
+    def list_objects(self, *, camera: str | None = None) -> list[values.TrackedObject]:
         """Return the objects that are tracked now."""
         objects = self._call("list_objects", values.drop_none(camera=camera)).sequence("objects")
         tracked = [values.read_object(Fields(value, "list_objects: object")) for value in objects]
@@ -343,10 +333,16 @@ class PerceptionClient(SocketOwner):
         box: PixelBox | None = None,
         seq: int | None = None,
         camera: str | None = None,
+        multimask: bool = False,
     ) -> Segmentation:
-        """Segment once, without tracking, on the recent frame `seq` (default: the latest)."""
+        """Segment once, without tracking, on the recent frame `seq` (default: the latest).
+
+        With `multimask`, the result also holds `candidates`: the masks that this prompt may mean, of a part, a larger
+        part and the whole, the surest first. SAM 1, 2 and 3 give three, bundled nano one.
+        """
         values.check_begins(points, labels, box)
-        args = values.pack_prompt(points, labels, box, None) | values.drop_none(seq=seq, camera=camera)
+        args = values.pack_prompt(points, labels, box, None)
+        args |= values.drop_none(seq=seq, camera=camera, multimask=multimask or None)
         return values.read_segmentation(self._call("segment", args))
 
     def segment_everything(
@@ -359,7 +355,7 @@ class PerceptionClient(SocketOwner):
         most: int | None = None,
         seq: int | None = None,
         camera: str | None = None,
-    ) -> Segmentations:
+    ) -> values.Segmentations:
         """Segment everything on the recent frame `seq` (default: the latest) without prompts, the surest first.
 
         A grid of `grid` x `grid` points (1 to 32, default 16) gives three masks each: a part, a larger part, the whole.
@@ -382,7 +378,7 @@ class PerceptionClient(SocketOwner):
 
     def points(
         self, id: int, *, count: int = 1000, camera: str | None = None, epoch: int | None = None
-    ) -> SurfacePoints:
+    ) -> values.SurfacePoints:
         """Return up to `count` points of an object's visible surface on the latest frame, in metres.
 
         Raises RequestError for an object without a mask or without depth on that frame.
@@ -461,7 +457,7 @@ class PerceptionClient(SocketOwner):
         """Return the status of the node."""
         return cast(dict[str, Any], self._open_control.call("status"))
 
-    def snapshot(self, name: str) -> SnapshotInfo:
+    def snapshot(self, name: str) -> values.SnapshotInfo:
         """Let the node keep a snapshot of all that it tracks, in a file `name` beside its `snapshot.path`.
 
         It takes no longer than a frame from the node's work. Raises SnapshotError if it cannot be written.

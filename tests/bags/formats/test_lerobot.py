@@ -310,7 +310,7 @@ def add_depth(
     "recording",
     "LeRobot depth: 12-bit video, PNG and TIFF",
     "own package",
-    "lerobot 0.6.1 wrote a dataset and opened it with masks, by `python -m tools.lerobot_roundtrip`",
+    "lerobot 0.6.1, by `python -m tools.lerobot_roundtrip`",
     "PNG and TIFF of lerobot itself",
 )
 def test_the_depth_of_lerobot_itself_is_metres(written: Any) -> None:
