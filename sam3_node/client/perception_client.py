@@ -413,10 +413,8 @@ class PerceptionClient(SocketOwner):
         newest = self._masks.newest
         masks = newest.wait(lambda: values.find_frame(newest.get(name), surface.seq), SAMPLE_MS / 1000)
         masks = values.check_graspable(id, surface, masks, max_age_ms)
-        from .observations.policies import (
-            pack_graspgen,
-            unpack_graspgen,
-        )  # here: numpy slows the start of a client
+        # here, because numpy slows the start of a client
+        from .observations.policies import pack_graspgen, unpack_graspgen
 
         answer = ask_server(server, pack_graspgen(surface.points_m, count), timeout_ms)
         return Grasps(*unpack_graspgen(answer, count), masks)
