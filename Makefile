@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ENGINES_READY := $(VENV)/.ready-engines
 
-.PHONY: help demo test test-engines lint bench clean
+.PHONY: help demo test test-engines lint bench docs lock clean
 
 help:
 	@echo 'make demo          play the bundled recording through camera, node and subscriber; results in out/demo'
@@ -16,6 +16,8 @@ help:
 	@echo '                   calls of TensorRT with the bindings of five versions; they need no GPU'
 	@echo 'make lint          ruff, mypy and vulture'
 	@echo 'make bench         short forms of the benchmarks'
+	@echo 'make docs          the pages as a site with search in out/site; a broken link fails'
+	@echo 'make lock          write requirements.lock again, with the versions that are installed in .venv'
 	@echo 'make clean         remove the environment, caches and results'
 
 demo: $(READY)
@@ -47,6 +49,20 @@ bench: $(READY)
 	$(BIN)/python -m tools.bench.latency.step --no-variants
 	$(BIN)/python -m tools.bench.latency.node --runs 1
 	$(BIN)/python -m tools.bench.accuracy.vos sam3_node/assets/tabletop.mcap --prompt box
+
+# links of the pages lead to files outside docs/, so the site has the same tree
+docs: $(READY)
+	$(BIN)/pip install -q $(PIP_FLAGS) 'mkdocs-material>=9.5' 'mike>=2'
+	rm -rf out/pages && mkdir -p out/pages
+	git ls-files -z '*.md' LICENSE docs launch examples calibration tools sam3_node tests research \
+		| grep -zvE '\.(safetensors|mcap|bin|npz|bag|db3)$$' | tar --null -T - -cf - | tar -xf - -C out/pages
+	$(BIN)/mkdocs build --strict -q
+
+lock: $(READY)
+	$(BIN)/pip install -q $(PIP_FLAGS) uv
+	$(BIN)/pip freeze --exclude-editable | sed 's/+.*//' >out/installed.txt
+	$(BIN)/uv pip compile -q pyproject.toml --extra dev --universal --generate-hashes --constraint out/installed.txt \
+		--custom-compile-command 'make lock' --no-annotate -o requirements.lock
 
 clean:
 	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -20,7 +20,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")  # `model.dtype 
 
 LONGEST_FIRST = (
     "replay/cluster/test_scheduler.py",
-    "transport/test_departures.py",
+    "transport/test_restart.py",
     "replay/live/test_run.py",
     "replay/test_resume.py",
     "engines/test_inductor.py",
@@ -28,7 +28,7 @@ LONGEST_FIRST = (
     "replay/test_as_recorded.py",
     "cli/test_demo.py",
     "replay/test_bidirectional.py",
-    "recording/test_ends.py",
+    "recording/test_recorder.py",
     "test_real_weights.py",
     "node/test_departures.py",
     "node/test_node.py",

@@ -48,7 +48,7 @@ ALL = [
 ]
 COMMANDS = [words[1:] for words, _ in commands(cli._parser())]
 SETTINGS_SECTIONS = tuple(Settings.model_fields)
-FOLDERS = "calibration|docs|launch|research|sam3_node|tests|tools"
+FOLDERS = "calibration|docs|examples|launch|research|sam3_node|tests|tools"
 EXAMPLES = {
     "README.md": {"calibration/wrist.toml"},
     "three-d.md": {"calibration/overhead.toml", "calibration/wrist.toml"},
@@ -238,6 +238,11 @@ def test_the_documentation_is_short() -> None:
     )
     assert lines <= MAX_README_LINES
     assert sum(words.values()) <= MAX_WORDS
+
+
+def test_the_site_leads_to_every_page() -> None:
+    pages = {str(path.relative_to(ROOT)) for path in (*MANUAL, ROOT / "SECURITY.md")}
+    assert set(re.findall(r"[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)) == pages
 
 
 def test_the_pictures_are_small() -> None:

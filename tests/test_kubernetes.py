@@ -64,6 +64,23 @@ def test_pods_mount_what_they_declare(base: str) -> None:
 
 
 @pytest.mark.parametrize("base", BASES)
+def test_the_policy_of_the_network_and_the_claim_are_of_the_pods(base: str) -> None:
+    objects, pod = read(base), PODS[base]
+    template = objects["Deployment" if base == "node" else "Job"]["spec"]["template"]
+    policy, claim = objects["NetworkPolicy"]["spec"], objects["PersistentVolumeClaim"]["metadata"]["name"]
+    assert policy["podSelector"]["matchLabels"] == template["metadata"]["labels"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    ports = {port["name"] for port in pod["containers"][0].get("ports", ())}
+    assert {port["port"] for rule in policy.get("ingress", ()) for port in rule["ports"]} == ports
+    cameras = load_settings(FOLDER / "node/profile.toml").transport.frames if base == "node" else ()
+    allowed = [rule for rule in policy["egress"] if "to" in rule]
+    assert [
+        f"tcp://{rule['to'][0]['ipBlock']['cidr'][:-3]}:{rule['ports'][0]['port']}" for rule in allowed
+    ] == [*cameras]
+    assert claim in [volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["volumes"]]
+
+
+@pytest.mark.parametrize("base", BASES)
 def test_the_main_container_runs_a_real_command_on_one_gpu(base: str) -> None:
     (container,) = PODS[base]["containers"]
     assert cli._parser().parse_args(container["args"]).run
@@ -141,7 +158,8 @@ def test_kustomize_renders_valid_objects(base: str) -> None:
     command = ["kubectl", "kustomize", FOLDER / base]
     text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     objects = {each["kind"]: each for each in yaml.safe_load_all(text)}
-    assert set(objects) == {"node": {"ConfigMap", "Deployment", "Service"}, "replay": {"Job"}}[base]
+    both = {"NetworkPolicy", "PersistentVolumeClaim"}
+    assert set(objects) == both | {"node": {"ConfigMap", "Deployment", "Service"}, "replay": {"Job"}}[base]
     assert len(re.findall(r"image: sam3-node:gpu$", text, re.MULTILINE)) == (2 if base == "node" else 1)
 
 

@@ -10,7 +10,7 @@ from ..errors import request_id
 from ..transport import Security
 from .mask_reader import FoundObject
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, PerceptionClient
-from .values import AddedObject, MasksOfCameras, Segmentation, SurfacePoints, TrackedObject
+from .values import AddedObject, Grasps, MasksOfCameras, Segmentation, SurfacePoints, TrackedObject
 
 if TYPE_CHECKING:
     from .async_client import AsyncPerceptionClient
@@ -21,6 +21,7 @@ __all__ = [
     "AddedObject",
     "AsyncPerceptionClient",
     "FoundObject",
+    "Grasps",
     "MasksOfCameras",
     "PerceptionClient",
     "Security",

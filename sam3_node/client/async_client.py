@@ -143,6 +143,7 @@ class AsyncPerceptionClient:
     segment = _awaited(PerceptionClient.segment)
     segment_everything = _awaited(PerceptionClient.segment_everything)
     points = _awaited(PerceptionClient.points)
+    grasps = _awaited(PerceptionClient.grasps)
     set_prompts = _awaited(PerceptionClient.set_prompts)
     reset = _awaited(PerceptionClient.reset)
     pause = _awaited(PerceptionClient.pause)

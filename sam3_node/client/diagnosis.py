@@ -143,6 +143,5 @@ def _select(description: Description | None, cameras: Sequence[str]) -> dict[str
 
 
 def _is_silent(stats: Mapping[str, Any]) -> bool:
-    """Return True if a camera has sent nothing lately. An older node does not say so."""
-    silent_s = stats.get("silent_s")
-    return silent_s is not None and bool(silent_s >= CAMERA_SILENT_S)
+    """Return True if a camera has sent nothing lately."""
+    return bool(stats["silent_s"] >= CAMERA_SILENT_S)

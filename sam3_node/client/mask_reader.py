@@ -48,14 +48,9 @@ class CallbackThread:
         if len(self._callbacks) == 1:
             self._thread.start()
 
-    @property
-    def is_current(self) -> bool:
-        """True in the thread that calls the callbacks."""
-        return threading.current_thread() is self._thread
-
     def join(self) -> None:
         """Wait until no callback runs any more. It returns at once in a callback."""
-        if self._thread.is_alive() and not self.is_current:
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:

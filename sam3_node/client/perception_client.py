@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, cast
 
 from ..errors import AuthenticationError, NodeRestarted, NotSeenError, RequestError, TransportError
-from ..transport import ControlClient, MaskSubscriber, Security
+from ..transport import ControlClient, MaskSubscriber, Security, ask_server
 from ..transport.sockets import SocketOwner
 from ..types import Delivery, Job, MaskFrame, Priority, resume
 from ..wire import Fields
@@ -25,6 +25,8 @@ from .mask_reader import CallbackThread, Deadline, FoundObject, KnownEpochs, Lab
 
 MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
 CONTROL_ENDPOINT = "tcp://127.0.0.1:5552"
+GRASPGEN_ENDPOINT = "tcp://127.0.0.1:5556"
+GRASP_POINTS = 2000
 POLL_S = 0.05
 SAMPLE_MS = 1000
 """Longest time to look at what comes instead of masks."""
@@ -405,6 +407,39 @@ class PerceptionClient(SocketOwner):
         """
         args = {"id": id, "count": count}
         return values.read_points(self._call_on_object("points", args, camera, epoch))
+
+    def grasps(
+        self,
+        id: int,
+        *,
+        server: str = GRASPGEN_ENDPOINT,
+        count: int = 100,
+        max_age_ms: float = 500,
+        timeout_ms: int = 60_000,
+        camera: str | None = None,
+        epoch: int | None = None,
+    ) -> values.Grasps:
+        """Return up to `count` grasps that a GraspGen server plans for an object's visible surface, latest frame.
+
+        The server gets GRASP_POINTS points in the robot's base, over a connection without keys, and has `timeout_ms`.
+        Nothing checks for collisions or reach. Raises RequestError for an object without depth, and PolicyError for a
+        mask that is hidden, doubtful or older than `max_age_ms` when the server is asked, for points that are not in
+        the base, because no hand-eye calibration is set, and for an error or a malformed reply of the server. Raises
+        NoAnswerError without a reply, and TransportError with lossless delivery. Source: the protocol of GraspGen's
+        ZeroMQ server (NVlabs/GraspGen).
+        """
+        self._require_open()
+        self._require_newest("grasps")
+        reply = self._call_on_object("points", {"id": id, "count": GRASP_POINTS}, camera, epoch)
+        surface, name = values.read_points(reply), reply.text("camera")
+        newest = self._masks.newest
+        masks = newest.wait(lambda: values.find_frame(newest.get(name), surface.seq), SAMPLE_MS / 1000)
+        masks = values.check_graspable(id, surface, masks, max_age_ms)
+        # here, because numpy slows the start of a client
+        from .observations.policies import pack_graspgen, unpack_graspgen
+
+        answer = ask_server(server, pack_graspgen(surface.points_m, count), timeout_ms)
+        return values.Grasps(*unpack_graspgen(answer, count), masks)
 
     def set_prompts(
         self,

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, get_args
 
-from ..errors import BusyError, RequestError, SnapshotError
+from ..errors import BusyError, PolicyError, RequestError, SnapshotError
 from ..transport import ControlClient
 from ..types import Mask, MaskFrame, Priority, TrackState
 from ..wire import Fields, decode_mask, encode_mask
-from ..wire.codec import Read, Schema, choice
+from ..wire.codec import Schema, choice
 from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.messages import read_vectors
 
@@ -99,6 +99,17 @@ class SurfacePoints:
 
     def __repr__(self) -> str:
         return f"SurfacePoints({len(self.points_m)} points in frame {self.frame!r}, seq {self.seq})"
+
+
+class Grasps(NamedTuple):
+    """Grasps of an object in the robot's base, the most confident first."""
+
+    base_from_gripper: npt.NDArray[np.float64]
+    """[M, 4, 4]: poses of the gripper, in metres; z is ahead, and the fingers close along x"""
+    confidences: npt.NDArray[np.float64]
+    """[M]: the planner's own, in 0..1"""
+    masks: MaskFrame
+    """of the frame that the points are from: `capture_ns` is the stamp, `is_stale` compares the age"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,23 +219,18 @@ def note_clipping(answer: Answer, box: PixelBox | None, size: tuple[int, int] | 
     return answer._replace(note=note)
 
 
-_OPTIONAL: dict[str, Read] = {"epoch?": Fields.integer}
-_FRAME = Schema({"seq": Fields.integer, "age_ms?": Fields.number, "camera?": Fields.text, **_OPTIONAL})
+_WHOLE, _TEXT = Fields.integer, Fields.text
+_FRAME = Schema({"seq": _WHOLE, "age_ms?": Fields.number, "camera?": _TEXT, "epoch?": _WHOLE})
 _OBJECT = Schema(
     {
-        "id": Fields.integer,
-        "camera": Fields.text,
-        "label": Fields.text,
+        **dict.fromkeys(("camera", "label"), _TEXT),
+        **dict.fromkeys(("id", "age", "frames_since_seen", "epoch?"), _WHOLE),
+        **dict.fromkeys(("score", "silent_s?"), Fields.number),
         "state": choice(get_args(TrackState)),
-        "score": Fields.number,
-        "age": Fields.integer,
-        "frames_since_seen": Fields.integer,
-        "silent_s?": Fields.number,
         "priority?": choice(get_args(Priority)),
-        **_OPTIONAL,
     }
 )
-_ADDED = Schema({"id": Fields.integer, "camera": Fields.text, **_OPTIONAL})
+_ADDED = Schema({"id": _WHOLE, "camera": _TEXT, "epoch?": _WHOLE})
 
 
 def read_added(fields: Fields) -> AddedObject:
@@ -261,6 +267,31 @@ def read_points(fields: Fields) -> SurfacePoints:
     return SurfacePoints(fields.integer("seq"), fields.text("frame"), points_m)
 
 
+def find_frame(newest: MaskFrame | None, seq: int) -> MaskFrame | None:
+    """Return the masks of frame `seq`, or newer ones if only these came; None while neither has come."""
+    if newest is None or newest.seq < seq:
+        return None
+    before = newest.before
+    return before if newest.seq > seq and before is not None and before.seq == seq else newest
+
+
+def check_graspable(id: int, surface: SurfacePoints, masks: MaskFrame | None, max_age_ms: float) -> MaskFrame:
+    """Return the masks of the frame of points. Raises PolicyError if no gripper should act on the object there."""
+    if masks is None or masks.seq != surface.seq:
+        reason = f"masks of its frame {surface.seq} have not come; try again"
+    elif not any(item.id == id and item.is_sure and item.area for item in masks.instances):
+        reason = "it is hidden, doubtful or not confirmed; hold still"
+    elif masks.is_stale(max_age_ms):
+        reason = f"its mask is {masks.age_ms:.0f} ms old; hold still"
+    elif surface.frame != "base":
+        reason = "its points are in the camera's frame; start the node with spatial.calibration that has a hand_eye"
+    else:
+        return masks
+    raise PolicyError(
+        f"grasps: expected a sure mask of object {id} in the base, at most {max_age_ms:g} ms old: {reason}"
+    )
+
+
 def read_object(fields: Fields) -> TrackedObject:
     """Read an entry of the list of objects. `with_doubt` adds the confidence of its mask."""
     return TrackedObject(**fields.read(_OBJECT))
@@ -270,15 +301,9 @@ def with_doubt(tracked: TrackedObject, masks: MaskFrame | None) -> TrackedObject
     """Return an object with the confidence that masks of its camera have for it."""
     if masks is None or masks.epoch != tracked.epoch:
         return tracked
-    for instance in masks.instances:
-        if instance.id == tracked.id:
-            return replace(
-                tracked,
-                confidence=instance.confidence,
-                doubtful=instance.doubtful,
-                name_confidence=instance.name_confidence,
-            )
-    return tracked
+    names = ("confidence", "doubtful", "name_confidence")
+    seen = next((item for item in masks.instances if item.id == tracked.id), tracked)
+    return replace(tracked, **{name: getattr(seen, name) for name in names})
 
 
 MAX_BYTES = 4 << 30

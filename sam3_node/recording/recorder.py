@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from ..bags.formats.mcap import McapStream
 from ..bags.native import NODE, RECORDER, RING
@@ -143,8 +143,9 @@ class Recorder(SocketOwner):
             self._series.add(arrived)
         elif self._ring is not None:
             self._ring.add(arrived)
-            if arrived.parts[0] == EVENTS_TOPIC and _is_first_event(arrived.parts):
-                self._node.request()
+            with contextlib.suppress(Sam3NodeError):
+                if arrived.parts[0] == EVENTS_TOPIC and unpack_event(arrived.parts).n == 0:
+                    self._node.request()  # a node that has just started
         return True
 
     def _follow_trigger(self, ring: MessageRing) -> None:
@@ -264,13 +265,6 @@ def _format_counts(series: RecordedSeries) -> str:
     )
 
 
-def _is_first_event(parts: list[memoryview]) -> bool:
-    """Return True for the first event of a node, which has just started."""
-    with contextlib.suppress(Sam3NodeError):
-        return unpack_event(parts).n == 0
-    return False
-
-
 class _NodeDescriber(Closeable):
     """A thread that requests the node's description until it comes."""
 
@@ -332,14 +326,6 @@ def _check_folder(out: Path) -> None:
         raise OutputError(f"cannot write into {folder}: expected a folder that may be written")
 
 
-class _RecordedFile(NamedTuple):
-    """A recording that may be deleted; files sort from the oldest to the newest."""
-
-    changed_s: float
-    path: Path
-    size: int
-
-
 class Quota:
     """Deletes the oldest recordings of one output, so that they keep to `record.max_total_gb` and `record.max_age_h`.
 
@@ -359,24 +345,22 @@ class Quota:
         if not (self._max_bytes or self._max_age_s):
             return []
         files = sorted(self._list_files())
-        total = sum(file.size for file in files)
+        total = sum(size for _, _, size in files)
         deleted = []
-        for file in files:
-            too_old = self._max_age_s and time.time() - file.changed_s > self._max_age_s
+        for changed_s, path, size in files:
+            too_old = self._max_age_s and time.time() - changed_s > self._max_age_s
             too_many = self._max_bytes and total > self._max_bytes
-            if (too_old or too_many) and file.path != current and _delete(file.path):
-                total -= file.size
-                deleted.append(file.path)
+            if (too_old or too_many) and path != current and _delete(path):
+                total -= size
+                deleted.append(path)
         return deleted
 
-    def _list_files(self) -> list[_RecordedFile]:
-        files = []
+    def _list_files(self) -> Iterator[tuple[float, Path, int]]:
+        """Yield the time of the last change, the path and the size of each recording that may be deleted."""
         with contextlib.suppress(OSError):
             for path in self._folder.iterdir():
                 if self._name.fullmatch(path.name) and path.is_file() and not path.is_symlink():
-                    status = path.stat()
-                    files.append(_RecordedFile(status.st_mtime, path, status.st_size))
-        return files
+                    yield path.stat().st_mtime, path, path.stat().st_size
 
 
 def _delete(path: Path) -> bool:

@@ -285,15 +285,9 @@ class RecordReport:
 
     def describe(self) -> dict[str, Any]:
         """Return the counts as they are stored in the metadata of a recording."""
-        return {
-            "cameras": {camera: asdict(counts) for camera, counts in self.cameras.items()},
-            "events": self.events,
-            "poses": self.poses,
-            "events_lost": self.events_lost,
-            "node_starts": self.node_starts,
-            "rejected": self.rejected,
-            "last_error": self.last_error,
-        }
+        names = ("events", "poses", "events_lost", "node_starts", "rejected", "last_error")
+        cameras = {camera: asdict(counts) for camera, counts in self.cameras.items()}
+        return {"cameras": cameras, **{name: getattr(self, name) for name in names}}
 
     def _follow(self, event: wire.Event) -> None:
         """Update the last stepped seq: a failed frame was stepped, too; a camera that is served again starts anew."""

@@ -35,7 +35,6 @@ STATS = "meta/stats.json"
 EPISODE_STATS_V2 = "meta/episodes_stats.jsonl"
 CHANNELS = ("label", "object", "score")
 COPIED = ("meta", "data", "videos", "images")
-COLOUR_CHANNELS = 3
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 STATISTICS = ("min", "max", "mean", "std", *QUANTILES)
 
@@ -200,13 +199,9 @@ class _DatasetWriter:
     def write_meta(self) -> None:
         """Write what describes the added features: info, statistics and names."""
         # lerobot looks for these names; NAMES has the meaning of the channels
-        names = ["height", "width", "channels"]
+        kind = {"dtype": "image", "names": ["height", "width", "channels"]}
         added = {
-            FEATURE.format(camera): {
-                "dtype": "image",
-                "shape": [height, width, len(CHANNELS)],
-                "names": names,
-            }
+            FEATURE.format(camera): kind | {"shape": [height, width, len(CHANNELS)]}
             for camera, (width, height) in self._cameras.items()
         }
         info = {**self._layout.info, "features": {**self._layout.info["features"], **added}}
@@ -292,7 +287,7 @@ class PixelStatistics:
     """Statistics of one camera's pixels by episode, [number of values][3 channels] each, and of all together."""
 
     def __init__(self) -> None:
-        self._total = np.zeros((COLOUR_CHANNELS, 256), np.int64)
+        self._total = np.zeros((len(CHANNELS), 256), np.int64)
         self._episode = np.zeros_like(self._total)
         self._number: int | None = None
         self._done: dict[int, Stats] = {}
@@ -308,7 +303,7 @@ class PixelStatistics:
     def describe_episode(self, episode: int) -> Stats:
         """Return the statistics of an episode; zeros for one without rows."""
         self._finish()
-        return self._done.get(episode, np.zeros((len(STATISTICS), COLOUR_CHANNELS)))
+        return self._done.get(episode, np.zeros((len(STATISTICS), len(CHANNELS))))
 
     def describe_all(self) -> Stats:
         """Return the statistics of all episodes."""

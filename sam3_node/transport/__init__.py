@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .channels import FramePublisher, FrameSubscriber, MaskPublisher, MaskSubscriber, ReceivedFrame
-from .control_client import ControlClient
+from .control_client import ControlClient, ask_server
 from .receiver import choose_replaced
 from .security import Security
 
@@ -29,6 +29,7 @@ __all__ = [
     "ReceivedMessage",
     "Security",
     "StreamTap",
+    "ask_server",
     "choose_replaced",
     "poll",
 ]

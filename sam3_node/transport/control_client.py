@@ -95,9 +95,12 @@ class ControlClient(sockets.SocketOwner):
             with closing(watch) as self._watch:
                 if not is_connected:
                     self._connect()
-                return _read_result(self._exchange(request, body, deadline_s))
+                reply = self._exchange(request, body, deadline_s)
         finally:
             self._turn.release()
+        if reply.error is not None:
+            raise make_error(reply.error.code, reply.error.message)
+        return reply.result
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -140,7 +143,9 @@ class ControlClient(sockets.SocketOwner):
             if reply is not None:
                 return reply
             if request.op not in REPEATABLE:
-                if refusal := self._learn_refusal(deadline_s):
+                if self._keys is not None:  # the next handshake tells why the node refuses the key
+                    self._wait_for_node(min(deadline_s, time.monotonic() + REFUSAL_S))
+                if refusal := self._handshakes.refusal:
                     raise AuthenticationError(
                         f"{refusal}; the connection ended before '{request.op}' was answered, so it may have been"
                         " carried out"
@@ -163,12 +168,6 @@ class ControlClient(sockets.SocketOwner):
             f"no node is connected at {self._endpoint}: '{op}' could not be sent within {self._budget_ms} ms;"
             " start the node, or correct the endpoint"
         )
-
-    def _learn_refusal(self, deadline_s: float) -> str | None:
-        """Return why the node refuses the key since the connection ended; None if it does not, or not soon."""
-        if self._keys is not None:
-            self._wait_for_node(min(deadline_s, time.monotonic() + REFUSAL_S))
-        return self._handshakes.refusal
 
     def _wait_for_node(self, deadline_s: float) -> bool:
         """Return True when a node is connected, False at the deadline or when a key is refused.
@@ -230,7 +229,16 @@ class ControlClient(sockets.SocketOwner):
         self._connect()
 
 
-def _read_result(reply: Reply) -> Any:
-    if reply.error is None:
-        return reply.result
-    raise make_error(reply.error.code, reply.error.message)
+def ask_server(endpoint: str, message: bytes, timeout_ms: int) -> bytes:
+    """Send one message to the REP socket of another program, such as a planner, and return its reply of one part.
+
+    The connection has no keys. Raises TransportError for a malformed endpoint, NoAnswerError without a reply in time.
+    """
+    with sockets.open_socket(zmq.REQ, 1, sockets.MAX_MESSAGE_BYTES) as socket:
+        sockets.connect(socket, endpoint)
+        socket.send(message)
+        if socket.poll(timeout_ms) and (parts := sockets.receive_parts(socket)) is not None:
+            return bytes(parts[0])
+    raise NoAnswerError(
+        f"no answer from {endpoint} within {timeout_ms} ms: start that server, correct the endpoint, or wait longer"
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,6 +23,7 @@ from sam3_node.visualization import pick_colour
 from sam3_node.wire import encode_depth
 from tests.support.foxglove_client import FoxgloveClient, stamp_ns
 from tests.support.node_rig import until
+from tests.support.paths import ROOT
 from tests.support.refuses import refuses
 from tests.support.wire_examples import jpeg_frame, masks, mug, raw_frame
 
@@ -171,6 +174,17 @@ def test_transforms_of_camera_and_gripper(server: FoxgloveServer, client: Foxglo
     first = found.transforms[0]
     assert (first.translation.y, first.rotation.z, first.rotation.w) == (0.2, 0.6, 0.8)
     assert stamp_ns(first.timestamp) == placed().capture_ns
+
+
+def test_the_layout_shows_topics_of_the_bridge(server: FoxgloveServer, client: FoxgloveClient) -> None:
+    layout = json.loads((ROOT / "launch/foxglove/cam0.json").read_text())
+    panels = layout["configById"]
+    assert set(re.findall(r"\w+!\w+", json.dumps(layout["layout"]))) == set(panels)
+    topics = set(re.findall(r'"(/\w+/\w+)', json.dumps(panels)))
+    assert (len(topics), panels["3D!base"]["followTf"]) == (5, placed().camera_pose.parent)  # type: ignore[union-attr]
+    server.show(replace(raw_frame(), camera="cam0"), replace(placed(), camera="cam0"))
+    while not topics <= client.channels.keys():
+        client._take()
 
 
 def test_only_what_somebody_subscribes_to_is_encoded(

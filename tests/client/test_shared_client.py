@@ -314,18 +314,10 @@ def test_a_closed_client_raises_in_every_method(publisher: MaskPublisher) -> Non
         threading.Timer(0.05, client.close).start()
         assert waiting.result(60) is None  # it was closed meanwhile
     assert list(begun) == []
-    arguments: dict[str, tuple[Any, ...]] = {
-        "latest_of_all": (["cam0"],),
-        "on_masks": (print,),
-        "wait_for": ("cup",),
-        "refine_object": (1,),
-        "remove_object": (1,),
-        "rename_object": (1, "cup"),
-        "points": (1,),
-        "set_prompts": (["cup"],),
-        "snapshot": ("name",),
-        "restore": ("name",),
-    }
+    arguments: dict[str, tuple[Any, ...]] = {"rename_object": (1, "cup"), "on_masks": (print,)}
+    arguments |= dict.fromkeys(("refine_object", "remove_object", "points", "grasps"), (1,))
+    arguments |= dict.fromkeys(("wait_for", "snapshot", "restore"), ("cup",))
+    arguments |= dict.fromkeys(("latest_of_all", "set_prompts"), (["cup"],))
     methods = {name for name in dir(client) if not name.startswith("_")} - {"close", "closed", "connected"}
     for name in sorted(methods):
         keywords = {"points": [(1, 1)]} if name in ("add_object", "segment", "refine_object") else {}
@@ -389,3 +381,47 @@ def test_the_public_names_are_there() -> None:
     assert all(getattr(api, name) for name in api.__all__)
     with refuses(AttributeError, field="absent"):
         _ = api.absent
+
+
+MS = 1_000_000
+WAIT_MS = 60_000
+
+
+def masks(camera: str, seq: int, capture_ms: int, epoch: int = 1) -> MaskFrame:
+    return MaskFrame(camera, seq, capture_ms * MS, 8, 8, epoch=epoch)
+
+
+def test_the_newest_masks_of_all_cameras_and_their_spread(tmp_path: Path) -> None:
+    at = f"ipc://{tmp_path}/m"
+    with MaskPublisher(at) as node, PerceptionClient(at, f"ipc://{tmp_path}/c") as client:
+        while client.latest(50) is None:
+            node.send(masks("other", 0, 0))
+        node.send(masks("left", 1, 100))
+        assert client.latest_of_all(["left", "right"], timeout_ms=50) is None
+        node.send(masks("right", 1, 130))
+        found = client.latest_of_all(["left", "right"], WAIT_MS)
+        assert found is not None
+        assert [item.seq for item in found.masks.values()] == [1, 1]
+        assert found.spread_ms == 30
+        node.send(masks("right", 2, 230))
+        assert client.latest_of_all(["left", "right"], 200, max_spread_ms=50) is None
+        node.send(masks("left", 2, 220))
+        found = client.latest_of_all(["left", "right"], WAIT_MS, max_spread_ms=50)
+        assert found is not None
+        assert ([item.seq for item in found.masks.values()], found.spread_ms) == ([2, 2], 10)
+
+
+def test_masks_from_before_a_restart_are_forgotten(tmp_path: Path) -> None:
+    at = f"ipc://{tmp_path}/m"
+    with MaskPublisher(at) as node, PerceptionClient(at, f"ipc://{tmp_path}/c") as client:
+        found = None
+        while found is None:
+            for camera in ("left", "right"):
+                node.send(masks(camera, 0, 0))
+            found = client.latest_of_all(["left", "right"], 50)
+        while client.latest(100) is not None:
+            pass
+        node.send(masks("left", 0, 10, epoch=2))
+        with pytest.raises(NodeRestarted):
+            client.latest_of_all(["left", "right"], WAIT_MS)
+        assert client.latest_of_all(["left", "right"], 100) is None

@@ -1,4 +1,4 @@
-"""Plays a stranger: types the commands of both tutorials in order, in an empty folder, on the bundled recording."""
+"""Plays a stranger on the bundled recording: types the commands of both tutorials, and runs the examples."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,8 +23,12 @@ pytest.importorskip("scipy")
 from sam3_node.bags import LabelledClip
 from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.calibration import load_calibration
-from sam3_node.wire.images import decode_depth
+from sam3_node.transport import FrameSubscriber
+from sam3_node.visualization import VideoWriter
+from sam3_node.wire.images import decode_depth, decode_image
+from tests.support.node_rig import Rig
 from tests.support.paths import ROOT
+from tests.support.policy_servers import graspgen_pack, graspgen_unpack, serve
 from tests.support.processes import PATIENCE_S, Process
 
 CAMERAS, STAND_IN = re.compile(r"webcam:0|realsense\b"), "scene:tabletop --camera.loop"
@@ -95,3 +100,50 @@ def test_the_grasp_pose(tmp_path: Path) -> None:
     assert pose[:3, :3] @ pose[:3, :3].T == pytest.approx(np.eye(3), abs=0.01)
     assert pose[:3, 2] == pytest.approx([0, 0, -1])
     assert 0.05 < float(width.split()[1]) < 0.2
+
+
+def example(name: str, *arguments: object) -> str:
+    """Run an example, and return what it prints."""
+    command = [sys.executable, ROOT / "examples" / f"{name}.py", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def plan_at_the_middle(message: bytes) -> bytes:
+    """Answer as a GraspGen server whose only grasp is at the middle of the points."""
+    pose = np.eye(4, dtype=np.float32)
+    pose[:3, 3] = graspgen_unpack(message)["point_cloud"].mean(axis=0)
+    return graspgen_pack({"grasps": pose[np.newaxis], "confidences": np.ones(1, np.float32)})
+
+
+def test_the_examples_of_a_live_node(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    try:
+        rig.node(MODEL__NAME="nano", SPATIAL__CALIBRATION=str(ROOT / "examples/table.toml"))
+        rig.start("camera", "scene:tabletop", CAMERA__LOOP="true", CAMERA__ENCODING="jpeg")
+        added = example("add_object", rig.masks, rig.control)
+        assert re.fullmatch(r"object 1: [1-9]\d+ pixels on frame \d+, doubtful: (True|False)\n", added)
+        assert "  1 red mug tracked" in example("subscribe", rig.masks, rig.control)
+        grasp = example("grasp_point", "red mug", rig.masks, rig.control)
+        place = [float(number) for number in re.findall(r"[xyz] (-?\d\.\d+)", grasp)]
+        assert place == pytest.approx([0.186, 0.035, 0.052], abs=0.03)  # as docs/grasp-pose.md
+        with serve(plan_at_the_middle) as server, rig.client() as client:
+            found = client.grasps(1, server=server, max_age_ms=PATIENCE_S * 1000)
+        assert found.base_from_gripper[0, :3, 3] == pytest.approx(place, abs=0.05)
+    finally:
+        rig.close()
+
+
+def test_the_examples_of_frames_and_recordings(tmp_path: Path) -> None:
+    printed = example("compare_replays", TABLETOP, "211,285,346,427", tmp_path, 4)
+    assert re.fullmatch(r"object 1: mean IoU \d\.\d+ over 4 frames, least .+\n", printed.splitlines(True)[-1])
+    endpoint = f"ipc://{tmp_path}/frames"
+    with VideoWriter(tmp_path / "video.mp4", 10) as video:
+        for _ in range(30):
+            video.write(np.full((48, 64, 3), 90, np.uint8))
+    with FrameSubscriber([endpoint]) as frames, ThreadPoolExecutor(1) as thread:
+        printing = thread.submit(example, "publish_webcam", tmp_path / "video.mp4", endpoint)
+        taken = frames.take(round(PATIENCE_S * 1000))
+        assert taken is not None
+        assert (taken.frame.camera, decode_image(taken.frame).shape) == ("webcam", (48, 64, 3))
+        assert printing.result() == "published 30 frames\n"

@@ -18,8 +18,7 @@ from sam3_node.types import MaskFrame
 from tests.support.node_rig import PATIENCE_S, Process, Rig, until, unworried_client
 from tests.support.paths import ROOT
 from tests.support.repeats import repetitions
-from tests.transport.test_departures import Running
-from tests.transport.test_restart import free_endpoint
+from tests.transport.test_restart import Running, free_endpoint
 
 HOLD_MS = 700
 """Time for which the policy keeps all its threads from running, after each masks message."""

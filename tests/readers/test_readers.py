@@ -19,17 +19,9 @@ from tests.support.wire_examples import EXAMPLES, golden
 
 DRIVERS, READERS = Path(__file__).parent, ROOT / "tools" / "readers"
 LIBRARY = "-l:libzstd.so.1"
+STRICT = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-O1"]
 COMMANDS = {
-    "c++": [
-        "g++",
-        "-std=c++17",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-O1",
-        f"-I{READERS}",
-        str(DRIVERS / "driver.cpp"),
-    ],
+    "c++": [*STRICT, f"-I{READERS}", str(DRIVERS / "driver.cpp")],
     "rust": ["rustc", "--edition", "2021", "-D", "warnings", "-O", str(DRIVERS / "driver.rs")],
 }
 READABLE = [name for name in EXAMPLES if name.startswith(("masks", "frame"))]

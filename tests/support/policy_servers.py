@@ -1,11 +1,11 @@
-"""Policy servers that are written from the published layouts of GR00T's and openpi's messages, without this package."""
+"""Servers that are written from the published layouts of GR00T, openpi and GraspGen, without this package."""
 
 from __future__ import annotations
 
 import io
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import msgpack
@@ -60,36 +60,66 @@ def openpi_unpack(data: bytes) -> Any:
     return msgpack.unpackb(data, object_hook=decode)
 
 
+def graspgen_pack(value: Any) -> bytes:
+    """Pack a value as msgpack_numpy does; an array of objects becomes a pickle."""
+
+    def encode(array: Any) -> Any:
+        if isinstance(array, np.generic):
+            return {b"nd": False, b"type": array.dtype.str, b"data": array.tobytes()}
+        kind = b"O" if array.dtype.kind == "O" else b""
+        head = {b"nd": True, b"type": array.dtype.str, b"kind": kind, b"shape": array.shape}
+        return {**head, b"data": array.dumps() if kind else array.tobytes()}
+
+    return bytes(msgpack.packb(value, default=encode))
+
+
+def graspgen_unpack(data: bytes) -> Any:
+    """Unpack a value and its arrays."""
+
+    def decode(value: Any) -> Any:
+        if b"nd" in value:
+            array = np.frombuffer(value[b"data"], value[b"type"])
+            return array.reshape(value[b"shape"]) if value[b"nd"] else array[0]
+        return value
+
+    return msgpack.unpackb(data, object_hook=decode)
+
+
 @contextmanager
-def serve_gr00t(act: Callable[[dict[str, Any], Any], Any]) -> Iterator[str]:
-    """Serve `act(observation, options)` as GR00T's policy server does. Yields its endpoint."""
-    context = zmq.Context()
-    socket = context.socket(zmq.REP)
-    port = socket.bind_to_random_port("tcp://127.0.0.1")
+def serve(answer: Callable[[bytes], bytes]) -> Iterator[str]:
+    """Answer each request on a REP socket. Yields its endpoint."""
     done = threading.Event()
+    with zmq.Context() as context, context.socket(zmq.REP) as socket:
+        socket.linger = 0
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
 
-    def answer(request: dict[str, Any]) -> Any:
-        if request["endpoint"] == "ping":
-            return {"status": "ok", "message": "Server is running"}
+        def run() -> None:
+            while not done.is_set():
+                if socket.poll(20):
+                    socket.send(answer(socket.recv()))
+
+        thread = threading.Thread(target=run)
+        thread.start()
         try:
-            return act(**request["data"])
+            yield f"tcp://127.0.0.1:{port}"
+        finally:
+            done.set()
+            thread.join()
+
+
+def serve_gr00t(act: Callable[[dict[str, Any], Any], Any]) -> AbstractContextManager[str]:
+    """Serve `act(observation, options)` as GR00T's policy server does. Yields its endpoint."""
+
+    def answer(message: bytes) -> bytes:
+        request = gr00t_unpack(message)
+        if request["endpoint"] == "ping":
+            return gr00t_pack({"status": "ok", "message": "Server is running"})
+        try:
+            return gr00t_pack(act(**request["data"]))
         except Exception as error:
-            return {"error": repr(error)}
+            return gr00t_pack({"error": repr(error)})
 
-    def serve() -> None:
-        while not done.is_set():
-            if socket.poll(20):
-                socket.send(gr00t_pack(answer(gr00t_unpack(socket.recv()))))
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield f"tcp://127.0.0.1:{port}"
-    finally:
-        done.set()
-        thread.join()
-        socket.close(0)
-        context.term()
+    return serve(answer)
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +33,7 @@ from sam3_node.transport import (
     StreamTap,
     limits,
 )
+from sam3_node.transport.security import KeyFolder
 from sam3_node.transport.sockets import HandshakeWatch
 from tests.support.key_rig import TCP, Keys, echo, revoke, serve
 from tests.support.refuses import refuses
@@ -430,3 +433,165 @@ def test_keys_come_from_the_environment(keys: Keys, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("SAM3_TRANSPORT__KEY", "watcher")
         with ControlClient(control.endpoint, 5000) as client, pytest.raises(ForbiddenError):
             client.call("reset")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> KeyFolder:
+    folder = KeyFolder(tmp_path / "keys")
+    folder.create("node", "node")
+    return folder
+
+
+def names(folder: KeyFolder) -> list[str]:
+    return sorted(key.name for key in folder.authorised().values())
+
+
+def test_secrets_are_private_and_separate(own: KeyFolder) -> None:
+    pair = own.find_own(("node",))
+    assert stat.S_IMODE(own.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE((own.path / "node.secret").stat().st_mode) == 0o600
+    assert pair.secret.decode() in (own.path / "node.secret").read_text()
+    assert pair.secret.decode() not in (own.path / "authorised" / "node.pub").read_text()
+    assert pair.secret.decode() not in repr(pair)
+    assert pair.key.public in own.authorised()
+
+
+def test_a_change_counts_at_once(own: KeyFolder) -> None:
+    for number in range(20):  # faster than the clock of the file system
+        own.create(f"policy{number}", "operator")
+        assert f"policy{number}" in names(own)
+        own.revoke(f"policy{number}")
+        assert names(own) == ["node"]
+    assert len(own.revoked()) == 20
+    assert own.own_names() == {"node"}
+
+
+def test_an_edit_in_place_counts_soon(own: KeyFolder) -> None:
+    file = own.path / "authorised" / "node.pub"
+    assert names(own) == ["node"]
+    file.write_text("role = 'king'")
+    wait_until(lambda: not names(own))
+
+
+def test_a_name_can_be_revoked_again(own: KeyFolder) -> None:
+    for _ in range(3):
+        own.create("policy", "operator")
+        own.revoke("policy")
+    assert len(own.revoked()) == 3
+
+
+@pytest.mark.parametrize("name", ["../node", "a/b", "", "x" * 65, ".secret"])
+def test_names_stay_in_the_folder(own: KeyFolder, name: str) -> None:
+    for change in (lambda: own.create(name, "reader"), lambda: own.revoke(name)):
+        with pytest.raises(AuthenticationError, match="expected"):
+            change()
+
+
+def test_a_name_is_taken_once(own: KeyFolder) -> None:
+    before = (own.path / "node.secret").read_bytes()
+    with refuses(AuthenticationError, field=("exists", "already")):
+        own.create("node", "node")
+    assert (own.path / "node.secret").read_bytes() == before
+
+
+def test_a_secret_that_others_may_read_is_refused(own: KeyFolder) -> None:
+    (own.path / "node.secret").chmod(0o640)
+    with refuses(AuthenticationError, field=("0640", "600")):
+        own.find_own(("node",))
+
+
+def test_a_folder_that_others_may_change_authorises_nobody(
+    own: KeyFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    (own.path / "authorised").chmod(0o777)
+    with caplog.at_level(logging.WARNING):
+        assert not KeyFolder(own.path).authorised()
+    assert "can be written by others" in caplog.text
+
+
+def test_damaged_files_do_not_count_and_are_not_quoted(
+    own: KeyFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = own.find_own(("node",)).secret.decode()
+    folder = own.path / "authorised"
+    for number, text in enumerate(("", "\xff", "[", "role = 1", f"secret = '{secret}'", "x" * 10000)):
+        (folder / f"bad{number}.pub").write_bytes(text.encode("latin-1"))
+    (folder / "link.pub").symlink_to(folder / "node.pub")
+    assert names(own) == ["node"]
+    (own.path / "node.secret").write_text(f"role = 'node'\nsecret = '{secret}'\npublic = '{secret}'\n")
+    with refuses(AuthenticationError, field="pair") as error:
+        own.find_own(("node",))
+    assert secret not in str(error.value) + caplog.text
+
+
+def test_the_key_of_a_process_follows_from_its_role(own: KeyFolder) -> None:
+    own.create("policy", "operator")
+    own.create("watcher", "reader")
+    own.create("front", "camera", ["cam0"])
+    own.create("any", "camera", ["*"])
+    assert own.find_own(("operator", "reader")).key.name == "policy"
+    assert own.find_own(("operator", "reader"), "watcher").key.name == "watcher"
+    assert own.find_own(("camera",), camera="cam0").key.name == "front"
+    assert own.find_own(("camera",), camera="cam7").key.name == "any"
+    assert own.find_own(("camera",), camera="*").key.name == "any"  # of a replay, which sends several
+    with refuses(AuthenticationError, field=("node", "policy")):
+        own.find_own(("node",), "policy")
+    with refuses(AuthenticationError, field="cam1"):
+        own.find_own(("camera",), "front", camera="cam1")
+    with refuses(AuthenticationError, field=("NAME", "--role")):
+        own.find_own(("robot",))
+    with refuses(AuthenticationError, field=("name", "camera")):
+        own.find_server("camera")
+    own.create("policy2", "operator")
+    with refuses(AuthenticationError, field=("policy2", "transport.key")):
+        own.find_own(("operator", "reader"))
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link", "link", "pipe", "absent"])
+def test_what_takes_the_place_of_the_folder_authorises_nobody_until_it_is_back(
+    own: KeyFolder, kind: str
+) -> None:
+    authorised, kept = own.path / "authorised", own.path / "kept"
+    assert names(own) == ["node"]
+    authorised.rename(kept)
+    if kind == "file":
+        authorised.write_text("role = 'operator'")
+    elif kind == "pipe":
+        os.mkfifo(authorised)
+    elif kind != "absent":
+        authorised.symlink_to(kept if kind == "link" else own.path / "nowhere")
+    wait_until(lambda: not names(own))
+    with refuses(AuthenticationError, field=("role", "node")):
+        own.find_server("node")
+    authorised.unlink(missing_ok=True)
+    kept.rename(authorised)
+    wait_until(lambda: names(own) == ["node"])
+
+
+def test_things_that_are_no_key_files_cost_nothing(own: KeyFolder) -> None:
+    """A running process reads the folder each second for months."""
+    folder = own.path / "authorised"
+    (folder / "folder.pub").mkdir()
+    os.mkfifo(folder / "pipe.pub")
+    (folder / "link.pub").symlink_to("/dev/zero")
+    with (folder / "large.pub").open("wb") as large:
+        large.truncate(1 << 34)
+    before = os.listdir("/proc/self/fd")
+    for _ in range(20):
+        assert list(own._scan(folder)) == list(own.authorised())
+    assert names(own) == ["node"]
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_key_that_was_revoked_here_is_named(own: KeyFolder) -> None:
+    own.create("policy", "operator")
+    own.revoke("policy")
+    for name in ("", "policy"):
+        with refuses(AuthenticationError, field=("policy", "revoked")):
+            own.find_own(("operator", "reader"), name)
+    with pytest.raises(AuthenticationError) as caught:
+        own.find_own(("camera",))
+    assert "policy" not in str(caught.value)
+    own.revoke("node")
+    with refuses(AuthenticationError, field=("node", "revoked")):
+        own.find_server("node")

@@ -34,7 +34,7 @@ from tests.support.transport_peer import (
     take_error,
     wait_until,
 )
-from tests.transport.test_departures import publishes
+from tests.transport.test_restart import publishes
 
 TCP = "tcp://127.0.0.1:*"
 MEBIBYTE = 1 << 20

@@ -73,8 +73,8 @@ def compatibility_table() -> str:
 
 
 def collect_claims(root: Path) -> Iterator[Claim]:
-    """Yield the markers of all tests below `root`/tests, in the order of files and lines."""
-    for path in sorted((root / "tests").rglob("test_*.py")):
+    """Yield the markers of all tests, in the order of files and lines; those of a plugin are in launch."""
+    for path in sorted([*(root / "tests").rglob("test_*.py"), *(root / "launch").rglob("test_*.py")]):
         text = path.read_text(encoding="utf-8")
         if MARKER not in text:
             continue

@@ -263,8 +263,7 @@ def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | Non
             )
         return DepthFormat(_DEPTH_UNITS[unit])
     found = {name: next(_look_up(feature, name), None) for name in _DEPTH_CODES}
-    absent = [name for name, value in found.items() if value is None]
-    if absent:
+    if absent := [name for name, value in found.items() if value is None]:
         raise BagError(
             f"depth in a video: expected {', '.join(_DEPTH_CODES)} in its info in {INFO}, which give its metres, found "
             f"no {', '.join(absent)}"

@@ -83,11 +83,7 @@ def make_space(slots: ObjectSlots) -> Dict:
 def to_arrays(objects: SlotObservation) -> dict[str, Any]:
     """Return the map of an observation: an element of the space of `make_space`."""
     return {
-        "masks": objects.masks.astype(np.int8),
-        "boxes": objects.boxes,
-        "ids": objects.ids,
-        **{flag: getattr(objects, flag).astype(np.int8) for flag in FLAGS},
-        "confidences": objects.confidences,
-        "ages_s": objects.ages_s,
+        **{name: getattr(objects, name) for name in ("boxes", "ids", "confidences", "ages_s")},
+        **{name: getattr(objects, name).astype(np.int8) for name in ("masks", *FLAGS)},
         "restarts": np.array([objects.restarts], np.int64),
     }

@@ -1,4 +1,4 @@
-"""A step of lerobot's pipelines that adds the masks of a node to observations. It needs lerobot 0.4."""
+"""A step of lerobot's pipelines that adds the masks of a node to observations. It needs lerobot 0.4 to 0.6."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from .slots import Fit, MaskFeed, ObjectSlots, SlotObservation
 
 require("lerobot.processor", "lerobot-policy")
 
-from lerobot.configs.types import PipelineFeatureType, PolicyFeature  # noqa: E402
-from lerobot.datasets.utils import dataset_to_policy_features  # noqa: E402
+from lerobot.configs.types import FeatureType, PipelineFeatureType, PolicyFeature  # noqa: E402
 from lerobot.processor import ObservationProcessorStep, ProcessorStepRegistry  # noqa: E402
 from lerobot.processor.converters import to_tensor  # noqa: E402
 
@@ -48,14 +47,8 @@ class ObjectsProcessorStep(ObservationProcessorStep):
     objects: SlotObservation | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._slots = ObjectSlots(
-            self.names,
-            self.size,
-            max_age_s=self.max_age_s,
-            fit=self.fit,
-            camera=self.camera,
-            most=self.most,
-        )
+        options = {name: getattr(self, name) for name in ("max_age_s", "fit", "camera", "most")}
+        self._slots = ObjectSlots(self.names, self.size, **options)
         self._features = lerobot_features(self._slots, name=self.name)
 
     def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
@@ -88,6 +81,8 @@ class ObjectsProcessorStep(ObservationProcessorStep):
         self, features: dict[PipelineFeatureType, dict[str, PolicyFeature]]
     ) -> dict[PipelineFeatureType, dict[str, PolicyFeature]]:
         """Return the features, with the features of the masks added."""
-        added = dataset_to_policy_features(self._features)
+        shapes = {key: feature["shape"] for key, feature in self._features.items()}
+        kinds = {1: FeatureType.ENV, 3: FeatureType.VISUAL}  # by the dimensions; images become [3, H, W]
+        added = {key: PolicyFeature(kinds[len(own)], (*own[2:], *own[:2])) for key, own in shapes.items()}
         observed = features.get(PipelineFeatureType.OBSERVATION, {})
         return features | {PipelineFeatureType.OBSERVATION: observed | added}

@@ -14,6 +14,9 @@ The layout follows openpi's client package (openpi_client.msgpack_numpy): one ms
 of a WebSocket. An array is {b"__ndarray__": true, b"data", b"dtype", b"shape"} with keys of bytes, a scalar of numpy is
 {b"__npgeneric__": true, b"data", b"dtype"}.
 
+Requests to a GraspGen server, and its grasps. The layout follows its documentation of the protocol (client-server) and
+msgpack_numpy: an array is {b"nd": true, b"type", b"kind": b"", b"shape", b"data"}; one of objects would be a pickle.
+
 Observations and features of a dataset for lerobot. `lerobot_step` has a step for its pipelines.
 """
 
@@ -55,16 +58,17 @@ def pack_arrays(value: object, encode: Callable[[Array], Mapping[Any, Any]]) -> 
 def unpack_arrays(data: bytes, what: str, decode: Callable[[dict[Any, Any]], Any]) -> Any:
     """Unpack a value within LIMITS, and replace each of its maps by what `decode` returns for it.
 
-    Raises PolicyError that names `what` for anything else.
+    Raises PolicyError that names `what` for anything else, and for a map with an `error` that the server reports.
     """
     try:
-        value = unpack(data, what=what, limits=LIMITS)
+        value = _decode(unpack(data, what=what, limits=LIMITS), decode)
     except WireError as error:
         raise PolicyError(str(error)) from error
-    try:
-        return _decode(value, decode)
     except PolicyError as error:
         raise PolicyError(f"{what}: {error}") from error
+    if isinstance(value, dict) and "error" in value:
+        raise PolicyError(f"{what}: it reports an error: {value['error']!s:.300}")
+    return value
 
 
 def check_dtype(dtype: np.dtype[Any]) -> None:
@@ -200,12 +204,8 @@ def pack_gr00t(endpoint: str, data: object = None, api_token: str | None = None)
     For `get_action`, `data` is {"observation": observation, "options": None}, and for a server of N1.5 the observation
     itself. `ping`, `reset` and `get_modality_config` are other endpoints.
     """
-    request: dict[str, Any] = {"endpoint": endpoint}
-    if data is not None:
-        request["data"] = data
-    if api_token is not None:
-        request["api_token"] = api_token
-    return pack_arrays(request, _encode_gr00t_array)
+    given = {"endpoint": endpoint, "data": data, "api_token": api_token}
+    return pack_arrays({key: each for key, each in given.items() if each is not None}, _encode_gr00t_array)
 
 
 def unpack_gr00t(reply: bytes) -> Any:
@@ -215,10 +215,7 @@ def unpack_gr00t(reply: bytes) -> Any:
     """
     if reply == b"ERROR":  # of early servers
         raise PolicyError("the GR00T server reports an error; its log says which")
-    value = unpack_arrays(reply, "reply of the GR00T server", _decode_gr00t_map)
-    if isinstance(value, dict) and "error" in value:
-        raise PolicyError(f"the GR00T server reports: {value['error']}")
-    return value
+    return unpack_arrays(reply, "reply of the GR00T server", _decode_gr00t_map)
 
 
 def _stack_images(images: Image, key: str, count: int) -> Image:
@@ -324,18 +321,67 @@ def _encode_openpi_array(array: Array) -> dict[bytes, Any]:
 
 
 def _decode_openpi_map(value: dict[Any, Any]) -> Any:
-    if b"__ndarray__" not in value and b"__npgeneric__" not in value:
-        return value
+    if b"__npgeneric__" not in value:
+        return _read_raw_array(value, b"dtype") if b"__ndarray__" in value else value
     dtype = read_dtype(value.get(b"dtype"))
+    if dtype.itemsize > MAX_SCALAR_BYTES:
+        raise PolicyError(f"expected a scalar of at most {MAX_SCALAR_BYTES} bytes, found {dtype}")
     try:
-        if b"__npgeneric__" in value:
-            if dtype.itemsize > MAX_SCALAR_BYTES:
-                raise PolicyError(f"expected a scalar of at most {MAX_SCALAR_BYTES} bytes, found {dtype}")
-            return np.array(value[b"data"], dtype)[()]
+        return np.array(value[b"data"], dtype)[()]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise PolicyError(f"expected a scalar of {dtype}: {error!s:.200}") from error
+
+
+def _read_raw_array(value: dict[Any, Any], dtype_key: bytes) -> Array:
+    """Return the array of a map with its bytes and shape, and its dtype by this key."""
+    try:
         shape = tuple(int(side) for side in value[b"shape"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise PolicyError(f"expected an array with data, dtype and shape: {error!s:.200}") from error
-    return read_array(value.get(b"data"), dtype, shape)
+    return read_array(value.get(b"data"), read_dtype(value.get(dtype_key)), shape)
+
+
+def pack_graspgen(points_m: npt.NDArray[np.float32], count: int) -> bytes:
+    """Return the request for `count` grasps of an object's points [n, 3]."""
+    # min_grasps: the server samples again until it has so many
+    limits = {"num_grasps": max(count, 200), "topk_num_grasps": count, "min_grasps": min(count, 40)}
+    return pack_arrays({"action": "infer", "point_cloud": points_m, **limits}, _encode_graspgen_array)
+
+
+def unpack_graspgen(reply: bytes, count: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the `count` most confident grasps [M, 4, 4] of a reply, and their confidences [M], in descending order.
+
+    Raises PolicyError for an error that the server reports, for invalid bytes, and for poses that are no rigid motions.
+    """
+    value = unpack_arrays(reply, "reply of the GraspGen server", _decode_graspgen_map)
+    poses, confidences = _read_floats(value, "grasps", (4, 4)), _read_floats(value, "confidences", ())
+    turns = poses[:, :3, :3]
+    is_rigid = np.allclose(turns @ turns.transpose(0, 2, 1), np.eye(3), atol=1e-3)
+    if not is_rigid or (np.linalg.det(turns) < 0).any() or (poses[:, 3] != (0, 0, 0, 1)).any():
+        raise PolicyError("GraspGen server: expected grasps that are rigid motions, found others")
+    if len(poses) != len(confidences):
+        raise PolicyError(f"GraspGen server: expected {len(poses)} confidences, found {len(confidences)}")
+    best = np.argsort(-confidences, kind="stable")[:count]
+    return poses[best], confidences[best]
+
+
+def _read_floats(reply: Any, name: str, sides: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Return the floats [M, *sides] of a reply. Raises PolicyError for anything else."""
+    array = np.asarray(reply.get(name) if isinstance(reply, dict) else reply)
+    if array.dtype.kind != "f" or array.shape != (*array.shape[:1], *sides) or not np.isfinite(array).all():
+        raise PolicyError(
+            f"GraspGen server: expected {name} [M, {sides}], finite floats; found {array!r:.80}"
+        )
+    return array.astype(np.float64)
+
+
+def _encode_graspgen_array(array: Array) -> dict[bytes, Any]:
+    kind = {b"nd": True, b"type": array.dtype.str, b"kind": b""}
+    return kind | {b"shape": list(array.shape), b"data": array.tobytes()}
+
+
+def _decode_graspgen_map(value: dict[Any, Any]) -> Any:
+    return _read_raw_array(value, b"type") if value.get(b"nd") is True else value
 
 
 IMAGES = "observation.images"

@@ -310,34 +310,23 @@ class ObjectSlots:
         if masks is not None:
             self._take(masks)
         now_ns = time.time_ns() if now_ns is None else now_ns
-        count = len(self.names)
         ages_s = np.array([_compute_age_s(slot.origin_ns, now_ns) for slot in self._slots], np.float32)
         stale = ages_s > self.max_age_s
-        full = np.zeros((count, *self.size), np.bool_)
-        boxes, confidences = np.zeros((count, 4), np.float32), np.zeros(count, np.float32)
-        name_confidences = np.ones(count, np.float32)
-        ids = np.zeros(count, np.int64)
-        visible, doubtful = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-        for index, slot in enumerate(self._slots):
-            if slot.instance is None:
-                continue
-            ids[index] = slot.instance.id
-            confidences[index] = slot.instance.confidence or 0.0
-            doubtful[index] = slot.instance.doubtful or slot.instance.state == "tentative"
-            if slot.instance.name_confidence is not None:
-                name_confidences[index] = slot.instance.name_confidence
-            if slot.fitted is not None and not stale[index]:
-                full[index], boxes[index], visible[index] = slot.fitted.mask, slot.fitted.box, True
-        newest = self._newest
+        held = [slot.instance for slot in self._slots]
+        names = [item and item.name_confidence for item in held]
+        shown = [None if is_old else slot.fitted for slot, is_old in zip(self._slots, stale, strict=True)]
+        blank, newest = np.zeros(self.size, np.bool_), self._newest
         return SlotObservation(
             names=self.names,
-            masks=full,
-            boxes=boxes,
-            ids=ids,
-            visible=visible,
-            doubtful=doubtful,
+            masks=np.stack([fitted.mask if fitted else blank for fitted in shown]),
+            boxes=np.array([fitted.box if fitted else (0, 0, 0, 0) for fitted in shown], np.float32),
+            ids=np.array([item.id if item else 0 for item in held], np.int64),
+            visible=np.array([fitted is not None for fitted in shown]),
+            doubtful=np.array(
+                [item is not None and (item.doubtful or item.state == "tentative") for item in held]
+            ),
             stale=stale,
-            confidences=confidences,
+            confidences=np.array([item.confidence or 0 if item else 0 for item in held], np.float32),
             ages_s=ages_s,
             max_age_s=self.max_age_s,
             without_slot=self._without_slot,
@@ -345,7 +334,7 @@ class ObjectSlots:
             camera=self.camera,
             seq=None if newest is None else newest.seq,
             rivals={} if newest is None else self._find_rivals(newest),
-            name_confidences=name_confidences,
+            name_confidences=np.array([1 if sure is None else sure for sure in names], np.float32),
         )
 
     def _find_rivals(self, masks: MaskFrame) -> dict[str, str]:

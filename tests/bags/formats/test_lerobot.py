@@ -1,4 +1,4 @@
-"""LeRobot datasets that lerobot's own tools wrote (tools/lerobot_roundtrip): 0.3.3 version 2.1, 0.4.4 version 3.0."""
+"""LeRobot datasets that lerobot's own tools wrote (tools/lerobot_roundtrip): 0.3.3 wrote 2.1, 0.4.4 and 0.6.1 3.0."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sam3_node.wire import decode_depth, decode_image
 from tests.support.paths import ROOT
 from tests.support.recordings import read_bag
 from tests.support.refuses import refuses
-from tools.lerobot_roundtrip.__main__ import EPISODES, save_frames
+from tools.lerobot_roundtrip.__main__ import EPISODES, MAX_DEPTH_ERROR_MM, save_frames
 
 DATA = ROOT / "tests" / "data" / "lerobot"
 VERSIONS = ("v2.1", "v3.0")
@@ -309,10 +309,21 @@ def add_depth(
 @pytest.mark.verifies(
     "recording",
     "LeRobot depth: 12-bit video, PNG and TIFF",
-    "other implementation",
-    "ffmpeg encodes HEVC of 12 bits without loss, after the formula of lerobot 0.6.1",
-    "a dataset of lerobot 0.6 itself",
+    "own package",
+    "lerobot 0.6.1, by `python -m tools.lerobot_roundtrip`",
+    "PNG and TIFF of lerobot itself",
 )
+def test_the_depth_of_lerobot_itself_is_metres(written: Any) -> None:
+    frames, lost = read_bag(DATA / "v3.0-depth", topics=["front"])
+    assert (len(frames), lost) == (15, None)
+    for frame in frames:
+        episode = sum(start <= frame.seq for start in STARTS) - 1
+        expected = written[f"{episode}-depth"][frame.seq - STARTS[episode], ..., 0].astype(float)
+        found = decode_depth(frame.depth) * frame.depth.scale_m * 1000
+        assert np.abs(found - expected)[found > 0].max() < MAX_DEPTH_ERROR_MM
+        assert (found > 0).mean() > 0.9
+
+
 @pytest.mark.parametrize("flag", ["is_depth_map", "video.is_depth_map"])
 @pytest.mark.parametrize("pixels", ["gray12le", "yuv420p12le"])
 @pytest.mark.parametrize("use_log", [True, False])

@@ -1,23 +1,30 @@
-"""The light installation: `pip install .` gives the client with four packages; the command names its extra."""
+"""The archives of a release, and what they install: the client with four packages; the command names its extra."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import time
 import tomllib
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from sam3_node.transport import ControlServer, MaskPublisher
 from sam3_node.wire import Reply, Request
 from tests.support.paths import ROOT
 from tests.support.transport_peer import make_masks
 
+BUILD = "import sys, setuptools.build_meta as build; getattr(build, f'build_{sys.argv[1]}')(sys.argv[2])"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TCP = "tcp://127.0.0.1:*"
 LIGHT = ["pyzmq", "msgpack", "numpy", "zstandard"]
@@ -44,10 +51,26 @@ print(json.dumps([name for name in {heavy} if name in sys.modules]))
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as `pip install --target` makes it: this package and the four that it needs, as links."""
+def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel and the source archive of this checkout, by their last suffix."""
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    shutil.copytree(
+        ROOT / "sam3_node", source / "sam3_node", ignore=shutil.ignore_patterns("__pycache__", ".*")
+    )
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for kind in ("sdist", "wheel"):
+        subprocess.run(
+            [sys.executable, "-c", BUILD, kind, built], cwd=source, check=True, capture_output=True
+        )
+    return {path.suffix: path for path in built.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def site(archives: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as `pip install --target` makes it: the wheel, and the four packages that it needs as links."""
     folder = tmp_path_factory.mktemp("site")
-    (folder / "sam3_node").symlink_to(ROOT / "sam3_node")
+    zipfile.ZipFile(archives[".whl"]).extractall(folder)
     for name in LIGHT:
         files = importlib.metadata.files(name)
         assert files
@@ -98,7 +121,54 @@ def test_four_packages_are_required_and_every_extra_has_the_rest() -> None:
         return extra == "cli" or "cli" in inner or any(map(includes_cli, inner))
 
     # for the environment of a policy, and a compiler, which is beside `node`
-    assert [extra for extra in extras if not includes_cli(extra)] == ["gym", "lerobot-policy", "triton"]
+    assert [extra for extra in extras if not includes_cli(extra)] == [
+        "gym",
+        "lerobot-policy",
+        "triton",
+        "docs",
+    ]
+
+
+def test_both_archives_have_every_file_of_the_package(archives: dict[str, Path]) -> None:
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "sam3_node").rglob("*") if path.is_file()}
+    files = {name for name in files if "/." not in name and "__pycache__" not in name}
+    wheel = zipfile.ZipFile(archives[".whl"]).namelist()
+    with tarfile.open(archives[".gz"]) as archive:
+        source = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name for name in wheel if name.startswith("sam3_node/")} == files <= source
+    assert f"version: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+@pytest.mark.parametrize("suffix", [".whl", ".gz"])
+def test_the_client_alone_brings_four_packages(
+    archives: dict[str, Path], suffix: str, tmp_path: Path
+) -> None:
+    python = tmp_path / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    reach = [*pip, "download", "-q", "--no-deps", "-d", tmp_path / "reached", "msgpack"]
+    if (reached := subprocess.run(reach, capture_output=True, text=True)).returncode:
+        pytest.skip(f"pip reaches no registry: {reached.stderr.splitlines()[-1]}")
+    subprocess.run([*pip, "install", "-q", archives[suffix]], check=True)
+    listed = json.loads(subprocess.check_output([*pip, "list", "--format=json"]))
+    assert {package["name"] for package in listed} == {"sam3-node", *LIGHT}
+    subprocess.run([python, "-c", "from sam3_node.client import PerceptionClient"], check=True, cwd=tmp_path)
+
+
+def requirements_of(lines: list[str]) -> Iterator[Requirement]:
+    for requirement in map(Requirement, lines):
+        for extra in requirement.extras if requirement.name == PROJECT["name"] else ():
+            yield from requirements_of(PROJECT["optional-dependencies"][extra])
+        yield requirement
+
+
+def test_the_lock_has_all_that_is_required() -> None:
+    locked = dict(
+        re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    )
+    for requirement in requirements_of([*PROJECT["dependencies"], "sam3-node[dev]"]):
+        name = requirement.name.lower().replace("_", "-")
+        assert name == PROJECT["name"] or requirement.specifier.contains(locked[name]), requirement
 
 
 def test_a_policy_needs_no_other_package(site: Path) -> None:

@@ -1,75 +1,37 @@
-"""Observations, a pipeline's step and a dataset's features for lerobot, checked by its own package where installed."""
+"""A pipeline's step and a dataset with masks, by lerobot's own package. It runs in lerobot's environment."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import lerobot.processor as processor
 import numpy as np
 import pytest
+from lerobot.configs.types import FeatureType, PipelineFeatureType, PolicyFeature
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from sam3_node.client.observations import FIELDS, ObjectSlots, as_lerobot, lerobot_features
+from sam3_node.client.observations.lerobot_step import ObjectsProcessorStep
 from sam3_node.errors import PolicyError
+from sam3_node.transport import ControlServer, MaskPublisher
+from sam3_node.wire import Reply
 from tests.support.observations import T0, Client, fresh, make_frame, make_instance
 from tests.support.refuses import refuses
 
 SIZE = (24, 32)
 NAMES = ["red mug", "a", "b", "c"]
-RGB = np.arange(24 * 32 * 3, dtype=np.uint8).reshape(24, 32, 3)
 JOINTS = np.linspace(-1, 1, 6)
-
-
-def test_an_observation_has_the_keys_of_lerobot() -> None:
-    slots = ObjectSlots(NAMES, SIZE)
-    objects = slots.observe(make_frame(make_instance(1, "red mug")), T0)
-    observation = as_lerobot(objects, images={"front": RGB}, state=JOINTS)
-    assert {key: (value.dtype.name, value.shape) for key, value in observation.items()} == {
-        "observation.images.front": ("uint8", (*SIZE, 3)),
-        "observation.images.objects_0": ("uint8", (*SIZE, 3)),
-        "observation.images.objects_1": ("uint8", (*SIZE, 3)),
-        "observation.state": ("float32", (6,)),
-        "observation.environment_state": ("float32", (4 * len(FIELDS),)),
-    }
-    np.testing.assert_array_equal(observation["observation.images.objects_0"][..., 0] > 0, objects.masks[0])
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({"images": {"front": RGB / 255}}, "uint8"),
-        ({"images": {"objects_0": RGB}}, ("images", "objects_0")),
-        ({"state": np.zeros((1, 6))}, "state"),
-    ],
-)
-def test_wrong_inputs_are_named(inputs: dict[str, Any], message: str | tuple[str, ...]) -> None:
-    with refuses(PolicyError, field=message):
-        as_lerobot(ObjectSlots(NAMES, SIZE).observe(), **inputs)
-
-
-def test_features_describe_the_observation() -> None:
-    slots = ObjectSlots(NAMES, SIZE)
-    features = lerobot_features(slots)
-    observation = as_lerobot(slots.observe())
-    assert {key: feature["shape"] for key, feature in features.items()} == {
-        key: value.shape for key, value in observation.items()
-    }
-    names = features["observation.environment_state"]["names"]
-    assert len(set(names)) == len(names)
-    assert names[0] == "0.red mug.usable"
-    assert {feature["dtype"] for feature in lerobot_features(slots, dtype="video").values()} == {
-        "video",
-        "float32",
-    }
 
 
 @pytest.mark.verifies(
     "policy",
     "lerobot",
     "own package",
-    "lerobot 0.4.4: a pipeline saved and loaded, a dataset written and read back",
+    "lerobot 0.4.4 and 0.6.1: a pipeline saved and loaded, a dataset written and read back; 0.6.1: the camera plugin",
 )
 def test_a_dataset_of_lerobot_keeps_the_masks(tmp_path: Path) -> None:
-    module = pytest.importorskip("lerobot.datasets.lerobot_dataset")
     slots = ObjectSlots(NAMES, SIZE)
     features = {
         **lerobot_features(slots),
@@ -77,7 +39,7 @@ def test_a_dataset_of_lerobot_keeps_the_masks(tmp_path: Path) -> None:
         "action": {"dtype": "float32", "shape": (2,), "names": ["x", "y"]},
     }
     folder = tmp_path / "dataset"
-    dataset = module.LeRobotDataset.create("me/masks", 10, features, root=folder, use_videos=False)
+    dataset = LeRobotDataset.create("me/masks", 10, features, root=folder, use_videos=False)
     written = []
     for x in range(0, 48, 16):
         objects = slots.observe(make_frame(make_instance(1, "red mug", (x, 32, x + 32, 64))), T0)
@@ -85,7 +47,7 @@ def test_a_dataset_of_lerobot_keeps_the_masks(tmp_path: Path) -> None:
         dataset.add_frame({**written[-1], "action": np.zeros(2, np.float32), "task": "pick up the red mug"})
     dataset.save_episode()
     dataset.finalize()
-    read = module.LeRobotDataset("me/masks", root=folder)
+    read = LeRobotDataset("me/masks", root=folder)
     assert len(read) == 3
     for row, observation in zip(read, written, strict=True):
         for key, value in observation.items():
@@ -95,11 +57,6 @@ def test_a_dataset_of_lerobot_keeps_the_masks(tmp_path: Path) -> None:
 
 
 def test_the_step_adds_masks_to_a_pipeline(tmp_path: Path) -> None:
-    processor = pytest.importorskip("lerobot.processor")
-    from lerobot.configs.types import FeatureType, PipelineFeatureType, PolicyFeature
-
-    from sam3_node.client.observations.lerobot_step import ObjectsProcessorStep
-
     mug = make_instance(1, "red mug")
     step = ObjectsProcessorStep(NAMES, SIZE, max_age_s=50, client=Client(fresh(mug)))
     batch = {"observation.state": processor.converters.to_tensor(JOINTS)}
@@ -143,3 +100,45 @@ def test_the_step_adds_masks_to_a_pipeline(tmp_path: Path) -> None:
     with refuses(PolicyError, field="observation.environment_state"):
         loaded({**batch, "observation.environment_state": again["observation.environment_state"]})
     np.testing.assert_array_equal(again["observation.images.objects_0"], picture)
+
+
+def test_the_policy_of_the_page_runs() -> None:
+    """The sockets are those of a node that has the mug already, and publishes its masks again whenever it is asked."""
+    page = (Path(__file__).parents[3] / "docs" / "policies.md").read_text()
+    policy = next(
+        code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "ObjectsProcessorStep" in code
+    )
+    batches: list[dict[str, Any]] = []
+
+    class Robot:
+        def is_running(self) -> bool:
+            masks.send(fresh(make_instance(1, "red mug")))
+            return len(batches) < 3
+
+        def joints(self) -> list[float]:
+            return [0.0] * 7
+
+        def move(self, action: Any) -> None:
+            batches.append(action)
+
+        def hold(self, reason: str) -> None:
+            pass
+
+    class Policy:
+        def select_action(self, batch: dict[str, Any]) -> Any:
+            return batch
+
+    endpoint = "tcp://127.0.0.1:*"
+    with (
+        ControlServer(
+            endpoint, lambda request: Reply(request.id, {"id": 1, "camera": "cam0", "epoch": 7})
+        ) as control,
+        MaskPublisher(endpoint) as masks,
+    ):
+        policy = policy.replace(
+            "PerceptionClient()", f"PerceptionClient({masks.endpoint!r}, {control.endpoint!r})"
+        )
+        policy = policy.replace("(240, 320)", "(240, 320), max_age_s=50")
+        exec(policy, {"robot": Robot(), "policy": Policy()})
+    assert tuple(batches[-1]["observation.images.objects_0"].shape) == (1, 3, 240, 320)
+    assert bool(batches[-1]["observation.images.objects_0"].any())

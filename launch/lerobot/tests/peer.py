@@ -8,6 +8,7 @@ import inspect
 import json
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 FPS = 10
 TASK = "put the blocks into the bin"
+DEPTH = "observation.images.front_depth"
+HAS_DEPTH = find_spec("lerobot.datasets.depth_utils") is not None
 STATE_NAMES = ["shoulder_pan.pos", "elbow_flex.pos", "gripper.pos"]
 
 
@@ -31,14 +34,17 @@ def write(source: str, root: str) -> dict[str, Any]:
         "observation.state": {"dtype": "float32", "shape": (3,), "names": STATE_NAMES},
         "action": {"dtype": "float32", "shape": (3,), "names": STATE_NAMES},
     }
+    if HAS_DEPTH:
+        depth = {"dtype": "video", "info": {"is_depth_map": True}, "names": names}
+        features[DEPTH] = {**depth, "shape": (*shapes["front"][:2], 1)}
     dataset = LeRobotDataset.create("local/blocks", FPS, features, root=root)
     takes_task = "task" in inspect.signature(dataset.add_frame).parameters
     for episode in episodes:
-        views = zip(frames[f"{episode}-front"], frames[f"{episode}-wrist"], strict=True)
-        for number, (front, wrist) in enumerate(views):
+        views = zip(*(frames[f"{episode}-{name}"] for name in ("front", "wrist", "depth")), strict=True)
+        for number, (front, wrist, depth) in enumerate(views):
             state = np.array([episode, number, 0.5], np.float32)
             row = {"observation.images.front": front, "observation.images.wrist": wrist}
-            row |= {"observation.state": state, "action": state}
+            row |= {"observation.state": state, "action": state} | ({DEPTH: depth} if HAS_DEPTH else {})
             if takes_task:
                 dataset.add_frame(row, task=TASK)
             else:
@@ -49,8 +55,8 @@ def write(source: str, root: str) -> dict[str, Any]:
     return {"lerobot": version("lerobot"), "episodes": len(episodes), "frames": dataset.meta.total_frames}
 
 
-def read(root: str) -> dict[str, Any]:
-    """Open a dataset as a policy's training does, and describe every item that a mask is in."""
+def read(root: str, source: str) -> dict[str, Any]:
+    """Open a dataset as a policy's training does, and describe every item that a mask is in, and the error of depth."""
     from torch.utils.data import DataLoader
 
     dataset = LeRobotDataset("local/blocks", root=root, video_backend="pyav")
@@ -66,7 +72,15 @@ def read(root: str) -> dict[str, Any]:
         "tasks": sorted({item["task"] for item in items}),
         "batch": {key: list(batch[key].shape) for key in dataset.meta.camera_keys},
         "masks": {key: _describe(dataset, items, key) for key in masks},
+        "depth_error_mm": _measure_depth(items, np.load(source)) if HAS_DEPTH else None,
     }
+
+
+def _measure_depth(items: list[Any], source: Any) -> float:
+    """Return the largest difference of depth in mm from what was written."""
+    written = np.concatenate([source[name] for name in sorted(source.files) if name.endswith("depth")])
+    found = np.stack([item[DEPTH].numpy().squeeze() for item in items])
+    return float(np.abs(found - written[..., 0].astype(float)).max())
 
 
 def _describe(dataset: LeRobotDataset, items: list[Any], key: str) -> dict[str, Any]:
