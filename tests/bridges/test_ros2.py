@@ -22,11 +22,11 @@ from sam3_node.errors import SettingsError, TransportError, WireError
 from sam3_node.transport import FrameSubscriber, MaskPublisher
 from sam3_node.types import Frame, Intrinsics, MaskFrame
 from sam3_node.wire import decode_depth, decode_image
-from tests.support.node_rig import until
-from tests.support.ros2.messages import find_class
+from tests.support.processes import until
+from tests.support.ros2 import import_type, make_header, make_image
 
 pytestmark = pytest.mark.verifies(
-    "stream", "ROS 2 topics of a camera", "layout", "messages of the definitions of ROS", "a run under ROS"
+    "stream", "ROS 2 topics of a camera", "own package", "messages of ROS 2 Jazzy", "a camera's driver"
 )
 
 SIZE = (12, 16)
@@ -37,29 +37,19 @@ IMAGE, INFO = "/cam/color/image_raw", "/cam/color/camera_info"
 DEPTH = "/cam/aligned_depth_to_color/image_raw"
 
 
-def header(stamp_ns: int, frame_id: str = "optical") -> Any:
-    sec, nanosec = divmod(stamp_ns, 10**9)
-    stamp = find_class("builtin_interfaces/msg/Time")(sec=sec, nanosec=nanosec)
-    return find_class("std_msgs/msg/Header")(stamp=stamp, frame_id=frame_id)
-
-
 def image(stamp_ns: int, pixels: np.ndarray = RGB, encoding: str = "rgb8", padding: int = 0) -> Any:
-    rows = pixels.reshape(pixels.shape[0], -1).view(np.uint8)
-    rows = np.pad(rows, ((0, 0), (0, padding)), constant_values=77)
-    size = {"height": pixels.shape[0], "width": pixels.shape[1], "step": rows.shape[1]}
-    data = array("B", rows.tobytes())
-    return find_class("sensor_msgs/msg/Image")(header=header(stamp_ns), encoding=encoding, data=data, **size)
+    return make_image(make_header(stamp_ns), pixels, encoding, padding)
 
 
 def compressed(stamp_ns: int, format_: str = "jpeg") -> Any:
     data = array("B", cv2.imencode(".jpg", RGB[:, :, ::-1])[1].tobytes())
-    return find_class("sensor_msgs/msg/CompressedImage")(header=header(stamp_ns), format=format_, data=data)
+    return import_type("sensor_msgs/msg/CompressedImage")(header=make_header(stamp_ns), format=format_, data=data)
 
 
 def camera_info(stamp_ns: int) -> Any:
     matrix = np.array([60.0, 0, 7.5, 0, 61.0, 5.5, 0, 0, 1])
-    return find_class("sensor_msgs/msg/CameraInfo")(
-        header=header(stamp_ns), height=SIZE[0], width=SIZE[1], distortion_model="plumb_bob", k=matrix
+    return import_type("sensor_msgs/msg/CameraInfo")(
+        header=make_header(stamp_ns), height=SIZE[0], width=SIZE[1], distortion_model="plumb_bob", k=matrix
     )
 
 
@@ -379,8 +369,8 @@ def test_headers_are_bounded(site: Site) -> None:
 
 def test_without_a_node_services_answer_with_an_error_and_images_are_still_taken(open_site: OpenSite) -> None:
     site = open_site(timeout_ms=300)
-    response = find_class("sam3_node_msgs/msg/RemoveObject_Response")()
-    request = find_class("sam3_node_msgs/msg/RemoveObject_Request")(id="7")
+    response = import_type("sam3_node_msgs/srv/RemoveObject").Response()
+    request = import_type("sam3_node_msgs/srv/RemoveObject").Request(id="7")
     waiting = threading.Thread(target=site.bridge.services["remove_object"], args=(request, response))
     waiting.start()
     site.send((IMAGE, image(time.time_ns())))
@@ -390,7 +380,7 @@ def test_without_a_node_services_answer_with_an_error_and_images_are_still_taken
 
 
 def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:
-    request = find_class("sam3_node_msgs/msg/AddObject_Request")()
+    request = import_type("sam3_node_msgs/srv/AddObject").Request()
     request.stamp.sec = 5
     for service, sent, code in (
         ("add_object", request, "unknown_frame"),
@@ -398,7 +388,7 @@ def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:
         ("set_prompts", SimpleNamespace(prompts=["cup"], scores=[0.1, 0.2]), "bad_request"),
         ("remove_object", SimpleNamespace(), "internal"),
     ):
-        response = find_class("sam3_node_msgs/msg/AddObject_Response")()
+        response = import_type("sam3_node_msgs/srv/AddObject").Response()
         assert site.bridge.services[service](sent, response) is response
         assert (response.success, response.code) == (False, code)
         assert response.message

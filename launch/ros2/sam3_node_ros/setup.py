@@ -1,7 +1,5 @@
 """Installation by colcon (ament_python)."""
 
-from glob import glob
-
 from setuptools import setup
 
 NAME = "sam3_node_ros"
@@ -13,7 +11,6 @@ setup(
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
         (f"share/{NAME}", ["package.xml"]),
-        (f"share/{NAME}/launch", glob("launch/*.launch.py")),
     ],
     install_requires=["setuptools"],
     zip_safe=True,
