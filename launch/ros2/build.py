@@ -51,7 +51,9 @@ def main() -> None:
     """Build and install. Exits with a line that says what is missing."""
     for program in ("cc", "c++", "make"):
         if not shutil.which(program):
-            sys.exit(f"error: expected {program} to build Python messages, found none: apt-get install g++ make")
+            sys.exit(
+                f"error: expected {program} to build Python messages, found none: apt-get install g++ make"
+            )
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         sys.exit("error: expected Python.h to build Python messages, found none: apt-get install python3-dev")
     correct_paths()
@@ -65,8 +67,23 @@ def main() -> None:
     (SITE / "sam3_node.pth").write_text(f"{HERE.parents[1]}\n{WORKSPACE}/build/sam3_node_ros\n")
     paths = {"CMAKE_PREFIX_PATH": str(PREFIX), "AMENT_PREFIX_PATH": str(PREFIX)}
     search = os.pathsep.join([str(PREFIX / "bin"), os.environ["PATH"]])
-    command = ["colcon", "--log-base", str(WORKSPACE / "log"), "build", "--merge-install", "--symlink-install", "--install-base", str(PREFIX)]
-    options = ["--cmake-args", "-DBUILD_TESTING=OFF", "-DCMAKE_C_FLAGS=-O1", "-DCMAKE_CXX_FLAGS=-O0", "-Wno-dev"]
+    command = [
+        "colcon",
+        "--log-base",
+        str(WORKSPACE / "log"),
+        "build",
+        "--merge-install",
+        "--symlink-install",
+        "--install-base",
+        str(PREFIX),
+    ]
+    options = [
+        "--cmake-args",
+        "-DBUILD_TESTING=OFF",
+        "-DCMAKE_C_FLAGS=-O1",
+        "-DCMAKE_CXX_FLAGS=-O0",
+        "-Wno-dev",
+    ]
     run = subprocess.run([*command, *options], cwd=WORKSPACE, env=os.environ | paths | {"PATH": search})
     sys.exit(run.returncode)
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from sam3_node.types import MaskFrame
-from tests.support.console_rig import NAME, BridgeRig
-from tests.support.console_rig import iou
+from tests.support.console_rig import NAME, BridgeRig, iou
 from tests.support.foxglove_client import FoxgloveClient, Received, stamp_ns
 from tests.support.node_rig import Process, masks_where, until
 

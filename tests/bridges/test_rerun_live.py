@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.support.console_rig import NAME, BridgeRig
-from tests.support.console_rig import iou, is_in_view, true_mask
+from tests.support.console_rig import NAME, BridgeRig, iou, is_in_view, true_mask
 from tests.support.node_rig import until
 from tests.support.rrd_files import count_rows, read_rrd, rerun_program
 from tools.bench.processes import free_ports

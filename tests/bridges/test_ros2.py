@@ -43,7 +43,9 @@ def image(stamp_ns: int, pixels: np.ndarray = RGB, encoding: str = "rgb8", paddi
 
 def compressed(stamp_ns: int, format_: str = "jpeg") -> Any:
     data = array("B", cv2.imencode(".jpg", RGB[:, :, ::-1])[1].tobytes())
-    return import_type("sensor_msgs/msg/CompressedImage")(header=make_header(stamp_ns), format=format_, data=data)
+    return import_type("sensor_msgs/msg/CompressedImage")(
+        header=make_header(stamp_ns), format=format_, data=data
+    )
 
 
 def camera_info(stamp_ns: int) -> Any:

@@ -194,7 +194,16 @@ def test_no_instance_gives_empty_messages() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "id"),
-    [("", 7), ("2", 2), ("2@1f3a9c", 2), ("2@1f3a9d", None), ("thing 9", 9), ("3", None), ("cup", None), ("2@", None)],
+    [
+        ("", 7),
+        ("2", 2),
+        ("2@1f3a9c", 2),
+        ("2@1f3a9d", None),
+        ("thing 9", 9),
+        ("3", None),
+        ("cup", None),
+        ("2@", None),
+    ],
 )
 def test_one_object_is_chosen_by_id_or_label_else_the_best_sure_one(wanted: str, id: int | None) -> None:
     doubtful = replace(instance(8, (0, 0, 2, 2), 0.99), doubtful=True)
@@ -238,7 +247,8 @@ def test_markers_replace_those_before_with_a_box_and_a_label_for_each_object() -
     assert clear.action == Marker.DELETEALL
     kinds = [Marker.CUBE, Marker.TEXT_VIEW_FACING]
     assert [(one.ns, one.id, one.type) for one in markers] == [
-        (*name, kind) for name, kind in zip([("box", 0), ("label", 0), ("box", 1), ("label", 1)], 2 * kinds, strict=True)
+        (*name, kind)
+        for name, kind in zip([("box", 0), ("label", 0), ("box", 1), ("label", 1)], 2 * kinds, strict=True)
     ]
     assert all(read_header(one) == HEADER and one.lifetime.sec and one.color.a for one in markers)
     assert (markers[0].pose.position.z, markers[0].scale.x, markers[1].text) == (0.95, 0.3, "thing 9 9")
@@ -413,5 +423,7 @@ HASHES = {  # of the packages that ROS releases
 @pytest.mark.parametrize("name", HASHES)
 def test_generated_types_have_the_hash_of_the_published_definitions(name: str) -> None:
     described = json.loads((Path(sys.prefix) / f"share/vision_msgs/msg/{name}.json").read_text())
-    (found,) = [one["hash_string"] for one in described["type_hashes"] if one["type_name"].endswith(f"/{name}")]
+    (found,) = [
+        one["hash_string"] for one in described["type_hashes"] if one["type_name"].endswith(f"/{name}")
+    ]
     assert found == f"RIHS01_{HASHES[name]}"

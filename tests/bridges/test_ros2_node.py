@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.processes import until
 from tests.support.ros2 import DEPTH, IMAGE, INFO, Robot, import_type, make_box, make_header, stamp_ns
 
-from tests.support.processes import until
-
 pytestmark = pytest.mark.verifies(
-    "viewer", "ROS 2 node", "own package", "rclpy 7.1 (Jazzy) over Fast DDS, three processes", "rviz, ros2 launch"
+    "viewer",
+    "ROS 2 node",
+    "own package",
+    "rclpy 7.1 (Jazzy) over Fast DDS, three processes",
+    "rviz, ros2 launch",
 )
 
 LABEL = "red mug"
@@ -83,7 +86,8 @@ def test_all_outputs_of_a_frame_agree(robot: Robot) -> None:
     assert abs(mug.results[0].pose.pose.position.z - 1.0) < 0.01
     assert mug.results[0].pose.covariance[0] > 0
     table, image, flat, mask = (
-        robot.wait_for_past(has_stamp(found.header), topic) for topic in ("label_table", "label_image", "detections", "mask")
+        robot.wait_for_past(has_stamp(found.header), topic)
+        for topic in ("label_table", "label_image", "detections", "mask")
     )
     place = next(index for index, one in enumerate(flat.detections) if one.id == mug.id)
     assert table.class_map[place].class_name == LABEL
@@ -93,7 +97,9 @@ def test_all_outputs_of_a_frame_agree(robot: Robot) -> None:
     box = flat.detections[place].bbox
     assert (columns.min() + columns.max() + 1) / 2 == pytest.approx(box.center.position.x, abs=2)
     assert rows.max() + 1 - rows.min() == pytest.approx(box.size_y, abs=2)
-    assert np.array_equal(np.frombuffer(mask.data, np.uint8).reshape(is_inside.shape), is_inside * np.uint8(255))
+    assert np.array_equal(
+        np.frombuffer(mask.data, np.uint8).reshape(is_inside.shape), is_inside * np.uint8(255)
+    )
     is_of_frame = lambda message: any(one.header == found.header for one in message.markers)  # noqa: E731
     texts = [marker.text for marker in robot.wait_for_past(is_of_frame, "markers").markers]
     assert f"{LABEL} {mug.id.split('@')[0]}" in texts
@@ -104,7 +110,9 @@ def test_all_outputs_of_a_frame_agree(robot: Robot) -> None:
     points = np.frombuffer(cloud.data, "<f4").reshape(-1, 3)
     assert np.abs(points[:, 2] - 1.0).max() < 0.01
     assert stamp_ns(cloud) in robot.sent
-    (status,) = robot.wait_for(lambda message: message.status[0].level == b"\0", "health", "/diagnostics").status
+    (status,) = robot.wait_for(
+        lambda message: message.status[0].level == b"\0", "health", "/diagnostics"
+    ).status
     assert (status.name, status.hardware_id) == ("/sam3_bridge: camera wrist", "wrist")
     assert {"fps", "latency_p50_ms"} <= {pair.key for pair in status.values}
 
@@ -145,7 +153,8 @@ def test_a_client_of_isaac_ros_adds_and_removes_objects_by_its_own_ids(robot: Ro
     shown = robot.wait_for(lambda message: True, "masks")
     box = true_box(robot, shown)
     add, remove = (
-        import_type(f"isaac_ros_segment_anything2_interfaces/srv/{name}") for name in ("AddObjects", "RemoveObject")
+        import_type(f"isaac_ros_segment_anything2_interfaces/srv/{name}")
+        for name in ("AddObjects", "RemoveObject")
     )
     request = add.Request(bbox_object_ids=["mine"], bbox_coords=[make_box(box)])
     request.request_header = make_header(stamp_ns(shown))
@@ -200,7 +209,9 @@ def test_only_the_camera_s_topics_are_subscribed_to_as_sensor_data(robot: Robot)
 def test_a_node_that_went_away_comes_back_unseen_with_other_ids(robot: Robot) -> None:
     _, before = find_mug(robot)
     robot.node.kill()
-    (status,) = robot.wait_for(lambda message: message.status[0].level > b"\0", "a warning", "/diagnostics").status
+    (status,) = robot.wait_for(
+        lambda message: message.status[0].level > b"\0", "a warning", "/diagnostics"
+    ).status
     assert "no node" in status.message
     robot.node = robot.start_node()
     robot.wait_for(lambda message: True, "masks of the new node")
@@ -233,9 +244,13 @@ def test_a_second_node_on_the_same_endpoint_stays_unconfigured_and_ends_on_sigte
 
 
 def test_an_error_in_a_transition_releases_all_and_shutdown_is_final(robot: Robot) -> None:
-    third = robot.start_bridge("-r", "__node:=third", "-p", f"frames:=ipc://{robot.folder}/third", name="third")
-    assert robot.trigger("configure", name="third")
-    robot.set_parameter("base_frame", "base", name="third")
+    parameters = ("image_topic:=no topic", f"frames:=ipc://{robot.folder}/third")
+    options = [part for parameter in parameters for part in ("-p", parameter)]
+    third = robot.start_bridge("-r", "__node:=third", *options, name="third")
+    assert not robot.trigger("configure", name="third")
+    assert robot.state("third") == "unconfigured"
+    robot.set_parameter("image_topic", "/third/image", name="third")
+    assert robot.trigger("configure", name="third")  # the endpoint is free again
     assert robot.trigger("shutdown_inactive", name="third")
     assert robot.state("third") == "finalized"
     third.process.send_signal(signal.SIGINT)

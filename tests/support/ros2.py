@@ -3,6 +3,8 @@
 It runs in the environment of `make ros2` alone. sam3-node runs in the project's own environment.
 """
 
+# ruff: noqa: E402 - the check for rclpy comes first
+
 from __future__ import annotations
 
 import os
@@ -13,6 +15,7 @@ import time
 import tomllib
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,24 +24,26 @@ import numpy as np
 import pytest
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
-rclpy: Any = pytest.importorskip("rclpy", reason="no rclpy: `make ros2` installs it, `make ros2-test` runs this")
+rclpy: Any = pytest.importorskip(
+    "rclpy", reason="no rclpy: `make ros2` installs it, `make ros2-test` runs this"
+)
 
-from lifecycle_msgs.srv import ChangeState, GetState  # noqa: E402
-from rcl_interfaces.srv import SetParameters  # noqa: E402
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor  # noqa: E402
-from rclpy.parameter import Parameter  # noqa: E402
-from rclpy.qos import QoSProfile, qos_profile_sensor_data  # noqa: E402
-from rclpy.serialization import deserialize_message, serialize_message  # noqa: E402
-from sam3_node_ros.messages import import_type  # noqa: E402
+from lifecycle_msgs.srv import ChangeState, GetState
+from rcl_interfaces.srv import SetParameters
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.parameter import Parameter
+from rclpy.qos import QoSProfile, qos_profile_sensor_data
+from rclpy.serialization import deserialize_message, serialize_message
+from sam3_node_ros.messages import import_type
 
-from sam3_node.bags import LabelledClip  # noqa: E402
-from sam3_node.bags.native.reader import TABLETOP  # noqa: E402
-from tests.support.paths import ROOT  # noqa: E402
-from tests.support.processes import PATIENCE_S, Process, until  # noqa: E402
+from sam3_node.bags import LabelledClip
+from sam3_node.bags.native.reader import TABLETOP
+from tests.support.paths import ROOT
+from tests.support.processes import PATIENCE_S, Process, until
 
 RELEASES = {"humble": Stores.ROS2_HUMBLE, "jazzy": Stores.ROS2_JAZZY}
 DEFINITIONS = tomllib.loads((ROOT / "launch/ros2/definitions.toml").read_text())
-BRIDGE = Path(sys.prefix) / "lib/sam3_node_ros/bridge"
+BIN = Path(sys.prefix) / "lib/sam3_node_ros"
 IMAGE, DEPTH, INFO = "/wrist/color/image_raw", "/wrist/aligned_depth_to_color/image_raw", "/wrist/camera_info"
 OUTPUTS = {
     "/sam3_bridge/detections": "vision_msgs/msg/Detection2DArray",
@@ -114,14 +119,25 @@ class Robot:
     node: Process
 
     def __init__(self, folder: Path, parameters: str = "", **settings: str) -> None:
-        os.environ |= {"ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "ROS_DOMAIN_ID": str(1 + os.getpid() % 100)}
+        os.environ |= {
+            "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
+            "ROS_DOMAIN_ID": str(1 + os.getpid() % 100),
+        }
         self.folder, self.processes = folder, []  # type: ignore[var-annotated]
         self.places = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
         names = {"MODEL__NAME": "nano", "MODEL__DEVICE": "cpu", "MODEL__THREADS": "1"}
-        names |= {"TRACKER__MAX_AGE_MS": "0", "TRACKER__MAX_PROMPT_AGE_S": "0", "TRACKER__FEATURE_CACHE": "32"}
+        names |= {
+            "TRACKER__MAX_AGE_MS": "0",
+            "TRACKER__MAX_PROMPT_AGE_S": "0",
+            "TRACKER__FEATURE_CACHE": "32",
+        }
         names |= {f"TRANSPORT__{name.upper()}": place for name, place in self.places.items()} | settings
         # libraries of ROS are not for torch
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("LD_", "_ROS", "PYTHON"))}
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("LD_", "_ROS", "PYTHON"))
+        }
         self.environment = own | {f"SAM3_{name}": value for name, value in names.items()}
         self.parameters = folder / "parameters.yaml"
         lines = "\n".join(f"    {name}: {place}" for name, place in self.places.items())
@@ -135,9 +151,13 @@ class Robot:
         rclpy.init()
         self.ros = rclpy.create_node("robot")
         for topic, kind in OUTPUTS.items():
-            self.ros.create_subscription(import_type(kind), topic, self.received[topic].append, QoSProfile(depth=100))
+            self.ros.create_subscription(
+                import_type(kind), topic, self.received[topic].append, QoSProfile(depth=100)
+            )
         self.cameras = {
-            topic: self.ros.create_publisher(import_type(f"sensor_msgs/msg/{kind}"), topic, qos_profile_sensor_data)
+            topic: self.ros.create_publisher(
+                import_type(f"sensor_msgs/msg/{kind}"), topic, qos_profile_sensor_data
+            )
             for topic, kind in ((IMAGE, "Image"), (DEPTH, "Image"), (INFO, "CameraInfo"))
         }
         self._clients: dict[str, Any] = {}
@@ -147,10 +167,8 @@ class Robot:
         self._thread.start()
 
     def _spin(self) -> None:
-        try:
+        with suppress(ExternalShutdownException):
             self._executor.spin()
-        except ExternalShutdownException:
-            pass
 
     def start(self, *command: str, environment: dict[str, str] | None = None) -> Process:
         """Start a program; its output is read as lines, stderr goes to a file."""
@@ -170,7 +188,7 @@ class Robot:
     def start_bridge(self, *arguments: str, name: str = "sam3_bridge") -> Process:
         """Start the node of launch/ros2, and wait for its services."""
         files = ("--ros-args", "--params-file", str(self.parameters))
-        process = self.start(sys.executable, str(BRIDGE), *files, *arguments)
+        process = self.start(sys.executable, str(BIN / "bridge"), *files, *arguments)
         assert self.find_client(f"/{name}/change_state", ChangeState).wait_for_service(PATIENCE_S)
         return process
 
@@ -257,4 +275,3 @@ def stamp_ns(message: Any) -> int:
     """Return the stamp of a message in nanoseconds."""
     stamp = message.header.stamp
     return int(stamp.sec) * 10**9 + int(stamp.nanosec)
-

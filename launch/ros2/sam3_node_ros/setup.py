@@ -16,5 +16,5 @@ setup(
     zip_safe=True,
     description="Lifecycle node that connects a camera's topics to sam3-node, and publishes its masks",
     license="Apache-2.0",
-    entry_points={"console_scripts": [f"bridge = {NAME}.bridge:main"]},
+    entry_points={"console_scripts": [f"bridge = {NAME}.bridge:main", f"player = {NAME}.player:main"]},
 )

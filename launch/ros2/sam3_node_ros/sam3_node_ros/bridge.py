@@ -16,9 +16,9 @@ from typing import Any
 
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
+from rclpy._rclpy_pybind11 import RCLError
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.clock import Clock, ClockType
-from rclpy._rclpy_pybind11 import RCLError
 from rclpy.exceptions import InvalidHandle
 from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
@@ -83,7 +83,10 @@ class Sam3Bridge(LifecycleNode):
 
     def _open_outputs(self, settings: Ros2Settings) -> None:
         make = self._make
-        make_mask = lambda *frame: make.make_mask(*frame, self.get_parameter("object").value)  # noqa: E731
+
+        def make_mask(masks: MaskFrame, header: Header) -> Any:
+            return make.make_mask(masks, header, self.get_parameter("object").value)
+
         outputs: list[tuple[Any, str, Callable[..., Any]]] = [
             (Detection2DArray, "~/detections", make.make_detections_2d),
             (Detection3DArray, "~/detections_3d", make.make_detections_3d),
@@ -96,7 +99,9 @@ class Sam3Bridge(LifecycleNode):
             outputs.append((TFMessage, "/tf", make.make_transforms))
         for kind, topic, build in outputs:
             depth = 100 if topic == "/tf" else 10  # as tf2's broadcaster
-            self._outputs.append((self.create_lifecycle_publisher(kind, topic, QoSProfile(depth=depth)), build))
+            self._outputs.append(
+                (self.create_lifecycle_publisher(kind, topic, QoSProfile(depth=depth)), build)
+            )
         self._points = self.create_lifecycle_publisher(PointCloud2, "~/points", QoSProfile(depth=10))
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", QoSProfile(depth=10))
         self._diagnostics_timer = self.create_timer(

@@ -199,7 +199,7 @@ class MaskMessages:
             is_bigendian=False,
             point_step=12,
             row_step=12 * count,
-            data=_to_bytes(points_m.astype("<f4")),
+            data=pack_pixels(points_m.astype("<f4")),
             is_dense=True,
         )
 
@@ -246,7 +246,8 @@ class MaskMessages:
     ) -> Any:
         """Return the DiagnosticArray of one camera: `level` is 0 (OK), 1 (warning) or 2 (error)."""
         pairs = [
-            self._make("diagnostic_msgs/msg/KeyValue", key=key, value=str(value)) for key, value in values.items()
+            self._make("diagnostic_msgs/msg/KeyValue", key=key, value=str(value))
+            for key, value in values.items()
         ]
         status = self._make(
             "diagnostic_msgs/msg/DiagnosticStatus",
@@ -256,9 +257,7 @@ class MaskMessages:
             hardware_id=name.rpartition(" ")[2],
             values=pairs,
         )
-        return self._make(
-            "diagnostic_msgs/msg/DiagnosticArray", header=self._header(header), status=[status]
-        )
+        return self._make("diagnostic_msgs/msg/DiagnosticArray", header=self._header(header), status=[status])
 
     def _make(self, type_name: str, **fields: Any) -> Any:
         return self._find_type(type_name)(**fields)
@@ -282,11 +281,16 @@ class MaskMessages:
             encoding=encoding,
             is_bigendian=0,
             step=pixels.strides[0],
-            data=_to_bytes(pixels),
+            data=pack_pixels(pixels),
         )
 
     def _marker(
-        self, header: Header, namespace: str, number: int, colour: Mapping[str, float] | None = None, **fields: Any
+        self,
+        header: Header,
+        namespace: str,
+        number: int,
+        colour: Mapping[str, float] | None = None,
+        **fields: Any,
     ) -> Any:
         if colour:
             fields["color"] = self._make("std_msgs/msg/ColorRGBA", **colour)
@@ -406,7 +410,8 @@ def _read_mask(image: Any) -> Any:
     return np.frombuffer(payload.data, np.uint8).reshape(payload.height, payload.width) != 0
 
 
-def _to_bytes(values: npt.NDArray[Any]) -> Any:
+def pack_pixels(values: npt.NDArray[Any]) -> Any:
+    """Return the bytes of an array as the sequence that messages take at once."""
     data = array("B")  # other sequences are checked byte by byte in Python
     data.frombytes(values.tobytes())
     return data
