@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.support.console_rig import BridgeRig
+    from tests.support.console_rig import ConsoleRig
+
+NAME = "red mug"
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BridgeRig]:
-    from tests.support.console_rig import BridgeRig  # needs torch, which the environment of ROS lacks
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleRig]:
+    """The processes. The node looks for NAME from its start."""
+    from tests.support.console_rig import ConsoleRig  # needs torch, which the environment of ROS lacks
 
-    found = BridgeRig(tmp_path_factory.mktemp("bridges"))
+    found = ConsoleRig(tmp_path_factory.mktemp("bridges"))
+    found.environment["SAM3_DETECTOR__PROMPTS"] = NAME
     try:
-        found.begin()
+        found.tabletop()
+        found.node()
         yield found
     finally:
         found.close()

@@ -23,7 +23,7 @@ from sam3_node.transport import FrameSubscriber, MaskPublisher
 from sam3_node.types import Frame, Intrinsics, MaskFrame
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.processes import until
-from tests.support.ros2 import import_type, make_header, make_image
+from tests.support.ros2 import import_type, make_header, make_image, player
 
 pytestmark = pytest.mark.verifies(
     "stream", "ROS 2 topics of a camera", "own package", "messages of ROS 2 Jazzy", "a camera's driver"
@@ -49,10 +49,7 @@ def compressed(stamp_ns: int, format_: str = "jpeg") -> Any:
 
 
 def camera_info(stamp_ns: int) -> Any:
-    matrix = np.array([60.0, 0, 7.5, 0, 61.0, 5.5, 0, 0, 1])
-    return import_type("sensor_msgs/msg/CameraInfo")(
-        header=make_header(stamp_ns), height=SIZE[0], width=SIZE[1], distortion_model="plumb_bob", k=matrix
-    )
+    return player.make_camera_info(Intrinsics(60.0, 61.0, 7.5, 5.5), SIZE[1], SIZE[0], make_header(stamp_ns))
 
 
 class Site:

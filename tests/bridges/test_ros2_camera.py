@@ -28,11 +28,10 @@ from tests.support.ros2 import (
     make_header,
     make_stamp,
     open_store,
+    player,
     qos_profile_sensor_data,
     stamp_ns,
 )
-
-from sam3_node_ros.player import make_camera_info, make_image  # isort: skip - after the check for rclpy
 
 pytestmark = pytest.mark.verifies(
     "recording",
@@ -56,14 +55,10 @@ SHIFT_NS = 10**9
 def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robot]:
     made = Robot(tmp_path_factory.mktemp("ros2"), DETECTOR__KIND="none")
     try:
-        made.environment["SAM3_TRANSPORT__FRAMES"] = f"{made.places['frames']},ipc://{made.folder}/direct"
+        made.settings["TRANSPORT__FRAMES"] += f",ipc://{made.folder}/direct"
         yield made
     finally:
         made.close()
-
-
-def options(*parameters: str) -> list[str]:
-    return [part for parameter in parameters for part in ("-p", parameter)]
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +75,9 @@ def bag(robot: Robot) -> Path:
         )
         for topic, kind in TOPICS.items()
     ]
-    given = options("loop:=false", "rate:=4.0", "stamps_as_recorded:=true", "frame_id:=optical")
-    player = robot.start(sys.executable, str(BIN / "player"), "--ros-args", *given)
-    assert player.process.wait(120) == 0
+    options = ["--ros-args", "-p", "loop:=false", "-p", "rate:=4.0", "-p", "stamps_as_recorded:=true"]
+    process = robot.start(sys.executable, str(BIN / "player"), *options)
+    assert process.process.wait(120) == 0
     for end in ends:
         robot.ros.destroy_subscription(end)
     with Writer(path, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
@@ -126,9 +121,8 @@ class Twins:
             for topic, kind in TOPICS.items()
         )
         self.arrivals: dict[int, tuple[int, Any]] = {}
-        robot.ros.create_subscription(
-            import_type("vision_msgs/msg/Detection2DArray"), "/sam3_bridge/detections", self._arrive, 10
-        )
+        kind = import_type("vision_msgs/msg/Detection2DArray")
+        robot.ros.create_subscription(kind, "/sam3_bridge/detections", self._arrive, 10)
         self.direct = FramePublisher(f"ipc://{robot.folder}/direct", "newest")
         self.clients = {
             name: PerceptionClient(
@@ -155,8 +149,8 @@ class Twins:
 
     def send_ros(self, frame: Frame) -> None:
         header = make_header(frame.capture_ns)
-        self.infos.publish(make_camera_info(frame.intrinsics, frame.width, frame.height, header))
-        self.images.publish(make_image(frame, header))
+        self.infos.publish(player.make_camera_info(frame.intrinsics, frame.width, frame.height, header))
+        self.images.publish(player.make_image(frame, header))
 
     def step_ros(self, frame: Frame) -> tuple[MaskFrame, Any, float]:
         """Return masks and detections of a frame over ROS, and the milliseconds to these outside the node."""
@@ -191,9 +185,7 @@ class Twins:
 @pytest.fixture(scope="module")
 def twins(robot: Robot, bag: Path) -> Iterator[Twins]:
     # the bag is complete: its player has the same topics. Without depth: over DDS it may be lost, as sensor data may
-    robot.start_bridge(
-        *options("image_topic:=/image/compressed", "depth_topic:=''", "camera_info_topic:=/camera_info")
-    )
+    robot.start_bridge(image_topic="/image/compressed", depth_topic="''", camera_info_topic="/camera_info")
     assert robot.trigger("configure")
     assert robot.trigger("activate")
     robot.start_node()
@@ -245,11 +237,8 @@ def test_masks_of_a_camera_of_ros_are_those_over_zeromq_bit_for_bit(twins: Twins
 def test_stamps_without_time_take_that_of_a_simulation(robot: Robot, bag: Path) -> None:
     """With use_sim_time, an image without a stamp has the time of /clock."""
     place = f"ipc://{robot.folder}/simulated"
-    given = options(
-        *("use_sim_time:=true", f"frames:={place}", "image_topic:=/simulated/image/compressed"),
-        *("depth_topic:=''", "camera_info_topic:=''"),
-    )
-    robot.start_bridge("-r", "__node:=sim", *given, name="sim")
+    topics = {"image_topic": "/simulated/image/compressed", "depth_topic": "''", "camera_info_topic": "''"}
+    robot.start_bridge("sim", use_sim_time="true", frames=place, **topics)
     assert robot.trigger("configure", name="sim")
     assert robot.trigger("activate", name="sim")
     kind = import_type("sensor_msgs/msg/CompressedImage")

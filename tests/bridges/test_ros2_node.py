@@ -234,7 +234,7 @@ def test_cleanup_releases_all_and_the_node_can_be_configured_again(robot: Robot)
 
 
 def test_a_second_node_on_the_same_endpoint_stays_unconfigured_and_ends_on_sigterm(robot: Robot) -> None:
-    second = robot.start_bridge("-r", "__node:=second", name="second")
+    second = robot.start_bridge("second")
     assert not robot.trigger("configure", name="second")
     assert robot.state("second") == "unconfigured"
     errors = until(lambda: [one.msg for one in robot.received["/rosout"] if one.level == 40], "an error")
@@ -244,9 +244,7 @@ def test_a_second_node_on_the_same_endpoint_stays_unconfigured_and_ends_on_sigte
 
 
 def test_an_error_in_a_transition_releases_all_and_shutdown_is_final(robot: Robot) -> None:
-    parameters = ("image_topic:=no topic", f"frames:=ipc://{robot.folder}/third")
-    options = [part for parameter in parameters for part in ("-p", parameter)]
-    third = robot.start_bridge("-r", "__node:=third", *options, name="third")
+    third = robot.start_bridge("third", image_topic="no topic", frames=f"ipc://{robot.folder}/third")
     assert not robot.trigger("configure", name="third")
     assert robot.state("third") == "unconfigured"
     robot.set_parameter("image_topic", "/third/image", name="third")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 from xml.etree import ElementTree
 
 import pytest
@@ -71,125 +70,62 @@ def test_every_definition_that_is_generated_names_its_dependencies() -> None:
 
 
 def test_every_service_is_generated_with_its_dependencies() -> None:
-    cmake = (MESSAGES / "CMakeLists.txt").read_text()
+    """That the packages build and install what they name is shown by `make ros2`."""
     services = sorted(MESSAGES.glob("srv/*.srv"))
-    assert re.findall(r'"srv/(\w+)\.srv"', cmake) == [path.stem for path in services]
-    used = set(
-        re.findall(r"^(\w+)/\w+", "\n".join(path.read_text() for path in services), flags=re.MULTILINE)
-    )
-    (named,) = re.findall(r"DEPENDENCIES ([\w ]+)", cmake)
-    assert set(named.split()) == used
+    texts = "\n".join(path.read_text() for path in services)
+    used = set(re.findall(r"^(\w+)/\w+", texts, flags=re.MULTILINE))
     assert used <= list_dependencies("sam3_node_msgs")
-    assert used <= set(re.findall(r"find_package\((\w+)", cmake))
+    cmake = (MESSAGES / "CMakeLists.txt").read_text()
+    assert re.findall(r'"srv/(\w+)\.srv"', cmake) == [path.stem for path in services]
 
 
-def test_the_installed_files_exist() -> None:
-    setup = (NODE / "setup.py").read_text()
-    assert 'NAME = "sam3_node_ros"' in setup
-    for name in ("bridge", "player"):
-        assert f"{name} = {{NAME}}.{name}:main" in setup
-    for name in (
-        "package.xml",
-        "resource/sam3_node_ros",
-        "sam3_node_ros/bridge.py",
-        "sam3_node_ros/player.py",
+def describe(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the calls of launch's classes, by their names, when a launch file is evaluated."""
+    calls = MagicMock()
+    calls.get_package_share_directory = lambda package: str(ROS2 / package)
+    text = (BRINGUP / f"launch/{name}.launch.py").read_text()
+    for module in re.findall(
+        r"^from ((?:launch|lifecycle_msgs|ament_index_python)[\w.]*)", text, re.MULTILINE
     ):
-        assert (NODE / name).exists()
-    assert "$base/lib/sam3_node_ros" in (NODE / "setup.cfg").read_text()
+        for end in re.finditer(r"\.|$", module):  # and its packages
+            monkeypatch.setitem(sys.modules, module[: end.start()], calls)
+    scope: dict[str, Any] = {}
+    exec(text, scope)
+    scope["generate_launch_description"]()
+    return calls
 
 
-class Recorded:
-    """An object of launch: its class and its arguments."""
-
-    def __init__(self, kind: str, /, *arguments: Any, **options: Any) -> None:
-        self.kind, self.arguments, self.options = kind, arguments, options
-
-
-def make_recording_module(name: str) -> ModuleType:
-    """Return a module whose classes and functions return what they were called with."""
-
-    def find(kind: str) -> Any:
-        if kind == "Transition":
-            return SimpleNamespace(TRANSITION_CONFIGURE=1, TRANSITION_ACTIVATE=3)
-        if kind == "get_package_share_directory":
-            return lambda name: str(ROS2 / name)
-        return lambda *arguments, **options: Recorded(kind, *arguments, **options)
-
-    module = ModuleType(name)
-    module.__getattr__ = find  # type: ignore[method-assign]
-    module.__path__ = []
-    return module
-
-
-def describe(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
-    """Return what a launch file starts, evaluated without launch."""
-    for module in (
-        *(
-            "ament_index_python",
-            "ament_index_python.packages",
-            "launch",
-            "launch.actions",
-            "launch.conditions",
-        ),
-        *("launch.events", "launch.launch_description_sources", "launch.substitutions", "launch_ros"),
-        *(
-            "launch_ros.actions",
-            "launch_ros.event_handlers",
-            "launch_ros.events",
-            "launch_ros.events.lifecycle",
-        ),
-        *("launch_ros.parameter_descriptions", "lifecycle_msgs", "lifecycle_msgs.msg"),
-    ):
-        monkeypatch.setitem(sys.modules, module, make_recording_module(module))
-    spec = importlib.util.spec_from_file_location("sam3_launch", BRINGUP / f"launch/{name}.launch.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    (entities,) = module.generate_launch_description().arguments
-    return entities
-
-
-def list_arguments(entities: list[Recorded]) -> dict[str, str]:
-    return {
-        one.arguments[0]: one.options["default_value"]
-        for one in entities
-        if one.kind == "DeclareLaunchArgument"
-    }
+def list_arguments(calls: Any) -> dict[str, str]:
+    return {one.args[0]: one.kwargs["default_value"] for one in calls.DeclareLaunchArgument.call_args_list}
 
 
 def test_the_launch_file_has_an_argument_for_each_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
-    entities = describe("sam3", monkeypatch)
+    calls = describe("sam3", monkeypatch)
     defaults = {field.name: field.default for field in fields(Ros2Settings)} | {"use_sim_time": False}
-    assert list_arguments(entities) == {"namespace": "", "name": "sam3_bridge", "rviz": "False"} | {
-        name: str(value) for name, value in defaults.items()
-    }
-    (node,) = [one for one in entities if one.kind == "LifecycleNode"]
-    (parameters,) = node.options["parameters"]
-    assert {name: value.options["value_type"] for name, value in parameters.items()} == {
-        name: type(value) for name, value in defaults.items()
-    }
-    (handler,) = [one for one in entities if one.kind == "RegisterEventHandler"]
-    assert handler.arguments[0].options["goal_state"] == "inactive"
-    assert (node.options["package"], node.options["executable"]) == ("sam3_node_ros", "bridge")
-    (rviz,) = [one for one in entities if one.kind == "Node"]
-    assert Path(rviz.options["arguments"][1]).exists()
+    texts = {name: str(value) for name, value in defaults.items()}
+    assert list_arguments(calls) == {"namespace": "", "name": "sam3_bridge", "rviz": "False"} | texts
+    node = calls.LifecycleNode.call_args.kwargs
+    assert (node["package"], node["executable"]) == ("sam3_node_ros", "bridge")
+    assert node["parameters"][0].keys() == defaults.keys()
+    kinds = [one.kwargs["value_type"] for one in calls.ParameterValue.call_args_list]
+    assert kinds == list(map(type, defaults.values()))
+    assert calls.OnStateTransition.call_args.kwargs["goal_state"] == "inactive"
+    assert Path(calls.Node.call_args.kwargs["arguments"][1]).exists()
     lines = (BRINGUP / "config/sam3.yaml").read_text().splitlines()
     given = dict(line.strip().split(": ", 1) for line in lines if line.startswith("    "))
-    assert {name: text.strip('"') for name, text in given.items()} == {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in defaults.items()
-    }
+    found = {name: text.strip('"').replace("true", "True") for name, text in given.items()}
+    assert {name: text.replace("false", "False") for name, text in found.items()} == texts
 
 
 def test_the_demo_gives_the_topics_of_the_player_to_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    entities = describe("demo", monkeypatch)
-    assert list_arguments(entities) == {"recording": "", "rviz": "True"}
-    (player,) = [one for one in entities if one.kind == "Node"]
-    (bridge,) = [one for one in entities if one.kind == "IncludeLaunchDescription"]
-    topics = {name: value for name, value in bridge.options["launch_arguments"] if name != "rviz"}
-    assert topics.keys() <= {field.name for field in fields(Ros2Settings)}
+    calls = describe("demo", monkeypatch)
+    assert list_arguments(calls) == {"recording": "", "rviz": "True"}
+    topics = dict(calls.IncludeLaunchDescription.call_args.kwargs["launch_arguments"])
+    assert topics.keys() <= {field.name for field in fields(Ros2Settings)} | {"rviz"}
     source = (NODE / "sam3_node_ros/player.py").read_text()
-    assert all(topic.split("/")[-1] in source for topic in topics.values())
-    assert (player.options["package"], player.options["executable"]) == ("sam3_node_ros", "player")
+    assert all(str(topic).split("/")[-1] in source for name, topic in topics.items() if name != "rviz")
+    player = calls.Node.call_args.kwargs
+    assert (player["package"], player["executable"]) == ("sam3_node_ros", "player")
 
 
 def test_the_view_of_rviz_shows_topics_that_the_node_has() -> None:

@@ -20,7 +20,6 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 VIEWPORT = {"width": 1280, "height": 720}
 PATIENCE_MS = 60_000
 CLIP_FRAMES = 225
-NAME = "red mug"
 SLOW_CLOCK = "{ const now = performance.now.bind(performance); performance.now = () => now() / 1000; }"
 """Without it, previews would pause on a machine that is slow."""
 PAINTED = """() => {
@@ -57,16 +56,6 @@ class ConsoleRig(Rig):
         line = process.next_line()
         assert line.startswith("console at "), line
         return process, line.removeprefix("console at ")
-
-
-class BridgeRig(ConsoleRig):
-    """The processes. The node looks for NAME from its start."""
-
-    def begin(self) -> None:
-        """Start camera and node."""
-        self.environment["SAM3_DETECTOR__PROMPTS"] = NAME
-        self.tabletop()
-        self.node()
 
 
 @contextmanager

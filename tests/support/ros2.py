@@ -16,6 +16,7 @@ import tomllib
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,16 +35,19 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from rclpy.serialization import deserialize_message, serialize_message
+from sam3_node_ros import player
 from sam3_node_ros.messages import import_type
 
 from sam3_node.bags import LabelledClip
 from sam3_node.bags.native.reader import TABLETOP
+from sam3_node.types import Depth
 from tests.support.paths import ROOT
 from tests.support.processes import PATIENCE_S, Process, until
 
 RELEASES = {"humble": Stores.ROS2_HUMBLE, "jazzy": Stores.ROS2_JAZZY}
 DEFINITIONS = tomllib.loads((ROOT / "launch/ros2/definitions.toml").read_text())
 BIN = Path(sys.prefix) / "lib/sam3_node_ros"
+YAML = Path(sys.prefix) / "share/sam3_node_bringup/config/sam3.yaml"
 IMAGE, DEPTH, INFO = "/wrist/color/image_raw", "/wrist/aligned_depth_to_color/image_raw", "/wrist/camera_info"
 OUTPUTS = {
     "/sam3_bridge/detections": "vision_msgs/msg/Detection2DArray",
@@ -58,6 +62,16 @@ OUTPUTS = {
     "/rosout": "rcl_interfaces/msg/Log",
 }
 TRANSITIONS = {"configure": 1, "cleanup": 2, "activate": 3, "deactivate": 4, "shutdown_inactive": 6}
+
+
+SETTINGS = {
+    "MODEL__NAME": "nano",
+    "MODEL__DEVICE": "cpu",
+    "TRACKER__MAX_AGE_MS": "0",
+    "TRACKER__MAX_PROMPT_AGE_S": "0",
+    "TRACKER__FEATURE_CACHE": "32",  # a loaded machine may take long from masks to a prompt
+}
+TOPICS = {"image_topic": IMAGE, "depth_topic": DEPTH, "camera_info_topic": INFO}
 
 
 def name_type(message: Any) -> str:
@@ -118,47 +132,28 @@ class Robot:
     bridge: Process
     node: Process
 
-    def __init__(self, folder: Path, parameters: str = "", **settings: str) -> None:
+    def __init__(self, folder: Path, **settings: str) -> None:
         os.environ |= {
             "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
             "ROS_DOMAIN_ID": str(1 + os.getpid() % 100),
         }
         self.folder, self.processes = folder, []  # type: ignore[var-annotated]
         self.places = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
-        names = {"MODEL__NAME": "nano", "MODEL__DEVICE": "cpu", "MODEL__THREADS": "1"}
-        names |= {
-            "TRACKER__MAX_AGE_MS": "0",
-            "TRACKER__MAX_PROMPT_AGE_S": "0",
-            "TRACKER__FEATURE_CACHE": "32",
+        self.settings = SETTINGS | {
+            f"TRANSPORT__{name.upper()}": place for name, place in self.places.items()
         }
-        names |= {f"TRANSPORT__{name.upper()}": place for name, place in self.places.items()} | settings
-        # libraries of ROS are not for torch
-        own = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("LD_", "_ROS", "PYTHON"))
-        }
-        self.environment = own | {f"SAM3_{name}": value for name, value in names.items()}
-        self.parameters = folder / "parameters.yaml"
-        lines = "\n".join(f"    {name}: {place}" for name, place in self.places.items())
-        topics = f"    image_topic: {IMAGE}\n    depth_topic: {DEPTH}\n    camera_info_topic: {INFO}\n"
-        self.parameters.write_text(
-            f"/**:\n  ros__parameters:\n    camera: wrist\n    timeout_ms: 20000\n{topics}{lines}\n{parameters}"
-        )
+        self.settings |= settings
         self.clip = LabelledClip.load(TABLETOP)
         self.sent: dict[int, int] = {}  # place in the clip, by stamp
         self.received: dict[str, list[Any]] = {topic: [] for topic in OUTPUTS}
         rclpy.init()
         self.ros = rclpy.create_node("robot")
         for topic, kind in OUTPUTS.items():
-            self.ros.create_subscription(
-                import_type(kind), topic, self.received[topic].append, QoSProfile(depth=100)
-            )
+            keep = self.received[topic].append
+            self.ros.create_subscription(import_type(kind), topic, keep, QoSProfile(depth=100))
         self.cameras = {
-            topic: self.ros.create_publisher(
-                import_type(f"sensor_msgs/msg/{kind}"), topic, qos_profile_sensor_data
-            )
-            for topic, kind in ((IMAGE, "Image"), (DEPTH, "Image"), (INFO, "CameraInfo"))
+            topic: self.ros.create_publisher(kind, topic, qos_profile_sensor_data)
+            for topic, kind in ((IMAGE, player.Image), (DEPTH, player.Image), (INFO, player.CameraInfo))
         }
         self._clients: dict[str, Any] = {}
         self._executor = SingleThreadedExecutor()
@@ -179,16 +174,23 @@ class Robot:
         return process
 
     def start_node(self) -> Process:
-        """Start sam3-node, and wait until it serves."""
-        python = str(ROOT / ".venv/bin/python")
-        process = self.start(python, "-m", "sam3_node", "run", environment=self.environment)
+        """Start sam3-node, and wait until it serves. Libraries of ROS are not for torch."""
+        own = {
+            name: text for name, text in os.environ.items() if not name.startswith(("LD_", "_ROS", "PYTHON"))
+        }
+        environment = own | {f"SAM3_{name}": value for name, value in self.settings.items()}
+        process = self.start(
+            str(ROOT / ".venv/bin/python"), "-m", "sam3_node", "run", environment=environment
+        )
         process.next_line()
         return process
 
-    def start_bridge(self, *arguments: str, name: str = "sam3_bridge") -> Process:
-        """Start the node of launch/ros2, and wait for its services."""
-        files = ("--ros-args", "--params-file", str(self.parameters))
-        process = self.start(sys.executable, str(BIN / "bridge"), *files, *arguments)
+    def start_bridge(self, name: str = "sam3_bridge", **parameters: str) -> Process:
+        """Start the node of launch/ros2 with the shipped parameters and others, and wait for its services."""
+        given = {"camera": "wrist", "timeout_ms": "20000"} | TOPICS | self.places | parameters
+        options = [part for item in given.items() for part in ("-p", ":=".join(item))]
+        remapped = ("--ros-args", "-r", f"__node:={name}", "--params-file", str(YAML))
+        process = self.start(sys.executable, str(BIN / "bridge"), *remapped, *options)
         assert self.find_client(f"/{name}/change_state", ChangeState).wait_for_service(PATIENCE_S)
         return process
 
@@ -237,15 +239,12 @@ class Robot:
         stamp_ns = time.time_ns() if stamp_ns is None else stamp_ns
         index = len(self.sent) % 40 if index is None else index
         self.sent[stamp_ns] = index
-        colour = self.clip.image(index)[:, :, ::-1]
-        height, width = colour.shape[:2]
-        header = make_header(stamp_ns, "wrist_optical")
-        matrix = np.array([width, 0, width / 2, 0, width, height / 2, 0, 0, 1.0])
-        size = {"header": header, "height": height, "width": width}
-        info = import_type("sensor_msgs/msg/CameraInfo")(**size, distortion_model="plumb_bob", k=matrix)
-        self.cameras[INFO].publish(info)
-        self.cameras[IMAGE].publish(make_image(header, colour, "rgb8"))
-        self.cameras[DEPTH].publish(make_image(header, np.full((height, width), 1000, "<u2"), "16UC1"))
+        frame, header = self.clip.frames[index], make_header(stamp_ns, "wrist_optical")
+        width, height, pixels = frame.width, frame.height, self.clip.image(index).tobytes()
+        depth = Depth(width, height, "z16", 0.001, True, np.full((height, width), 1000, "<u2").tobytes())
+        self.cameras[INFO].publish(player.make_camera_info(frame.intrinsics, width, height, header))
+        self.cameras[IMAGE].publish(player.make_image(replace(frame, encoding="bgr8", colour=pixels), header))
+        self.cameras[DEPTH].publish(player.make_depth(depth, header))
         return stamp_ns
 
     def poll(self, accept: Callable[[Any], Any], topic: str = "detections") -> Any:
