@@ -112,7 +112,7 @@ def test_the_launch_file_has_an_argument_for_each_parameter(monkeypatch: pytest.
     assert calls.OnStateTransition.call_args.kwargs["goal_state"] == "inactive"
     assert Path(calls.Node.call_args.kwargs["arguments"][1]).exists()
     lines = (BRINGUP / "config/sam3.yaml").read_text().splitlines()
-    given = dict(line.strip().split(": ", 1) for line in lines if line.startswith("    "))
+    given = dict(line.strip().split(": ", 1) for line in lines if re.match("    [^#]", line))
     found = {name: text.strip('"').replace("true", "True") for name, text in given.items()}
     assert {name: text.replace("false", "False") for name, text in found.items()} == texts
 

@@ -1,4 +1,4 @@
-"""Starts the node of one camera, configures and activates it. Include it once for each camera.
+"""Starts the node of one camera, configures and activates it. Include it once for each camera, each in a `GroupAction`.
 
 ros2 launch sam3_node_bringup sam3.launch.py namespace:=wrist camera:=wrist image_topic:=/wrist/color/image_raw
 """
