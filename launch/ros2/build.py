@@ -21,6 +21,7 @@ WORKSPACE = PREFIX / "ros2_ws"
 SITE = Path(sysconfig.get_path("purelib"))
 PACKAGES = ("sam3_node_msgs", "sam3_node_ros", "sam3_node_bringup")
 
+GENERATOR = r'ament_register_extension\(\s*"rosidl_generate_idl_interfaces"[^)]*\)'
 CMAKE = """\
 cmake_minimum_required(VERSION 3.8)
 project({name})
@@ -56,7 +57,7 @@ def main() -> None:
             )
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         sys.exit("error: expected Python.h to build Python messages, found none: apt-get install python3-dev")
-    correct_paths()
+    correct_cmake()
     shutil.rmtree(WORKSPACE, ignore_errors=True)
     source = WORKSPACE / "src"
     for name, package in tomllib.loads((HERE / "definitions.toml").read_text()).items():
@@ -88,13 +89,18 @@ def main() -> None:
     sys.exit(run.returncode)
 
 
-def correct_paths() -> None:
-    """Let the wheels' CMake files name this Python: they name the one that built the wheels."""
+def correct_cmake() -> None:
+    """Let the wheels' CMake files name this Python: they name the one that built the wheels.
+
+    Interfaces for C++ are not generated: nothing here uses them, and they take half of the time.
+    """
     headers = sysconfig.get_path("include")
     for path in (PREFIX / "share").rglob("*.cmake"):
         text = path.read_text()
         corrected = re.sub(r"/opt/python/[\w-]+/include/python[\d.]+\d", headers, text)
         corrected = re.sub(r"/opt/python/[\w-]+/lib/python[\d.]+/site-packages", str(SITE), corrected)
+        if path.parent.parent.name.endswith("_cpp"):
+            corrected = re.sub(GENERATOR, "", corrected)
         if corrected != text:
             path.write_text(corrected)
 

@@ -20,7 +20,7 @@ from sam3_node_ros.messages import Header
 
 from sam3_node.errors import SettingsError, TransportError, WireError
 from sam3_node.transport import FrameSubscriber, MaskPublisher
-from sam3_node.types import Frame, Intrinsics, MaskFrame
+from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.processes import until
 from tests.support.ros2 import import_type, make_header, make_image, player
@@ -357,6 +357,19 @@ def test_silence_is_explained(open_site: OpenSite, monkeypatch: pytest.MonkeyPat
     site = open_site(timeout_ms=100)
     site.publish()
     assert until(lambda: site.warnings, "a warning")[0].startswith("no masks: no node is connected at ipc:")
+
+
+def test_points_come_with_the_masks_else_from_the_node(open_site: OpenSite) -> None:
+    site, header = open_site(timeout_ms=100), Header(1, 2, "optical")
+    masks, points_m = MaskFrame("cam0", 0, 1, 4, 4), np.ones((2, 3), "<f4")
+    shown = Instance(
+        7, "", 0.5, "tracked", 1, 0, Mask.empty((4, 4)), frame="base", points_m=points_m.tobytes()
+    )
+    found = site.bridge.find_points(masks, header, shown)
+    assert (found.points_m.tolist(), found.frame, found.header) == (points_m.tolist(), "base", header)
+    assert site.bridge.find_points(masks, header, replace(shown, points_m=None)) is None
+    assert "no node is connected" in site.warnings[0]
+    assert site.bridge.check_health().level == link.ERROR
 
 
 def test_headers_are_bounded(site: Site) -> None:
