@@ -16,7 +16,6 @@ from typing import Any
 
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
-from rclpy._rclpy_pybind11 import RCLError
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.exceptions import InvalidHandle
@@ -167,7 +166,7 @@ class Sam3Bridge(LifecycleNode):
         """Refuse a transition that the present state does not have: in rclpy 7.1 such a request ends the process."""
         try:
             return super()._LifecycleNodeMixin__on_change_state(request, response)
-        except RCLError as error:
+        except RuntimeError as error:  # RCLError
             self.get_logger().warning(f"transition {request.transition.id}: {error}")
             response.success = False
             return response
@@ -188,8 +187,8 @@ class Sam3Bridge(LifecycleNode):
             self._points.publish(self._make.make_points(*surface))
 
     def _publish_diagnostics(self) -> None:
-        bridge = self._bridge
-        if bridge is None:
+        bridge, publisher = self._bridge, self._diagnostics
+        if bridge is None or publisher is None:
             return
         level, message, values = bridge.check_health()
         now = self.get_clock().now().to_msg()
@@ -197,7 +196,7 @@ class Sam3Bridge(LifecycleNode):
         header = Header(now.sec, now.nanosec, "")
         array = self._make.make_diagnostics(level, name, message, values, header)
         with suppress(InvalidHandle):  # a transition may have closed the publisher meanwhile
-            self._diagnostics.publish(array)
+            publisher.publish(array)
 
     def _end_streams(self) -> None:
         if self._bridge is not None:

@@ -269,6 +269,8 @@ class Ros2Bridge(Closeable):
             return Health(WARNING, f"no masks: {self._client.diagnosis()}", values)
         except Sam3NodeError as error:
             return Health(ERROR, str(error), {})
+        except Exception as error:  # no answer may end the process
+            return Health(ERROR, f"{type(error).__name__}: {error}", {})
 
     def _publish_all(self, publish: Callable[[MaskFrame, Header], object]) -> None:
         with suppress(Sam3NodeError):
