@@ -217,8 +217,7 @@ def test_a_node_that_went_away_comes_back_unseen_with_other_ids(robot: Robot) ->
     robot.wait_for(lambda message: True, "masks of the new node")
     _, after = find_mug(robot)
     assert before.id.split("@")[1] != after.id.split("@")[1]
-    log = [entry.msg for entry in robot.received["/rosout"]]
-    assert any("object ids of camera wrist have begun again" in text for text in log), log
+    robot.wait_for_past(lambda entry: "object ids of camera wrist have begun again" in entry.msg, "/rosout")
     stale = robot.call("remove_object", id=before.id)
     assert (stale.success, stale.code) == (False, "node_restarted")
 
