@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import base64
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -13,8 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
+import cv2
 import msgpack
 import numpy as np
+import pycocotools.mask
 import pytest
 
 from sam3_node.cli import main as cli
@@ -293,6 +298,27 @@ def test_the_recording_example_runs() -> None:
     assert clip.startswith("225 15.0")
 
 
+def test_segment_behind_http_runs() -> None:
+    pytest.importorskip("starlette", reason="the extra console is not installed")
+    space: dict[str, Any] = {}
+    exec(block_with("docs/not-built.md", "Starlette("), space)
+    data = base64.b64encode(cv2.imencode(".jpg", np.full((48, 64, 3), 90, np.uint8))[1].tobytes()).decode()
+    body, sent = {"image": data, "points": [[30, 20]], "box": [8, 8, 50, 40]}, []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps(body).encode()}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    place = {"type": "http", "method": "POST", "path": "/segment", "query_string": b"", "headers": []}
+    asyncio.run(space["app"](place, receive, send))
+    assert sent[0]["status"] == 200
+    (answer,) = json.loads(sent[1]["body"])
+    assert 0 <= answer["score"] <= 1
+    assert pycocotools.mask.decode(answer["rle"]).shape == (48, 64)
+
+
 def test_the_restart_example_adds_its_object_again(capsys: pytest.CaptureFixture[str]) -> None:
     class Node:
         """A node that restarts once, and then ends."""
@@ -333,8 +359,7 @@ def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
             assert client.latest(timeout_ms=30_000) is not None
         policy = block_with("README.md", "PerceptionClient(")
         for written, used in (
-            ("tcp://127.0.0.1:5551", rig.masks),
-            ("tcp://127.0.0.1:5552", rig.control),
+            ("PerceptionClient(", f"PerceptionClient({rig.masks!r}, {rig.control!r}, "),
             ("(200, 275, 350, 435)", "(100, 100, 200, 200)"),  # on the rig's smaller frames
             ("masks.seq > 10_000", "'inside' in globals()"),
         ):
@@ -344,8 +369,8 @@ def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
         examples = [
             block_with("docs/python-api.md", text) for text in ("wait_for(", "on_masks(", "async for")
         ]
-        program = "\n".join(examples).replace("tcp://127.0.0.1:5551", rig.masks)
-        printed = run(program.replace("tcp://127.0.0.1:5552", rig.control), 200)
+        client = f"PerceptionClient({rig.masks!r}, {rig.control!r})"
+        printed = run("\n".join(examples).replace("PerceptionClient()", client), 200)
         expected = r"red mug: \d+ pixels, \d+ ms old\n(hold still\n)?True False\nthe mug is there\n"
         assert re.fullmatch(expected, printed)
         reader = block_with("docs/wire-v1.md", "def read_masks")

@@ -7,15 +7,17 @@ client's callbacks, one at a time.
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import AmbiguousError, NodeRestarted, RequestError, did_you_mean
 from ..transport import MaskSubscriber
-from ..types import CAMERA_SILENT_S, Instance, MaskFrame
+from ..types import CAMERA_SILENT_S, Instance, MaskFrame, keep_newest
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +86,40 @@ def _report(callback: _Callback, error: BaseException) -> None:
         except BaseException as another:
             log.error("on_error of a callback has raised", exc_info=another)
     log.error("a callback of masks: %s: %s", type(error).__name__, error, exc_info=error)
+
+
+REASON_S, GRACE_S = 1.0, 0.15
+
+
+class Deadline:
+    """The end of a wait of `timeout_ms` from now on; None never ends.
+
+    The last REASON_S, at most half of the wait, are for finding out why it will fail. That may overrun by GRACE_S.
+    """
+
+    def __init__(self, timeout_ms: int | None) -> None:
+        self.timeout_ms = timeout_ms
+        self._end_s = math.inf if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        self._reason_s = 0.0 if timeout_ms is None else min(REASON_S, timeout_ms / 2000)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are left, not below 0; None without an end."""
+        return None if self.timeout_ms is None else max(0.0, self._end_s - time.monotonic())
+
+    @property
+    def left_ms(self) -> int | None:
+        """The same in milliseconds, rounded up."""
+        return None if self.left_s is None else math.ceil(self.left_s * 1000)
+
+    @property
+    def before_reason_s(self) -> float | None:
+        """Seconds that are left before the reason is looked for."""
+        return None if self.left_s is None else max(0.0, self.left_s - self._reason_s)
+
+    def limit_ms(self, timeout_ms: int) -> int:
+        """Return the time for a part of the work that would take up to `timeout_ms`."""
+        return round(min(timeout_ms, 1000 * max(0.0, self._end_s + GRACE_S - time.monotonic())))
 
 
 class FoundObject(NamedTuple):
@@ -186,7 +222,8 @@ class KnownEpoch(NamedTuple):
 class KnownEpochs:
     """The epoch of each camera that the user of a client has seen last. Threads may share it.
 
-    None is the epoch of a node that sends none. Beyond MAX_CAMERAS, the camera that was seen first is forgotten.
+    None is the epoch of a node that sends none. Beyond MAX_CAMERAS, the one of which nothing came for longest is
+    forgotten.
     """
 
     def __init__(self) -> None:
@@ -199,11 +236,9 @@ class KnownEpochs:
         with self._lock:
             known = camera in self._epochs
             old = self._epochs.get(camera)
-            self._epochs[camera] = epoch
-            _drop_first(self._epochs)
+            keep_newest(self._epochs, camera, epoch, MAX_CAMERAS)
             if known and old is not None and old != epoch:
-                self._ended[camera] = old
-                _drop_first(self._ended)
+                keep_newest(self._ended, camera, old, MAX_CAMERAS)
         if not known or old == epoch:
             return None
         return NodeRestarted(
@@ -243,11 +278,4 @@ class KnownEpochs:
         with self._lock:
             if self._epochs.get(known.camera) == known.epoch:
                 del self._epochs[known.camera]
-                self._ended[known.camera] = known.epoch
-                _drop_first(self._ended)
-
-
-def _drop_first(epochs: dict[str, Any]) -> None:
-    """Forget the camera that was seen first, beyond MAX_CAMERAS."""
-    if len(epochs) > MAX_CAMERAS:
-        del epochs[next(iter(epochs))]
+                keep_newest(self._ended, known.camera, known.epoch, MAX_CAMERAS)

@@ -52,6 +52,21 @@ def check_weight_files(folder: Path) -> None:
         )
 
 
+def locate_weights(name: str) -> str:
+    """Say where the files of weights lie, without loading them. Raises ModelError where nothing can be loaded."""
+    if name == "nano":
+        return "nano, bundled"
+    _check_folder(name)
+    if not os.path.isdir(name):
+        is_here = _find(name, CONFIG, local_files_only=True) is not None
+        return f"{name}, {'in the cache' if is_here else 'not here yet: the first start fetches them'} of the hub"
+    check_weight_files(Path(name))
+    files = list_weight_files(Path(name))
+    if not files[0].is_file() or len(files) == 1:
+        raise ModelError(f"{name}: expected {CONFIG} and weights as .safetensors, found no such files")
+    return f"{name}, {sum(path.stat().st_size for path in files) / 1e6:.0f} MB"
+
+
 def _check_links(folder: Path) -> Iterator[str]:
     real = folder.resolve()
     roots = [real, real.parents[1] / "blobs"] if real.parent.name == "snapshots" else [real]
@@ -189,12 +204,14 @@ def load_pretrained(
     classes: Mapping[str, Any],
     dtype: torch.dtype = torch.float32,
     configure: Callable[[Any], Any] = lambda config: config,
+    is_safe: bool = True,
 ) -> tuple[nn.Module, list[str]]:
     """Load a model of the class for its `model_type`, in inference mode; return it and the names of missing tensors.
 
     `name` is a folder or a hub repository. `configure` may change the configuration before the model is built. Raises
     ModelError if the files are missing, damaged, or of another type, or lie outside the folder. Only safetensors are
-    loaded, and no code of the repository runs.
+    loaded, unless `is_safe` is False: then torch's own files, too, from which it reads tensors alone. No code of the
+    repository runs.
     """
     _check_folder(name)
     if os.path.isdir(name):
@@ -211,7 +228,8 @@ def load_pretrained(
             config=config,
             dtype=dtype,
             output_loading_info=True,
-            use_safetensors=True,
+            use_safetensors=is_safe,
+            weights_only=True,
             trust_remote_code=False,
         )
     if not os.path.isdir(name) and (path := _find(name, CONFIG)):
@@ -228,9 +246,9 @@ def name_weights(name: str) -> str:
     return Path(name).name if os.path.isdir(name) else name
 
 
-def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype, is_safe: bool = True) -> nn.Module:
     """Load a model as `load_pretrained` does. Raises ModelError if tensors are missing."""
-    model, missing = load_pretrained(name, classes, dtype)
+    model, missing = load_pretrained(name, classes, dtype, is_safe=is_safe)
     if missing:
         raise ModelError(
             f"{name} lacks {len(missing)} tensors of a {type(model).__name__}, for example {', '.join(missing[:3])}"
@@ -321,11 +339,12 @@ def _reading(name: str, files: str) -> Iterator[None]:
         raise explained from error
 
 
-def _find(name: str, file: str) -> str | None:
+def _find(name: str, file: str, **options: Any) -> str | None:
     """Return the path of a file of a folder or hub repository; None if there is none."""
     path: str | None = cached_file(
         name,
         file,
+        **options,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )

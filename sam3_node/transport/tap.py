@@ -6,36 +6,19 @@ There is one stream of poses for each frame, such as the gripper's in the robot'
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import zmq
 
+from .. import wire
 from ..errors import TransportError
 from ..types import FramePose
-from ..wire import (
-    EVENTS_TOPIC,
-    FRAMES_ROOT,
-    MASKS_ROOT,
-    POSES_ROOT,
-    frame_topic,
-    masks_topic,
-    pack_pose,
-    pose_topic,
-    unpack_pose,
-)
+from . import sockets
 from .channels import Publisher
 from .receiver import Receiver
 from .security import ClientKeys, Security, Socket
-from .sockets import (
-    MAX_FRAME_BYTES,
-    MAX_MESSAGE_BYTES,
-    ReconnectingSocket,
-    connect_all,
-    open_subscriber,
-)
 
 POSES_QUEUE = 256
 MAX_POSES = 4096
@@ -59,11 +42,11 @@ class PosePublisher(Publisher):
     role = "robot"
 
     def __init__(self, endpoint: str, security: Security | None = None) -> None:
-        super().__init__(endpoint, "newest", POSES_QUEUE, MAX_MESSAGE_BYTES, security)
+        super().__init__(endpoint, "newest", POSES_QUEUE, sockets.MAX_MESSAGE_BYTES, security)
 
     def send(self, pose: FramePose) -> bool:
         """Publish a pose without waiting. Return True when it is queued. Raises WireError for an invalid pose."""
-        return self._send(lambda: pack_pose(pose), 0)
+        return self._send(lambda: wire.pack_pose(pose), 0)
 
 
 class PoseSubscriber(Receiver[FramePose]):
@@ -76,12 +59,10 @@ class PoseSubscriber(Receiver[FramePose]):
 
     def __init__(self, endpoint: str, frames: Sequence[str] = (), security: Security | None = None) -> None:
         keys = (security or Security.from_environment()).client_keys("robot")
-        topics = [pose_topic(frame) for frame in frames]
-        self._changed = threading.Condition()
+        topics = [wire.pose_topic(frame) for frame in frames]
         self._poses: deque[FramePose] = deque(maxlen=MAX_POSES)
-        self._ended = False
-        socket = open_subscriber(topics or (POSES_ROOT,), MAX_MESSAGE_BYTES)
-        super().__init__(connect_all([(socket, endpoint, keys)]), topics, POSES_QUEUE)
+        socket = sockets.open_subscriber(topics or (wire.POSES_ROOT,), sockets.MAX_MESSAGE_BYTES)
+        super().__init__(sockets.connect_all([(socket, endpoint, keys)]), topics, POSES_QUEUE)
 
     def take(self, timeout_ms: int | None = None) -> list[FramePose]:
         """Return all poses that wait, oldest first; [] when none arrives in time (None: no limit) or after `close`.
@@ -91,7 +72,7 @@ class PoseSubscriber(Receiver[FramePose]):
         self._require_process()
         with self._changed:
             timeout_s = None if timeout_ms is None else timeout_ms / 1000
-            self._changed.wait_for(lambda: self._ended or bool(self._poses), timeout_s)
+            self._changed.wait_for(lambda: self.is_over or bool(self._poses), timeout_s)
             taken = list(self._poses)
             self._poses.clear()
         if not taken:
@@ -99,18 +80,13 @@ class PoseSubscriber(Receiver[FramePose]):
         return taken
 
     def _unpack(self, parts: list[memoryview]) -> FramePose:
-        return unpack_pose(parts)
+        return wire.unpack_pose(parts)
 
-    def _store(self, pose: FramePose, received_ns: int, source: ReconnectingSocket) -> bool:
+    def _store(self, pose: FramePose, received_ns: int, source: sockets.ReconnectingSocket) -> bool:
         with self._changed:
             self._poses.append(pose)
             self._changed.notify_all()
         return True
-
-    def _end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
 
 class ReceivedMessage(NamedTuple):
@@ -151,20 +127,22 @@ class StreamTap(Receiver[list[memoryview]]):
         """Number of frames rejected because their camera was not one of the key's."""
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._ended = False
         self._waiting: deque[ReceivedMessage] = deque()
-        self._changed = threading.Condition()
         security = security or Security.from_environment()
-        frame_topics = [frame_topic(camera) for camera in cameras] or [FRAMES_ROOT]
-        mask_topics = [*([masks_topic(camera) for camera in cameras] or [MASKS_ROOT]), EVENTS_TOPIC]
+        frame_topics = [wire.frame_topic(camera) for camera in cameras] or [wire.FRAMES_ROOT]
+        mask_topics = [
+            *([wire.masks_topic(camera) for camera in cameras] or [wire.MASKS_ROOT]),
+            wire.EVENTS_TOPIC,
+        ]
         self._wanted = frozenset(frame_topics + mask_topics) if cameras else frozenset()
         keys = security.frame_keys(frames)
         peers = [(endpoint, frame_topics, key) for endpoint, key in zip(frames, keys, strict=True)]
         peers.append((masks, mask_topics, security.client_keys("node")))
         if poses:
-            peers.append((poses, [POSES_ROOT], security.client_keys("robot")))
-        sockets = connect_all((_open(topics), endpoint, key) for endpoint, topics, key in peers)
-        super().__init__(sockets)
+            peers.append((poses, [wire.POSES_ROOT], security.client_keys("robot")))
+        super().__init__(
+            sockets.connect_all((_open(topics), endpoint, key) for endpoint, topics, key in peers)
+        )
 
     def take(self, timeout_ms: int) -> ReceivedMessage | None:
         """Return the next message, or None when none arrives in time.
@@ -174,7 +152,7 @@ class StreamTap(Receiver[list[memoryview]]):
         """
         self._require_process()
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or bool(self._waiting), timeout_ms / 1000)
+            self._changed.wait_for(lambda: self.is_over or bool(self._waiting), timeout_ms / 1000)
             if self._waiting:
                 message = self._waiting.popleft()
                 self._bytes -= message.nbytes
@@ -185,8 +163,8 @@ class StreamTap(Receiver[list[memoryview]]):
     def _unpack(self, parts: list[memoryview]) -> list[memoryview]:
         return parts
 
-    def _store(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> bool:
-        is_pose = parts[0][: len(POSES_ROOT)] == POSES_ROOT
+    def _store(self, parts: list[memoryview], received_ns: int, source: sockets.ReconnectingSocket) -> bool:
+        is_pose = parts[0][: len(wire.POSES_ROOT)] == wire.POSES_ROOT
         if self._wanted and parts[0] not in self._wanted and not is_pose:
             return True  # a subscription also matches longer topics
         if source.keys is not None and not self._is_permitted(parts[0], source, source.keys):
@@ -201,10 +179,10 @@ class StreamTap(Receiver[list[memoryview]]):
                 self._changed.notify()
         return True
 
-    def _is_permitted(self, topic: memoryview, source: ReconnectingSocket, keys: ClientKeys) -> bool:
+    def _is_permitted(self, topic: memoryview, source: sockets.ReconnectingSocket, keys: ClientKeys) -> bool:
         """Return True if the other end's key may send a message of this topic. Count it otherwise."""
-        camera = bytes(topic[len(FRAMES_ROOT) :]).decode("ascii", "replace")
-        is_frame = topic[: len(FRAMES_ROOT)] == FRAMES_ROOT
+        camera = bytes(topic[len(wire.FRAMES_ROOT) :]).decode("ascii", "replace")
+        is_frame = topic[: len(wire.FRAMES_ROOT)] == wire.FRAMES_ROOT
         if keys.server.role != "camera" or (is_frame and keys.may_send(camera)):
             return True
         self.refused += 1
@@ -214,15 +192,12 @@ class StreamTap(Receiver[list[memoryview]]):
             )
         return False
 
-    def _end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
 
 def _open(topics: Sequence[bytes]) -> Socket:
-    is_small = EVENTS_TOPIC in topics or POSES_ROOT in topics
-    socket = open_subscriber(topics, MAX_MESSAGE_BYTES if is_small else MAX_FRAME_BYTES)
+    is_small = wire.EVENTS_TOPIC in topics or wire.POSES_ROOT in topics
+    socket = sockets.open_subscriber(
+        topics, sockets.MAX_MESSAGE_BYTES if is_small else sockets.MAX_FRAME_BYTES
+    )
     socket.setsockopt(zmq.RECONNECT_IVL, MIN_RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
     return socket

@@ -23,7 +23,7 @@ from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.types import MaskFrame, Shed
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.coloured_blocks import ColourDetector, frame
-from tests.support.tiny import random_source
+from tests.support.tiny import tiny_model
 
 BUDGET_MS = 50.0
 Cost = Callable[[int, int], float]
@@ -106,8 +106,7 @@ def test_noise_around_the_budget_does_not_make_the_level_flap(seed: int) -> None
 
 @pytest.fixture(scope="module")
 def model() -> TrackerModel:
-    source = random_source("sam3", presence=60.0)
-    return TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
+    return tiny_model(presence=60.0)
 
 
 def ids(masks: MaskFrame) -> list[int]:

@@ -8,7 +8,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,18 +16,12 @@ import psutil
 import pytest
 import zmq
 
+from sam3_node import transport
 from sam3_node.errors import RequestError
-from sam3_node.transport import (
-    ControlClient,
-    ControlServer,
-    FramePublisher,
-    FrameSubscriber,
-    MaskPublisher,
-    MaskSubscriber,
-)
 from sam3_node.transport.sockets import BoundSocket, receive_parts
 from sam3_node.types import Delivery
 from sam3_node.wire import Reply, Request, pack_frame, pack_masks, pack_request
+from tests.support.hostility import mutations
 from tests.support.raw_zmtp import connect, frame, ping, raw_peer
 from tests.support.transport_peer import (
     make_frame,
@@ -112,7 +106,7 @@ def take_memory(kind: str, make: Callable[[], bytes]) -> int:
         if kind == "SUB":
             assert publishes(endpoint)
         else:
-            with ControlClient(endpoint) as client:
+            with transport.ControlClient(endpoint) as client:
                 assert client.call("status") == {}
         return int(inspected.memory_info().rss - before)
 
@@ -158,7 +152,7 @@ def test_readers_of_many_cameras_and_peers_with_heartbeats_are_not_cut_off() -> 
 
 def test_connections_beyond_the_limit_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sam3_node.transport.limits.MAX_CONNECTIONS", 5)
-    with ExitStack() as stack, ControlServer(TCP) as server:
+    with ExitStack() as stack, transport.ControlServer(TCP) as server:
         for _ in range(5):
             stack.enter_context(raw_peer(server.endpoint, "DEALER"))
         extra = stack.enter_context(connect(server.endpoint))
@@ -176,7 +170,7 @@ OLD_GREETINGS = {
 @pytest.mark.parametrize("greeting", OLD_GREETINGS.values(), ids=OLD_GREETINGS)
 def test_strangers_of_old_protocols_do_not_make_a_peer_uncounted(greeting: bytes) -> None:
     """Their connections end without any event of a handshake."""
-    with FramePublisher(TCP) as camera, FrameSubscriber([camera.endpoint]) as reader:
+    with transport.FramePublisher(TCP) as camera, transport.FrameSubscriber([camera.endpoint]) as reader:
         assert camera.wait_for_peer(1000 * PATIENCE_S)
         for _ in range(3):
             with connect(camera.endpoint) as stranger:
@@ -196,45 +190,16 @@ GOOD: dict[str, list[bytes]] = {
     "request": [pack_request(Request(1, "add_object", {"points": [[1, 2]], "label": "cup"}))],
 }
 SUBSCRIBERS: dict[str, Callable[[str, Delivery], Any]] = {
-    "frame": lambda endpoint, delivery: FrameSubscriber([endpoint], delivery),
-    "masks": lambda endpoint, delivery: MaskSubscriber(endpoint, delivery),
+    "frame": lambda endpoint, delivery: transport.FrameSubscriber([endpoint], delivery),
+    "masks": lambda endpoint, delivery: transport.MaskSubscriber(endpoint, delivery),
 }
-
-
-def hostile(kind: str, count: int, seed: int = 0) -> Iterator[list[bytes]]:
-    """Yield `count` messages: random parts, and good ones with bytes changed, cut, swapped, doubled or left out."""
-    rng = random.Random(seed)
-    for _ in range(count):
-        parts = list(GOOD[kind])
-        choice = rng.randrange(6)
-        place = rng.randrange(len(parts))
-        if choice == 0:
-            parts = [rng.randbytes(rng.randrange(60)) for _ in range(rng.randrange(1, 12))]
-        elif choice == 1:
-            parts[place] = flipped(parts[place], rng)
-        elif choice == 2:
-            parts[place] = parts[place][: rng.randrange(len(parts[place]))]
-        elif choice == 3:
-            rng.shuffle(parts)
-        elif choice == 4:
-            parts += rng.choices(parts, k=rng.randrange(1, 20))
-        else:
-            parts[-1] = b"\x91" * rng.randrange(1, 5000)
-        yield parts
-
-
-def flipped(part: bytes, rng: random.Random) -> bytes:
-    changed = bytearray(part)
-    for _ in range(rng.randrange(1, 6)):
-        changed[rng.randrange(len(changed))] = rng.randrange(256)
-    return bytes(changed)
 
 
 @pytest.mark.parametrize("kind", ["frame", "masks"])
 def test_each_hostile_message_is_counted_or_taken(kind: str) -> None:
     count, sent, taken = 4000, 0, 0
     with open_peer(zmq.PUSH) as publisher, SUBSCRIBERS[kind](place_of(publisher), "every") as subscriber:
-        for parts in hostile(kind, count):
+        for parts in mutations(GOOD[kind], count, 0):
             while not publisher.poll(5, zmq.POLLOUT):
                 taken += subscriber.take(0) is not None
             publisher.send_multipart(parts)
@@ -257,7 +222,7 @@ def test_each_hostile_message_is_counted_or_taken(kind: str) -> None:
 def test_a_live_subscriber_survives_hostile_messages(kind: str) -> None:
     with open_peer(zmq.PUB) as publisher, SUBSCRIBERS[kind](place_of(publisher), "newest") as subscriber:
         wait_until(lambda: publisher.send_multipart(GOOD[kind]) or subscriber.take(20))
-        for number, parts in enumerate(hostile(kind, 2000)):
+        for number, parts in enumerate(mutations(GOOD[kind], 2000, 0)):
             publisher.send_multipart(parts)
             if number % 100 == 0:
                 subscriber.take(10)
@@ -267,9 +232,9 @@ def test_a_live_subscriber_survives_hostile_messages(kind: str) -> None:
 
 
 def test_each_hostile_request_is_answered() -> None:
-    batches = [list(hostile("request", 40, seed)) for seed in range(100)]
+    batches = [list(mutations(GOOD["request"], 40, seed)) for seed in range(100)]
     good = 0
-    with ControlServer(TCP) as server, open_peer(zmq.DEALER, server.endpoint) as asker:
+    with transport.ControlServer(TCP) as server, open_peer(zmq.DEALER, server.endpoint) as asker:
         for number, batch in enumerate(batches, start=1):
             for parts in batch:
                 asker.send_multipart(parts)
@@ -280,7 +245,7 @@ def test_each_hostile_request_is_answered() -> None:
     assert server.rejected > 2000
 
 
-def refuse(server: ControlServer) -> bool:
+def refuse(server: transport.ControlServer) -> bool:
     """Answer one valid request. Return True if there was one."""
     received = server.receive(1)
     if received is not None:
@@ -288,7 +253,9 @@ def refuse(server: ControlServer) -> bool:
     return received is not None
 
 
-@pytest.mark.parametrize("opener", [FramePublisher, MaskPublisher, ControlServer])
+@pytest.mark.parametrize(
+    "opener", [transport.FramePublisher, transport.MaskPublisher, transport.ControlServer]
+)
 def test_a_socket_still_works_after_garbage_at_its_port(opener: Callable[[str], Any]) -> None:
     rng = random.Random(5)
     greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL" + b"\0" * 48
@@ -306,12 +273,12 @@ def test_a_socket_still_works_after_garbage_at_its_port(opener: Callable[[str], 
 
 
 def serves(bound: Any) -> bool:
-    if isinstance(bound, ControlServer):
+    if isinstance(bound, transport.ControlServer):
         with open_peer(zmq.DEALER, bound.endpoint) as asker:
             asker.send(GOOD["request"][0])
             return bound.receive(5000) is not None
     kind, message = (
-        ("frame", make_frame(0)) if isinstance(bound, FramePublisher) else ("masks", make_masks(0))
+        ("frame", make_frame(0)) if isinstance(bound, transport.FramePublisher) else ("masks", make_masks(0))
     )
     with SUBSCRIBERS[kind](bound.endpoint, "newest") as subscriber:
         wait_until(lambda: bound.send(message) and subscriber.take(20))
@@ -321,8 +288,8 @@ def serves(bound: Any) -> bool:
 @pytest.mark.parametrize("delivery", ["newest", "every"])
 def test_memory_stays_bounded_when_no_message_is_taken(delivery: Delivery) -> None:
     process = psutil.Process(os.getpid())
-    with FramePublisher(TCP, delivery) as publisher:
-        with FrameSubscriber([publisher.endpoint], delivery) as subscriber:
+    with transport.FramePublisher(TCP, delivery) as publisher:
+        with transport.FrameSubscriber([publisher.endpoint], delivery) as subscriber:
             wait_until(
                 lambda: publisher.send(make_frame(0, side=1000), timeout_ms=10) and subscriber.take(10)
             )
@@ -335,7 +302,7 @@ def test_memory_stays_bounded_when_no_message_is_taken(delivery: Delivery) -> No
 
 def test_memory_stays_bounded_when_a_subscriber_hangs() -> None:
     process = psutil.Process(os.getpid())
-    with FramePublisher(TCP) as publisher, peer("reader", publisher.endpoint, "newest") as reader:
+    with transport.FramePublisher(TCP) as publisher, peer("reader", publisher.endpoint, "newest") as reader:
         os.set_blocking(output_of(reader).fileno(), False)
         wait_until(lambda: publisher.send(make_frame(0, side=1000)) and next_line(reader))
         os.kill(reader.pid, signal.SIGSTOP)
