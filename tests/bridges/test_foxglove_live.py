@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sam3_node.types import MaskFrame
-from tests.bridges.conftest import NAME, BridgeRig
-from tests.support.console_rig import iou
+from tests.bridges.conftest import NAME
+from tests.support.console_rig import ConsoleRig, iou
 from tests.support.foxglove_client import FoxgloveClient, Received, stamp_ns
 from tests.support.node_rig import Process, masks_where, until
 
@@ -18,7 +18,7 @@ TOPICS = ("/cam0/image", "/cam0/annotations")
 
 
 @pytest.fixture(scope="module")
-def bridge(rig: BridgeRig) -> tuple[Process, str]:
+def bridge(rig: ConsoleRig) -> tuple[Process, str]:
     process = rig.launch("bridge", "foxglove", "127.0.0.1:0")
     line = process.next_line()
     assert line.startswith("bridge: foxglove at ws://127.0.0.1:"), line
@@ -57,7 +57,7 @@ def with_name(client: FoxgloveClient, topic: str = TOPICS[1]) -> Received:
     "foxglove-sdk serves, a WebSocket client decodes by the schemas it announces",
     "Foxglove's application",
 )
-def test_outlines_lie_on_the_objects_of_their_picture(rig: BridgeRig, bridge: tuple[Process, str]) -> None:
+def test_outlines_lie_on_the_objects_of_their_picture(rig: ConsoleRig, bridge: tuple[Process, str]) -> None:
     with FoxgloveClient(bridge[1]) as client, rig.client() as perception:
         client.subscribe(*TOPICS)
         outlines: dict[int, Received] = {}

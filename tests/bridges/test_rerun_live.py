@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.bridges.conftest import NAME, BridgeRig
-from tests.support.console_rig import iou, is_in_view, true_mask
+from tests.bridges.conftest import NAME
+from tests.support.console_rig import ConsoleRig, iou, is_in_view, true_mask
 from tests.support.node_rig import until
 from tests.support.rrd_files import count_rows, read_rrd, rerun_program
 from tools.bench.processes import free_ports
@@ -33,7 +33,7 @@ def drawn(row: dict[str, Any]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(row["SegmentationImage:buffer"][0], np.uint8).reshape(480, 640)
 
 
-def test_the_file_has_the_pictures_and_the_masks_on_their_objects(rig: BridgeRig, tmp_path: Path) -> None:
+def test_the_file_has_the_pictures_and_the_masks_on_their_objects(rig: ConsoleRig, tmp_path: Path) -> None:
     path = tmp_path / "live.rrd"
     process = rig.launch("bridge", "rerun", str(path))
     assert process.next_line() == f"bridge: rerun to {path}"
@@ -57,7 +57,7 @@ def test_the_file_has_the_pictures_and_the_masks_on_their_objects(rig: BridgeRig
     assert entities["/latency/cam0/total"]
 
 
-def test_a_signal_ends_it_while_the_viewer_hangs(rig: BridgeRig, tmp_path: Path) -> None:
+def test_a_signal_ends_it_while_the_viewer_hangs(rig: ConsoleRig, tmp_path: Path) -> None:
     port = free_ports(1)[0]
     with rerun_program(port, tmp_path / "viewer.rrd") as viewer:
         process = rig.launch("bridge", "rerun", f"rerun+http://127.0.0.1:{port}/proxy")

@@ -20,13 +20,13 @@ from sam3_node_ros.messages import Header
 
 from sam3_node.errors import SettingsError, TransportError, WireError
 from sam3_node.transport import FrameSubscriber, MaskPublisher
-from sam3_node.types import Frame, Intrinsics, MaskFrame
+from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import decode_depth, decode_image
-from tests.support.node_rig import until
-from tests.support.ros2.messages import find_class
+from tests.support.processes import until
+from tests.support.ros2 import import_type, make_header, make_image, player
 
 pytestmark = pytest.mark.verifies(
-    "stream", "ROS 2 topics of a camera", "layout", "messages of the definitions of ROS", "a run under ROS"
+    "stream", "ROS 2 topics of a camera", "own package", "messages of ROS 2 Jazzy", "a camera's driver"
 )
 
 SIZE = (12, 16)
@@ -37,30 +37,19 @@ IMAGE, INFO = "/cam/color/image_raw", "/cam/color/camera_info"
 DEPTH = "/cam/aligned_depth_to_color/image_raw"
 
 
-def header(stamp_ns: int, frame_id: str = "optical") -> Any:
-    sec, nanosec = divmod(stamp_ns, 10**9)
-    stamp = find_class("builtin_interfaces/msg/Time")(sec=sec, nanosec=nanosec)
-    return find_class("std_msgs/msg/Header")(stamp=stamp, frame_id=frame_id)
-
-
 def image(stamp_ns: int, pixels: np.ndarray = RGB, encoding: str = "rgb8", padding: int = 0) -> Any:
-    rows = pixels.reshape(pixels.shape[0], -1).view(np.uint8)
-    rows = np.pad(rows, ((0, 0), (0, padding)), constant_values=77)
-    size = {"height": pixels.shape[0], "width": pixels.shape[1], "step": rows.shape[1]}
-    data = array("B", rows.tobytes())
-    return find_class("sensor_msgs/msg/Image")(header=header(stamp_ns), encoding=encoding, data=data, **size)
+    return make_image(make_header(stamp_ns), pixels, encoding, padding)
 
 
 def compressed(stamp_ns: int, format_: str = "jpeg") -> Any:
     data = array("B", cv2.imencode(".jpg", RGB[:, :, ::-1])[1].tobytes())
-    return find_class("sensor_msgs/msg/CompressedImage")(header=header(stamp_ns), format=format_, data=data)
+    return import_type("sensor_msgs/msg/CompressedImage")(
+        header=make_header(stamp_ns), format=format_, data=data
+    )
 
 
 def camera_info(stamp_ns: int) -> Any:
-    matrix = np.array([60.0, 0, 7.5, 0, 61.0, 5.5, 0, 0, 1])
-    return find_class("sensor_msgs/msg/CameraInfo")(
-        header=header(stamp_ns), height=SIZE[0], width=SIZE[1], distortion_model="plumb_bob", k=matrix
-    )
+    return player.make_camera_info(Intrinsics(60.0, 61.0, 7.5, 5.5), SIZE[1], SIZE[0], make_header(stamp_ns))
 
 
 class Site:
@@ -370,6 +359,19 @@ def test_silence_is_explained(open_site: OpenSite, monkeypatch: pytest.MonkeyPat
     assert until(lambda: site.warnings, "a warning")[0].startswith("no masks: no node is connected at ipc:")
 
 
+def test_points_come_with_the_masks_else_from_the_node(open_site: OpenSite) -> None:
+    site, header = open_site(timeout_ms=100), Header(1, 2, "optical")
+    masks, points_m = MaskFrame("cam0", 0, 1, 4, 4), np.ones((2, 3), "<f4")
+    shown = Instance(
+        7, "", 0.5, "tracked", 1, 0, Mask.empty((4, 4)), frame="base", points_m=points_m.tobytes()
+    )
+    found = site.bridge.find_points(masks, header, shown)
+    assert (found.points_m.tolist(), found.frame, found.header) == (points_m.tolist(), "base", header)
+    assert site.bridge.find_points(masks, header, replace(shown, points_m=None)) is None
+    assert "no node is connected" in site.warnings[0]
+    assert site.bridge.check_health().level == link.ERROR
+
+
 def test_headers_are_bounded(site: Site) -> None:
     message = image(time.time_ns(), np.zeros((1, 1, 3), np.uint8))
     for _ in range(MAX_HEADERS + 10):
@@ -379,8 +381,8 @@ def test_headers_are_bounded(site: Site) -> None:
 
 def test_without_a_node_services_answer_with_an_error_and_images_are_still_taken(open_site: OpenSite) -> None:
     site = open_site(timeout_ms=300)
-    response = find_class("sam3_node_msgs/msg/RemoveObject_Response")()
-    request = find_class("sam3_node_msgs/msg/RemoveObject_Request")(id="7")
+    response = import_type("sam3_node_msgs/srv/RemoveObject").Response()
+    request = import_type("sam3_node_msgs/srv/RemoveObject").Request(id="7")
     waiting = threading.Thread(target=site.bridge.services["remove_object"], args=(request, response))
     waiting.start()
     site.send((IMAGE, image(time.time_ns())))
@@ -390,7 +392,7 @@ def test_without_a_node_services_answer_with_an_error_and_images_are_still_taken
 
 
 def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:
-    request = find_class("sam3_node_msgs/msg/AddObject_Request")()
+    request = import_type("sam3_node_msgs/srv/AddObject").Request()
     request.stamp.sec = 5
     for service, sent, code in (
         ("add_object", request, "unknown_frame"),
@@ -398,7 +400,7 @@ def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:
         ("set_prompts", SimpleNamespace(prompts=["cup"], scores=[0.1, 0.2]), "bad_request"),
         ("remove_object", SimpleNamespace(), "internal"),
     ):
-        response = find_class("sam3_node_msgs/msg/AddObject_Response")()
+        response = import_type("sam3_node_msgs/srv/AddObject").Response()
         assert site.bridge.services[service](sent, response) is response
         assert (response.success, response.code) == (False, code)
         assert response.message

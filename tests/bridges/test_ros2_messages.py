@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 import math
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,18 +12,19 @@ import numpy as np
 import pytest
 from mcap.reader import make_reader
 from mcap_ros2.decoder import DecoderFactory
-from rosbags.rosbag2 import Reader, StoragePlugin, Writer
+from rosbags.rosbag2 import StoragePlugin, Writer
 from sam3_node_ros.messages import (
     MAX_VALUE,
     ROTATION_VARIANCE_RAD2,
     Header,
     MaskMessages,
     assign_values,
+    choose_instance,
     format_id,
-    import_type,
     parse_id,
     read_header,
     read_prompt,
+    read_prompts,
 )
 
 from sam3_node.bags import open_bag
@@ -30,20 +34,32 @@ from sam3_node.replay.davis_png import paint_indices
 from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.wire import MAX_EPOCH, decode_image
 from tests.support.refuses import refuses
-from tests.support.ros2.messages import RELEASES, VISION_MSGS, deserialise, find_class, open_store, serialise
+from tests.support.ros2 import (
+    RELEASES,
+    deserialise,
+    import_type,
+    make_box,
+    make_header,
+    make_image,
+    name_type,
+    open_store,
+    serialise,
+)
 
+DiagnosticStatus = import_type("diagnostic_msgs/msg/DiagnosticStatus")
+Marker, PointField = import_type("visualization_msgs/msg/Marker"), import_type("sensor_msgs/msg/PointField")
 pytestmark = pytest.mark.verifies(
     "viewer",
     "ROS 2 messages: vision_msgs 4, label image",
-    "other implementation",
-    "CDR and bags of Humble and Jazzy by rosbags, read by mcap-ros2-support",
-    "DDS, rviz",
+    "own package",
+    "CDR and bags of Jazzy, read by rosbags and mcap-ros2-support",
+    "rviz",
 )
 
 HEADER = Header(1_700_000_000, 123_456_789, "camera_color_optical_frame")
 SIZE = (12, 16)
 EPOCH = 0x1F3A9C
-MAKE = MaskMessages("base_link", find_class)
+MAKE = MaskMessages("base_link")
 
 
 def instance(id: int, box: tuple[int, int, int, int], score: float = 0.5, **fields: Any) -> Instance:
@@ -73,12 +89,13 @@ MAKERS = {
     "detections_3d": MAKE.make_detections_3d,
     "label_image": MAKE.make_label_image,
     "label_table": MAKE.make_label_table,
+    "mask": lambda masks, header: MAKE.make_mask(masks, header, ""),
 }
 
 
 def over_cdr(message: Any, release: str = "jazzy") -> Any:
     """Return a message as rosbags reads it in a release."""
-    return open_store(release).deserialize_cdr(serialise(message, release), message.type_name)
+    return open_store(release).deserialize_cdr(serialise(message), name_type(message))
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -88,8 +105,8 @@ def test_messages_pass_cdr_with_their_header(topic: str, release: str) -> None:
     found = over_cdr(message, release)
     assert read_header(found) == HEADER
     assert read_stamp(found) == MASKS.capture_ns
-    data = serialise(message, release)
-    assert serialise(deserialise(data, message.type_name), release) == data
+    by_rosbags = bytes(open_store(release).serialize_cdr(found, name_type(message)))
+    assert deserialise(by_rosbags, name_type(message)) == message
 
 
 @pytest.mark.parametrize(("sec", "nanosec"), [(0, 0), (0, 1), (2**31 - 1, 999_999_999), (1_700_000_000, 1)])
@@ -178,6 +195,77 @@ def test_no_instance_gives_empty_messages() -> None:
 
 
 @pytest.mark.parametrize(
+    ("wanted", "id"),
+    [
+        ("", 7),
+        ("2", 2),
+        ("2@1f3a9c", 2),
+        ("2@1f3a9d", None),
+        ("thing 9", 9),
+        ("3", None),
+        ("cup", None),
+        ("2@", None),
+    ],
+)
+def test_one_object_is_chosen_by_id_or_label_else_the_best_sure_one(wanted: str, id: int | None) -> None:
+    doubtful = replace(instance(8, (0, 0, 2, 2), 0.99), doubtful=True)
+    masks = replace(MASKS, instances=(*FOUND, doubtful))
+    chosen = choose_instance(masks, wanted)
+    assert (chosen and chosen.id) == id
+    pixels = over_cdr(MAKE.make_mask(masks, HEADER, wanted)).data.reshape(SIZE)
+    expected = chosen.mask.full() if chosen else np.zeros(SIZE, np.bool_)
+    assert np.array_equal(pixels, expected * np.uint8(255))
+
+
+@pytest.mark.parametrize(("frame", "frame_id"), [("camera", HEADER.frame_id), ("base", "base_link")])
+@pytest.mark.parametrize("count", [0, 5])
+def test_a_cloud_has_its_points_in_metres(count: int, frame: str, frame_id: str) -> None:
+    points_m = np.arange(3 * count, dtype=np.float32).reshape(count, 3)
+    cloud = over_cdr(MAKE.make_points(points_m, frame, HEADER))
+    assert read_header(cloud) == HEADER._replace(frame_id=frame_id)
+    assert [(field.name, field.offset, field.datatype) for field in cloud.fields] == [
+        (name, 4 * place, PointField.FLOAT32) for place, name in enumerate("xyz")
+    ]
+    assert (cloud.width, cloud.height, cloud.point_step, cloud.row_step) == (count, 1, 12, 12 * count)
+    assert np.array_equal(cloud.data.view("<f4").reshape(-1, 3), points_m)
+
+
+def test_sure_objects_with_a_position_have_a_frame() -> None:
+    doubtful = replace(placed(4, "camera"), doubtful=True)
+    masks = replace(MASKS, instances=(*FOUND, doubtful))
+    (transform,) = over_cdr(MAKE.make_transforms(masks, HEADER)).transforms
+    assert (read_header(transform), transform.child_frame_id) == (HEADER, "cam0/9@1f3a9c")
+    moved, turned = transform.transform.translation, transform.transform.rotation
+    assert (moved.x, moved.y, moved.z, turned.z, turned.w) == (0.1, 0.2, 0.9, math.sin(0.3), math.cos(0.3))
+    masks = replace(MASKS, instances=(placed(9, "base"),))
+    assert MAKE.make_transforms(masks, HEADER).transforms[0].header.frame_id == "base_link"
+
+
+def test_markers_replace_those_before_with_a_box_and_a_label_for_each_object() -> None:
+    doubtful = replace(placed(4, "camera"), doubtful=True)
+    clear, *markers = over_cdr(
+        MAKE.make_markers(replace(MASKS, instances=(*FOUND, doubtful)), HEADER)
+    ).markers
+    assert clear.action == Marker.DELETEALL
+    kinds = [Marker.CUBE, Marker.TEXT_VIEW_FACING]
+    assert [(one.ns, one.id, one.type) for one in markers] == [
+        (*name, kind)
+        for name, kind in zip([("box", 0), ("label", 0), ("box", 1), ("label", 1)], 2 * kinds, strict=True)
+    ]
+    assert all(read_header(one) == HEADER and one.lifetime.sec and one.color.a for one in markers)
+    assert (markers[0].pose.position.z, markers[0].scale.x, markers[1].text) == (0.95, 0.3, "thing 9 9")
+    assert markers[0].color.g != markers[2].color.g
+    assert len(MAKE.make_markers(replace(MASKS, instances=()), HEADER).markers) == 1
+
+
+def test_diagnostics_have_level_message_and_values() -> None:
+    array = over_cdr(MAKE.make_diagnostics(1, "/sam3_bridge: camera cam0", "silent", {"fps": 3.5}, HEADER))
+    (status,) = array.status
+    assert (status.level, status.hardware_id, status.message) == (DiagnosticStatus.WARN[0], "cam0", "silent")
+    assert [(pair.key, pair.value) for pair in status.values] == [("fps", "3.5")]
+
+
+@pytest.mark.parametrize(
     ("ids", "values"),
     [
         ([1, 2, 300], [1, 2, 300]),
@@ -205,18 +293,15 @@ def test_another_id_is_refused(text: str) -> None:
 
 
 def request(**fields: Any) -> Any:
-    return find_class("sam3_node_msgs/msg/AddObject_Request")(**fields)
+    return import_type("sam3_node_msgs/srv/AddObject").Request(**fields)
 
 
 def mono8(pixels: np.ndarray, encoding: str = "mono8") -> Any:
-    height, width = pixels.shape
-    return find_class("sensor_msgs/msg/Image")(
-        height=height, width=width, encoding=encoding, step=width, data=list(pixels.ravel().tolist())
-    )
+    return make_image(make_header(0), pixels, encoding)
 
 
 def test_prompts_of_a_request() -> None:
-    point, box = find_class("vision_msgs/msg/Point2D"), find_class("vision_msgs/msg/BoundingBox2D")
+    point, box = import_type("vision_msgs/msg/Point2D"), import_type("vision_msgs/msg/BoundingBox2D")
     assert read_prompt(request()) == {}
     points = [point(x=3.0, y=4.5), point(x=1.0, y=0.5)]
     expected = {"points": [(3.0, 4.5), (1.0, 0.5)], "labels": [1, 0]}
@@ -230,7 +315,7 @@ def test_prompts_of_a_request() -> None:
 
 
 def test_prompts_that_cannot_be_meant_are_refused() -> None:
-    box = find_class("vision_msgs/msg/BoundingBox2D")(size_x=6.0, size_y=5.0)
+    box = import_type("vision_msgs/msg/BoundingBox2D")(size_x=6.0, size_y=5.0)
     box.center.theta = 0.1
     with refuses(RequestError, field=("0", "theta")):
         read_prompt(request(box=box))
@@ -242,52 +327,88 @@ def test_prompts_that_cannot_be_meant_are_refused() -> None:
         read_prompt(request(mask=short))
 
 
-@pytest.mark.parametrize("storage", ["SQLITE3", "MCAP"])
-@pytest.mark.parametrize("release", RELEASES)
-def test_a_bag_of_the_messages_is_read_back(tmp_path: Path, release: str, storage: str) -> None:
-    store = open_store(release)
-    messages = {topic: make(MASKS, HEADER) for topic, make in MAKERS.items()}
-    with Writer(tmp_path / "bag", version=9, storage_plugin=StoragePlugin[storage]) as writer:
-        for topic, message in messages.items():
-            connection = writer.add_connection(f"/{topic}", message.type_name, typestore=store)
-            writer.write(connection, MASKS.capture_ns, serialise(message, release))
-    with Reader(tmp_path / "bag") as reader:
-        found = {connection.topic[1:]: (connection, bytes(data)) for connection, _, data in reader.messages()}
-    assert found.keys() == messages.keys()
-    for topic, (connection, data) in found.items():
-        assert connection.msgtype == messages[topic].type_name
-        assert data == serialise(messages[topic], release)
-    if storage == "MCAP":  # another implementation of CDR, by the definitions in the file
-        (path,) = (tmp_path / "bag").glob("*.mcap")
-        with path.open("rb") as file:
-            items = make_reader(file, decoder_factories=[DecoderFactory()]).iter_decoded_messages()
-            decoded = {item.channel.topic[1:]: item.decoded_message for item in items}
-        for message in decoded.values():
-            assert read_header(message) == HEADER
-        assert [one.id for one in decoded["detections"].detections] == ["7@1f3a9c", "2@1f3a9c", "9@1f3a9c"]
-        assert decoded["detections_3d"].detections[0].bbox.size.x == 0.3
-        assert [one.class_id for one in decoded["label_table"].class_map] == [7, 2, 9]
+def isaac_request(boxes: str = "", points: str = "", labels: Sequence[int] = (), **fields: Any) -> Any:
+    """Return a request of AddObjects: a box or a point for each letter, which is its object's id."""
+    point = import_type("vision_msgs/msg/Point2D")
+    fields = {
+        "bbox_object_ids": list(boxes),
+        "bbox_coords": [make_box((0, 0, 4, 2))] * len(boxes),
+        "point_object_ids": list(points),
+        "point_coords": [point(x=float(n), y=1.5) for n in range(len(points))],
+        "point_labels": list(labels),
+    } | fields
+    return import_type("isaac_ros_segment_anything2_interfaces/srv/AddObjects").Request(**fields)
 
 
-def test_the_label_image_is_an_image_for_other_programs(tmp_path: Path) -> None:
-    store, message = open_store(), MAKE.make_label_image(MASKS, HEADER)
-    with Writer(tmp_path / "bag", version=9) as writer:
-        connection = writer.add_connection("/label_image", message.type_name, typestore=store)
-        writer.write(connection, MASKS.capture_ns, serialise(message))
-    with open_bag(tmp_path / "bag") as bag:
-        (frame,) = bag
+def test_prompts_of_isaac_ros_are_gathered_by_object() -> None:
+    assert read_prompts(isaac_request()) == {}
+    assert read_prompts(isaac_request("ab", "cdc", [1, 1, 0])) == {
+        "a": {"box": (0.0, 0.0, 4.0, 2.0)},
+        "b": {"box": (0.0, 0.0, 4.0, 2.0)},
+        "c": {"points": [(0.0, 1.5), (2.0, 1.5)], "labels": [1, 0]},
+        "d": {"points": [(1.0, 1.5)], "labels": [1]},
+    }
+    assert read_prompts(isaac_request(points="d"))["d"]["labels"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (isaac_request("aa"), "bbox_object_ids"),
+        (isaac_request("a", "a"), "bbox_object_ids"),
+        (isaac_request("a", bbox_object_ids=["a", "b"]), "bbox_object_ids"),
+        (isaac_request(points="a", point_object_ids=[]), "point_object_ids"),
+        (isaac_request(points="ab", labels=[1]), "point_labels"),
+    ],
+)
+def test_other_prompts_of_isaac_ros_are_refused(request_: Any, field: str) -> None:
+    with refuses(RequestError, field=field):
+        read_prompts(request_)
+
+
+@pytest.fixture(scope="module")
+def bag(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in the layout of ROS 2 with a message of each topic."""
+    path = tmp_path_factory.mktemp("messages") / "bag"
+    with Writer(path, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
+        for topic, make in MAKERS.items():
+            message = make(MASKS, HEADER)
+            connection = writer.add_connection(f"/{topic}", name_type(message), typestore=open_store())
+            writer.write(connection, MASKS.capture_ns, serialise(message))
+    return path
+
+
+def test_a_bag_of_the_messages_is_read_by_another_implementation(bag: Path) -> None:
+    (path,) = bag.glob("*.mcap")
+    with path.open("rb") as file:  # by the definitions in the file
+        items = make_reader(file, decoder_factories=[DecoderFactory()]).iter_decoded_messages()
+        decoded = {item.channel.topic[1:]: item.decoded_message for item in items}
+    assert decoded.keys() == MAKERS.keys()
+    assert all(read_header(message) == HEADER for message in decoded.values())
+    assert [one.id for one in decoded["detections"].detections] == ["7@1f3a9c", "2@1f3a9c", "9@1f3a9c"]
+    assert decoded["detections_3d"].detections[0].bbox.size.x == 0.3
+    assert [one.class_id for one in decoded["label_table"].class_map] == [7, 2, 9]
+
+
+@pytest.mark.parametrize("topic", ["label_image", "mask"])
+def test_the_images_are_images_for_other_programs(bag: Path, topic: str) -> None:
+    with open_bag(bag, [f"/{topic}"]) as opened:
+        (frame,) = opened
     assert (frame.capture_ns, frame.height, frame.width) == (MASKS.capture_ns, *SIZE)
     assert decode_image(frame).shape == (*SIZE, 3)
 
 
-def test_types_are_those_of_the_installed_packages() -> None:
-    from collections import OrderedDict
+HASHES = {  # of the packages that ROS releases
+    "Detection2DArray": "214274120007f4a683866481336b70310268cfa107aebe9d594a6acf75bda968",
+    "Detection3DArray": "793f5eab9595ac1c0da07873cc859db42eae51f0ee76056db8562515d830e018",
+    "LabelInfo": "3d37df4015cdf660cc851c51897f2acd957e1ca6205ba0a99aebffb9406b0783",
+}
 
-    assert import_type("collections/abc/Sized") is not OrderedDict
-    with pytest.raises(ModuleNotFoundError):
-        import_type("no_such_msgs/msg/Thing")
 
-
-def test_the_definitions_are_complete() -> None:
-    used = {field for name in VISION_MSGS for field in find_class(f"vision_msgs/msg/{name}").fields}
-    assert {"header", "results", "bbox", "id", "class_map"} <= used
+@pytest.mark.parametrize("name", HASHES)
+def test_generated_types_have_the_hash_of_the_published_definitions(name: str) -> None:
+    described = json.loads((Path(sys.prefix) / f"share/vision_msgs/msg/{name}.json").read_text())
+    (found,) = [
+        one["hash_string"] for one in described["type_hashes"] if one["type_name"].endswith(f"/{name}")
+    ]
+    assert found == f"RIHS01_{HASHES[name]}"

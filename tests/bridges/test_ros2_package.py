@@ -1,15 +1,15 @@
-"""The two packages of `launch/ros2`: what they describe exists, and the launch file sets all parameters."""
+"""The packages of `launch/ros2`: what they describe exists, and the launch files set all parameters."""
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import sys
 import tomllib
 from dataclasses import fields
-from types import ModuleType, SimpleNamespace
+from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 from xml.etree import ElementTree
 
 import pytest
@@ -18,8 +18,8 @@ from sam3_node_ros.link import Ros2Settings
 from tests.support.paths import ROOT
 
 ROS2 = ROOT / "launch/ros2"
-NODE, MESSAGES = ROS2 / "sam3_node_ros", ROS2 / "sam3_node_msgs"
-LAUNCH = NODE / "launch/sam3.launch.py"
+NODE, MESSAGES, BRINGUP = (ROS2 / f"sam3_node_{name}" for name in ("ros", "msgs", "bringup"))
+OPTIONAL = {"isaac_ros_segment_anything2_interfaces"}
 
 
 def read_package(name: str) -> ElementTree.Element:
@@ -42,7 +42,7 @@ def list_imports(text: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["sam3_node_ros", "sam3_node_msgs"])
+@pytest.mark.parametrize("name", [NODE.name, MESSAGES.name, BRINGUP.name])
 def test_a_package_has_its_name_the_project_s_version_and_licence(name: str) -> None:
     package = read_package(name)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -51,90 +51,85 @@ def test_a_package_has_its_name_the_project_s_version_and_licence(name: str) -> 
 
 
 def test_every_import_is_a_dependency() -> None:
-    own = {"sam3_node", "sam3_node_ros", "numpy", *sys.stdlib_module_names}
-    sources = [path.read_text() for path in (*NODE.glob("sam3_node_ros/*.py"), LAUNCH)]
+    own = {"sam3_node", "sam3_node_ros", "numpy", *sys.stdlib_module_names, *OPTIONAL}
+    sources = [path.read_text() for path in NODE.glob("sam3_node_ros/*.py")]
     messages = {name for text in sources for name in re.findall(r'"(\w+_msgs|builtin_interfaces)/msg/', text)}
     imported = {name for text in sources for name in list_imports(text)}
-    assert (imported - own) | messages == list_dependencies("sam3_node_ros")
+    libraries = {"python3-numpy", "python3-opencv", "python3-zmq"}
+    assert (imported - own) | messages | libraries == list_dependencies("sam3_node_ros")
+    launched = {name for path in BRINGUP.glob("launch/*.py") for name in list_imports(path.read_text())}
+    started = {"ament_cmake", "rviz2", "sam3_node_ros"}
+    assert (launched - {*sys.stdlib_module_names}) | started == list_dependencies("sam3_node_bringup")
+
+
+def test_every_definition_that_is_generated_names_its_dependencies() -> None:
+    for name, package in tomllib.loads((ROS2 / "definitions.toml").read_text()).items():
+        texts = [text for kind in ("msg", "srv") for text in package.get(kind, {}).values()]
+        used = set(re.findall(r"^(\w+)/\w+", "\n".join(texts), flags=re.MULTILINE)) - {name}
+        assert used == set(package["dependencies"])
 
 
 def test_every_service_is_generated_with_its_dependencies() -> None:
-    cmake = (MESSAGES / "CMakeLists.txt").read_text()
+    """That the packages build and install what they name is shown by `make ros2`."""
     services = sorted(MESSAGES.glob("srv/*.srv"))
-    assert re.findall(r'"srv/(\w+)\.srv"', cmake) == [path.stem for path in services]
-    used = set(
-        re.findall(r"^(\w+)/\w+", "\n".join(path.read_text() for path in services), flags=re.MULTILINE)
-    )
-    (named,) = re.findall(r"DEPENDENCIES ([\w ]+)", cmake)
-    assert set(named.split()) == used
+    texts = "\n".join(path.read_text() for path in services)
+    used = set(re.findall(r"^(\w+)/\w+", texts, flags=re.MULTILINE))
     assert used <= list_dependencies("sam3_node_msgs")
-    assert used <= set(re.findall(r"find_package\((\w+)", cmake))
+    cmake = (MESSAGES / "CMakeLists.txt").read_text()
+    assert re.findall(r'"srv/(\w+)\.srv"', cmake) == [path.stem for path in services]
 
 
-def test_the_installed_files_exist() -> None:
-    setup = (NODE / "setup.py").read_text()
-    assert 'NAME = "sam3_node_ros"' in setup
-    assert "bridge = {NAME}.bridge:main" in setup
-    for name in ("package.xml", "resource/sam3_node_ros", "sam3_node_ros/bridge.py"):
-        assert (NODE / name).exists()
-    assert "$base/lib/sam3_node_ros" in (NODE / "setup.cfg").read_text()
+def describe(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the calls of launch's classes, by their names, when a launch file is evaluated."""
+    calls = MagicMock()
+    calls.get_package_share_directory = lambda package: str(ROS2 / package)
+    text = (BRINGUP / f"launch/{name}.launch.py").read_text()
+    for module in re.findall(
+        r"^from ((?:launch|lifecycle_msgs|ament_index_python)[\w.]*)", text, re.MULTILINE
+    ):
+        for end in re.finditer(r"\.|$", module):  # and its packages
+            monkeypatch.setitem(sys.modules, module[: end.start()], calls)
+    scope: dict[str, Any] = {}
+    exec(text, scope)
+    scope["generate_launch_description"]()
+    return calls
 
 
-class Recorded:
-    """An object of launch: its class and its arguments."""
-
-    def __init__(self, kind: str, /, *arguments: Any, **options: Any) -> None:
-        self.kind, self.arguments, self.options = kind, arguments, options
-
-
-def make_recording_module(name: str) -> ModuleType:
-    """Return a module whose classes and functions return what they were called with."""
-
-    def find(kind: str) -> Any:
-        if kind == "Transition":
-            return SimpleNamespace(TRANSITION_CONFIGURE=1, TRANSITION_ACTIVATE=3)
-        return lambda *arguments, **options: Recorded(kind, *arguments, **options)
-
-    module = ModuleType(name)
-    module.__getattr__ = find  # type: ignore[method-assign]
-    module.__path__ = []
-    return module
+def list_arguments(calls: Any) -> dict[str, str]:
+    return {one.args[0]: one.kwargs["default_value"] for one in calls.DeclareLaunchArgument.call_args_list}
 
 
 def test_the_launch_file_has_an_argument_for_each_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (
-        "launch",
-        "launch.actions",
-        "launch.events",
-        "launch.substitutions",
-        "launch_ros",
-        "launch_ros.actions",
-        "launch_ros.event_handlers",
-        "launch_ros.events",
-        "launch_ros.events.lifecycle",
-        "launch_ros.parameter_descriptions",
-        "lifecycle_msgs",
-        "lifecycle_msgs.msg",
-    ):
-        monkeypatch.setitem(sys.modules, name, make_recording_module(name))
-    spec = importlib.util.spec_from_file_location("sam3_launch", LAUNCH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    (entities,) = module.generate_launch_description().arguments
-    arguments = {
-        one.arguments[0]: one.options["default_value"]
-        for one in entities
-        if one.kind == "DeclareLaunchArgument"
-    }
-    defaults = {field.name: field.default for field in fields(Ros2Settings)}
-    assert arguments == {"namespace": "", "name": "sam3_bridge"} | {
-        name: str(value) for name, value in defaults.items()
-    }
-    (node,) = [one for one in entities if one.kind == "LifecycleNode"]
-    (parameters,) = node.options["parameters"]
-    assert {name: value.options["value_type"] for name, value in parameters.items()} == {
-        name: type(value) for name, value in defaults.items()
-    }
-    (handler,) = [one for one in entities if one.kind == "RegisterEventHandler"]
-    assert handler.arguments[0].options["goal_state"] == "inactive"
-    assert (node.options["package"], node.options["executable"]) == ("sam3_node_ros", "bridge")
+    calls = describe("sam3", monkeypatch)
+    defaults = {field.name: field.default for field in fields(Ros2Settings)} | {"use_sim_time": False}
+    texts = {name: str(value) for name, value in defaults.items()}
+    assert list_arguments(calls) == {"namespace": "", "name": "sam3_bridge", "rviz": "False"} | texts
+    node = calls.LifecycleNode.call_args.kwargs
+    assert (node["package"], node["executable"]) == ("sam3_node_ros", "bridge")
+    assert node["parameters"][0].keys() == defaults.keys()
+    kinds = [one.kwargs["value_type"] for one in calls.ParameterValue.call_args_list]
+    assert kinds == list(map(type, defaults.values()))
+    assert calls.OnStateTransition.call_args.kwargs["goal_state"] == "inactive"
+    assert Path(calls.Node.call_args.kwargs["arguments"][1]).exists()
+    lines = (BRINGUP / "config/sam3.yaml").read_text().splitlines()
+    given = dict(line.strip().split(": ", 1) for line in lines if re.match("    [^#]", line))
+    found = {name: text.strip('"').replace("true", "True") for name, text in given.items()}
+    assert {name: text.replace("false", "False") for name, text in found.items()} == texts
+
+
+def test_the_demo_gives_the_topics_of_the_player_to_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = describe("demo", monkeypatch)
+    assert list_arguments(calls) == {"recording": "", "rviz": "True"}
+    topics = dict(calls.IncludeLaunchDescription.call_args.kwargs["launch_arguments"])
+    assert topics.keys() <= {field.name for field in fields(Ros2Settings)} | {"rviz"}
+    source = (NODE / "sam3_node_ros/player.py").read_text()
+    assert all(str(topic).split("/")[-1] in source for name, topic in topics.items() if name != "rviz")
+    player = calls.Node.call_args.kwargs
+    assert (player["package"], player["executable"]) == ("sam3_node_ros", "player")
+
+
+def test_the_view_of_rviz_shows_topics_that_the_node_has() -> None:
+    shown = set(re.findall(r"Value: sam3_bridge/(\w+)", (BRINGUP / "rviz/sam3.rviz").read_text()))
+    published = set(re.findall(r'"~/(\w+)"', (NODE / "sam3_node_ros/bridge.py").read_text()))
+    assert shown
+    assert shown <= published

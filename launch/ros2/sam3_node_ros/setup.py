@@ -1,7 +1,5 @@
 """Installation by colcon (ament_python)."""
 
-from glob import glob
-
 from setuptools import setup
 
 NAME = "sam3_node_ros"
@@ -13,11 +11,10 @@ setup(
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
         (f"share/{NAME}", ["package.xml"]),
-        (f"share/{NAME}/launch", glob("launch/*.launch.py")),
     ],
     install_requires=["setuptools"],
     zip_safe=True,
     description="Lifecycle node that connects a camera's topics to sam3-node, and publishes its masks",
     license="Apache-2.0",
-    entry_points={"console_scripts": [f"bridge = {NAME}.bridge:main"]},
+    entry_points={"console_scripts": [f"bridge = {NAME}.bridge:main", f"player = {NAME}.player:main"]},
 )

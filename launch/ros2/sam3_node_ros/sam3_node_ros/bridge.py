@@ -1,8 +1,9 @@
 """Lifecycle node of ROS 2 that sends the images of one camera to sam3-node and publishes its masks.
 
 Callbacks of images run in the node's default callback group: they convert an image and never wait. A thread of the
-bridge waits for masks, makes the messages and publishes them. Services have a callback group of their own, in which
-they wait up to `timeout_ms` for sam3-node. So run the node by `main`, or in another executor of two threads or more.
+bridge waits for masks, makes the messages and publishes them. Services and diagnostics have callback groups of their
+own, in which they wait up to `timeout_ms` for sam3-node. So run the node by `main`, or in another executor of three
+threads or more.
 """
 
 from __future__ import annotations
@@ -14,19 +15,32 @@ from functools import partial
 from typing import Any
 
 import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.clock import Clock, ClockType
+from rclpy.exceptions import InvalidHandle
 from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from sam3_node_msgs.srv import AddObject, RefineObject, RemoveObject, SetPrompts
-from sensor_msgs.msg import Image
+from sensor_msgs.msg import Image, PointCloud2
+from tf2_msgs.msg import TFMessage
 from vision_msgs.msg import Detection2DArray, Detection3DArray, LabelInfo
+from visualization_msgs.msg import MarkerArray
 
 from sam3_node.errors import Sam3NodeError
 from sam3_node.types import MaskFrame
 
 from .link import Ros2Bridge, Ros2Settings
-from .messages import Header, MaskMessages, import_type
+from .messages import Header, MaskMessages, choose_instance, import_type
+
+try:
+    from isaac_ros_segment_anything2_interfaces.srv import AddObjects
+    from isaac_ros_segment_anything2_interfaces.srv import RemoveObject as RemoveNamedObject
+except ImportError:  # an optional package
+    AddObjects = RemoveNamedObject = None
+
+DIAGNOSTICS_S = 1.0
 
 
 class Sam3Bridge(LifecycleNode):
@@ -35,10 +49,15 @@ class Sam3Bridge(LifecycleNode):
     def __init__(self) -> None:
         super().__init__("sam3_bridge")
         self._bridge: Ros2Bridge | None = None
+        self._make = MaskMessages()
         self._camera_subscriptions: list[Any] = []
         self._control_services: list[Any] = []
         self._outputs: list[tuple[Any, Callable[..., Any]]] = []
+        self._points: Any = None
+        self._diagnostics: Any = None
+        self._diagnostics_timer: Any = None
         self._service_group = MutuallyExclusiveCallbackGroup()
+        self._diagnostics_group = MutuallyExclusiveCallbackGroup()
         for field in fields(Ros2Settings):
             self.declare_parameter(field.name, field.default)
 
@@ -47,30 +66,63 @@ class Sam3Bridge(LifecycleNode):
         names, logger = [field.name for field in fields(Ros2Settings)], self.get_logger()
         settings = Ros2Settings(**{name: self.get_parameter(name).value for name in names})
         try:
-            self._bridge = Ros2Bridge(settings, lambda text: logger.warning(text), self.resolve_topic_name)
+            self._bridge = Ros2Bridge(
+                settings,
+                lambda text: logger.warning(text),
+                self.resolve_topic_name,
+                lambda: int(self.get_clock().now().nanoseconds),
+            )
         except Sam3NodeError as error:
             self.get_logger().error(str(error))
             return TransitionCallbackReturn.FAILURE
-        make = MaskMessages(settings.base_frame, import_type)
-        for kind, topic, build in (
-            (Detection2DArray, "detections", make.make_detections_2d),
-            (Detection3DArray, "detections_3d", make.make_detections_3d),
-            (Image, "label_image", make.make_label_image),
-            (LabelInfo, "label_table", make.make_label_table),
-        ):
-            self._outputs.append(
-                (self.create_lifecycle_publisher(kind, f"~/{topic}", QoSProfile(depth=10)), build)
-            )
-        for name, kind in (
-            ("add_object", AddObject),
-            ("refine_object", RefineObject),
-            ("remove_object", RemoveObject),
-            ("set_prompts", SetPrompts),
-        ):
-            serve = self._bridge.services[name]
-            service = self.create_service(kind, f"~/{name}", serve, callback_group=self._service_group)
-            self._control_services.append(service)
+        self._make = MaskMessages(settings.base_frame, import_type)
+        self._open_outputs(settings)
+        self._open_services(self._bridge.services)
         return super().on_configure(state)
+
+    def _open_outputs(self, settings: Ros2Settings) -> None:
+        make = self._make
+
+        def make_mask(masks: MaskFrame, header: Header) -> Any:
+            return make.make_mask(masks, header, self.get_parameter("object").value)
+
+        outputs: list[tuple[Any, str, Callable[..., Any]]] = [
+            (Detection2DArray, "~/detections", make.make_detections_2d),
+            (Detection3DArray, "~/detections_3d", make.make_detections_3d),
+            (Image, "~/label_image", make.make_label_image),
+            (LabelInfo, "~/label_table", make.make_label_table),
+            (Image, "~/mask", make_mask),
+            (MarkerArray, "~/markers", make.make_markers),
+        ]
+        if settings.publish_tf:
+            outputs.append((TFMessage, "/tf", make.make_transforms))
+        for kind, topic, build in outputs:
+            depth = 100 if topic == "/tf" else 10  # as tf2's broadcaster
+            self._outputs.append(
+                (self.create_lifecycle_publisher(kind, topic, QoSProfile(depth=depth)), build)
+            )
+        self._points = self.create_lifecycle_publisher(PointCloud2, "~/points", QoSProfile(depth=10))
+        self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", QoSProfile(depth=10))
+        self._diagnostics_timer = self.create_timer(
+            DIAGNOSTICS_S,
+            self._publish_diagnostics,
+            callback_group=self._diagnostics_group,
+            clock=Clock(clock_type=ClockType.STEADY_TIME),  # a simulation may stand still
+        )
+
+    def _open_services(self, services: dict[str, Callable[..., Any]]) -> None:
+        kinds = [
+            (AddObject, "~/add_object", "add_object"),
+            (RefineObject, "~/refine_object", "refine_object"),
+            (RemoveObject, "~/remove_object", "remove_object"),
+            (SetPrompts, "~/set_prompts", "set_prompts"),
+            (AddObjects, "add_objects", "isaac_add_objects"),
+            (RemoveNamedObject, "remove_object", "isaac_remove_object"),
+        ]
+        for kind, topic, name in kinds:
+            if kind is not None:
+                service = self.create_service(kind, topic, services[name], callback_group=self._service_group)
+                self._control_services.append(service)
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Subscribe to the camera, and publish masks."""
@@ -110,11 +162,41 @@ class Sam3Bridge(LifecycleNode):
         self._release()
         super().destroy_node()
 
+    def _LifecycleNodeMixin__on_change_state(self, request: Any, response: Any) -> Any:  # noqa: N802
+        """Refuse a transition that the present state does not have: in rclpy 7.1 such a request ends the process."""
+        try:
+            return super()._LifecycleNodeMixin__on_change_state(request, response)
+        except RuntimeError as error:  # RCLError
+            self.get_logger().warning(f"transition {request.transition.id}: {error}")
+            response.success = False
+            return response
+
     def _publish(self, masks: MaskFrame, header: Header) -> None:
         wanted = [output for output in self._outputs if output[0].get_subscription_count()]
         # all or none of a stamp
         for publisher, message in [(publisher, build(masks, header)) for publisher, build in wanted]:
             publisher.publish(message)
+        if self._points.get_subscription_count():
+            self._publish_points(masks, header)
+
+    def _publish_points(self, masks: MaskFrame, header: Header) -> None:
+        assert self._bridge is not None
+        instance = choose_instance(masks, self.get_parameter("object").value)
+        surface = instance and self._bridge.find_points(masks, header, instance)
+        if surface:
+            self._points.publish(self._make.make_points(*surface))
+
+    def _publish_diagnostics(self) -> None:
+        bridge, publisher = self._bridge, self._diagnostics
+        if bridge is None or publisher is None:
+            return
+        level, message, values = bridge.check_health()
+        now = self.get_clock().now().to_msg()
+        name = f"{self.get_fully_qualified_name()}: camera {self.get_parameter('camera').value}"
+        header = Header(now.sec, now.nanosec, "")
+        array = self._make.make_diagnostics(level, name, message, values, header)
+        with suppress(InvalidHandle):  # a transition may have closed the publisher meanwhile
+            publisher.publish(array)
 
     def _end_streams(self) -> None:
         if self._bridge is not None:
@@ -126,6 +208,11 @@ class Sam3Bridge(LifecycleNode):
         self._end_streams()
         while self._control_services:
             self.destroy_service(self._control_services.pop())
+        if self._diagnostics is not None:
+            self.destroy_timer(self._diagnostics_timer)
+            self.destroy_publisher(self._diagnostics)
+            self.destroy_lifecycle_publisher(self._points)
+            self._diagnostics = None
         while self._outputs:
             self.destroy_lifecycle_publisher(self._outputs.pop()[0])
         if self._bridge is not None:
@@ -137,7 +224,7 @@ def main() -> None:
     """Run the node until Ctrl-C."""
     rclpy.init()
     node = Sam3Bridge()
-    executor = MultiThreadedExecutor(num_threads=2)
+    executor = MultiThreadedExecutor(num_threads=3)
     executor.add_node(node)
     try:
         with suppress(KeyboardInterrupt, ExternalShutdownException):

@@ -13,6 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from sam3_node.bags.discovery import Camera, find_cameras
 from sam3_node.bags.messages.ros_images import MessageError, read_payload, read_stamp
 from sam3_node.bags.pairing import Pairing
@@ -29,11 +32,11 @@ from sam3_node.errors import (
     UnknownObjectError,
 )
 from sam3_node.transport import FramePublisher
-from sam3_node.types import Closeable, Depth, Frame, FrameKey, MaskFrame
+from sam3_node.types import Closeable, Depth, Frame, FrameKey, Instance, MaskFrame
 from sam3_node.wire import frame_topic
 from sam3_node.wire.images import MAX_FRAME_PIXELS
 
-from .messages import Header, format_id, parse_id, read_header, read_prompt
+from .messages import Header, assign_values, format_id, parse_id, read_header, read_prompt, read_prompts
 
 MAX_HEADERS = 1024
 """Images whose headers are remembered, to give them to their masks."""
@@ -48,6 +51,14 @@ SILENCE_S = 5.0
 """Time without masks after which a warning says what keeps them from coming."""
 REPEAT_S = 60.0
 """Time in which a warning on one subject is not repeated."""
+MAX_POINTS = 5000
+"""Points of an object that are requested where masks carry none."""
+PROBE_MS = 1000
+"""Longest wait for the node's answer where a thread also has other work: points and diagnostics."""
+OK, WARNING, ERROR = 0, 1, 2
+"""Levels of diagnostics."""
+HEALTH = ("fps", "latency_p50_ms", "latency_p99_ms", "masks_age_ms", "skipped", "objects")
+"""Counts of the camera in the node's status that diagnostics show."""
 PLAIN_ENCODINGS = ("rgb8", "bgr8", "mono8", "16UC1", "32FC1")
 """Encodings that are not converted by OpenCV."""
 
@@ -81,6 +92,27 @@ class Ros2Settings:
     """skip doubtful instances"""
     timeout_ms: int = 2000
     """longest wait of a service for the node's answer"""
+    object: str = ""
+    """object of ~/mask and ~/points: its id or label; empty: the sure one with the best score. May be changed while
+    the node is active"""
+    publish_tf: bool = True
+    """publish a frame for each sure object with a position"""
+
+
+class Health(NamedTuple):
+    """What diagnostics say: a level, one line, and values."""
+
+    level: int
+    message: str
+    values: dict[str, Any]
+
+
+class SurfaceOfObject(NamedTuple):
+    """Points float32 [n, 3] in metres, in the node's `frame`, and the header of their image."""
+
+    points_m: npt.NDArray[np.float32]
+    frame: str | None
+    header: Header
 
 
 class Subscription(NamedTuple):
@@ -93,9 +125,10 @@ class Subscription(NamedTuple):
 class Ros2Bridge(Closeable):
     """One camera's way to a node and back. `warn` gets lines for the log, each at most once in REPEAT_S.
 
-    One thread at a time may call `take`, another one the services. Node and camera may come and go. The environment
-    names the keys. `resolve` returns the name that a topic is remapped to: names tell of rectified images and aligned
-    depth. Raises SettingsError, WireError (name of the camera) or TransportError.
+    One thread at a time may call `take`, others the services. Node and camera may come and go. The environment names
+    the keys. `resolve` returns the name that a topic is remapped to: names tell of rectified images and aligned depth.
+    `now_ns` is the time of arrival of an image without a stamp. Raises SettingsError, WireError (name of the camera)
+    or TransportError.
     """
 
     def __init__(
@@ -103,14 +136,17 @@ class Ros2Bridge(Closeable):
         settings: Ros2Settings,
         warn: Callable[[str], object],
         resolve: Callable[[str], str] = lambda topic: topic,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._settings = settings
+        self._settings, self._now_ns = settings, now_ns
         self._warnings = _Warnings(warn)
         self._kinds = _list_topics(settings)
         self._pairing = Pairing([_make_camera(settings, self._kinds, resolve)], PATIENCE_NS)
         self._count = 0
         self._headers: dict[FrameKey, Header] = {}
         self._lock = threading.Lock()  # of the headers
+        self._names: dict[str, str] = {}  # ids that callers of Isaac ROS' service gave, to ours
+        self._heard_s = -math.inf
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.subscriptions = tuple(
@@ -120,15 +156,8 @@ class Ros2Bridge(Closeable):
         security = Security.from_environment()
         self._frames = FramePublisher(settings.frames, "newest", security.for_camera(settings.camera))
         try:
-            self._client = PerceptionClient(
-                settings.masks,
-                settings.control,
-                cameras=[settings.camera],
-                timeout_ms=settings.timeout_ms,
-                on_restart=lambda restart: self._warnings.add("restart", str(restart)),
-                sure_only=settings.sure_only,
-                security=security,
-            )
+            self._client = self._connect(security, settings.timeout_ms)
+            self._probe = self._connect(security, min(settings.timeout_ms, PROBE_MS))
         except BaseException:
             self._frames.close(0)
             raise
@@ -138,8 +167,21 @@ class Ros2Bridge(Closeable):
             "refine_object": self._answering(self._refine_object),
             "remove_object": self._answering(self._remove_object),
             "set_prompts": self._answering(self._set_prompts),
+            "isaac_add_objects": self._answering(self._add_objects),
+            "isaac_remove_object": self._answering(self._remove_named),
         }
         """By name: functions that fill the response to a request, and return it. They wait for the node's answer."""
+
+    def _connect(self, security: Security, timeout_ms: int) -> PerceptionClient:
+        return PerceptionClient(
+            self._settings.masks,
+            self._settings.control,
+            cameras=[self._settings.camera],
+            timeout_ms=timeout_ms,
+            on_restart=lambda restart: self._warnings.add("restart", str(restart)),
+            sure_only=self._settings.sure_only,
+            security=security,
+        )
 
     def take(self, topic: str, message: Any) -> None:
         """Take a message of a subscription, and send what is complete now. It does not wait for the network.
@@ -190,7 +232,45 @@ class Ros2Bridge(Closeable):
         """End the thread, and close all connections. Idempotent."""
         self.stop()
         self._client.close()
+        self._probe.close()
         self._frames.close(0)
+
+    def find_points(self, masks: MaskFrame, header: Header, instance: Instance) -> SurfaceOfObject | None:
+        """Return the points of an object's visible surface: those of its masks, else the node's for a later image.
+
+        None without depth. It waits for the node's answer.
+        """
+        if instance.points_m:
+            points_m = np.frombuffer(instance.points_m, "<f4").reshape(-1, 3)
+            return SurfaceOfObject(points_m, instance.frame, header)
+        try:
+            surface = self._probe.points(
+                instance.id, count=MAX_POINTS, camera=masks.camera, epoch=masks.epoch
+            )
+        except Sam3NodeError as error:
+            self._warnings.add("points", f"{error}")
+            return None
+        with self._lock:
+            headers = (found for key, found in reversed(self._headers.items()) if key.seq == surface.seq)
+            sent = next(headers, None)
+        return None if sent is None else SurfaceOfObject(surface.points_m, surface.frame, sent)
+
+    def check_health(self) -> Health:
+        """Return whether masks come, and the node's counts for the camera. It waits for the node's answer."""
+        camera = self._settings.camera
+        try:
+            status = self._probe.status()
+            counts = status["cameras"].get(camera, {})
+            values = {name: counts[name] for name in HEALTH if counts.get(name) is not None}
+            if status.get("paused"):
+                return Health(WARNING, "sam3-node is paused", values)
+            if time.monotonic() - self._heard_s < SILENCE_S:
+                return Health(OK, "masks come", values)
+            return Health(WARNING, f"no masks: {self._client.diagnosis()}", values)
+        except Sam3NodeError as error:
+            return Health(ERROR, str(error), {})
+        except Exception as error:  # no answer may end the process
+            return Health(ERROR, f"{type(error).__name__}: {error}", {})
 
     def _publish_all(self, publish: Callable[[MaskFrame, Header], object]) -> None:
         with suppress(Sam3NodeError):
@@ -200,7 +280,7 @@ class Ros2Bridge(Closeable):
             try:
                 masks = self._client.latest(POLL_MS)
                 if masks is not None:
-                    heard_s = time.monotonic()
+                    heard_s = self._heard_s = time.monotonic()
                     with self._lock:
                         header = self._headers.get(masks.key)
                     if header is not None:
@@ -231,7 +311,7 @@ class Ros2Bridge(Closeable):
         header = read_header(message)
         stamp_ns = read_stamp(message)
         if stamp_ns <= 0:
-            stamp_ns = time.time_ns()
+            stamp_ns = self._now_ns()
             self._warnings.add("stamp", f"{topic}: expected stamps, found 0: the time of arrival is used")
         number = None
         if kind == "colour":
@@ -294,6 +374,48 @@ class Ros2Bridge(Closeable):
     def _remove_object(self, request: Any, _: Any) -> None:
         self._client.remove_object(self._find_object(request.id), camera=self._settings.camera)
 
+    def _add_objects(self, request: Any, response: Any) -> None:
+        """Add all objects, or none: those of before an error are removed again. Labels are the caller's ids."""
+        camera = self._settings.camera
+        prompts, seq = read_prompts(request), self._find_seq(request.request_header.stamp)
+        self._forget_names()
+        for name in prompts.keys() & self._names.keys():
+            raise RequestError(f"object ids: expected new ones, found {name[:40]!r}, which is tracked")
+        added: dict[str, str] = {}
+        try:
+            for name, prompt in prompts.items():
+                result = self._client.add_object(**prompt, label=name, seq=seq, camera=camera)
+                added[name] = format_id(result.id, result.epoch)
+        except BaseException:
+            for text in added.values():
+                with suppress(Sam3NodeError):
+                    self._client.remove_object(parse_id(text)[0], camera=camera)
+            raise
+        self._names |= added
+        self._list_names(response)
+
+    def _remove_named(self, request: Any, response: Any) -> None:
+        self._forget_names()
+        text = self._names.get(request.object_id)
+        if text is None:
+            raise UnknownObjectError(
+                f"no object {request.object_id[:40]!r}; there are {list(self._names) or 'none'}"
+            )
+        self._client.remove_object(self._find_object(text), camera=self._settings.camera)
+        del self._names[request.object_id]
+        self._list_names(response)
+
+    def _forget_names(self) -> None:
+        """Forget the names of objects that the node tracks no longer."""
+        objects = self._client.list_objects(camera=self._settings.camera)
+        tracked = {format_id(one.id, one.epoch) for one in objects}
+        self._names = {name: text for name, text in self._names.items() if text in tracked}
+
+    def _list_names(self, response: Any) -> None:
+        """Fill in all names, with the values of their objects in the label image."""
+        response.object_ids = list(self._names)
+        response.object_indices = assign_values(parse_id(text)[0] for text in self._names.values())
+
     def _set_prompts(self, request: Any, _: Any) -> None:
         names, scores = [str(name) for name in request.prompts], [float(score) for score in request.scores]
         if scores and len(scores) != len(names):
@@ -308,9 +430,9 @@ class Ros2Bridge(Closeable):
                 serve(request, response)
                 response.success = True
             except Sam3NodeError as error:
-                response.code, response.message = error.code, str(error)
+                _fail(response, error.code, str(error))
             except Exception as error:  # no request may end the process
-                response.code, response.message = "internal", f"{type(error).__name__}: {error}"
+                _fail(response, "internal", f"{type(error).__name__}: {error}")
             return response
 
         return answer
@@ -333,6 +455,14 @@ class _Warnings:
                 return
             self._subjects[subject] = now_s, 0
         self._warn(text + (f" ({left_out} more since the last warning)" if left_out else ""))
+
+
+def _fail(response: Any, code: str, message: str) -> None:
+    response.success = False
+    if hasattr(response, "code"):
+        response.code, response.message = code, message
+    else:  # Isaac ROS' answers have a message only
+        response.message = f"{code}: {message}"
 
 
 def _list_topics(settings: Ros2Settings) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""Makes messages of ROS 2 (sensor_msgs, and vision_msgs 4) from masks, and reads prompts of its requests, without ROS.
+"""Makes messages of ROS 2 from masks, and reads prompts of its requests, without ROS.
+
+sensor_msgs, vision_msgs 4, visualization_msgs, tf2_msgs and diagnostic_msgs.
 
 `find_type` returns the classes of the messages: ROS's, or others that take the same fields by keyword. All messages of
 a frame have the stamp of its image, and all but 3-D ones its frame_id. As in `types`, pixel coordinates
@@ -11,10 +13,11 @@ import importlib
 import math
 import re
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sam3_node.bags.messages.ros_images import MessageError, read_payload
 from sam3_node.bags.samples import Colour
@@ -29,6 +32,14 @@ MAX_VALUE = 65534
 """Largest value of a label image; vision_msgs keeps 65535 for what has no label."""
 ROTATION_VARIANCE_RAD2 = math.pi**2 / 3
 """Variance of an angle of which nothing is known: it is uniform within half a turn to either side."""
+MARKER_S = 1
+"""Seconds for which RViz shows a marker that no message renews."""
+INSIDE = 255
+"""Value of the object's pixels in its mask image."""
+
+_CUBE, _TEXT, _DELETE_ALL = 1, 9, 3  # Marker.CUBE, .TEXT_VIEW_FACING and .DELETEALL
+_FLOAT32 = 7  # PointField.FLOAT32
+_SURE, _DOUBTFUL = (0.1, 0.8, 0.2), (0.9, 0.6, 0.1)
 
 _ID = re.compile(r"(\d{1,15})(?:@([0-9a-f]{1,14}))?")
 
@@ -82,6 +93,19 @@ def assign_values(ids: Iterable[int]) -> list[int]:
     return list(taken)
 
 
+def choose_instance(masks: MaskFrame, wanted: str) -> Instance | None:
+    """Return the instance of an id, else the best one of a label; without a name, the best sure one.
+
+    None if it has no mask on this frame.
+    """
+    shown = _list_shown(masks)
+    if match := _ID.fullmatch(wanted):
+        names = (match[1], format_id(int(match[1]), masks.epoch))
+        return next((one for one in shown if wanted in names and one.id == int(match[1])), None)
+    fitting = [one for one in shown if (one.label == wanted if wanted else one.is_sure)]
+    return max(fitting, key=lambda one: (one.score, -one.id), default=None)
+
+
 class MaskMessages:
     """Makes messages of masks and the header of their image. Instances without a mask are skipped.
 
@@ -116,9 +140,7 @@ class MaskMessages:
         position and its covariance, which is zero if it is not known. The box is the oriented one around the visible
         surface; its size is zero where only the position is known.
         """
-        placed = [instance for instance in _list_shown(masks) if instance.position_m is not None]
-        if placed and placed[0].frame == "base":
-            header = header._replace(frame_id=self._base_frame)
+        placed, header = self._place(masks, header)
         detections = [
             self._make(
                 "vision_msgs/msg/Detection3D",
@@ -128,7 +150,6 @@ class MaskMessages:
                 id=format_id(instance.id, masks.epoch),
             )
             for instance in placed
-            if instance.frame == placed[0].frame
         ]
         return self._make(
             "vision_msgs/msg/Detection3DArray", header=self._header(header), detections=detections
@@ -141,18 +162,7 @@ class MaskMessages:
         pairs = zip(shown, assign_values(instance.id for instance in shown), strict=True)
         for instance, value in sorted(pairs, key=lambda pair: pair[0].paint_order):
             instance.mask.paint(image, value)
-        data = array("B")  # other sequences are checked byte by byte in Python
-        data.frombytes(image.data.cast("B"))
-        return self._make(
-            "sensor_msgs/msg/Image",
-            header=self._header(header),
-            height=masks.height,
-            width=masks.width,
-            encoding="mono16",
-            is_bigendian=0,
-            step=2 * masks.width,
-            data=data,
-        )
+        return self._image(image, "mono16", header)
 
     def make_label_table(self, masks: MaskFrame, header: Header) -> Any:
         """Return the LabelInfo of a label image: value and label of each instance, in the order of the detections."""
@@ -165,8 +175,129 @@ class MaskMessages:
             "vision_msgs/msg/LabelInfo", header=self._header(header), class_map=classes, threshold=0.0
         )
 
+    def make_mask(self, masks: MaskFrame, header: Header, wanted: str) -> Any:
+        """Return the mono8 Image of one object, INSIDE its mask and 0 elsewhere; see `choose_instance`."""
+        image = np.zeros((masks.height, masks.width), np.uint8)
+        instance = choose_instance(masks, wanted)
+        if instance is not None:
+            instance.mask.paint(image, INSIDE)
+        return self._image(image, "mono8", header)
+
+    def make_points(self, points_m: npt.NDArray[np.float32], frame: str | None, header: Header) -> Any:
+        """Return the PointCloud2 of points float32 [n, 3], in metres in the node's `frame`: "camera" or "base"."""
+        fields = [
+            self._make("sensor_msgs/msg/PointField", name=name, offset=offset, datatype=_FLOAT32, count=1)
+            for name, offset in (("x", 0), ("y", 4), ("z", 8))
+        ]
+        count = len(points_m)
+        return self._make(
+            "sensor_msgs/msg/PointCloud2",
+            header=self._header(self._in_frame(header, frame)),
+            height=1,
+            width=count,
+            fields=fields,
+            is_bigendian=False,
+            point_step=12,
+            row_step=12 * count,
+            data=pack_pixels(points_m.astype("<f4")),
+            is_dense=True,
+        )
+
+    def make_transforms(self, masks: MaskFrame, header: Header) -> Any:
+        """Return the TFMessage of the sure objects with a position. Their frames are named camera/id.
+
+        The origin is the position of the visible surface, the axes are those of its oriented box.
+        """
+        placed, header = self._place(masks, header)
+        transforms = [
+            self._make(
+                "geometry_msgs/msg/TransformStamped",
+                header=self._header(header),
+                child_frame_id=f"{masks.camera}/{format_id(instance.id, masks.epoch)}",
+                transform=self._make(
+                    "geometry_msgs/msg/Transform",
+                    translation=self._xyz("Vector3", instance.position_m or ()),
+                    rotation=self._quaternion(instance.extent_quaternion_xyzw),
+                ),
+            )
+            for instance in placed
+            if instance.is_sure
+        ]
+        return self._make("tf2_msgs/msg/TFMessage", transforms=transforms)
+
+    def make_markers(self, masks: MaskFrame, header: Header) -> Any:
+        """Return the MarkerArray of the objects with a position: box and label. It replaces all earlier markers."""
+        placed, header = self._place(masks, header)
+        markers = [self._marker(header, "", 0, action=_DELETE_ALL)]
+        for number, instance in enumerate(placed):
+            red, green, blue = _SURE if instance.is_sure else _DOUBTFUL
+            box = self._box_3d(instance)
+            colour = {"r": red, "g": green, "b": blue}
+            cube = {"type": _CUBE, "pose": box.center, "scale": box.size}
+            markers.append(self._marker(header, "box", number, colour | {"a": 0.4}, **cube))
+            text = f"{instance.label or 'object'} {instance.id}"
+            size = self._xyz("Vector3", (0.0, 0.0, 0.03))
+            label = {"type": _TEXT, "pose": self._pose(instance.position_m or (), None), "scale": size}
+            markers.append(self._marker(header, "label", number, colour | {"a": 1.0}, text=text, **label))
+        return self._make("visualization_msgs/msg/MarkerArray", markers=markers)
+
+    def make_diagnostics(
+        self, level: int, name: str, message: str, values: Mapping[str, Any], header: Header
+    ) -> Any:
+        """Return the DiagnosticArray of one camera: `level` is 0 (OK), 1 (warning) or 2 (error)."""
+        pairs = [
+            self._make("diagnostic_msgs/msg/KeyValue", key=key, value=str(value))
+            for key, value in values.items()
+        ]
+        status = self._make(
+            "diagnostic_msgs/msg/DiagnosticStatus",
+            level=bytes([level]),
+            name=name,
+            message=message,
+            hardware_id=name.rpartition(" ")[2],
+            values=pairs,
+        )
+        return self._make("diagnostic_msgs/msg/DiagnosticArray", header=self._header(header), status=[status])
+
     def _make(self, type_name: str, **fields: Any) -> Any:
         return self._find_type(type_name)(**fields)
+
+    def _place(self, masks: MaskFrame, header: Header) -> tuple[list[Instance], Header]:
+        """Return the instances with a position, in one frame, and the header of that frame."""
+        placed = [instance for instance in _list_shown(masks) if instance.position_m is not None]
+        frame = placed[0].frame if placed else None
+        return [instance for instance in placed if instance.frame == frame], self._in_frame(header, frame)
+
+    def _in_frame(self, header: Header, frame: str | None) -> Header:
+        return header._replace(frame_id=self._base_frame) if frame == "base" else header
+
+    def _image(self, pixels: npt.NDArray[Any], encoding: str, header: Header) -> Any:
+        height, width = pixels.shape
+        return self._make(
+            "sensor_msgs/msg/Image",
+            header=self._header(header),
+            height=height,
+            width=width,
+            encoding=encoding,
+            is_bigendian=0,
+            step=pixels.strides[0],
+            data=pack_pixels(pixels),
+        )
+
+    def _marker(
+        self,
+        header: Header,
+        namespace: str,
+        number: int,
+        colour: Mapping[str, float] | None = None,
+        **fields: Any,
+    ) -> Any:
+        if colour:
+            fields["color"] = self._make("std_msgs/msg/ColorRGBA", **colour)
+            fields["lifetime"] = self._make("builtin_interfaces/msg/Duration", sec=MARKER_S)
+        return self._make(
+            "visualization_msgs/msg/Marker", header=self._header(header), ns=namespace, id=number, **fields
+        )
 
     def _header(self, header: Header) -> Any:
         stamp = self._make("builtin_interfaces/msg/Time", sec=header.sec, nanosec=header.nanosec)
@@ -207,11 +338,14 @@ class MaskMessages:
         return self._make("geometry_msgs/msg/PoseWithCovariance", pose=pose, covariance=covariance)
 
     def _pose(self, position: Sequence[float], quaternion_xyzw: Sequence[float] | None) -> Any:
-        x, y, z, w = map(float, quaternion_xyzw or (0.0, 0.0, 0.0, 1.0))
-        orientation = self._make("geometry_msgs/msg/Quaternion", x=x, y=y, z=z, w=w)
+        orientation = self._quaternion(quaternion_xyzw)
         return self._make(
             "geometry_msgs/msg/Pose", position=self._xyz("Point", position), orientation=orientation
         )
+
+    def _quaternion(self, quaternion_xyzw: Sequence[float] | None) -> Any:
+        x, y, z, w = map(float, quaternion_xyzw or (0.0, 0.0, 0.0, 1.0))
+        return self._make("geometry_msgs/msg/Quaternion", x=x, y=y, z=z, w=w)
 
     def _xyz(self, name: str, values: Sequence[float]) -> Any:
         x, y, z = map(float, values)
@@ -225,16 +359,44 @@ def read_prompt(request: Any) -> dict[str, Any]:
         prompt["points"] = [(float(point.x), float(point.y)) for point in request.points]
     if len(request.labels):
         prompt["labels"] = [int(label) for label in request.labels]
-    box = request.box
-    if box.size_x or box.size_y:
-        if box.center.theta:
-            raise RequestError(f"box: expected theta 0, found {box.center.theta}")
-        x, y = box.center.position.x, box.center.position.y
-        half_x, half_y = box.size_x / 2, box.size_y / 2
-        prompt["box"] = (x - half_x, y - half_y, x + half_x, y + half_y)
+    if request.box.size_x or request.box.size_y:
+        prompt["box"] = _read_box(request.box)
     if len(request.mask.data):
         prompt["mask"] = _read_mask(request.mask)
     return prompt
+
+
+def read_prompts(request: Any) -> dict[str, dict[str, Any]]:
+    """Return the prompt of each object of a request of Isaac ROS (AddObjects), by the id that the caller gives it.
+
+    Raises RequestError for lists of different lengths, and for an id that stands twice.
+    """
+    points, labels = request.point_coords, list(request.point_labels) or [1] * len(request.point_coords)
+    for name, ids, values in (
+        ("bbox_object_ids", request.bbox_object_ids, request.bbox_coords),
+        ("point_object_ids", request.point_object_ids, points),
+        ("point_labels", labels, points),
+    ):
+        if len(ids) != len(values):
+            raise RequestError(f"{name}: expected {len(values)}, one for each box or point, found {len(ids)}")
+    prompts: dict[str, dict[str, Any]] = {}
+    for name, box in zip(request.bbox_object_ids, request.bbox_coords, strict=True):
+        if name in prompts or name in request.point_object_ids:
+            raise RequestError(f"bbox_object_ids: expected each id once, found {name[:40]!r} again")
+        prompts[name] = {"box": _read_box(box)}
+    for name, point, label in zip(request.point_object_ids, points, labels, strict=True):
+        prompt = prompts.setdefault(name, {"points": [], "labels": []})
+        prompt["points"].append((float(point.x), float(point.y)))
+        prompt["labels"].append(int(label))
+    return prompts
+
+
+def _read_box(box: Any) -> tuple[float, float, float, float]:
+    if box.center.theta:
+        raise RequestError(f"box: expected theta 0, found {box.center.theta}")
+    x, y = box.center.position.x, box.center.position.y
+    half_x, half_y = box.size_x / 2, box.size_y / 2
+    return (x - half_x, y - half_y, x + half_x, y + half_y)
 
 
 def _read_mask(image: Any) -> Any:
@@ -246,6 +408,13 @@ def _read_mask(image: Any) -> Any:
         raise RequestError(str(error)) from error
     assert isinstance(payload, Colour)
     return np.frombuffer(payload.data, np.uint8).reshape(payload.height, payload.width) != 0
+
+
+def pack_pixels(values: npt.NDArray[Any]) -> Any:
+    """Return the bytes of an array as the sequence that messages take at once."""
+    data = array("B")  # other sequences are checked byte by byte in Python
+    data.frombytes(values.tobytes())
+    return data
 
 
 def _list_shown(masks: MaskFrame) -> list[Instance]:
