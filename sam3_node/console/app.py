@@ -206,7 +206,9 @@ class Console:
             WebSocketRoute("/views", self._serve_page),
             Mount("/static", StaticFiles(directory=STATIC_FOLDER)),
         ]
-        self.access = AccessControl(Starlette(routes=routes, lifespan=self._run), binding)
+        handlers: Any = {Sam3NodeError: _refuse}
+        app = Starlette(routes=routes, lifespan=self._run, exception_handlers=handlers)
+        self.access = AccessControl(app, binding)
 
     @contextlib.asynccontextmanager
     async def _run(self, app: Any) -> AsyncIterator[None]:
@@ -217,11 +219,7 @@ class Console:
         return FileResponse(STATIC_FOLDER / "index.html")
 
     async def _log_in(self, request: Request) -> Response:
-        try:
-            body = await _read_json(request)
-        except RequestError as error:
-            return _fail(400, error.code, str(error))
-        cookie = self.access.log_in(body.get("token"))
+        cookie = self.access.log_in((await _read_json(request)).get("token"))
         if cookie is None:
             return _fail(401, "token", "this token is not the one that `sam3-node console` has printed")
         return JSONResponse({}, headers={"set-cookie": cookie})
@@ -234,12 +232,8 @@ class Console:
     async def _call(self, request: Request) -> Response:
         if self._controls is None:
             return _fail(403, "read_only", "this console shows and changes nothing: console.read_only is set")
-        try:
-            args = await _read_json(request)
-            result = await run_in_threadpool(self._controls.call, request.path_params["op"], args)
-        except Sam3NodeError as error:
-            return _fail(504 if isinstance(error, NoAnswerError) else 400, error.code, str(error))
-        return JSONResponse(result)
+        args = await _read_json(request)
+        return JSONResponse(await run_in_threadpool(self._controls.call, request.path_params["op"], args))
 
     async def _serve_page(self, socket: WebSocket) -> None:
         if self._pages >= MAX_PAGES:
@@ -364,6 +358,11 @@ async def _read_json(request: Request) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RequestError("expected a map in JSON, found something else")
     return found
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    status = 504 if isinstance(error, NoAnswerError) else 400
+    return _fail(status, getattr(error, "code", ""), str(error))
 
 
 def _fail(status: int, code: str, message: str) -> Response:

@@ -7,6 +7,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..bags.native.reader import RecordedMasks, RecordingReader
 from ..bags.pairing import TimeSpan
 from ..errors import BagError
@@ -79,7 +81,9 @@ class RecordedViews(Closeable):
                 "--against one with other masks of them"
             )
         self._masks = Results(self._reader)
-        self._other = Results(RecordingReader([_find_masks(against)])) if against is not None else None
+        if against is not None and against.is_dir():
+            against /= MASKS_FILE
+        self._other = Results(RecordingReader([against])) if against is not None else None
         self._check_frames(against)
         if self._other is not None and not len(self._masks):
             self._masks, self._other = self._other, None
@@ -183,16 +187,12 @@ def compare(masks: MaskFrame | None, other: MaskFrame | None) -> float | None:
     right = [instance.mask for instance in other.instances if instance.mask.crop.size]
     if not left and not right:
         return None
-    pairs = sorted(
-        ((_iou(a, b), i, j) for i, a in enumerate(left) for j, b in enumerate(right)),
-        key=lambda pair: -pair[0],
-    )
-    total, used_left, used_right = 0.0, set[int](), set[int]()
-    for iou, i, j in pairs:
-        if i not in used_left and j not in used_right:
-            used_left.add(i)
-            used_right.add(j)
-            total += iou
+    ious = np.array([_iou(a, b) for a in left for b in right]).reshape(len(left), len(right))
+    total = 0.0
+    while ious.any():
+        row, column = np.unravel_index(ious.argmax(), ious.shape)
+        total += float(ious[row, column])
+        ious[row] = ious[:, column] = 0
     return total / max(len(left), len(right))
 
 
@@ -206,9 +206,3 @@ def _no_masks(entry: Entry, other: MaskFrame | None) -> MaskFrame | None:
         return None
     return MaskFrame(*entry.key, width=other.width, height=other.height)
 
-
-def _find_masks(path: Path) -> Path:
-    """Return the file of masks: the path itself, or the one in a replay's folder of outputs."""
-    if path.is_dir():
-        return path / MASKS_FILE
-    return path

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass, field
 from math import ceil
@@ -36,6 +35,10 @@ from .track_manager import FrameContext
 
 MAX_DEVICE_SHARE = 1 / 16
 """Largest share of a GPU's memory that the features of one camera may take."""
+MAX_WAY = 32
+"""Frames kept between a pinned frame and the newest seconds, so that objects can catch up from it."""
+MAX_DROPS = 2
+"""Frames beyond the span that are dropped in a step, one more than it adds. An object may be tracked on each first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +56,10 @@ class CachedFrame:
     capture_ns: int = 0
     age_origin_ns: int = 0
     """Unix time from which its age is measured"""
+    lease_ns: int = 0
+    """camera's time for which it stays pinned; 0: not pinned"""
+    pinned_ns: int = 0
+    """capture of the newest frame when its lease began"""
     nbytes: int = field(init=False)
     """memory of features and logits"""
 
@@ -97,6 +104,7 @@ class CachedFrame:
             "model_size": self.scaling.model_size,
             "capture_ns": self.capture_ns,
             "age_origin_ns": self.age_origin_ns,
+            "lease": [self.lease_ns, self.pinned_ns],
         }
 
     @classmethod
@@ -111,6 +119,7 @@ class CachedFrame:
             Scaling((height, width), state["model_size"]),
             state["capture_ns"],
             state["age_origin_ns"],
+            *state["lease"],
         )
 
 
@@ -135,11 +144,15 @@ class CacheLimits:
 
 
 class FrameCache:
-    """The newest frames of a camera, within limits."""
+    """The newest frames of a camera, within limits, and pinned ones.
+
+    A pinned frame stays until its lease ends, by the captures of frames. Of the frames since, up to MAX_WAY stay beyond
+    the span, spread evenly: those whose neighbours are nearest go first. All count in the limit of memory.
+    """
 
     def __init__(self, camera: str, limits: CacheLimits) -> None:
         self._camera, self._limits = camera, limits
-        self._frames: deque[CachedFrame] = deque()
+        self._frames: list[CachedFrame] = []
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -153,25 +166,50 @@ class FrameCache:
         """Memory of all frames in bytes."""
         return sum(frame.nbytes for frame in self._frames)
 
+    @property
+    def pinned(self) -> int:
+        """Number of pinned frames."""
+        return sum(frame.lease_ns > 0 for frame in self._frames)
+
+    def pin(self, seq: int, lease_ns: int) -> None:
+        """Keep the frame `seq` for `lease_ns` from now on, 0 to let it go; UnknownFrameError if it is not cached."""
+        frame = self.get(seq)
+        frame.lease_ns, frame.pinned_ns = lease_ns, self._frames[-1].capture_ns
+
     def add(self, frame: CachedFrame, held: Iterable[int] = ()) -> list[CachedFrame]:
-        """Add the newest frame. Drop the oldest ones beyond the limits, and return them.
+        """Add the newest frame. Drop frames beyond the limits, and return them, the oldest first.
 
         Objects that were `held` have no mask on it: points on them correct their masks on the frame before.
         """
         for object_id in held:
             if self._frames and object_id in self._frames[-1].logits:
                 frame.set_logits(object_id, self._frames[-1].logits[object_id])
+        is_restart = bool(self._frames) and frame.seq <= self._frames[-1].seq
+        for kept in self._frames:
+            # after a restart of the camera, a seq would name two frames
+            if is_restart or abs(frame.capture_ns - kept.pinned_ns) > kept.lease_ns:
+                kept.lease_ns = 0
         self._frames.append(frame)
         self._move_to_host()
-        dropped = []
+        dropped: list[CachedFrame] = []
         nbytes = self.nbytes
-        while len(self._frames) > self._limits.frames and (
-            nbytes > self._limits.nbytes
-            or abs(frame.capture_ns - self._frames[0].capture_ns) > self._limits.span_ns
-        ):
-            dropped.append(self._frames.popleft())
+        while (place := self._find_surplus(nbytes, len(dropped))) is not None:
+            dropped.append(self._frames.pop(place))
             nbytes -= dropped[-1].nbytes
-        return dropped
+        return sorted(dropped, key=lambda frame: frame.frame_number)
+
+    def _find_surplus(self, nbytes: int, dropped: int) -> int | None:
+        """Return the place of the frame to drop after `dropped` others; None if the frames are within the limits."""
+        frames, newest = self._frames, self._frames[-1]
+        free = [at for at in range(len(frames) - self._limits.frames) if not frames[at].lease_ns]
+        is_large = nbytes > self._limits.nbytes
+        past = [at for at in free if abs(newest.capture_ns - frames[at].capture_ns) > self._limits.span_ns]
+        first = next((at for at, frame in enumerate(frames) if frame.lease_ns), len(frames))
+        if past and past[0] < first:
+            return past[0] if is_large or dropped < MAX_DROPS else None
+        if past and (is_large or len(past) > MAX_WAY):
+            return min(past, key=lambda at: frames[at + 1].frame_number - frames[at - 1].frame_number)
+        return free[0] if free and is_large else None
 
     def _move_to_host(self) -> None:
         """Move the features of the frame that is no longer among the newest `frames`."""
@@ -215,7 +253,7 @@ class FrameCache:
 
     def restore(self, state: State, device: torch.device) -> None:
         """Replace the frames by those that `state` returned, on `device`."""
-        self._frames = deque(CachedFrame.from_state(frame, device) for frame in state["frames"])
+        self._frames = [CachedFrame.from_state(frame, device) for frame in state["frames"]]
 
 
 def _map(features: Features, change: Callable[[Tensor], Tensor]) -> Features:
@@ -320,10 +358,11 @@ class CatchUps:
         return self._failed.pop(0) if self._failed else None
 
     def use_dropped(self, frame: CachedFrame) -> None:
-        """Track objects that have not come to this frame on it, if it is on their way, before its features are gone."""
+        """Track objects up to this frame and on it, if it is on their way, before its features are gone."""
         for object_id, place in list(self._places.items()):
-            if place.frame_number + place.stride <= frame.frame_number:
-                self._track(object_id, frame)
+            while object_id in self._places and place.frame_number + place.stride <= frame.frame_number:
+                step = self._frames.next_after(place.frame_number + place.stride - 1) or frame
+                self._track(object_id, min(step, frame, key=lambda either: either.frame_number))
 
     def end(self, object_id: int, failed: bool) -> None:
         """Catch up at once, or give up if it has `failed` to. Does nothing for an object that does not catch up."""

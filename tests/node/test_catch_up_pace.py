@@ -12,10 +12,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from sam3_node.errors import CapacityError, UnknownFrameError
 from sam3_node.node.cameras import CatchUpPace
 from sam3_node.node.hand_over import HandOverState
-from sam3_node.node.operations import describe_change, handle_request
-from sam3_node.perception.perception import Perception
+from sam3_node.node.operations import MAX_PINNED, describe_change, handle_request
+from sam3_node.perception.perception import LiveIdentity, Perception
 from sam3_node.wire import Reply, Request
 from sam3_node.wire.operations import MAX_STRIDE
 from tests.support.live import moving_frame, tiny_settings
@@ -161,21 +162,37 @@ def test_lossless_delivery_tracks_on_every_frame() -> None:
     assert way.stride == 1
 
 
-def test_the_event_of_a_prompt_has_the_stride_that_the_node_chose(tmp_path: Path) -> None:
+Ask = Callable[..., tuple[Reply, dict[str, Any]]]
+
+
+@pytest.fixture
+def perception(tmp_path: Path) -> Perception:
+    """A camera whose frames 0 to 8 were stepped."""
     perception = Perception.load(tiny_settings(tmp_path))
     pipeline = perception.serve("left")
     for seq in range(9):
         pipeline.step(moving_frame(seq))
-    pipeline.catch_ups.stride = 3
+    return perception
+
+
+@pytest.fixture
+def ask(perception: Perception) -> Ask:
+    """Return the reply to a request, and the arguments of its event."""
     idle = SimpleNamespace(hand_over_state=HandOverState(1.0))
     host = cast(Any, SimpleNamespace(perception=perception, snapshots=idle))
 
-    def ask(op: str, **args: Any) -> tuple[Reply, dict[str, Any]]:
-        request = Request(1, op, {"camera": "left", "points": [[30, 20]], **args})
+    def handle(op: str, **args: Any) -> tuple[Reply, dict[str, Any]]:
+        prompt = {} if op == "pin_frame" else {"points": [[30, 20]]}
+        request = Request(1, op, {"camera": "left", **prompt, **args})
         reply = handle_request(host, request)
         assert isinstance(reply, Reply)
         return reply, describe_change(request, reply) or {}
 
+    return handle
+
+
+def test_the_event_of_a_prompt_has_the_stride_that_the_node_chose(perception: Perception, ask: Ask) -> None:
+    perception.pipelines["left"].catch_ups.stride = 3
     for reply, event in (ask("add_object", seq=2), ask("refine_object", seq=3, id=1)):
         assert (reply.result["stride"], event["stride"]) == (3, 3)
     assert "stride" not in ask("add_object", seq=2, stride=1)[0].result
@@ -183,3 +200,20 @@ def test_the_event_of_a_prompt_has_the_stride_that_the_node_chose(tmp_path: Path
     refused = ask("add_object", seq=2, stride=MAX_STRIDE + 1)[0].error
     assert refused is not None
     assert "stride" in refused.message
+
+
+def test_a_pinned_frame_takes_prompts_at_any_age(perception: Perception, ask: Ask) -> None:
+    perception.session = LiveIdentity(lambda camera: 0.0, 1e12, live=True)
+    pinned, event = ask("pin_frame", seq=2)
+    assert (pinned.result["lease_s"], event["seq"]) == (60, 2)
+    perception.session = LiveIdentity(lambda camera: 0.0, 1e-9, live=True)  # now all frames are too old
+    assert ask("add_object", seq=2)[0].result["seq"] == 2
+    for op in ("add_object", "pin_frame"):
+        assert cast(Any, ask(op, seq=3)[0].error).code == UnknownFrameError.code
+    perception.paused = True
+    assert [ask("pin_frame", seq=seq)[0].error for seq in range(3, 2 + MAX_PINNED)] == [None] * (
+        MAX_PINNED - 1
+    )
+    assert cast(Any, ask("pin_frame", seq=0)[0].error).code == CapacityError.code
+    assert ask("pin_frame", seq=2, lease_s=0)[1]["lease_s"] == 0
+    assert ask("pin_frame", seq=0)[0].error is None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
 from sam3_node.errors import CapacityError, UnknownFrameError
 from sam3_node.models import TrackerModel
-from sam3_node.perception.catch_up import MAX_CORRECTIONS
+from sam3_node.perception.catch_up import MAX_CORRECTIONS, MAX_WAY
 from sam3_node.perception.checkpoint import pack_state
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import TrackerSettings
@@ -148,6 +149,63 @@ def test_with_a_stride_neither_does_it_matter(make: Callable[..., Pipeline], sli
     status = late.objects[0]
     assert status.age == late._tracker.frame_number - 6  # as if it had been tracked on each frame
     assert results(at_once, range(35, 40)) == results(late, range(35, 40))
+
+
+@pytest.mark.parametrize("slices", [0, 0.4, 1, 3])
+def test_an_object_catches_up_from_a_pinned_frame(make: Callable[..., Pipeline], slices: float) -> None:
+    """Its way is the frames that stay since then, also while they leave the cache and its lease ends."""
+    late, at_once = make(feature_cache_s=1.0), make(feature_cache_s=1.0)
+    for pipeline in (late, at_once):
+        step(pipeline, *range(9))
+        before = pipeline.queries.segment(CENTRE, seq=5)
+        pipeline.pin(5, 60.0)
+        step(pipeline, *range(9, 310))
+        assert (pipeline.cache_usage["pinned_frames"], pipeline.queries.find(5).lease_ns) == (
+            1,
+            60 * NANOSECONDS,
+        )
+        assert (pipeline.queries.segment(CENTRE, seq=5).mask.full() == before.mask.full()).all()
+        assert pipeline.add(CENTRE, seq=5).result
+        if slices >= 1:
+            pipeline.pin(5, 0)
+    assert late.catch_ups.behind == late.cache_usage["cached_frames"] - 1 == MAX_WAY + FPS + 1
+    numbers = [cached.seq for cached in late._frame_cache]
+    assert max(after - seq for seq, after in pairwise(numbers)) <= 2 * 300 / MAX_WAY
+    done = 0.0
+    for seq in range(310, 360):
+        done += slices
+        while late.catch_ups.behind and done >= 1:
+            done -= 1
+            late.catch_ups.advance()
+        if not late.catch_ups.behind:
+            break
+        for pipeline in (late, at_once):
+            step(pipeline, seq)
+    for pipeline in (late, at_once):
+        pipeline.catch_ups.end_all()
+    assert pack_state(at_once.state()) == pack_state(late.state())
+    assert results(at_once, range(360, 363)) == results(late, range(360, 363))
+
+
+def test_pinned_frames_keep_within_the_memory_and_end_with_their_lease(make: Callable[..., Pipeline]) -> None:
+    pipeline = make(feature_cache_s=1.0)
+    step(pipeline, 0)
+    each = pipeline.cache_usage["cached_bytes"]
+    pipeline = make(feature_cache_s=1.0, feature_cache_mb=16.5 * each / 1e6)
+    step(pipeline, *range(9))
+    pipeline.pin(5, 8.0)
+    step(pipeline, *range(9, 89))
+    assert pipeline.cache_usage["cached_bytes"] <= 16.5 * each
+    assert [cached.seq for cached in pipeline._frame_cache][-FPS - 1 :] == list(range(78, 89))
+    assert pipeline.queries.segment(BOX, seq=5).seq == 5
+    step(pipeline, *range(89, 100))  # the lease has ended, and the frames since leave one by one
+    assert pipeline.cache_usage["pinned_frames"] == 0
+    assert pipeline.cache_usage["cached_frames"] == FPS + 1
+    pipeline.pin(99, 60.0)
+    step(pipeline, 3)  # the camera was started again
+    assert pipeline.cache_usage["pinned_frames"] == 0
+    with refuses(UnknownFrameError, field=("seq", "5")):
+        pipeline.pin(5, 1.0)
 
 
 def test_objects_wait_in_line(make: Callable[..., Pipeline]) -> None:

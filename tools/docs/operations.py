@@ -12,6 +12,8 @@ RESULTS = {
     "add_object": "`id`, `camera`, `epoch`; with `seq` also `seq`, `mask`, `score`, `age_ms`, `stride`. `priority` is "
     "`normal` or `low`",
     "refine_object": f"{_MASK}, `stride`",
+    "pin_frame": "keeps a cached frame for prompts, of any age: `camera`, `epoch`, `seq`, `age_ms`, `lease_s` (60 if "
+    "absent, at most 120) by the camera's clock; 0 lets it go",
     "remove_object": "`id`, `camera`, `epoch`",
     "rename_object": "`id`, `label` as it is used, `camera`, `epoch`. Detections no longer change the label",
     "list_objects": "`objects`: list of `camera epoch silent_s id label state score age frames_since_seen priority`",
