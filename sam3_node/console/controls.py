@@ -23,6 +23,7 @@ from .views import pack_bits
 TIMEOUT_MS = 5000
 PREVIEW = "segment"
 MAX_WORDS = 8
+MAX_LISTED = 2000
 STOP_S = 10.0
 RESULT = "recorded "
 """Beginning of the recorder's line about a finished file."""
@@ -58,11 +59,15 @@ class Controls(Closeable):
         return _to_json(client.call(op, **args))
 
     def suggest(self, typed: str) -> list[str]:
-        """Return phrases of the node's vocabulary that begin with `typed`, then similar ones. None are known if its
-        file is not on this machine."""
+        """Return phrases of the node's vocabulary that begin with `typed`, then similar ones; all for an empty text.
+
+        None are known if its file is not on this machine.
+        """
         path = find_vocabulary(self._detector())
         phrases = _read_phrases(path) if path else ()
         key = phrase_key(typed.strip())
+        if not key:
+            return sorted(phrases, key=lambda phrase: (phrase.count(" "), phrase))[:MAX_LISTED]
         begin = sorted((phrase for phrase in phrases if phrase_key(phrase).startswith(key)), key=len)
         words = [phrase for phrase in phrases if f" {key}" in phrase_key(phrase)]
         return list(dict.fromkeys([*begin, *words, *nearest_phrases(typed, phrases)]))[:MAX_WORDS]

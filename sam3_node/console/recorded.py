@@ -41,12 +41,13 @@ class Comparison(NamedTuple):
 
 
 class Results:
-    """The masks of a recording by frame, packed; the ground truth if the node's masks are not in it."""
+    """The masks of a recording by frame, packed; the ground truth if it `is_truth`, or has no masks of a node."""
 
-    def __init__(self, reader: RecordingReader) -> None:
+    def __init__(self, reader: RecordingReader, is_truth: bool = False) -> None:
         self.kind = "masks"
+        actions = () if is_truth else reader.actions()
         self._bodies = {
-            action.masks.key: action.body for action in reader.actions() if isinstance(action, RecordedMasks)
+            action.masks.key: action.body for action in actions if isinstance(action, RecordedMasks)
         }
         if not self._bodies:
             self.kind = "truth"
@@ -64,7 +65,8 @@ class Results:
 class RecordedViews(Closeable):
     """Views of a recording by index, and the comparison of each in a background thread. A context manager.
 
-    The masks come from the recording, or from `against` if it has none. Raises BagError for a file that is no
+    The masks come from the recording, or from `against` if it has none. Without `against`, they are compared with the
+    recording's own ground truth, if it has any. Raises BagError for a file that is no
     recording, for one without frames, and for a result that has no masks of these frames.
     """
 
@@ -83,7 +85,11 @@ class RecordedViews(Closeable):
         self._masks = Results(self._reader)
         if against is not None and against.is_dir():
             against /= MASKS_FILE
-        self._other = Results(RecordingReader([against])) if against is not None else None
+        self._other: Results | None = None
+        if against is not None:
+            self._other = Results(RecordingReader([against]))
+        elif self._masks.kind == "masks" and len(truth := Results(self._reader, is_truth=True)):
+            self._other, self.other_name = truth, self.name
         self._check_frames(against)
         if self._other is not None and not len(self._masks):
             self._masks, self._other = self._other, None

@@ -161,6 +161,17 @@ class Page:
             self.complaints.append(message.text)
 
 
+def find_serious(page: Page) -> list[Any]:
+    """Return what axe-core finds on the page that is serious or critical."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
+    results: dict[str, Any] = axe.Axe().run(page.page).response
+    return [
+        (item["id"], [node["target"] for node in item["nodes"]])
+        for item in results["violations"]
+        if item["impact"] in ("serious", "critical")
+    ]
+
+
 class HeldPreviews:
     """The previews that the page asks for: their points, held back until they are released."""
 
