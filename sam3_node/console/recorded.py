@@ -31,15 +31,6 @@ class Entry(NamedTuple):
     logged_ns: int
 
 
-class Comparison(NamedTuple):
-    """A frame on the timeline."""
-
-    doubtful: int
-    """number of doubtful masks of both results"""
-    iou: float | None
-    """mean IoU of the objects of both results; None if one result has no masks of this frame"""
-
-
 class Results:
     """The masks of a recording by frame, packed; the ground truth if it `is_truth`, or has no masks of a node."""
 
@@ -95,7 +86,7 @@ class RecordedViews(Closeable):
             self._masks, self._other = self._other, None
         self._frames: OrderedDict[FrameKey, Frame] = OrderedDict()
         self._reading = threading.Lock()
-        self._compared: list[Comparison] = []
+        self._compared: list[dict[str, Any]] = []
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._compare_all, name="console compare", daemon=True)
         self._thread.start()
@@ -122,18 +113,12 @@ class RecordedViews(Closeable):
         }
 
     def timeline(self, start: int) -> list[dict[str, Any]]:
-        """Return what the timeline shows of the frames from `start` on that are compared already."""
-        first_ns = self.entries[0].logged_ns
-        return [
-            {
-                "camera": entry.key.camera,
-                "seq": entry.key.seq,
-                "s": round((entry.logged_ns - first_ns) / NANOSECONDS, 3),
-                "doubtful": compared.doubtful,
-                "iou": None if compared.iou is None else round(compared.iou, 3),
-            }
-            for entry, compared in zip(self.entries[start:], self._compared[start:], strict=False)
-        ]
+        """Return what the timeline shows of the frames from `start` on that are compared already.
+
+        `s` counts from the first frame, `doubtful` is the number of doubtful masks of both results, `iou` the mean IoU
+        of their objects; None if one result has no masks of the frame.
+        """
+        return self._compared[start:]
 
     def close(self) -> None:
         """Stop comparing. Idempotent."""
@@ -160,14 +145,11 @@ class RecordedViews(Closeable):
             return self._frames.get(entry.key)
 
     def _forget(self, kept: FrameKey) -> None:
+        if kept in self._frames:
+            self._frames.move_to_end(kept)
         sizes = {key: memoryview(frame.colour).nbytes for key, frame in self._frames.items()}
-        total = sum(sizes.values())
-        for key, size in sizes.items():
-            if total <= MAX_CACHED_BYTES:
-                return
-            if key != kept:
-                del self._frames[key]
-                total -= size
+        while len(self._frames) > 1 and sum(sizes.values()) > MAX_CACHED_BYTES:
+            del sizes[self._frames.popitem(last=False)[0]]
 
     def _compare_all(self) -> None:
         for number, entry in enumerate(self.entries, 1):
@@ -176,7 +158,15 @@ class RecordedViews(Closeable):
             masks = self._masks.find(entry.key)
             other = self._other.find(entry.key) if self._other is not None else None
             doubtful = sum(item.doubtful for found in (masks, other) if found for item in found.instances)
-            self._compared.append(Comparison(doubtful, compare(masks, other)))
+            iou = compare(masks, other)
+            row = {
+                "camera": entry.key.camera,
+                "seq": entry.key.seq,
+                "s": round((entry.logged_ns - self.entries[0].logged_ns) / NANOSECONDS, 3),
+                "doubtful": doubtful,
+                "iou": None if iou is None else round(iou, 3),
+            }
+            self._compared.append(row)
             if number % CHUNK == 0 or number == len(self.entries):
                 self._on_change()
 
@@ -211,4 +201,3 @@ def _no_masks(entry: Entry, other: MaskFrame | None) -> MaskFrame | None:
     if other is None:
         return None
     return MaskFrame(*entry.key, width=other.width, height=other.height)
-

@@ -43,6 +43,7 @@ class FrameView:
         shown = frame or masks
         assert shown is not None
         self.camera, self.seq, self.capture_ns = shown.key
+        self.width, self.height = shown.width, shown.height
         self.frame, self.masks, self.other = frame, masks, other
         self.number = number
         """Place of the view: in a recording the index, live a number that grows with each view."""
@@ -73,13 +74,12 @@ def pack_view(view: FrameView, live: bool) -> bytes:
         "seq": view.seq,
         "number": view.number,
         "capture_ms": view.capture_ns / 1e6,
+        "width": view.width,
+        "height": view.height,
         "image": {"type": media_type, "bytes": memoryview(image).nbytes},
         "masks": _describe(view.masks, blobs),
         "other": _describe(view.other, blobs),
     }
-    shown = view.frame or view.masks
-    assert shown is not None
-    header |= {"width": shown.width, "height": shown.height}
     if live and view.origin_ns is not None:
         header["origin_ms"] = view.origin_ns / 1e6
     packed = json.dumps(header, separators=(",", ":")).encode()

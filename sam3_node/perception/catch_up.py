@@ -192,17 +192,15 @@ class FrameCache:
         self._frames.append(frame)
         self._move_to_host()
         dropped: list[CachedFrame] = []
-        nbytes = self.nbytes
-        while (place := self._find_surplus(nbytes, len(dropped))) is not None:
+        while (place := self._find_surplus(len(dropped))) is not None:
             dropped.append(self._frames.pop(place))
-            nbytes -= dropped[-1].nbytes
         return sorted(dropped, key=lambda frame: frame.frame_number)
 
-    def _find_surplus(self, nbytes: int, dropped: int) -> int | None:
+    def _find_surplus(self, dropped: int) -> int | None:
         """Return the place of the frame to drop after `dropped` others; None if the frames are within the limits."""
         frames, newest = self._frames, self._frames[-1]
         free = [at for at in range(len(frames) - self._limits.frames) if not frames[at].lease_ns]
-        is_large = nbytes > self._limits.nbytes
+        is_large = self.nbytes > self._limits.nbytes
         past = [at for at in free if abs(newest.capture_ns - frames[at].capture_ns) > self._limits.span_ns]
         first = next((at for at, frame in enumerate(frames) if frame.lease_ns), len(frames))
         if past and past[0] < first:
@@ -337,12 +335,16 @@ class CatchUps:
     ) -> tuple[Tensor, Tensor]:
         """Prompt on a cached frame, and catch up from there; return logits [h, w] and score [].
 
-        An object that catches up already begins again from this frame.
+        An object that catches up already begins again from this frame. Where frames since are gone, the chosen stride
+        leaves out none of those that have stayed.
         """
         object_id = prompt.object_id
         features = cached.features_on(self._tracker.model.device)
         logits, score = self._tracker.begin_catch_up(features, cached.frame_number, prompt)
-        self._places[object_id] = _CatchUpProgress(cached.frame_number, stride=stride or self.stride)
+        following = self._frames.next_after(cached.frame_number) or cached
+        gap = following.frame_number - cached.frame_number
+        chosen = self.stride if gap < 2 else min(self.stride, gap // 2)  # gaps differ by a factor of two
+        self._places[object_id] = _CatchUpProgress(cached.frame_number, stride=stride or chosen)
         self._confidence.remove(catching_key(object_id))
         self._confidence.start(catching_key(object_id), copy_masks(logits[None])[0].levels)
         self._join_if_done(object_id)

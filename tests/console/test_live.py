@@ -390,9 +390,7 @@ def test_a_lost_object_is_told_and_may_be_found_again(page: Page) -> None:
 
 
 def test_a_phone_shows_the_picture_first_and_says_tap(browser: Any, rig: ConsoleRig, page: Page) -> None:
-    phone = Page(
-        browser, rig.url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True
-    )
+    phone = Page(browser, rig.url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     phone.wait("#main-tile .tile[data-masks='0']")
     assert phone.page.locator("#main-tile").bounding_box()["y"] < 60
     assert phone.page.locator("#freeze").bounding_box()["y"] > 780

@@ -159,20 +159,22 @@ def test_an_object_catches_up_from_a_pinned_frame(make: Callable[..., Pipeline],
         step(pipeline, *range(9))
         before = pipeline.queries.segment(CENTRE, seq=5)
         pipeline.pin(5, 60.0)
-        step(pipeline, *range(9, 310))
+        step(pipeline, *range(9, 160))
         assert (pipeline.cache_usage["pinned_frames"], pipeline.queries.find(5).lease_ns) == (
             1,
             60 * NANOSECONDS,
         )
         assert (pipeline.queries.segment(CENTRE, seq=5).mask.full() == before.mask.full()).all()
+        pipeline.catch_ups.stride = 6  # no frame of the way is left out all the same
         assert pipeline.add(CENTRE, seq=5).result
         if slices >= 1:
             pipeline.pin(5, 0)
-    assert late.catch_ups.behind == late.cache_usage["cached_frames"] - 1 == MAX_WAY + FPS + 1
+    assert late.cache_usage["cached_frames"] == 1 + MAX_WAY + FPS + 1
+    assert late.catch_ups.get_stride() in (2, 3, 4)
     numbers = [cached.seq for cached in late._frame_cache]
-    assert max(after - seq for seq, after in pairwise(numbers)) <= 2 * 300 / MAX_WAY
+    assert max(after - seq for seq, after in pairwise(numbers)) <= 2 * 150 / MAX_WAY
     done = 0.0
-    for seq in range(310, 360):
+    for seq in range(160, 210):
         done += slices
         while late.catch_ups.behind and done >= 1:
             done -= 1
@@ -184,7 +186,7 @@ def test_an_object_catches_up_from_a_pinned_frame(make: Callable[..., Pipeline],
     for pipeline in (late, at_once):
         pipeline.catch_ups.end_all()
     assert pack_state(at_once.state()) == pack_state(late.state())
-    assert results(at_once, range(360, 363)) == results(late, range(360, 363))
+    assert results(at_once, range(210, 213)) == results(late, range(210, 213))
 
 
 def test_pinned_frames_keep_within_the_memory_and_end_with_their_lease(make: Callable[..., Pipeline]) -> None:
