@@ -14,7 +14,7 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,10 +170,6 @@ class Changes:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
 
-    def start(self) -> None:
-        """Take the running event loop as the one that is woken."""
-        self._loop = asyncio.get_running_loop()
-
     def notify(self) -> None:
         """Wake the tasks that wait. Any thread may call it."""
         if self._loop is not None:
@@ -182,6 +178,7 @@ class Changes:
 
     async def wait(self, timeout_s: float) -> None:
         """Wait for the next change, or until `timeout_s` has passed."""
+        self._loop = asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._event.wait(), timeout_s)
 
@@ -199,7 +196,7 @@ class Console:
         self._source, self._controls, self._changes = source, controls, changes
         self._pages = 0
         routes = [
-            Route("/", self._get_page),
+            Route("/", lambda request: FileResponse(STATIC_FOLDER / "index.html")),
             Route("/login", self._log_in, methods=["POST"]),
             Route("/api/words", self._suggest),
             Route("/api/{op}", self._call, methods=["POST"]),
@@ -207,16 +204,8 @@ class Console:
             Mount("/static", StaticFiles(directory=STATIC_FOLDER)),
         ]
         handlers: Any = {Sam3NodeError: _refuse}
-        app = Starlette(routes=routes, lifespan=self._run, exception_handlers=handlers)
+        app = Starlette(routes=routes, exception_handlers=handlers)
         self.access = AccessControl(app, binding)
-
-    @contextlib.asynccontextmanager
-    async def _run(self, app: Any) -> AsyncIterator[None]:
-        self._changes.start()
-        yield
-
-    async def _get_page(self, request: Request) -> Response:
-        return FileResponse(STATIC_FOLDER / "index.html")
 
     async def _log_in(self, request: Request) -> Response:
         cookie = self.access.log_in((await _read_json(request)).get("token"))

@@ -13,7 +13,7 @@ from ..bags.native.reader import RecordedMasks, RecordingReader
 from ..bags.pairing import TimeSpan
 from ..errors import BagError
 from ..geometry import mask_iou
-from ..types import NANOSECONDS, Closeable, Frame, FrameKey, Mask, MaskFrame
+from ..types import NANOSECONDS, Closeable, Frame, FrameKey, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
 from .views import FrameView, Listener
 
@@ -97,7 +97,9 @@ class RecordedViews(Closeable):
         entry = self.entries[index]
         masks = self._masks.find(entry.key)
         other = self._other.find(entry.key) if self._other is not None else None
-        return FrameView(self._read_frame(entry), masks or _no_masks(entry, other), other, index)
+        if masks is None and other is not None:
+            masks = MaskFrame(*entry.key, width=other.width, height=other.height)
+        return FrameView(self._read_frame(entry), masks, other, index)
 
     def state(self) -> dict[str, Any]:
         """Return names and sizes of what is played."""
@@ -183,21 +185,11 @@ def compare(masks: MaskFrame | None, other: MaskFrame | None) -> float | None:
     right = [instance.mask for instance in other.instances if instance.mask.crop.size]
     if not left and not right:
         return None
-    ious = np.array([_iou(a, b) for a in left for b in right]).reshape(len(left), len(right))
+    values = [mask_iou(a, b) if a.size == b.size else 0.0 for a in left for b in right]
+    ious = np.array(values).reshape(len(left), len(right))
     total = 0.0
     while ious.any():
         row, column = np.unravel_index(ious.argmax(), ious.shape)
         total += float(ious[row, column])
         ious[row] = ious[:, column] = 0
     return total / max(len(left), len(right))
-
-
-def _iou(a: Mask, b: Mask) -> float:
-    return mask_iou(a, b) if a.size == b.size else 0.0
-
-
-def _no_masks(entry: Entry, other: MaskFrame | None) -> MaskFrame | None:
-    """Return a result without objects for a frame that only the other result has masks of."""
-    if other is None:
-        return None
-    return MaskFrame(*entry.key, width=other.width, height=other.height)

@@ -166,11 +166,6 @@ class FrameCache:
         """Memory of all frames in bytes."""
         return sum(frame.nbytes for frame in self._frames)
 
-    @property
-    def pinned(self) -> int:
-        """Number of pinned frames."""
-        return sum(frame.lease_ns > 0 for frame in self._frames)
-
     def pin(self, seq: int, lease_ns: int) -> None:
         """Keep the frame `seq` for `lease_ns` from now on, 0 to let it go; UnknownFrameError if it is not cached."""
         frame = self.get(seq)
@@ -184,10 +179,9 @@ class FrameCache:
         for object_id in held:
             if self._frames and object_id in self._frames[-1].logits:
                 frame.set_logits(object_id, self._frames[-1].logits[object_id])
-        is_restart = bool(self._frames) and frame.seq <= self._frames[-1].seq
         for kept in self._frames:
             # after a restart of the camera, a seq would name two frames
-            if is_restart or abs(frame.capture_ns - kept.pinned_ns) > kept.lease_ns:
+            if frame.seq <= self._frames[-1].seq or abs(frame.capture_ns - kept.pinned_ns) > kept.lease_ns:
                 kept.lease_ns = 0
         self._frames.append(frame)
         self._move_to_host()

@@ -182,7 +182,8 @@ class Pipeline:
     def cache_usage(self) -> dict[str, int]:
         """Number of cached and of pinned frames, of objects that catch up, and bytes of cache and memory bank."""
         cache = self._frame_cache
-        cached = {"cached_frames": len(cache), "pinned_frames": cache.pinned, "cached_bytes": cache.nbytes}
+        pinned = sum(frame.lease_ns > 0 for frame in cache)
+        cached = {"cached_frames": len(cache), "pinned_frames": pinned, "cached_bytes": cache.nbytes}
         return {**cached, "catching_up": len(self.catch_ups), "bank_bytes": self._tracker.bank.nbytes}
 
     def add(

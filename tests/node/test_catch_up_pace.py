@@ -162,37 +162,26 @@ def test_lossless_delivery_tracks_on_every_frame() -> None:
     assert way.stride == 1
 
 
-Ask = Callable[..., tuple[Reply, dict[str, Any]]]
-
-
-@pytest.fixture
-def perception(tmp_path: Path) -> Perception:
-    """A camera whose frames 0 to 8 were stepped."""
+def test_events_of_prompts_have_the_stride_and_pinned_frames_may_be_old(tmp_path: Path) -> None:
     perception = Perception.load(tiny_settings(tmp_path))
     pipeline = perception.serve("left")
     for seq in range(9):
         pipeline.step(moving_frame(seq))
-    return perception
-
-
-@pytest.fixture
-def ask(perception: Perception) -> Ask:
-    """Return the reply to a request, and the arguments of its event."""
+    pipeline.catch_ups.stride = 3
     idle = SimpleNamespace(hand_over_state=HandOverState(1.0))
     host = cast(Any, SimpleNamespace(perception=perception, snapshots=idle))
 
-    def handle(op: str, **args: Any) -> tuple[Reply, dict[str, Any]]:
+    def ask(op: str, **args: Any) -> tuple[Reply, dict[str, Any]]:
         prompt = {} if op == "pin_frame" else {"points": [[30, 20]]}
         request = Request(1, op, {"camera": "left", **prompt, **args})
         reply = handle_request(host, request)
         assert isinstance(reply, Reply)
         return reply, describe_change(request, reply) or {}
 
-    return handle
+    def refusal(op: str, **args: Any) -> str | None:
+        error = ask(op, **args)[0].error
+        return error and error.code
 
-
-def test_the_event_of_a_prompt_has_the_stride_that_the_node_chose(perception: Perception, ask: Ask) -> None:
-    perception.pipelines["left"].catch_ups.stride = 3
     for reply, event in (ask("add_object", seq=2), ask("refine_object", seq=3, id=1)):
         assert (reply.result["stride"], event["stride"]) == (3, 3)
     assert "stride" not in ask("add_object", seq=2, stride=1)[0].result
@@ -200,20 +189,11 @@ def test_the_event_of_a_prompt_has_the_stride_that_the_node_chose(perception: Pe
     refused = ask("add_object", seq=2, stride=MAX_STRIDE + 1)[0].error
     assert refused is not None
     assert "stride" in refused.message
-
-
-def test_a_pinned_frame_takes_prompts_at_any_age(perception: Perception, ask: Ask) -> None:
-    perception.session = LiveIdentity(lambda camera: 0.0, 1e12, live=True)
-    pinned, event = ask("pin_frame", seq=2)
-    assert (pinned.result["lease_s"], event["seq"]) == (60, 2)
+    assert ask("pin_frame", seq=2)[1] == {"camera": "left", "seq": 2}
     perception.session = LiveIdentity(lambda camera: 0.0, 1e-9, live=True)  # now all frames are too old
-    assert ask("add_object", seq=2)[0].result["seq"] == 2
-    for op in ("add_object", "pin_frame"):
-        assert cast(Any, ask(op, seq=3)[0].error).code == UnknownFrameError.code
-    perception.paused = True
-    assert [ask("pin_frame", seq=seq)[0].error for seq in range(3, 2 + MAX_PINNED)] == [None] * (
-        MAX_PINNED - 1
-    )
-    assert cast(Any, ask("pin_frame", seq=0)[0].error).code == CapacityError.code
-    assert ask("pin_frame", seq=2, lease_s=0)[1]["lease_s"] == 0
-    assert ask("pin_frame", seq=0)[0].error is None
+    assert refusal("segment", seq=2) is None
+    assert refusal("segment", seq=3) == refusal("pin_frame", seq=3) == UnknownFrameError.code
+    perception.session = None
+    assert [refusal("pin_frame", seq=seq) for seq in range(3, 2 + MAX_PINNED)] == [None] * (MAX_PINNED - 1)
+    assert refusal("pin_frame", seq=0) == CapacityError.code
+    assert refusal("pin_frame", seq=2, lease_s=0) is refusal("pin_frame", seq=0) is None

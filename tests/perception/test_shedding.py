@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sam3_node.detection.detectors import prepare_prompts
-from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models import TrackerModel
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.registry import (
     DETECTION_STRETCH,
@@ -173,11 +173,6 @@ def test_an_object_that_enters_is_tracked_on_its_first_frame(pipeline: Pipeline)
         added = pipeline.add(FramePrompt(points=[(100, 100)]), priority="low")
         seq = pipeline._tracker.frame_number
         assert added.id in ids(next(steps(pipeline, range(seq, seq + 1), 2)))
-
-
-@pytest.fixture(scope="module")
-def nano() -> TrackerModel:
-    return load_tracker("nano")
 
 
 class Searched:
