@@ -20,10 +20,7 @@ def browser() -> Iterator[Any]:
 def rig(
     browser: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ConsoleRig]:
-    """The bundled recording, a node with the bundled weights, and a console; `rig.url` is its page.
-
-    A file may have settings of its own, ENVIRONMENT.
-    """
+    """The bundled recording, a node with the bundled weights and the file's ENVIRONMENT, and a console at `rig.url`."""
     found = ConsoleRig(tmp_path_factory.mktemp("console"))
     found.environment |= getattr(request.module, "ENVIRONMENT", {})
     try:

@@ -1,4 +1,4 @@
-"""Marks on pictures that stand still: the node keeps their frames, and says when it no longer has them."""
+"""Marks on pictures that stand still: the node keeps their frames."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import numpy as np
 from tests.support.console_rig import CLIP_FRAMES, ConsoleRig, Page, best_iou, inner_point, true_mask
 from tests.support.node_rig import until
 
-ENVIRONMENT = {
-    "SAM3_CAMERA__FPS": "10",
-    "SAM3_TRACKER__FEATURE_CACHE": "4",
-}
+ENVIRONMENT = {"SAM3_CAMERA__FPS": "10", "SAM3_TRACKER__FEATURE_CACHE": "4"}
 FRAMES_OF_30_S = 150  # of a camera at 5 Hz
 ROW = "#tracks tbody tr"
 

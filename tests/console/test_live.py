@@ -46,10 +46,6 @@ def mug_is_found(masks: MaskFrame) -> bool:
     return any(iou(item.mask.full(), truth) >= MIN_IOU for item in masks.instances if item.label == "red mug")
 
 
-def hover(page: Page, x: float, y: float) -> None:
-    page.page.mouse.move(*page.to_page(x, y))
-
-
 def go_live(page: Page, found: int) -> None:
     """Go back to live, and wait until the object has caught up."""
     page.live()
@@ -211,7 +207,7 @@ def test_the_preview_covers_the_object_under_the_pointer_and_ends_while_it_rests
     mask = true_mask(int(page.data("seq")), "red mug")
     x, y = inner_point(mask)
     while not (preview := painted(page)).any():  # previews may pause after a slow one
-        hover(page, x, y)
+        page.page.mouse.move(*page.to_page(x, y))
         x += 0.1
         page.page.wait_for_timeout(200)
     assert iou(preview, mask.full()[::4, ::4]) > 0.5

@@ -137,11 +137,7 @@ def test_cameras_take_turns(peers: Peers) -> None:
 def test_events_are_listed_without_masks(peers: Peers) -> None:
     peers.node.send_event(Event(0, "add_object", {"camera": "cam0", "label": "mug", "mask": {"data": b""}}))
     (event,) = until(lambda: peers.source.state()["events"], "the event")
-    assert {name: event[name] for name in event if name not in ("number", "time_ms")} == {
-        "op": "add_object",
-        "camera": "cam0",
-        "label": "mug",
-    }
+    assert (event["op"], event["label"], "mask" in event) == ("add_object", "mug", False)
 
 
 @pytest.fixture

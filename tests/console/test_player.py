@@ -14,6 +14,7 @@ from sam3_node.bags import RecordingReader, RecordingWriter
 from sam3_node.console.recorded import RecordedViews, compare
 from sam3_node.errors import BagError
 from sam3_node.types import Mask, MaskFrame, Shed
+from sam3_node.wire import pack_masks
 from tests.support.console_rig import ConsoleRig, Page, find_serious
 from tests.support.refuses import refuses
 from tests.support.tabletop import TABLETOP, truth
@@ -51,8 +52,6 @@ def other(recording: Path) -> Path:
 
 
 def write(writer: RecordingWriter, masks: MaskFrame) -> None:
-    from sam3_node.wire import pack_masks
-
     writer.write_masks(pack_masks(masks)[1], masks, masks.capture_ns + 1)
 
 

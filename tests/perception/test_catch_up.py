@@ -125,56 +125,36 @@ def test_the_division_of_the_work_does_not_matter(make: Callable[..., Pipeline],
 
 
 @pytest.mark.parametrize("slices", [0.3, 0.5, 1, 3])
-def test_with_a_stride_neither_does_it_matter(make: Callable[..., Pipeline], slices: float) -> None:
-    """The object is tracked on every third frame and the latest; one that joins after the same step is equal."""
-    late, at_once = make(feature_cache_s=1.0), make(feature_cache_s=1.0)
-    for pipeline in (late, at_once):
-        step(pipeline, *range(15))
-        pipeline.add(CENTRE, seq=5, stride=3)
-    assert (late.catch_ups.behind, late.catch_ups.get_stride(1)) == (3, 3)
-    done = 0.0
-    for seq in range(15, 35):
-        done += slices
-        while late.catch_ups.behind and done >= 1:
-            done -= 1
-            late.catch_ups.advance()
-        if not late.catch_ups.behind:
-            break
-        for pipeline in (late, at_once):
-            step(pipeline, seq)
-    assert (slices > 0.3) == (late.catch_ups.behind == 0)
-    for pipeline in (late, at_once):
-        pipeline.catch_ups.end_all()
-    assert pack_state(at_once.state()) == pack_state(late.state())
-    status = late.objects[0]
-    assert status.age == late._tracker.frame_number - 6  # as if it had been tracked on each frame
-    assert results(at_once, range(35, 40)) == results(late, range(35, 40))
+@pytest.mark.parametrize("newest", [14, 159])
+def test_with_a_stride_and_from_a_pinned_frame_neither_does_it_matter(
+    make: Callable[..., Pipeline], slices: float, newest: int
+) -> None:
+    """The object is tracked on every third frame and the latest, or on all that stay since a pinned one.
 
-
-@pytest.mark.parametrize("slices", [0, 0.4, 1, 3])
-def test_an_object_catches_up_from_a_pinned_frame(make: Callable[..., Pipeline], slices: float) -> None:
-    """Its way is the frames that stay since then, also while they leave the cache and its lease ends."""
+    One that joins after the same step is equal, also while these frames leave the cache and the lease ends.
+    """
     late, at_once = make(feature_cache_s=1.0), make(feature_cache_s=1.0)
+    is_pinned = newest > 14
     for pipeline in (late, at_once):
         step(pipeline, *range(9))
-        before = pipeline.queries.segment(CENTRE, seq=5)
-        pipeline.pin(5, 60.0)
-        step(pipeline, *range(9, 160))
-        assert (pipeline.cache_usage["pinned_frames"], pipeline.queries.find(5).lease_ns) == (
-            1,
-            60 * NANOSECONDS,
-        )
-        assert (pipeline.queries.segment(CENTRE, seq=5).mask.full() == before.mask.full()).all()
-        pipeline.catch_ups.stride = 6  # no frame of the way is left out all the same
-        assert pipeline.add(CENTRE, seq=5).result
-        if slices >= 1:
+        before = pipeline.queries.segment(CENTRE, seq=5).mask.full()
+        if is_pinned:
+            pipeline.pin(5, 60.0)
+        step(pipeline, *range(9, newest + 1))
+        assert (pipeline.queries.segment(CENTRE, seq=5).mask.full() == before).all()
+        pipeline.catch_ups.stride = 6
+        pipeline.add(CENTRE, seq=5, stride=None if is_pinned else 3)
+        if is_pinned and slices >= 1:
             pipeline.pin(5, 0)
-    assert late.cache_usage["cached_frames"] == 1 + MAX_WAY + FPS + 1
-    assert late.catch_ups.get_stride() in (2, 3, 4)
-    numbers = [cached.seq for cached in late._frame_cache]
-    assert max(after - seq for seq, after in pairwise(numbers)) <= 2 * 150 / MAX_WAY
+    if is_pinned:
+        assert late.cache_usage["cached_frames"] == 1 + MAX_WAY + FPS + 1
+        way = [cached.seq for cached in late._frame_cache]
+        assert max(after - seq for seq, after in pairwise(way)) <= 2 * 150 / MAX_WAY
+        assert late.catch_ups.get_stride(1) in (2, 3, 4)  # which leaves out none of these
+    else:
+        assert (late.catch_ups.behind, late.catch_ups.get_stride(1)) == (3, 3)
     done = 0.0
-    for seq in range(160, 210):
+    for seq in range(newest + 1, newest + 21):
         done += slices
         while late.catch_ups.behind and done >= 1:
             done -= 1
@@ -183,10 +163,12 @@ def test_an_object_catches_up_from_a_pinned_frame(make: Callable[..., Pipeline],
             break
         for pipeline in (late, at_once):
             step(pipeline, seq)
+    assert (slices > (1 if is_pinned else 0.3)) == (late.catch_ups.behind == 0)
     for pipeline in (late, at_once):
         pipeline.catch_ups.end_all()
     assert pack_state(at_once.state()) == pack_state(late.state())
-    assert results(at_once, range(210, 213)) == results(late, range(210, 213))
+    assert late.objects[0].age == late._tracker.frame_number - 6  # as if it had been tracked on each frame
+    assert results(at_once, range(newest + 21, newest + 26)) == results(late, range(newest + 21, newest + 26))
 
 
 def test_pinned_frames_keep_within_the_memory_and_end_with_their_lease(make: Callable[..., Pipeline]) -> None:

@@ -46,13 +46,6 @@ CENTRE = FramePrompt(points=[(100.0, 75.0)])
 BOX = FramePrompt(box=[20, 20, 120, 100])
 
 
-@pytest.fixture(scope="module")
-def model() -> TrackerModel:
-    """A tiny random tracker that always finds its objects in view."""
-    source = random_source("sam3", presence=60.0)
-    return TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
-
-
 @pytest.fixture
 def pipeline(model: TrackerModel) -> Pipeline:
     return Pipeline(model, TrackerSettings(max_objects=4, feature_cache=3, feature_cache_s=0), "cam0")

@@ -22,8 +22,8 @@ from sam3_node.perception.registry import (
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.types import MaskFrame, Shed
 from sam3_node.wire.frame_prompt import FramePrompt
+from tests.perception.test_pipeline import ids
 from tests.support.coloured_blocks import ColourDetector, frame
-from tests.support.tiny import random_source
 
 BUDGET_MS = 50.0
 Cost = Callable[[int, int], float]
@@ -102,16 +102,6 @@ def test_noise_around_the_budget_does_not_make_the_level_flap(seed: int) -> None
     costs_ms = (BUDGET_MS, 0.9 * BUDGET_MS, 0.6 * BUDGET_MS)
     levels = run(LoadShedder(BUDGET_MS), 20_000, lambda number, level: costs_ms[level] + noise_ms[number])
     assert len(changes(levels)) < 20_000 / MAX_PATIENCE * 2 * MAX_LEVEL
-
-
-@pytest.fixture(scope="module")
-def model() -> TrackerModel:
-    source = random_source("sam3", presence=60.0)
-    return TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
-
-
-def ids(masks: MaskFrame) -> list[int]:
-    return [instance.id for instance in masks.instances]
 
 
 @pytest.fixture
