@@ -274,7 +274,7 @@ def test_axe_finds_nothing_serious(page: Page) -> None:
         assert not find_serious(page), theme
         for surface in ("#help", "#choose"):
             page.page.locator(surface).click()
-            assert page.page.locator("dialog[open]").is_visible()
+            page.wait("dialog[open]")
             assert not find_serious(page), (theme, surface)
             page.press("Escape")
         page.press("t")
