@@ -172,9 +172,9 @@ def test_with_a_stride_and_from_a_pinned_frame_neither_does_it_matter(
 
 
 def test_pinned_frames_keep_within_the_memory_and_end_with_their_lease(make: Callable[..., Pipeline]) -> None:
-    pipeline = make(feature_cache_s=1.0, feature_cache_mb=16.5 * 52_416 / 1e6)
+    pipeline = make(feature_cache_s=1.0, feature_cache_mb=16.5 * 16_384 / 1e6)
     step(pipeline, *range(9))
-    assert pipeline.cache_usage["cached_bytes"] == 9 * 52_416
+    assert pipeline.cache_usage["cached_bytes"] == 9 * 16_384
     pipeline.pin(5, 8.0)
     step(pipeline, *range(9, 89))
     assert pipeline.cache_usage["cached_frames"] == 16
