@@ -6,7 +6,10 @@ The first line of a class docstring states when the error is raised; the documen
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import metadata
 from types import ModuleType
 
@@ -20,6 +23,11 @@ class Sam3NodeError(Exception):
     code = "error"
     may_pass = False
     """True if a retry may succeed with the same settings, such as when a device, an address or a host is absent now."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.request_id = current_request_id()
+        """Id of the request that was refused or not answered; the node's log and events name it. None: of none."""
 
     def __init_subclass__(cls, code: str | None = None) -> None:
         super().__init_subclass__()
@@ -208,6 +216,36 @@ def did_you_mean(found: object, names: Iterable[str]) -> str:
     by_key = {name.casefold(): name for name in names}
     nearest = difflib.get_close_matches(str(found).casefold(), by_key, n=1)
     return f"; did you mean {by_key[nearest[0]]}?" if nearest else ""
+
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+
+
+@contextmanager
+def request_id(name: str | None) -> Iterator[None]:
+    """Within the block, the requests of this thread or task have this id, and so have its lines of log and its errors.
+
+    The node repeats it in its log, and in the events about these requests. It has 1 to 64 letters, digits, and _ . : -;
+    RequestError for any other. None: each request has an id of its own, which its client makes.
+    """
+    token = _request_id.set(None if name is None else check_request_id(name))
+    try:
+        yield
+    finally:
+        _request_id.reset(token)
+
+
+def check_request_id(name: str) -> str:
+    """Return an id of requests. Raises RequestError for one that `request_id` refuses."""
+    if not isinstance(name, str) or not _REQUEST_ID.fullmatch(name):
+        raise RequestError(f"request_id: expected 1 to 64 letters, digits and _ . : -, found {name!r:.80}")
+    return name
+
+
+def current_request_id() -> str | None:
+    """Return the id that `request_id` has set; None for none."""
+    return _request_id.get()
 
 
 def make_error(code: str, message: str) -> Sam3NodeError:

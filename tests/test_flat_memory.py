@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch._subclasses import FakeTensor
 
-from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import TrackerSettings
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.transport.limits import rss_bytes
 from sam3_node.types import Frame
 from sam3_node.wire.frame_prompt import FramePrompt
-from tests.support.tiny import random_source, tiny_model
+from tests.support.tiny import tiny_model
 
 OBJECTS = 4
 WARM_STEPS, STEPS = 200, 400
@@ -45,8 +44,7 @@ def one_thread():
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("selection", ["recent", "confident", "distractor"])
 def test_neither_tensors_nor_resident_memory_grow(selection: str) -> None:
-    source = random_source("sam3", presence=60.0, hidden=64, size=56)
-    model = TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
+    model = tiny_model(presence=60.0, hidden=64, size=56)
     tracker = Tracker(model, max_objects=OBJECTS, bank_size=15, selection=selection)
     size = model.image_size
     clip = torch.randn(8, 1, 3, size, size, generator=torch.Generator().manual_seed(0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -19,7 +18,7 @@ from ..processes.notify import Watchdog
 from ..processes.signals import WaitingNotice
 from ..settings import CameraSettings, Settings
 from ..transport import FramePublisher, Security
-from ..types import Buffer, Delivery, Depth, Frame
+from ..types import Buffer, Delivery, Depth, Frame, keep_newest
 from ..wire import decode_depth, encode_depth, encode_image
 from .camera_source import CameraSource, CapturedImage
 from .sources import open_camera
@@ -128,17 +127,15 @@ def _publish(
 ) -> CameraSummary:
     start_s = time.monotonic()
     captured = unsent = 0
-    numbers: OrderedDict[str, int] = OrderedDict()  # the next seq of each camera
+    numbers: dict[str, int] = {}  # the next seq of each camera
     report = _RateReport(source)
     watchdog.tick()
     watchdog.wait()
     for image in source:
         watchdog.tick()
         name = image.camera or camera.name
-        seq = numbers.pop(name, 0)
-        numbers[name] = seq + 1
-        if len(numbers) > _MAX_NUMBERS:
-            numbers.popitem(last=False)
+        seq = numbers.get(name, 0)
+        keep_newest(numbers, name, seq + 1, _MAX_NUMBERS)
         with log_subject(name, seq):
             try:
                 unsent += not _send(publisher, frame_from(image, seq, camera, calibration), stop, watchdog)

@@ -6,6 +6,7 @@ AsyncPerceptionClient.
 
 from typing import TYPE_CHECKING, Any
 
+from ..errors import request_id
 from ..transport import Security
 from .mask_reader import FoundObject
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, PerceptionClient
@@ -26,6 +27,7 @@ __all__ = [
     "Segmentation",
     "SurfacePoints",
     "TrackedObject",
+    "request_id",
 ]
 
 

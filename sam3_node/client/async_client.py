@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -161,7 +162,7 @@ class AsyncPerceptionClient:
         """Run a call of the client in a thread, and return its result."""
         self._client._require_open()
         try:
-            return await self._bind().run_in_executor(self._threads, call)
+            return await self._bind().run_in_executor(self._threads, copy_context().run, call)
         except RuntimeError as error:
             if self._client.closed:
                 raise TransportError("this client is closed: make another one") from error

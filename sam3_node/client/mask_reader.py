@@ -11,11 +11,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import AmbiguousError, NodeRestarted, RequestError, did_you_mean
 from ..transport import MaskSubscriber
-from ..types import CAMERA_SILENT_S, Instance, MaskFrame
+from ..types import CAMERA_SILENT_S, Instance, MaskFrame, keep_newest
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +186,8 @@ class KnownEpoch(NamedTuple):
 class KnownEpochs:
     """The epoch of each camera that the user of a client has seen last. Threads may share it.
 
-    None is the epoch of a node that sends none. Beyond MAX_CAMERAS, the camera that was seen first is forgotten.
+    None is the epoch of a node that sends none. Beyond MAX_CAMERAS, the one of which nothing came for longest is
+    forgotten.
     """
 
     def __init__(self) -> None:
@@ -199,11 +200,9 @@ class KnownEpochs:
         with self._lock:
             known = camera in self._epochs
             old = self._epochs.get(camera)
-            self._epochs[camera] = epoch
-            _drop_first(self._epochs)
+            keep_newest(self._epochs, camera, epoch, MAX_CAMERAS)
             if known and old is not None and old != epoch:
-                self._ended[camera] = old
-                _drop_first(self._ended)
+                keep_newest(self._ended, camera, old, MAX_CAMERAS)
         if not known or old == epoch:
             return None
         return NodeRestarted(
@@ -243,11 +242,4 @@ class KnownEpochs:
         with self._lock:
             if self._epochs.get(known.camera) == known.epoch:
                 del self._epochs[known.camera]
-                self._ended[known.camera] = known.epoch
-                _drop_first(self._ended)
-
-
-def _drop_first(epochs: dict[str, Any]) -> None:
-    """Forget the camera that was seen first, beyond MAX_CAMERAS."""
-    if len(epochs) > MAX_CAMERAS:
-        del epochs[next(iter(epochs))]
+                keep_newest(self._ended, known.camera, known.epoch, MAX_CAMERAS)

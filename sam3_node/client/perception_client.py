@@ -284,16 +284,19 @@ class PerceptionClient(SocketOwner):
         seq: int | None = None,
         camera: str | None = None,
         priority: Priority | None = None,
+        choice: int | None = None,
     ) -> AddedObject:
         """Track a new object. The result holds its id.
 
         Prompts are `points` [n, 2] with `labels` [n] (1 inside, 0 outside; default all 1), `box` (x0, y0, x1, y1) or
         `mask` bool [height, width]. With `seq`, the prompt applies at once to that recent frame, and the result holds
         the mask. Without `seq`, it applies to the next frame that arrives. An object of `priority` "low" is tracked on
-        every second frame while the node exceeds its latency budget.
+        every second frame while the node exceeds its latency budget. With `choice`, it begins with that one of the
+        `candidates` that `segment` finds for this prompt, counted from 0: the part, or the whole.
         """
         check_begins(points, labels, box, mask)
-        args = pack_prompt(points, labels, box, mask) | drop_none(label=label, seq=seq, priority=priority)
+        given = drop_none(label=label, seq=seq, priority=priority, choice=choice)
+        args = pack_prompt(points, labels, box, mask) | given
         try:
             result = self._call_with_epoch("add_object", args, camera)
         except NodeRestarted:
@@ -350,10 +353,17 @@ class PerceptionClient(SocketOwner):
         box: PixelBox | None = None,
         seq: int | None = None,
         camera: str | None = None,
+        multimask: bool = False,
     ) -> Segmentation:
-        """Segment once, without tracking, on the recent frame `seq` (default: the latest)."""
+        """Segment once, without tracking, on the recent frame `seq` (default: the latest).
+
+        With `multimask`, the result also holds `candidates`: the masks that this prompt may mean, of a part, a larger
+        part and the whole, the surest first. SAM 1, 2 and 3 give three, bundled nano one.
+        """
         check_begins(points, labels, box)
-        args = pack_prompt(points, labels, box, None) | drop_none(seq=seq, camera=camera)
+        args = pack_prompt(points, labels, box, None) | drop_none(
+            seq=seq, camera=camera, multimask=multimask or None
+        )
         return read_segmentation(self._call("segment", args))
 
     def segment_everything(

@@ -61,6 +61,8 @@ class Segmentation(NamedTuple):
     camera: str | None = None
     epoch: int | None = None
     """of the camera's ids at that time"""
+    candidates: tuple[Segmentation, ...] = ()
+    """All masks that may be meant, by falling score, if they were asked for; `choice` counts them"""
 
 
 class AddedObject(NamedTuple):
@@ -205,9 +207,10 @@ def read_added(fields: Fields) -> AddedObject:
 
 def read_segmentation(fields: Fields, entry: Fields | None = None) -> Segmentation:
     """Read the mask in a reply, or in `entry`, one of the masks of the reply."""
+    candidates = () if entry or not fields.has("masks") else tuple(read_segmentations(fields))
     entry = entry or fields
     mask = decode_mask(entry.any("mask"), f"{fields.what}: mask")
-    return Segmentation(score=entry.number("score"), mask=mask, **fields.read(_FRAME))
+    return Segmentation(score=entry.number("score"), mask=mask, candidates=candidates, **fields.read(_FRAME))
 
 
 class Segmentations(list[Segmentation]):

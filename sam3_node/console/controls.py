@@ -103,12 +103,15 @@ def _read_phrases(path: Path) -> tuple[str, ...]:
 
 
 def _to_json(result: Any) -> dict[str, Any]:
-    """Return a result of the node with its mask as the page reads it: box, size, and bits in base64."""
-    if not isinstance(result, dict) or "mask" not in result:
-        return result if isinstance(result, dict) else {}
-    mask = decode_mask(result["mask"])
-    bits = base64.b64encode(pack_bits(mask)).decode()
-    return result | {"mask": {"size": mask.size, "box": mask.box, "area": mask.area, "bits": bits}}
+    """Return a result of the node with its masks as the page reads them: box, size, and bits in base64."""
+    shown: dict[str, Any] = result if isinstance(result, dict) else {}
+    if "masks" in shown:
+        shown = shown | {"masks": [_to_json(entry) for entry in shown["masks"]]}
+    if "mask" in shown:
+        mask = decode_mask(shown["mask"])
+        bits = base64.b64encode(pack_bits(mask)).decode()
+        shown = shown | {"mask": {"size": mask.size, "box": mask.box, "area": mask.area, "bits": bits}}
+    return shown
 
 
 class RecordingThread:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, CLIPTextModelWithProjection, CLIPTokenizer
+from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
 from ..errors import ModelError, VocabularyError
-from ..models.weight_files import check_weight_files, quiet_transformers
+from ..models.weight_files import load_tokenizer, load_whole
+from ..types import keep_newest
 from .phrases import Vectors, check_token_counts, clean_phrase, normalise_rows, phrase_key
 
 BATCH = 64
 CACHE_SIZE = 4096  # phrases
-MODEL_TYPES = ("clip", "clip_text_model")
+CLASSES = dict.fromkeys(("clip", "clip_text_model"), CLIPTextModelWithProjection)
 SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 WEIGHTS = (*SAFE_WEIGHTS, "pytorch_model.bin")
 FILES_HINT = (
@@ -43,7 +44,7 @@ class ClipText:
         self._tower, self._tokenizer = _load(path)
         self.dimension = int(self._tower.config.projection_dim)
         self._cached = cached
-        self._cache: OrderedDict[str, Vectors] = OrderedDict()
+        self._cache: dict[str, Vectors] = {}
 
     def encode(self, phrases: Sequence[str]) -> Vectors:
         """Return vectors float32 [K, D] of unit length, one for each of K phrases, in order. Case is ignored.
@@ -56,7 +57,8 @@ class ClipText:
         for start in range(0, len(new), BATCH):
             batch = new[start : start + BATCH]
             vectors.update(zip(batch, self._run(batch), strict=True))
-        self._store(vectors)
+        for key, vector in vectors.items():
+            keep_newest(self._cache, key, vector, self._cached)
         return np.stack([vectors[key] for key in keys]) if keys else np.empty((0, self.dimension), np.float32)
 
     def _run(self, texts: list[str]) -> Vectors:
@@ -72,53 +74,16 @@ class ClipText:
                 f"{self.model} computes unusable vectors ({error}); expected finite vectors, copy its weights again"
             ) from error
 
-    def _store(self, vectors: dict[str, Vectors]) -> None:
-        """Store these vectors as the most recently used ones, and drop the least recently used."""
-        for key, vector in vectors.items():
-            self._cache[key] = vector
-            self._cache.move_to_end(key)
-        while len(self._cache) > self._cached:
-            self._cache.popitem(last=False)
 
-
-def _load(folder: Path) -> tuple[CLIPTextModelWithProjection, CLIPTokenizer]:
+def _load(folder: Path) -> tuple[Any, Any]:
+    """Return the text tower and its tokenizer."""
     _check_files(folder)
+    is_safe = any((folder / name).is_file() for name in SAFE_WEIGHTS)
     try:
-        check_weight_files(folder)
+        tower: Any = load_whole(str(folder), CLASSES, torch.float32, is_safe)
+        return tower, load_tokenizer(str(folder), CLIPTokenizer, tower.config.vocab_size)
     except ModelError as error:
-        raise VocabularyError(str(error)) from error
-    try:
-        with quiet_transformers():
-            kind = AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            ).model_type
-            if kind not in MODEL_TYPES:
-                raise VocabularyError(f"{folder} holds a {kind} model; {FILES_HINT}")
-            tower, report = CLIPTextModelWithProjection.from_pretrained(
-                folder,
-                local_files_only=True,
-                dtype=torch.float32,
-                output_loading_info=True,
-                use_safetensors=any((folder / name).is_file() for name in SAFE_WEIGHTS),
-                weights_only=True,  # of a pytorch_model.bin
-                trust_remote_code=False,
-            )
-            tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
-    except VocabularyError:
-        raise
-    except Exception as error:  # transformers raises OSError, ValueError, SafetensorError, KeyError and more
-        text = str(error).strip().split("\n")[0][:300]
-        raise VocabularyError(
-            f"cannot load {folder}: {type(error).__name__}: {text}; {FILES_HINT}"
-        ) from error
-    if wrong := [
-        str(tensor) for key in ("missing_keys", "mismatched_keys") for tensor in sorted(report[key])
-    ]:
-        raise VocabularyError(
-            f"{folder} lacks {len(wrong)} tensors of a CLIP text tower with projection, for example "
-            f"{', '.join(wrong[:3])}; {FILES_HINT}"
-        )
-    return tower.eval(), tokenizer
+        raise VocabularyError(f"{error}; {FILES_HINT}") from error
 
 
 def _check_files(folder: Path) -> None:

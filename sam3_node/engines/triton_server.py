@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..errors import EngineError, OutputError, require
 from ..files import explain_os_error, make_folder
 from ..models import TrackerModel
-from ..models.sam.stages import Decoder
+from ..models.sam.stages import Decoder, Features
 from ..settings import Settings
 from ..tracking.tracks import BOX_LABELS
 from .engine_store import BUILD_HINT, EngineStore, StoredEngine, checkpoint_digest, load_stages
@@ -91,9 +91,9 @@ class PromptDecode(nn.Module):
         Return logits [N, 4h, 4w], predicted iou [N] and presence logits [N].
         """
         count, points = places.shape[0], self.labels.shape[1]
-        sparse, dense = self.decoder.prompt(places.reshape(-1, points, 2), self.labels.expand(count, points))
-        image = (top + self.decoder.no_memory.reshape(1, -1, 1, 1)).expand(count, -1, -1, -1)
-        decoded = self.decoder(image, fine, middle, sparse, dense, self.multimask)
+        labels = self.labels.expand(count, points)
+        inputs = self.decoder.embed(Features(fine, middle, top), places.reshape(-1, points, 2), labels)
+        decoded = self.decoder(*inputs, self.multimask)
         return decoded.logits, decoded.iou, decoded.presence
 
 
@@ -188,7 +188,8 @@ def _without_bfloat16(stage: StageSpec) -> StageSpec:
         tuple(spec._replace(dtype=number) if spec.dtype == torch.bfloat16 else spec for spec in specs)
         for specs in (stage.inputs, stage.outputs)
     )
-    return StageSpec(stage.name, WITHOUT_BFLOAT16[stage.name](stage.module), inputs, outputs)
+    module = WITHOUT_BFLOAT16[stage.name](stage.module)
+    return stage._replace(module=module, inputs=inputs, outputs=outputs)
 
 
 def _specify_prompt(model: TrackerModel, encode: StageSpec, kind: str, labels: Sequence[int]) -> StageSpec:
@@ -262,7 +263,7 @@ def _describe_tensors(specs: Sequence[TensorSpec]) -> list[Config]:
         {
             "name": spec.name,
             "data_type": TYPES[spec.dtype],
-            "dims": tuple(-1 if side == OBJECTS else side for side in spec.shape),
+            "dims": tuple(side if isinstance(side, int) else -1 for side in spec.shape),
         }
         for spec in specs
     ]

@@ -189,12 +189,14 @@ def load_pretrained(
     classes: Mapping[str, Any],
     dtype: torch.dtype = torch.float32,
     configure: Callable[[Any], Any] = lambda config: config,
+    is_safe: bool = True,
 ) -> tuple[nn.Module, list[str]]:
     """Load a model of the class for its `model_type`, in inference mode; return it and the names of missing tensors.
 
     `name` is a folder or a hub repository. `configure` may change the configuration before the model is built. Raises
     ModelError if the files are missing, damaged, or of another type, or lie outside the folder. Only safetensors are
-    loaded, and no code of the repository runs.
+    loaded, unless `is_safe` is False: then torch's own files, too, from which it reads tensors alone. No code of the
+    repository runs.
     """
     _check_folder(name)
     if os.path.isdir(name):
@@ -211,7 +213,8 @@ def load_pretrained(
             config=config,
             dtype=dtype,
             output_loading_info=True,
-            use_safetensors=True,
+            use_safetensors=is_safe,
+            weights_only=True,
             trust_remote_code=False,
         )
     if not os.path.isdir(name) and (path := _find(name, CONFIG)):
@@ -228,9 +231,9 @@ def name_weights(name: str) -> str:
     return Path(name).name if os.path.isdir(name) else name
 
 
-def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype, is_safe: bool = True) -> nn.Module:
     """Load a model as `load_pretrained` does. Raises ModelError if tensors are missing."""
-    model, missing = load_pretrained(name, classes, dtype)
+    model, missing = load_pretrained(name, classes, dtype, is_safe=is_safe)
     if missing:
         raise ModelError(
             f"{name} lacks {len(missing)} tensors of a {type(model).__name__}, for example {', '.join(missing[:3])}"

@@ -12,7 +12,7 @@ from contextlib import ExitStack, nullcontext
 from typing import Any, Self
 
 from ..engines.oom import find_device_error
-from ..errors import DeviceError
+from ..errors import DeviceError, request_id
 from ..perception.perception import LiveIdentity, Perception
 from ..perception.pipeline import Pipeline
 from ..processes.logs import announce, log_subject
@@ -211,12 +211,13 @@ class Node:
         while received is not None:
             begin_s = time.monotonic()
             peer, request = received
-            answer = self._control.begun or handle_request(self, request)
-            reply = answer if isinstance(answer, Reply) else resume(answer)
-            if reply is not None:
-                self._answer(peer, request, reply)
-            elif not isinstance(answer, Reply):
-                self._control.put_back(answer)
+            with request_id(request.request_id):
+                answer = self._control.begun or handle_request(self, request)
+                reply = answer if isinstance(answer, Reply) else resume(answer)
+                if reply is not None:
+                    self._answer(peer, request, reply)
+                elif not isinstance(answer, Reply):
+                    self._control.put_back(answer)
             took_s = time.monotonic() - begin_s
             left_s, longest_s = left_s - took_s, max(longest_s, took_s)
             received = self._control.receive() if longest_s <= left_s else None
@@ -226,8 +227,10 @@ class Node:
         if (change := describe_change(request, reply)) is not None:
             self.output.publish_event(request.op, change)
         self._control.reply(peer, reply)
-        if reply.error is not None and reply.error.code == DeviceError.code:
-            raise DeviceError(reply.error.message)
+        if reply.error is not None:
+            log.info("control: %s was refused: %s: %s", request.op, *reply.error)
+            if reply.error.code == DeviceError.code:
+                raise DeviceError(reply.error.message)
 
     def _catch_up(self) -> None:
         """Let an object that was prompted on a past frame catch up by a slice; repeat while slices are due."""
@@ -238,7 +241,8 @@ class Node:
             pace.note_slice(time.perf_counter_ns() - begin_ns)
             if done is not None:
                 error = {"error": describe_error(done.error)} if done.error else {}
-                self.output.publish_event(CAUGHT_UP, {"camera": pipeline.camera, "id": done.id, **error})
+                with request_id(done.request_id):
+                    self.output.publish_event(CAUGHT_UP, {"camera": pipeline.camera, "id": done.id, **error})
             if not pace.is_due:
                 break
         self._slice_waits = pipeline is not None

@@ -91,6 +91,7 @@ def _add_object(
     priority: Priority = "normal",
     seq: int | None = None,
     stride: int | None = None,
+    choice: int | None = None,
     **place: Any,
 ) -> dict[str, Any]:
     label = clean_label(label)
@@ -100,7 +101,7 @@ def _add_object(
         age = _check_age(perception, pipeline, seq)
     elif perception.session is not None and not perception.paused:
         perception.session.check_next_frame(pipeline.camera)  # on which the object enters
-    added = pipeline.add(prompt, label, seq, priority, stride)
+    added = pipeline.add(prompt, label, seq, priority, stride, choice)
     return _describe_object(perception, pipeline, added.id, age, added.result)
 
 
@@ -155,12 +156,19 @@ def _list_objects(perception: Perception, camera: str | None = None) -> dict[str
 
 
 def _segment(
-    perception: Perception, prompt: FramePrompt, camera: str | None = None, seq: int | None = None
+    perception: Perception,
+    prompt: FramePrompt,
+    camera: str | None = None,
+    seq: int | None = None,
+    multimask: bool = False,
 ) -> dict[str, Any]:
     pipeline = _find_pipeline(perception, camera)
-    age = _check_age(perception, pipeline, seq)
-    result = pipeline.queries.segment(prompt, seq)
-    return {**_origin(pipeline), **age, **_describe_result(result, perception)}
+    reply = {**_origin(pipeline), **_check_age(perception, pipeline, seq)}
+    reply |= _describe_result(pipeline.queries.segment(prompt, seq), perception)
+    if multimask:
+        found = pipeline.queries.candidates(prompt, seq)
+        reply["masks"] = [_describe_mask(result, perception) for result in found]
+    return reply
 
 
 def _segment_everything(
@@ -182,12 +190,9 @@ def _segment_everything(
         seq, results, note = yield from pipeline.queries.find_everything(options, seq)
     finally:
         perception.searching = False
-    masks = [
-        {"mask": encode_mask(result.mask, perception.mask_encoding), "score": result.score}
-        for result in results
-    ]
     if note:
         log.info("camera %s: frame %d: %s", pipeline.camera, seq, note)
+    masks = [_describe_mask(result, perception) for result in results]
     return {**_origin(pipeline), **age, "seq": seq, "masks": masks, **({"note": note} if note else {})}
 
 
@@ -346,7 +351,8 @@ def _describe_object(
 
 
 def _describe_result(result: PromptResult | None, perception: Perception) -> dict[str, Any]:
-    if result is None:
-        return {}
-    mask = encode_mask(result.mask, perception.mask_encoding)
-    return {"seq": result.seq, "mask": mask, "score": result.score}
+    return {} if result is None else {"seq": result.seq, **_describe_mask(result, perception)}
+
+
+def _describe_mask(result: PromptResult, perception: Perception) -> dict[str, Any]:
+    return {"mask": encode_mask(result.mask, perception.mask_encoding), "score": result.score}

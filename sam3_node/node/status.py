@@ -19,7 +19,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Self
 
-from ..errors import Sam3NodeError
+from ..errors import Sam3NodeError, current_request_id
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.registry import LoadShedder
@@ -450,10 +450,12 @@ class Output:
         return True
 
     def publish_event(self, op: str, args: dict[str, Any]) -> None:
-        """Publish a change of the node's state, for recorders."""
+        """Publish a change of the node's state, for recorders. With a request id, the log names the event."""
         with self._publishing:
             try:
-                self.publisher.send_event(Event(self._events, op, args))
+                self.publisher.send_event(Event(self._events, op, args, asked := current_request_id()))
+                if asked is not None:
+                    log.info("event %d: %s", self._events, op)
             except Sam3NodeError as error:  # recorders count the missing number as lost
                 log.error("event %d, %s, could not be published: %s", self._events, op, error)
             self._events += 1

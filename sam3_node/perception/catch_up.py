@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..engines.oom import find_device_error
-from ..errors import UnknownFrameError
+from ..errors import UnknownFrameError, current_request_id, request_id
 from ..geometry import Scaling
 from ..models import Features
 from ..settings import TrackerSettings
@@ -264,6 +264,8 @@ class CaughtUp(NamedTuple):
     id: int
     error: str | None = None
     """The reason why it gave up: a new object is removed then, a corrected one is tracked as before."""
+    request_id: str | None = None
+    """of its prompt"""
 
 
 @dataclass(slots=True)
@@ -278,6 +280,8 @@ class _CatchUpProgress:
     """the last of these, on which it was out of view"""
     stride: int = 1
     """steps from one frame that it is tracked on to the next"""
+    request_id: str | None = None
+    """of its prompt"""
 
 
 class CatchUps:
@@ -338,7 +342,9 @@ class CatchUps:
         following = self._frames.next_after(cached.frame_number) or cached
         gap = following.frame_number - cached.frame_number
         chosen = self.stride if gap < 2 else min(self.stride, gap // 2)  # gaps differ by a factor of two
-        self._places[object_id] = _CatchUpProgress(cached.frame_number, stride=stride or chosen)
+        self._places[object_id] = _CatchUpProgress(
+            cached.frame_number, stride=stride or chosen, request_id=current_request_id()
+        )
         self._confidence.remove(catching_key(object_id))
         self._confidence.start(catching_key(object_id), copy_masks(logits[None])[0].levels)
         self._join_if_done(object_id)
@@ -347,10 +353,10 @@ class CatchUps:
     def advance(self) -> CaughtUp | None:
         """Track the first object on its next frame. Return it if it has caught up, or failed to."""
         if not self._failed and self._places:
-            object_id = next(iter(self._places))
+            object_id, place = next(iter(self._places.items()))
             self._go_on(object_id)
             if self._join_if_done(object_id):
-                return CaughtUp(object_id)
+                return CaughtUp(object_id, request_id=place.request_id)
         return self._failed.pop(0) if self._failed else None
 
     def use_dropped(self, frame: CachedFrame) -> None:
@@ -410,9 +416,10 @@ class CatchUps:
         except Exception as error:  # one object that fails must not stop the others
             if lost := find_device_error(error):
                 raise lost from error
-            log.exception("object %d cannot catch up from its prompt", object_id)
+            with request_id(place.request_id):
+                log.exception("object %d cannot catch up from its prompt", object_id)
             self._give_up(object_id)
-            self._failed.append(CaughtUp(object_id, f"{type(error).__name__}: {error}"))
+            self._failed.append(CaughtUp(object_id, f"{type(error).__name__}: {error}", place.request_id))
         else:
             place.frame_number = frame.frame_number
 

@@ -32,7 +32,7 @@ from ..wire import decode_image
 from ..wire.frame_prompt import FramePrompt
 from .catch_up import MAX_CORRECTIONS, CachedFrame, CacheLimits, CatchUps, FrameCache
 from .output_masks import HostTracks, copy_masks, copy_to_host, to_prompt_results, to_results_job
-from .prompts import PromptOutcome, PromptResult, to_model
+from .prompts import PromptOutcome, PromptResult, check_choice, to_model
 from .registry import ObjectRegistry, ObjectStatus, choose_shed, stretch_detection
 from .spatial import SpatialStage
 from .track_manager import FrameContext, TrackManager
@@ -193,16 +193,20 @@ class Pipeline:
         seq: int | None = None,
         priority: Priority = "normal",
         stride: int | None = None,
+        choice: int | None = None,
     ) -> PromptOutcome:
         """Start to track an object: at once on the cached frame `seq`, or on the next frame if `seq` is None.
 
         Objects of low `priority` are the first to be held under load. An object that has to catch up is tracked on
-        every `stride`-th frame, by default `catch_ups.stride`. Raises RequestError for a bad prompt, CapacityError if
-        all slots are taken, UnknownFrameError if the frame is not cached.
+        every `stride`-th frame, by default `catch_ups.stride`. With `choice`, it begins with that one of
+        `FrameQueries.candidates`. Raises RequestError for a bad prompt, CapacityError if all slots are taken,
+        UnknownFrameError if the frame is not cached.
         """
         object_id = self.registry.reserve()
         cached = self._frame_cache.get(seq)
         checked = to_model(prompt, object_id, cached.scaling)
+        if choice is not None:
+            checked = checked._replace(choice=check_choice(choice, prompt, self._model.candidates))
         result = self._prompt(cached, checked, stride) if seq is not None else None
         if result is None:
             self._pending[object_id] = checked
@@ -477,6 +481,17 @@ class FrameQueries:
         features = cached.features_on(self._model.device)
         logits, score = self._tracker.segment(features, to_model(prompt, 0, cached.scaling))
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
+
+    @torch.inference_mode()
+    def candidates(self, prompt: FramePrompt, seq: int | None = None) -> list[PromptResult]:
+        """Segment as `segment` does, to all masks that may be meant, by falling score: a part, a larger one, the whole.
+
+        Weights that were not trained for it have one.
+        """
+        cached = self._frame_cache.get(seq)
+        features = cached.features_on(self._model.device)
+        masks = self._tracker.segment_candidates(features, to_model(prompt, 0, cached.scaling))
+        return to_prompt_results(cached.seq, cached.scaling, *masks)
 
     def find_everything(
         self, options: EverythingOptions, seq: int | None

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..errors import RequestError
 from ..geometry import Scaling
 from ..tracking.tracks import PromptTensors
 from ..types import Mask
@@ -45,13 +46,21 @@ def to_model(
     points, box = prompt.within(scaling.frame_size)
     if prompt.mask is not None:
         return PromptTensors.from_mask(object_id, torch.from_numpy(_scale_mask(prompt.mask, scaling)))
+    points, box = (None if place is None else scaling.to_model(place) for place in (points, box))
     return PromptTensors.from_points(
-        object_id,
-        None if points is None else torch.from_numpy(scaling.to_model(points)),
-        None if prompt.labels is None else torch.from_numpy(prompt.labels),
-        None if box is None else torch.from_numpy(scaling.to_model(box)),
-        None if points is None else logits,
+        object_id, points, prompt.labels, box, None if points is None else logits
     )
+
+
+def check_choice(choice: int, prompt: FramePrompt, candidates: int) -> int:
+    """Return which of so many masks for a prompt is meant. Raises RequestError if there is no such one."""
+    if prompt.mask is not None:
+        raise RequestError("choice: expected points or a box beside it, found a mask")
+    if choice >= candidates:
+        raise RequestError(
+            f"choice: these weights give {candidates} to choose from, found {choice}; count from 0"
+        )
+    return choice
 
 
 def _scale_mask(mask: Mask, scaling: Scaling) -> npt.NDArray[np.bool_]:

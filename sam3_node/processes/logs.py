@@ -19,7 +19,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
-TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+from ..errors import current_request_id
+
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"
 WINDOW_S = 10.0
 MAX_KINDS = 1000
 
@@ -64,12 +66,16 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
     def configure(self, form: Literal["text", "json"], limit: int) -> None:
         """Set the format and the limit of further lines."""
-        self.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(TEXT_FORMAT))
+        self.setFormatter(
+            JsonFormatter() if form == "json" else logging.Formatter(TEXT_FORMAT, defaults={"about": ""})
+        )
         self._limit = limit
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, or count it."""
         record.camera, record.seq = _subject.get()
+        record.request_id = name = current_request_id()
+        record.about = f" [request {name}]" if name else ""
         now_s = time.monotonic()
         self._report(now_s)
         if self._limit and not self._admits(record, now_s):
@@ -105,7 +111,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one JSON object: time, level, logger, message; camera, seq, error and suppressed if any."""
+    """Writes a record as one JSON object: time, level, logger, message; where known, camera, seq, request_id, error."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line. Control characters and what is not ASCII are escaped."""
@@ -115,7 +121,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        for name in ("camera", "seq", "suppressed"):
+        for name in ("camera", "seq", "request_id", "suppressed"):
             value = getattr(record, name, None)
             if value is not None:
                 fields[name] = value

@@ -148,11 +148,9 @@ def _grid(side: int, model: TrackerModel) -> Tensor:
 
 def _decode(model: TrackerModel, features: Features, points: Tensor) -> Everything:
     """Return the three masks of each of N points [N, 1, 2]."""
-    decoder, count = model.decode_stage, len(points)
-    labels = torch.ones(count, 1, dtype=torch.int32, device=points.device)
-    sparse, dense = decoder.prompt(points, labels)
-    top = (features.top + decoder.no_memory.reshape(1, -1, 1, 1)).expand(count, -1, -1, -1) + dense
-    logits, iou, _, _ = decoder.mask_decoder(top, features.fine, features.middle, sparse, True)
+    labels = torch.ones(len(points), 1, dtype=torch.int32, device=points.device)
+    top, fine, middle, sparse, dense = model.decode_stage.embed(features, points, labels)
+    logits, iou, _, _ = model.decode_stage.mask_decoder(top + dense, fine, middle, sparse, True)
     return Everything(logits.flatten(0, 1).float(), iou.flatten().float())
 
 

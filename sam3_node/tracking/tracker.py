@@ -167,10 +167,17 @@ class Tracker(SavedFields):
     @torch.inference_mode()
     def segment(self, features: Features, prompt: AnyPrompt) -> tuple[Tensor, Tensor]:
         """Segment one frame from a prompt without tracking; return logits [h, w] and score []."""
-        if prompt.mask is not None:
-            raise RequestError("segment: expected points or a box, found a mask")
-        decoded = self._decode_prompt(features, prompt.to_tensors(self.model.image_size, self.model.device))
+        decoded = self._decode_prompt(features, self._to_places(prompt))
         return decoded.logits[0], combine_scores(decoded.presence, decoded.iou)[0]
+
+    @torch.inference_mode()
+    def segment_candidates(self, features: Features, prompt: AnyPrompt) -> tuple[Tensor, Tensor]:
+        """Segment one frame as `segment` does; return the K masks to choose from, [K, h, w], by falling scores [K].
+
+        K is `TrackerModel.candidates`. `PromptTensors.choice` counts them.
+        """
+        decoded = self._decode_candidates(features, self._to_places(prompt))
+        return decoded.logits, combine_scores(decoded.presence, decoded.iou)
 
     @torch.inference_mode()
     def propose(self, features: Features, boxes: Tensor) -> Decoded:
@@ -190,8 +197,7 @@ class Tracker(SavedFields):
         `features` and `frame_number` belong to the frame that was passed to `propose`.
         """
         self._rows.check_capacity(object_id not in self._rows)
-        decoded = Decoded(*(values[index : index + 1] for values in proposals))
-        return self._remember(features, frame_number, object_id, decoded)
+        return self._remember(features, frame_number, object_id, proposals.pick(index))
 
     def appearance(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the object pointers of the prompted frames of N objects, [N, P, C], and bool [N, P]: True if valid."""
@@ -364,15 +370,27 @@ class Tracker(SavedFields):
             self.bank.copy_conditioning(self._rows[catching_key(key)], row)
         return row
 
+    def _to_places(self, prompt: AnyPrompt) -> PromptTensors:
+        if prompt.mask is not None:
+            raise RequestError("segment: expected points or a box, found a mask")
+        return prompt.to_tensors(self.model.image_size, self.model.device)
+
+    def _decode_candidates(self, features: Features, prompt: PromptTensors) -> Decoded:
+        """Decode points and a box on one frame without memory, to all masks that may be meant."""
+        if self.model.candidates == 1:
+            return self._decode_prompt(features, prompt._replace(choice=None))
+        return self.model.decode_stage.candidates(features, prompt.points, prompt.labels, prompt.logits)
+
     def _decode_prompt(
         self, features: Features, prompt: PromptTensors, remembered: Tensor | None = None
     ) -> Decoded:
         """Decode points and a box on one frame, on image tokens [1, C, h, w] with memory, or without for None."""
+        if prompt.choice is not None:
+            return self._decode_candidates(features, prompt).pick(prompt.choice)
         decoder = self.model.decode_stage
-        sparse, dense = decoder.prompt(prompt.points, prompt.labels, prompt.logits)
-        top = features.top + decoder.no_memory.reshape(1, -1, 1, 1) if remembered is None else remembered
+        top, *others = decoder.embed(features, prompt.points, prompt.labels, prompt.logits)
         multimask = self.model.competes(len(prompt.points), remembered is None)
-        decoded: Decoded = decoder(top, features.fine, features.middle, sparse, dense, multimask)
+        decoded: Decoded = decoder(top if remembered is None else remembered, *others, multimask)
         return decoded
 
     def _decode_mask(self, features: Features, mask: Tensor) -> tuple[Decoded, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from ..errors import CapacityError, RequestError, UnknownObjectError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded
 from ..types import State
-from ..wire.frame_prompt import check_box, check_labels, check_parts, check_points
+from ..wire.frame_prompt import FramePrompt, check_parts
 from .track_history import Ints
 
 BOX_LABELS = (2, 3)  # SAM's labels of a box's top-left and bottom-right corner
@@ -32,25 +32,20 @@ class PromptTensors(NamedTuple):
     """[4h, 4w] of the object's current mask, which the points correct"""
     mask: Tensor | None = None
     """float32 [1, 1, S, S]; points is empty then"""
+    choice: int | None = None
+    """Which of the masks that compete for a new object it begins with, by falling score; None: by the model's rule"""
 
     @classmethod
     def from_points(
-        cls,
-        object_id: int,
-        points: Tensor | None,
-        labels: Tensor | None,
-        box: Tensor | None,
-        logits: Tensor | None = None,
+        cls, object_id: int, points: Any, labels: Any, box: Any, logits: Tensor | None = None
     ) -> PromptTensors:
-        """Build it from checked points, whose labels are 1 by default, a box, or both."""
-        coordinates, marks = torch.zeros(0, 2), torch.zeros(0, dtype=torch.int32)
-        if points is not None:
-            coordinates = points.to(torch.float32)
-            marks = torch.ones(len(points), dtype=torch.int32) if labels is None else labels.to(torch.int32)
+        """Build it from checked points, whose labels are 1 by default, a box, or both: arrays, or None."""
+        marks = np.ones(0 if points is None else len(points)) if labels is None else labels
+        coordinates = np.zeros((0, 2)) if points is None else points
         if box is not None:
-            coordinates = torch.cat([box.to(torch.float32).reshape(2, 2), coordinates])
-            marks = torch.cat([torch.tensor(BOX_LABELS, dtype=torch.int32), marks])
-        return cls(coordinates, marks, object_id, logits)
+            coordinates = np.concatenate([np.reshape(box, (2, 2)), coordinates])
+            marks = np.concatenate([BOX_LABELS, marks])
+        return cls(torch.from_numpy(coordinates).float(), torch.from_numpy(marks).int(), object_id, logits)
 
     @classmethod
     def from_mask(cls, object_id: int, mask: Tensor) -> PromptTensors:
@@ -71,6 +66,7 @@ class PromptTensors(NamedTuple):
             "labels": self.labels.cpu(),
             "object_id": self.object_id,
             "mask": mask,
+            "choice": self.choice,
         }
 
 
@@ -93,31 +89,16 @@ class ObjectPrompt:
     def to_tensors(self, image_size: int, device: torch.device) -> PromptTensors:
         """Check the prompt for a model with `image_size` pixels a side; RequestError if it is malformed."""
         check_parts(self.points, self.box, self.mask)
-        if self.mask is not None:
-            mask = _to_tensor(self.mask, "mask")
-            if mask.shape != (image_size, image_size):
-                raise RequestError(
-                    f"mask: expected [{image_size}, {image_size}] model pixels, found {list(mask.shape)}"
-                )
-            return PromptTensors.from_mask(self.object_id, mask).to_tensors(image_size, device)
-        points = labels = box = None
-        if self.box is not None:
-            box = _to_tensor(self.box, "box")
-            check_box(box.numpy())
-        if self.points is not None:
-            points = _to_tensor(self.points, "points")
-            check_points(points.numpy())
-            labels = torch.ones(len(points)) if self.labels is None else _to_tensor(self.labels, "labels")
-            check_labels(labels.numpy(), len(points))
-        prompt = PromptTensors.from_points(self.object_id, points, labels, box, self.logits)
-        return prompt.to_tensors(image_size, device)
-
-
-def _to_tensor(value: object, name: str) -> Tensor:
-    try:
-        return torch.as_tensor(value, dtype=torch.float32, device="cpu")
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise RequestError(f"{name}: expected numbers, found {value!r:.80}") from error
+        if self.mask is None:
+            checked = FramePrompt(self.points, self.labels, self.box)
+            columns = checked.points, checked.labels, checked.box, self.logits
+            return PromptTensors.from_points(self.object_id, *columns).to_tensors(image_size, device)
+        mask = torch.as_tensor(self.mask, dtype=torch.float32)
+        if mask.shape != (image_size, image_size):
+            raise RequestError(
+                f"mask: expected [{image_size}, {image_size}] model pixels, found {list(mask.shape)}"
+            )
+        return PromptTensors.from_mask(self.object_id, mask).to_tensors(image_size, device)
 
 
 class ObjectRows:
@@ -245,12 +226,9 @@ def decode_boxes(
 
     The corners are the top-left and the bottom-right one, as (x, y) in model pixels.
     """
-    decoder, count = model.decode_stage, len(corners)
-    labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device).expand(count, -1)
-    sparse, dense = decoder.prompt(corners, labels, logits)
-    top = (features.top + decoder.no_memory.reshape(1, -1, 1, 1)).expand(count, -1, -1, -1)
-    competes = model.competes(len(BOX_LABELS), True)
-    decoded: Decoded = decoder(top, features.fine, features.middle, sparse, dense, competes)
+    labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device).expand(len(corners), -1)
+    inputs = model.decode_stage.embed(features, corners, labels, logits)
+    decoded: Decoded = model.decode_stage(*inputs, model.competes(len(BOX_LABELS), True))
     return decoded
 
 

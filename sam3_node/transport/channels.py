@@ -200,11 +200,9 @@ class FrameSubscriber(CameraReceiver[Frame]):
         if taken is None:
             return None
         frame, received_ns, endpoint = taken
-        self._seq_before = self._last_seq.pop(frame.camera, None)
+        self._seq_before = self._last_seq.get(frame.camera)
         skipped = 0 if self._seq_before is None else count_missing_frames(self._seq_before, frame.seq)
-        self._last_seq[frame.camera] = frame.seq
-        if len(self._last_seq) > self._max_cameras:  # forget the camera that was taken least recently
-            del self._last_seq[next(iter(self._last_seq))]
+        keep_newest(self._last_seq, frame.camera, frame.seq, self._max_cameras)
         return ReceivedFrame(frame, received_ns, skipped, endpoint)
 
     def peek(self, other_than: Frame | None, timeout_ms: int) -> Frame | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import threading
 import time
 from contextlib import closing
@@ -16,7 +17,9 @@ from ..errors import (
     NoAnswerError,
     TransportError,
     WireError,
+    current_request_id,
     make_error,
+    request_id,
 )
 from ..types import Buffer
 from ..wire import Reply, Request, pack_request, unpack_reply
@@ -49,6 +52,7 @@ class ControlClient(SocketOwner):
         self._endpoint = endpoint
         self._timeout_ms = timeout_ms
         self._ids = itertools.count(1)
+        self._name = os.urandom(4).hex()  # of its requests, beside their numbers
         self._turn = threading.Lock()
         self._watch: HandshakeWatch | None = None
         self._socket = self._make_socket()
@@ -61,9 +65,15 @@ class ControlClient(SocketOwner):
         when no node is connected or no reply arrives in time; in the latter case the node may still execute the
         operation. When the connection ends before the reply, as all do when a key is revoked, a REPEATABLE operation is
         requested again, and NoAnswerError is raised at once for another. A reply that has just arrived may be lost with
-        the connection: libzmq drops what was not read. Raises AuthenticationError as soon as a key is refused.
+        the connection: libzmq drops what was not read. Raises AuthenticationError as soon as a key is refused. A
+        request has the id of the block `request_id` that it is in, or one of its own; so has the error that it raises.
         """
         self._require_process()
+        number = next(self._ids)
+        with request_id(current_request_id() or f"{self._name}-{number}"):
+            return self._call(Request(number, op, args, current_request_id()))
+
+    def _call(self, request: Request) -> Any:
         with self._turn:
             if self._socket.closed:
                 raise TransportError(f"cannot send a request to {self._endpoint}: this client is closed")
@@ -71,7 +81,6 @@ class ControlClient(SocketOwner):
                 self._reopen()
                 raise self._keys.distrust(self._endpoint)
             deadline_s = time.monotonic() + self._timeout_ms / 1000
-            request = Request(next(self._ids), op, args)
             body = pack_request(request)
             is_connected = self._socket.poll(0, zmq.POLLOUT)
             if not is_connected:

@@ -84,11 +84,6 @@ class Receiver(SocketThread, Generic[M]):
         """Reasons for which endpoints cannot be used: a key is refused, missing or revoked."""
         return tuple(socket.refusal for socket in self._sockets if socket.refusal is not None)
 
-    @property
-    def is_over(self) -> bool:
-        """True when no message will come any more: the thread was stopped, or has failed."""
-        return self._closing or self._failure is not None
-
     def _unpack(self, parts: list[memoryview]) -> M:
         """Read a message."""
         raise NotImplementedError

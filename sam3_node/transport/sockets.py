@@ -130,7 +130,7 @@ class SocketThread(SocketOwner):
     """Base of types whose sockets are used by one thread until `close`.
 
     A subclass makes what the thread uses and calls `_start`. `_serve` runs in the thread until `_closing`, and polls
-    `_waker`.
+    `_waker`. Others may wait for it on `_changed`, until it `is_over`.
     """
 
     _problem = "the thread stopped"
@@ -139,9 +139,14 @@ class SocketThread(SocketOwner):
     def _start(self, name: str) -> None:
         self._failure: Exception | None = None
         self._closing = False
-        self._waker = WakePipe()
+        self._waker, self._changed = WakePipe(), threading.Condition()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """True when the thread was stopped, or has failed: no message will come any more."""
+        return self._closing or self._failure is not None
 
     def check(self) -> None:
         """Raise TransportError if the thread has failed, or belongs to another process."""
@@ -174,6 +179,8 @@ class SocketThread(SocketOwner):
 
     def _end(self) -> None:
         """Wake those that wait: the thread ends, or has failed."""
+        with self._changed:
+            self._changed.notify_all()
 
     def _release(self) -> None:
         """Close what the thread has used. It has ended."""

@@ -6,7 +6,6 @@ There is one stream of poses for each frame, such as the gripper's in the robot'
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -77,9 +76,7 @@ class PoseSubscriber(Receiver[FramePose]):
     def __init__(self, endpoint: str, frames: Sequence[str] = (), security: Security | None = None) -> None:
         keys = (security or Security.from_environment()).client_keys("robot")
         topics = [pose_topic(frame) for frame in frames]
-        self._changed = threading.Condition()
         self._poses: deque[FramePose] = deque(maxlen=MAX_POSES)
-        self._ended = False
         socket = open_subscriber(topics or (POSES_ROOT,), MAX_MESSAGE_BYTES)
         super().__init__(connect_all([(socket, endpoint, keys)]), topics, POSES_QUEUE)
 
@@ -91,7 +88,7 @@ class PoseSubscriber(Receiver[FramePose]):
         self._require_process()
         with self._changed:
             timeout_s = None if timeout_ms is None else timeout_ms / 1000
-            self._changed.wait_for(lambda: self._ended or bool(self._poses), timeout_s)
+            self._changed.wait_for(lambda: self.is_over or bool(self._poses), timeout_s)
             taken = list(self._poses)
             self._poses.clear()
         if not taken:
@@ -106,11 +103,6 @@ class PoseSubscriber(Receiver[FramePose]):
             self._poses.append(pose)
             self._changed.notify_all()
         return True
-
-    def _end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
 
 class ReceivedMessage(NamedTuple):
@@ -151,9 +143,7 @@ class StreamTap(Receiver[list[memoryview]]):
         """Number of frames rejected because their camera was not one of the key's."""
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._ended = False
         self._waiting: deque[ReceivedMessage] = deque()
-        self._changed = threading.Condition()
         security = security or Security.from_environment()
         frame_topics = [frame_topic(camera) for camera in cameras] or [FRAMES_ROOT]
         mask_topics = [*([masks_topic(camera) for camera in cameras] or [MASKS_ROOT]), EVENTS_TOPIC]
@@ -174,7 +164,7 @@ class StreamTap(Receiver[list[memoryview]]):
         """
         self._require_process()
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or bool(self._waiting), timeout_ms / 1000)
+            self._changed.wait_for(lambda: self.is_over or bool(self._waiting), timeout_ms / 1000)
             if self._waiting:
                 message = self._waiting.popleft()
                 self._bytes -= message.nbytes
@@ -213,11 +203,6 @@ class StreamTap(Receiver[list[memoryview]]):
                 "%s sends frames of %r, which its key %s may not", source.endpoint, camera, keys.server
             )
         return False
-
-    def _end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
 
 def _open(topics: Sequence[bytes]) -> Socket:

@@ -1,8 +1,9 @@
 """Pack and unpack control messages and events.
 
-A request is {v, id, op, args}, its reply {v, id, ok, result | error {code, message}, node?}; both hold masks as maps of
-`masks.encode_mask`. An event message is `[b"events", body]`. Events report changes of the node between frames, in
-sequence with the masks: both together describe all actions of the node, so that a recording of them can be replayed.
+A request is {v, id, op, args, request_id?}, its reply {v, id, ok, result | error {code, message}, node?}; both hold
+masks as maps of `masks.encode_mask`. An event message is `[b"events", body]`. Events report changes of the node between
+frames, in sequence with the masks: both together describe all actions of the node, so that a recording of them can be
+replayed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..errors import RequestError, Sam3NodeError, WireError
+from ..errors import RequestError, Sam3NodeError, WireError, check_request_id
 from ..types import Buffer
 from .codec import VERSION, Fields, Limits, Read, Schema, describe, open_message, pack
 from .operations import OPERATIONS, find_operation
@@ -22,8 +23,18 @@ INTERNAL_ERROR = "internal"
 """Code of a failure that is a fault of the node, and of no error class of this package."""
 _LIMITS = Limits(total_bytes=16 << 20)
 _ARGUMENTS: dict[str, Read] = {"op": Fields.text, "args": Fields.open_map}
-_REQUEST = Schema({"id": Fields.integer, **_ARGUMENTS})
-_EVENT = Schema({"n": Fields.integer, **_ARGUMENTS})
+
+
+def _read_request_id(fields: Fields, name: str) -> str:
+    try:
+        return check_request_id(fields.text(name))
+    except RequestError as error:
+        raise WireError(f"{fields.what}: {error}") from error
+
+
+_ABOUT: dict[str, Read] = {**_ARGUMENTS, "request_id?": _read_request_id}
+_REQUEST = Schema({"id": Fields.integer, **_ABOUT})
+_EVENT = Schema({"n": Fields.integer, **_ABOUT})
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,8 @@ class Request:
     id: int
     op: str
     args: dict[str, Any] = field(default_factory=dict)
+    request_id: str | None = field(default=None, compare=False)
+    """Text that the node's log and events repeat, so that an operator finds what became of the request."""
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -79,7 +92,7 @@ class Reply(NamedTuple):
 
 def pack_request(request: Request) -> bytes:
     """Pack a request."""
-    return pack({"v": VERSION, "id": request.id, "op": request.op, "args": request.args})
+    return pack({"v": VERSION, "id": request.id, "op": request.op, "args": request.args, **_about(request)})
 
 
 def unpack_request(data: Buffer) -> Request:
@@ -133,12 +146,18 @@ class Event:
     n: int
     op: str
     args: dict[str, Any] = field(default_factory=dict)
+    request_id: str | None = None
+    """of the request that changed the node, or by which an object caught up"""
 
 
 def pack_event(event: Event) -> list[bytes]:
     """Return the parts of the message."""
-    body = {"v": VERSION, "kind": "event", "n": event.n, "op": event.op, "args": event.args}
+    body = {"v": VERSION, "kind": "event", "n": event.n, "op": event.op, "args": event.args, **_about(event)}
     return [EVENTS_TOPIC, pack(body)]
+
+
+def _about(message: Request | Event) -> dict[str, str]:
+    return {} if message.request_id is None else {"request_id": message.request_id}
 
 
 def unpack_event(parts: Sequence[Buffer]) -> Event:

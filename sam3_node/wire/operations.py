@@ -86,7 +86,8 @@ _OBJECT: dict[str, Read] = {**_ID, **_CAMERA, "epoch?": Fields.integer}
 _TRACKING: dict[str, Read] = {**_FRAME, "stride?": integer(1, MAX_STRIDE), "epoch?": Fields.integer}
 _PRIORITY = choice(get_args(Priority))
 
-_ADD = Schema({"label?": Fields.text, "priority?": _PRIORITY, **_TRACKING})
+_ADD = Schema({"label?": Fields.text, "priority?": _PRIORITY, "choice?": integer(0), **_TRACKING})
+_SEGMENT = Schema({**_FRAME, "multimask?": Fields.flag})
 _PIN = Schema(
     {**_CAMERA, "seq": Fields.integer, "epoch?": Fields.integer, "lease_s?": number(0.0, MAX_LEASE_S)}
 )
@@ -121,7 +122,7 @@ OPERATIONS = {
     "pause": Operation("change", **_SWITCH),
     "resume": Operation("change", **_SWITCH),
     "list_objects": Operation("query", Schema(_CAMERA), is_repeatable=True),
-    "segment": Operation("query", Schema(_FRAME), takes_prompt=True, is_in_console=True, **_SEARCH),
+    "segment": Operation("query", _SEGMENT, takes_prompt=True, is_in_console=True, **_SEARCH),
     "segment_everything": Operation("query", _EVERYTHING, **_SEARCH),
     "points": Operation(
         "query", Schema(_OBJECT | {"count?": integer(1, MAX_SURFACE_POINTS)}), is_repeatable=True

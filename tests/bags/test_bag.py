@@ -205,16 +205,20 @@ def test_several_cameras_come_in_order_and_topics_narrow_them(tmp_path: Path) ->
         open_bag(path, ["wrist", "back"])
 
 
-def test_a_camera_that_cannot_be_read_is_left_out_unless_it_is_chosen(tmp_path: Path) -> None:
-    good = Moment("/front/image", "compressed", T0, jpeg(0), "jpeg")
-    odd = Moment("/thermal/image", "raw", T0 + 1, colour_pixels(0).tobytes(), "hsv8")
-    path = write_json(tmp_path / "odd.mcap", [good, odd])
+@pytest.mark.parametrize(("write", "encoding"), [(write_json, "hsv8"), (write_ros2, "nv24")])
+def test_a_camera_that_cannot_be_read_is_left_out_unless_it_is_chosen(
+    tmp_path: Path, write: Any, encoding: str
+) -> None:
+    odd = [replace(m, topic="/thermal/image", encoding=encoding) for m in rgbd(5) if m.topic == COLOUR]
+    path = write(tmp_path / "odd.mcap", [*odd, *rgbd(5)])
     frames, lost = read_bag(path)
-    assert [frame.camera for frame in frames] == ["front"]
+    assert [frame.camera for frame in frames] == ["camera"] * 5
     assert "skipped the camera thermal: /thermal/image: expected an encoding of" in str(lost)
-    with refuses(BagError, field=("/thermal/image", "hsv8")):
+    with refuses(BagError, field=("/thermal/image", encoding)):
         read_bag(path, ["thermal"])
-    assert len(read_bag(path, ["front"])[0]) == 1
+    assert len(read_bag(path, ["camera"])[0]) == 5
+    with refuses(BagError, field=encoding):
+        open_bag(write(tmp_path / "alone.mcap", odd))
 
 
 def test_what_is_no_recording_is_refused_with_the_formats(tmp_path: Path) -> None:
@@ -403,19 +407,6 @@ def test_a_depth_of_an_unknown_encoding_is_left_out(tmp_path: Path) -> None:
         assert "'rvl'" in str(bag.lost)
     assert len(frames) == 5
     assert all(frame.depth is None and frame.intrinsics is not None for frame in frames)
-
-
-def test_a_camera_of_an_unknown_encoding_is_left_out_unless_chosen(tmp_path: Path) -> None:
-    odd = [replace(m, topic="/odd/image_raw", encoding="nv24") for m in rgbd(5) if m.topic == COLOUR]
-    path = write_ros2(tmp_path / "r.mcap", [*odd, *rgbd(5)])
-    with open_bag(path) as bag:
-        assert len(bag.cameras) == 1
-        assert len(list(bag)) == 5
-        assert "skipped the camera odd" in str(bag.lost)
-    with refuses(BagError, field="nv24"):
-        open_bag(path, ["odd"])
-    with refuses(BagError, field="nv24"):
-        open_bag(write_ros2(tmp_path / "odd.mcap", odd))
 
 
 def test_a_number_beyond_all_bounds_costs_one_message(tmp_path: Path) -> None:

@@ -9,13 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sam3_node.calibration.hand_eye import (
-    HandEyeView,
-    Mounting,
-    Sight,
-    calibrate_hand_eye,
-    compare_methods,
-)
+from sam3_node.calibration.hand_eye import HandEyeView, Mounting, Sight, calibrate_hand_eye, compare_methods
 from sam3_node.calibration.intrinsics import calibrate_intrinsics
 from sam3_node.calibration.report import draw_hand_eye
 from sam3_node.calibration.rigid_motion import move, to_motions

@@ -48,8 +48,7 @@ def open_file(path: Path, stop: threading.Event | None = None, fps: float = 0) -
 
 
 @pytest.mark.parametrize(
-    ("source", "field"),
-    [("webcam:99", ("webcam", "webcam:99")), ("v4l2:No Such Camera", ("file", "camera"))],
+    ("source", "field"), [("webcam:99", ("webcam", "webcam:99")), ("v4l2:No Such Camera", ("file", "camera"))]
 )
 def test_an_absent_camera_is_a_camera_error(source: str, field: tuple[str, ...]) -> None:
     with refuses(CameraError, field=field):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sam3_node.client import AsyncPerceptionClient, PerceptionClient
+from sam3_node.client import AsyncPerceptionClient, PerceptionClient, request_id
 from sam3_node.errors import NodeRestarted, NotSeenError, TransportError
 from sam3_node.transport import ControlServer, MaskPublisher
 from sam3_node.types import MaskFrame
@@ -65,7 +65,8 @@ def test_masks_requests_and_the_loop_go_on_together() -> None:
             ) as client:
                 assert client.newest() is None
                 assert await client.latest(20) is None
-                status = asyncio.create_task(client.status())
+                with request_id("shelf-3"):
+                    status = asyncio.create_task(client.status())
                 received = None
                 while received is None:
                     received = await asyncio.get_running_loop().run_in_executor(thread, control.receive, 50)
@@ -73,6 +74,7 @@ def test_masks_requests_and_the_loop_go_on_together() -> None:
                 assert (await send_until(publisher, masks_of(1), first)).seq == 1
                 assert client.newest() is not None
                 assert not status.done()
+                assert received[1].request_id == "shelf-3"
                 control.reply(received[0], Reply(received[1].id, {"paused": False}))
                 assert await status == {"paused": False}
                 together = asyncio.create_task(client.latest_of_all(["cam0"]))

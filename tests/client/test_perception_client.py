@@ -140,10 +140,7 @@ def test_objects_are_refined_removed_and_listed() -> None:
     )
     assert (refined.seq, refined.score) == (5, 0.25)
     assert np.array_equal(refined.mask.full(), MASK.full())
-    assert (op, args) == (
-        "refine_object",
-        {"id": 3, "points": [[1, 1], [1, 1]], "labels": [1, 0], "seq": 5},
-    )
+    assert (op, args) == ("refine_object", {"id": 3, "points": [[1, 1], [1, 1]], "labels": [1, 0], "seq": 5})
     assert call({}, lambda client: client.remove_object(3, camera="a")) == (
         None,
         "remove_object",
@@ -168,7 +165,22 @@ def test_segment_gives_mask_and_score() -> None:
     assert isinstance(result, Segmentation)
     assert (result.seq, result.score) == (8, 0.75)
     assert np.array_equal(result.mask.full(), MASK.full())
-    assert (op, args) == ("segment", {"box": [1, 2, 3, 4], "seq": 8})
+    assert (op, args, result.candidates) == ("segment", {"box": [1, 2, 3, 4], "seq": 8}, ())
+
+
+def test_segment_gives_the_masks_to_choose_from_and_an_object_begins_with_one() -> None:
+    shown = [{"mask": encode_mask(MASK), "score": score} for score in (0.75, 0.5)]
+    answer = {"seq": 8, "camera": "cam0", **shown[0], "masks": shown}
+    result, _, args = call(answer, lambda client: client.segment(points=[(1, 2)], multimask=True))
+    assert args == {"points": [[1, 2]], "multimask": True}
+    assert [(one.seq, one.camera, one.score) for one in result.candidates] == [
+        (8, "cam0", 0.75),
+        (8, "cam0", 0.5),
+    ]
+    assert np.array_equal(result.candidates[1].mask.full(), MASK.full())
+    added = {"id": 3, "camera": "cam0"}
+    args = call(added, lambda client: client.add_object(points=[(1, 2)], choice=0))[2]
+    assert args == {"points": [[1, 2]], "choice": 0}
 
 
 def test_each_command_sends_its_request() -> None:

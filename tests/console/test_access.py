@@ -12,14 +12,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 pytest.importorskip("starlette", reason="the extra console is not installed")
 pytest.importorskip("uvicorn", reason="the extra console is not installed")
 
 from sam3_node.console.app import AccessControl, read_binding
+from sam3_node.console.controls import Controls
 from sam3_node.errors import SettingsError
 from sam3_node.settings import Settings
+from sam3_node.transport import ControlClient
+from sam3_node.types import Mask
+from sam3_node.wire import encode_mask
 from tests.support.console_rig import ConsoleRig
 from tests.support.refuses import refuses
 
@@ -124,6 +129,16 @@ def test_masks_are_no_way_to_upload(rig: ConsoleRig) -> None:
     for body in ({"mask": {}}, {"points": [[1, 1]] * 100_000}, [1]):
         status, _, answer = ask(url, "/api/add_object", "POST", body)
         assert (status, json.loads(answer)["error"]["code"]) == (400, "bad_request")
+
+
+def test_a_click_shows_the_masks_that_it_may_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = encode_mask(Mask.from_full(np.eye(8, dtype=np.bool_)))
+    answer = {"mask": mask, "score": 1.0, "masks": [{"mask": mask, "score": 1.0}]}
+    monkeypatch.setattr(ControlClient, "call", lambda self, op, **args: answer | args)
+    with Controls(Settings(), dict, lambda: None) as controls:
+        shown = json.loads(json.dumps(controls.call("segment", {"points": [[1, 1]], "multimask": True})))
+    assert shown["multimask"]
+    assert (shown["masks"][0]["mask"], shown["mask"]["area"]) == (shown["mask"], 8)
 
 
 @pytest.mark.parametrize(

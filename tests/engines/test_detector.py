@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,11 +36,11 @@ from sam3_node.engines.tensorrt.runtime import TensorRTRun
 from sam3_node.engines.validation import Report, StageTime
 from sam3_node.errors import EngineError
 from sam3_node.models.sam.stages import Run
-from sam3_node.models.yolo.network import Detections, YoloWorld, load_yolo_world
+from sam3_node.models.yolo.network import Detections, load_yolo_world
 from sam3_node.perception.perception import load_configured_detector
 from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings
 from sam3_node.types import Detection
-from tests.engines.test_validation import CountedClock
+from tests.engines.test_validation import CountedClock, disturbed
 from tests.support.onnx_run import OnnxRun
 from tests.support.refuses import refuses
 
@@ -146,22 +145,13 @@ def test_the_gate_passes_an_export(
     assert list(report.lines())[-1] == "passed: cosine 0.99 or more"
 
 
-def disturbed(part: str) -> YoloWorld:
-    """Return a network in which one layer has other weights."""
-    other = copy.deepcopy(load_yolo_world(NANO))
-    weight = other.get_parameter(part)
-    with torch.no_grad():
-        weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)) * weight.std())
-    return other
-
-
 @pytest.mark.parametrize(
-    ("part", "output"), [("heads.0.boxes.2.weight", "boxes"), ("heads.1.embeddings.2.weight", "scores")]
+    ("part", "output"), [("heads.0.boxes.2", "boxes"), ("heads.1.embeddings.2", "scores")]
 )
 def test_the_gate_refuses_a_network_that_differs(
     part: str, output: str, frames: list[Image], names: tuple[str, ...]
 ) -> None:
-    report = run_gate(disturbed(part), frames, names)
+    report = run_gate(disturbed(load_yolo_world(NANO), part), frames, names)
     assert not report.passed
     assert f"detect: cosine of {output} " in (report.refusal() or "")
     assert [row.output for row in report.outputs if row.cosine < 0.99] == [output]

@@ -139,12 +139,7 @@ def test_a_cpu_has_bfloat16_if_onednn_may_use_it(
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({}, True),
-        ({"dtype": "float32"}, False),
-        ({"compile": True}, False),
-    ],
+    ("change", "expected"), [({}, True), ({"dtype": "float32"}, False), ({"compile": True}, False)]
 )
 def test_settings_that_name_a_dtype_decide(
     change: dict[str, object], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

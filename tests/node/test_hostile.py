@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-
 import zmq
 
 from sam3_node.client import PerceptionClient
 from sam3_node.wire import Request, pack_frame, pack_request
+from tests.support.hostility import mutations
 from tests.support.node_frames import has_ids, picture
 from tests.support.node_rig import Rig, masks_where, until
 from tests.support.repeats import repetitions
 from tests.support.transport_peer import open_peer
 
 HOSTILE = repetitions(2_000, 10_000)
-
-
-def mutations(whole: list[bytes], count: int, seed: int) -> Iterator[list[bytes]]:
-    """Random bytes, and messages with bytes changed, cut, doubled or left out."""
-    chance = random.Random(seed)
-    for _ in range(count):
-        parts = list(whole)
-        index = chance.randrange(len(parts))
-        part = bytearray(parts[index])
-        kind = chance.randrange(5)
-        if kind == 0:
-            parts = [chance.randbytes(chance.randrange(200)) for _ in range(chance.randrange(1, 5))]
-        elif kind == 1:
-            parts[index] = bytes(part[: chance.randrange(len(part) + 1)])
-        elif kind == 2:
-            del parts[index]
-            parts = parts or [b""]
-        elif kind == 3:
-            parts.insert(index, bytes(part))
-        else:
-            for _ in range(chance.randrange(1, 6)):
-                part[chance.randrange(len(part))] = chance.randrange(256)
-            parts[index] = bytes(part)
-        yield parts
 
 
 def check_tracking(client: PerceptionClient, tracked: int) -> None:

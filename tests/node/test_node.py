@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import zmq
 
-from sam3_node.client import PerceptionClient
+from sam3_node.client import PerceptionClient, request_id
 from sam3_node.errors import NodeRestarted, RequestError, UnknownFrameError, UnknownObjectError
 from sam3_node.node import node
 from sam3_node.settings import TrackerSettings
-from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
+from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber, StreamTap
 from sam3_node.transport.limits import rss_bytes
 from sam3_node.types import Frame, MaskFrame
-from sam3_node.wire import Request, pack_request, unpack_masks, unpack_reply
+from sam3_node.wire import EVENTS_TOPIC, Request, pack_request, unpack_event, unpack_masks, unpack_reply
 from tests.support.node_frames import has_ids, jpeg_with_broken_data, picture
 from tests.support.node_rig import Process, Rig, ids, masks_where, until
 from tests.support.refuses import refuses
@@ -61,6 +61,39 @@ def test_objects_are_added_refined_and_removed_live(client: PerceptionClient) ->
     client.reset()
     masks_where(client, has_ids("cam0"), "none left")
     assert client.add_object(points=[(5, 5)]).id == mask + 1
+
+
+def test_a_request_is_followed_from_client_to_log_and_event(
+    rig: Rig, node: Process, client: PerceptionClient
+) -> None:
+    with StreamTap([rig.frames[1]], rig.masks, [], 1 << 26) as tap:
+        seen = masks_where(client, bool, "masks").seq
+        until(lambda: tap.take(100), "the tap is connected")
+        masks_where(client, lambda masks: masks.seq > seen + 2, "later masks")
+        with request_id("shelf-3"):
+            added = client.add_object(points=[(160, 120)], seq=seen).id
+            with pytest.raises(UnknownObjectError) as refused:
+                client.remove_object(added + 1)
+        events = []
+
+        def has_caught_up() -> bool:
+            message = tap.take(100)
+            if message is not None and message.parts[0] == EVENTS_TOPIC:
+                events.append(unpack_event(message.parts))
+            return "caught_up" in [event.op for event in events]
+
+        until(has_caught_up, "the object has caught up")
+        assert {event.op: event.request_id for event in events} == dict.fromkeys(
+            ("add_object", "caught_up"), "shelf-3"
+        )
+    assert refused.value.request_id == "shelf-3"
+    lines = [line for line in node.log.read_text().splitlines() if line.endswith("[request shelf-3]")]
+    told = (
+        f"event {events[0].n}: add_object",
+        "remove_object was refused: unknown_object",
+        f"event {events[-1].n}: ",
+    )
+    assert [sum(text in line for line in lines) for text in told] + [len(lines)] == [1, 1, 1, 3]
 
 
 def test_segment_on_a_frame_just_seen(client: PerceptionClient) -> None:

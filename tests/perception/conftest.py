@@ -3,7 +3,7 @@
 import pytest
 
 from sam3_node.models import TrackerModel, load_tracker
-from tests.support.tiny import random_source
+from tests.support.tiny import tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -14,5 +14,4 @@ def nano() -> TrackerModel:
 @pytest.fixture(scope="module")
 def model() -> TrackerModel:
     """A tiny random tracker that always finds its objects in view."""
-    source = random_source("sam3", presence=60.0)
-    return TrackerModel(source, name="tiny", mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
+    return tiny_model(presence=60.0)

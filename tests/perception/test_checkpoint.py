@@ -63,14 +63,7 @@ def test_tensors_lie_in_memory_as_they_did() -> None:
 
 def test_views_bring_only_what_they_show() -> None:
     large = torch.zeros(1000, 1000).random_()
-    given = [
-        large[5],
-        large[:, 7],
-        large[::3, 1:4],
-        torch.ones(1).expand(6, 2),
-        large[0:0],
-        large[:, 0:0],
-    ]
+    given = [large[5], large[:, 7], large[::3, 1:4], torch.ones(1).expand(6, 2), large[0:0], large[:, 0:0]]
     data = pack_state({"all": given})
     assert len(data) < 50_000
     assert all(map(same, unpack_state(data)["all"], given))

@@ -68,8 +68,8 @@ def step(frame: Frame) -> Action:
     return lambda pipeline: pipeline.step(frame)
 
 
-def add(prompt: FramePrompt, seq: int | None = None) -> Action:
-    return lambda pipeline: pipeline.add(prompt, f"thing on {seq}", seq)
+def add(prompt: FramePrompt, seq: int | None = None, choice: int | None = None) -> Action:
+    return lambda pipeline: pipeline.add(prompt, f"thing on {seq}", seq, choice=choice)
 
 
 def refine(object_id: int, prompt: FramePrompt, seq: int | None = None) -> Action:
@@ -112,8 +112,8 @@ EDITS: list[Action] = [
     remove(2),
     step(frame(3)),
     refine(3, CENTRE, seq=1),
-    add(CENTRE),
-    add(BOX, seq=2),
+    add(CENTRE, choice=2),
+    add(BOX, seq=2, choice=1),
     remove(1),
     objects,
     *(step(frame(seq)) for seq in range(4, 7)),

@@ -240,10 +240,7 @@ def test_another_version_names_both(small: Perception) -> None:
 @pytest.mark.parametrize(
     ("change", "names"),
     [
-        (
-            {"selection": "confident"},
-            ("tracker.selection", "confident"),
-        ),
+        ({"selection": "confident"}, ("tracker.selection", "confident")),
         ({"bank_size": 9}, ("tracker.bank_size", "9")),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sam3_node.errors import request_id
 from sam3_node.processes import logs
 from sam3_node.processes.logs import MAX_KINDS, WINDOW_S, LogHandler, log_subject
 
@@ -58,6 +59,17 @@ def test_a_json_line_has_the_frame_that_it_is_about(log: Log) -> None:
     assert "\x1b" not in log.lines()[1]
     assert (third["camera"], "seq" in third) == ("right", False)
     assert (fourth["camera"], fourth["seq"]) == ("left", 7)
+
+
+def test_a_line_names_the_request_that_it_is_about(log: Log) -> None:
+    for form in ("text", "json"):
+        log.handler.configure(form, 0)
+        with request_id("shelf-3"):
+            log.logger.info("asked")
+        log.logger.info("done")
+    assert [line.endswith("asked [request shelf-3]") for line in log.lines()[:2]] == [True, False]
+    asked, done = map(json.loads, log.lines()[2:])
+    assert (asked["request_id"], "request_id" in done) == ("shelf-3", False)
 
 
 def test_a_json_line_has_the_traceback(log: Log) -> None:

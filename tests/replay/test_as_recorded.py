@@ -137,7 +137,7 @@ def edit(client: PerceptionClient) -> None:
     client.set_prompts(NAMES)
     masks_where(client, lambda masks: len(masks.instances) > 1, "something found by name")
     read_points(client)
-    client.add_object(points=[(400, 300)], label="pointed")
+    client.add_object(points=[(400, 300)], label="pointed", choice=0)
     has(client, "pointed")
     client.remove_object(first)
     client.pause()

@@ -9,12 +9,7 @@ import numpy as np
 
 from sam3_node.calibration.board_pdf import pattern
 from sam3_node.calibration.boards import Board
-from sam3_node.calibration.bundle import (
-    BoardView,
-    expected_covariance,
-    locate_board,
-    to_solution,
-)
+from sam3_node.calibration.bundle import BoardView, expected_covariance, locate_board, to_solution
 from sam3_node.calibration.hand_eye import HandEyeView, Mounting
 from sam3_node.calibration.rigid_motion import move
 from sam3_node.geometry import Array, camera_matrix, invert, rigid, rotation_from_vector

@@ -1,4 +1,4 @@
-"""Small good recordings of every format, and damage to them: flipped bits, cuts, splices and wrong numbers."""
+"""Small good recordings of every format, and damage to them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from mcap_protobuf.writer import Writer
 from tests.support import ros_recordings as ros
 from tests.support.grey_video import encode
 from tests.support.hostile_media import video
+from tests.support.hostility import damage
 from tests.support.mcap_files import T0, WRITERS, rgbd, uncompressed
 from tests.support.recordings import write_recording
 
@@ -100,49 +101,8 @@ def damaged(good: Path, target: Path, seed: int) -> Path:
     else:
         file = target = target.with_suffix(good.suffix)
         shutil.copy(good, target)
-    data = bytearray(file.read_bytes())
-    for harm in rng.choices(HARMS, k=rng.choice((1, 1, 2, 4))):
-        harm(data, rng)
-    file.write_bytes(data)
+    file.write_bytes(damage(file.read_bytes(), rng))
     return target
-
-
-def _flip(data: bytearray, rng: random.Random) -> None:
-    for _ in range(rng.randint(1, 8)):
-        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-
-
-def _flip_head(data: bytearray, rng: random.Random) -> None:
-    data[rng.randrange(min(len(data), 200))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-
-
-def _cut(data: bytearray, rng: random.Random) -> None:
-    del data[rng.randrange(1, len(data)) :]
-
-
-def _remove(data: bytearray, rng: random.Random) -> None:
-    begin = rng.randrange(len(data))
-    del data[begin : begin + rng.randint(1, 64)]
-    data += b"\0" * (not data)
-
-
-def _splice(data: bytearray, rng: random.Random) -> None:
-    begin, place = rng.randrange(len(data)), rng.randrange(len(data))
-    part = data[begin : begin + rng.randint(1, 500)]
-    data[place : place + rng.choice((0, len(part)))] = part
-
-
-def _lie(data: bytearray, rng: random.Random) -> None:
-    """Write an extreme number of 4 or 8 bytes."""
-    size = rng.choice((4, 8))
-    number = rng.choice(
-        (0, 1, 2 ** (8 * size - 1) - 1, 2 ** (8 * size - 1), 2 ** (8 * size) - 1, 2**31, 10**8)
-    )
-    place = rng.randrange(len(data))
-    data[place : place + size] = number.to_bytes(size, rng.choice(("big", "little")))
-
-
-HARMS = (_flip, _flip, _flip_head, _cut, _remove, _splice, _lie, _lie)
 
 
 def write_damaged(folder: Path, count: int, only: str = "") -> Iterator[tuple[str, Path]]:

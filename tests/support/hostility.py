@@ -1,10 +1,12 @@
-"""Context managers for tests of hostile bytes: they expect a WireError and a limit on memory."""
+"""Hostile bytes: harms to good ones, and context managers that expect a WireError and a limit on memory."""
 
 from __future__ import annotations
 
 import gc
+import random
 import resource
 import tracemalloc
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -12,6 +14,8 @@ import pytest
 from sam3_node.errors import WireError
 
 MEGABYTE = 1 << 20
+MARKERS = bytes(range(256)) + b"\0\1\x7f\x80\xff" * 20 + b"\xc0\xc1\xc3\xc6\xc9\xcb\xcf\xd9\xdb\xdd\xdf" * 20
+"""All values of a byte, those more often at which numbers end, and by which msgpack tells types."""
 
 
 @contextmanager
@@ -38,3 +42,74 @@ def refused(match="expected", megabytes=2):
     """Expect a WireError that matches, within a limit of memory."""
     with limited_memory(megabytes), pytest.raises(WireError, match=match):
         yield
+
+
+def mutations(parts: Sequence[bytes], count: int, seed: object) -> Iterator[list[bytes]]:
+    """Yield messages with parts that are damaged, lost, doubled, swapped, nested deeply, or of any bytes."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        mutated, index, kind = list(parts), rng.randrange(len(parts)), rng.randrange(12)
+        if kind == 0:
+            mutated = [rng.randbytes(rng.randrange(200)) for _ in range(rng.randrange(1, 5))]
+        elif kind == 1:
+            del mutated[index]
+        elif kind == 2:
+            mutated += rng.choices(parts, k=rng.randrange(1, 20))
+        elif kind == 3:
+            rng.shuffle(mutated)
+        elif kind == 4:
+            mutated[-1] = b"\x91" * rng.randrange(1, 5000)
+        else:
+            mutated[index] = damage(parts[index], rng)
+        yield mutated or [b""]
+
+
+def damage(data: bytes, rng: random.Random) -> bytes:
+    """Return bytes with flipped bits, cuts, splices or wrong numbers."""
+    changed = bytearray(data)
+    for harm in rng.choices(HARMS, k=rng.choice((1, 1, 2, 4))):
+        if changed:
+            harm(changed, rng)
+    return bytes(changed)
+
+
+def _flip(data: bytearray, rng: random.Random) -> None:
+    for _ in range(rng.choice((1, 2, 8, 64))):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+
+
+def _flip_head(data: bytearray, rng: random.Random) -> None:
+    data[rng.randrange(min(len(data), 200))] = rng.choice(MARKERS)
+
+
+def _flip_tail(data: bytearray, rng: random.Random) -> None:
+    data[-1 - rng.randrange(min(len(data), 2000))] = rng.choice(MARKERS)
+
+
+def _cut(data: bytearray, rng: random.Random) -> None:
+    del data[rng.randrange(1, len(data) + 1) :]
+
+
+def _remove(data: bytearray, rng: random.Random) -> None:
+    begin = rng.randrange(len(data))
+    del data[begin : begin + rng.randint(1, 64)]
+    data += b"\0" * (not data)
+
+
+def _splice(data: bytearray, rng: random.Random) -> None:
+    begin, place = rng.randrange(len(data)), rng.randrange(len(data))
+    part = data[begin : begin + rng.randint(1, 500)]
+    data[place : place + rng.choice((0, len(part)))] = part
+
+
+def _lie(data: bytearray, rng: random.Random) -> None:
+    """Write an extreme number of 4 or 8 bytes."""
+    size = rng.choice((4, 8))
+    number = rng.choice(
+        (0, 1, 2 ** (8 * size - 1) - 1, 2 ** (8 * size - 1), 2 ** (8 * size) - 1, 2**31, 10**8)
+    )
+    place = rng.randrange(len(data))
+    data[place : place + size] = number.to_bytes(size, rng.choice(("big", "little")))
+
+
+HARMS = (_flip, _flip, _flip_head, _flip_tail, _cut, _remove, _splice, _lie, _lie)

@@ -207,12 +207,12 @@ def stop_after(count: int, what: str = "") -> tuple[Callable[[str, int, int | No
 
 EDITS: dict[int, tuple[str, dict[str, Any]]] = {
     1: ("add_object", {"camera": "left", "box": BOX, "label": "first"}),
-    3: ("add_object", {"camera": "right", "points": [[30, 20]], "seq": 2}),
+    3: ("add_object", {"camera": "right", "points": [[30, 20]], "seq": 2, "choice": 1}),
     5: (
         "refine_object",
         {"camera": "left", "id": 1, "points": [[30, 20], [5, 5]], "labels": [1, 0], "seq": 2, "stride": 2},
     ),
-    8: ("add_object", {"camera": "left", "points": [[20, 30]], "label": "second"}),
+    8: ("add_object", {"camera": "left", "points": [[20, 30]], "label": "second", "choice": 2}),
     11: ("pause", {}),
     12: ("resume", {}),
     14: ("remove_object", {"camera": "left", "id": 1}),

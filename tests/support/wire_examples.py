@@ -12,15 +12,18 @@ import numpy as np
 from sam3_node.types import Depth, Frame, FramePose, Instance, Intrinsics, Mask, MaskFrame, Shed
 from sam3_node.wire import (
     BEAT_TOPIC,
+    Event,
     Failure,
     Reply,
     Request,
     encode_mask,
+    pack_event,
     pack_frame,
     pack_masks,
     pack_pose,
     pack_reply,
     pack_request,
+    unpack_event,
     unpack_frame,
     unpack_masks,
     unpack_pose,
@@ -171,14 +174,20 @@ def gripper_pose() -> FramePose:
     )
 
 
-def _request(op: str, **args: Any) -> Example:
-    return Example(
-        Request(17, op, args), lambda value: [pack_request(value)], lambda parts: unpack_request(parts[0])
-    )
+def _request(op: str, request_id: str | None = None, **args: Any) -> Example:
+    request = Request(17, op, args, request_id)
+    return Example(request, lambda value: [pack_request(value)], lambda parts: unpack_request(parts[0]))
 
 
 def _reply(reply: Reply) -> Example:
     return Example(reply, lambda value: [pack_reply(value)], lambda parts: unpack_reply(parts[0]))
+
+
+def _candidates() -> dict[str, Any]:
+    shown = [
+        {"mask": encode_mask(mask, "rle"), "score": score} for mask, score in ((DRIVER, 0.5), (MUG, 0.25))
+    ]
+    return {"seq": 41, **shown[0], "masks": shown}
 
 
 def _points() -> dict[str, Any]:
@@ -207,14 +216,18 @@ EXAMPLES = {
     "request-add-object-points": _request(
         "add_object", points=[[3.5, 2.0], [7.0, 4.5]], labels=[1, 0], seq=41
     ),
+    "request-add-object-choice": _request("add_object", points=[[3.5, 2.0]], seq=41, choice=2),
     "request-add-object-mask": _request(
         "add_object", mask=encode_mask(MUG, "rle"), label="mug", camera="wrist-1"
     ),
     "request-refine-object": _request("refine_object", id=3, points=[[1.0, 1.0]], labels=[0]),
     "request-remove-object": _request("remove_object", id=3),
     "request-remove-object-epoch": _request("remove_object", id=3, camera="wrist-1", epoch=2**53 - 1),
+    "request-id": _request("reset", request_id="shelf-3:7"),
+    "event-id": Example(Event(3, "reset", request_id="shelf-3:7"), pack_event, unpack_event),
     "request-list-objects": _request("list_objects"),
     "request-segment": _request("segment", box=[2.0, 1.0, 6.0, 4.0], seq=41),
+    "request-segment-multimask": _request("segment", points=[[3.5, 2.0]], seq=41, multimask=True),
     "request-points": _request("points", id=3, count=2, camera="wrist-1", epoch=2**53 - 1),
     "request-reset": _request("reset"),
     "request-pause": _request("pause"),
@@ -222,6 +235,7 @@ EXAMPLES = {
     "request-status": _request("status"),
     "reply-id": _reply(Reply(17, {"id": 3})),
     "reply-mask": _reply(Reply(17, {"mask": encode_mask(DRIVER, "rle"), "score": 0.5})),
+    "reply-masks": _reply(Reply(17, _candidates())),
     "reply-points": _reply(Reply(17, {"id": 3, "camera": "wrist-1", "epoch": 2**53 - 1, **_points()})),
     "reply-node": _reply(Reply(17, {"id": 3}, node=NODE)),
     "reply-error-node": _reply(

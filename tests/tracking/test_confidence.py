@@ -15,9 +15,7 @@ from sam3_node.tracking.confidence_weights import (
     SURE_NAME,
     USUAL_MARGINS,
 )
-from sam3_node.tracking.names import (
-    FEATURES as NAME_FEATURES,
-)
+from sam3_node.tracking.names import FEATURES as NAME_FEATURES
 from sam3_node.tracking.names import (
     LOWEST,
     MAX_MARGIN,

@@ -230,18 +230,18 @@ def test_a_jump_of_area_is_withheld_while_it_lasts_and_the_object_is_found_again
     assert all(follower.run([box(61, 60, 76, 72)] * 10))
 
 
-def test_a_jump_to_a_small_part_is_withheld():
-    follower = Follower(disc(64, 64, 20))
-    assert all(follower.run([disc(64, 64, 20)] * 5))
-    assert not any(follower.run([disc(64, 64, 5)] * 40))
-    assert follower.step(disc(64, 64, 19))
-
-
-def test_a_jump_of_place_is_withheld():
-    follower = Follower(disc(30, 64, 8))
-    assert all(follower.run([disc(30, 64, 8)] * 5))
-    assert not any(follower.run([disc(90, 64, 8)] * 20))
-    assert follower.step(disc(32, 64, 8))
+@pytest.mark.parametrize(
+    ("whole", "jumped", "back"),
+    [
+        ((64, 64, 20), (64, 64, 5), (64, 64, 19)),  # to a small part
+        ((30, 64, 8), (90, 64, 8), (32, 64, 8)),  # of place
+    ],
+)
+def test_a_jump_is_withheld(whole, jumped, back):
+    follower = Follower(disc(*whole))
+    assert all(follower.run([disc(*whole)] * 5))
+    assert not any(follower.run([disc(*jumped)] * 40))
+    assert follower.step(disc(*back))
 
 
 @pytest.mark.parametrize("frames", [19, 30, 40])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -156,3 +158,45 @@ def test_points_with_the_mask_so_far_equal_the_reference_decoder() -> None:
             multimask_output=False,
         ).pred_masks[0, 0]
     assert (logits - truth).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["sam3", "sam2", "edgetam"])
+@pytest.mark.parametrize("place", [{"points": [[30.0, 40.0]]}, {"box": [20.0, 30.0, 70.0, 90.0]}])
+def test_each_mask_to_choose_from_equals_transformers_and_is_tracked_as_there(
+    family: str, place: dict
+) -> None:
+    source = random_source(family)
+    model = stages_of(source)
+    clip = noise_clip(model.image_size, 5)
+    prompt = ObjectPrompt(1, **place).to_tensors(0, torch.device("cpu"))
+    logits, scores = Tracker(model).segment_candidates(model.encode(clip[0]), prompt)
+    assert len(logits) == model.candidates == 3
+    assert scores.tolist() == sorted(scores.tolist(), reverse=True)
+    source.config.multimask_max_pt_num = 2  # so that masks compete for a box, too
+    largest = 0.0
+    for choice, found in enumerate(logits):
+        tracker, oracle = Tracker(model), Oracle(source)
+        hook = source.mask_decoder.register_forward_hook(prefer(choice))
+        truth = oracle.step(clip[0], {1: {"points": prompt.points, "labels": prompt.labels}})[1]
+        hook.remove()
+        assert (found - truth).abs().max() < TOLERANCE
+        followed = [tracker.step(clip[0], [prompt._replace(choice=choice)])]
+        followed += [tracker.step(pixels) for pixels in clip[1:]]
+        truths = [truth, *(oracle.step(pixels, {})[1] for pixels in clip[1:])]
+        for tracks, truth in zip(followed, truths, strict=True):
+            assert (tracks.logits[0] - truth).abs().max() < TOLERANCE
+            largest = max(largest, find_largest_logit(tracks))
+    assert largest >= TRAINED_LOGIT
+    assert (logits[0] - logits[1]).abs().max() > 1
+
+
+def prefer(choice: int) -> Callable[..., tuple[Tensor, ...]]:
+    """Return a hook that lets the reference's decoder prefer the mask of this rank."""
+
+    def rank(_: object, __: object, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        masks, iou, *others = output
+        preferred = torch.zeros_like(iou)
+        preferred[..., iou.argsort(descending=True).flatten()[choice]] = 1
+        return masks, preferred, *others
+
+    return rank

@@ -16,6 +16,7 @@ import zmq
 from sam3_node.errors import (
     BusyError,
     CapacityError,
+    NoAnswerError,
     RequestError,
     Sam3NodeError,
     SupersededError,
@@ -23,6 +24,7 @@ from sam3_node.errors import (
     UnknownFrameError,
     UnknownObjectError,
     WireError,
+    request_id,
 )
 from sam3_node.transport import ControlClient, ControlServer
 from sam3_node.transport.control_server import LARGE_BYTES, MAX_REQUESTS_PER_PEER
@@ -109,6 +111,24 @@ def test_the_code_of_a_failure_is_raised_as_its_error(error_class: type[Sam3Node
         assert type(caught.value) is error_class
         with refuses(RequestError, field="newer_code"):
             client.call("fail", code="newer_code")
+
+
+def test_a_request_has_an_id_of_its_own_or_the_one_that_its_caller_gives() -> None:
+    with ControlServer(TCP) as server, ControlClient(server.endpoint, timeout_ms=20) as client:
+        sent: list[str | None] = []
+        for name in (None, None, "shelf-3", "shelf-3"):
+            with request_id(name), pytest.raises(NoAnswerError) as caught:
+                client.call("echo")
+            received = server.receive(1000)
+            assert received is not None
+            sent.append(received[1].request_id)
+            assert caught.value.request_id == sent[-1]
+        assert sent[2:] == ["shelf-3", "shelf-3"]
+        assert len({*sent} - {None}) == 3
+        for bad in ("", "a b", "x" * 65):
+            with refuses(RequestError, field="request_id"), request_id(bad):
+                pass
+        assert RequestError("of none").request_id is None
 
 
 def test_a_late_answer_is_not_taken_for_another() -> None:

@@ -8,7 +8,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -28,6 +28,7 @@ from sam3_node.transport import (
 from sam3_node.transport.sockets import BoundSocket, receive_parts
 from sam3_node.types import Delivery
 from sam3_node.wire import Reply, Request, pack_frame, pack_masks, pack_request
+from tests.support.hostility import mutations
 from tests.support.raw_zmtp import connect, frame, ping, raw_peer
 from tests.support.transport_peer import (
     make_frame,
@@ -201,40 +202,11 @@ SUBSCRIBERS: dict[str, Callable[[str, Delivery], Any]] = {
 }
 
 
-def hostile(kind: str, count: int, seed: int = 0) -> Iterator[list[bytes]]:
-    """Yield `count` messages: random parts, and good ones with bytes changed, cut, swapped, doubled or left out."""
-    rng = random.Random(seed)
-    for _ in range(count):
-        parts = list(GOOD[kind])
-        choice = rng.randrange(6)
-        place = rng.randrange(len(parts))
-        if choice == 0:
-            parts = [rng.randbytes(rng.randrange(60)) for _ in range(rng.randrange(1, 12))]
-        elif choice == 1:
-            parts[place] = flipped(parts[place], rng)
-        elif choice == 2:
-            parts[place] = parts[place][: rng.randrange(len(parts[place]))]
-        elif choice == 3:
-            rng.shuffle(parts)
-        elif choice == 4:
-            parts += rng.choices(parts, k=rng.randrange(1, 20))
-        else:
-            parts[-1] = b"\x91" * rng.randrange(1, 5000)
-        yield parts
-
-
-def flipped(part: bytes, rng: random.Random) -> bytes:
-    changed = bytearray(part)
-    for _ in range(rng.randrange(1, 6)):
-        changed[rng.randrange(len(changed))] = rng.randrange(256)
-    return bytes(changed)
-
-
 @pytest.mark.parametrize("kind", ["frame", "masks"])
 def test_each_hostile_message_is_counted_or_taken(kind: str) -> None:
     count, sent, taken = 4000, 0, 0
     with open_peer(zmq.PUSH) as publisher, SUBSCRIBERS[kind](place_of(publisher), "every") as subscriber:
-        for parts in hostile(kind, count):
+        for parts in mutations(GOOD[kind], count, 0):
             while not publisher.poll(5, zmq.POLLOUT):
                 taken += subscriber.take(0) is not None
             publisher.send_multipart(parts)
@@ -257,7 +229,7 @@ def test_each_hostile_message_is_counted_or_taken(kind: str) -> None:
 def test_a_live_subscriber_survives_hostile_messages(kind: str) -> None:
     with open_peer(zmq.PUB) as publisher, SUBSCRIBERS[kind](place_of(publisher), "newest") as subscriber:
         wait_until(lambda: publisher.send_multipart(GOOD[kind]) or subscriber.take(20))
-        for number, parts in enumerate(hostile(kind, 2000)):
+        for number, parts in enumerate(mutations(GOOD[kind], 2000, 0)):
             publisher.send_multipart(parts)
             if number % 100 == 0:
                 subscriber.take(10)
@@ -267,7 +239,7 @@ def test_a_live_subscriber_survives_hostile_messages(kind: str) -> None:
 
 
 def test_each_hostile_request_is_answered() -> None:
-    batches = [list(hostile("request", 40, seed)) for seed in range(100)]
+    batches = [list(mutations(GOOD["request"], 40, seed)) for seed in range(100)]
     good = 0
     with ControlServer(TCP) as server, open_peer(zmq.DEALER, server.endpoint) as asker:
         for number, batch in enumerate(batches, start=1):

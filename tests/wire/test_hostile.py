@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import struct
 import zlib
 from contextlib import suppress
@@ -31,7 +30,7 @@ from sam3_node.wire import (
     unpack_request,
 )
 from sam3_node.wire.masks import read_mask
-from tests.support.hostility import MEGABYTE, limited_memory, refused
+from tests.support.hostility import MEGABYTE, limited_memory, mutations, refused
 from tests.support.wire_examples import EXAMPLES, JPEG, golden
 
 UNPACKED = sorted(set(EXAMPLES) - {"beat"})  # receivers look at the topic of a beat alone
@@ -88,30 +87,6 @@ def test_any_bytes_unpack_or_are_refused(data):
     for call in (unpack_request, unpack_reply, lambda data: unpack_masks([b"masks/cam0", data])):
         with pytest.raises(WireError):
             call(data)
-
-
-def mutations(parts, count, seed):
-    """Yield copies of `parts` with bits flipped, bytes removed, inserted or replaced, ends cut off, or parts lost."""
-    chance = random.Random(seed)
-    for _ in range(count):
-        mutated = [bytearray(part) for part in parts]
-        for _ in range(chance.randint(1, 3)):
-            part = chance.choice(mutated)
-            place = chance.randrange(len(part) + 1)
-            mutation = chance.randrange(6)
-            if mutation == 0 and place < len(part):
-                part[place] ^= 1 << chance.randrange(8)
-            elif mutation == 1:
-                del part[place:]
-            elif mutation == 2:
-                del part[place : place + chance.randint(1, 9)]
-            elif mutation == 3:
-                part[place:place] = chance.randbytes(chance.randint(1, 9))
-            elif mutation == 4 and place < len(part):
-                part[place] = chance.choice(b"\xc0\xc1\xc3\xcb\xcf\xd9\xdb\xdd\xdf\xc6\xc9\x7f\xff")
-            elif mutation == 5 and len(mutated) > 1 and chance.random() < 0.1:
-                mutated.pop(chance.randrange(len(mutated)))
-        yield [bytes(part) for part in mutated]
 
 
 @pytest.mark.parametrize("name", UNPACKED)
@@ -234,6 +209,10 @@ FIELDS = [
     ("request-status", ["args"], [], "args: expected a map"),
     ("request-status", ["op"], None, "'op' to be a string, found nothing"),
     ("request-status", ["id"], -1, "'id' to be an integer"),
+    *(
+        ("request-id", ["request_id"], bad, "request_id")
+        for bad in ("", "a b", "x" * 65, "a\n", "\u202e", 7, b"a")
+    ),
     ("reply-error", ["error"], None, "error: expected a map, found nothing"),
     ("reply-error", ["ok"], 0, "'ok' to be true or false"),
 ]

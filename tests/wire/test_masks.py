@@ -195,11 +195,7 @@ def test_headers_are_checked_at_once(name: str, change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [
-        ("masks-bits", {"area": 1}),
-        ("masks-rle", {"area": 1}),
-        ("masks-rle", {"mask": {"data": b"~~~"}}),
-    ],
+    [("masks-bits", {"area": 1}), ("masks-rle", {"area": 1}), ("masks-rle", {"mask": {"data": b"~~~"}})],
 )
 def test_damaged_pixels_are_an_error_when_they_are_used(name: str, change: dict[str, Any]) -> None:
     mask = unpack_masks(changed_instance(name, **change), lazy=True).instances[0].mask

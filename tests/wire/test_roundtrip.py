@@ -290,13 +290,23 @@ BODY = {"v": 1, "kind": "event", "n": 3, "op": "reset", "args": {}}
 def test_an_event_is_unpacked_as_it_was_packed() -> None:
     for event in (
         Event(0, SERVED, {"camera": "cam0"}),
-        Event(7, "add_object", {"box": [1, 2.5, 3, 4], "mask": {"data": b"\0"}}),
+        Event(7, "add_object", {"box": [1, 2.5, 3, 4], "mask": {"data": b"\0"}}, "shelf-3"),
     ):
         assert unpack_event(pack_event(event)) == event
 
 
 @pytest.mark.parametrize(
-    "change", [{"v": 2}, {"kind": "masks"}, {"n": -1}, {"n": 1.0}, {"op": 4}, {"op": None}, {"args": []}]
+    "change",
+    [
+        {"v": 2},
+        {"kind": "masks"},
+        {"n": -1},
+        {"n": 1.0},
+        {"op": 4},
+        {"op": None},
+        {"args": []},
+        {"request_id": ""},
+    ],
 )
 def test_wrong_fields_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(WireError):

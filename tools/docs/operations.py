@@ -10,13 +10,13 @@ _MASK = "`id`, `camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`"
 
 RESULTS = {
     "add_object": "`id`, `camera`, `epoch`; with `seq` also `seq`, `mask`, `score`, `age_ms`, `stride`. `priority` is "
-    "`normal` or `low`",
+    "`normal` or `low`; `choice` is 0 for the first of `segment`'s `masks` for the same prompt",
     "refine_object": f"{_MASK}, `stride`",
     "pin_frame": "`camera`, `epoch`, `seq`, `age_ms`, `lease_s` (60 if absent, 0..120), see below; 0 lets it go",
     "remove_object": "`id`, `camera`, `epoch`",
     "rename_object": "`id`, `label` as it is used, `camera`, `epoch`. Detections no longer change the label",
     "list_objects": "`objects`: list of `camera epoch silent_s id label state score age frames_since_seen priority`",
-    "segment": "`camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`. The prompt is points and/or a box",
+    "segment": f"{_MASK[6:]}. Points and/or a box. `multimask` adds `masks`: each `mask score` that they may mean",
     "segment_everything": "`camera`, `epoch`, `seq`, `age_ms` and `masks`, a list of `mask score`, the surest first. "
     "`grid` is 1..32 points a side (16), `min_iou` (0.88), `min_stability` (0.95) and `max_overlap` (0.7) are in 0..1, "
     "`most` is 1..256 (100)",

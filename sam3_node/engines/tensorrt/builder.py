@@ -38,13 +38,10 @@ class Library(NamedTuple):
     api: Any
 
     @property
-    def cross_builds(self) -> bool:
-        """True if it builds for GPUs that this machine does not have."""
-        return self.name == "tensorrt_rtx"
-
-    @property
-    def compiles_at_run_time(self) -> bool:
-        """True if plans contain no kernels: those for a number of objects are compiled when it first runs."""
+    def is_rtx(self) -> bool:
+        """True for TensorRT-RTX. It builds for GPUs that this machine does not have, because its plans contain no
+        kernels: those for a number of objects are compiled when it first runs.
+        """
         return self.name == "tensorrt_rtx"
 
 
@@ -98,7 +95,7 @@ def find_target(library: Library, gpu: str = LOCAL) -> Gpu:
         raise EngineError(
             f"gpu: expected a GPU on this machine, torch finds none; {_describe_alternative(library)}"
         )
-    if not library.cross_builds:
+    if not library.is_rtx:
         return _require_local(library, gpu, local)
     generation = local.generation if gpu == LOCAL and local else gpu.lower()
     if generation not in list_generations(library):
@@ -111,7 +108,7 @@ def find_target(library: Library, gpu: str = LOCAL) -> Gpu:
 
 def list_generations(library: Library) -> list[str]:
     """Return the GPU generations that the library can build for by name."""
-    members = library.api.ComputeCapability.__members__ if library.cross_builds else {}
+    members = library.api.ComputeCapability.__members__ if library.is_rtx else {}
     return [name.lower() for name in members if name.startswith("SM")]
 
 
@@ -126,7 +123,7 @@ def _require_local(library: Library, gpu: str, local: Gpu | None) -> Gpu:
 
 
 def _describe_alternative(library: Library) -> str:
-    if library.cross_builds:
+    if library.is_rtx:
         return f"name the generation to build for with --gpu: one of {', '.join(list_generations(library))}"
     return (
         f"build on the machine that will run it; {PACKAGES['tensorrt_rtx']} can build for RTX GPUs anywhere"
@@ -240,7 +237,7 @@ def build(
     config = _configure(library, builder, network, stage, generation, max_objects)
     if notes is not None:
         config.profiling_verbosity = library.api.ProfilingVerbosity.DETAILED
-    cache = None if timings is None or library.cross_builds else _read_timings(config, timings)
+    cache = None if timings is None or library.is_rtx else _read_timings(config, timings)
     with logger.listen(notes):
         plan = _run_builder(library, builder, network, config, progress)
     del parser  # only now: the network may read weights that the parser holds
@@ -328,7 +325,7 @@ def _configure(
     """Return the build configuration: target GPU, flags, and the shapes that the plan is tuned for."""
     config = builder.create_builder_config()
     config.clear_flag(library.api.BuilderFlag.TF32)  # TF32 would compute float32 with a shorter mantissa
-    if not library.cross_builds:
+    if not library.is_rtx:
         config.set_memory_pool_limit(library.api.MemoryPoolType.WORKSPACE, WORKSPACE_BYTES)
     else:
         config.num_compute_capabilities = 1
@@ -356,18 +353,16 @@ def _run_builder(
     library: Library, builder: Any, network: Any, config: Any, progress: Callable[[float], None]
 ) -> Any:
     """Build in a thread of its own, so that an interrupt is raised here and not in the library's callbacks."""
-    phases = BuildProgress()
-    config.progress_monitor = monitor = _make_monitor(library.api, phases)
+    config.progress_monitor = monitor = make_monitor(library.api)
     with ThreadPoolExecutor(1, "tensorrt", *_on_current_device()) as pool:
         building = pool.submit(builder.build_serialized_network, network, config)
         try:
-            progress(phases.fraction)  # once at least: a small stage is built before the first timeout
+            progress(monitor.fraction)  # once at least: a small stage is built before the first timeout
             while wait([building], timeout=POLL_S).not_done:
-                progress(phases.fraction)
+                progress(monitor.fraction)
         finally:
-            phases.cancelled = not building.done()
+            monitor.cancelled = not building.done()
         plan = building.result()
-    del monitor
     return plan
 
 
@@ -386,32 +381,34 @@ class _Phase:
 
 
 class BuildProgress:
-    """Phases of a build, nested in steps of other phases. Any thread may report them.
+    """Phases of a build, nested in steps of other phases: the behaviour of the library's progress monitor.
 
-    cancelled: set it to make the builder stop.
+    Any thread may report phases. cancelled: set it to make the builder stop.
     """
 
     def __init__(self) -> None:
+        super().__init__()  # the library's own base class, which must be initialised
         self.cancelled = False
         self._phases: dict[str, _Phase] = {}
         self._highest = 0.0
         self._lock = Lock()
 
-    def start(self, name: str, parent: str | None, steps: int) -> None:
-        """Begin a phase within a step of `parent`, or at the top level for None."""
+    def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+        """Begin a phase within a step of a parent, or at the top level for None."""
         with self._lock:
-            self._phases[name] = _Phase(parent, max(1, steps))
+            self._phases[phase_name] = _Phase(parent_phase, max(1, num_steps))
 
-    def step(self, name: str) -> None:
-        """Count one more step of a phase as done."""
+    def step_complete(self, phase_name: str, step: int) -> bool:
+        """Count one more step of a phase as done. Return False to stop the build."""
         with self._lock:
-            if phase := self._phases.get(name):
+            if phase := self._phases.get(phase_name):
                 phase.done += 1
+        return not self.cancelled
 
-    def finish(self, name: str) -> None:
+    def phase_finish(self, phase_name: str) -> None:
         """End a phase."""
         with self._lock:
-            ended = self._phases.pop(name, None)
+            ended = self._phases.pop(phase_name, None)
             if ended is not None and ended.parent is None:
                 self._highest = 1.0
 
@@ -429,27 +426,6 @@ class BuildProgress:
         return min(1.0, (phase.done + max(nested, default=0.0)) / phase.steps)
 
 
-class _ProgressMonitor:
-    """Behaviour of the library's progress monitor: it passes the phases of a build on."""
-
-    def __init__(self, phases: BuildProgress) -> None:
-        super().__init__()  # the library's own base class, which must be initialised
-        self._progress = phases
-
-    def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-        self._progress.start(phase_name, parent_phase, num_steps)
-
-    def step_complete(self, phase_name: str, step: int) -> bool:
-        self._progress.step(phase_name)
-        return not self._progress.cancelled
-
-    def phase_finish(self, phase_name: str) -> None:
-        self._progress.finish(phase_name)
-
-
-def _make_monitor(api: Any, phases: BuildProgress) -> Any:
-    """Return a monitor for `phases`; its base class is the library's, which is imported only here."""
-    make: Callable[[BuildProgress], Any] = types.new_class(
-        "Monitor", (_ProgressMonitor, api.IProgressMonitor)
-    )
-    return make(phases)
+def make_monitor(api: Any) -> Any:
+    """Return a BuildProgress that is also of the library's class, which is imported only where it is used."""
+    return types.new_class("Monitor", (BuildProgress, api.IProgressMonitor))()

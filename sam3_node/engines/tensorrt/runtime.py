@@ -236,7 +236,7 @@ class ExecutionContexts:
         """
         api = self._library.api
         user_managed = api.ExecutionContextAllocationStrategy.USER_MANAGED
-        if not self._library.compiles_at_run_time:
+        if not self._library.is_rtx:
             return user_managed
         config = self._engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(user_managed)
@@ -248,7 +248,7 @@ class ExecutionContexts:
 
     def _is_capturable(self, context: Any, stream: int) -> bool:
         """Return False if the library says that a capture would fail. Plain TensorRT cannot say it."""
-        return not self._library.compiles_at_run_time or bool(context.is_stream_capturable(stream))
+        return not self._library.is_rtx or bool(context.is_stream_capturable(stream))
 
     def _describe(self) -> str:
         return describe_errors(get_logger(self._library.api))

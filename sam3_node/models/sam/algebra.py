@@ -6,9 +6,10 @@ time.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -124,30 +125,25 @@ def scale_linear(layer: nn.Linear, scale: Tensor) -> nn.Linear:
     return make_linear(layer.weight, scale[:, None] * layer.weight.double(), scale * layer.bias.double())
 
 
-@torch.no_grad()
-def fold_convolution(first: Any, second: Any) -> nn.Conv2d:
-    """Fold two convolutions into one that equals `second` (1x1) after `first`."""
-    pointwise = second.weight[:, :, 0, 0].double()
-    folded = nn.Conv2d(first.in_channels, second.out_channels, first.kernel_size, padding=first.padding)
-    folded.to(first.weight)
-    assert folded.bias is not None
-    folded.weight.copy_(torch.einsum("om,mikl->oikl", pointwise, first.weight.double()))
-    folded.bias.copy_(pointwise @ first.bias.double() + second.bias.double())
-    return folded
+C = TypeVar("C", nn.Conv2d, nn.ConvTranspose2d)
 
 
-@torch.no_grad()
-def fold_transposed(first: Any, second: Any) -> nn.ConvTranspose2d:
-    """Fold a transposed convolution and a 1x1 convolution into one that equals `second` (1x1) after `first`."""
-    pointwise = second.weight[:, :, 0, 0].double()
-    folded = nn.ConvTranspose2d(
-        first.in_channels, second.out_channels, first.kernel_size, stride=first.stride
+def with_weights(like: C, weight: Tensor, bias: Tensor) -> C:
+    """Return a convolution with the strides, padding and dtype of `like`, and another weight and bias [outputs]."""
+    layer = copy.deepcopy(like)
+    layer.weight, layer.bias = (
+        nn.Parameter(values.detach().to(like.weight).contiguous()) for values in (weight, bias)
     )
-    folded.to(first.weight)
-    assert folded.bias is not None
-    folded.weight.copy_(torch.einsum("om,imkl->iokl", pointwise, first.weight.double()))
-    folded.bias.copy_(pointwise @ first.bias.double() + second.bias.double())
-    return folded
+    layer.out_channels = len(bias)
+    return layer
+
+
+def fold_convolution(first: Any, second: Any) -> Any:
+    """Fold two convolutions into one that equals `second` (1x1) after `first`, which may be transposed."""
+    pointwise = second.weight[:, :, 0, 0].double()
+    path = "om,imkl->iokl" if first.transposed else "om,mikl->oikl"
+    weight = torch.einsum(path, pointwise, first.weight.double())
+    return with_weights(first, weight, pointwise @ first.bias.double() + second.bias.double())
 
 
 @torch.no_grad()
@@ -177,16 +173,10 @@ def upscaled_bias(first: nn.ConvTranspose2d, second: nn.Conv2d, size: int) -> Te
     return bias.to(first.weight)
 
 
-@torch.no_grad()
-def centre_convolution(layer: Any) -> nn.Conv2d:
+def centre_convolution(layer: Any) -> Any:
     """Return `layer` with the mean over its output channels subtracted, as a following layer norm would do."""
-    centred = nn.Conv2d(
-        layer.in_channels, layer.out_channels, layer.kernel_size, stride=layer.stride, padding=layer.padding
-    ).to(layer.weight)
-    assert centred.bias is not None
-    centred.weight.copy_(layer.weight - layer.weight.mean(dim=0, keepdim=True))
-    centred.bias.copy_(layer.bias - layer.bias.mean())
-    return centred
+    weight = layer.weight - layer.weight.mean(dim=0, keepdim=True)
+    return with_weights(layer, weight, layer.bias - layer.bias.mean())
 
 
 def resize_matrix(sizes: tuple[int, ...]) -> Tensor:

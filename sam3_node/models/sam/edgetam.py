@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, EdgeTamVideoConfig, EdgeTamVideoModel, PreTrainedConfig, PreTrainedModel
 
 from ...errors import ModelError
+from .algebra import with_weights
 
 EXPANSION = 2  # of the channels, within a block
 SQUEEZED, SQUEEZED_MULTIPLE = 4, 8  # the gate has a quarter of the channels, rounded to a multiple of 8
@@ -73,7 +74,7 @@ class _ConvNorm(nn.Sequential):
         assert norm.running_mean is not None
         assert norm.running_var is not None
         scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-        return _with_weights(
+        return with_weights(
             plain,
             plain.weight.double() * scale.view(-1, 1, 1, 1),
             norm.bias.double() - norm.running_mean.double() * scale,
@@ -99,22 +100,7 @@ class _TokenMixer(nn.Module):
         assert large.bias is not None
         assert small.bias is not None
         centre = F.pad(small.weight.double() + 1, (1, 1, 1, 1))
-        return _with_weights(large, large.weight.double() + centre, large.bias.double() + small.bias.double())
-
-
-def _with_weights(like: nn.Conv2d, weight: Tensor, bias: Tensor) -> nn.Conv2d:
-    layer = nn.Conv2d(
-        like.in_channels,
-        like.out_channels,
-        like.kernel_size,  # type: ignore[arg-type]
-        like.stride,  # type: ignore[arg-type]
-        like.padding,  # type: ignore[arg-type]
-        groups=like.groups,
-    ).to(like.weight)
-    assert layer.bias is not None
-    layer.weight.copy_(weight)
-    layer.bias.copy_(bias)
-    return layer
+        return with_weights(large, large.weight.double() + centre, large.bias.double() + small.bias.double())
 
 
 class _Stem(nn.Module):

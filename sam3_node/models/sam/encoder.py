@@ -19,7 +19,7 @@ from transformers import Sam3TrackerVideoModel
 from transformers.models.sam.modeling_sam import SamVisionEncoder
 
 from ...errors import ModelError
-from .algebra import fold_convolution, fold_transposed, fold_upscaling, patch_linear, upscaled_bias
+from .algebra import fold_convolution, fold_upscaling, patch_linear, upscaled_bias
 from .edgetam import RepVitBackbone, fold_norms
 from .vit import POOL, Hiera, WindowedViT, WindowLayer, side, window_order, z_order
 
@@ -74,7 +74,7 @@ class _Upscaling(nn.Module):
 
     def __init__(self, upscale: nn.ConvTranspose2d, level: Any, last: nn.Conv2d, size: int) -> None:
         super().__init__()
-        first, second = fold_transposed(upscale, level.proj1), fold_convolution(level.proj2, last)
+        first, second = fold_convolution(upscale, level.proj1), fold_convolution(level.proj2, last)
         self.map = fold_upscaling(first, second)
         self.register_buffer("bias", upscaled_bias(first, second, size), persistent=False)
 

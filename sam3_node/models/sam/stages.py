@@ -313,6 +313,10 @@ class Decoded(NamedTuple):
     pointer: Tensor
     """object pointer [N, C]"""
 
+    def pick(self, index: int) -> Decoded:
+        """Return one object of them."""
+        return Decoded(*(values[index : index + 1] for values in self))
+
 
 class Decoder(nn.Module):
     """Turns prompts and features into masks and object pointers, with SAM's prompt encoder and mask decoder."""
@@ -355,10 +359,33 @@ class Decoder(nn.Module):
         )
         best = iou.argmax(dim=-1)
         rows = torch.arange(count, device=top.device)
+        return self._describe(masks[rows, best], iou[rows, best], tokens[rows, best], presence)
+
+    def candidates(
+        self, features: Features, points: Tensor, labels: Tensor, logits: Tensor | None
+    ) -> Decoded:
+        """Return the three masks that compete for one prompt on an image, the highest predicted IoU first.
+
+        See `prompt` for points [n, 2], labels [n] and logits.
+        """
+        top, fine, middle, sparse, dense = self.embed(features, points, labels, logits)
+        masks, iou, tokens, presence = self.mask_decoder(top + dense, fine, middle, sparse, True)
+        order = iou[0].argsort(descending=True)
+        return self._describe(masks[0, order], iou[0, order], tokens[0, order], presence.expand(len(order)))
+
+    def _describe(self, masks: Tensor, iou: Tensor, tokens: Tensor, presence: Tensor) -> Decoded:
         present = presence[:, None] > 0
-        logits = masks[rows, best].masked_fill(~present[..., None], ABSENT_LOGIT)
-        pointer = torch.where(present, self.pointer_proj(tokens[rows, best]), self.no_pointer)
-        return Decoded(logits, iou[rows, best], presence, pointer)
+        logits = masks.masked_fill(~present[..., None], ABSENT_LOGIT)
+        pointer = torch.where(present, self.pointer_proj(tokens), self.no_pointer)
+        return Decoded(logits, iou, presence, pointer)
+
+    def embed(
+        self, features: Features, points: Tensor, labels: Tensor, logits: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the first five arguments of `forward` for prompts on an image without memory; see `prompt`."""
+        sparse, dense = self.prompt(points, labels, logits)
+        top = features.top + self.no_memory.reshape(1, -1, 1, 1)
+        return top.expand(len(sparse), -1, -1, -1), features.fine, features.middle, sparse, dense
 
     def no_prompt(self) -> tuple[Tensor, Tensor]:
         """Return the sparse [1, 2, C] and dense [1, C, h, w] embeddings for no prompt."""

@@ -132,6 +132,11 @@ class TrackerModel(nn.Module):
         return bool(enabled and min_points <= points <= max_points)
 
     @property
+    def candidates(self) -> int:
+        """Number of masks to choose from for a prompt: 1 if the weights were not trained to compete."""
+        return self.decode_stage.mask_decoder.masks - 1 if self.multimask else 1
+
+    @property
     def trunk(self) -> nn.Module | None:
         """The part of the encoder that a detector may share; None if there is none."""
         return self.encode_stage.backbone if isinstance(self.encode_stage, Sam3Encoder) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from pathlib import Path
 
 import h5py
@@ -15,7 +14,9 @@ from sam3_node.bags.pairing import TimeSpan
 from sam3_node.errors import BagError
 from sam3_node.types import NANOSECONDS
 from sam3_node.wire import decode_image
+from tests.support.damaged_recordings import damaged
 from tests.support.hdf5_files import HEIGHT, WIDTH, make_pictures, write_aloha, write_robomimic
+from tests.support.hostility import damage
 from tests.support.paths import ROOT
 from tests.support.refuses import refuses
 from tests.support.repeats import repetitions
@@ -154,27 +155,8 @@ def test_large_chunks_are_refused(tmp_path: Path) -> None:
 
 
 DATA = ROOT / "tests" / "data" / "lerobot"
-CASES = repetitions(5, 15)
+CASES = repetitions(10, 20)
 """Of each dataset."""
-
-
-def damage(data: bytes, rng: random.Random) -> bytes:
-    """Return bytes that are cut, overwritten in some places, or in which a part is repeated or absent."""
-    changed = bytearray(data)
-    kind = rng.choice(("cut", "bytes", "bytes", "bits", "repeat", "drop", "end"))
-    at, count = rng.randrange(len(data)), rng.randrange(1, 64)
-    if kind == "cut":
-        return bytes(changed[:at])
-    if kind == "repeat":
-        return bytes(changed[:at] + changed[at // 2 :])
-    if kind == "drop":
-        return bytes(changed[:at] + changed[at + count :])
-    for _ in range(count):
-        place = rng.randrange(len(data))
-        if kind == "end":  # where Parquet has its description
-            place = len(data) - 1 - rng.randrange(min(len(data), 2000))
-        changed[place] = changed[place] ^ 1 << rng.randrange(8) if kind == "bits" else rng.randrange(256)
-    return bytes(changed)
 
 
 def read_damaged(path: Path) -> str:
@@ -190,15 +172,7 @@ def read_damaged(path: Path) -> str:
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_damaged_lerobot_datasets(version: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    files = sorted(path for path in (DATA / version).rglob("*") if path.is_file())
-    outcomes = set()
-    for case in range(CASES):
-        rng = random.Random(case)
-        dataset = Path(shutil.copytree(DATA / version, tmp_path / str(case)))
-        path = dataset / rng.choice(files).relative_to(DATA / version)
-        path.write_bytes(damage(path.read_bytes(), rng))
-        outcomes.add(read_damaged(dataset))
-        shutil.rmtree(dataset)
+    outcomes = {read_damaged(damaged(DATA / version, tmp_path / str(case), case)) for case in range(CASES)}
     assert outcomes - {"30 frames, whole"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,6 @@ from tests.support.mcap_files import (
     write_json,
     write_mcap,
     write_protobuf,
-    write_ros1,
     write_ros2,
 )
 from tests.support.refuses import refuses
@@ -127,14 +126,6 @@ def test_padding_behind_rows_is_left_out(tmp_path: Path, format_: str) -> None:
     padded = np.pad(colour_pixels(2), ((0, 0), (0, 5), (0, 0)), constant_values=255)
     sample = one(WRITERS[format_](tmp_path / "image.mcap", [raw(padded, "bgr8")]))
     assert np.array_equal(pixels(sample.payload), colour_pixels(2))
-
-
-@pytest.mark.parametrize("write", [write_ros2, write_ros1])
-def test_big_endian_depth_is_turned(tmp_path: Path, write: Callable[..., Path]) -> None:
-    moment = raw(depth_pixels(1).astype(">u2"), "16UC1", topic=DEPTH, big_endian=True)
-    payload = one(write(tmp_path / "depth.mcap", [moment])).payload
-    assert isinstance(payload, Depth)
-    assert np.array_equal(decode_depth(payload), depth_pixels(1))
 
 
 @pytest.mark.parametrize("format_", FORMATS)

@@ -20,13 +20,10 @@ from sam3_node.types import Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.mcap_files import T0, WRITERS, Moment
 from tests.support.refuses import refuses
+from tests.support.ros_recordings import decoded
 
 SIZE = (12, 16)
-IMAGE, COMPRESSED, INFO = (
-    "sensor_msgs/msg/Image",
-    "sensor_msgs/msg/CompressedImage",
-    "sensor_msgs/msg/CameraInfo",
-)
+IMAGE, COMPRESSED, INFO = (f"sensor_msgs/msg/{name}" for name in ("Image", "CompressedImage", "CameraInfo"))
 COLOUR_TOPIC, DEPTH_TOPIC = "/camera/color/image_raw", "/camera/depth/image_rect_raw"
 BGR = np.random.default_rng(3).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
 MILLIMETRES = np.random.default_rng(4).integers(0, 5000, SIZE, dtype=np.uint16)
@@ -55,10 +52,16 @@ def info(**changes: Any) -> SimpleNamespace:
     return message
 
 
+def read_info(**changes: Any) -> CameraInfo:
+    found = read_payload(info(**changes), INFO, "/c/camera_info")
+    assert isinstance(found, CameraInfo)
+    return found
+
+
 def read_colour(message: object, topic: str = COLOUR_TOPIC, type_name: str = IMAGE) -> np.ndarray:
     payload = read_payload(message, type_name, topic)
     assert isinstance(payload, Colour)
-    return decode_image(Frame("c", 0, 0, payload.width, payload.height, payload.encoding, payload.data))
+    return decoded(payload)
 
 
 def read_depth(message: object, topic: str = DEPTH_TOPIC, type_name: str = IMAGE) -> np.ndarray:
@@ -96,14 +99,11 @@ def test_grey_of_8_and_16_bits(padding: int) -> None:
     assert np.array_equal(read_colour(image(wide, "mono16", padding, big_endian=True)), expected)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "places"),
-    [("rggb", "rggb"), ("bggr", "bggr"), ("gbrg", "gbrg"), ("grbg", "grbg")],
-)
+@pytest.mark.parametrize("pattern", ["rggb", "bggr", "gbrg", "grbg"])
 @pytest.mark.parametrize("bits", [8, 16])
-def test_bayer_patterns_keep_their_colours(pattern: str, places: str, bits: int) -> None:
+def test_bayer_patterns_keep_their_colours(pattern: str, bits: int) -> None:
     colour = {"b": 200, "g": 120, "r": 40}
-    mosaic = np.tile(np.array([colour[place] for place in places], np.uint8).reshape(2, 2), (6, 8))
+    mosaic = np.tile(np.array([colour[place] for place in pattern], np.uint8).reshape(2, 2), (6, 8))
     pixels = mosaic if bits == 8 else mosaic.astype(np.uint16) << 8
     found = read_colour(image(np.ascontiguousarray(pixels), f"bayer_{pattern}{bits}"))
     assert np.array_equal(found[4, 4], [200, 120, 40])
@@ -189,8 +189,7 @@ def test_inverse_depth_becomes_millimetres() -> None:
     ],
 )
 def test_intrinsics_of_every_distortion(model: str, coeffs: tuple[float, ...], expected: str) -> None:
-    found = read_payload(info(distortion_model=model, d=np.array(coeffs)), INFO, "/camera/color/camera_info")
-    assert isinstance(found, CameraInfo)
+    found = read_info(distortion_model=model, d=np.array(coeffs))
     lens = Intrinsics(60.0, 61.0, 7.5, 5.5, expected, () if expected == "none" else coeffs)  # type: ignore[arg-type]
     assert found.lens == lens
 
@@ -382,23 +381,20 @@ def test_projection_region_and_binning_are_read() -> None:
     "p", [[0.0] * 12, [], [0.0] * 10 + [1.0, 0.0], [1.0, 0, 0, 0, 0, 1.0, 0, 0, 0, 0, 1.0, 0]]
 )
 def test_a_projection_that_is_not_set_is_none(p: list[float]) -> None:
-    found = read_payload(info(p=p), INFO, "/c/camera_info")
-    assert isinstance(found, CameraInfo)
+    found = read_info(p=p)
     assert found.projection is None
 
 
 @pytest.mark.parametrize("p", [[-50.0, *[1.0] * 11], [float("nan")] * 12, [50.0] * 9])
 def test_a_projection_that_is_none_leaves_the_raw_lens(p: list[float]) -> None:
-    found = read_payload(info(p=p), INFO, "/c/camera_info")
-    assert isinstance(found, CameraInfo)
+    found = read_info(p=p)
     assert isinstance(found.lens, Intrinsics)
     assert "expected P of 12" in str(found.projection)
 
 
 def test_an_unknown_lens_leaves_the_projection() -> None:
     p = [50.0, 0.0, 8.0, 0.0, 0.0, 51.0, 6.0, 0.0, 0.0, 0.0, 1.0, 0.0]
-    found = read_payload(info(p=p, distortion_model="ds", d=[0.1] * 6), INFO, "/c/camera_info")
-    assert isinstance(found, CameraInfo)
+    found = read_info(p=p, distortion_model="ds", d=[0.1] * 6)
     assert isinstance(found.projection, Intrinsics)
     assert "expected a distortion model" in str(found.lens)
 
@@ -472,10 +468,9 @@ def test_a_folder_of_images_is_what_opencv_decodes(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize("format_", WRITERS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_compressed_message_is_what_opencv_decodes(tmp_path: Path, name: str, format_: str) -> None:
-    good, colour, depth = (
+    good, (colour, depth) = (
         encode(name),
-        "/camera/color/image_raw/compressed",
-        "/camera/depth/image_raw/compressed",
+        (f"/camera/{kind}/image_raw/compressed" for kind in ("color", "depth")),
     )
     moments = [
         Moment(depth, "compressed", T0, encode("tiff", STILL_DEPTH), "16UC1; tiff compressed"),

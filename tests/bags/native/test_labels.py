@@ -18,14 +18,7 @@ from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.errors import BagError, Sam3NodeError, WireError
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_depth, decode_image, pack_masks
-from tests.support.recordings import (
-    SIZE,
-    frame_at,
-    make_pose,
-    make_truth,
-    write_messages,
-    write_recording,
-)
+from tests.support.recordings import SIZE, frame_at, make_pose, make_truth, write_messages, write_recording
 from tests.support.refuses import refuses
 from tests.support.wire_examples import plain
 
@@ -237,8 +230,7 @@ def test_a_truncated_file_gives_what_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
-    [(b"certainly not an MCAP file", ("begins", "otherwise")), (b"", "empty")],
+    ("content", "found"), [(b"certainly not an MCAP file", ("begins", "otherwise")), (b"", "empty")]
 )
 def test_a_file_that_is_no_mcap_is_refused(
     tmp_path: Path, content: bytes, found: str | tuple[str, ...]

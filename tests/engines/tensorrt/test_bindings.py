@@ -60,7 +60,7 @@ import json, logging, sys
 import tensorrt_bindings as api
 
 sys.modules["tensorrt"] = api
-from sam3_node.engines.tensorrt.builder import BuildProgress, _make_monitor, find_library, get_logger, start_library
+from sam3_node.engines.tensorrt.builder import find_library, get_logger, make_monitor, start_library
 from sam3_node.errors import EngineError
 
 def describe(owner, name):
@@ -75,13 +75,12 @@ for kind in ("Builder", "Runtime"):
         start_library(library, kind)
     except EngineError as error:
         said.append(str(error))
-progress = BuildProgress()
-monitor = _make_monitor(api, progress)
+monitor = make_monitor(api)
 monitor.phase_start("all", None, 2)
 go_on = monitor.step_complete("all", 0)
 docs = [describe(*used) for used in json.loads(sys.argv[1])]
 print(json.dumps({
-    "version": library.version, "said": said, "docs": docs, "fraction": progress.fraction, "go_on": go_on,
+    "version": library.version, "said": said, "docs": docs, "fraction": monitor.fraction, "go_on": go_on,
     "monitor": isinstance(monitor, api.IProgressMonitor), "logger": isinstance(logger, api.ILogger),
 }))
 """

@@ -185,11 +185,7 @@ def test_a_context_without_memory_says_what_to_lower(
     ("method", "result", "said"),
     [
         ("set_input_shape", False, ("image", "1", "4")),
-        (
-            "get_tensor_shape",
-            (9, 4),
-            ("out", "4", "9"),
-        ),
+        ("get_tensor_shape", (9, 4), ("out", "4", "9")),
         ("set_tensor_address", False, "image"),
         ("execute_async_v3", False, ("4", "objects")),
     ],
@@ -410,10 +406,7 @@ def test_a_library_that_the_driver_is_too_old_for_says_so(builder: BuilderApi, t
         raise TypeError("pybind11::init(): factory function returned nullptr")
 
     builder.Builder = builder.Runtime = fail
-    for attempt in (
-        lambda: build(tmp_path / "scale.onnx", STAGE),
-        lambda: TensorRTRun(b"plan", STAGE, CPU),
-    ):
+    for attempt in (lambda: build(tmp_path / "scale.onnx", STAGE), lambda: TensorRTRun(b"plan", STAGE, CPU)):
         with refuses(EngineError, field=("CUDA initialization failure", "tensorrt-cu12", "580")):
             attempt()
 
@@ -429,26 +422,26 @@ def test_warnings_of_the_library_are_warnings(api: StrictTensorRT, caplog: pytes
 def test_nested_phases_count_as_part_of_a_step() -> None:
     progress = BuildProgress()
     assert progress.fraction == 0
-    progress.start("all", None, 4)
-    progress.step("all")
-    progress.start("part", "all", 2)
-    progress.start("detail", "part", 10)
-    for _ in range(5):
-        progress.step("detail")
+    progress.phase_start("all", None, 4)
+    progress.step_complete("all", 0)
+    progress.phase_start("part", "all", 2)
+    progress.phase_start("detail", "part", 10)
+    for step in range(5):
+        progress.step_complete("detail", step)
     assert progress.fraction == pytest.approx((1 + 0.5 / 2) / 4)
-    progress.finish("detail")
+    progress.phase_finish("detail")
     assert progress.fraction == pytest.approx((1 + 0.5 / 2) / 4)
-    progress.finish("part")
-    progress.step("all")
+    progress.phase_finish("part")
+    progress.step_complete("all", 0)
     assert progress.fraction == pytest.approx(2 / 4)
-    progress.finish("all")
+    progress.phase_finish("all")
     assert progress.fraction == 1
 
 
 def test_unknown_phases_are_ignored() -> None:
     progress = BuildProgress()
-    progress.step("unknown")
-    progress.finish("unknown")
+    assert progress.step_complete("unknown", 0)
+    progress.phase_finish("unknown")
     assert progress.fraction == 0
 
 

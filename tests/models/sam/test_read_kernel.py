@@ -207,8 +207,7 @@ def test_the_kernels_on_a_gpu_are_as_exact_as_bfloat16(objects: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tiles", "processors", "expected"),
-    [(41, 132, 3), (82, 132, 3), (656, 132, 1), (132, 132, 1), (1, 4, 4)],
+    ("tiles", "processors", "expected"), [(41, 132, 3), (82, 132, 3), (656, 132, 1), (132, 132, 1), (1, 4, 4)]
 )
 def test_keys_are_split_where_blocks_would_leave_processors_idle(
     tiles: int, processors: int, expected: int
