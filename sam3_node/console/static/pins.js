@@ -52,7 +52,7 @@ export class Pins {
       if (this.pins.get(pin.camera) === pin) this.note(pin, "held");
       else this.drop({ ...pin, state: "held" }); // the slider has gone on meanwhile
     } catch (error) {
-      pin.reason = error.message;
+      if (pin.renewed && ["no_answer", "no_console", "busy"].includes(error.code)) return; // the lease goes on: ask again later
       this.note(pin, ["unknown_frame", "node_restarted"].includes(error.code) ? "gone" : "refused");
     }
   }
