@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from importlib import metadata
 from types import ModuleType
 
-CLI_MODULES = frozenset({"pydantic", "pydantic_core", "pydantic_settings", "cv2", "packaging"})
+CLI_MODULES = frozenset({"pydantic", "pydantic_core", "pydantic_settings", "cv2", "packaging", "tqdm"})
 """Modules of the extra `cli`, which every extra that runs a command includes."""
 
 

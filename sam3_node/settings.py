@@ -572,7 +572,8 @@ def _environment() -> dict[str, Any]:
         source = EnvSettingsSource(Settings, env_prefix=PREFIX, env_nested_delimiter=DELIMITER)  # type: ignore[arg-type]
         return source()
     except EnvironmentDecodeError as error:
-        raise SettingsError(f"settings in the environment: {error} ({error.__cause__})") from error
+        said = str(error).partition(" from source")[0]
+        raise SettingsError(f"settings in the environment: {said} ({error.__cause__})") from error
 
 
 def _check_variables(environment: Iterable[str]) -> None:
@@ -609,10 +610,25 @@ def _merge(layers: Layers) -> dict[str, Any]:
 def _explain(error: ValidationError, layers: Layers) -> str:
     lines = []
     for item in error.errors():
+        message = "no setting has this name" if item["type"] == "extra_forbidden" else describe_fault(item)
         field, layer = ".".join(map(str, item["loc"])), _find_layer(item["loc"], layers)
-        message = "no setting has this name" if item["type"] == "extra_forbidden" else item["msg"]
         lines.append(f"{field}: {message}{_find_nearest(item)} (found {item['input']!r} {layer})")
     return "invalid settings: " + "; ".join(lines)
+
+
+def describe_fault(item: ErrorDetails) -> str:
+    """Say what a wrong field should be, without the names of classes that pydantic gives."""
+    if item["type"] in ("model_type", "dataclass_type"):
+        return "expected a table of fields"
+    return item["msg"].removeprefix("Value error, ")
+
+
+def describe_faults(error: ValidationError) -> str:
+    """Describe each wrong field of a file: what it should be and what was found."""
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc'])) or 'the whole'}: {describe_fault(item)} (found {str(item['input'])[:80]!r})"
+        for item in error.errors()
+    )
 
 
 def _find_nearest(item: ErrorDetails) -> str:

@@ -197,6 +197,8 @@ class FrameKey(NamedTuple):
     capture_ns: int
 
 
+NAMED = 8
+"""Objects that the text of a MaskFrame names."""
 MAX_MISSING_FRAMES = 3600 * 1000
 """An hour at 1000 frames a second. A greater step of `seq` means that the camera started again."""
 
@@ -250,7 +252,7 @@ class Depth:
     encoding: DepthEncoding
     scale_m: float
     aligned: bool
-    data: Buffer
+    data: Buffer = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,12 +268,12 @@ class Frame:
     width: int
     height: int
     encoding: ColourEncoding
-    colour: Buffer
+    colour: Buffer = field(repr=False)
     clock: Clock = "system"
-    sent_ns: int = 0
+    sent_ns: int = field(default=0, repr=False)
     depth: Depth | None = None
-    intrinsics: Intrinsics | None = None
-    times: Mapping[str, int | float] = field(default_factory=dict)
+    intrinsics: Intrinsics | None = field(default=None, repr=False)
+    times: Mapping[str, int | float] = field(default_factory=dict, repr=False)
 
     @property
     def key(self) -> FrameKey:
@@ -291,7 +293,7 @@ class Mask:
 
     size: tuple[int, int]
     box: Box
-    crop: npt.NDArray[np.bool_]
+    crop: npt.NDArray[np.bool_] = field(repr=False)
 
     @classmethod
     def from_full(cls, full: npt.NDArray[np.bool_]) -> Mask:
@@ -381,6 +383,12 @@ class Instance:
     """points of the surface, float32 [n, 3] little-endian; see spatial.points"""
     name_confidence: float | None = None
     """probability in 0..1 that the label is right; None if the label was given by a user, or without a mask"""
+
+    def __repr__(self) -> str:
+        doubt = ", doubtful" if self.doubtful else ""
+        return (
+            f"Instance({self.id} {self.label!r}, {self.state}{doubt}, score {self.score:.2f}, box {self.box})"
+        )
 
     @property
     def box(self) -> Box:
@@ -497,6 +505,12 @@ class MaskFrame:
     """What the node skipped on this frame to keep `deadline.budget_ms`; None if nothing."""
     before: MaskFrame | None = field(default=None, compare=False, repr=False)
     """The masks of this camera that a subscriber received before these. They are not on the wire."""
+
+    def __repr__(self) -> str:
+        named = [f"{instance.id} {instance.label!r}" for instance in self.instances]
+        more = [f"{len(named) - NAMED} more"] if len(named) > NAMED else []
+        objects = ", ".join(named[:NAMED] + more) or "no objects"
+        return f"MaskFrame({self.camera} #{self.seq}, {self.width}x{self.height}: {objects})"
 
     @property
     def key(self) -> FrameKey:

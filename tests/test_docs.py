@@ -359,8 +359,7 @@ def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
             assert client.latest(timeout_ms=30_000) is not None
         policy = block_with("README.md", "PerceptionClient(")
         for written, used in (
-            ("tcp://127.0.0.1:5551", rig.masks),
-            ("tcp://127.0.0.1:5552", rig.control),
+            ("PerceptionClient(", f"PerceptionClient({rig.masks!r}, {rig.control!r}, "),
             ("(200, 275, 350, 435)", "(100, 100, 200, 200)"),  # on the rig's smaller frames
             ("masks.seq > 10_000", "'inside' in globals()"),
         ):
@@ -370,8 +369,8 @@ def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
         examples = [
             block_with("docs/python-api.md", text) for text in ("wait_for(", "on_masks(", "async for")
         ]
-        program = "\n".join(examples).replace("tcp://127.0.0.1:5551", rig.masks)
-        printed = run(program.replace("tcp://127.0.0.1:5552", rig.control), 200)
+        client = f"PerceptionClient({rig.masks!r}, {rig.control!r})"
+        printed = run("\n".join(examples).replace("PerceptionClient()", client), 200)
         expected = r"red mug: \d+ pixels, \d+ ms old\n(hold still\n)?True False\nthe mug is there\n"
         assert re.fullmatch(expected, printed)
         reader = block_with("docs/wire-v1.md", "def read_masks")

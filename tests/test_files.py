@@ -11,17 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sam3_node import files
 from sam3_node.errors import OutputError
-from sam3_node.files import (
-    GUARD,
-    UNFINISHED,
-    atomic_file,
-    child_path,
-    describe_stand_in,
-    prepare_output,
-    temp_dir,
-    write_atomically,
-)
 from tests.support.refuses import refuses
 
 
@@ -31,16 +22,16 @@ def list_temp_dirs(temporary: Path) -> list[Path]:
 
 def test_a_written_file_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "new" / "value"
-    write_atomically(path, b"first")
-    write_atomically(path, b"second")
+    files.write_atomically(path, b"first")
+    files.write_atomically(path, b"second")
     assert path.read_bytes() == b"second"
     assert [item.name for item in path.parent.iterdir()] == ["value"]
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "value"
-    write_atomically(path, b"old")
-    with pytest.raises(UnicodeEncodeError), atomic_file(path) as file:
+    files.write_atomically(path, b"old")
+    with pytest.raises(UnicodeEncodeError), files.atomic_file(path) as file:
         file.write("é".encode("ascii"))
     assert path.read_bytes() == b"old"
     assert [item.name for item in tmp_path.iterdir()] == ["value"]
@@ -54,38 +45,38 @@ def test_the_folder_of_a_killed_process_is_removed(tmp_path: Path, monkeypatch: 
     )
     subprocess.run([sys.executable, "-c", code], env={"TMPDIR": str(tmp_path)}, timeout=60)
     assert len(list_temp_dirs(tmp_path)) == 1
-    with temp_dir() as folder, temp_dir() as other:
+    with files.temp_dir() as folder, files.temp_dir() as other:
         assert sorted(list_temp_dirs(tmp_path)) == sorted([folder, other])
     assert list_temp_dirs(tmp_path) == []
 
 
 def test_a_missing_temporary_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with refuses(OutputError, field="TMPDIR"), temp_dir():
+    with refuses(OutputError, field="TMPDIR"), files.temp_dir():
         pass
 
 
 def test_an_output_is_prepared_without_a_trace_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "out.png"
-    prepare_output(path)
+    files.prepare_output(path)
     assert path.parent.is_dir()
     assert not path.exists()
     path.write_bytes(b"earlier")
-    prepare_output(path)
+    files.prepare_output(path)
     assert path.read_bytes() == b"earlier"
     with refuses(OutputError, field=("exists", "already")):
-        prepare_output(path, overwrite=False)
+        files.prepare_output(path, overwrite=False)
     with refuses(OutputError, field=("create", "folder")):
-        prepare_output(path / "inside")
+        files.prepare_output(path / "inside")
     with refuses(OutputError, field="write"):
-        prepare_output(path.parent)
+        files.prepare_output(path.parent)
 
 
 def test_a_symbolic_link_in_place_of_an_unfinished_file_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    (tmp_path / f"value{UNFINISHED}").symlink_to(victim)
-    write_atomically(tmp_path / "value", b"new")
+    (tmp_path / f"value{files.UNFINISHED}").symlink_to(victim)
+    files.write_atomically(tmp_path / "value", b"new")
     assert (victim.read_text(), (tmp_path / "value").read_bytes()) == ("mine", b"new")
 
 
@@ -97,35 +88,35 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_temporary_folders_are_for_their_user_alone(root: Path) -> None:
-    with temp_dir() as folder:
+    with files.temp_dir() as folder:
         assert stat.S_IMODE(root.stat().st_mode) == 0o700
         assert folder.parent == root
 
 
 def test_a_folder_removed_meanwhile_is_no_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "glob", lambda self, pattern: [self / "work-removed"])
-    with temp_dir() as folder:
+    with files.temp_dir() as folder:
         assert folder.parent == root
 
 
 def test_a_symbolic_link_in_place_of_the_temporary_folder_is_refused(root: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    (home / GUARD).write_text("mine")
+    (home / files.GUARD).write_text("mine")
     (home / "old.lock").touch()
     root.symlink_to(home)
-    with refuses(OutputError, field="TMPDIR"), temp_dir():
+    with refuses(OutputError, field="TMPDIR"), files.temp_dir():
         pass
-    assert sorted(path.name for path in home.iterdir()) == [GUARD, "old.lock"]
-    assert (home / GUARD).read_text() == "mine"
+    assert sorted(path.name for path in home.iterdir()) == [files.GUARD, "old.lock"]
+    assert (home / files.GUARD).read_text() == "mine"
 
 
 def test_a_symbolic_link_in_place_of_the_guard_is_not_followed(root: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
     root.mkdir(mode=0o700)
-    (root / GUARD).symlink_to(victim)
-    with refuses(OutputError, field="TMPDIR"), temp_dir():
+    (root / files.GUARD).symlink_to(victim)
+    with refuses(OutputError, field="TMPDIR"), files.temp_dir():
         pass
     assert victim.read_text() == "mine"
 
@@ -133,7 +124,7 @@ def test_a_symbolic_link_in_place_of_the_guard_is_not_followed(root: Path, tmp_p
 def test_a_temporary_folder_that_others_can_write_is_refused(root: Path) -> None:
     root.mkdir()
     root.chmod(0o777)
-    with refuses(OutputError, field="0777"), temp_dir():
+    with refuses(OutputError, field="0777"), files.temp_dir():
         pass
 
 
@@ -141,18 +132,18 @@ def test_a_temporary_folder_that_others_can_write_is_refused(root: Path) -> None
 def test_a_temporary_folder_of_another_user_is_refused(root: Path) -> None:
     root.mkdir(mode=0o700)
     os.chown(root, 12345, -1)
-    with refuses(OutputError, field="12345"), temp_dir():
+    with refuses(OutputError, field="12345"), files.temp_dir():
         pass
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "../a", "a\0b"])
 def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     with refuses(OutputError, field=("name", "file")):
-        child_path(tmp_path, name)
+        files.child_path(tmp_path, name)
 
 
 def test_a_name_of_a_file_is_taken(tmp_path: Path) -> None:
-    assert child_path(tmp_path, "..a") == tmp_path / "..a"
+    assert files.child_path(tmp_path, "..a") == tmp_path / "..a"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +161,7 @@ def test_stand_ins_of_files_are_known_with_advice(
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    found = describe_stand_in(path)
+    found = files.describe_stand_in(path)
     assert found is None if expected is None else expected in str(found)
 
 
@@ -181,8 +172,8 @@ def test_links_to_absent_files_are_stand_ins(tmp_path: Path) -> None:
     ):
         path = tmp_path / target.replace("/", "_")
         path.symlink_to(target)
-        assert expected in str(describe_stand_in(path))
+        assert expected in str(files.describe_stand_in(path))
     (tmp_path / "whole").write_bytes(b"content")
     (tmp_path / "link").symlink_to("whole")
     for path in (tmp_path / "link", tmp_path / "absent", tmp_path):
-        assert describe_stand_in(path) is None
+        assert files.describe_stand_in(path) is None

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_v
 from ..errors import OutputError, SettingsError
 from ..files import describe_stand_in, explain_os_error, write_output
 from ..geometry import Array, rigid, rotation_from_quaternion, rotation_from_vector, scale_intrinsics
-from ..settings import Section, read_toml
+from ..settings import Section, describe_faults, read_toml
 from ..types import Intrinsics
 
 _COEFFS = {"none": (0,), "brown_conrady": (5, 8), "fisheye": (4,)}
@@ -227,11 +227,7 @@ def load_calibration(path: Path) -> Calibration:
     try:
         return Calibration(**read_toml(path))
     except ValidationError as error:
-        wrong = "; ".join(
-            f"{'.'.join(map(str, item['loc']))}: {item['msg']} (found {item['input']!r})"
-            for item in error.errors()
-        )
-        raise SettingsError(f"{path} does not validate: {wrong}") from error
+        raise SettingsError(f"{path} does not validate: {describe_faults(error)}") from error
 
 
 def save_calibration(path: Path, calibration: Calibration) -> None:

@@ -11,6 +11,7 @@ import bisect
 import codecs
 import csv
 import json
+import logging
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,17 +24,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from .. import geometry
 from ..errors import CalibrationError
-from ..geometry import (
-    Array,
-    invert,
-    matrix_of,
-    rigid,
-    rotation_from_quaternion,
-    rotation_from_vector,
-    vector_from_rotation,
-)
+from ..settings import describe_fault
 from ..types import FramePose
+
+log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 64 << 20
 Unit = Literal["m", "cm", "mm", "in"]
@@ -42,6 +38,7 @@ _MAX_REACH_M = 20.0
 _RIGID_TOLERANCE = 1e-2
 _MAX_TURN_RAD = 6.3  # a full turn, and a little more
 _QUATERNION_KEYS, _VECTOR_KEYS = ("qx", "qy", "qz", "qw"), ("rx_rad", "ry_rad", "rz_rad")
+_UR_KEYS = ("rx", "ry", "rz")  # of Universal Robots: a rotation vector in radians
 _POSITION_KEYS: dict[Unit, tuple[str, ...]] = {
     unit: tuple(axis if unit == "m" else f"{axis}_{unit}" for axis in "xyz")
     for unit in ("mm", "cm", "in", "m")
@@ -51,14 +48,12 @@ _ROTATION_KEYS = (_QUATERNION_KEYS, _VECTOR_KEYS)
 _TUM_KEYS = ("stamp_s", "x", "y", "z", *_QUATERNION_KEYS)
 _SUFFIXES = ".csv (or .tsv, .txt), .tum, .json or .toml"
 _COLUMNS = (
-    "image or stamp_ns, and x, y, z (or x_mm, y_mm, z_mm) with qx, qy, qz, qw or rx_rad, ry_rad, rz_rad, "
-    "or m00 to m33"
+    "image or stamp_ns, and x, y, z (or x_mm, y_mm, z_mm) with qx, qy, qz, qw, or with rx, ry, rz (a rotation vector "
+    "in radians, as Universal Robots give it), or m00 to m33"
 )
 _EULER = "their order differs from robot to robot: convert Euler angles to a quaternion"
 _ORDER = "name them qx, qy, qz, qw by their meaning"
 _HINTS = {
-    "rx, ry, rz": "they are a rotation vector in radians for some robots, Euler angles in degrees for others: name "
-    "a rotation vector in radians rx_rad, ry_rad, rz_rad, and convert Euler angles to a quaternion",
     **dict.fromkeys(("roll, pitch, yaw", "a, b, c", "w, p, r", "rx_deg, ry_deg, rz_deg"), _EULER),
     **dict.fromkeys(("q1, q2, q3, q4", "q0, q1, q2, q3"), _ORDER),
 }
@@ -81,11 +76,11 @@ class _Entry(BaseModel):
             raise ValueError("expected either matrix, or position and quaternion_xyzw or rotation_vector_rad")
         return self
 
-    def to_matrix(self, scale: float) -> Array:
+    def to_matrix(self, scale: float) -> geometry.Array:
         """Return the pose [4, 4] in metres. Raises ValueError if it is not rigid."""
         if self.matrix is None:
             assert self.position is not None
-            return rigid(self._to_rotation(), np.array(self.position) * scale)
+            return geometry.rigid(self._to_rotation(), np.array(self.position) * scale)
         matrix = np.array(self.matrix, np.float64)
         rotation = matrix[:3, :3]
         if np.abs(rotation @ rotation.T - np.eye(3)).max() > _RIGID_TOLERANCE or not np.allclose(
@@ -98,21 +93,21 @@ class _Entry(BaseModel):
         if np.linalg.det(rotation) < 0:
             raise ValueError("expected a rotation, found a reflection: an axis of the frame is mirrored")
         left, _, right = np.linalg.svd(rotation)
-        return rigid(left @ right, matrix[:3, 3] * scale)
+        return geometry.rigid(left @ right, matrix[:3, 3] * scale)
 
-    def _to_rotation(self) -> Array:
+    def _to_rotation(self) -> geometry.Array:
         if self.quaternion_xyzw is None:
             turn = float(np.linalg.norm(np.array(self.rotation_vector_rad)))
             if turn > _MAX_TURN_RAD:
                 raise ValueError(
-                    f"expected a rotation vector of at most a full turn in radians, found length {turn:.4g}: convert "
-                    "degrees"
+                    f"expected a rotation vector of at most a full turn in radians, found length {turn:.4g}: it may be "
+                    "in degrees, or Euler angles; convert them"
                 )
-            return rotation_from_vector(np.array(self.rotation_vector_rad))
+            return geometry.rotation_from_vector(np.array(self.rotation_vector_rad))
         length = float(np.linalg.norm(self.quaternion_xyzw))
         if abs(length - 1) > _RIGID_TOLERANCE:
             raise ValueError(f"expected a quaternion x, y, z, w of length 1, found length {length:.4g}")
-        return rotation_from_quaternion(self.quaternion_xyzw)
+        return geometry.rotation_from_quaternion(self.quaternion_xyzw)
 
 
 class _FileEntry(_Entry):
@@ -141,10 +136,10 @@ class RobotPose:
     """One pose of a file: base_from_gripper [4, 4], with its image, its stamp, or the board's pose in the camera."""
 
     name: str
-    base_from_gripper: Array
+    base_from_gripper: geometry.Array
     image: str | None = None
     stamp_ns: int | None = None
-    camera_from_board: Array | None = None
+    camera_from_board: geometry.Array | None = None
 
 
 def read_poses(path: Path) -> list[RobotPose]:
@@ -165,7 +160,7 @@ def read_poses(path: Path) -> list[RobotPose]:
     except ValidationError as error:
         # a wrong entry also makes the list too short
         items = [item for item in error.errors() if item["type"] != "too_short"] or error.errors()
-        wrong = "; ".join(map(_describe_wrong, items[:5]))
+        wrong = "; ".join(_describe_wrong(items)[:5])
         raise CalibrationError(f"{path} is not a file of poses: {wrong}") from error
     poses = []
     for number, entry in enumerate(file.poses):
@@ -180,19 +175,23 @@ def read_poses(path: Path) -> list[RobotPose]:
     return poses
 
 
-def _describe_wrong(item: Any) -> str:
-    """Return the place of a wrong field, and for an unknown one the fields of its table."""
-    place = ".".join(map(str, item["loc"]))
-    if item["type"] != "extra_forbidden":
-        return f"{place}: {item['msg']}"
+def _describe_wrong(items: Sequence[Any]) -> list[str]:
+    """Return the wrong fields, each once for all poses, with what is expected: for an unknown one, the known ones."""
     models: dict[int, type[BaseModel]] = {1: _PosesFile, 3: _FileEntry}
-    model = models.get(len(item["loc"]), _Entry)
-    return f"{place}: unknown, expected {', '.join(model.model_fields)}"
+    lines = Counter[str]()
+    for item in items:
+        place = ".".join(str(part) for part in item["loc"] if not isinstance(part, int))
+        fields = ", ".join(models.get(len(item["loc"]), _Entry).model_fields)
+        is_unknown = item["type"] == "extra_forbidden"
+        lines[
+            f"{place or 'the whole'}: {f'unknown, expected {fields}' if is_unknown else describe_fault(item)}"
+        ] += 1
+    return [f"{line} ({count} times)" if count > 1 else line for line, count in lines.items()]
 
 
 def _make_pose(name: str, entry: _FileEntry, file: _PosesFile) -> RobotPose:
     pose = entry.to_matrix(_UNITS[file.unit])
-    pose = invert(pose) if file.inverse else pose
+    pose = geometry.invert(pose) if file.inverse else pose
     reach = float(np.linalg.norm(pose[:3, 3]))
     if reach > _MAX_REACH_M:
         raise ValueError(
@@ -236,6 +235,11 @@ def _read_rows(path: Path, text: str) -> tuple[Mapping[str, Any], str]:
     label = f"{path} (columns separated by {words})" if words else str(path)
     rows = [(number, _split(line, separator)) for number, line in lines]
     names = [cell.lower() for cell in rows[0][1]]
+    if set(_UR_KEYS) <= set(names):
+        log.warning(
+            "%s: took rx, ry, rz for a rotation vector in radians, as Universal Robots give it", label
+        )
+        names = [f"{name}_rad" if name in _UR_KEYS else name for name in names]
     try:
         if separator == " " and len(names) == len(_TUM_KEYS) and all(map(_is_number, names)):
             names = list(_TUM_KEYS)
@@ -336,16 +340,16 @@ class PoseTrack:
     def __init__(self, capacity: int = 100_000) -> None:
         self._capacity = capacity
         self._stamps: list[int] = []
-        self._poses: list[Array] = []
+        self._poses: list[geometry.Array] = []
 
     def __len__(self) -> int:
         return len(self._stamps)
 
     def add(self, pose: FramePose) -> None:
         """Add a pose as a message gives it; poses may come in any order."""
-        self.add_matrix(pose.stamp_ns, matrix_of(pose))
+        self.add_matrix(pose.stamp_ns, geometry.matrix_of(pose))
 
-    def add_matrix(self, stamp_ns: int, parent_from_frame: Array) -> None:
+    def add_matrix(self, stamp_ns: int, parent_from_frame: geometry.Array) -> None:
         """Add the pose [4, 4] at a time; it replaces one of the same time."""
         index = bisect.bisect_left(self._stamps, stamp_ns)
         if index < len(self._stamps) and self._stamps[index] == stamp_ns:
@@ -356,7 +360,7 @@ class PoseTrack:
         if len(self._stamps) > self._capacity:
             del self._stamps[0], self._poses[0]
 
-    def at(self, stamp_ns: int, max_gap_ns: int, max_ahead_ns: int = 0) -> Array:
+    def at(self, stamp_ns: int, max_gap_ns: int, max_ahead_ns: int = 0) -> geometry.Array:
         """Return the pose [4, 4] at a time, between two poses at most `max_gap_ns` apart.
 
         Positions are interpolated linearly, orientations at constant angular velocity. A time up to `max_ahead_ns`
@@ -391,13 +395,13 @@ class PoseTrack:
         index = bisect.bisect_right(self._stamps, self._stamps[-1] - ahead_ns) - 1
         return min(index, len(self._stamps) - 2) if index >= 0 and len(self._stamps) > 1 else None
 
-    def _blend(self, first: int, second: int, stamp_ns: int) -> Array:
+    def _blend(self, first: int, second: int, stamp_ns: int) -> geometry.Array:
         share = (stamp_ns - self._stamps[first]) / (self._stamps[second] - self._stamps[first])
         return interpolate(self._poses[first], self._poses[second], share)
 
 
-def interpolate(first: Array, second: Array, share: float) -> Array:
+def interpolate(first: geometry.Array, second: geometry.Array, share: float) -> geometry.Array:
     """Return the pose [4, 4] at `share` of the way from the first (0) to the second (1), or beyond it."""
-    turn = vector_from_rotation(first[:3, :3].T @ second[:3, :3])
+    turn = geometry.vector_from_rotation(first[:3, :3].T @ second[:3, :3])
     position = first[:3, 3] + share * (second[:3, 3] - first[:3, 3])
-    return rigid(first[:3, :3] @ rotation_from_vector(share * turn), position)
+    return geometry.rigid(first[:3, :3] @ geometry.rotation_from_vector(share * turn), position)

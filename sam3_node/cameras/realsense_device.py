@@ -23,19 +23,10 @@ from ..errors import CameraError
 from ..settings import CameraSettings
 from ..types import NANOSECONDS, Depth, DepthImage, Image, count_missing_frames
 from ..wire import encode_depth
+from . import realsense_sdk
 from .camera_source import CameraSource, CapturedImage
 from .clock_fit import ClockFit
 from .live_source import DeviceSource, make_pace
-from .realsense_sdk import (
-    Stream,
-    choose_streams,
-    explain,
-    find_device,
-    has_extrinsics,
-    load_sdk,
-    read_info,
-    read_lens,
-)
 
 _log = logging.getLogger(__name__)
 _UVC_UNITS_PER_MS = 10  # a colour sensor of its own counts in 100 us, a stereo sensor in us
@@ -67,15 +58,15 @@ def open_realsense(address: str, settings: CameraSettings, stop: threading.Event
     name = f"realsense:{address}" if address else "realsense"
     if address.endswith(_RECORDINGS):
         return RealSenseRecording(name, Path(address).expanduser(), settings, stop)
-    rs, serial = load_sdk(), address
+    rs, serial = realsense_sdk.load_sdk(), address
     context = rs.context()
 
     def open_device() -> RealSenseDevice:
         nonlocal serial
         try:
-            device = find_device(rs, list(context.query_devices()), serial)
+            device = realsense_sdk.find_device(rs, list(context.query_devices()), serial)
         except RuntimeError as error:
-            raise explain(name, error) from error
+            raise realsense_sdk.explain(name, error) from error
         opened = RealSenseDevice(rs, device, settings, name)
         serial = opened.serial
         return opened
@@ -105,7 +96,7 @@ class RealSenseRecording:
     def __init__(self, name: str, path: Path, settings: CameraSettings, stop: threading.Event) -> None:
         self.name, self._path, self._settings, self._stop = name, path, settings, stop
         self.is_finite = not settings.loop
-        self._rs = load_sdk()
+        self._rs = realsense_sdk.load_sdk()
         self._lost = 0
         self._device: RealSenseDevice | None = self._open()
         self._wait = make_pace(settings.fps, stop)
@@ -261,7 +252,7 @@ class RealSenseDevice:
 
     def __init__(self, rs: Any, device: Any, settings: CameraSettings, name: str) -> None:
         self._rs, self._device, self._name = rs, device, name
-        self.serial = read_info(rs, device, "serial_number")
+        self.serial = realsense_sdk.read_info(rs, device, "serial_number")
         self._playback = device.as_playback() if device.is_playback() else None
         self._sensors: list[Any] = []
         self._frames: queue.Queue[StampedFrame] = queue.Queue(_QUEUE_FRAMES)
@@ -275,18 +266,22 @@ class RealSenseDevice:
         self.stamp_ns = 0
         """Stamp of the image that was retrieved last, on the device's clock."""
         try:
-            colour, depth = choose_streams(rs, device, settings, name)
+            colour, depth = realsense_sdk.choose_streams(rs, device, settings, name)
             if self._playback is None:
                 apply_options(rs, colour.sensor, depth.sensor if depth else None, settings, name)
-            self._lens = read_lens(colour.profile, name)
+            self._lens = realsense_sdk.read_lens(colour.profile, name)
             # the streams of a recording come in threads of their own, one of which may be far ahead
             patience = _QUEUE_FRAMES if self._playback else _LIVE_PATIENCE
             tolerance_ns = round(_MAX_GAP * NANOSECONDS / colour.mode.fps)
             self._pairer = FramePairer(tolerance_ns, patience if depth else 0)
-            self._aligner = _Aligner(rs) if depth and has_extrinsics(depth.profile, colour.profile) else None
+            self._aligner = (
+                _Aligner(rs)
+                if depth and realsense_sdk.has_extrinsics(depth.profile, colour.profile)
+                else None
+            )
             self._start([colour, depth] if depth else [colour])
         except RuntimeError as error:
-            raise explain(name, error) from error
+            raise realsense_sdk.explain(name, error) from error
         if depth and self._aligner is None:
             _log.warning("%s: the camera does not say how depth lies to colour: depth is not aligned", name)
 
@@ -319,7 +314,7 @@ class RealSenseDevice:
             depth_image = None if depth is None else self._read_depth(colour, depth)
             times = self._collect_times(colour, depth)
         except RuntimeError as error:
-            raise explain(self._name, error) from error
+            raise realsense_sdk.explain(self._name, error) from error
         return CapturedImage(image, capture_ns, depth_image, self._lens, times)
 
     def close(self) -> None:
@@ -331,7 +326,7 @@ class RealSenseDevice:
                 sensor.close()
         self._sensors = []
 
-    def _start(self, streams: Sequence[Stream]) -> None:
+    def _start(self, streams: Sequence[realsense_sdk.Stream]) -> None:
         """Open all sensors, then start them. A recording pauses meanwhile: it would play from the first start on."""
         by_sensor: dict[int, tuple[Any, list[Any]]] = {}
         for stream in streams:

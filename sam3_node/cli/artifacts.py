@@ -29,9 +29,7 @@ def add_commands(commands: Commands) -> None:
     _add_keys(commands)
     _add_vocabulary(commands)
     weights = commands.add_group("weights", "convert checkpoints of models")
-    convert = weights.add(
-        "convert", weights_convert, "convert a YOLO-World checkpoint to a folder of safetensors"
-    )
+    convert = weights.add("convert", weights_convert)
     convert.add_path("file FILE.pt", "checkpoint such as yolov8s-worldv2.pt")
     convert.add_path("-o, --out FOLDER", "folder for config.json and the weights", required=True)
 
@@ -40,18 +38,21 @@ def _add_keys(commands: Commands) -> None:
     group = commands.add_group(
         "keys", "make, list and revoke the keys of nodes, cameras, robots, readers and operators"
     )
-    new = group.add("new", keys_new, "make a key pair and authorise it")
+    new = group.add("new", keys_new)
     new.add("name NAME", "name of the key, such as cam0 or policy")
     new.add("--role", "what its owner may do; default: NAME, if it is one of the roles", choices=KEY_ROLES)
     text = "with --role camera: camera.name that it may send, * for all; may be repeated [NAME]"
     new.add("--camera CAMERA", text, default=[], action="append")
-    group.add("list", keys_list, "list the keys: name, role, cameras, and whether the secret is here")
-    revoke = group.add("revoke", keys_revoke, "withdraw a key; running processes cut off its owner")
+    group.add("list", keys_list)
+    revoke = group.add("revoke", keys_revoke)
     revoke.add("name NAME", "name of the key")
 
 
 def keys_new(args: Namespace, settings: Settings) -> None:
-    """Make a key pair. Raises AuthenticationError for a name that is taken, OutputError."""
+    """Make a key pair and authorise it.
+
+    Make a key pair. Raises AuthenticationError for a name that is taken, OutputError.
+    """
     role = args.role or args.name
     if role not in KEY_ROLES:
         raise AuthenticationError(f"expected --role, one of {', '.join(KEY_ROLES)}, found none")
@@ -67,7 +68,7 @@ def keys_new(args: Namespace, settings: Settings) -> None:
 
 
 def keys_list(args: Namespace, settings: Settings) -> None:
-    """Print one line for each key."""
+    """List the keys: name, role, cameras, and whether the secret is here."""
     folder = _open_keys(settings)
     own, authorised, revoked = folder.own_names(), folder.authorised(), folder.revoked()
     print(f"{'name':20} {'role':9} {'cameras':20} {'public key':41} state")
@@ -79,7 +80,10 @@ def keys_list(args: Namespace, settings: Settings) -> None:
 
 
 def keys_revoke(args: Namespace, settings: Settings) -> None:
-    """Withdraw a key. Raises AuthenticationError for a key that is not authorised, OutputError."""
+    """Withdraw a key; running processes cut off its owner.
+
+    Withdraw a key. Raises AuthenticationError for a key that is not authorised, OutputError.
+    """
     folder = _open_keys(settings)
     with explain_os_error(OutputError, f"cannot change the keys in {folder.path}"):
         key = folder.revoke(args.name)
@@ -96,7 +100,7 @@ def _add_vocabulary(commands: Commands) -> None:
     group = commands.add_group(
         "vocabulary", "build and list files of phrase vectors, for nodes without a text encoder"
     )
-    build = group.add("build", vocabulary_build, "write a vocabulary file")
+    build = group.add("build", vocabulary_build)
     build.add("phrases PHRASE", 'phrase such as "red mug"; default: all phrases of --from', nargs="*")
     build.add_path(
         "-o, --out FILE",
@@ -119,12 +123,13 @@ def _add_vocabulary(commands: Commands) -> None:
         "model that made the vectors, such as openai/clip-vit-base-patch32; required for .json; "
         "default: the name of the --encoder folder",
     )
-    listed = group.add("list", vocabulary_list, "list the phrases of a vocabulary file")
-    listed.add_path("file FILE", "vocabulary file to read")
+    listed = group.add("list", vocabulary_list)
+    text = "vocabulary file to read [detector.vocabulary, or the one beside the weights detector.name]"
+    listed.add_path("file FILE", text, nargs="?")
 
 
 def vocabulary_build(args: Namespace, settings: Settings) -> None:
-    """Write a vocabulary file and print a line about it."""
+    """Write a vocabulary file."""
     require("safetensors", "node")
     from ..detection.vocabulary import build_vocabulary, read_phrases, read_source
 
@@ -137,17 +142,21 @@ def vocabulary_build(args: Namespace, settings: Settings) -> None:
 
 
 def vocabulary_list(args: Namespace, settings: Settings) -> None:
-    """Print a line about a vocabulary, then one line for each phrase."""
+    """List the phrases of a vocabulary, by default the detector's."""
     require("safetensors", "node")
+    from ..detection.detectors import NANO, VOCABULARY
     from ..detection.vocabulary import Vocabulary
 
-    vocabulary = Vocabulary.load(args.file)
-    print(_describe_vocabulary(args.file, vocabulary))
+    detector = settings.detector
+    folder = NANO if detector.name == "nano" else Path(detector.name)
+    path = args.file or detector.vocabulary or folder / VOCABULARY
+    vocabulary = Vocabulary.load(path)
+    print(_describe_vocabulary(path, vocabulary))
     print(*vocabulary.phrases, sep="\n")
 
 
 def weights_convert(args: Namespace, settings: Settings) -> None:
-    """Convert a checkpoint with the vocabulary that is in it, and print a line about each."""
+    """Convert a YOLO-World checkpoint to a folder of safetensors."""
     for module in ("torch", "transformers", "safetensors"):
         require(module, "node")
     from ..detection.detectors import VOCABULARY

@@ -38,13 +38,13 @@ def add_commands(commands: Commands) -> None:
     group = commands.add_group(
         "calibrate", "calibrate a camera and its place on a robot, or the scales of FP8 engines"
     )
-    board = group.add("board", calibrate_board, "write a calibration board as a PDF with true dimensions")
+    board = group.add("board", calibrate_board)
     board.add("board BOARD", BOARD_HELP)
     board.add_path("-o, --out FILE.pdf", "file to write", required=True)
     board.add("--paper", "a4, a3, a2, letter, or auto for the smallest [auto]", default="auto")
     _add_intrinsics(group)
     _add_hand_eye(group)
-    check = group.add("check", calibrate_check, "validate a calibration file, and test it on new images")
+    check = group.add("check", calibrate_check)
     check.add_path("file CALIBRATION.toml", "calibration file to check")
     _add_views(check, required=False)
     check.add("--limit PX", "largest error that passes [1.0]", float, MAX_CHECK_PX)
@@ -54,9 +54,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_intrinsics(group: Commands) -> None:
-    parser = group.add(
-        "intrinsics", calibrate_intrinsics, "measure focal length, principal point and distortion"
-    )
+    parser = group.add("intrinsics", calibrate_intrinsics)
     _add_views(parser, required=True)
     _add_live_views(parser)
     parser.add("--model", "lens model [pinhole]", default="pinhole", choices=("pinhole", "fisheye"))
@@ -76,7 +74,7 @@ def _add_intrinsics(group: Commands) -> None:
 
 
 def _add_hand_eye(group: Commands) -> None:
-    parser = group.add("hand-eye", calibrate_hand_eye, "measure the pose of the camera on or beside a robot")
+    parser = group.add("hand-eye", calibrate_hand_eye)
     _add_views(parser, required=False)
     _add_live_views(parser)
     parser.add_path(
@@ -105,7 +103,7 @@ def _add_live_views(parser: CommandParser) -> None:
 
 
 def calibrate_board(args: Namespace, settings: Settings) -> None:
-    """Write a board as a PDF and print its paper."""
+    """Write a calibration board as a PDF with true dimensions."""
     from ..calibration.board_pdf import write_board
     from ..calibration.boards import Board
 
@@ -115,12 +113,12 @@ def calibrate_board(args: Namespace, settings: Settings) -> None:
 
 
 def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
-    """Measure intrinsics; write the calibration file and a picture beside it; print a summary."""
+    """Measure focal length, principal point and distortion."""
     require("scipy", _EXTRA)
     from ..calibration import intrinsics
     from ..calibration.report import draw_intrinsics
     from ..visualization import write_image
-    from .calibration_views import make_intrinsics_file, print_intrinsics, replace_calibration
+    from .calibration_views import make_intrinsics_file, print_result, replace_calibration
 
     if args.out is None:
         raise CalibrationError("expected -o FILE.toml for the result, found none")
@@ -139,13 +137,16 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
         report=print,
     )
     camera = settings.camera.name if _is_live(args) else ""
-    replace_calibration(args.out, make_intrinsics_file(result, views.inputs, camera))
+    calibration = make_intrinsics_file(result, views.inputs, camera)
+    replace_calibration(args.out, calibration)
     write_image(args.out.with_suffix(".intrinsics.png"), draw_intrinsics(result))
-    print_intrinsics(args.out, result)
+    print_result(args.out, calibration, result.rejected)
+    for advice in result.advice:
+        print(f"better with: {advice}")
 
 
 def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
-    """Measure the camera's pose; complete the calibration file, write a picture; print a comparison of methods."""
+    """Measure the pose of the camera on or beside a robot."""
     require("scipy", _EXTRA)
     from ..calibration import hand_eye, load_calibration
     from ..calibration.report import draw_hand_eye
@@ -170,12 +171,15 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
         sight=sight if scaled else None,
     )
     section = calibration_views.make_hand_eye_section(result, board, inputs)
-    calibration_views.replace_calibration(out, calibration.model_copy(update={"hand_eye": section}))
+    calibration = calibration.model_copy(update={"hand_eye": section})
+    calibration_views.replace_calibration(out, calibration)
     write_image(out.with_suffix(".hand_eye.png"), draw_hand_eye(result))
     used = [view for view in pairs if view.name in result.views]
     rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(used, args.mount, centre)
     calibration_views.print_comparison(rows)
-    calibration_views.print_hand_eye(out, result)
+    calibration_views.print_result(out, calibration, result.rejected)
+    for warning in result.warnings:
+        print_notice(f"sam3-node: warning: {warning}")
     if section.measured is not None:
         passed, line = calibration_views.judge_hand_eye(section.measured)
         if not passed:
@@ -183,7 +187,9 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
 
 
 def calibrate_check(args: Namespace, settings: Settings) -> int:
-    """Print what a calibration file holds, and test it.
+    """Validate a calibration file, and test it on new images.
+
+    Print what a calibration file holds, and test it.
 
     Return 1 if the views of the hand-eye calibration did not agree, or, with images, if the error of the board's
     corners is too large.

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
+from typing import Any
 
 import cv2
 import numpy as np
@@ -335,44 +336,39 @@ def make_intrinsics_file(result: IntrinsicsResult, inputs: dict[str, str], camer
     fx, fy, cx, cy = map(float, solution.camera)
     counts = measure_coverage(result.views, result.size)
     record = {
-        "date": datetime.now(UTC).replace(microsecond=0),
         "method": f"bundle adjustment, {'flat board' if result.flat else 'shape of the board estimated'}",
-        "board": str(result.board),
-        "views": len(result.views),
-        "rejected": {item.name: item.reason for item in result.rejected},
-        "inputs": inputs,
+        **_describe_views(result, result.board, inputs),
         "rms_px": result.rms_px,
         "held_out_px": result.held_out_px,
         "coverage": float((counts > 0).mean()),
         "board_bend_mm": result.bend_mm,
         "sd_px": result.sd,
     }
-    distortion = {
-        "model": solution.intrinsics.model,
-        "coeffs": solution.intrinsics.coeffs,
-    }
-    section = {
-        "width_px": result.size[1],
-        "height_px": result.size[0],
-        "fx_px": fx,
-        "fy_px": fy,
-        "cx_px": cx,
-        "cy_px": cy,
-    }
+    distortion = {"model": solution.intrinsics.model, "coeffs": solution.intrinsics.coeffs}
+    section: dict[str, Any] = {"width_px": result.size[1], "height_px": result.size[0]}
+    section |= {"fx_px": fx, "fy_px": fy, "cx_px": cx, "cy_px": cy}
     fields = {"camera": camera, "intrinsics": section | {"distortion": distortion, "measured": record}}
     return Calibration.model_validate(fields)
+
+
+def _describe_views(
+    result: IntrinsicsResult | HandEyeResult, board: Board, inputs: dict[str, str]
+) -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).replace(microsecond=0),
+        "board": str(board),
+        "views": len(result.views),
+        "rejected": {item.name: item.reason for item in result.rejected},
+        "inputs": inputs,
+    }
 
 
 def make_hand_eye_section(result: HandEyeResult, board: Board, inputs: dict[str, str]) -> HandEye:
     """Return the section [hand_eye] of a calibration file for a measured pose."""
     pose = result.parent_from_camera
     record = {
-        "date": datetime.now(UTC).replace(microsecond=0),
         "method": "joint refinement of camera and board over all views",
-        "board": str(board),
-        "views": len(result.views),
-        "rejected": {item.name: item.reason for item in result.rejected},
-        "inputs": inputs,
+        **_describe_views(result, board, inputs),
         "leave_one_out_mm": result.leave_one_out.rms_mm,
         "leave_one_out_deg": result.leave_one_out.rms_deg,
         "position_95_mm": result.position_95_m * 1e3,
@@ -411,7 +407,11 @@ def describe_calibration(calibration: Calibration) -> list[str]:
         )
         if (pose := hand_eye.measured) is not None:
             has_scale = pose.scale is not None
-            scale = f", scale of the board {pose.scale:.4f} ± {2 * pose.scale_sd:.4f}" if has_scale else ""
+            scale = (
+                f", scale of the board by the robot's motion: {pose.scale:.4f} ± {2 * pose.scale_sd:.4f}"
+                if has_scale
+                else ""
+            )
             lines.append(
                 f"  {pose.date:%Y-%m-%d}, {pose.views} views: within {pose.position_95_mm:.2f} mm and "
                 f"{pose.rotation_95_deg:.3f} degrees (95 %), leave-one-out {pose.leave_one_out_mm:.2f} mm and "
@@ -464,32 +464,11 @@ def _describe_change(before: Calibration, after: Calibration) -> str:
     return f"the hand-eye calibration{date} is replaced: {moved}"
 
 
-def print_intrinsics(path: Path, result: IntrinsicsResult) -> None:
-    """Print the result, the rejected views, and which views would improve it."""
-    for item in result.rejected:
+def print_result(path: Path, calibration: Calibration, rejected: Sequence[Rejected]) -> None:
+    """Print the rejected views, and what the calibration file holds now."""
+    for item in rejected:
         print(f"rejected {item.name}: {item.reason}")
-    for advice in result.advice:
-        print(f"better with: {advice}")
-    fx, fy, cx, cy = result.solution.camera
-    print(
-        f"{path}: fx {fx:.2f} fy {fy:.2f} cx {cx:.2f} cy {cy:.2f}, {len(result.views)} views, "
-        f"rms {result.rms_px:.3f} px, held out {result.held_out_px:.3f} px"
-    )
-
-
-def print_hand_eye(path: Path, result: HandEyeResult) -> None:
-    """Print the result with its error, and the rejected views."""
-    for item in result.rejected:
-        print(f"rejected {item.name}: {item.reason}")
-    x, y, z = result.parent_from_camera[:3, 3] * 1e3
-    print(
-        f"{path}: camera at {x:.2f} {y:.2f} {z:.2f} mm, within {result.position_95_m * 1e3:.2f} mm and "
-        f"{np.degrees(result.rotation_95_rad):.3f} degrees (95 %), from {len(result.views)} views"
-    )
-    share, deviation = result.scale
-    print(f"scale of the board by the robot's motion: {1 + share:.4f} ± {2 * deviation:.4f}")
-    for warning in result.warnings:
-        print_notice(f"sam3-node: warning: {warning}")
+    print(f"{path}:", *describe_calibration(calibration), sep="\n")
 
 
 def print_comparison(rows: Mapping[str, LeaveOneOut]) -> None:

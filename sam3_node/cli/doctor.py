@@ -1,4 +1,7 @@
-"""The command `doctor`: it checks the installation and the machine. It needs no optional dependency."""
+"""The command `doctor`: it checks the installation, the machine, the files that the settings name, and a running node.
+
+It needs no optional dependency.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,24 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from ..cameras.sources import list_realsense
 from ..errors import Sam3NodeError, TransportError, find_version, install_advice
-from ..settings import Settings
+from ..settings import Settings, TransportSettings
 
 PYTHON = ">=3.11"
 OTHER_ENVIRONMENTS = ("dev", "lerobot-policy")
 """Extras that the node's environment is not advised to install: lerobot has an older torch than the node."""
 OPENCV = ">=4.14,<5"
+NODE_TIMEOUT_MS = 1000
 OPENCV_BUILDS = (
     "opencv-python",
     "opencv-python-headless",
@@ -33,12 +37,15 @@ OPENCV_BUILDS = (
 )
 CLOCK_SYNC_FILES = ("/run/systemd/timesync/synchronized", "/run/chrony/chronyd.pid", "/var/run/ntpd.pid")
 
+Status = Literal["ok", "warn", "fix"]
+ABSENT = "not installed"
+
 
 class CheckResult(NamedTuple):
     """The result of one check. `warn` marks a limitation, `fix` a fault of the core; `hint` is the remedy."""
 
     name: str
-    status: Literal["ok", "warn", "fix"]
+    status: Status
     detail: str
     hint: str = ""
 
@@ -65,33 +72,16 @@ def run_checks(settings: Settings) -> Iterator[CheckResult]:
     yield from _check_options(settings)
     yield _check_realsense()
     yield CheckResult("cpu", "ok", f"{_count_cpus()} threads for this process")
-    for name, endpoint in (("masks", settings.transport.masks), ("control", settings.transport.control)):
-        yield _check_endpoint(f"transport.{name}", endpoint)
+    yield _check_file("keys", _describe_keys, settings.transport)
+    for path in filter(None, (settings.camera.calibration, *settings.spatial.calibration)):
+        yield _check_file("calibration", _describe_calibration, path)
+    for what in ("model", "detector"):
+        yield _check_weights(what, settings)
+    if (node := _check_node(settings)).status != "ok":
+        for name, endpoint in (("masks", settings.transport.masks), ("control", settings.transport.control)):
+            yield _check_endpoint(f"transport.{name}", endpoint)
+    yield node
     yield _check_clock()
-
-
-class PackageRequirement(NamedTuple):
-    """One requirement of the package's metadata. `extra` is empty for the core."""
-
-    name: str
-    bounds: str
-    extra: str
-
-
-def parse_requirement(line: str) -> PackageRequirement:
-    """Parse a line of metadata such as `torch<2.14,>=2.11; extra == "node"`."""
-    requirement = Requirement(line)
-    extra = re.search(r'extra == "([^"]+)"', str(requirement.marker))
-    return PackageRequirement(requirement.name, str(requirement.specifier), extra[1] if extra else "")
-
-
-def is_within(version: str, bounds: str) -> bool:
-    """Return True if a version lies within bounds such as `>=2.11,<2.14`. Pre-release and local tags are ignored."""
-    try:
-        release = Version(version).base_version
-    except InvalidVersion:
-        release = "0"
-    return SpecifierSet(bounds).contains(release)
 
 
 def _check_dependencies() -> Iterator[CheckResult]:
@@ -102,26 +92,36 @@ def _check_dependencies() -> Iterator[CheckResult]:
         )
         return
     yield CheckResult("sam3-node", "ok", version)
-    for requirement in map(parse_requirement, metadata.requires("sam3-node") or []):
-        if requirement.name != "sam3-node" and requirement.extra not in OTHER_ENVIRONMENTS:
-            yield _check_dependency(requirement)
+    extras: dict[str, list[CheckResult]] = {}
+    for requirement in map(Requirement, metadata.requires("sam3-node") or []):
+        marked = re.search(r'extra == "([^"]+)"', str(requirement.marker))
+        extra = marked[1] if marked else ""
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        if applies and requirement.name != "sam3-node" and extra not in OTHER_ENVIRONMENTS:
+            extras.setdefault(extra, []).append(_check_dependency(requirement, extra))
+    yield from extras.pop("", ())
+    absent = sorted(
+        name for name, found in extras.items() if any(result.detail == ABSENT for result in found)
+    )
+    yield from (result for found in extras.values() for result in found if result.detail != ABSENT)
+    present = ", ".join(sorted(extras.keys() - set(absent))) or "none"
+    hint = f"not installed: {', '.join(absent)}; {install_advice('EXTRA')}" if absent else ""
+    yield CheckResult("extras", "ok", present, hint)
 
 
-def _check_dependency(requirement: PackageRequirement) -> CheckResult:
-    name, bounds, extra = requirement
-    title = f"{name} [{extra}]" if extra else name
-    hint = install_advice(extra) if extra else f"pip install '{name}{bounds}'"
-    status: Literal["warn", "fix"] = "warn" if extra else "fix"
-    version = find_version(name)
+def _check_dependency(requirement: Requirement, extra: str) -> CheckResult:
+    version, bounds = find_version(requirement.name), str(requirement.specifier)
+    hint = f"pip install '{requirement.name}{bounds}'"
+    title = f"{requirement.name} [{extra}]" if extra else requirement.name
+    status: Status = "warn" if extra else "fix"
     if version is None:
-        return CheckResult(title, status, "not installed", hint)
-    return _check_version(title, version, bounds, status, f"pip install '{name}{bounds}'")
+        return CheckResult(title, status, ABSENT, hint)
+    return _check_version(title, version, bounds, status, hint)
 
 
-def _check_version(
-    title: str, version: str, bounds: str, status: Literal["warn", "fix"], hint: str
-) -> CheckResult:
-    if is_within(version, bounds):
+def _check_version(title: str, version: str, bounds: str, status: Status, hint: str) -> CheckResult:
+    """Compare a version with bounds such as `>=2.11,<2.14`. Pre-release and local tags are ignored."""
+    if SpecifierSet(bounds).contains(Version(version).base_version):
         return CheckResult(title, "ok", version)
     return CheckResult(title, status, f"{version}, expected {bounds}", hint)
 
@@ -226,6 +226,71 @@ def _check_realsense() -> CheckResult:
         hint = "if one is plugged in: install the udev rules of librealsense, and plug it in again"
         return CheckResult("realsense", "ok", "the SDK loads, and finds no camera", hint)
     return CheckResult("realsense", "ok", ", ".join(line for line in lines if line.startswith("realsense:")))
+
+
+def _check_file(name: str, describe: Callable[[Any], str], what: object) -> CheckResult:
+    """Return what `describe` says, or its error."""
+    try:
+        return CheckResult(name, "ok", describe(what))
+    except Sam3NodeError as error:
+        return CheckResult(name, "fix", str(error))
+
+
+def _describe_keys(transport: TransportSettings) -> str:
+    from ..transport.security import Security, open_folder
+
+    if transport.keys is None:
+        return "none: sockets are plain, and reachable from this machine only"
+    Security.from_settings(transport).client_keys("node")
+    folder = open_folder(transport.keys.expanduser().absolute())
+    roles = sorted({key.role for key in folder.authorised().values()})
+    secrets = ", ".join(sorted(folder.own_names()))
+    return f"{folder.path}: keys of the roles {', '.join(roles)}; secrets here: {secrets}"
+
+
+def _describe_calibration(path: Path) -> str:
+    from ..calibration import load_calibration
+    from .calibration_views import describe_calibration
+
+    return f"{path}: {describe_calibration(load_calibration(path))[0]}"
+
+
+def _check_weights(what: str, settings: Settings) -> CheckResult:
+    """Check the files of the weights of `model` or `detector`, without loading them."""
+    name = getattr(settings, what).name
+    if what == "detector" and settings.detector.kind == "none":
+        return CheckResult("weights", "ok", "detector: none")
+    try:
+        from ..models.weight_files import locate_weights
+    except ImportError:
+        return CheckResult(
+            "weights", "warn", f"{what}: not checked, which needs torch", install_advice("node")
+        )
+    return _check_file("weights", lambda name: f"{what}: {locate_weights(name)}", name)
+
+
+def _check_node(settings: Settings) -> CheckResult:
+    """Ask the running node, if there is one, who it is and what it does."""
+    from ..transport import ControlClient, Security
+
+    endpoint, own = settings.transport.control, find_version("sam3-node")
+    try:
+        with ControlClient(endpoint, NODE_TIMEOUT_MS, Security.from_settings(settings.transport)) as client:
+            status, versions = client.call("status"), client.call("describe")["versions"]
+    except Sam3NodeError as error:
+        return CheckResult("node", "warn", f"{error}", "no problem if none should run")
+    ages = [
+        f"{camera} {'no masks yet' if age is None else f'masks {age:.0f} ms old'}"
+        for camera, age in ((name, stats.get("masks_age_ms")) for name, stats in status["cameras"].items())
+    ]
+    theirs, state = versions.get("sam3-node"), "paused" if status["paused"] else "running"
+    detail = (
+        f"{endpoint}: {state} for {status['uptime_s']:.0f} s, version {theirs}, {status['model']} on "
+        f"{status['device']}; {', '.join(ages) or 'no camera'}"
+    )
+    if own is not None and theirs != own:
+        return CheckResult("node", "warn", detail, f"this installation is {own}: restart the node")
+    return CheckResult("node", "ok", detail)
 
 
 def _count_cpus() -> int:

@@ -15,7 +15,7 @@ from ..errors import require
 from ..files import prepare_output
 from ..settings import Settings
 from .parser import Commands, parse_count
-from .progress import ProgressBar, StepProgress
+from .progress import ProgressBar, align_rows
 
 if TYPE_CHECKING:
     from ..engines.engine_store import StoredEngine
@@ -34,24 +34,22 @@ def add_commands(commands: Commands) -> None:
         "engine",
         "build, list and check engines of the model: TensorRT, or compiled by torch (--engine.kind inductor)",
     )
-    build = group.add("build", engine_build, "export the model's stages, build their engines, store them")
+    build = group.add("build", engine_build)
     text = "GPU generation to build for, such as sm89 (needs tensorrt_rtx) [the GPU of this machine]"
     build.add("--gpu GENERATION", text, default="this")
     build.add_path("--scales FILE.json", "for fp8: output of `calibrate fp8`")
     build.add_path("--recipe FILE.toml", "for fp8: which layers are not quantised")
-    group.add("list", engine_list, "print a table of the stored engines")
-    check = group.add("check", engine_check, "compare the engines with torch in float32: may they serve?")
+    group.add("list", engine_list)
+    check = group.add("check", engine_check)
     check.add("source SOURCE", f"{SOURCE_HELP} [the bundled recording]", nargs="?")
-    triton = group.add(
-        "export-triton", engine_export_triton, "write a model repository for Triton Inference Server"
-    )
+    triton = group.add("export-triton", engine_export_triton)
     triton.add_path("-o, --out FOLDER", "model repository, new or existing", required=True)
     triton.add_flag("--plans", "copy the TensorRT plans of `engine build` [export ONNX files]")
 
 
 def add_fp8_command(group: Commands) -> None:
     """Add the command `calibrate fp8`."""
-    fp8 = group.add("fp8", calibrate_fp8, "measure the range of the encoder's numbers, for FP8 engines")
+    fp8 = group.add("fp8", calibrate_fp8)
     fp8.add("sources SOURCE", SOURCE_HELP, nargs="+")
     fp8.add_path("-o, --out FILE.json", "file to write the scales to", required=True)
     fp8.add_path("--recipe FILE.toml", "which kinds of layers will be quantised")
@@ -60,20 +58,20 @@ def add_fp8_command(group: Commands) -> None:
 
 
 def engine_build(args: Namespace, settings: Settings) -> None:
-    """Build the engines of the settings' model, and for TensorRT of its detector by name; print their folders."""
+    """Export the model's stages, build their engines, store them."""
     _require_node()
     from ..engines.build import build_engines, read_quantisation
     from ..engines.detector import build_detector
 
     quantisation = read_quantisation(args.scales, args.recipe)
-    with closing(StepProgress()) as bars:
+    with closing(ProgressBar("%")) as bars:
         print(build_engines(settings, args.gpu, quantisation, bars.report).folder)
         if _has_detector_engine(settings):
             print(build_detector(settings, args.gpu, bars.report).folder)
 
 
 def engine_list(args: Namespace, settings: Settings) -> None:
-    """Print a table of the engines in engine.folder, the newest first."""
+    """Print a table of the stored engines."""
     _require_node()
     from ..engines.engine_store import EngineStore
 
@@ -82,14 +80,14 @@ def engine_list(args: Namespace, settings: Settings) -> None:
     if not rows:
         print(f"no engines in {store.folder}")
         return
-    rows.insert(0, COLUMNS)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(*align_rows([COLUMNS, *rows]), sep="\n")
 
 
 def engine_check(args: Namespace, settings: Settings) -> int:
-    """Run the gate on the settings' engines and print its reports; return 0 if they may serve, else 1."""
+    """Compare the engines with torch in float32: may they serve?
+
+    Run the gate on the settings' engines and print its reports; return 0 if they may serve, else 1.
+    """
     _require_node()
     from ..engines.detector import check_detector
     from ..engines.slot import check_tracker
@@ -103,11 +101,11 @@ def engine_check(args: Namespace, settings: Settings) -> int:
 
 
 def engine_export_triton(args: Namespace, settings: Settings) -> None:
-    """Write the stages of the settings' model as a Triton model repository; print the folder of each model."""
+    """Write a model repository for Triton Inference Server."""
     _require_node()
     from ..engines.triton_server import export_repository
 
-    with closing(StepProgress()) as bars:
+    with closing(ProgressBar("%")) as bars:
         print(*export_repository(settings, args.out, plans=args.plans, progress=bars.report), sep="\n")
 
 
@@ -148,7 +146,7 @@ def _read_verdict(stored: StoredEngine, settings: Settings) -> str:
 
 
 def calibrate_fp8(args: Namespace, settings: Settings) -> None:
-    """Run frames of the sources through the model that the settings name; write the scales, print a summary."""
+    """Measure the range of the encoder's numbers, for FP8 engines."""
     _require_node()
     from ..engines.quantize import calibrate, load_recipe
     from ..models import load_tracker

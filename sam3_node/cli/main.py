@@ -49,8 +49,8 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         prog="sam3-node",
         description="Track objects: receive camera frames over ZeroMQ, publish instance masks.",
-        epilog="Every command takes --profile FILE.toml and one option for each setting: "
-        "sam3-node run --help-settings",
+        epilog="Every command takes --profile FILE.toml, one option for each setting (sam3-node run --help-settings), "
+        "and has examples: sam3-node COMMAND --help",
     )
     parser.add_argument(
         "--version", action="version", version=f"sam3-node {find_version('sam3-node') or '(not installed)'}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,6 +17,8 @@ MAX_TIMEOUT_S = 86_400.0
 ANSWER_TIMEOUT_S = 3.0
 FAILED, NO_ANSWER, DEVICE_FAILED = 2, 3, 4
 """Exit codes of errors. argparse exits with 2, too."""
+
+NUMBERS = {int: "a whole number", float: "a number"}
 
 Command = Callable[[argparse.Namespace, Settings], int | None]
 """A command. It returns its exit code; None means 0."""
@@ -76,12 +80,22 @@ class CommandParser(argparse.ArgumentParser):
         self.add("--timeout S", text, parse_timeout, ANSWER_TIMEOUT_S)
 
     def format_help(self) -> str:
-        """Return the help without the settings."""
-        return self._format_help_of(lambda group: not _holds_settings(group))
+        """Return the help: no settings but those that people use most with this command, and examples of it."""
+        name, more = self.prog.partition(" ")[2], load_examples()
+        settings = {action.dest: action for action in self._actions if _is_setting(action)}
+        formatter = self._get_formatter()
+        formatter.start_section("settings that are used most (all: --help-settings, or of one GROUP)")
+        formatter.add_arguments([settings[used] for used in more["settings"].get(name, ())])
+        formatter.end_section()
+        inner = [lines[0] for key, lines in more["examples"].items() if key.startswith(f"{name} ")]
+        examples = "".join(f"  {line}\n" for line in more["examples"].get(name, inner))
+        text = self._format_help_of(lambda group: not _holds_settings(group))
+        return f"{text}\n{formatter.format_help()}\nexamples:\n{examples}"
 
-    def format_settings(self) -> str:
-        """Return the help of the settings alone."""
-        return self._format_help_of(_holds_settings)
+    def format_settings(self, section: str | None = None) -> str:
+        """Return the help of the settings alone, of all sections or of one."""
+        end = "" if section is None else f"{section} settings"
+        return self._format_help_of(lambda group: _holds_settings(group) and end in ("", group.title))
 
     def _format_help_of(self, is_shown: Callable[[Any], bool]) -> str:
         groups = self._action_groups
@@ -90,6 +104,16 @@ class CommandParser(argparse.ArgumentParser):
             return super().format_help()
         finally:
             self._action_groups = groups
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Parse a value. The error names what was expected, where argparse would name a function."""
+        kind: Any = action.type or str
+        try:
+            return kind(arg_string)
+        except ValueError as error:
+            expected = NUMBERS.get(kind)
+            text = f"expected {expected}, found {arg_string!r}" if expected else str(error)
+            raise argparse.ArgumentError(action, text) from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -108,8 +132,10 @@ class Commands:
         self._parsers: Any = parser.add_subparsers(metavar="COMMAND", required=True, **options)
         self._common = common
 
-    def add(self, name: str, run: Command, text: str) -> CommandParser:
-        """Add a command with its function and its help text."""
+    def add(self, name: str, run: Command, text: str = "") -> CommandParser:
+        """Add a command with its function. Its help is the beginning of the function's docstring, or `text`."""
+        said = text or " ".join((run.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")
+        text = said[:1].lower() + said[1:]
         parser: CommandParser = self._parsers.add_parser(
             name, parents=[self._common], help=text, description=text
         )
@@ -130,11 +156,17 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class _PrintSettings(argparse.Action):
-    """Prints the help of the settings and exits, as --help does for the other options."""
+    """Prints the help of the settings, or of one section, and exits, as --help does for the other options."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        parser._print_message(parser.format_settings(), sys.stdout)
+        parser._print_message(parser.format_settings(values), sys.stdout)
         parser.exit()
+
+
+@cache
+def load_examples() -> dict[str, dict[str, list[str]]]:
+    """Return the examples of each command, and the settings that are used most with it."""
+    return tomllib.loads(Path(__file__).with_name("examples.toml").read_text(encoding="utf-8"))
 
 
 def _is_setting(action: argparse.Action) -> bool:
@@ -149,12 +181,14 @@ def make_settings_parser() -> argparse.ArgumentParser:
     """Create the parent parser of all commands: --profile, and one option for each setting."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--profile", type=Path, metavar="FILE.toml", help="TOML file of settings")
-    parser.add_argument(
+    listing = parser.add_argument(
         "--help-settings",
         action=_PrintSettings,
-        nargs=0,
+        nargs="?",
+        metavar="GROUP",
         dest=argparse.SUPPRESS,
-        help="list the settings, such as --transport.control, each of which is an option too",
+        help="list the settings, such as --transport.control, each of which is an option too; "
+        "with GROUP, such as transport, those of one group",
     )
     groups: dict[str, Any] = {}
     for option in options():
@@ -170,13 +204,14 @@ def make_settings_parser() -> argparse.ArgumentParser:
             help=f"{option.help} [{option.default}]".replace("%", "%%"),
             **({"nargs": "?", "const": "true"} if option.is_flag else {}),
         )
+    listing.choices = list(groups)
     return parser
 
 
 def parse_count(text: str) -> int:
     """Parse a whole number from 1."""
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, found {text!r}")
+        raise ValueError(f"expected a whole number from 1, found {text!r}")
     return int(text)
 
 
@@ -190,30 +225,24 @@ def parse_limit(parse: Callable[[str], float]) -> Callable[[str], tuple[str, flo
         except ValueError:
             name = ""
         if not name:
-            raise argparse.ArgumentTypeError(f"expected NAME=NUMBER, found {text!r}")
+            raise ValueError(f"expected NAME=NUMBER, found {text!r}")
         return name, number
 
     return limit
 
 
-def parse_point(text: str) -> tuple[float, ...]:
-    """Parse X,Y."""
-    return _parse_numbers(text, 2)
-
-
-def parse_box(text: str) -> tuple[float, ...]:
-    """Parse X0,Y0,X1,Y1."""
-    return _parse_numbers(text, 4)
-
-
 def _parse_numbers(text: str, count: int) -> tuple[float, ...]:
     try:
-        values = tuple(float(part) for part in text.split(","))
+        values = tuple(map(float, text.split(",")))
     except ValueError:
         values = ()
     if len(values) != count:
-        raise argparse.ArgumentTypeError(f"expected {count} numbers separated by commas, found {text!r}")
+        raise ValueError(f"expected {count} numbers separated by commas, found {text!r}")
     return values
+
+
+parse_point, parse_box = partial(_parse_numbers, count=2), partial(_parse_numbers, count=4)
+"""Parse X,Y and X0,Y0,X1,Y1."""
 
 
 def parse_timeout(text: str) -> float:
@@ -223,7 +252,5 @@ def parse_timeout(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= MAX_TIMEOUT_S:
-        raise argparse.ArgumentTypeError(
-            f"expected seconds, more than 0 and at most {MAX_TIMEOUT_S:.0f}, found {text!r}"
-        )
+        raise ValueError(f"expected seconds, more than 0 and at most {MAX_TIMEOUT_S:.0f}, found {text!r}")
     return seconds

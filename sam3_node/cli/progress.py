@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
 TERMINAL_S, LOG_S = 0.2, 10.0
-STEP_REFRESH_S = 1.0
 
 
 def printable(text: str, line_feeds: bool = False) -> str:
@@ -23,6 +22,12 @@ def printable(text: str, line_feeds: bool = False) -> str:
     """
     kept = "\n" if line_feeds else ""
     return "".join(letter if letter.isprintable() or letter in kept else "?" for letter in text)
+
+
+def align_rows(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 class ProgressBar:
@@ -53,6 +58,10 @@ class ProgressBar:
         self._bar.update(done - self._bar.n)
         if self._bar.disable:
             self._log(done, total, note)
+
+    def report(self, step: str, fraction: float) -> None:
+        """Show that this fraction of a step is done, 0 to 1. The unit is per cent."""
+        self(step, round(100 * fraction), 100)
 
     def close(self) -> None:
         """End the current bar, so that other output starts on a new line. Idempotent."""
@@ -91,54 +100,10 @@ class ProgressBar:
 
     def _rate(self, done: int, total: int | None, seconds: float) -> str:
         rate = (done - self._first) / seconds if seconds > 0 else 0.0
-        text = f", {rate:.1f} {self._unit}/s"
-        if total is not None and rate and done < total:
-            text += f", {format_duration((total - done) / rate)} left"
-        return text
-
-
-class StepProgress:
-    """Progress of one step after another: a bar of tqdm on a terminal, and one line at the end of each step.
-
-    A step ends when its fraction reaches 1. `close` ends the last one where an error interrupts it.
-    """
-
-    def __init__(self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._out, self._clock = out or sys.stderr, clock
-        self._title = ""
-        self._bar: tqdm[Any] | None = None
-        self._start_s = 0.0
-
-    def report(self, title: str, fraction: float) -> None:
-        """Show that this fraction of the step is done, 0 to 1."""
-        if self._bar is None or title != self._title:
-            self.close()
-            self._bar = self._start(title)
-        self._bar.update(fraction - self._bar.n)
-        if fraction >= 1:
-            self._end("done in")
-
-    def close(self) -> None:
-        """End the current step, if any, as interrupted."""
-        self._end("ended after")
-
-    def _start(self, title: str) -> tqdm[Any]:
-        self._title, self._start_s = title, self._clock()
-        return tqdm(
-            desc=title,
-            total=1.0,
-            file=self._out,
-            leave=False,
-            mininterval=STEP_REFRESH_S,
-            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
-            disable=not self._out.isatty(),
-        )
-
-    def _end(self, verb: str) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-            print(f"{self._title}: {verb} {self._clock() - self._start_s:.1f} s", file=self._out, flush=True)
+        if done == total:
+            return f", {rate:.1f} {self._unit}/s, done in {seconds:.1f} s"
+        left = f", {format_duration((total - done) / rate)} left" if total is not None and rate else ""
+        return f", {rate:.1f} {self._unit}/s{left}"
 
 
 def format_duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ Heavy modules are imported inside the functions that need them, so that other co
 from __future__ import annotations
 
 import os
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ..replay.job import Job, ObjectOnFrame
     from ..replay.store import Summary
 
-OUTPUTS = ("mcap", "mcap-images", "coco", "png", "overlay", "images", "lerobot")
+OUTPUTS = ("mcap", "mcap-images", "coco", "png", "overlay", "images", "lerobot", "report")
+ALIASES = {"davis": "png"}
 STRATEGIES = ("forward", "bidirectional", "multi-shot")
 INTERRUPTED = 130
 REPORT = "bill.json"
@@ -32,7 +33,7 @@ REPORT = "bill.json"
 
 def add_commands(commands: Commands) -> None:
     """Add the command `replay`."""
-    parser = commands.add("replay", replay, "run recordings through the node's pipeline, without sockets")
+    parser = commands.add("replay", replay)
     parser.add("bags BAG", "a recording: a file or folder in a supported format, or its URL", nargs="+")
     text = "the folder or URL for results; several recordings get a subfolder each"
     parser.add("-o, --out FOLDER", text, required=True)
@@ -45,8 +46,8 @@ def add_commands(commands: Commands) -> None:
     _add_prompts(parser)
     _add_part(parser)
     parser.add("--topics NAME,…", "cameras or colour topics to read [all]", _parse_names, ())
-    text = f"outputs to write: {', '.join(OUTPUTS)} [mcap]"
-    parser.add("--outputs KIND,…", text, _parse_names, ("mcap",))
+    text = f"outputs to write: {', '.join(OUTPUTS)} [mcap]; davis: png"
+    parser.add("--outputs KIND,…", text, _parse_outputs, ("mcap",))
     parser.add_flag(
         "--with-images", "keep the frames, too: in masks.mcap, and as the files that masks.json names"
     )
@@ -123,7 +124,9 @@ def _add_ray(parser: CommandParser) -> None:
 
 
 def replay(args: Namespace, settings: Settings) -> int:
-    """Replay each recording.
+    """Run recordings through the node's pipeline, without sockets.
+
+    Replay each recording.
 
     Returns 0 if all are done, 1 if --compare finds a difference or no frame was stepped, 130 if interrupted.
     """
@@ -182,6 +185,8 @@ def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
     with closing(ProgressBar()) as bar:
         summary = run(job, progress=bar)
     print(*summary.lines(), sep="\n")
+    if "report" in job.outputs:
+        print(f"{job.out}/report.html: open it in a browser")
     if was_finished:
         print(f"{job.out}: was finished already, nothing was done; --again starts over")
     if summary.failed == summary.frames:
@@ -239,17 +244,18 @@ def _add_images(outputs: tuple[str, ...]) -> tuple[Any, ...]:
 def _parse_time(text: str) -> int:
     from ..bags.pairing import parse_time
 
-    try:
-        return parse_time(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
+    return parse_time(text)
 
 
 def _parse_names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise ArgumentTypeError(f"expected at least one name, found {text!r}")
+        raise ValueError(f"expected at least one name, found {text!r}")
     return names
+
+
+def _parse_outputs(text: str) -> tuple[str, ...]:
+    return tuple(ALIASES.get(name, name) for name in _parse_names(text))
 
 
 def _replay_many(args: Namespace, job: Job, stop: Event) -> int:

@@ -24,6 +24,8 @@ SETS_FOLDER = Path("prompts")
 """Folder of prompt sets, beside the profile or in the working directory."""
 SUFFIX = ".json"
 MAX_SET_BYTES = 1 << 20
+FRAME_SIZE_MS = 500
+"""Longest time to wait for masks before a box is sent."""
 LIMITS = ("scores", "most", "priorities")
 """Maps by prompt that a set may have, as `set_prompts` takes them."""
 
@@ -35,20 +37,24 @@ def add_commands(commands: Commands) -> None:
     _add_segment_everything(commands)
     _add_prompt(commands)
     _add_snapshots(commands)
+    _add(commands, "status", status)
+    pause, resume = _asking(lambda client, _: client.pause()), _asking(lambda client, _: client.resume())
+    _add(commands, "pause", pause, "make a running node skip frames until resume")
+    _add(commands, "resume", resume, "make a paused node process frames again")
     reset = _asking(lambda client, args: client.reset(camera=args.camera))
-    parsers = [
-        commands.add("status", status, "print the status of a running node as JSON"),
-        commands.add(
-            "pause", _asking(lambda client, _: client.pause()), "make a running node skip frames until resume"
-        ),
-        commands.add(
-            "resume", _asking(lambda client, _: client.resume()), "make a paused node process frames again"
-        ),
-        commands.add("reset", reset, "remove all objects, of one camera or of all"),
-    ]
-    parsers[-1].add("--camera NAME", "remove only the objects of this camera")
-    for parser in parsers:
-        parser.add_timeout()
+    parser = _add(commands, "reset", reset, "remove all objects, of one camera or of all")
+    parser.add("--camera NAME", "remove only the objects of this camera")
+
+
+def _add(
+    commands: Commands, name: str, run: Command, text: str = "", has_camera: bool = False
+) -> CommandParser:
+    """Add a command that sends a request, with the options of such commands."""
+    parser = commands.add(name, run, text)
+    if has_camera:
+        parser.add("--camera NAME", "camera to use; optional if the node serves one camera")
+    parser.add_timeout()
+    return parser
 
 
 @contextmanager
@@ -92,7 +98,7 @@ def _report_idle(settings: Settings) -> None:
 
 
 def status(args: Namespace, settings: Settings) -> None:
-    """Print the status of the node as JSON."""
+    """Print the status of a running node as JSON."""
     with connect(args, settings) as client:
         print(json.dumps(client.status(), indent=2))
 
@@ -102,55 +108,50 @@ def _add_objects(commands: Commands) -> None:
         "object",
         "add, correct, rename, remove and list the tracked objects of a running node, and print their points",
     )
-    added = objects.add("add", object_add, "track a new object and print its id")
+    added = _add(objects, "add", object_add, has_camera=True)
     added.add("--label", "name of the object")
     text = "low: track it on every second frame under load"
     added.add("--priority", text, choices=get_args(Priority))
-    refine = objects.add("refine", object_refine, "correct the mask of an object")
-    remove = objects.add(
-        "remove",
-        _asking(lambda client, args: client.remove_object(args.id, camera=args.camera)),
-        "stop tracking an object",
-    )
-    rename = objects.add(
-        "rename",
-        _asking(lambda client, args: client.rename_object(args.id, args.label, camera=args.camera)),
-        "change the label of an object",
-    )
-    points = objects.add("points", object_points, "print the points of an object's visible surface")
+    refine = _add(objects, "refine", object_refine, has_camera=True)
+    ask = _asking(lambda client, args: client.remove_object(args.id, camera=args.camera))
+    remove = _add(objects, "remove", ask, "stop tracking an object", True)
+    ask = _asking(lambda client, args: client.rename_object(args.id, args.label, camera=args.camera))
+    rename = _add(objects, "rename", ask, "change the label of an object", True)
+    points = _add(objects, "points", object_points, has_camera=True)
     points.add("--count", "number of points [1000], at most 10,000", int, 1000)
     for parser in (refine, remove, rename, points):
         parser.add("id ID", "id of the object", int)
+    rename.add("label LABEL", "new label")
     _add_prompt_options(added, "the next frame that arrives")
     _add_prompt_options(refine, "the latest frame")
     for parser in (added, refine):
         text = "image of the size of the frame; pixels other than 0 are inside the object"
         parser.add_path("--mask FILE.png", text)
-    listed = objects.add("list", object_list, "list the tracked objects")
-    rename.add("label LABEL", "new label")
-    for parser in (remove, rename, listed, points):
-        _add_camera(parser)
-    for parser in (added, refine, remove, rename, listed, points):
-        parser.add_timeout()
+    _add(objects, "list", object_list, has_camera=True)
 
 
 def object_add(args: Namespace, settings: Settings) -> None:
-    """Track an object and print its id alone on a line, so that scripts can read it."""
+    """Track a new object and print its id.
+
+    Track an object and print its id alone on a line, so that scripts can read it.
+    """
     with connect(args, settings) as client:
         prompt = {**_make_prompt(args), "mask": _read_mask(args.mask)}
+        if args.box and args.seq is None:
+            client.latest(FRAME_SIZE_MS)  # masks tell the size of the frame, and so whether it holds the box
         print(client.add_object(**prompt, label=args.label, priority=args.priority).id)
     if args.seq is None:
         _report_idle(settings)
 
 
 def object_refine(args: Namespace, settings: Settings) -> None:
-    """Correct an object and print a line about its mask."""
+    """Correct the mask of an object."""
     with connect(args, settings) as client:
         print(_describe(client.refine_object(args.id, **_make_prompt(args), mask=_read_mask(args.mask))))
 
 
 def object_list(args: Namespace, settings: Settings) -> None:
-    """Print one line for each object."""
+    """List the tracked objects."""
     with connect(args, settings) as client:
         objects = client.list_objects(camera=args.camera)
     for tracked in objects:
@@ -162,7 +163,7 @@ def object_list(args: Namespace, settings: Settings) -> None:
 
 
 def object_points(args: Namespace, settings: Settings) -> None:
-    """Print the points of an object's surface, one line of x, y and z in metres for each."""
+    """Print the points of an object's visible surface."""
     with connect(args, settings) as client:
         surface = client.points(args.id, count=args.count, camera=args.camera)
     print(f"# frame {printable(surface.frame)}, seq {surface.seq}: x y z in metres")
@@ -171,14 +172,16 @@ def object_points(args: Namespace, settings: Settings) -> None:
 
 
 def _add_segment(commands: Commands) -> None:
-    parser = commands.add("segment", segment, "segment a recent frame once, without tracking")
+    parser = _add(commands, "segment", segment, has_camera=True)
     _add_prompt_options(parser, "the latest frame")
     parser.add_path("--out MASK.png", "image file for the mask, with 255 inside")
-    parser.add_timeout()
 
 
 def segment(args: Namespace, settings: Settings) -> None:
-    """Segment a recent frame once, print a line about the mask, and write it if --out is given."""
+    """Segment a recent frame once, without tracking.
+
+    Segment a recent frame once, print a line about the mask, and write it if --out is given.
+    """
     if args.out is not None:
         prepare_output(args.out)
     with connect(args, settings) as client:
@@ -189,11 +192,7 @@ def segment(args: Namespace, settings: Settings) -> None:
 
 
 def _add_segment_everything(commands: Commands) -> None:
-    parser = commands.add(
-        "segment-everything",
-        segment_everything,
-        "segment everything on a recent frame once, without prompts and tracking",
-    )
+    parser = _add(commands, "segment-everything", segment_everything, has_camera=True)
     parser.add("--grid N", "points along each side, 1 to 32 [16]", int)
     parser.add("--min-iou P", "lowest IoU predicted for a mask, 0 to 1 [the model's own]", float)
     parser.add("--min-stability P", "lowest stability of a mask, 0 to 1 [the model's own]", float)
@@ -203,12 +202,13 @@ def _add_segment_everything(commands: Commands) -> None:
         "--out LABELS.png",
         "16-bit image: each pixel has the number of the smallest mask around it, 0 outside all of them",
     )
-    _add_camera(parser)
-    parser.add_timeout()
 
 
 def segment_everything(args: Namespace, settings: Settings) -> None:
-    """Segment everything on a recent frame once, print a line about each mask, and write them if --out is given."""
+    """Segment everything on a recent frame once, without prompts and tracking.
+
+    Segment everything on a recent frame once, print a line about each mask, and write them if --out is given.
+    """
     if args.out is not None:
         prepare_output(args.out)
     with connect(args, settings) as client:
@@ -229,18 +229,17 @@ def segment_everything(args: Namespace, settings: Settings) -> None:
 
 
 def _add_prompt(commands: Commands) -> None:
-    parser = commands.add("prompt", set_prompts, "set the names of objects to look for")
+    parser = _add(commands, "prompt", set_prompts)
     parser.add("names NAME", 'name such as "red mug"; without names the search stops', nargs="*")
     text = "minimum score of a detection to start an object of this name"
     parser.add_repeated("--score NAME=SCORE", text, parse_limit(float))
     parser.add_repeated("--most NAME=COUNT", "maximum number of objects of this name", parse_limit(int))
     text = "low priority: under load, track objects of this name on every second frame"
     parser.add_repeated("--low NAME", text)
-    parser.add_timeout()
 
 
 def set_prompts(args: Namespace, settings: Settings) -> None:
-    """Set the names of the objects to look for."""
+    """Set the names of objects to look for."""
     with connect(args, settings) as client:
         low: dict[str, Priority] = dict.fromkeys(args.low, "low")
         client.set_prompts(args.names, scores=dict(args.score), most=dict(args.most), priorities=low)
@@ -249,42 +248,31 @@ def set_prompts(args: Namespace, settings: Settings) -> None:
 
 def _add_snapshots(commands: Commands) -> None:
     snapshots = commands.add_group("snapshot", "keep and restore what a running node tracks")
-    save = snapshots.add("save", snapshot_save, "write a snapshot in the node's folder of snapshot.path")
-    restore = snapshots.add(
-        "restore",
-        _asking(lambda client, args: client.restore(args.name)),
-        "track again what was saved; object ids begin again",
-    )
+    save = _add(snapshots, "save", snapshot_save)
+    ask = _asking(lambda client, args: client.restore(args.name))
+    restore = _add(snapshots, "restore", ask, "track again what was saved; object ids begin again")
     for parser in (save, restore):
         parser.add("name NAME", "name of the snapshot")
-    fetch = snapshots.add(
-        "fetch", snapshot_fetch, "copy a snapshot to a file, for sam3-node run --restore-from"
-    )
-    fetch.add_path("out FILE", "file to write")
+    _add(snapshots, "fetch", snapshot_fetch).add_path("out FILE", "file to write")
     sets = commands.add_group("prompts", "keep and use sets of prompts by name")
-    keep = sets.add("save", prompts_save, "keep the prompts of the running node, with their limits")
-    load = sets.add("load", prompts_load, "look for the prompts of a set")
-    listed = sets.add("list", prompts_list, "list the sets")
+    keep = _add(sets, "save", prompts_save)
+    load = _add(sets, "load", prompts_load)
     for parser in (keep, load):
         parser.add("name NAME", "name of the set")
-    for parser in (keep, load, listed):
-        parser.add_path(
-            "--folder FOLDER",
-            f"folder of the sets; default: {SETS_FOLDER}/ beside --profile, or in the working directory",
-        )
-    for parser in (save, restore, fetch, keep, load):
-        parser.add_timeout()
+    text = f"folder of the sets; default: {SETS_FOLDER}/ beside --profile, or in the working directory"
+    for parser in (keep, load, sets.add("list", prompts_list)):
+        parser.add_path("--folder FOLDER", text)
 
 
 def snapshot_save(args: Namespace, settings: Settings) -> None:
-    """Let the node keep a snapshot, and print a line about it."""
+    """Write a snapshot in the node's folder of snapshot.path."""
     with connect(args, settings) as client:
         saved = client.snapshot(args.name)
     print(f"{args.name}: {saved.size} bytes, sha256 {saved.sha256}")
 
 
 def snapshot_fetch(args: Namespace, settings: Settings) -> None:
-    """Copy a snapshot of the node to a file."""
+    """Copy a snapshot to a file, for sam3-node run --restore-from."""
     prepare_output(args.out)
     with connect(args, settings) as client:
         data = client.fetch_snapshot()
@@ -293,7 +281,7 @@ def snapshot_fetch(args: Namespace, settings: Settings) -> None:
 
 
 def prompts_save(args: Namespace, settings: Settings) -> None:
-    """Write the prompts of the node to a file."""
+    """Keep the prompts of the running node, with their limits."""
     with connect(args, settings) as client:
         status = client.status()
     content = {"prompts": status["prompts"], **status["prompt_limits"]}
@@ -304,7 +292,7 @@ def prompts_save(args: Namespace, settings: Settings) -> None:
 
 
 def prompts_load(args: Namespace, settings: Settings) -> None:
-    """Let the node look for the prompts of a file."""
+    """Look for the prompts of a set."""
     content = _read_set(_path_of(args))
     with connect(args, settings) as client:
         client.set_prompts(**content)
@@ -312,7 +300,7 @@ def prompts_load(args: Namespace, settings: Settings) -> None:
 
 
 def prompts_list(args: Namespace, settings: Settings) -> None:
-    """Print one line for each set. A damaged one does not hide the others."""
+    """List the sets."""
     for path in _list_sets(_folder(args)):
         try:
             text = _describe_set(_read_set(path))
@@ -377,11 +365,6 @@ def _add_prompt_options(parser: CommandParser, default_frame: str) -> None:
     parser.add_repeated("--exclude X,Y", "point outside the object", parse_point)
     parser.add("--box X0,Y0,X1,Y1", "box around the object", parse_box)
     parser.add("--seq N", f"number of a recent frame; default: {default_frame}", int)
-    _add_camera(parser)
-
-
-def _add_camera(parser: CommandParser) -> None:
-    parser.add("--camera NAME", "camera to use; optional if the node serves one camera")
 
 
 def _make_prompt(args: Namespace) -> dict[str, Any]:

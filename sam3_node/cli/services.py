@@ -27,26 +27,26 @@ LIST_SOURCES = "list"
 
 def add_commands(commands: Commands) -> None:
     """Add the commands of this module."""
-    node = commands.add("run", run, "run the node: track objects on camera frames and publish masks")
+    node = commands.add("run", run)
     node.add(
         "--restore-from FILE|ENDPOINT",
         "snapshot to continue from, or control endpoint of the node to take over from, such as tcp://old:5552",
     )
     _add_camera(commands)
-    table = commands.add("watch", watch, "show masks as a table in the terminal")
+    table = commands.add("watch", watch)
     table.add_path("--overlay OUT.mp4", "video file for the frames with their masks drawn")
     table.add("--frames N", "stop after N mask messages; 0 never stops", int, 0)
     _add_record(commands)
     _add_console(commands)
     _add_bridges(commands)
-    show = commands.add("demo", demo, "run camera, node and watcher on this machine, on a recorded scene")
+    show = commands.add("demo", demo)
     show.add_path("--out FOLDER", "folder for the results", default=Path("out/demo"))
     show.add("--seconds S", "duration; default: play the recording once", parse_timeout)
-    commands.add("doctor", doctor, "check the installation and the GPU, and name what to fix")
+    commands.add("doctor", doctor)
 
 
 def run(args: Namespace, settings: Settings) -> None:
-    """Run the node until a signal."""
+    """Run the node: track objects on camera frames and publish masks."""
     # set this before torch is imported. Threads that spin too long at barriers take CPU time from cameras; threads that
     # sleep at once (OMP_WAIT_POLICY=PASSIVE) make two threads no faster than one
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -62,11 +62,7 @@ def run(args: Namespace, settings: Settings) -> None:
 
 
 def _add_camera(commands: Commands) -> None:
-    parser = commands.add(
-        "camera",
-        camera,
-        "publish frames of scene:tabletop, bag:FILE, realsense, webcam:0 ..., or list the sources",
-    )
+    parser = commands.add("camera", camera)
     text = "source of the frames; list: print the cameras of this machine and the recordings of FOLDER"
     parser.add_setting("SOURCE", "camera.source", text)
     parser.add_path("folder FOLDER", "with list: folder of recordings [.]", nargs="?")
@@ -75,7 +71,7 @@ def _add_camera(commands: Commands) -> None:
 
 
 def camera(args: Namespace, settings: Settings) -> None:
-    """Publish frames until a signal or the end of the source, or list the sources."""
+    """Publish frames of scene:tabletop, bag:FILE, realsense, webcam:0 ..., or list the sources."""
     if settings.camera.source == LIST_SOURCES:
         from ..cameras.sources import list_cameras
 
@@ -91,14 +87,14 @@ def camera(args: Namespace, settings: Settings) -> None:
 
 
 def watch(args: Namespace, settings: Settings) -> None:
-    """Show masks until a signal."""
+    """Show masks as a table in the terminal."""
     from .watch import run_watch
 
     run_watch(settings, args.overlay, args.frames, stop_on_signals())
 
 
 def _add_record(commands: Commands) -> None:
-    parser = commands.add("record", record, "record frames, masks and events to MCAP files")
+    parser = commands.add("record", record)
     parser.add_setting("OUT", "record.out", "file NAME.mcap, or a folder for recordings")
     text = "keep the last S seconds in memory, and write them only at SIGUSR1 or Enter"
     parser.add_setting("--ring S", "record.ring_s", text)
@@ -108,7 +104,7 @@ def _add_record(commands: Commands) -> None:
 
 
 def record(args: Namespace, settings: Settings) -> None:
-    """Record the messages of cameras and node until a signal."""
+    """Record frames, masks and events to MCAP files."""
     from ..recording.recorder import Trigger, run_record
 
     stop, trigger = stop_on_signals(), Trigger()
@@ -119,16 +115,14 @@ def record(args: Namespace, settings: Settings) -> None:
 
 
 def _add_console(commands: Commands) -> None:
-    parser = commands.add(
-        "console", console, "serve a web page that shows masks live, and sends clicks and names"
-    )
+    parser = commands.add("console", console)
     parser.add_path("--recording FILE.mcap", "play a recording instead of the live node")
     text = "with --recording: another result of it to compare with, a file of masks or a replay's folder"
     parser.add_path("--against FILE.mcap", text)
 
 
 def console(args: Namespace, settings: Settings) -> None:
-    """Serve the console's page until a signal."""
+    """Serve a web page that shows masks live, and sends clicks and names."""
     for module in ("starlette", "uvicorn", "websockets"):
         require(module, "console")
     from ..console.serve import run_console
@@ -146,15 +140,15 @@ def console(args: Namespace, settings: Settings) -> None:
 
 def _add_bridges(commands: Commands) -> None:
     group = commands.add_group("bridge", "show pictures and masks live in Foxglove or Rerun")
-    foxglove = group.add("foxglove", bridge_foxglove, "serve pictures, outlines and positions to Foxglove")
+    foxglove = group.add("foxglove", bridge_foxglove)
     foxglove.add_setting("HOST:PORT", "bridge.bind", "address to listen on [127.0.0.1:8765]")
-    rerun = group.add("rerun", bridge_rerun, "send pictures, masks and positions to Rerun, or write its file")
+    rerun = group.add("rerun", bridge_rerun)
     text = "new file, or address of a viewer such as rerun+http://127.0.0.1:9876/proxy"
     rerun.add("target FILE.rrd|ADDRESS", text)
 
 
 def bridge_foxglove(args: Namespace, settings: Settings) -> None:
-    """Serve Foxglove until a signal."""
+    """Serve pictures, outlines and positions to Foxglove."""
     from ..bridges.foxglove_server import FoxgloveServer
 
     server = FoxgloveServer(settings)
@@ -162,7 +156,7 @@ def bridge_foxglove(args: Namespace, settings: Settings) -> None:
 
 
 def bridge_rerun(args: Namespace, settings: Settings) -> None:
-    """Log to Rerun until a signal."""
+    """Send pictures, masks and positions to Rerun, or write its file."""
     from ..bridges.rerun import RerunStream
 
     stream = RerunStream(args.target)
@@ -189,14 +183,17 @@ def _run_bridge(settings: Settings, viewer: Viewer, place: str) -> None:
 
 
 def demo(args: Namespace, settings: Settings) -> None:
-    """Run the demonstration."""
+    """Run camera, node and watcher on this machine, on a recorded scene."""
     from .demo import run_demo
 
     run_demo(args.out, args.seconds, settings)
 
 
 def doctor(args: Namespace, settings: Settings) -> int:
-    """Check the installation. Return 0 if the core works."""
+    """Check the installation and the GPU, and name what to fix.
+
+    Check the installation. Return 0 if the core works.
+    """
     from .doctor import run_doctor
 
     return run_doctor(settings)

@@ -15,13 +15,15 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from ..errors import NodeRestarted, TransportError
 from ..transport import Security
 from ..types import Delivery, MaskFrame, resume
-from .mask_reader import FoundObject
+from . import values
+from .mask_reader import Deadline, FoundObject
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, POLL_S, PerceptionClient
-from .values import MasksOfCameras, check_names
 
 P = ParamSpec("P")
 T = TypeVar("T")
-MAX_REQUEST_THREADS = 4
+MAX_REQUEST_THREADS = (
+    32  # requests of one client take turns: those that wait must not use up the time of the next
+)
 
 
 def _awaited(
@@ -100,16 +102,16 @@ class AsyncPerceptionClient:
     async def latest(self, timeout_ms: int | None = None) -> MaskFrame | None:
         """Return the newest masks that were not returned before, as `PerceptionClient.latest` does."""
         self._client._require_open()
-        return await self._wait(lambda: self._client._read_latest(0), timeout_ms)
+        return await self._wait(lambda: self._client._read_latest(0), Deadline(timeout_ms).left_s)
 
     async def latest_of_all(
         self, cameras: Sequence[str], timeout_ms: int | None = None, max_spread_ms: float = math.inf
-    ) -> MasksOfCameras | None:
+    ) -> values.MasksOfCameras | None:
         """Return the newest masks of each of `cameras`, as `PerceptionClient.latest_of_all` does."""
-        check_names(cameras, "cameras")
+        values.check_names(cameras, "cameras")
         self._client._require_open()
         return await self._wait(
-            lambda: self._client._read_latest_of_all(cameras, 0, max_spread_ms), timeout_ms
+            lambda: self._client._read_latest_of_all(cameras, 0, max_spread_ms), Deadline(timeout_ms).left_s
         )
 
     async def wait_for(
@@ -122,8 +124,9 @@ class AsyncPerceptionClient:
     ) -> FoundObject:
         """Wait until an object with `label` is tracked, as `PerceptionClient.wait_for` does."""
         search = self._client._search(label, camera, most)
-        found = await self._wait(search.find, timeout_ms)
-        return await self._run(partial(self._client._settle, search, found, label, timeout_ms))
+        deadline = Deadline(timeout_ms)
+        found = await self._wait(search.find, deadline.before_reason_s)
+        return await self._run(partial(self._client._settle, search, found, label, deadline))
 
     async def wait_for_camera(self, timeout_ms: int | None = 30_000) -> str:
         """Wait until a camera sends and its frame was processed, as `PerceptionClient.wait_for_camera` does."""
@@ -168,10 +171,10 @@ class AsyncPerceptionClient:
                 raise TransportError("this client is closed: make another one") from error
             raise
 
-    async def _wait(self, find: Callable[[], T | None], timeout_ms: int | None) -> T | None:
+    async def _wait(self, find: Callable[[], T | None], timeout_s: float | None) -> T | None:
         """Return the first result of `find` that is not None, called now and after each arrival; None at the end."""
         self._bind()
-        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             arrival = self._arrival
             found = find()

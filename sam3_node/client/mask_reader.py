@@ -7,7 +7,9 @@ client's callbacks, one at a time.
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,6 +86,40 @@ def _report(callback: _Callback, error: BaseException) -> None:
         except BaseException as another:
             log.error("on_error of a callback has raised", exc_info=another)
     log.error("a callback of masks: %s: %s", type(error).__name__, error, exc_info=error)
+
+
+REASON_S, GRACE_S = 1.0, 0.15
+
+
+class Deadline:
+    """The end of a wait of `timeout_ms` from now on; None never ends.
+
+    The last REASON_S, at most half of the wait, are for finding out why it will fail. That may overrun by GRACE_S.
+    """
+
+    def __init__(self, timeout_ms: int | None) -> None:
+        self.timeout_ms = timeout_ms
+        self._end_s = math.inf if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        self._reason_s = 0.0 if timeout_ms is None else min(REASON_S, timeout_ms / 2000)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are left, not below 0; None without an end."""
+        return None if self.timeout_ms is None else max(0.0, self._end_s - time.monotonic())
+
+    @property
+    def left_ms(self) -> int | None:
+        """The same in milliseconds, rounded up."""
+        return None if self.left_s is None else math.ceil(self.left_s * 1000)
+
+    @property
+    def before_reason_s(self) -> float | None:
+        """Seconds that are left before the reason is looked for."""
+        return None if self.left_s is None else max(0.0, self.left_s - self._reason_s)
+
+    def limit_ms(self, timeout_ms: int) -> int:
+        """Return the time for a part of the work that would take up to `timeout_ms`."""
+        return round(min(timeout_ms, 1000 * max(0.0, self._end_s + GRACE_S - time.monotonic())))
 
 
 class FoundObject(NamedTuple):

@@ -19,34 +19,9 @@ from ..transport import ControlClient, MaskSubscriber, Security
 from ..transport.sockets import SocketOwner
 from ..types import Delivery, Job, MaskFrame, Priority, resume
 from ..wire import Fields
+from . import values
 from .diagnosis import Wanted, diagnose, find_sending_camera
-from .mask_reader import CallbackThread, FoundObject, KnownEpochs, LabelSearch, OnError, OnMasks
-from .values import (
-    AddedObject,
-    MaskLike,
-    MasksOfCameras,
-    PixelBox,
-    Points,
-    Segmentation,
-    Segmentations,
-    SnapshotInfo,
-    SurfacePoints,
-    TrackedObject,
-    check_begins,
-    check_label,
-    check_limits,
-    check_names,
-    drop_none,
-    fetch_snapshot,
-    make_snapshot,
-    pack_prompt,
-    read_added,
-    read_object,
-    read_points,
-    read_segmentation,
-    read_segmentations,
-    with_doubt,
-)
+from .mask_reader import CallbackThread, Deadline, FoundObject, KnownEpochs, LabelSearch, OnError, OnMasks
 
 MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
 CONTROL_ENDPOINT = "tcp://127.0.0.1:5552"
@@ -58,10 +33,11 @@ SAMPLE_MS = 1000
 class PerceptionClient(SocketOwner):
     """A client of one node: it reads masks at endpoint `masks` and sends requests to `control`.
 
-    It is a context manager. The node may start later, and may restart. With `cameras`, masks of other cameras are
-    ignored. With `sure_only`, doubtful instances are left out. Requests raise RequestError or a subclass
-    (UnknownObjectError, UnknownFrameError, CapacityError) when the node refuses them, and TransportError when it does
-    not answer within `timeout_ms`. The argument `camera` is optional while one camera sends frames.
+    It is a context manager: `with PerceptionClient() as node:` connects to the node on this machine, at its default
+    endpoints. The node may start later, and may restart. With `cameras`, masks of other cameras are ignored. With
+    `sure_only`, doubtful instances are left out. Requests raise RequestError or a subclass (UnknownObjectError,
+    UnknownFrameError, CapacityError) when the node refuses them, and TransportError when it does not answer within
+    `timeout_ms`. The argument `camera` is optional while one camera sends frames.
 
     Object ids begin again when the node is restarted. Before the client returns anything with ids of the new epoch, it
     raises NodeRestarted, once for each camera: forget the ids of that camera, and go on. With `on_restart`, it calls
@@ -90,7 +66,7 @@ class PerceptionClient(SocketOwner):
         sure_only: bool = False,
         security: Security | None = None,
     ) -> None:
-        cameras = check_names(cameras, "cameras")
+        cameras = values.check_names(cameras, "cameras")
         self._wanted = Wanted(masks, control, delivery, tuple(cameras))
         self._on_restart, self._sure_only = on_restart, sure_only
         self._epochs = KnownEpochs()
@@ -99,6 +75,7 @@ class PerceptionClient(SocketOwner):
         self._callbacks: CallbackThread | None = None
         self._starting = threading.Lock()
         self._closed = False
+        self._timeout_ms = timeout_ms
         self._control = ControlClient(control, timeout_ms, security)
         try:
             self._masks = MaskSubscriber(masks, delivery, cameras, security, lazy=True)
@@ -151,22 +128,22 @@ class PerceptionClient(SocketOwner):
 
     def latest_of_all(
         self, cameras: Sequence[str], timeout_ms: int | None = None, max_spread_ms: float = math.inf
-    ) -> MasksOfCameras | None:
+    ) -> values.MasksOfCameras | None:
         """Wait for new masks of any camera. Return the newest masks of each of `cameras`.
 
         Their captures are at most `max_spread_ms` apart. Returns None, and raises NodeRestarted, as `latest` does.
         Masks from before a restart are forgotten. Masks of other cameras are passed over.
         """
-        check_names(cameras, "cameras")
+        values.check_names(cameras, "cameras")
         self._require_open()
         return self._read_latest_of_all(cameras, timeout_ms, max_spread_ms)
 
     def _read_latest_of_all(
         self, cameras: Sequence[str], timeout_ms: int | None, max_spread_ms: float
-    ) -> MasksOfCameras | None:
-        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+    ) -> values.MasksOfCameras | None:
+        deadline = Deadline(timeout_ms)
         while True:
-            masks = self._read_latest(_milliseconds_to(deadline_s))
+            masks = self._read_latest(deadline.left_ms)
             if masks is None:
                 return None
             self._together[masks.camera] = masks
@@ -177,7 +154,7 @@ class PerceptionClient(SocketOwner):
                 self._together[waiting.camera] = waiting
             known = self._together.copy()
             if all(camera in known for camera in cameras):
-                found = MasksOfCameras({camera: known[camera] for camera in cameras})
+                found = values.MasksOfCameras({camera: known[camera] for camera in cameras})
                 if found.spread_ms <= max_spread_ms:
                     return found
 
@@ -225,8 +202,9 @@ class PerceptionClient(SocketOwner):
         TransportError with lossless delivery and after `close`.
         """
         search = self._search(label, camera, most)
-        found = self._masks.newest.wait(search.find, None if timeout_ms is None else timeout_ms / 1000)
-        return self._settle(search, found, label, timeout_ms)
+        deadline = Deadline(timeout_ms)
+        found = self._masks.newest.wait(search.find, deadline.before_reason_s)
+        return self._settle(search, found, label, deadline)
 
     def wait_for_camera(self, timeout_ms: int | None = 30_000) -> str:
         """Wait until the node has processed a frame of a camera that sends, and return that camera's name.
@@ -242,16 +220,20 @@ class PerceptionClient(SocketOwner):
     def _search_camera(self, timeout_ms: int | None) -> Job[str]:
         """Ask the node for a camera that sends, once in each turn."""
         self._require_open()
-        deadline_s = time.monotonic() + (math.inf if timeout_ms is None else timeout_ms / 1000)
+        deadline, reason = Deadline(timeout_ms), ""
         while not self._closed:
-            # without a node, a request would wait longer than the deadline
-            description = self._describe_node() if self.connected else None
+            description = None
+            if self.connected:  # without a node, a request would wait in vain
+                with suppress(TransportError):
+                    description = self._describe(deadline)
             camera = find_sending_camera(description, self._wanted.cameras)
             if camera is not None:
                 return camera
-            if time.monotonic() > deadline_s:
+            if not reason and deadline.before_reason_s == 0:
+                reason = self._explain(deadline)
+            if deadline.left_s == 0:
                 kind = AuthenticationError if self._masks.refusals else TransportError
-                raise kind(f"no camera sent frames within {timeout_ms} ms: {self.diagnosis()}")
+                raise kind(f"no camera sent frames within {timeout_ms} ms: {reason}")
             yield
         raise TransportError("cannot wait for a camera: this client is closed")
 
@@ -262,70 +244,87 @@ class PerceptionClient(SocketOwner):
         for up to a second at what the masks endpoint sends instead, such as the frames of a camera.
         """
         self._require_open()
+        return self._explain(Deadline(None))
+
+    def _explain(self, deadline: Deadline) -> str:
+        """Return the diagnosis, made in the time that is left."""
+        description = None
         try:
-            description = cast(dict[str, Any], self._control.call("describe"))
+            description = self._describe(deadline)
         except AuthenticationError as error:
             return str(error)
         except TransportError:
-            description = None
+            pass
         if self._masks.refusals:
             return self._masks.refusals[0]
-        connected = self.connected
-        return diagnose(description, self._wanted, connected, self._masks.count_arrivals(SAMPLE_MS))
+        arrivals = self._masks.count_arrivals(deadline.limit_ms(SAMPLE_MS))
+        return diagnose(description, self._wanted, self.connected, arrivals)
 
     def add_object(
         self,
         *,
-        points: Points | None = None,
+        points: values.Points | None = None,
         labels: Sequence[int] | None = None,
-        box: PixelBox | None = None,
-        mask: MaskLike | None = None,
+        box: values.PixelBox | None = None,
+        mask: values.MaskLike | None = None,
         label: str | None = None,
         seq: int | None = None,
         camera: str | None = None,
         priority: Priority | None = None,
         choice: int | None = None,
-    ) -> AddedObject:
+    ) -> values.AddedObject:
         """Track a new object. The result holds its id.
 
         Prompts are `points` [n, 2] with `labels` [n] (1 inside, 0 outside; default all 1), `box` (x0, y0, x1, y1) or
-        `mask` bool [height, width]. With `seq`, the prompt applies at once to that recent frame, and the result holds
-        the mask. Without `seq`, it applies to the next frame that arrives. An object of `priority` "low" is tracked on
-        every second frame while the node exceeds its latency budget. With `choice`, it begins with that one of the
-        `candidates` that `segment` finds for this prompt, counted from 0: the part, or the whole.
+        `mask` [height, width] of bool, of 0 and 1, or of 0 and 255. Of a box that reaches beyond the frame, the node
+        uses the part inside, and the result's `note` says so. A box outside raises RequestError. With `seq`, the prompt
+        applies at once to that recent frame, and the result holds the mask. Without `seq`, it applies to the next frame
+        that arrives. An object of `priority` "low" is tracked on every second frame while the node exceeds its latency
+        budget. With `choice`, it begins with that one of the `candidates` that `segment` finds for this prompt, counted
+        from 0: the part, or the whole.
         """
-        check_begins(points, labels, box, mask)
-        given = drop_none(label=label, seq=seq, priority=priority, choice=choice)
-        args = pack_prompt(points, labels, box, mask) | given
+        values.check_begins(points, labels, box, mask)
+        given = values.drop_none(label=label, seq=seq, priority=priority, choice=choice)
+        args = values.pack_prompt(points, labels, box, mask) | given
+        deadline = Deadline(self._timeout_ms)
         try:
             result = self._call_with_epoch("add_object", args, camera)
         except NodeRestarted:
             if self._on_restart is None:
                 raise
-            result = self._call_with_epoch("add_object", args, camera)
-        added = read_added(result)
+            result = self._call_with_epoch("add_object", args, camera, deadline=deadline)
+        added = values.read_added(result)
         self._report(self._epochs.meet(added.camera, added.epoch))
-        return added
+        newest = self._masks.newest.get(added.camera)
+        size = (
+            added.segmentation.mask.size
+            if added.segmentation
+            else (newest.height, newest.width)
+            if newest
+            else None
+        )
+        return values.note_clipping(added, box, size)
 
     def refine_object(
         self,
         id: int,
         *,
-        points: Points | None = None,
+        points: values.Points | None = None,
         labels: Sequence[int] | None = None,
-        box: PixelBox | None = None,
-        mask: MaskLike | None = None,
+        box: values.PixelBox | None = None,
+        mask: values.MaskLike | None = None,
         seq: int | None = None,
         camera: str | None = None,
         epoch: int | None = None,
-    ) -> Segmentation:
+    ) -> values.Segmentation:
         """Correct a tracked object at once. It takes the same prompts as `add_object`.
 
         They apply to the recent frame `seq` (default: the latest). Points correct the mask of the object on that
         frame. Raises RequestError for an object that has not been on a frame yet.
         """
-        args = pack_prompt(points, labels, box, mask) | drop_none(id=id, seq=seq)
-        return read_segmentation(self._call_on_object("refine_object", args, camera, epoch))
+        args = values.pack_prompt(points, labels, box, mask) | values.drop_none(id=id, seq=seq)
+        segmentation = values.read_segmentation(self._call_on_object("refine_object", args, camera, epoch))
+        return values.note_clipping(segmentation, box, segmentation.mask.size)
 
     def remove_object(self, id: int, *, camera: str | None = None, epoch: int | None = None) -> None:
         """Stop tracking an object."""
@@ -337,34 +336,34 @@ class PerceptionClient(SocketOwner):
         """Change the label of an object. Detections no longer change it afterwards."""
         self._call_on_object("rename_object", {"id": id, "label": label}, camera, epoch)
 
-    def list_objects(self, *, camera: str | None = None) -> list[TrackedObject]:
+    def list_objects(self, *, camera: str | None = None) -> list[values.TrackedObject]:
         """Return the objects that are tracked now."""
-        objects = self._call("list_objects", drop_none(camera=camera)).sequence("objects")
-        tracked = [read_object(Fields(value, "list_objects: object")) for value in objects]
+        objects = self._call("list_objects", values.drop_none(camera=camera)).sequence("objects")
+        tracked = [values.read_object(Fields(value, "list_objects: object")) for value in objects]
         for item in tracked:
             self._report(self._epochs.meet(item.camera, item.epoch))
-        return [with_doubt(item, self._masks.newest.get(item.camera)) for item in tracked]
+        return [values.with_doubt(item, self._masks.newest.get(item.camera)) for item in tracked]
 
     def segment(
         self,
         *,
-        points: Points | None = None,
+        points: values.Points | None = None,
         labels: Sequence[int] | None = None,
-        box: PixelBox | None = None,
+        box: values.PixelBox | None = None,
         seq: int | None = None,
         camera: str | None = None,
         multimask: bool = False,
-    ) -> Segmentation:
+    ) -> values.Segmentation:
         """Segment once, without tracking, on the recent frame `seq` (default: the latest).
 
         With `multimask`, the result also holds `candidates`: the masks that this prompt may mean, of a part, a larger
         part and the whole, the surest first. SAM 1, 2 and 3 give three, bundled nano one.
         """
-        check_begins(points, labels, box)
-        args = pack_prompt(points, labels, box, None) | drop_none(
-            seq=seq, camera=camera, multimask=multimask or None
-        )
-        return read_segmentation(self._call("segment", args))
+        values.check_begins(points, labels, box)
+        args = values.pack_prompt(points, labels, box, None)
+        args |= values.drop_none(seq=seq, camera=camera, multimask=multimask or None)
+        segmentation = values.read_segmentation(self._call("segment", args))
+        return values.note_clipping(segmentation, box, segmentation.mask.size)
 
     def segment_everything(
         self,
@@ -376,7 +375,7 @@ class PerceptionClient(SocketOwner):
         most: int | None = None,
         seq: int | None = None,
         camera: str | None = None,
-    ) -> Segmentations:
+    ) -> values.Segmentations:
         """Segment everything on the recent frame `seq` (default: the latest) without prompts, the surest first.
 
         A grid of `grid` x `grid` points (1 to 32, default 16) gives three masks each: a part, a larger part, the whole.
@@ -386,7 +385,7 @@ class PerceptionClient(SocketOwner):
         empty. The node steps frames meanwhile, and works on this between them: set `timeout_ms` for large grids. If the
         frame is to be prompted on afterwards and may no longer be cached then, `pause` before.
         """
-        args = drop_none(
+        args = values.drop_none(
             grid=grid,
             min_iou=min_iou,
             min_stability=min_stability,
@@ -395,17 +394,17 @@ class PerceptionClient(SocketOwner):
             seq=seq,
             camera=camera,
         )
-        return read_segmentations(self._call("segment_everything", args))
+        return values.read_segmentations(self._call("segment_everything", args))
 
     def points(
         self, id: int, *, count: int = 1000, camera: str | None = None, epoch: int | None = None
-    ) -> SurfacePoints:
+    ) -> values.SurfacePoints:
         """Return up to `count` points of an object's visible surface on the latest frame, in metres.
 
         Raises RequestError for an object without a mask or without depth on that frame.
         """
         args = {"id": id, "count": count}
-        return read_points(self._call_on_object("points", args, camera, epoch))
+        return values.read_points(self._call_on_object("points", args, camera, epoch))
 
     def set_prompts(
         self,
@@ -421,15 +420,15 @@ class PerceptionClient(SocketOwner):
         detection to start an object, `most` the maximum number of objects, and `priorities` their priority. A number
         as `most` holds for every name.
         """
-        names = check_names(prompts, "prompts", '["red mug"]')
+        names = values.check_names(prompts, "prompts", '["red mug"]')
         most = dict.fromkeys(names, most) if isinstance(most, int) else most
         given = {"scores": scores, "most": most, "priorities": priorities}
-        limits = {name: check_limits(values, name) for name, values in given.items() if values}
+        limits = {name: values.check_limits(by_name, name) for name, by_name in given.items() if by_name}
         self._open_control.call("set_prompts", prompts=names, **limits)
 
     def reset(self, *, camera: str | None = None) -> None:
         """Remove all objects, of one camera or of all."""
-        self._open_control.call("reset", **drop_none(camera=camera))
+        self._open_control.call("reset", **values.drop_none(camera=camera))
 
     def pause(self) -> None:
         """Stop processing frames until `resume`."""
@@ -443,16 +442,16 @@ class PerceptionClient(SocketOwner):
         """Return the status of the node."""
         return cast(dict[str, Any], self._open_control.call("status"))
 
-    def snapshot(self, name: str) -> SnapshotInfo:
+    def snapshot(self, name: str) -> values.SnapshotInfo:
         """Let the node keep a snapshot of all that it tracks, in a file `name` beside its `snapshot.path`.
 
         It takes no longer than a frame from the node's work. Raises SnapshotError if it cannot be written.
         """
-        return make_snapshot(self._open_control, name)
+        return values.make_snapshot(self._open_control, name)
 
     def fetch_snapshot(self) -> bytes:
         """Return a snapshot of all that the node tracks, for a file that `sam3-node run --restore-from` takes."""
-        return fetch_snapshot(self._open_control)
+        return values.fetch_snapshot(self._open_control)
 
     def restore(self, name: str) -> None:
         """Let the node track again what it tracked at the snapshot `name`. Object ids begin again.
@@ -485,16 +484,20 @@ class PerceptionClient(SocketOwner):
 
     def _search(self, label: str, camera: str | None, most: int | None) -> LabelSearch:
         self._require_open()
-        check_label(label)
+        values.check_label(label)
         self._require_newest("wait_for")
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise RequestError(f"most: expected a whole number of at least 1, found {most!r}")
         return LabelSearch(self._masks, label, camera, self._sure_only, self._epochs.has_ended, most)
 
     def _settle(
-        self, search: LabelSearch, found: FoundObject | None, label: str, timeout_ms: int | None
+        self, search: LabelSearch, found: FoundObject | None, label: str, deadline: Deadline
     ) -> FoundObject:
-        """Return what a search has found, or raise the error that says what was seen instead."""
+        """Return what a search has found, or finds until its end; else raise the error that says what was seen."""
+        reason = ""
+        if found is None and not self._closed:
+            reason = self._explain(deadline) if search.describe_sight() is None else ""
+            found = self._masks.newest.wait(search.find, deadline.left_s)
         if found is not None:
             masks = found.masks
             self._report(self._epochs.meet(masks.camera, masks.epoch, masks.node))
@@ -504,15 +507,15 @@ class PerceptionClient(SocketOwner):
         sight = search.describe_sight()
         if sight is None:
             kind = AuthenticationError if self._masks.refusals else TransportError
-            raise kind(f"no masks came within {timeout_ms} ms: {self.diagnosis()}")
-        raise NotSeenError(f"no object {label!r} was tracked within {timeout_ms} ms: {sight}")
+            raise kind(f"no masks came within {deadline.timeout_ms} ms: {reason}")
+        raise NotSeenError(f"no object {label!r} was tracked within {deadline.timeout_ms} ms: {sight}")
 
     def _take_next(self, timeout_ms: int | None) -> MaskFrame | None:
         """Take the next masks of an epoch that has not ended; raise or report if theirs is new."""
-        deadline_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        masks = self._take(deadline_s)
+        deadline = Deadline(timeout_ms)
+        masks = self._take(deadline)
         while masks is not None and self._epochs.has_ended(masks.camera, masks.epoch):
-            masks = self._take(deadline_s)
+            masks = self._take(deadline)
         if masks is None:
             return None
         restart = self._epochs.meet(masks.camera, masks.epoch, masks.node)
@@ -521,12 +524,12 @@ class PerceptionClient(SocketOwner):
         self._report(restart)
         return self._filter(masks)
 
-    def _take(self, deadline_s: float | None) -> MaskFrame | None:
+    def _take(self, deadline: Deadline) -> MaskFrame | None:
         """Return the next masks: first those that an error held back, or newer ones of their camera."""
         try:
             held = self._held.popleft()
         except IndexError:
-            return self._masks.take(_milliseconds_to(deadline_s))
+            return self._masks.take(deadline.left_ms)
         newer = self._masks.take(0) if self._wanted.delivery == "newest" else None
         if newer is not None and newer.camera == held.camera:
             return newer
@@ -557,10 +560,10 @@ class PerceptionClient(SocketOwner):
         self._require_open()
         return self._control
 
-    def _describe_node(self) -> dict[str, Any] | None:
-        with suppress(TransportError):
-            return cast(dict[str, Any], self._control.call("describe"))
-        return None
+    def _describe(self, deadline: Deadline) -> dict[str, Any]:
+        """Ask the node for its description, in half of the time that is left at most."""
+        timeout_ms = deadline.limit_ms(2 * self._timeout_ms) // 2
+        return cast(dict[str, Any], self._control.call_within(timeout_ms, "describe"))
 
     def _call_on_object(self, op: str, args: dict[str, Any], camera: str | None, epoch: int | None) -> Fields:
         """Send a request that names an object's id, of `epoch` or of the one that this client knows."""
@@ -568,16 +571,21 @@ class PerceptionClient(SocketOwner):
         return self._call_with_epoch(op, args, self._epochs.name_camera(camera), epoch)
 
     def _call_with_epoch(
-        self, op: str, args: dict[str, Any], camera: str | None, epoch: int | None = None
+        self,
+        op: str,
+        args: dict[str, Any],
+        camera: str | None,
+        epoch: int | None = None,
+        deadline: Deadline | None = None,
     ) -> Fields:
         """Send a request that the node refuses if the ids of the camera have begun again."""
         self._require_open()
         known = self._epochs.find(camera)
         if epoch is not None and (known is None or known.epoch != epoch):
-            return self._call(op, args | drop_none(camera=camera, epoch=epoch))
-        checked = drop_none(camera=camera, epoch=known.epoch if known else None)
+            return self._call(op, args | values.drop_none(camera=camera, epoch=epoch))
+        checked = values.drop_none(camera=camera, epoch=known.epoch if known else None)
         try:
-            return self._call(op, args | checked)
+            return self._call(op, args | checked, deadline)
         except NodeRestarted as error:
             if known is not None:
                 error.camera, error.old_epoch = known
@@ -586,10 +594,6 @@ class PerceptionClient(SocketOwner):
                 self._on_restart(error)
             raise
 
-    def _call(self, op: str, args: dict[str, Any]) -> Fields:
-        return Fields(self._open_control.call(op, **args), op)
-
-
-def _milliseconds_to(deadline_s: float | None) -> int | None:
-    """Return the time that is left, not below 0."""
-    return None if deadline_s is None else max(0, math.ceil((deadline_s - time.monotonic()) * 1000))
+    def _call(self, op: str, args: dict[str, Any], deadline: Deadline | None = None) -> Fields:
+        timeout_ms = (deadline or Deadline(None)).limit_ms(self._timeout_ms)
+        return Fields(self._open_control.call_within(timeout_ms, op, **args), op)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, get_args
 
 from ..errors import BusyError, RequestError, SnapshotError
 from ..transport import ControlClient
 from ..types import Mask, MaskFrame, Priority, TrackState
 from ..wire import Fields, decode_mask, encode_mask
 from ..wire.codec import Read, Schema, choice
-from ..wire.frame_prompt import FramePrompt
+from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.messages import read_vectors
 
 if TYPE_CHECKING:
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 else:
     from ..types import lazy_numpy as np
 
-MaskLike: TypeAlias = "Mask | npt.NDArray[np.bool_]"
+MaskLike: TypeAlias = "Mask | npt.NDArray[np.bool_ | np.integer[Any]]"
 Points: TypeAlias = "Sequence[tuple[float, float]] | npt.NDArray[np.floating[Any]]"
 PixelBox: TypeAlias = "Sequence[float] | npt.NDArray[np.floating[Any]]"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class Segmentation(NamedTuple):
     """of the camera's ids at that time"""
     candidates: tuple[Segmentation, ...] = ()
     """All masks that may be meant, by falling score, if they were asked for; `choice` counts them"""
+    note: str = ""
+    """What was done with a box that reaches beyond the frame: the part inside was used"""
 
 
 class AddedObject(NamedTuple):
@@ -75,6 +80,11 @@ class AddedObject(NamedTuple):
     camera: str
     segmentation: Segmentation | None
     epoch: int | None = None
+    note: str = ""
+    """See Segmentation. Without `seq`, it is known from the newest masks that this client got"""
+
+
+Answer = TypeVar("Answer", Segmentation, AddedObject)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +96,9 @@ class SurfacePoints:
     """"camera" or "base\""""
     points_m: npt.NDArray[np.float32]
     """[n, 3]"""
+
+    def __repr__(self) -> str:
+        return f"SurfacePoints({len(self.points_m)} points in frame {self.frame!r}, seq {self.seq})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +186,26 @@ def _check_sides(box: list[float]) -> None:
         )
 
 
-def _to_mask(full: npt.NDArray[np.bool_]) -> Mask:
+def _to_mask(full: npt.NDArray[Any]) -> Mask:
     full = np.asarray(full)
-    if full.ndim != 2 or full.dtype != np.bool_:
-        raise RequestError(f"mask: expected bool [height, width], found {full.dtype} {list(full.shape)}")
-    return Mask.from_full(full)
+    is_flags = full.dtype == np.bool_ or (
+        full.dtype.kind in "iu" and any(np.isin(full, (0, inside)).all() for inside in (1, 255))
+    )
+    if full.ndim != 2 or not is_flags:
+        values = "" if is_flags else f" with values from {full.min()} to {full.max()}" if full.size else ""
+        raise RequestError(
+            "mask: expected [height, width] of bool, of 0 and 1, or of 0 and 255, "
+            f"found {full.dtype} {list(full.shape)}{values}"
+        )
+    return Mask.from_full(full.astype(np.bool_))
+
+
+def note_clipping(answer: Answer, box: PixelBox | None, size: tuple[int, int] | None) -> Answer:
+    """Return an answer with the note on a box that reaches beyond the frame of `size` (height, width), and log it."""
+    note = describe_clipping(box, size)
+    if note:
+        log.warning("%s", note)
+    return answer._replace(note=note)
 
 
 _OPTIONAL: dict[str, Read] = {"epoch?": Fields.integer}

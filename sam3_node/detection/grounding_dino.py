@@ -13,18 +13,8 @@ from torch import Tensor
 from transformers import BertTokenizer, GroundingDinoForObjectDetection
 
 from ..errors import RequestError, UnknownPhraseError
+from ..models import weight_files
 from ..models.pixels import normalise_frame, select, to_corners, to_detections, unit_letterbox
-from ..models.weight_files import (
-    IMAGENET,
-    Normalisation,
-    load_tokenizer,
-    load_whole,
-    name_weights,
-    pick_device,
-    pick_dtype,
-    read_normalisation,
-    read_preprocessing,
-)
 from ..types import Detection
 from .detectors import MAX_DETECTIONS, MAX_IOU, raise_model_error
 from .phrases import quote_phrase
@@ -59,7 +49,7 @@ class GroundingDinoDetector:
         *,
         name: str,
         dtype: torch.dtype = torch.float32,
-        normalisation: Normalisation = IMAGENET,
+        normalisation: weight_files.Normalisation = weight_files.IMAGENET,
         shortest: int = SHORT_SIDE,
         longest: int = MAX_LONG_SIDE,
         iou: float = MAX_IOU,
@@ -155,17 +145,17 @@ def load_grounding_dino(
 
     See `load_tracker` for `device` and `dtype`. Raises ModelError if the weights or the tokenizer cannot be used.
     """
-    place = pick_device(device)
+    place = weight_files.pick_device(device)
     name = os.fspath(name_or_path)
-    model: Any = load_whole(name, CLASSES, torch.float32)
-    tokenizer = load_tokenizer(name, BertTokenizer, model.config.text_config.vocab_size)
-    shortest, longest = _limits(read_preprocessing(name).get("size"))
+    model: Any = weight_files.load_whole(name, CLASSES, torch.float32)
+    tokenizer = weight_files.load_tokenizer(name, BertTokenizer, model.config.text_config.vocab_size)
+    shortest, longest = _limits(weight_files.read_preprocessing(name).get("size"))
     return GroundingDinoDetector(
         model.to(place),
         tokenizer,
-        name=name_weights(name),
-        dtype=pick_dtype(dtype, place),
-        normalisation=read_normalisation(name, IMAGENET),
+        name=weight_files.name_weights(name),
+        dtype=weight_files.pick_dtype(dtype, place),
+        normalisation=weight_files.read_normalisation(name, weight_files.IMAGENET),
         shortest=shortest,
         longest=longest,
     )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import CLIPTokenizer, Sam3Model
 from transformers.models.sam3.modeling_sam3 import inverse_sigmoid
 
+from ..models import weight_files
 from ..models.pixels import (
     MAX_CANDIDATES,
     SelectedBoxes,
@@ -25,16 +26,6 @@ from ..models.pixels import (
 )
 from ..models.sam.tracker_model import TrackerModel
 from ..models.sam.vit import WindowedViT, side
-from ..models.weight_files import (
-    CENTRED,
-    Normalisation,
-    load_tokenizer,
-    load_whole,
-    name_weights,
-    pick_device,
-    pick_dtype,
-    read_normalisation,
-)
 from ..types import Detection
 from .detectors import MAX_DETECTIONS, MAX_IOU, raise_model_error
 from .phrases import check_token_counts
@@ -118,7 +109,7 @@ class Sam3ConceptDetector:
         tokenizer: Any,
         *,
         name: str,
-        normalisation: Normalisation = CENTRED,
+        normalisation: weight_files.Normalisation = weight_files.CENTRED,
         iou: float = MAX_IOU,
         limit: int = MAX_DETECTIONS,
     ) -> None:
@@ -204,15 +195,15 @@ def load_sam3_concept(
     See `load_tracker` for `device` and `dtype`. tracker: a model whose trunk is shared if it is equal. Raises
     ModelError if the weights or the tokenizer cannot be used.
     """
-    place = pick_device(device)
+    place = weight_files.pick_device(device)
     name = os.fspath(name_or_path)
-    model: Any = load_whole(name, CLASSES, pick_dtype(dtype, place))
-    tokenizer = load_tokenizer(name, CLIPTokenizer, model.config.text_config.vocab_size)
+    model: Any = weight_files.load_whole(name, CLASSES, weight_files.pick_dtype(dtype, place))
+    tokenizer = weight_files.load_tokenizer(name, CLIPTokenizer, model.config.text_config.vocab_size)
     detector = Sam3ConceptDetector(
         model.to(place),
         tokenizer,
-        name=name_weights(name),
-        normalisation=read_normalisation(name, CENTRED),
+        name=weight_files.name_weights(name),
+        normalisation=weight_files.read_normalisation(name, weight_files.CENTRED),
     )
     if tracker is not None:
         detector.share_trunk_with(tracker)

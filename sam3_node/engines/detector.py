@@ -26,6 +26,7 @@ from ..models.sam.stages import Run
 from ..models.yolo.network import Detections, YoloWorld, anchors, load_yolo_world
 from ..settings import DetectorSettings, ModelSettings, Settings
 from ..types import Image
+from . import validation
 from .engine_store import EngineKey, EngineStore, StoredEngine, checkpoint_digest, describe_tensorrt
 from .export import BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
@@ -33,15 +34,6 @@ from .slot import EngineSlot, GateClip, LoadedEngines, require_gpu, shorten_reas
 from .specs import StageSpec, detector_stage
 from .tensorrt.builder import LOCAL, build
 from .tensorrt.runtime import TensorRTRun
-from .validation import (
-    Clock,
-    Report,
-    StageComparator,
-    StageTime,
-    TimedStage,
-    read_clock,
-    without_tf32,
-)
 
 PHRASES = 16
 """Phrases that an engine takes at once. YOLO-World gives each box to the phrase that fits best, and a phrase given
@@ -150,7 +142,7 @@ def serve_detector(detector: Detector, settings: Settings) -> None:
         DetectorSlot(detector, settings).serve()
 
 
-def check_detector(settings: Settings, source: str | Path | None = None) -> Report:
+def check_detector(settings: Settings, source: str | Path | None = None) -> validation.Report:
     """Run the gate on the detector's engine that `settings` ask for, and store its report; see `EngineSlot.check`."""
     with reraise_out_of_memory(EngineError, f"while {settings.detector.name} was loaded"):
         detector = load_chosen(settings.detector, settings.model)
@@ -163,7 +155,9 @@ class DetectorSlot(EngineSlot):
 
     subject = "the detector's engine"
 
-    def __init__(self, detector: YoloWorldDetector, settings: Settings, clock: Clock = read_clock) -> None:
+    def __init__(
+        self, detector: YoloWorldDetector, settings: Settings, clock: validation.Clock = validation.read_clock
+    ) -> None:
         super().__init__(settings, clock)
         self.detector = detector
 
@@ -182,7 +176,7 @@ class DetectorSlot(EngineSlot):
         run = TensorRTRun(stored.read_plan(DETECT), spec, self._device, kernels=stored.kernels_path(DETECT))
         return LoadedEngines(stored, {DETECT: run}, {DETECT: spec})
 
-    def compare(self, engines: LoadedEngines, clip: GateClip) -> Report:
+    def compare(self, engines: LoadedEngines, clip: GateClip) -> validation.Report:
         text = self.detector.prepare(choose_phrases(self.settings.detector)).vectors.float()
         folder = resolve_folder(self.settings.detector)
         reference = load_yolo_world(folder, device=text.device, dtype="float32")
@@ -203,7 +197,7 @@ class DetectorSlot(EngineSlot):
         self.detector.name = f"{self.detector.name} (torch: {shorten_reason(reason)})"
 
 
-@without_tf32()
+@validation.without_tf32()
 @torch.inference_mode()
 def compare_detector(
     reference: YoloWorld,
@@ -212,7 +206,7 @@ def compare_detector(
     frames: Sequence[Image],
     text: Tensor,
     min_cosine: float,
-) -> Report:
+) -> validation.Report:
     """Compare `run`, an engine of spec `spec`, with the network in float32.
 
     frames: BGR uint8 [h, w, 3] each. text: vectors [K, D] of 1 to PHRASES phrases. Boxes are compared as distances from
@@ -220,29 +214,31 @@ def compare_detector(
     """
     if not frames:
         raise EngineError("expected frames to compare the detector's engine on, found none")
-    comparator = StageComparator(spec, _relative_to_anchors(reference), _relative_to_anchors(run))
+    comparator = validation.StageComparator(spec, _relative_to_anchors(reference), _relative_to_anchors(run))
     for comparator.frame, image in enumerate(frames):
         config = reference.config
         pixels, _ = letterbox(image, config.image_size, device=text.device, resize=config.resize)
         comparator(pixels, pad_phrases(text))
     faults = (comparator.fault,) if comparator.fault else ()
-    return Report(min_cosine, 0.0, len(frames), tuple(comparator.figures()), None, faults, tracked=False)
+    return validation.Report(
+        min_cosine, 0.0, len(frames), tuple(comparator.figures()), None, faults, tracked=False
+    )
 
 
 @torch.inference_mode()
 def time_detector(
-    network: Run, own: YoloWorld, frames: Sequence[Image], text: Tensor, clock: Clock
-) -> tuple[StageTime, ...]:
+    network: Run, own: YoloWorld, frames: Sequence[Image], text: Tensor, clock: validation.Clock
+) -> tuple[validation.StageTime, ...]:
     """Time a network beside torch's own on frames, BGR uint8 [h, w, 3] each, with vectors [K, D] of phrases."""
     text = text.to(own.backbone.stem.conv.weight.dtype)
-    pair = [TimedStage(run, partial(clock, text.device)) for run in (network, own)]
+    pair = [validation.TimedStage(run, partial(clock, text.device)) for run in (network, own)]
     times: list[list[float]] = []
     for image in frames:
         pixels, _ = letterbox(image, own.config.image_size, device=text.device, resize=own.config.resize)
         for stage in pair:
             stage(pixels, text)
         times.append([stage.take_ms() for stage in pair])
-    return (StageTime(DETECT, *np.median(times, axis=0).tolist()),)
+    return (validation.StageTime(DETECT, *np.median(times, axis=0).tolist()),)
 
 
 def choose_phrases(settings: DetectorSettings) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ..errors import EngineError, SettingsError, require
 from ..files import explain_os_error, write_output
 from ..models import TrackerModel
-from ..settings import EngineSettings, Section, read_toml
+from ..settings import EngineSettings, Section, describe_faults, read_toml
 from ..types import Image
 from .engine_store import StoredEngine
 from .export import export
@@ -100,21 +100,13 @@ def load_recipe(path: Path | None) -> Recipe:
     try:
         return Recipe(**read_toml(path))
     except ValidationError as error:
-        raise SettingsError(f"{path} does not validate: {describe_wrong_fields(error)}") from error
+        raise SettingsError(f"{path} does not validate: {describe_faults(error)}") from error
 
 
 def find_layers(stage: nn.Module, kinds: tuple[str, ...] = tuple(KINDS)) -> Layers:
     """Return the layers of these kinds by name, in the order of the stage."""
     classes = tuple(KINDS[kind] for kind in kinds)
     return {name: layer for name, layer in stage.named_modules() if isinstance(layer, classes)}
-
-
-def describe_wrong_fields(error: ValidationError) -> str:
-    """Describe each wrong field: what it needs and what was found."""
-    return "; ".join(
-        f"{'.'.join(map(str, item['loc'])) or 'the whole'}: {item['msg']} (found {str(item['input'])[:80]!r})"
-        for item in error.errors()
-    )
 
 
 def _describe_unknown(pattern: str, names: list[str]) -> str:
@@ -213,7 +205,7 @@ class Scales(Section):
             with explain_os_error(EngineError, f"cannot read FP8 scales from {path}", f"; {CALIBRATE_HINT}"):
                 scales = cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
-            fields = describe_wrong_fields(error)
+            fields = describe_faults(error)
             raise EngineError(f"{path} holds no FP8 scales: {fields}; {CALIBRATE_HINT}") from error
         wrong = [name for name, amax in scales.amax.items() if not (math.isfinite(amax) and amax >= 0)]
         if wrong:

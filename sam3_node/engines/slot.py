@@ -29,16 +29,7 @@ from ..models.sam.stages import Run, Stages
 from ..settings import EngineSettings, Settings
 from ..tracking import ObjectPrompt
 from ..types import Image
-from .engine_store import (
-    FP8,
-    EngineKey,
-    EngineStore,
-    StoredEngine,
-    choose_model_dtype,
-    compute_key,
-    load_model_in,
-    resolve_dtype,
-)
+from . import engine_store
 from .inductor import INDUCTOR, InductorRun
 from .oom import STAGE_ERRORS, reraise_out_of_memory, to_engine_error
 from .quantize import Quantisation, quantise_encoder
@@ -56,7 +47,7 @@ _log = logging.getLogger(__name__)
 class LoadedEngines(NamedTuple):
     """Engines on the device, not yet validated; `runs` and their `specs` by stage."""
 
-    stored: StoredEngine
+    stored: engine_store.StoredEngine
     runs: Mapping[str, Run]
     specs: Mapping[str, StageSpec]
 
@@ -75,11 +66,11 @@ class EngineSlot(ABC):
         """Raise EngineError unless the device can have engines."""
 
     @abstractmethod
-    def compute_key(self) -> EngineKey:
+    def compute_key(self) -> engine_store.EngineKey:
         """Return the key that stored engines must match."""
 
     @abstractmethod
-    def load(self, stored: StoredEngine) -> LoadedEngines:
+    def load(self, stored: engine_store.StoredEngine) -> LoadedEngines:
         """Load engines onto the device."""
 
     @abstractmethod
@@ -116,7 +107,7 @@ class EngineSlot(ABC):
     def open(self) -> LoadedEngines:
         """Find the stored engines, and load them onto the device."""
         self.require_device()
-        stored = EngineStore(self.settings.engine.folder).find(self.compute_key())
+        stored = engine_store.EngineStore(self.settings.engine.folder).find(self.compute_key())
         with reraise_out_of_memory(EngineError, f"while loading {self.subject}"):
             return self.load(stored)
 
@@ -158,7 +149,7 @@ def serve_tracker(model: TrackerModel, settings: Settings) -> None:
 def check_tracker(settings: Settings, source: str | Path | None = None) -> Report:
     """Run the gate on the engines that `settings` ask for, and store its report beside them; see `EngineSlot.check`."""
     with reraise_out_of_memory(EngineError, f"while {settings.model.name} was loaded"):
-        model = load_model_in(settings, choose_model_dtype(settings))
+        model = engine_store.load_model_in(settings, engine_store.choose_model_dtype(settings))
     return TrackerSlot(model, settings).check(source)
 
 
@@ -184,20 +175,24 @@ class TrackerSlot(EngineSlot):
         if self.settings.engine.kind != INDUCTOR:
             require_gpu(self.model.device)
 
-    def compute_key(self) -> EngineKey:
-        return compute_key(self.model, self.settings)
+    def compute_key(self) -> engine_store.EngineKey:
+        return engine_store.compute_key(self.model, self.settings)
 
-    def load(self, stored: StoredEngine) -> LoadedEngines:
-        dtype = resolve_dtype(self.settings.engine.arithmetic)
+    def load(self, stored: engine_store.StoredEngine) -> LoadedEngines:
+        dtype = engine_store.resolve_dtype(self.settings.engine.arithmetic)
         specs = tracker_stages(self.model, dtype=dtype, trunk=stored.manifest.key.trunk)
         load = self._load_packages if self.settings.engine.kind == INDUCTOR else self._load_plans
         return LoadedEngines(stored, load(stored, specs), specs)
 
-    def _load_packages(self, stored: StoredEngine, specs: Mapping[str, StageSpec]) -> dict[str, Run]:
+    def _load_packages(
+        self, stored: engine_store.StoredEngine, specs: Mapping[str, StageSpec]
+    ) -> dict[str, Run]:
         device = self.model.device
         return {name: InductorRun(stored.read_plan(name), specs[name], device) for name in STAGES}
 
-    def _load_plans(self, stored: StoredEngine, specs: Mapping[str, StageSpec]) -> dict[str, Run]:
+    def _load_plans(
+        self, stored: engine_store.StoredEngine, specs: Mapping[str, StageSpec]
+    ) -> dict[str, Run]:
         """Load plans that share one block of memory, and allocate it: it is known now whether it fits."""
         device = self.model.device
         workspace = Workspace(device)
@@ -212,7 +207,7 @@ class TrackerSlot(EngineSlot):
 
     def compare(self, engines: LoadedEngines, clip: GateClip) -> Report:
         engine = self.settings.engine
-        reference = load_model_in(self.settings, torch.float32)
+        reference = engine_store.load_model_in(self.settings, torch.float32)
         if has_trunk(engines.specs):
             reference.share_trunk()
         return compare_stages(
@@ -221,7 +216,7 @@ class TrackerSlot(EngineSlot):
             clip.frames,
             engine.min_cosine,
             engine.min_iou,
-            dtype=resolve_dtype(engine.arithmetic),
+            dtype=engine_store.resolve_dtype(engine.arithmetic),
             prompts=clip.prompts(reference.image_size),
             find_module=partial(self._load_module, engines),
             served=self.model,
@@ -241,10 +236,10 @@ class TrackerSlot(EngineSlot):
         None for an FP8 encoder whose scales and recipe are not stored beside its engines.
         """
         precision = self.settings.engine.arithmetic
-        model = load_model_in(self.settings, resolve_dtype(precision))
+        model = engine_store.load_model_in(self.settings, engine_store.resolve_dtype(precision))
         if has_trunk(engines.specs):
             model.share_trunk()
-        if precision == FP8 and name == "encode":
+        if precision == engine_store.FP8 and name == "encode":
             quantisation = Quantisation.load(engines.stored)
             return quantise_encoder(model, *quantisation) if quantisation else None
         return tracker_stages(model)[name].module
@@ -285,13 +280,13 @@ def apply_thresholds(report: Report, engine: EngineSettings) -> Report:
     return replace(report, min_cosine=engine.min_cosine, min_iou=engine.min_iou, max_time=engine.max_time)
 
 
-def read_report(stored: StoredEngine) -> Report | None:
+def read_report(stored: engine_store.StoredEngine) -> Report | None:
     """Read the gate's report that is stored beside engines; None where it is absent, damaged, or of other plans."""
     report = Report.load(stored.folder / REPORT)
     return report if report is not None and report.plans == stored.manifest.plans else None
 
 
-def write_report(stored: StoredEngine, report: Report) -> None:
+def write_report(stored: engine_store.StoredEngine, report: Report) -> None:
     """Store the gate's report beside engines; raises OutputError."""
     write_output(stored.folder / REPORT, report.to_json().encode())
 

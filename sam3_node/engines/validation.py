@@ -31,6 +31,7 @@ from ..errors import EngineError, ModelError
 from ..models import TrackerModel
 from ..models.pixels import mask_boxes
 from ..models.sam.stages import Decoded, Run, Stages
+from ..settings import describe_faults
 from ..tracking import ObjectPrompt, Tracker
 from ..tracking.association import mask_iou
 from ..types import Image
@@ -169,10 +170,8 @@ class Report:
         try:
             return TypeAdapter(cls).validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"])) or "the whole"
             raise EngineError(
-                f"expected a report of the gate, found another text ({field}: {first['msg']}); "
+                f"expected a report of the gate, found another text ({describe_faults(error)}); "
                 "run `sam3-node engine check`"
             ) from error
 

@@ -24,20 +24,11 @@ from transformers import (
 )
 
 from ..errors import ModelError
+from . import weight_files
 from .sam.edgetam import STRIDE, EdgeTam, RepVitConfig
 from .sam.encoder import adapt_sam1
 from .sam.tracker_model import TrackerModel
 from .sam.vit import side
-from .weight_files import (
-    CENTRED,
-    IMAGENET,
-    check_digest,
-    load_pretrained,
-    name_weights,
-    pick_device,
-    pick_dtype,
-    read_normalisation,
-)
 
 NANO = Path(__file__).parent / "nano"
 CLASSES: dict[str, Any] = {
@@ -82,21 +73,21 @@ def load_tracker(
     `image_size` is in pixels; 0 selects the weights' own size. Raises ModelError if the weights are missing, damaged,
     or belong to no SAM model, and for an image size that their encoder does not support.
     """
-    target = pick_device(device)
-    chosen_dtype = pick_dtype(dtype, target)
+    target = weight_files.pick_device(device)
+    chosen_dtype = weight_files.pick_dtype(dtype, target)
     if target.type == "cuda" and target.index is not None:
         torch.cuda.set_device(target)
     name = os.fspath(name_or_path)
     if name == "nano":
-        check_digest(NANO / "model.safetensors")
+        weight_files.check_digest(NANO / "model.safetensors")
     files = str(NANO) if name == "nano" else name
     source, has_memory = _load_source(files, name, image_size)
-    family = CENTRED if isinstance(source, Sam3TrackerVideoModel) else IMAGENET
-    normalisation = read_normalisation(files, family)
+    family = weight_files.CENTRED if isinstance(source, Sam3TrackerVideoModel) else weight_files.IMAGENET
+    normalisation = weight_files.read_normalisation(files, family)
     source = cast_source(source, target, chosen_dtype)
     model = TrackerModel(
         adapt_sam1(source) if isinstance(source, SamModel) else source,
-        name=name_weights(name),
+        name=weight_files.name_weights(name),
         mean=normalisation.mean,
         std=normalisation.std,
         has_memory=has_memory,
@@ -108,7 +99,7 @@ def load_tracker(
 
 def _load_source(files: str, name: str, image_size: int) -> tuple[Any, bool]:
     """Load the transformers model; return it, and True if the weights include its memory modules."""
-    source, missing = load_pretrained(
+    source, missing = weight_files.load_pretrained(
         files, CLASSES, configure=lambda config: set_image_size(config, image_size, name)
     )
     essential = [key for key in missing if not key.startswith(MEMORY_MODULES)]

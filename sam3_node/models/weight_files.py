@@ -52,6 +52,21 @@ def check_weight_files(folder: Path) -> None:
         )
 
 
+def locate_weights(name: str) -> str:
+    """Say where the files of weights lie, without loading them. Raises ModelError where nothing can be loaded."""
+    if name == "nano":
+        return "nano, bundled"
+    _check_folder(name)
+    if not os.path.isdir(name):
+        is_here = _find(name, CONFIG, local_files_only=True) is not None
+        return f"{name}, {'in the cache' if is_here else 'not here yet: the first start fetches them'} of the hub"
+    check_weight_files(Path(name))
+    files = list_weight_files(Path(name))
+    if not files[0].is_file() or len(files) == 1:
+        raise ModelError(f"{name}: expected {CONFIG} and weights as .safetensors, found no such files")
+    return f"{name}, {sum(path.stat().st_size for path in files) / 1e6:.0f} MB"
+
+
 def _check_links(folder: Path) -> Iterator[str]:
     real = folder.resolve()
     roots = [real, real.parents[1] / "blobs"] if real.parent.name == "snapshots" else [real]
@@ -324,11 +339,12 @@ def _reading(name: str, files: str) -> Iterator[None]:
         raise explained from error
 
 
-def _find(name: str, file: str) -> str | None:
+def _find(name: str, file: str, **options: Any) -> str | None:
     """Return the path of a file of a folder or hub repository; None if there is none."""
     path: str | None = cached_file(
         name,
         file,
+        **options,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )

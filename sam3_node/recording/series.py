@@ -16,24 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .. import wire
 from ..bags.native import COLOUR, RECORDER
 from ..bags.native.writer import SplitRecordingWriter, compress_colour, describe_compression
 from ..errors import OutputError, WireError
 from ..settings import RecordSettings
 from ..transport import ReceivedMessage
 from ..types import Closeable, Frame, MaskFrame, count_missing_frames
-from ..wire import (
-    DROPPED,
-    EVENTS_TOPIC,
-    FAILED,
-    POSES_ROOT,
-    SERVED,
-    Event,
-    unpack_event,
-    unpack_frame,
-    unpack_masks,
-    unpack_pose,
-)
 from ..wire.images import CHANNELS
 
 MAX_CAMERAS = 64
@@ -121,18 +110,18 @@ class RecordedSeries(Closeable):
 
     def _accept(self, parts: list[memoryview], received_ns: int) -> None:
         future: Future[Frame] | None = None
-        if parts[0] == EVENTS_TOPIC:
-            write = partial(self._write_event, unpack_event(parts), parts[1], received_ns)
+        if parts[0] == wire.EVENTS_TOPIC:
+            write = partial(self._write_event, wire.unpack_event(parts), parts[1], received_ns)
         elif bytes(parts[0][:6]) == b"masks/":
-            masks = unpack_masks(parts)
+            masks = wire.unpack_masks(parts)
             self.report.admit(masks.camera)
             write = partial(self._write_masks, masks, parts[1], received_ns)
-        elif parts[0][: len(POSES_ROOT)] == POSES_ROOT:
-            pose = unpack_pose(parts)
+        elif parts[0][: len(wire.POSES_ROOT)] == wire.POSES_ROOT:
+            pose = wire.unpack_pose(parts)
             self.report.admit_pose(pose.frame)
             write = partial(self._write_pose, pose.frame, parts[1], received_ns)
         else:
-            frame = unpack_frame(parts)
+            frame = wire.unpack_frame(parts)
             self.report.admit(frame.camera)
             write = partial(self._write_frame, frame, received_ns)
             if self._record.colour != "raw" and frame.encoding in CHANNELS:
@@ -152,7 +141,7 @@ class RecordedSeries(Closeable):
         except Exception as error:  # no malformed message may end the recording
             self.report.reject(error)
 
-    def _write_event(self, event: Event, body: memoryview, received_ns: int) -> None:
+    def _write_event(self, event: wire.Event, body: memoryview, received_ns: int) -> None:
         self.files.current().write_event(body, event.n, received_ns)
         if self.report.add_event(event):
             self._on_restart()
@@ -254,7 +243,7 @@ class RecordReport:
             counts.masks_lost += 1
         self._last_stepped[masks.camera] = masks.seq
 
-    def add_event(self, event: Event) -> bool:
+    def add_event(self, event: wire.Event) -> bool:
         """Count a recorded event; return True if it comes from a node that was restarted."""
         self.events += 1
         is_restart = self._last_event is not None and event.n <= self._last_event
@@ -306,10 +295,10 @@ class RecordReport:
             "last_error": self.last_error,
         }
 
-    def _follow(self, event: Event) -> None:
+    def _follow(self, event: wire.Event) -> None:
         """Update the last stepped seq: a failed frame was stepped, too; a camera that is served again starts anew."""
         camera, seq = str(event.args.get("camera")), event.args.get("seq")
-        if event.op in (SERVED, DROPPED):
+        if event.op in (wire.SERVED, wire.DROPPED):
             self._last_stepped.pop(camera, None)
-        elif event.op == FAILED and isinstance(seq, int) and camera in self.cameras:
+        elif event.op == wire.FAILED and isinstance(seq, int) and camera in self.cameras:
             self._last_stepped[camera] = seq

@@ -24,11 +24,11 @@ from .outputs import write_outputs
 from .schedule import Schedule, open_schedule
 from .second_pass import read_results
 from .shards import FIRST_PASS, SECOND_PASS, Shards
-from .store import Store, Summary, open_store
+from .store import WORK, Store, Summary, open_store
 
 log = logging.getLogger(__name__)
 
-IDENTITY = "job.json"
+IDENTITY = f"{WORK}/job.json"
 SUMMARY = "summary.json"
 FREE_FIELDS = ("out", "outputs", "allow_gaps")
 """Fields of a job that may change when it is continued."""
@@ -99,6 +99,7 @@ class JobSession:
                 recording=PurePosixPath(summary.bag).name,
                 has_images="images" in summary.outputs,
                 dataset=self.schedule.dataset,
+                recorded=self.schedule.recorded_masks if self.schedule.job.mode == "as-recorded" else None,
             )
             self.store.keep(written)
         if missing or self.read_finished() is None:

@@ -23,7 +23,7 @@ from ..calibration import Calibration
 from ..detection.phrases import clean_label, clean_prompts
 from ..errors import ReplayError, RequestError, WireError
 from ..files import explain_os_error, safe_file_name
-from ..settings import Settings
+from ..settings import Settings, describe_faults
 from ..wire import Fields
 from ..wire.codec import Schema, integer
 from ..wire.frame_prompt import FramePrompt, check_parts
@@ -31,7 +31,7 @@ from .davis_png import read_labels, read_mask
 
 Mode = Literal["as-recorded", "every"]
 Strategy = Literal["forward", "bidirectional", "multi-shot"]
-Output = Literal["mcap", "mcap-images", "coco", "png", "overlay", "images", "lerobot"]
+Output = Literal["mcap", "mcap-images", "coco", "png", "overlay", "images", "lerobot", "report"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OUTPUTS: tuple[Output, ...] = get_args(Output)
@@ -208,8 +208,7 @@ def _checking(what: str) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ReplayError(f"the {what} not fit this version: {first['loc']}, {first['msg']}") from error
+        raise ReplayError(f"the {what} not fit this version: {describe_faults(error)}") from error
 
 
 def _recorded_sections(description: Mapping[str, Any], job: Job) -> Sections:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ..bags.formats.lerobot import EPISODES_V3, INFO, Episode, is_lerobot, read_layout
 from ..bags.isolated import IsolatedCalls
 from ..bags.samples import split_selection
-from ..errors import BagError, ReplayError
+from ..errors import BagError, ReplayError, find_version, install_advice
 from ..types import Instance, MaskFrame
 from .davis_png import MaskSource, NumberTable, palette_index
 
@@ -46,13 +46,24 @@ Stats = npt.NDArray[np.float64]
 
 
 def check_lerobot(path: Path) -> None:
-    """Raise ReplayError unless a recording is a LeRobot dataset as a whole, whose copy can have masks."""
-    selection = split_selection(path)
+    """Raise ReplayError that names all that is missing, unless a recording is a whole LeRobot dataset."""
+    selection, missing = split_selection(path), []
     if not is_lerobot(selection.path):
-        raise ReplayError(f"the output lerobot: expected a LeRobot dataset to add masks to, found {path}")
+        missing.append(
+            f"a LeRobot dataset, with the robot's states, actions and tasks: {selection.path} has no {INFO}; record "
+            "with lerobot, or convert the recording with its tools"
+        )
     if not selection.is_whole:
+        missing.append(
+            "all episodes, because the output is a copy of the dataset: leave out the selection behind #"
+        )
+    if find_version("pyarrow") is None:
+        missing.append(f"pyarrow: {install_advice('lerobot-datasets')}")
+    if missing:
+        listed = "".join(f"\n- {item}" for item in missing)
         raise ReplayError(
-            "the output lerobot: expected all episodes, because it is a copy of the dataset; found a selection of them"
+            f"the output lerobot adds masks to a LeRobot dataset; {path} lacks:{listed}\n"
+            "For the masks alone, use --outputs coco, davis or mcap"
         )
 
 

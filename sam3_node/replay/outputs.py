@@ -5,22 +5,27 @@ Each output is complete or absent. File names from a recording never lead out of
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeVar
 
+import cv2
+
 from ..bags.native import COLOUR
 from ..bags.native.writer import RecordingWriter, compress_colour, describe_compression
 from ..errors import BagError, OutputError, ReplayError, WireError
 from ..files import child_path, safe_file_name
-from ..types import Frame, Instance, MaskFrame
-from ..visualization import VideoWriter, overlay
+from ..geometry import mask_iou
+from ..types import NANOSECONDS, Frame, Instance, MaskFrame
+from ..visualization import PALETTE, VideoWriter, overlay
 from ..wire import decode_image, encode_mask, pack_masks
 from ..wire.images import CHANNELS
 from .davis_png import MaskSource, NumberTable, write_palette_pngs
@@ -30,6 +35,7 @@ T = TypeVar("T", MaskFrame, Frame)
 FrameSource = Callable[[], Iterator[Frame]]
 """Each call yields the frames of the recording from the beginning."""
 
+REPORT_PICTURES, REPORT_PICTURE_PX, REPORT_POINTS = 12, 480, 4000
 _IMAGES, _SUFFIXES = "images", {"jpeg": ".jpg", "png": ".png"}
 
 
@@ -46,6 +52,7 @@ class _Sources(NamedTuple):
     recording: str
     has_images: bool
     dataset: Dataset | None
+    recorded: MaskSource | None
 
 
 def write_outputs(
@@ -57,20 +64,22 @@ def write_outputs(
     recording: str = "recording",
     has_images: bool = False,
     dataset: Dataset | None = None,
+    recorded: MaskSource | None = None,
 ) -> list[Path]:
     """Write outputs of these KINDS into the folder `out`. Returns the files and folders written.
 
     An output replaces an older one when it is complete. The same masks and frames give the same bytes. `progress` is
     called with a kind and the number of masks written. COCO names the files of `images` if they are among the kinds or
     were written before (`has_images`), and otherwise places in the `recording`. The kind lerobot needs the `dataset`
-    that was replayed. Raises ReplayError for an unknown kind before anything is written, OutputError if `out` cannot be
-    written, and the exceptions of `masks` and `frames`.
+    that was replayed. The report compares the masks with the `recorded` ones, if there are any. Raises ReplayError for
+    an unknown kind before anything is written, OutputError if `out` cannot be written, and the exceptions of `masks`
+    and `frames`.
     """
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         raise ReplayError(f"unknown output {unknown[0]!r:.60}: expected some of {', '.join(KINDS)}")
     written: list[Path] = []
-    sources = _Sources(masks, frames, recording, has_images or "images" in kinds, dataset)
+    sources = _Sources(masks, frames, recording, has_images or "images" in kinds, dataset, recorded)
     for kind in dict.fromkeys(kinds):
         with _replace_when_complete(out, kind, written) as folder:
             _WRITERS[kind](folder, sources, partial(progress, kind))
@@ -148,6 +157,64 @@ def _write_lerobot(folder: Path, sources: _Sources, progress: Callable[[int], No
     if sources.dataset is None:
         raise ReplayError("the output lerobot: expected a LeRobot dataset to add masks to, found none")
     write_lerobot(folder, sources.dataset.path, sources.masks, progress, sources.dataset.prompts)
+
+
+def _write_report(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+    """Write report.html, one page that needs no other file: pictures, tracks, scores, confidences, and IoU.
+
+    It has at most REPORT_POINTS frames, evenly chosen.
+    """
+    count = sum(1 for _ in sources.masks())
+    stride = max(1, math.ceil(count / REPORT_POINTS))
+    shown = {index * count // REPORT_PICTURES for index in range(REPORT_PICTURES)}
+    cameras: dict[str, dict[str, Any]] = {}
+    pictures, first_ns, model = [], dict[str, int](), ""
+    pairs = join_frames(sources.masks, sources.frames)
+    recorded = join_frames(sources.masks, sources.recorded or (lambda: iter(list[MaskFrame]())))
+    for number, ((masks, frame), (_, before)) in enumerate(zip(pairs, recorded, strict=True)):
+        model = masks.model
+        if number in shown and frame and (picture := _draw_picture(masks, frame)):
+            pictures.append((f"{masks.camera} #{masks.seq}", picture))
+        if number % stride == 0:
+            camera = cameras.setdefault(masks.camera, {"frames": [], "objects": {}})
+            time_ns = masks.capture_ns - first_ns.setdefault(masks.camera, masks.capture_ns)
+            camera["frames"].append((masks.seq, round(time_ns / NANOSECONDS, 3)))
+            known = {instance.id: instance for instance in before.instances} if before else {}
+            for instance in masks.instances:
+                track = camera["objects"].setdefault(instance.id, {"points": []})
+                track["label"] = instance.label
+                track["points"].append(_describe_point(len(camera["frames"]) - 1, instance, known))
+        progress(number + 1)
+    data = {
+        "recording": sources.recording,
+        "model": model,
+        "frames": count,
+        "stride": stride,
+        "palette": PALETTE,
+    }
+    data |= {"compared": sources.recorded is not None, "pictures": pictures, "cameras": cameras}
+    page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # a label may hold </script>
+    (folder / "report.html").write_text(page.replace("DATA", text, 1), encoding="utf-8")
+
+
+def _draw_picture(masks: MaskFrame, frame: Frame) -> str | None:
+    """Return a frame with its masks as the base64 of a small JPEG; None if it cannot be decoded."""
+    with suppress(WireError):
+        image = overlay(decode_image(frame), masks)
+        scale = min(1.0, REPORT_PICTURE_PX / image.shape[1])
+        small = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+        return base64.b64encode(cv2.imencode(".jpg", small)[1].tobytes()).decode()
+    return None
+
+
+def _describe_point(index: int, instance: Instance, recorded: Mapping[int, Instance]) -> tuple[Any, ...]:
+    """Return a point of a track: frame, state, score, confidence, doubt, and IoU with the recorded mask of its id."""
+    state = "n" if instance.state == "tentative" else instance.state[0]
+    confidence = None if instance.confidence is None else round(instance.confidence, 3)
+    before = recorded.get(instance.id)
+    iou = None if before is None else round(mask_iou(instance.mask, before.mask), 3)
+    return index, state, round(instance.score, 3), confidence, int(instance.doubtful), iou
 
 
 def _write_coco(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
@@ -247,18 +314,18 @@ def _make_tracks(cameras: NumberTable[str], tracks: NumberTable[tuple[str, int]]
         yield {"id": number, "video_id": cameras[camera], "instance_id": object_id}
 
 
-def _is_past(masks: MaskFrame, frame: Frame) -> bool:
+def _is_past(masks: MaskFrame, frame: MaskFrame | Frame) -> bool:
     # both are compared: seq starts again when a camera is restarted
     return frame.seq > masks.seq and frame.capture_ns > masks.capture_ns
 
 
-def join_frames(masks: MaskSource, frames: FrameSource) -> Iterator[tuple[MaskFrame, Frame | None]]:
-    """Yield all masks in their order, each with its frame, or None where that is missing.
+def join_frames(masks: MaskSource, frames: Callable[[], Iterator[T]]) -> Iterator[tuple[MaskFrame, T | None]]:
+    """Yield all masks in their order, each with its frame, or other masks of it, or None where that is missing.
 
     Each camera has its own pass over the recording, because masks and frames may come in different orders.
     """
-    passes: dict[str, Iterator[Frame]] = {}
-    upcoming: dict[str, Frame | None] = {}
+    passes: dict[str, Iterator[T]] = {}
+    upcoming: dict[str, T | None] = {}
     for frame_masks in masks():
         camera, key = frame_masks.camera, frame_masks.key
         if camera not in passes:
@@ -325,7 +392,9 @@ _WRITERS: dict[str, Callable[[Path, _Sources, Callable[[int], None]], None]] = {
     "overlay": _write_overlays,
     "images": _write_images,
     "lerobot": _write_lerobot,
+    "report": _write_report,
 }
 KINDS = tuple(_WRITERS)
 """masks.mcap, a recording of masks alone, or (mcap-images) with their frames; masks.json in COCO format; png/<camera>/
-in DAVIS format; overlay-<camera>.mp4; images/<camera>/, the frames; lerobot/, the dataset with masks."""
+in DAVIS format; overlay-<camera>.mp4; images/<camera>/, the frames; lerobot/, the dataset with masks; report.html,
+a page for people."""

@@ -20,37 +20,20 @@ from ..perception.perception import Perception
 from ..settings import Settings
 from ..types import Closeable, Instance, MaskFrame
 from ..wire import decode_image, encode_image
-from .completion import (
-    JobSession,
-    ProgressCallback,
-    StoppedError,
-    check_identity,
-    clear_results,
-    job_session,
-    read_complete_summary,
-    read_digests,
-)
+from . import completion, second_pass
 from .event_log import Action, Edit, Step
 from .job import Job, Strategy, calibrations_for, describe_differences, have_equal_sections
 from .player import Player
 from .schedule import open_schedule
-from .second_pass import (
-    ReverseFrameBuffer,
-    Span,
-    buffer_frames,
-    find_bidirectional_spans,
-    find_multi_shot_spans,
-    index_frames,
-    restore_ids,
-    schedule_backward,
-)
 from .shards import LIMITS, SECOND_PASS, ShardLimits, Shards, ShardWriter
 from .store import ReplayCounts, Summary, open_store
 
 Load = Callable[[Settings], Perception]
-SPAN_FINDERS: dict[Strategy, Callable[[Iterable[MaskFrame], float, Sequence[int]], Iterator[Span]]] = {
-    "bidirectional": find_bidirectional_spans,
-    "multi-shot": find_multi_shot_spans,
+SPAN_FINDERS: dict[
+    Strategy, Callable[[Iterable[MaskFrame], float, Sequence[int]], Iterator[second_pass.Span]]
+] = {
+    "bidirectional": second_pass.find_bidirectional_spans,
+    "multi-shot": second_pass.find_multi_shot_spans,
 }
 """For each strategy with a second pass: finds the spans to track again, from the first pass's masks,
 `detector.min_track_score`, and the numbers at which episodes begin."""
@@ -62,7 +45,7 @@ MAX_BYTES = 256 << 20
 def run_job(
     job: Job,
     load: Load = Perception.load,
-    progress: ProgressCallback = lambda *_: None,
+    progress: completion.ProgressCallback = lambda *_: None,
     stop: threading.Event | None = None,
     again: bool = False,
     limits: ShardLimits = LIMITS,
@@ -74,7 +57,7 @@ def run_job(
     done are written, and StoppedError is raised. Raises ReplayError if the folder has results of another job, and the
     exceptions of reading, loading and writing. Results so far are kept.
     """
-    with job_session(job, progress, stop, again) as session:
+    with completion.job_session(job, progress, stop, again) as session:
         summary = session.read_finished()
         if summary is None:
             perception = load(session.schedule.settings)
@@ -103,7 +86,7 @@ def is_finished(job: Job) -> bool:
 
 def read_finished_summary(job: Job) -> Summary | None:
     """Return the summary of a finished job, None for another one."""
-    summary = read_complete_summary(open_store(job.out))
+    summary = completion.read_complete_summary(open_store(job.out))
     return summary if summary and set(job.outputs) <= set(summary.outputs) else None
 
 
@@ -111,7 +94,7 @@ def clear_job(job: Job) -> None:
     """Delete all results of a job, except its outputs, which later outputs replace."""
     store = open_store(job.out)
     with store.held():
-        clear_results(store)
+        completion.clear_results(store)
 
 
 def compare_job(job: Job) -> MaskComparison:
@@ -124,7 +107,7 @@ def compare_job(job: Job) -> MaskComparison:
 class _JobRun:
     """Both passes of a job."""
 
-    session: JobSession
+    session: completion.JobSession
     perception: Perception
     limits: ShardLimits
 
@@ -140,7 +123,7 @@ class _JobRun:
             self._play("replaying", schedule.actions(), schedule.count_frames(), player, writer)
             unfound = writer.totals.describe_unfound(self.perception.status())
             second_from, notes = self._run_second_pass(writer.totals)
-        except StoppedError:
+        except completion.StoppedError:
             is_complete = False
         stepped = max(writer.frames - resumed_from, 1)
         return Summary.from_counts(
@@ -169,16 +152,18 @@ class _JobRun:
         spans = list(find_spans(masks(), detector.min_track_score, schedule.episode_starts))
         if not spans:
             return 0, []
-        with ReverseFrameBuffer(session.store.folder) as buffer:
-            for count in buffer_frames(buffer, spans, index_frames(masks(), schedule.frames())):
+        with second_pass.ReverseFrameBuffer(session.store.folder) as buffer:
+            for count in second_pass.buffer_frames(
+                buffer, spans, second_pass.index_frames(masks(), schedule.frames())
+            ):
                 session.progress("reading", count, None)
                 if session.stop.is_set():
-                    raise StoppedError(first.counts["frames"])
+                    raise completion.StoppedError(first.counts["frames"])
             player = Player(self.perception)
             writer = ShardWriter(Shards(session.store, SECOND_PASS), player, self.limits)
             resumed_from = writer.frames
-            actions = schedule_backward(buffer, spans, bool(detector.prompts))
-            restore = partial(restore_ids, labels=first.objects)
+            actions = second_pass.schedule_backward(buffer, spans, bool(detector.prompts))
+            restore = partial(second_pass.restore_ids, labels=first.objects)
             self._play("tracking backward", actions, len(buffer), player, writer, restore)
         first.work_s += writer.totals.work_s
         return resumed_from, _make_notes(spans, writer.totals)
@@ -200,14 +185,14 @@ class _JobRun:
                 self.session.progress(task, writer.frames, total)
                 if self.session.stop.is_set():
                     writer.flush()
-                    raise StoppedError(writer.frames)
+                    raise completion.StoppedError(writer.frames)
         writer.flush()
 
     def _check_weights(self) -> None:
         """Raise ReplayError if the existing shards or the recorded node had other weights."""
         schedule, description = self.session.schedule, self.perception.describe()
-        digests, recorded = read_digests(description), schedule.description
-        check_identity(self.session.store, digests)
+        digests, recorded = completion.read_digests(description), schedule.description
+        completion.check_identity(self.session.store, digests)
         if schedule.job.mode != "as-recorded" or recorded is None:
             return
         for name, digest in digests.items():
@@ -228,7 +213,7 @@ def _flush_on_error(actions: Iterable[Action], writer: ShardWriter) -> Iterator[
         raise
 
 
-def _make_notes(spans: Sequence[Span], second: ReplayCounts) -> list[str]:
+def _make_notes(spans: Sequence[second_pass.Span], second: ReplayCounts) -> list[str]:
     refused = second.counts["refused"]
     notes = [
         f"{len(spans) - refused} spans of objects tracked again, backward over {second.counts['frames']} frames"

@@ -25,20 +25,10 @@ from ..node.cameras import pose_at
 from ..perception.spatial import BASE, GRIPPER
 from ..types import Clock, Closeable, Frame, FramePose, MaskFrame, closed_on_error
 from ..wire import CAUGHT_UP, Event, encode_mask
-from ..wire.frame_prompt import FramePrompt
+from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.operations import CHANGES
+from . import event_log
 from .davis_png import read_mask
-from .event_log import (
-    ADD_EVERYTHING,
-    Action,
-    Edit,
-    LogEntry,
-    LoggedStep,
-    Notes,
-    Step,
-    match_frames,
-    read_event_log,
-)
 from .job import Job, ObjectOnFrame, calibrations_for, settings_for
 from .lerobot_dataset import check_lerobot
 from .outputs import Dataset
@@ -74,7 +64,7 @@ class Schedule(Closeable):
         self.job, self.path = job, path
         if "lerobot" in job.outputs:
             check_lerobot(path)
-        self.notes = Notes(job.allow_gaps)
+        self.notes = event_log.Notes(job.allow_gaps)
         self._files = sorted(path.glob("*.mcap"), key=natural_order) if path.is_dir() else [path]
         self._recorded = _open_recorded(self._files)
         if job.mode == "as-recorded" and not (self._recorded and self._recorded.has_actions()):
@@ -112,16 +102,16 @@ class Schedule(Closeable):
         """The notes on the schedule and, so far, on the recording."""
         return [*self.notes.lines, *self._bag.notes]
 
-    def actions(self) -> Iterator[Action]:
+    def actions(self) -> Iterator[event_log.Action]:
         """Yield steps and edits in their order."""
         if self.job.mode == "as-recorded":
             self._note_inexact_recording()
             log = self._recorded.actions() if self._recorded else ()
-            entries = read_event_log(log, self.description)
-            yield from match_frames(_select_cameras(entries, self.cameras), self._bag, self.notes)
+            entries = event_log.read_event_log(log, self.description)
+            yield from event_log.match_frames(_select_cameras(entries, self.cameras), self._bag, self.notes)
             return
         if self.job.names:
-            yield Edit("set_prompts", {"prompts": list(self.job.names)})
+            yield event_log.Edit("set_prompts", {"prompts": list(self.job.names)})
         has_prompts = bool(self.job.names or self.job.objects or self.job.everything)
         use_recorded = self._recorded if not has_prompts else None
         edits = group_edits(use_recorded.actions()) if use_recorded else FrameEdits()
@@ -231,14 +221,16 @@ def _read_description(recorded: RecordingReader | None) -> Mapping[str, Any] | N
     return descriptions[0] if descriptions else None
 
 
-def _select_cameras(entries: Iterable[LogEntry], cameras: Collection[str]) -> Iterator[LogEntry]:
+def _select_cameras(
+    entries: Iterable[event_log.LogEntry], cameras: Collection[str]
+) -> Iterator[event_log.LogEntry]:
     """Skip steps and edits of other cameras.
 
     Other cameras are still served: an edit that names no camera depends on how many cameras are served.
     """
     for entry in entries:
-        camera = entry.camera if isinstance(entry, LoggedStep) else None
-        if isinstance(entry, Edit) and (entry.op in CHANGES or entry.op == CAUGHT_UP):
+        camera = entry.camera if isinstance(entry, event_log.LoggedStep) else None
+        if isinstance(entry, event_log.Edit) and (entry.op in CHANGES or entry.op == CAUGHT_UP):
             camera = entry.args.get("camera")
         if camera in (None, *cameras):
             yield entry
@@ -248,8 +240,8 @@ class FrameEdits:
     """Edits by the frame that they take effect on: before its step, or on the frame after its step."""
 
     def __init__(self) -> None:
-        self.before: defaultdict[FramePlace, list[Edit]] = defaultdict(list)
-        self.on: defaultdict[FramePlace, list[Edit]] = defaultdict(list)
+        self.before: defaultdict[FramePlace, list[event_log.Edit]] = defaultdict(list)
+        self.on: defaultdict[FramePlace, list[event_log.Edit]] = defaultdict(list)
 
     def begin_objects(self) -> bool:
         """Return True if any edit makes objects begin: an addition, or names to detect."""
@@ -275,44 +267,49 @@ def step_all_frames(
     frames: Iterable[Frame],
     edits: FrameEdits,
     find_robot: Callable[[Frame], FramePose | None] = lambda _: None,
-) -> Iterator[Action]:
+) -> Iterator[event_log.Action]:
     """Yield a step on each frame, with its edits."""
     for frame in frames:
         place = frame.camera, frame.seq
         yield from edits.before.pop(place, ())
         received_ns = frame.sent_ns or frame.capture_ns
-        yield Step(frame, received_ns, edits=tuple(edits.on.pop(place, ())), robot_pose=find_robot(frame))
+        yield event_log.Step(
+            frame, received_ns, edits=tuple(edits.on.pop(place, ())), robot_pose=find_robot(frame)
+        )
 
 
 def separate_episodes(
-    actions: Iterable[Action], starts: Sequence[int], prompts: Sequence[str]
-) -> Iterator[Action]:
+    actions: Iterable[event_log.Action], starts: Sequence[int], prompts: Sequence[str]
+) -> Iterator[event_log.Action]:
     """Yield the actions. Between two episodes, all objects are removed, and `prompts` are detected anew.
 
     `starts` are the numbers of the episodes' first frames. Ids go on over all episodes.
     """
     last = None
     for action in actions:
-        if isinstance(action, Step) and starts:
+        if isinstance(action, event_log.Step) and starts:
             episode = bisect_right(starts, action.frame.seq)
             if last not in (None, episode):
-                yield Edit("reset")
+                yield event_log.Edit("reset")
                 if prompts:
-                    yield Edit("set_prompts", {"prompts": list(prompts)})
+                    yield event_log.Edit("set_prompts", {"prompts": list(prompts)})
             last = episode
         yield action
 
 
 def add_objects(
-    actions: Iterable[Action], objects: Sequence[ObjectOnFrame], notes: Notes
-) -> Iterator[Action]:
+    actions: Iterable[event_log.Action], objects: Sequence[ObjectOnFrame], notes: event_log.Notes
+) -> Iterator[event_log.Action]:
     """Yield the actions, with each object added on its frame. An object whose frame does not come is noted."""
     remaining = list(objects)
     indices: defaultdict[str, int] = defaultdict(int)
     for action in actions:
-        if isinstance(action, Step) and remaining:
+        if isinstance(action, event_log.Step) and remaining:
             marked = [item for item in remaining if _is_on(item, action.frame, indices[action.frame.camera])]
             remaining = [item for item in remaining if item not in marked]
+            for item in marked:
+                if clipped := describe_clipping(item.box, (action.frame.height, action.frame.width)):
+                    notes.add(f"object {item.label}: {clipped}")
             additions = (_make_add_edit(item, action.frame) for item in marked)
             action = action._replace(edits=(*action.edits, *additions))
             indices[action.frame.camera] += 1
@@ -342,15 +339,17 @@ def check_extents(objects: Sequence[ObjectOnFrame], frames: Iterable[Frame]) -> 
             return
 
 
-def add_everything(actions: Iterable[Action]) -> Iterator[Action]:
+def add_everything(actions: Iterable[event_log.Action]) -> Iterator[event_log.Action]:
     """Yield the actions, with all that can be segmented on the first frame of each camera and episode added on it."""
     begun: set[str] = set()
     for action in actions:
-        if isinstance(action, Edit) and action.op == "reset":
+        if isinstance(action, event_log.Edit) and action.op == "reset":
             begun.clear()
-        if isinstance(action, Step) and action.frame.camera not in begun:
+        if isinstance(action, event_log.Step) and action.frame.camera not in begun:
             begun.add(action.frame.camera)
-            edit = Edit(ADD_EVERYTHING, {"camera": action.frame.camera, "seq": action.frame.seq})
+            edit = event_log.Edit(
+                event_log.ADD_EVERYTHING, {"camera": action.frame.camera, "seq": action.frame.seq}
+            )
             action = action._replace(edits=(*action.edits, edit))
         yield action
 
@@ -360,12 +359,14 @@ def _is_on(marked: ObjectOnFrame, frame: Frame, index: int) -> bool:
     return at and marked.camera in (None, frame.camera)
 
 
-def _make_add_edit(marked: ObjectOnFrame, frame: Frame) -> Edit:
+def _make_add_edit(marked: ObjectOnFrame, frame: Frame) -> event_log.Edit:
     prompt: dict[str, Any] = {"points": marked.points, "labels": marked.labels, "box": marked.box}
     args = {name: _to_lists(value) for name, value in prompt.items() if value is not None}
     if marked.mask is not None:
         args["mask"] = encode_mask(read_mask(Path(marked.mask), marked.value))
-    return Edit("add_object", {**args, "camera": frame.camera, "seq": frame.seq, "label": marked.label})
+    return event_log.Edit(
+        "add_object", {**args, "camera": frame.camera, "seq": frame.seq, "label": marked.label}
+    )
 
 
 def _to_lists(value: object) -> object:
@@ -375,7 +376,7 @@ def _to_lists(value: object) -> object:
 def group_edits(log: Iterable[RecordedMasks | Event]) -> FrameEdits:
     """Group a live node's edits by the frames that they took effect on. Edits after the last frame are dropped."""
     edits = FrameEdits()
-    pending: list[Edit] = []
+    pending: list[event_log.Edit] = []
     last: dict[str, int] = {}
     for item in log:
         if isinstance(item, RecordedMasks):
@@ -384,13 +385,13 @@ def group_edits(log: Iterable[RecordedMasks | Event]) -> FrameEdits:
             edits.before[place] += [edit for edit in pending if _applies_to(edit, place[0])]
             pending = [edit for edit in pending if not _applies_to(edit, place[0])]
         elif item.op in CHANGES:
-            edit = Edit(item.op, item.args)
+            edit = event_log.Edit(item.op, item.args)
             frame = _find_prompted_frame(edit, last)
             edits.on[frame].append(edit) if frame else pending.append(edit)
     return edits
 
 
-def _find_prompted_frame(edit: Edit, last: dict[str, int]) -> FramePlace | None:
+def _find_prompted_frame(edit: event_log.Edit, last: dict[str, int]) -> FramePlace | None:
     """Return the past frame of an edit, None if the edit takes effect on the next frame."""
     camera = edit.args.get("camera") or (next(iter(last)) if len(last) == 1 else None)
     seq = edit.args.get("seq")
@@ -399,5 +400,5 @@ def _find_prompted_frame(edit: Edit, last: dict[str, int]) -> FramePlace | None:
     return None if seq is None or camera is None else (camera, seq)
 
 
-def _applies_to(edit: Edit, camera: str) -> bool:
+def _applies_to(edit: event_log.Edit, camera: str) -> bool:
     return edit.args.get("camera") in (None, camera)

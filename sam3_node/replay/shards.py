@@ -26,9 +26,9 @@ from ..geometry import mask_intersection
 from ..types import Instance, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
 from .player import ActionPlayer
-from .store import ReplayCounts, Store
+from .store import WORK, ReplayCounts, Store
 
-FIRST_PASS, SECOND_PASS = "parts", "second"
+FIRST_PASS, SECOND_PASS = f"{WORK}/parts", f"{WORK}/second"
 """The folders of the forward and the backward pass."""
 MAGIC = b"SAM3PRT1"
 MIN_IOU = 0.5

@@ -25,7 +25,9 @@ from ..types import MaskFrame
 if TYPE_CHECKING:
     from .job import Job
 
-LOCK = ".lock"
+WORK = ".replay"
+"""Folder of all that is no result: the lock, the job's identity, shards and segments."""
+LOCK = f"{WORK}/lock"
 LOCAL_PROTOCOLS = ("file", "local")
 WITH_DEPTH, NO_3D = "with_depth", "no_3d"
 """Begins of counts: of frames with depth (then the camera), and of those without 3-D (then camera and reason)."""
@@ -269,7 +271,7 @@ class FolderStore:
         return [
             path.relative_to(self.folder).as_posix()
             for path in files
-            if path.suffix != UNFINISHED and path.name != LOCK
+            if path.suffix != UNFINISHED and path != self.folder / LOCK
         ]
 
     def delete(self, name: str) -> None:
@@ -282,6 +284,7 @@ class FolderStore:
         """Keep other processes from writing during a `with` block. Raises HeldError if another one holds the lock."""
         # errors of the block are no errors of this store
         with explain_os_error(OutputError, str(self.folder)):
+            (self.folder / WORK).mkdir(exist_ok=True)
             file = (self.folder / LOCK).open("w")
         with file:
             with explain_os_error(OutputError, str(self.folder)):

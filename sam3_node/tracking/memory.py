@@ -35,18 +35,8 @@ from ..models.sam.algebra import resize_matrix
 from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
 from ..models.sam.stages import ABSENT_LOGIT, Decoded
 from ..types import State
+from . import track_history
 from .host_copy import HostCopy, copy_to_device
-from .track_history import (
-    BOX_MARGINS,
-    LevelSets,
-    SureHistory,
-    compare_levels,
-    find_level_sets,
-    has_jumped,
-    has_rival,
-    measure,
-    resemblance,
-)
 from .tracks import confidence, decode_boxes, pad_to_batch
 
 Ints = npt.NDArray[np.int64]
@@ -261,7 +251,7 @@ class MemoryBank:
         self._frame[rows, slot] = frame
         self._prompted[rows, slot] = False
         if self._rule.by_score or self._keeps_anchor:
-            levels = compare_levels(decoded.logits)[::2] if self._keeps_anchor else ()
+            levels = track_history.compare_levels(decoded.logits)[::2] if self._keeps_anchor else ()
             score = confidence(decoded.presence, decoded.iou).float()
             self._unread.append((rows, frame, [HostCopy(values) for values in (score, *levels)]))
 
@@ -510,7 +500,11 @@ class MemoryBank:
         seen = (self._frame[row] != NO_FRAME) & (self._area[row] > 0)
         usual_area, usual_score = (np.median(table[row, seen]) for table in (self._area, self._score))
         is_sure = SURE_AREA[0] <= area / usual_area <= SURE_AREA[1]
-        if is_sure and self._score[row, slot] >= SURE_SCORE * usual_score and has_rival(inside, around):
+        if (
+            is_sure
+            and self._score[row, slot] >= SURE_SCORE * usual_score
+            and track_history.has_rival(inside, around)
+        ):
             self._conditioning_frame[row, -1] = frame
             self.features[row, -1] = self.features[row, frame % self._ring]
 
@@ -559,7 +553,7 @@ class LastMasks:
         self._pointers = torch.zeros((max_objects, model.hidden), device=model.device, dtype=model.dtype)
         self._to_logits = resize_matrix((model.image_size, model.mask_size[0])).to(model.device)
         self._prompted: Ints = np.full(max_objects, NO_FRAME, dtype=np.int64)
-        self._history = SureHistory(max_objects)
+        self._history = track_history.SureHistory(max_objects)
 
     @property
     def nbytes(self) -> int:
@@ -583,7 +577,7 @@ class LastMasks:
         self._prompted[row] = frame
         self._logits[row] = self._sure[row] = decoded.logits[0].float()
         self._pointers[row] = decoded.pointer[0]
-        self._history.start(row, frame, find_level_sets(decoded.logits).inside[0])
+        self._history.start(row, frame, track_history.find_level_sets(decoded.logits).inside[0])
 
     def is_conditioning(self, row: int, frame: int) -> bool:
         """Return True if the last prompt of the object in `row` was on this frame."""
@@ -604,9 +598,9 @@ class LastMasks:
         last = self._logits[index]
         decoded, levels = self._search(features, last)
         present = decoded.presence.cpu().numpy() > 0
-        signals = measure(levels, present)
+        signals = track_history.measure(levels, present)
         quality = decoded.iou.float().cpu().numpy() * signals.stability
-        before = find_level_sets(last).inside
+        before = track_history.find_level_sets(last).inside
         judged = [
             self._history.judge(row, frame, signals.inside[n], before[n], float(quality[n]))
             if present[n] and signals.inside[n].any()
@@ -625,33 +619,35 @@ class LastMasks:
             presence=decoded.presence.masked_fill(withheld[:, 0, 0], -PRESENT_LOGIT),
         )
 
-    def _search(self, features: Features, last: Tensor) -> tuple[Decoded, LevelSets]:
+    def _search(self, features: Features, last: Tensor) -> tuple[Decoded, track_history.LevelSets]:
         """Decode N objects from their last masks in the widest box; in tighter ones, too, if an area has jumped.
 
         The mask that resembles the last one most is taken then. Return also the level sets.
         """
-        before = find_level_sets(last)
-        decoded = self._decode(features, last, BOX_MARGINS[0])
-        levels = find_level_sets(decoded.logits)
-        again = np.flatnonzero(has_jumped(levels, before))
+        before = track_history.find_level_sets(last)
+        decoded = self._decode(features, last, track_history.BOX_MARGINS[0])
+        levels = track_history.find_level_sets(decoded.logits)
+        again = np.flatnonzero(track_history.has_jumped(levels, before))
         if not again.size:
             return decoded, levels
         chosen = torch.from_numpy(again).to(last.device)
         tried = [Decoded(*(column[chosen] for column in decoded))]
-        tried += [self._decode(features, last[chosen], margin) for margin in BOX_MARGINS[1:]]
-        candidates = [find_level_sets(attempt.logits) for attempt in tried]
+        tried += [self._decode(features, last[chosen], margin) for margin in track_history.BOX_MARGINS[1:]]
+        candidates = [track_history.find_level_sets(attempt.logits) for attempt in tried]
         for position, row in enumerate(again.tolist()):
             wanted = before.inside[row]
-            best = int(np.argmax([resemblance(masks.inside[position], wanted) for masks in candidates]))
+            best = int(
+                np.argmax([track_history.resemblance(masks.inside[position], wanted) for masks in candidates])
+            )
             for column, better in zip(decoded, tried[best], strict=True):
                 column[row] = better[position]
-        return decoded, find_level_sets(decoded.logits)
+        return decoded, track_history.find_level_sets(decoded.logits)
 
     def decode_mask(self, features: Features, mask: Tensor) -> Decoded:
         """Return a mask prompt [1, 1, S, S] in 0..1 as the result of its frame, with the pointer of its object."""
         high = mask[0].float() * MASK_SCALE + MASK_BIAS
         logits = self._to_logits @ high @ self._to_logits.T
-        pointer = self._decode(features, logits, BOX_MARGINS[0]).pointer
+        pointer = self._decode(features, logits, track_history.BOX_MARGINS[0]).pointer
         presence = torch.where(mask.any(), PRESENT_LOGIT, -PRESENT_LOGIT).reshape(1)
         return Decoded(logits.to(self._model.dtype), torch.ones_like(presence), presence, pointer)
 

@@ -17,35 +17,12 @@ from typing import NamedTuple, TypeVar
 
 import zmq
 
+from .. import wire
 from ..errors import TransportError
 from ..types import Buffer, Delivery, Frame, MaskEncoding, MaskFrame, count_missing_frames, keep_newest
-from ..wire import (
-    BEAT_TOPIC,
-    MASKS_ROOT,
-    Event,
-    frame_topic,
-    masks_topic,
-    pack_event,
-    pack_frame,
-    pack_masks,
-    unpack_frame,
-    unpack_masks,
-)
+from . import sockets
 from .receiver import EVERY_QUEUE, MAX_TOPIC_BYTES, CameraReceiver
 from .security import Security
-from .sockets import (
-    BEAT_S,
-    MAX_FRAME_BYTES,
-    MAX_MESSAGE_BYTES,
-    MAX_SUBSCRIPTION_BYTES,
-    BoundOwner,
-    BoundSocket,
-    ReconnectingSocket,
-    connect,
-    open_subscriber,
-    receive_parts,
-    send_parts,
-)
 
 FRAMES_QUEUE = 2
 MAX_FRAMES_CAMERAS = 16
@@ -57,7 +34,7 @@ SAMPLE_SIZE = 5
 T = TypeVar("T")
 
 
-class Publisher(BoundOwner):
+class Publisher(sockets.BoundOwner):
     """Base of publishers: it binds a PUB socket (`newest`) or a PUSH socket (`every`).
 
     `newest` never waits. A peer that is too slow misses the messages beyond a short queue. A thread publishes a beat
@@ -76,12 +53,14 @@ class Publisher(BoundOwner):
         self._lock = threading.Lock()  # of the socket, which the beats share
         self._closing = threading.Event()
         kind, queue = (zmq.PUB, queue) if self._newest else (zmq.PUSH, EVERY_QUEUE)
-        self._bound = BoundSocket(kind, endpoint, queue, MAX_SUBSCRIPTION_BYTES, self.role, security)
+        self._bound = sockets.BoundSocket(
+            kind, endpoint, queue, sockets.MAX_SUBSCRIPTION_BYTES, self.role, security
+        )
         self.endpoint = self._bound.endpoint
         self._beats = threading.Thread(target=self._beat, name=f"beat {self.endpoint}", daemon=True)
         if self._newest:
             # the first beat of each connection
-            self._bound.socket.setsockopt(zmq.XPUB_WELCOME_MSG, BEAT_TOPIC)
+            self._bound.socket.setsockopt(zmq.XPUB_WELCOME_MSG, wire.BEAT_TOPIC)
             self._beats.start()
 
     def wait_for_space(self, timeout_ms: int) -> bool:
@@ -116,7 +95,7 @@ class Publisher(BoundOwner):
             writable = self._bound.socket.poll(0 if self._newest else timeout_ms, zmq.POLLOUT)
             if not writable and not self._newest:
                 return False
-            return send_parts(self._bound.socket, pack(), self._max_bytes)
+            return sockets.send_parts(self._bound.socket, pack(), self._max_bytes)
 
     def _require_open(self) -> None:
         self._require_process()
@@ -125,9 +104,9 @@ class Publisher(BoundOwner):
 
     def _beat(self) -> None:
         """Publish beats until `close`. Sending also makes libzmq process subscriptions to an idle publisher."""
-        while not self._closing.wait(BEAT_S):
+        while not self._closing.wait(sockets.BEAT_S):
             with suppress(TransportError):  # closed meanwhile
-                self._send(lambda: [BEAT_TOPIC], 0)
+                self._send(lambda: [wire.BEAT_TOPIC], 0)
 
 
 class ReceivedFrame(NamedTuple):
@@ -150,7 +129,7 @@ class FramePublisher(Publisher):
     def __init__(
         self, endpoint: str, delivery: Delivery = "newest", security: Security | None = None
     ) -> None:
-        super().__init__(endpoint, delivery, FRAMES_QUEUE, MAX_FRAME_BYTES, security)
+        super().__init__(endpoint, delivery, FRAMES_QUEUE, sockets.MAX_FRAME_BYTES, security)
 
     def send(self, frame: Frame, timeout_ms: int | None = None) -> bool:
         """Publish a frame. Set `sent_ns` if it is 0. Return True when the frame is queued for sending.
@@ -160,7 +139,8 @@ class FramePublisher(Publisher):
         Raises WireError when the fields of the frame contradict each other.
         """
         return self._send(
-            lambda: pack_frame(frame if frame.sent_ns else replace(frame, sent_ns=time.time_ns())), timeout_ms
+            lambda: wire.pack_frame(frame if frame.sent_ns else replace(frame, sent_ns=time.time_ns())),
+            timeout_ms,
         )
 
 
@@ -182,13 +162,13 @@ class FrameSubscriber(CameraReceiver[Frame]):
         max_cameras: int | None = None,
         security: Security | None = None,
     ) -> None:
-        topics = [frame_topic(camera) for camera in cameras]
+        topics = [wire.frame_topic(camera) for camera in cameras]
         self._max_cameras = max_cameras or max(MAX_FRAMES_CAMERAS, len(endpoints))
         self._last_seq: dict[str, int] = {}
         self._seq_before: int | None = None  # of the frame that was taken last
         keys = (security or Security.from_environment()).frame_keys(endpoints)
         peers = list(zip(endpoints, keys, strict=True))
-        super().__init__(peers, delivery, self._max_cameras, MAX_FRAME_BYTES, topics, b"")
+        super().__init__(peers, delivery, self._max_cameras, sockets.MAX_FRAME_BYTES, topics, b"")
 
     def take(self, timeout_ms: int | None = None) -> ReceivedFrame | None:
         """Return the next frame, or None when none arrives within `timeout_ms` (None: no limit) or after `close`.
@@ -224,7 +204,7 @@ class FrameSubscriber(CameraReceiver[Frame]):
             self._last_seq[received.frame.camera] = self._seq_before
 
     def _unpack(self, parts: list[memoryview]) -> Frame:
-        return unpack_frame(parts)
+        return wire.unpack_frame(parts)
 
 
 class MaskPublisher(Publisher):
@@ -243,7 +223,7 @@ class MaskPublisher(Publisher):
         security: Security | None = None,
     ) -> None:
         self._encoding = encoding
-        super().__init__(endpoint, delivery, MASKS_QUEUE, MAX_MESSAGE_BYTES, security)
+        super().__init__(endpoint, delivery, MASKS_QUEUE, sockets.MAX_MESSAGE_BYTES, security)
 
     def send(self, masks: MaskFrame, timeout_ms: int | None = None) -> bool:
         """Publish the masks of a frame. Set `published_ns` if it is 0. Return True when they are queued for sending.
@@ -254,14 +234,14 @@ class MaskPublisher(Publisher):
 
         def pack() -> Sequence[Buffer]:
             stamped = masks if masks.published_ns else replace(masks, published_ns=time.time_ns())
-            return pack_masks(stamped, self._encoding)
+            return wire.pack_masks(stamped, self._encoding)
 
         return self._send(pack, timeout_ms)
 
-    def send_event(self, event: Event) -> None:
+    def send_event(self, event: wire.Event) -> None:
         """Publish an event in sequence with the masks. With `every` nothing is sent: its only reader expects masks."""
         if self._newest:
-            self._send(lambda: pack_event(event), 0)
+            self._send(lambda: wire.pack_event(event), 0)
 
 
 class NewestMasks:
@@ -353,13 +333,15 @@ class MaskSubscriber(CameraReceiver[MaskFrame]):
         security: Security | None = None,
         lazy: bool = False,
     ) -> None:
-        topics = [masks_topic(camera) for camera in cameras]
+        topics = [wire.masks_topic(camera) for camera in cameras]
         keys = (security or Security.from_environment()).client_keys("node")
         self.newest = NewestMasks(MAX_MASKS_CAMERAS)
         self._arrived = 0
         self._is_lazy = lazy
         peers = [(endpoint, keys)]
-        super().__init__(peers, delivery, MAX_MASKS_CAMERAS, MAX_MESSAGE_BYTES, topics, MASKS_ROOT)
+        super().__init__(
+            peers, delivery, MAX_MASKS_CAMERAS, sockets.MAX_MESSAGE_BYTES, topics, wire.MASKS_ROOT
+        )
 
     def take(self, timeout_ms: int | None = None) -> MaskFrame | None:
         """Return the next masks, or None when none arrive within `timeout_ms` (None: no limit) or after `close`.
@@ -384,24 +366,24 @@ class MaskSubscriber(CameraReceiver[MaskFrame]):
 
     def _sample(self, deadline_s: float) -> Counter[bytes]:
         source, sample = self._sockets[0], Counter[bytes]()
-        with open_subscriber([b""], MAX_FRAME_BYTES) as socket:
+        with sockets.open_subscriber([b""], sockets.MAX_FRAME_BYTES) as socket:
             if source.keys is not None:
                 source.keys.apply(socket)
-            connect(socket, source.endpoint)
+            sockets.connect(socket, source.endpoint)
             while sample.total() < SAMPLE_SIZE and (left_s := deadline_s - time.monotonic()) > 0:
                 socket.poll(math.ceil(left_s * 1000))
-                parts = receive_parts(socket)
-                if parts and parts[0] != BEAT_TOPIC:
+                parts = sockets.receive_parts(socket)
+                if parts and parts[0] != wire.BEAT_TOPIC:
                     sample[bytes(parts[0][:MAX_TOPIC_BYTES])] += 1
             socket.close(0)
         return sample
 
     def _unpack(self, parts: list[memoryview]) -> MaskFrame:
-        masks = unpack_masks(parts, self._is_lazy)
+        masks = wire.unpack_masks(parts, self._is_lazy)
         before = self.newest.get(masks.camera)
         return masks if before is None else replace(masks, before=replace(before, before=None))
 
-    def _store(self, masks: MaskFrame, received_ns: int, source: ReconnectingSocket) -> bool:
+    def _store(self, masks: MaskFrame, received_ns: int, source: sockets.ReconnectingSocket) -> bool:
         self.newest.put(masks)
         if not super()._store(masks, received_ns, source):
             return False

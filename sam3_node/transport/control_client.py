@@ -24,23 +24,15 @@ from ..errors import (
 from ..types import Buffer
 from ..wire import Reply, Request, pack_request, unpack_reply
 from ..wire.operations import REPEATABLE
+from . import sockets
 from .security import Security, Socket
-from .sockets import (
-    MAX_MESSAGE_BYTES,
-    HandshakeWatch,
-    SocketOwner,
-    connect,
-    open_socket,
-    receive_parts,
-    send_parts,
-)
 
 QUEUE = 64
 REFUSAL_S = 1.0
 """Longest time to wait for the next handshake, which tells whether the key is refused."""
 
 
-class ControlClient(SocketOwner):
+class ControlClient(sockets.SocketOwner):
     """A client of the node at `endpoint`. It waits at most `timeout_ms` for each reply. A context manager.
 
     Threads that share a client take turns: there is one call at a time. Raises TransportError for a malformed
@@ -54,7 +46,7 @@ class ControlClient(SocketOwner):
         self._ids = itertools.count(1)
         self._name = os.urandom(4).hex()  # of its requests, beside their numbers
         self._turn = threading.Lock()
-        self._watch: HandshakeWatch | None = None
+        self._watch: sockets.HandshakeWatch | None = None
         self._socket = self._make_socket()
         self._connect()
 
@@ -68,19 +60,29 @@ class ControlClient(SocketOwner):
         the connection: libzmq drops what was not read. Raises AuthenticationError as soon as a key is refused. A
         request has the id of the block `request_id` that it is in, or one of its own; so has the error that it raises.
         """
+        return self.call_within(self._timeout_ms, op, **args)
+
+    def call_within(self, timeout_ms: int, op: str, **args: Any) -> Any:
+        """Do the same, and wait at most `timeout_ms`. The time in which other threads have their turn counts."""
         self._require_process()
         number = next(self._ids)
         with request_id(current_request_id() or f"{self._name}-{number}"):
-            return self._call(Request(number, op, args, current_request_id()))
+            return self._call(Request(number, op, args, current_request_id()), timeout_ms)
 
-    def _call(self, request: Request) -> Any:
-        with self._turn:
+    def _call(self, request: Request, timeout_ms: int) -> Any:
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        if not self._turn.acquire(timeout=timeout_ms / 1000):
+            raise NoAnswerError(
+                f"'{request.op}' was not sent to {self._endpoint} within {timeout_ms} ms: requests of other threads "
+                "took that time; open a client for each thread, or wait longer"
+            )
+        try:
+            self._budget_ms = timeout_ms
             if self._socket.closed:
                 raise TransportError(f"cannot send a request to {self._endpoint}: this client is closed")
             if self._keys is not None and not self._keys.is_trusted:
                 self._reopen()
                 raise self._keys.distrust(self._endpoint)
-            deadline_s = time.monotonic() + self._timeout_ms / 1000
             body = pack_request(request)
             is_connected = self._socket.poll(0, zmq.POLLOUT)
             if not is_connected:
@@ -89,11 +91,13 @@ class ControlClient(SocketOwner):
                 self._socket = self._make_socket()
             self._is_lost = False
             # only meanwhile: after the call no thread reads its events
-            watch = HandshakeWatch(self._socket, self._endpoint, self._keys, zmq.EVENT_DISCONNECTED)
+            watch = sockets.HandshakeWatch(self._socket, self._endpoint, self._keys, zmq.EVENT_DISCONNECTED)
             with closing(watch) as self._watch:
                 if not is_connected:
                     self._connect()
                 return _read_result(self._exchange(request, body, deadline_s))
+        finally:
+            self._turn.release()
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -103,7 +107,7 @@ class ControlClient(SocketOwner):
 
     def _make_socket(self) -> Socket:
         """Return a socket that is not connected."""
-        socket = open_socket(zmq.DEALER, QUEUE, MAX_MESSAGE_BYTES)
+        socket = sockets.open_socket(zmq.DEALER, QUEUE, sockets.MAX_MESSAGE_BYTES)
         # never queue for a node that is not connected: it would execute the request long after the call has failed
         socket.setsockopt(zmq.IMMEDIATE, 1)
         if self._keys is not None:
@@ -112,7 +116,7 @@ class ControlClient(SocketOwner):
 
     def _connect(self) -> None:
         try:
-            connect(self._socket, self._endpoint)
+            sockets.connect(self._socket, self._endpoint)
         except TransportError:
             self._close()
             raise
@@ -123,7 +127,7 @@ class ControlClient(SocketOwner):
         self._socket.close(0)
 
     @property
-    def _handshakes(self) -> HandshakeWatch:
+    def _handshakes(self) -> sockets.HandshakeWatch:
         """The watch of this call."""
         assert self._watch is not None
         return self._watch
@@ -147,14 +151,16 @@ class ControlClient(SocketOwner):
                 )
 
     def _send(self, body: Buffer, op: str, deadline_s: float) -> None:
-        if self._wait_for_node(deadline_s) and send_parts(self._socket, [body], MAX_MESSAGE_BYTES):
+        if self._wait_for_node(deadline_s) and sockets.send_parts(
+            self._socket, [body], sockets.MAX_MESSAGE_BYTES
+        ):
             return
         refusal = self._handshakes.refusal
         self._reopen()
         if refusal is not None:
             raise AuthenticationError(f"{refusal}; '{op}' was not sent")
         raise NoAnswerError(
-            f"no node is connected at {self._endpoint}: '{op}' could not be sent within {self._timeout_ms} ms;"
+            f"no node is connected at {self._endpoint}: '{op}' could not be sent within {self._budget_ms} ms;"
             " start the node, or correct the endpoint"
         )
 
@@ -182,7 +188,9 @@ class ControlClient(SocketOwner):
         while self._poll(zmq.POLLIN, deadline_s) and time.monotonic() < deadline_s:
             # before the replies, so that one that came before the connection ended is read
             has_ended = self._read_events()
-            while time.monotonic() < deadline_s and (parts := receive_parts(self._socket)) is not None:
+            while (
+                time.monotonic() < deadline_s and (parts := sockets.receive_parts(self._socket)) is not None
+            ):
                 try:
                     reply = unpack_reply(parts[-1])
                 except WireError:
@@ -194,7 +202,7 @@ class ControlClient(SocketOwner):
                 return None
         self._reopen()
         raise NoAnswerError(
-            f"no answer to '{request.op}' from {self._endpoint} within {self._timeout_ms} ms:"
+            f"no answer to '{request.op}' from {self._endpoint} within {self._budget_ms} ms:"
             " the node is busy or hangs, or another program uses that endpoint"
         )
 

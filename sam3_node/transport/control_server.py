@@ -18,20 +18,10 @@ from ..types import Buffer, Job
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, pack_reply, unpack_request
 from ..wire.codec import count_items
 from ..wire.operations import FOR_READERS
+from . import sockets
 from .channels import FrameSubscriber
 from .limits import Rights
 from .security import Security
-from .sockets import (
-    MAX_MESSAGE_BYTES,
-    MAX_REQUEST_BYTES,
-    BoundOwner,
-    BoundSocket,
-    SocketThread,
-    WakePipe,
-    describe_source,
-    receive_parts,
-    send_parts,
-)
 
 MAX_REQUESTS_PER_PEER = 32
 MAX_WAITING_BYTES = 24 << 20
@@ -111,7 +101,7 @@ class RequestQueue:
         self._peers: OrderedDict[bytes, _PeerQueue] = OrderedDict()
         self._cost = self._taken_cost = 0
         self._changed = threading.Condition()
-        self._pipe = WakePipe()
+        self._pipe = sockets.WakePipe()
 
     def put(self, request: WaitingRequest) -> list[WaitingRequest]:
         """Add a request. Return those that will not be taken: this one, or others that it displaced or superseded."""
@@ -215,7 +205,7 @@ MAX_BYTES_PER_S = 250e6
 AnswerNow = Callable[[Request], Reply | None]
 
 
-class ControlServer(BoundOwner, SocketThread):
+class ControlServer(sockets.BoundOwner, sockets.SocketThread):
     """A server of control requests on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
 
     A thread owns the socket and unpacks each request once. It answers malformed requests, and those for which
@@ -242,7 +232,9 @@ class ControlServer(BoundOwner, SocketThread):
         """Number of requests that were malformed, not permitted, found no place, or waited too long."""
         self.last_error: str | None = None
         self._answer_now, self._node = answer_now, node
-        self._bound = BoundSocket(zmq.ROUTER, endpoint, QUEUE, MAX_REQUEST_BYTES, "node", security)
+        self._bound = sockets.BoundSocket(
+            zmq.ROUTER, endpoint, QUEUE, sockets.MAX_REQUEST_BYTES, "node", security
+        )
         self._rights = Rights(FOR_READERS)
         self._socket = self._bound.socket
         self.endpoint = self._bound.endpoint
@@ -345,8 +337,8 @@ class ControlServer(BoundOwner, SocketThread):
         """Receive for at most WORK_S. Return the monotonic time until which to rest; 0 if no more requests wait."""
         begin_s, received_bytes = time.monotonic(), 0
         read: Counter[int] = Counter()  # bytes, by descriptor
-        while (parts := receive_parts(self._socket)) is not None:
-            descriptor, size = describe_source(parts, self._bound.authenticator is None)
+        while (parts := sockets.receive_parts(self._socket)) is not None:
+            descriptor, size = sockets.describe_source(parts, self._bound.authenticator is None)
             read[descriptor] += size
             try:
                 self._accept(parts, descriptor)
@@ -422,7 +414,7 @@ class ControlServer(BoundOwner, SocketThread):
             self._send(*self._replies.popleft())
 
     def _send(self, peer: Peer, body: bytes) -> None:
-        send_parts(self._socket, [*peer, body], MAX_MESSAGE_BYTES)
+        sockets.send_parts(self._socket, [*peer, body], sockets.MAX_MESSAGE_BYTES)
 
 
 def poll(frames: FrameSubscriber, control: ControlServer, timeout_ms: int | None = None) -> bool:

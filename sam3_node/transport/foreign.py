@@ -13,19 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 import zmq
 
 from ..errors import TransportError
+from . import sockets
 from .receiver import MAX_PER_TURN, Message, Receiver
 from .security import Security, is_local
-from .sockets import (
-    BoundSocket,
-    ReconnectingSocket,
-    SocketThread,
-    check_endpoint,
-    connect_all,
-    describe_source,
-    open_subscriber,
-    receive_parts,
-    send_parts,
-)
 
 MAX_FOREIGN_BYTES = 1 << 25
 """Maximum size of a part of a message. A raw image of 3840x2160 pixels has 24.9 MB."""
@@ -55,8 +45,9 @@ class ForeignSubscriber(Receiver[list[memoryview]]):
         """Number of messages that were dropped because newer ones waited."""
         self._deliver = deliver
         self.endpoint = endpoint
-        sockets = connect_all([(open_subscriber([b""], MAX_FOREIGN_BYTES), endpoint, None)])
-        super().__init__(sockets)
+        super().__init__(
+            sockets.connect_all([(sockets.open_subscriber([b""], MAX_FOREIGN_BYTES), endpoint, None)])
+        )
 
     def _unpack(self, parts: list[memoryview]) -> list[memoryview]:
         return parts
@@ -66,12 +57,12 @@ class ForeignSubscriber(Receiver[list[memoryview]]):
         self.dropped += dropped
         return (message[:2] for message in kept)
 
-    def _store(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> bool:
+    def _store(self, parts: list[memoryview], received_ns: int, source: sockets.ReconnectingSocket) -> bool:
         self._deliver(parts, received_ns, b"")
         return True
 
 
-class ForeignHub(SocketThread):
+class ForeignHub(sockets.SocketThread):
     """A hub that senders connect to. It answers each message at once, because its sender waits for that.
 
     `.endpoint` is the bound endpoint, with port 0 and * resolved. Senders have no keys, so other addresses than those
@@ -81,7 +72,7 @@ class ForeignHub(SocketThread):
     _problem = "the hub stopped"
 
     def __init__(self, endpoint: str, deliver: Deliver, insecure: bool = False) -> None:
-        check_endpoint(endpoint)
+        sockets.check_endpoint(endpoint)
         if not insecure and not is_local(endpoint):
             raise TransportError(
                 f"{endpoint} is not bound: its senders have no keys, so everybody on the network could send images; "
@@ -90,7 +81,7 @@ class ForeignHub(SocketThread):
         self.dropped = 0
         """Number of messages that were dropped because newer ones waited."""
         self._deliver = deliver
-        self._bound = BoundSocket(
+        self._bound = sockets.BoundSocket(
             zmq.ROUTER,
             endpoint,
             HUB_QUEUE,
@@ -126,14 +117,14 @@ class ForeignHub(SocketThread):
         read: Counter[int] = Counter()
         parts: list[memoryview] | None = []
         for _ in range(MAX_PER_TURN):
-            parts = receive_parts(self._bound.socket)
+            parts = sockets.receive_parts(self._bound.socket)
             if parts is None:
                 break
             received_ns = time.time_ns()
-            descriptor, size = describe_source(parts)
+            descriptor, size = sockets.describe_source(parts)
             read[descriptor] += size
             envelope = [bytes(part) for part in parts[: 2 if len(parts) > 1 and not parts[1].nbytes else 1]]
-            send_parts(self._bound.socket, [*envelope, HUB_ANSWER], MAX_FOREIGN_BYTES)
+            sockets.send_parts(self._bound.socket, [*envelope, HUB_ANSWER], MAX_FOREIGN_BYTES)
             yield parts[len(envelope) :], received_ns, envelope[0]
         self._bound.guard.count_read(read, is_all=parts is None)
 

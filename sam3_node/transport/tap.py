@@ -12,29 +12,13 @@ from typing import NamedTuple
 
 import zmq
 
+from .. import wire
 from ..errors import TransportError
 from ..types import FramePose
-from ..wire import (
-    EVENTS_TOPIC,
-    FRAMES_ROOT,
-    MASKS_ROOT,
-    POSES_ROOT,
-    frame_topic,
-    masks_topic,
-    pack_pose,
-    pose_topic,
-    unpack_pose,
-)
+from . import sockets
 from .channels import Publisher
 from .receiver import Receiver
 from .security import ClientKeys, Security, Socket
-from .sockets import (
-    MAX_FRAME_BYTES,
-    MAX_MESSAGE_BYTES,
-    ReconnectingSocket,
-    connect_all,
-    open_subscriber,
-)
 
 POSES_QUEUE = 256
 MAX_POSES = 4096
@@ -58,11 +42,11 @@ class PosePublisher(Publisher):
     role = "robot"
 
     def __init__(self, endpoint: str, security: Security | None = None) -> None:
-        super().__init__(endpoint, "newest", POSES_QUEUE, MAX_MESSAGE_BYTES, security)
+        super().__init__(endpoint, "newest", POSES_QUEUE, sockets.MAX_MESSAGE_BYTES, security)
 
     def send(self, pose: FramePose) -> bool:
         """Publish a pose without waiting. Return True when it is queued. Raises WireError for an invalid pose."""
-        return self._send(lambda: pack_pose(pose), 0)
+        return self._send(lambda: wire.pack_pose(pose), 0)
 
 
 class PoseSubscriber(Receiver[FramePose]):
@@ -75,10 +59,10 @@ class PoseSubscriber(Receiver[FramePose]):
 
     def __init__(self, endpoint: str, frames: Sequence[str] = (), security: Security | None = None) -> None:
         keys = (security or Security.from_environment()).client_keys("robot")
-        topics = [pose_topic(frame) for frame in frames]
+        topics = [wire.pose_topic(frame) for frame in frames]
         self._poses: deque[FramePose] = deque(maxlen=MAX_POSES)
-        socket = open_subscriber(topics or (POSES_ROOT,), MAX_MESSAGE_BYTES)
-        super().__init__(connect_all([(socket, endpoint, keys)]), topics, POSES_QUEUE)
+        socket = sockets.open_subscriber(topics or (wire.POSES_ROOT,), sockets.MAX_MESSAGE_BYTES)
+        super().__init__(sockets.connect_all([(socket, endpoint, keys)]), topics, POSES_QUEUE)
 
     def take(self, timeout_ms: int | None = None) -> list[FramePose]:
         """Return all poses that wait, oldest first; [] when none arrives in time (None: no limit) or after `close`.
@@ -96,9 +80,9 @@ class PoseSubscriber(Receiver[FramePose]):
         return taken
 
     def _unpack(self, parts: list[memoryview]) -> FramePose:
-        return unpack_pose(parts)
+        return wire.unpack_pose(parts)
 
-    def _store(self, pose: FramePose, received_ns: int, source: ReconnectingSocket) -> bool:
+    def _store(self, pose: FramePose, received_ns: int, source: sockets.ReconnectingSocket) -> bool:
         with self._changed:
             self._poses.append(pose)
             self._changed.notify_all()
@@ -145,16 +129,20 @@ class StreamTap(Receiver[list[memoryview]]):
         self._bytes = 0
         self._waiting: deque[ReceivedMessage] = deque()
         security = security or Security.from_environment()
-        frame_topics = [frame_topic(camera) for camera in cameras] or [FRAMES_ROOT]
-        mask_topics = [*([masks_topic(camera) for camera in cameras] or [MASKS_ROOT]), EVENTS_TOPIC]
+        frame_topics = [wire.frame_topic(camera) for camera in cameras] or [wire.FRAMES_ROOT]
+        mask_topics = [
+            *([wire.masks_topic(camera) for camera in cameras] or [wire.MASKS_ROOT]),
+            wire.EVENTS_TOPIC,
+        ]
         self._wanted = frozenset(frame_topics + mask_topics) if cameras else frozenset()
         keys = security.frame_keys(frames)
         peers = [(endpoint, frame_topics, key) for endpoint, key in zip(frames, keys, strict=True)]
         peers.append((masks, mask_topics, security.client_keys("node")))
         if poses:
-            peers.append((poses, [POSES_ROOT], security.client_keys("robot")))
-        sockets = connect_all((_open(topics), endpoint, key) for endpoint, topics, key in peers)
-        super().__init__(sockets)
+            peers.append((poses, [wire.POSES_ROOT], security.client_keys("robot")))
+        super().__init__(
+            sockets.connect_all((_open(topics), endpoint, key) for endpoint, topics, key in peers)
+        )
 
     def take(self, timeout_ms: int) -> ReceivedMessage | None:
         """Return the next message, or None when none arrives in time.
@@ -175,8 +163,8 @@ class StreamTap(Receiver[list[memoryview]]):
     def _unpack(self, parts: list[memoryview]) -> list[memoryview]:
         return parts
 
-    def _store(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> bool:
-        is_pose = parts[0][: len(POSES_ROOT)] == POSES_ROOT
+    def _store(self, parts: list[memoryview], received_ns: int, source: sockets.ReconnectingSocket) -> bool:
+        is_pose = parts[0][: len(wire.POSES_ROOT)] == wire.POSES_ROOT
         if self._wanted and parts[0] not in self._wanted and not is_pose:
             return True  # a subscription also matches longer topics
         if source.keys is not None and not self._is_permitted(parts[0], source, source.keys):
@@ -191,10 +179,10 @@ class StreamTap(Receiver[list[memoryview]]):
                 self._changed.notify()
         return True
 
-    def _is_permitted(self, topic: memoryview, source: ReconnectingSocket, keys: ClientKeys) -> bool:
+    def _is_permitted(self, topic: memoryview, source: sockets.ReconnectingSocket, keys: ClientKeys) -> bool:
         """Return True if the other end's key may send a message of this topic. Count it otherwise."""
-        camera = bytes(topic[len(FRAMES_ROOT) :]).decode("ascii", "replace")
-        is_frame = topic[: len(FRAMES_ROOT)] == FRAMES_ROOT
+        camera = bytes(topic[len(wire.FRAMES_ROOT) :]).decode("ascii", "replace")
+        is_frame = topic[: len(wire.FRAMES_ROOT)] == wire.FRAMES_ROOT
         if keys.server.role != "camera" or (is_frame and keys.may_send(camera)):
             return True
         self.refused += 1
@@ -206,8 +194,10 @@ class StreamTap(Receiver[list[memoryview]]):
 
 
 def _open(topics: Sequence[bytes]) -> Socket:
-    is_small = EVENTS_TOPIC in topics or POSES_ROOT in topics
-    socket = open_subscriber(topics, MAX_MESSAGE_BYTES if is_small else MAX_FRAME_BYTES)
+    is_small = wire.EVENTS_TOPIC in topics or wire.POSES_ROOT in topics
+    socket = sockets.open_subscriber(
+        topics, sockets.MAX_MESSAGE_BYTES if is_small else sockets.MAX_FRAME_BYTES
+    )
     socket.setsockopt(zmq.RECONNECT_IVL, MIN_RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
     return socket

@@ -70,10 +70,26 @@ class FramePrompt:
                 )
         if self.box is None:
             return self.points, None
-        box = np.clip(self.box, 0, (size[1], size[0], size[1], size[0]))
+        box = np.clip(self.box, 0, (size[1], size[0]) * 2)
         if not (box[:2] < box[2:]).all():
             raise RequestError(f"box: expected a part inside {frame}, found {self.box.tolist()}")
         return self.points, box
+
+
+def describe_clipping(box: Any, size: tuple[int, int] | None) -> str:
+    """Say what `within` leaves of a box that reaches beyond a frame of `size` (height, width).
+
+    Return "" for no box, for one that lies on the frame, and without a size.
+    """
+    if box is None or size is None:
+        return ""
+    asked = np.asarray(box, np.float64).tolist()
+    kept = np.clip(asked, 0, (size[1], size[0]) * 2).tolist()
+    if kept == asked:
+        return ""
+    return (
+        f"box: {asked} reaches beyond the frame of {size[1]} x {size[0]} pixels; used the part inside, {kept}"
+    )
 
 
 def check_parts(points: object, box: object, mask: object) -> None:

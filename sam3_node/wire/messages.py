@@ -28,21 +28,7 @@ from ..types import (
     Shed,
     TrackState,
 )
-from .codec import (
-    MAX_SIDE,
-    VERSION,
-    Fields,
-    Limits,
-    Read,
-    Schema,
-    choice,
-    describe,
-    integer,
-    number,
-    open_message,
-    pack,
-    vector,
-)
+from . import codec
 from .images import check_colour, check_depth
 from .masks import MAX_MASK_PIXELS, encode_mask, read_mask
 
@@ -74,29 +60,29 @@ def check_name(name: str, what: str) -> str:
     if not _NAME.fullmatch(name):
         raise WireError(
             f"expected a {what} name of 1 to 64 letters, digits, '_', '.' or '-', and not of dots alone, found "
-            f"{describe(name)}"
+            f"{codec.describe(name)}"
         )
     return name
 
 
-def _open_body(parts: Sequence[Buffer], kind: str, limits: Limits) -> Fields:
+def _open_body(parts: Sequence[Buffer], kind: str, limits: codec.Limits) -> codec.Fields:
     if len(parts) != 2:
         raise WireError(f"{kind}: expected 2 parts (topic, body), found {len(parts)}")
-    return open_message(parts[1], kind, limits)
+    return codec.open_message(parts[1], kind, limits)
 
 
 def _check_topic(topic: Buffer, expected: bytes, what: str) -> None:
     if topic != expected:
         raise WireError(
-            f"{what}: expected the topic {expected.decode()}, found {describe(bytes(topic[:80]))}"
+            f"{what}: expected the topic {expected.decode()}, found {codec.describe(bytes(topic[:80]))}"
         )
 
 
-def _name(fields: Fields, name: str) -> str:
+def _name(fields: codec.Fields, name: str) -> str:
     return check_name(fields.text(name), "frame")
 
 
-def _nested(schema: Schema) -> Read:
+def _nested(schema: codec.Schema) -> codec.Read:
     """Return the reader of a nested map, which gives its values by name."""
     return lambda fields, name: fields.fields(name).read(schema)
 
@@ -107,40 +93,40 @@ MAX_CAPTURE_NS = 2**62
 """Largest time of capture: in Unix time it is in the year 2116."""
 MAX_EPOCH = 2**53 - 1
 """Largest epoch: every language reads it exactly, also as a float."""
-_HEADER_LIMITS = _POSE_LIMITS = Limits(total_bytes=64 << 10)
-_MASKS_LIMITS = Limits(total_bytes=64 << 20)
+_HEADER_LIMITS = _POSE_LIMITS = codec.Limits(total_bytes=64 << 10)
+_MASKS_LIMITS = codec.Limits(total_bytes=64 << 20)
 _UNIT_TOLERANCE = 1e-3
-_SIDE, _CLOCK, _TRIPLE = integer(1, MAX_SIDE), choice(get_args(Clock)), vector(3)
+_SIDE, _CLOCK, _TRIPLE = codec.integer(1, codec.MAX_SIDE), codec.choice(get_args(Clock)), codec.vector(3)
 
-_INTRINSICS = Schema(
+_INTRINSICS = codec.Schema(
     {
-        "fx": Fields.positive,
-        "fy": Fields.positive,
-        "cx": Fields.number,
-        "cy": Fields.number,
-        "model": choice(MODELS),
+        "fx": codec.Fields.positive,
+        "fy": codec.Fields.positive,
+        "cx": codec.Fields.number,
+        "cy": codec.Fields.number,
+        "model": codec.choice(MODELS),
         "coeffs": lambda fields, name: fields.numbers(name, MAX_COEFFS),
     }
 )
-_DEPTH = Schema(
+_DEPTH = codec.Schema(
     {
         "width": _SIDE,
         "height": _SIDE,
-        "encoding": choice(get_args(DepthEncoding)),
-        "scale_m": Fields.positive,
-        "aligned": Fields.flag,
+        "encoding": codec.choice(get_args(DepthEncoding)),
+        "scale_m": codec.Fields.positive,
+        "aligned": codec.Fields.flag,
     }
 )
-_FRAME = Schema(
+_FRAME = codec.Schema(
     {
-        "camera": Fields.text,
-        "seq": Fields.integer,
-        "capture_ns": integer(high=MAX_CAPTURE_NS),
+        "camera": codec.Fields.text,
+        "seq": codec.Fields.integer,
+        "capture_ns": codec.integer(high=MAX_CAPTURE_NS),
         "clock": _CLOCK,
-        "sent_ns": Fields.integer,
+        "sent_ns": codec.Fields.integer,
         "width": _SIDE,
         "height": _SIDE,
-        "encoding": choice(get_args(ColourEncoding)),
+        "encoding": codec.choice(get_args(ColourEncoding)),
         "intrinsics?": lambda fields, name: Intrinsics(**fields.fields(name).read(_INTRINSICS)),
         "depth?": _nested(_DEPTH),
         "times?": lambda fields, name: fields.fields(name).measures(),
@@ -151,7 +137,7 @@ _FRAME = Schema(
 def pack_frame(frame: Frame) -> list[Buffer]:
     """Return the parts of the message. Colour and depth are the buffers of the frame, not copies."""
     check_colour(frame.colour, frame.encoding, frame.width, frame.height)
-    header = {"v": VERSION, "kind": "frame"} | {
+    header = {"v": codec.VERSION, "kind": "frame"} | {
         name: getattr(frame, name) for name in _FRAME.readers if name in _FRAME.required
     }
     if frame.intrinsics is not None:
@@ -161,7 +147,7 @@ def pack_frame(frame: Frame) -> list[Buffer]:
         header["depth"] = {name: getattr(frame.depth, name) for name in _DEPTH.readers}
     if frame.times:
         header["times"] = dict(frame.times)
-    parts: list[Buffer] = [frame_topic(frame.camera), pack(header), frame.colour]
+    parts: list[Buffer] = [frame_topic(frame.camera), codec.pack(header), frame.colour]
     return parts if frame.depth is None else [*parts, frame.depth.data]
 
 
@@ -169,7 +155,7 @@ def unpack_frame(parts: Sequence[Buffer]) -> Frame:
     """Unpack a frame from the parts of a message without copying pixels. Raises WireError for any other input."""
     if not 3 <= len(parts) <= 4:
         raise WireError(f"frame: expected 3 or 4 parts (topic, header, colour, depth), found {len(parts)}")
-    header = open_message(parts[1], "frame", _HEADER_LIMITS)
+    header = codec.open_message(parts[1], "frame", _HEADER_LIMITS)
     if header.has("depth") != (len(parts) == 4):
         raise WireError(
             f"frame: expected a depth part with, and only with, a depth header; found {len(parts)} parts"
@@ -184,7 +170,7 @@ def unpack_frame(parts: Sequence[Buffer]) -> Frame:
     return frame
 
 
-def read_vectors(fields: Fields, name: str) -> bytes:
+def read_vectors(fields: codec.Fields, name: str) -> bytes:
     """Return the bytes of vectors of three float32."""
     data = fields.blob(name)
     if len(data) % 12:
@@ -197,7 +183,7 @@ def shed_fields(shed: Shed) -> dict[str, Any]:
     return {"level": shed.level, "held": shed.held} if shed.held else {"level": shed.level}
 
 
-def read_shed(fields: Fields) -> Shed:
+def read_shed(fields: codec.Fields) -> Shed:
     """Read what `shed_fields` returned. Raises WireError for other values."""
     held = fields.integers("held", len(fields.sequence("held"))) if fields.has("held") else ()
     return Shed(fields.integer("level", low=1), held)
@@ -222,19 +208,19 @@ def pose_fields(pose: FramePose) -> dict[str, Any]:
     }
 
 
-_POSE = Schema(
+_POSE = codec.Schema(
     {
         "frame": _name,
         "parent": _name,
-        "stamp_ns": Fields.integer,
+        "stamp_ns": codec.Fields.integer,
         "clock": _CLOCK,
         "position": _TRIPLE,
-        "quaternion": vector(4),
+        "quaternion": codec.vector(4),
     }
 )
 
 
-def read_pose(body: Fields) -> FramePose:
+def read_pose(body: codec.Fields) -> FramePose:
     """Read the fields of a pose. Raises WireError for any other input."""
     values = body.read(_POSE)
     quaternion = values.pop("quaternion")
@@ -242,64 +228,64 @@ def read_pose(body: Fields) -> FramePose:
     return FramePose(position_m=values.pop("position"), quaternion_xyzw=quaternion, **values)
 
 
-def _read_stages(fields: Fields, name: str) -> dict[str, int]:
+def _read_stages(fields: codec.Fields, name: str) -> dict[str, int]:
     stages = fields.fields(name)
     return {stage: stages.integer(stage) for stage in stages.names()}
 
 
-_SHARE = number(0.0, 1.0)
-_SPATIAL: dict[str, Read] = {
+_SHARE = codec.number(0.0, 1.0)
+_SPATIAL: dict[str, codec.Read] = {
     "depth_share": _SHARE,
     "camera_position_m": _TRIPLE,
-    "covariance_m2": vector(6),
+    "covariance_m2": codec.vector(6),
     "extent_centre_m": _TRIPLE,
-    "extent_quaternion_xyzw": vector(4),
+    "extent_quaternion_xyzw": codec.vector(4),
     "nearest_m": _TRIPLE,
     "velocity_mps": _TRIPLE,
-    "velocity_age_s": number(0.0),
+    "velocity_age_s": codec.number(0.0),
     "points_m": read_vectors,
 }
 DEPTH_FIELDS = ("position_m", "frame", "extent_m", *_SPATIAL)
 """All fields of an instance that need depth."""
-_INSTANCE = Schema(
+_INSTANCE = codec.Schema(
     {
-        "id": Fields.integer,
-        "label": Fields.text,
+        "id": codec.Fields.integer,
+        "label": codec.Fields.text,
         "score": _SHARE,
         "box": lambda fields, name: fields.integers(name, 4),
-        "area": Fields.integer,
-        "state": choice(get_args(TrackState)),
-        "age": Fields.integer,
-        "frames_since_seen": Fields.integer,
-        "mask": Fields.fields,
+        "area": codec.Fields.integer,
+        "state": codec.choice(get_args(TrackState)),
+        "age": codec.Fields.integer,
+        "frames_since_seen": codec.Fields.integer,
+        "mask": codec.Fields.fields,
         "position_m?": _TRIPLE,
-        "frame?": Fields.text,
-        "extent_m?": vector(3, low=0.0),
+        "frame?": codec.Fields.text,
+        "extent_m?": codec.vector(3, low=0.0),
         "confidence?": _SHARE,
-        "doubtful?": Fields.flag,
+        "doubtful?": codec.Fields.flag,
         "name_confidence?": _SHARE,
-        "world_id?": integer(1),
+        "world_id?": codec.integer(1),
         **{f"{name}?": read for name, read in _SPATIAL.items()},
     }
 )
 _POSES = ("camera_pose", "robot_pose")
-_MASKS = Schema(
+_MASKS = codec.Schema(
     {
-        "camera": Fields.text,
-        "seq": Fields.integer,
-        "capture_ns": Fields.integer,
+        "camera": codec.Fields.text,
+        "seq": codec.Fields.integer,
+        "capture_ns": codec.Fields.integer,
         "clock?": _CLOCK,
-        "received_ns": Fields.integer,
-        "published_ns": Fields.integer,
+        "received_ns": codec.Fields.integer,
+        "published_ns": codec.Fields.integer,
         "stages_us": _read_stages,
-        "skipped": Fields.integer,
+        "skipped": codec.Fields.integer,
         "width": _SIDE,
         "height": _SIDE,
-        "model": Fields.text,
-        "prompts": Fields.texts,
-        "instances": Fields.sequence,
-        "node?": Fields.text,
-        "epoch?": integer(high=MAX_EPOCH),
+        "model": codec.Fields.text,
+        "prompts": codec.Fields.texts,
+        "instances": codec.Fields.sequence,
+        "node?": codec.Fields.text,
+        "epoch?": codec.integer(high=MAX_EPOCH),
         "shed?": lambda fields, name: read_shed(fields.fields(name)),
         **{f"{name}?": lambda fields, name: read_pose(fields.fields(name)) for name in _POSES},
     }
@@ -308,7 +294,7 @@ _MASKS = Schema(
 
 def pack_masks(masks: MaskFrame, encoding: MaskEncoding = "bits+zstd") -> list[bytes]:
     """Return the parts of the message."""
-    body = {"v": VERSION, "kind": "masks"} | {name: getattr(masks, name) for name in _MASKS.readers}
+    body = {"v": codec.VERSION, "kind": "masks"} | {name: getattr(masks, name) for name in _MASKS.readers}
     body |= {
         "clock": None if masks.clock == "system" else masks.clock,
         "stages_us": dict(masks.stages_us),
@@ -316,7 +302,7 @@ def pack_masks(masks: MaskFrame, encoding: MaskEncoding = "bits+zstd") -> list[b
         "shed": masks.shed and shed_fields(masks.shed),
     }
     body |= {name: pose_fields(pose) for name in _POSES if (pose := getattr(masks, name)) is not None}
-    return [masks_topic(masks.camera), pack(_drop_none(body))]
+    return [masks_topic(masks.camera), codec.pack(_drop_none(body))]
 
 
 def unpack_masks(parts: Sequence[Buffer], lazy: bool = False) -> MaskFrame:
@@ -346,7 +332,7 @@ def _unpack_instances(values: Sequence[object], size: tuple[int, int], lazy: boo
     instances: dict[int, Instance] = {}
     free_pixels = MAX_MASK_PIXELS
     for index, value in enumerate(values):
-        instance = _unpack_instance(Fields(value, f"masks: instance {index}"), size, free_pixels, lazy)
+        instance = _unpack_instance(codec.Fields(value, f"masks: instance {index}"), size, free_pixels, lazy)
         if instances.setdefault(instance.id, instance) is not instance:
             raise WireError(f"masks: expected each instance's id once, found {instance.id} twice")
         x0, y0, x1, y1 = instance.mask.box
@@ -354,7 +340,7 @@ def _unpack_instances(values: Sequence[object], size: tuple[int, int], lazy: boo
     return tuple(instances.values())
 
 
-def _unpack_instance(fields: Fields, size: tuple[int, int], max_pixels: int, lazy: bool) -> Instance:
+def _unpack_instance(fields: codec.Fields, size: tuple[int, int], max_pixels: int, lazy: bool) -> Instance:
     values = fields.read(_INSTANCE)
     box, area = values.pop("box"), values.pop("area")
     values["mask"] = mask = read_mask(values["mask"], max_pixels, size, area if lazy else None)
@@ -376,7 +362,7 @@ def pose_topic(frame: str) -> bytes:
 
 def pack_pose(pose: FramePose) -> list[bytes]:
     """Return the parts of the message. Raises WireError for a quaternion that is not of length 1."""
-    return [pose_topic(pose.frame), pack({"v": VERSION, "kind": "pose", **pose_fields(pose)})]
+    return [pose_topic(pose.frame), codec.pack({"v": codec.VERSION, "kind": "pose", **pose_fields(pose)})]
 
 
 def unpack_pose(parts: Sequence[Buffer]) -> FramePose:

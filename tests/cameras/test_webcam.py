@@ -14,20 +14,11 @@ import cv2
 import numpy as np
 import pytest
 
+from sam3_node.cameras import webcam
 from sam3_node.cameras.camera_source import CapturedImage, Mode, choose_mode
 from sam3_node.cameras.live_source import DeviceSource
 from sam3_node.cameras.publish import frame_from
 from sam3_node.cameras.sources import open_camera
-from sam3_node.cameras.webcam import (
-    OpenCvDevice,
-    V4l2Camera,
-    V4l2Device,
-    choose_v4l2_mode,
-    find_camera,
-    list_v4l2,
-    read_camera,
-    read_jpeg,
-)
 from sam3_node.errors import CameraError
 from sam3_node.settings import CameraSettings
 from sam3_node.wire import decode_image
@@ -43,7 +34,7 @@ def device(tmp_path: Path) -> Path:
 
 def open_file(path: Path, stop: threading.Event | None = None, fps: float = 0) -> DeviceSource:
     return DeviceSource(
-        "webcam:9", lambda: OpenCvDevice(cv2.VideoCapture(str(path))), fps, stop or threading.Event()
+        "webcam:9", lambda: webcam.OpenCvDevice(cv2.VideoCapture(str(path))), fps, stop or threading.Event()
     )
 
 
@@ -243,8 +234,8 @@ class Kernel:
         struct.pack_into("=III", data, 16, 1, 1, SIZES[fourcc(code)][width, height][index])
 
 
-def camera(number: int, name: str) -> V4l2Camera:
-    found = read_camera(Path(f"/dev/video{number}"), Kernel(name))
+def camera(number: int, name: str) -> webcam.V4l2Camera:
+    found = webcam.read_camera(Path(f"/dev/video{number}"), Kernel(name))
     assert found is not None
     return found
 
@@ -256,26 +247,26 @@ def test_the_name_and_all_modes_are_read() -> None:
 
 
 def test_a_node_of_metadata_is_no_camera() -> None:
-    assert read_camera(Path("/dev/video1"), Kernel("HD Pro Webcam C920", METADATA)) is None
+    assert webcam.read_camera(Path("/dev/video1"), Kernel("HD Pro Webcam C920", METADATA)) is None
 
 
 def test_files_that_are_no_devices_are_passed_over(tmp_path: Path) -> None:
     for name in ("video0", "video1", "videos"):
         (tmp_path / name).touch()
-    assert list_v4l2(tmp_path) == []
+    assert webcam.list_v4l2(tmp_path) == []
 
 
 def test_a_camera_is_found_by_name_part_file_and_number() -> None:
     names = {0: "Integrated Camera", 2: "HD Pro Webcam C920", 4: "HD Pro Webcam C922"}
     cameras = [camera(*item) for item in names.items()]
     for name in ("HD Pro Webcam C920", "c920", "/dev/video2", "2"):
-        assert find_camera(name, cameras) is cameras[1]
+        assert webcam.find_camera(name, cameras) is cameras[1]
     with refuses(CameraError, field=("/dev/video2", "HD", "C920", "/dev/video4")):
-        find_camera("HD Pro", cameras)
+        webcam.find_camera("HD Pro", cameras)
     with refuses(CameraError, field=("Integrated", "Camera")):
-        find_camera("Integratd Camera", cameras)
+        webcam.find_camera("Integratd Camera", cameras)
     with refuses(CameraError, field="none"):
-        find_camera("c920", [])
+        webcam.find_camera("c920", [])
 
 
 @pytest.mark.parametrize(
@@ -288,13 +279,13 @@ def test_a_camera_is_found_by_name_part_file_and_number() -> None:
     ],
 )
 def test_the_mode_follows_the_settings(settings: CameraSettings, expected: Mode) -> None:
-    assert choose_v4l2_mode(camera(0, "Webcam"), settings) == expected
+    assert webcam.choose_v4l2_mode(camera(0, "Webcam"), settings) == expected
 
 
 def test_a_camera_without_a_mode_that_can_be_read_says_what_it_has() -> None:
-    odd = V4l2Camera(Path("/dev/video0"), "Odd", (Mode(640, 480, 30, "H264"),))
+    odd = webcam.V4l2Camera(Path("/dev/video0"), "Odd", (Mode(640, 480, 30, "H264"),))
     with refuses(CameraError, field=("v4l2", "v4l2:Odd", "YUYV", "H264")):
-        choose_v4l2_mode(odd, CameraSettings())
+        webcam.choose_v4l2_mode(odd, CameraSettings())
 
 
 def jpeg(level: int = 90) -> bytes:
@@ -320,7 +311,7 @@ class Capture:
 
 
 def test_mjpeg_is_passed_on_undecoded_and_damage_is_counted() -> None:
-    device = V4l2Device(Capture(jpeg() + bytes(100), b"\xff\xd8 torn", jpeg(30)), MODES[3])
+    device = webcam.V4l2Device(Capture(jpeg() + bytes(100), b"\xff\xd8 torn", jpeg(30)), MODES[3])
     assert device.grab()
     image = device.retrieve()
     assert image.size == (48, 64)
@@ -338,7 +329,7 @@ def test_mjpeg_without_huffman_tables_can_be_decoded() -> None:
     data = jpeg()
     while (start := data.find(b"\xff\xc4")) >= 0:
         data = data[:start] + data[start + 2 + int.from_bytes(data[start + 2 : start + 4], "big") :]
-    frame = read_jpeg(data)
+    frame = webcam.read_jpeg(data)
     assert frame is not None
     assert abs(int(decode_image(frame).mean()) - 90) < 3
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sam3_node.cli import doctor, requests, services
 from sam3_node.cli import main as cli
-from sam3_node.cli.doctor import is_within, parse_requirement
 from sam3_node.cli.main import main
+from sam3_node.cli.parser import load_examples
 from sam3_node.cli.progress import printable
 from sam3_node.errors import DeviceError, ProcessError, RequestError
 from sam3_node.settings import load_settings, options
@@ -24,6 +26,7 @@ from sam3_node.transport import ControlClient, ControlServer
 from sam3_node.types import Mask
 from sam3_node.wire import Reply, Request, encode_mask
 from tools.bench.processes import free_ports
+from tools.docs.command_line import commands
 
 COMMANDS = re.findall(
     r"\w+",
@@ -97,23 +100,6 @@ def test_a_request_without_a_node_is_an_error() -> None:
     assert "within 500 ms" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("object", "add", "--point", "1,2,3"),
-        ("segment", "--box", "a,b,c,d"),
-        ("prompt", "mug", "--most", "mug"),
-        ("fly",),
-        ("status", "--timeout", "0"),
-        ("status", "--timeout", "nan"),
-    ],
-)
-def test_wrong_usage(arguments: tuple[str, ...]) -> None:
-    done = sam3_node(*arguments)
-    assert done.returncode == 2
-    assert "error: " in done.stderr
-
-
 def fail(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return what a command that fails with 2 prints on stderr."""
     try:
@@ -140,6 +126,62 @@ def test_a_misspelt_word_is_answered_with_the_nearest(
     arguments: list[str], nearest: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert f"did you mean {nearest}?" in fail(arguments, capsys)
+
+
+LISTED = {" ".join(words[1:]): parser for words, parser in commands(cli._parser())}
+
+
+@pytest.mark.parametrize("command", LISTED)
+def test_every_command_has_examples_that_can_be_typed(command: str) -> None:
+    examples, used = (load_examples()[kind] for kind in ("examples", "settings"))
+    text = LISTED[command].format_help()
+    assert examples[command]
+    for line in examples[command]:
+        assert f"\n  {line}\n" in text
+        assert line.startswith(f"sam3-node {command}")
+        args = cli._parser().parse(shlex.split(line, comments=True)[1:])
+        assert args.parser.prog == f"sam3-node {command}"
+        overrides = {name: value for name, value in vars(args).items() if "." in name}
+        load_settings(overrides=overrides)
+    assert all(f"--{name} " in text for name in used.get(command, ()))
+    assert examples.keys() - {""} == LISTED.keys()
+
+
+def test_the_settings_of_one_group_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help-settings", "health"])
+    text = capsys.readouterr().out
+    assert ("--health.bind" in text, "--model.name" in text) == (True, False)
+    assert "did you mean health?" in fail(["run", "--help-settings", "helth"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["replay", "a.mcap", "-o", "o", "--from", "soon"], "--from"),
+        (["replay", "a.mcap", "-o", "o", "--topics", ","], "--topics"),
+        (["object", "remove", "x"], "expected a whole number, found 'x'"),
+        (["object", "add", "--point", "1,2,3"], "expected 2 numbers"),
+        (["segment", "--box", "a,b,c,d"], "expected 4 numbers"),
+        (["prompt", "mug", "--most", "mug"], "expected NAME=NUMBER, found 'mug'"),
+        (["fly"], "'fly'"),
+        (["status", "--timeout", "0"], "expected seconds"),
+        (["status", "--timeout", "nan"], "expected seconds"),
+        (["calibrate", "check", "a.toml", "--limit", "x"], "expected a number, found 'x'"),
+        (["watch", "--profile", "PROFILE"], "group: expected a table of fields"),
+    ],
+)
+def test_an_error_names_no_function_or_class(
+    arguments: list[str],
+    expected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    profile = tmp_path / "profile.toml"
+    profile.write_text("group = 3\n")
+    message = fail([str(profile) if word == "PROFILE" else word for word in arguments], capsys)
+    assert expected in message
+    assert not re.search(r"\b_\w+|invalid \w+ value|[a-z]Settings\b|Source\b", message)
 
 
 @pytest.mark.parametrize("command", ["reset", "object add", "watch"])
@@ -213,7 +255,17 @@ def test_doctor_reports_the_core(tmp_path: Path) -> None:
         "doctor", "--transport.masks", f"ipc://{tmp_path}/masks", "--transport.control", "tcp://127.0.0.1:*"
     )
     assert done.returncode == 0, done.stdout
-    for name in ("python", "pyzmq", "cv2", "realsense", "transport.masks", "clock"):
+    for name in (
+        "python",
+        "pyzmq",
+        "extras",
+        "cv2",
+        "realsense",
+        "keys",
+        "weights",
+        "transport.masks",
+        "clock",
+    ):
         assert f"  {name} " in done.stdout
     assert done.stdout.splitlines()[-1] == "the core works"
 
@@ -259,6 +311,31 @@ def test_doctor_reports_a_port_in_use() -> None:
     assert row.startswith("warn")
 
 
+def test_doctor_checks_the_files_that_the_settings_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "damaged.toml"
+    damaged.write_text("version = 1\nintrinsics = 3\n")
+    options = {"spatial.calibration": damaged, "transport.keys": tmp_path, "model.name": "./absent"}
+    assert cli.main(["doctor", *(f"--{name}={value}" for name, value in options.items())]) == 1
+    printed = capsys.readouterr().out
+    rows = [line.split(maxsplit=2) for line in printed.splitlines()]
+    assert {name for status, name, _ in rows if status == "fix"} == {"keys", "calibration", "weights"}
+    assert all(text in printed for text in ("intrinsics: expected a table", "./absent"))
+
+
+def test_doctor_asks_the_running_node() -> None:
+    state = {"paused": False, "uptime_s": 63.2, "model": "nano", "device": "cpu"}
+    with ControlServer("tcp://127.0.0.1:0", lambda request: Reply(request.id, state)) as server:
+        settings = load_settings(overrides={"transport.control": server.endpoint})
+        for version, status in ((doctor.find_version("sam3-node"), "ok"), ("0.0.1", "warn")):
+            state |= {"versions": {"sam3-node": version}, "cameras": {"left": {"masks_age_ms": 120.4}}}
+            row = doctor._check_node(settings)
+            assert row.status == status
+            for part in ("running for 63 s", str(version), "nano", "left masks 120 ms old"):
+                assert part in row.detail
+
+
 def test_doctor_needs_no_torch() -> None:
     code = "import sys\nsys.modules['torch'] = None\nfrom sam3_node.cli.main import main\nsys.exit(main(['doctor']))"
     done = run_code(code)
@@ -270,47 +347,47 @@ def test_doctor_needs_no_torch() -> None:
 def test_doctor_does_not_advise_what_needs_an_environment_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """lerobot would bring an older torch into the node's environment."""
     lines = [
-        f'absent-{extra}>=1; extra == "{extra}"'
-        for extra in ("bags", "dev", "lerobot-policy", "lerobot-datasets")
+        *(f'absent-{extra}>=1; extra == "{extra}"' for extra in ("bags", "dev", "lerobot-policy", "hdf5")),
+        'pyzmq>=99; extra == "old"',
+        "sam3-node[bags]; extra == 'gym'",
+        "pyzmq>=26",
     ]
     monkeypatch.setattr("importlib.metadata.requires", lambda name: lines)
-    titles = [check.name for check in doctor._check_dependencies()]
-    assert titles == ["sam3-node", "absent-bags [bags]", "absent-lerobot-datasets [lerobot-datasets]"]
+    own, core, old, extras = doctor._check_dependencies()
+    assert (own.name, core.name, old.name, old.status) == ("sam3-node", "pyzmq", "pyzmq [old]", "warn")
+    assert extras.detail == "old"
+    assert extras.hint.startswith("not installed: bags, hdf5; pip install")
 
 
 def test_run_without_torch_names_the_extra() -> None:
-    code = (
-        "import sys, importlib.abc\n"
-        "class Absent(importlib.abc.MetaPathFinder):\n"
-        "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'torch': raise ModuleNotFoundError('No module named torch', name='torch')\n"
-        "sys.meta_path.insert(0, Absent())\n"
-        "from sam3_node.cli.main import main\nsys.exit(main(['run']))"
+    done = run_code(
+        "import sys\nsys.modules['torch'] = None\nfrom sam3_node.cli.main import main\nsys.exit(main(['run']))"
     )
-    done = run_code(code)
     assert done.returncode == 2
     assert "pip install 'sam3-node[node]', or pip install -e '.[node]' in a checkout" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("version", "bounds", "within"),
+    ("version", "bounds", "status"),
     [
-        ("2.13.0+cpu", ">=2.11,<2.14", True),
-        ("2.14.0", "<2.14,>=2.11", False),
-        ("4.14.0.94", ">=4.14,<5", True),
-        ("5.0", ">=4.14,<5", False),
-        ("1.0.8rc1", ">=1.0.8", True),
-        ("27", "", True),
+        ("2.13.0+cpu", ">=2.11,<2.14", "ok"),
+        ("2.14.0", "<2.14,>=2.11", "warn"),
+        ("4.14.0.94", ">=4.14,<5", "ok"),
+        ("5.0", ">=4.14,<5", "warn"),
+        ("1.0.8rc1", ">=1.0.8", "ok"),
+        ("27", "", "ok"),
     ],
 )
-def test_version_bounds(version: str, bounds: str, within: bool) -> None:
-    assert is_within(version, bounds) is within
+def test_version_bounds(version: str, bounds: str, status: str) -> None:
+    assert doctor._check_version("a", version, bounds, "warn", "").status == status
 
 
-def test_requirements_are_parsed() -> None:
-    assert parse_requirement('torch<2.14,>=2.11; extra == "node"') == ("torch", "<2.14,>=2.11", "node")
-    assert parse_requirement("pyzmq>=26") == ("pyzmq", ">=26", "")
-    assert parse_requirement("sam3-node[bags,node]; extra == 'dev'") == ("sam3-node", "", "dev")
+def test_without_a_file_the_vocabulary_of_the_detector_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("safetensors")
+    assert main(["vocabulary", "list"]) == 0
+    head, *phrases = capsys.readouterr().out.splitlines()
+    assert "nano_detector" in head
+    assert "red mug" in phrases
 
 
 def run_against_server(result: object, *arguments: str) -> tuple[Request, str]:
@@ -327,19 +404,22 @@ def run_against_server(result: object, *arguments: str) -> tuple[Request, str]:
     return request, printed
 
 
-def test_status_is_json() -> None:
-    request, printed = run_against_server({"paused": False}, "status")
-    assert request.op == "status"
-    assert json.loads(printed) == {"paused": False}
-
-
 @pytest.mark.parametrize(
     ("arguments", "args"),
-    [(("pause",), {}), (("resume",), {}), (("reset",), {}), (("reset", "--camera", "a"), {"camera": "a"})],
+    [
+        (("pause",), {}),
+        (("resume",), {}),
+        (("reset",), {}),
+        (("reset", "--camera", "a"), {"camera": "a"}),
+        (("status",), {}),
+    ],
 )
-def test_the_node_is_paused_resumed_and_reset(arguments: tuple[str, ...], args: dict[str, str]) -> None:
-    request, printed = run_against_server({}, *arguments)
-    assert (request.op, request.args, printed) == (arguments[0], args, "")
+def test_the_node_is_paused_resumed_reset_and_asked(arguments: tuple[str, ...], args: dict[str, str]) -> None:
+    request, printed = run_against_server({"paused": False}, *arguments)
+    assert (request.op, request.args) == (arguments[0], args)
+    assert (json.loads(printed) if printed else None) == (
+        {"paused": False} if arguments == ("status",) else None
+    )
 
 
 def test_the_list_of_objects_names_their_cameras() -> None:
@@ -400,30 +480,26 @@ def test_escape_sequences_and_directions_are_replaced() -> None:
     assert printable("two\nlines\r", line_feeds=True) == "two\nlines?"
 
 
-def test_an_error_of_the_node_cannot_control_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+FOUND = {"id": 1, "state": "tracked", "score": 0.5, "age": 1, "frames_since_seen": 0}
+TRACKED = FOUND | {"camera": "c\x1b[1m", "label": "cup\x1b[31m\u202e"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "shown"),
+    [
+        (RequestError("no\x1b]0;title\x07 object"), 2, "sam3-node: error: no?]0;title? object\n"),
+        ({"objects": [TRACKED]}, 0, "c?[1m           1  cup?[31m? "),
+    ],
+)
+def test_texts_of_the_node_cannot_control_the_terminal(
+    answer: Any, code: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RequestError("no\x1b]0;title\x07 object")
+    def call(*_: object, **__: object) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    monkeypatch.setattr(ControlClient, "call", fail)
-    assert main(["object", "list"]) == 2
-    assert capsys.readouterr().err == "sam3-node: error: no?]0;title? object\n"
-
-
-def test_a_label_of_the_node_cannot_control_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = {
-        "id": 1,
-        "camera": "c\x1b[1m",
-        "label": "cup\x1b[31m\u202e",
-        "state": "tracked",
-        "score": 0.5,
-        "age": 1,
-    }
-    monkeypatch.setattr(
-        ControlClient, "call", lambda *_, **__: {"objects": [{**found, "frames_since_seen": 0}]}
-    )
-    assert main(["object", "list"]) == 0
-    assert capsys.readouterr().out.split()[:3] == ["c?[1m", "1", "cup?[31m?"]
+    monkeypatch.setattr(ControlClient, "call_within", call)
+    assert main(["object", "list"]) == code
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).startswith(shown)

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from sam3_node.cli.progress import ProgressBar, StepProgress, format_duration
+from sam3_node.cli.progress import ProgressBar, format_duration
 from sam3_node.cli.replay import describe_progress
 from sam3_node.replay.cluster.scheduler import RunProgress
 
@@ -81,21 +81,15 @@ def test_the_progress_of_many_recordings_is_one_line() -> None:
     assert "left" not in describe_progress(RunProgress(3, 3, 0, 120, 40.0, 0.0))
 
 
-def test_a_terminal_shows_a_bar_and_then_the_time_of_each_step() -> None:
-    now, out = [0.0], Terminal()
-    with closing(StepProgress(out, clock=lambda: now[0])) as bars:
-        for now[0], fraction in ((0.0, 0.0), (10.0, 0.25), (30.0, 1.0)):
-            bars.report("encode", fraction)
-        bars.report("read", 0.0)
-    assert "encode:   0%|" in out.getvalue()
-    assert "encode: done in 30.0 s\n" in out.getvalue()
-    assert out.getvalue().endswith("read: ended after 0.0 s\n")
-
-
-def test_a_log_gets_one_line_for_each_step() -> None:
-    out = io.StringIO()
-    with closing(StepProgress(out, clock=lambda: 0.0)) as bars:
-        for title in ("encode", "read"):
-            for fraction in (0.0, 0.5, 1.0):
-                bars.report(title, fraction)
-    assert out.getvalue().splitlines() == ["encode: done in 0.0 s", "read: done in 0.0 s"]
+def test_steps_are_shown_in_per_cent(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("sam3_node.cli.progress.time.monotonic", lambda: now[0])
+    terminal, log = Terminal(), io.StringIO()
+    for out in (terminal, log):
+        with closing(ProgressBar("%", out)) as bars:
+            for title in ("encode", "read"):
+                for now[0], fraction in ((0.0, 0.0), (4.0, 0.25), (30.0, 1.0)):
+                    bars.report(title, fraction)
+    assert "encode:   0%|" in terminal.getvalue()
+    lines = log.getvalue().splitlines()
+    assert lines == [f"{title}: 100/100 %, 3.3 %/s, done in 30.0 s" for title in ("encode", "read")]

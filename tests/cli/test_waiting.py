@@ -99,17 +99,11 @@ def test_watch_without_a_node(printed: Printed) -> None:
 def test_watch_beside_a_node_that_publishes_nothing(
     state: dict[str, Any], delivery: str, said: str, printed: Printed
 ) -> None:
-    with describing_node(**state) as endpoints:
-        settings = load_settings(
-            None,
-            {
-                "transport.masks": endpoints[0],
-                "transport.control": endpoints[1],
-                "transport.delivery": delivery,
-            },
-        )
-        with running(watch, settings):
-            printed.wait_for(said)
+    with (
+        describing_node(**state) as endpoints,
+        running(watch, settings_for(*endpoints, **{"transport.delivery": delivery})),
+    ):
+        printed.wait_for(said)
 
 
 def camera_settings(folder: Path, source: str, delivery: str = "newest") -> Settings:

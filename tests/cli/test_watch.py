@@ -19,6 +19,7 @@ from sam3_node.errors import SettingsError
 from sam3_node.settings import Settings, load_settings
 from sam3_node.transport.channels import FramePublisher, MaskPublisher
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
+from tests.cli.test_progress import Terminal
 from tests.support.refuses import refuses
 
 SIZE = (48, 64)
@@ -42,11 +43,6 @@ def masks_at(seq: int, camera: str = "cam0", label: str = "red mug") -> MaskFram
 def frame_at(seq: int, camera: str = "cam0") -> Frame:
     pixels = np.full((*SIZE, 3), 100, dtype=np.uint8)
     return Frame(camera, seq, time.time_ns(), SIZE[1], SIZE[0], "bgr8", pixels.tobytes())
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @contextmanager

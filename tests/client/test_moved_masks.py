@@ -42,26 +42,20 @@ def ahead(masks: MaskFrame, ms: float) -> int:
     return masks.capture_ns + round(ms * 1e6)
 
 
-@pytest.mark.parametrize("steps", [-1, 0, 0.25, 0.5, 1, 2])
-def test_a_moved_mask_is_the_disc_at_that_time(steps: float) -> None:
-    masks = moving()
-    moved, unmoved = masks.moved_to(ahead(masks, steps * GAP_MS))
-    assert not unmoved
-    truth = disc(START[0] + steps * STEP[0], START[1] + steps * STEP[1])
-    assert np.array_equal(moved.instances[0].mask.full(), truth.full())
-    assert moved.instances[0].box == truth.box
-    assert moved.key == masks.key
-    assert moved.age_origin_ns == masks.age_origin_ns
-
-
-@pytest.mark.parametrize("steps", [1, 2, 4])
-def test_what_leaves_the_image_is_cut_off(steps: int) -> None:
-    masks = moving((104, 20))
+@pytest.mark.parametrize(
+    ("start", "steps"),
+    [*((START, steps) for steps in (-1, 0, 0.25, 0.5, 1, 2)), *(((104, 20), steps) for steps in (1, 2, 4))],
+)
+def test_a_moved_mask_is_the_disc_at_that_time_cut_off_at_the_border(
+    start: tuple[int, int], steps: float
+) -> None:
+    masks = moving(start)
     moved, unmoved = masks.moved_to(ahead(masks, steps * GAP_MS), max_ms=1000)
-    truth = disc(104 + steps * STEP[0], 20 + steps * STEP[1])
     assert not unmoved
+    truth = disc(start[0] + steps * STEP[0], start[1] + steps * STEP[1])
     assert np.array_equal(moved.instances[0].mask.full(), truth.full())
     assert moved.instances[0].box == truth.box
+    assert (moved.key, moved.age_origin_ns) == (masks.key, masks.age_origin_ns)
 
 
 def test_a_mask_that_only_grows_or_is_cut_by_the_border_stays_in_place() -> None:

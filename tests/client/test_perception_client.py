@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sam3_node.client import AddedObject, PerceptionClient, Segmentation, TrackedObject
-from sam3_node.errors import RequestError, TransportError, UnknownObjectError, WireError
+from sam3_node import errors
+from sam3_node.client import AddedObject, PerceptionClient, Segmentation, SurfacePoints, TrackedObject
+from sam3_node.client.observations import ObjectSlots
 from sam3_node.settings import TransportSettings
-from sam3_node.transport import ControlServer, MaskPublisher
-from sam3_node.types import Mask
+from sam3_node.transport import ControlClient, ControlServer, MaskPublisher, MaskSubscriber
+from sam3_node.transport.channels import NewestMasks
+from sam3_node.types import Depth, Mask
 from sam3_node.wire import Reply, Request, decode_mask, encode_mask
-from tests.support.refuses import refuses
-from tests.support.transport_peer import make_masks, wait_until
+from tests.support.refuses import names, refuses
+from tests.support.transport_peer import make_frame, make_masks, wait_until
 
 MASK = make_masks(1).instances[0].mask
-TCP = "tcp://127.0.0.1:*"
+TCP, NOBODY = "tcp://127.0.0.1:*", "tcp://127.0.0.1:9"
 Answer = Callable[[Request], Any]
 
 
@@ -104,7 +108,7 @@ def test_objects_are_added_by_points_box_or_mask() -> None:
     }
     full = np.zeros((20, 30), np.bool_)
     full[3:9, 4:8] = True
-    for mask in (full, Mask.from_full(full)):
+    for mask in (full, Mask.from_full(full), full.astype(np.uint8), full.astype(np.uint8) * 255):
         args = call(reply, add(mask=mask))[2]
         assert list(args) == ["mask"]
         assert np.array_equal(decode_mask(args["mask"]).full(), full)
@@ -118,9 +122,11 @@ def test_prompts_of_the_wrong_shape_are_refused_before_they_are_sent() -> None:
             {"points": [["a", "b"]]},
             {"box": [1, 2, 3]},
             {"mask": np.zeros((4, 4))},
+            {"mask": np.full((4, 4), 7, np.uint8)},
+            {"mask": np.array([[0, 1, 255]], np.uint8)},
             {"mask": np.zeros((2, 4, 4), np.bool_)},
         ):
-            with refuses(RequestError, field=str(next(iter(wrong)))):
+            with refuses(errors.RequestError, field=str(next(iter(wrong)))):
                 client.add_object(**wrong)
         assert requests == []
 
@@ -131,6 +137,98 @@ def test_an_object_added_on_a_past_frame_has_its_mask() -> None:
     assert (added.id, added.camera) == (3, "cam0")
     assert (added.segmentation.seq, added.segmentation.score) == (9, 0.5)
     assert np.array_equal(added.segmentation.mask.full(), MASK.full())
+
+
+@pytest.mark.parametrize("method", ["add_object", "segment"])
+def test_a_box_that_reaches_beyond_the_frame_is_told(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    reply = {"id": 3, "camera": "cam0", "seq": 9, "score": 0.5, "mask": encode_mask(MASK)}
+    for box, told in (((30, -5, 50, 20), ("30.0", "0.0", "40.0", "20.0", "40 x 30")), ((3, 0, 40, 30), ())):
+        note = call(reply, lambda client, box=box: getattr(client, method)(box=box, seq=9))[0].note
+        assert bool(note) is bool(told)
+        assert all(names(note, part) for part in told)
+    assert [record.message for record in caplog.records if "beyond" in record.message]
+
+
+def test_a_box_on_the_next_frame_is_compared_with_the_newest_masks() -> None:
+    with node(lambda request: {"id": 3, "camera": "cam0"}) as (publisher, client, _):
+        assert client.add_object(box=(1, 2, 300, 20)).note == ""
+        wait_until(lambda: publisher.send(make_masks(0)) and client.newest())
+        assert "reaches beyond" in client.add_object(box=(1, 2, 300, 20)).note
+
+
+def test_what_users_print_is_one_short_line() -> None:
+    masks, points = make_masks(1), np.zeros((1000, 3), np.float32)
+    many = replace(masks, instances=masks.instances * 20)
+    depth = Depth(16, 16, "z16", 0.001, True, b"\0" * 512)
+    slots = ObjectSlots(["cup", "can"], (30, 40)).observe(masks)
+    values = [
+        masks,
+        many,
+        masks.instances[0],
+        MASK,
+        decode_mask(encode_mask(MASK)),
+        Segmentation(1, 0.5, MASK),
+    ]
+    for value in (*values, replace(make_frame(1), depth=depth), SurfacePoints(1, "base", points), slots):
+        assert len(repr(value)) < 300
+        assert not re.search(r"\n|array|\\x", repr(value))
+    assert repr(masks) == "MaskFrame(cam0 #1, 40x30: 7 'cup')"
+    assert repr(many).endswith("12 more)")
+    assert repr(slots) == "SlotObservation(cam0 #1: 'cup' object 7, 'can' empty)"
+
+
+class SlowNode:
+    """A clock, and a node that is connected and silent: whatever is asked for takes all of the time given for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.budgets_s = 0.0, list[float]()
+        for module in ("mask_reader", "perception_client"):
+            monkeypatch.setattr(f"sam3_node.client.{module}.time", self)
+        monkeypatch.setattr(PerceptionClient, "connected", True)
+        monkeypatch.setattr(NewestMasks, "wait", lambda _, find, left_s: self.sleep(left_s))
+        monkeypatch.setattr(MaskSubscriber, "count_arrivals", lambda _, left_ms: self.sleep(left_ms / 1000))
+        monkeypatch.setattr(ControlClient, "call_within", lambda _, left_ms, op, **args: self.refuse(left_ms))
+        self.error: Exception = errors.NoAnswerError("silent")
+
+    def refuse(self, timeout_ms: int) -> None:
+        self.sleep(timeout_ms / 1000)
+        raise self.error
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.budgets_s.append(seconds)
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize("timeout_ms", [0, 100, 500, 3000, 30_000])
+@pytest.mark.parametrize("wait", ["wait_for", "wait_for_camera"])
+def test_a_silent_node_takes_no_more_than_the_time_given(
+    wait: str, timeout_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PerceptionClient(NOBODY, NOBODY) as client:
+        slow = SlowNode(monkeypatch)
+        with refuses(errors.TransportError, field=(str(timeout_ms), NOBODY)):
+            client.wait_for("cup", timeout_ms) if wait == "wait_for" else client.wait_for_camera(timeout_ms)
+    assert timeout_ms / 1000 <= sum(slow.budgets_s) <= timeout_ms / 1000 + 0.2
+
+
+def test_a_request_that_is_sent_again_gets_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    with PerceptionClient(NOBODY, NOBODY, timeout_ms=1000, on_restart=lambda _: None) as client:
+        slow = SlowNode(monkeypatch)
+        slow.error = errors.NodeRestarted()
+        with pytest.raises(errors.NodeRestarted):
+            client.add_object(box=(0, 0, 9, 9))
+    assert sum(slow.budgets_s) <= 1.2
+
+
+def test_the_turns_of_other_threads_count() -> None:
+    with PerceptionClient(NOBODY, NOBODY, timeout_ms=50) as client:
+        with client._control._turn, refuses(errors.NoAnswerError, field=("50", "threads")):
+            client.status()
+        with refuses(errors.NoAnswerError, field=("50", "connected")):
+            client.status()
 
 
 def test_objects_are_refined_removed_and_listed() -> None:
@@ -199,41 +297,41 @@ def test_each_command_sends_its_request() -> None:
 
 
 def test_errors_of_the_node_are_raised() -> None:
-    error = UnknownObjectError("expected a tracked id, found 9")
+    error = errors.UnknownObjectError("expected a tracked id, found 9")
     with (
         ControlServer(TCP, lambda request: Reply.failed(request.id, error)) as control,
         PerceptionClient("tcp://127.0.0.1:9", control.endpoint) as client,
     ):
         assert not client.connected
-        with pytest.raises(UnknownObjectError, match="found 9"):
+        with pytest.raises(errors.UnknownObjectError, match="found 9"):
             client.remove_object(9)
 
 
 def test_an_answer_of_another_shape_is_an_error() -> None:
     for answer in (None, {}, {"id": "three"}, {"id": -1}):
-        with refuses(WireError, field="add_object"):
+        with refuses(errors.WireError, field="add_object"):
             call(answer, lambda client: client.add_object(box=(0, 0, 1, 1)))
 
 
 def test_a_missing_node_is_an_error_in_time() -> None:
     with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9", timeout_ms=100) as client:
         assert client.latest(10) is None
-        with refuses(TransportError, field=("node", "connected")):
+        with refuses(errors.TransportError, field=("node", "connected")):
             client.status()
-    with refuses(TransportError, field="tcp://host:port"):
+    with refuses(errors.TransportError, field="tcp://host:port"):
         PerceptionClient("masks", "tcp://127.0.0.1:9")
 
 
 @pytest.mark.parametrize("prompts", ["red mug", b"red mug", {"red mug": 1}, 7, None])
 def test_names_that_are_no_list_are_refused_at_once(prompts: Any) -> None:
     with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9") as client:
-        with refuses(RequestError, field="prompts"):
+        with refuses(errors.RequestError, field="prompts"):
             client.set_prompts(prompts)
-        with refuses(RequestError, field="prompts"):
+        with refuses(errors.RequestError, field="prompts"):
             client.set_prompts(prompts, most=1)
-        with refuses(RequestError, field="cameras"):
+        with refuses(errors.RequestError, field="cameras"):
             client.latest_of_all(prompts)
-    with refuses(RequestError, field="cameras"):
+    with refuses(errors.RequestError, field="cameras"):
         PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9", cameras=prompts)
 
 
@@ -241,13 +339,13 @@ def test_what_is_no_text_or_map_is_refused_at_once() -> None:
     with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9") as client:
         wrong: list[Any] = [b"mug", None, ["mug"]]
         for name in wrong:
-            with refuses(RequestError, field="prompts"):
+            with refuses(errors.RequestError, field="prompts"):
                 client.set_prompts(["mug", name], most=1)
-            with refuses(RequestError, field="label"):
+            with refuses(errors.RequestError, field="label"):
                 client.wait_for(name)
         limits: Any = ["mug"]
         for argument in ("scores", "most", "priorities"):
-            with refuses(RequestError, field=str(argument)):
+            with refuses(errors.RequestError, field=str(argument)):
                 client.set_prompts(["mug"], **{argument: limits})
 
 
@@ -275,7 +373,7 @@ def test_names_that_come_once_are_sent_with_their_most() -> None:
 def test_a_box_that_no_frame_has_is_refused_at_once(box: Any, told: str | tuple[str, ...]) -> None:
     with PerceptionClient("tcp://127.0.0.1:9", "tcp://127.0.0.1:9") as client:
         for method in (client.add_object, client.segment):
-            with refuses(RequestError, field=told):
+            with refuses(errors.RequestError, field=told):
                 method(box=box)
-        with refuses(RequestError, field="points"):
+        with refuses(errors.RequestError, field="points"):
             client.add_object(points=[(float("nan"), 1)])

@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sam3_node.detection.phrases import (
-    MAX_CHARACTERS,
-    MAX_PROMPTS,
-    clean_phrase,
-    clean_prompts,
-    nearest_phrases,
-)
+from sam3_node.detection import phrases
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import RequestError
 from tests.support.refuses import refuses
@@ -26,21 +20,21 @@ from tests.support.tiny_clip import CLIP, NAMES, vocabulary
         ("mug", "mug"),
         ("  Red \t\n mug ", "Red mug"),
         ("cafe\u0301", "caf\u00e9"),
-        ("x" * MAX_CHARACTERS, "x" * MAX_CHARACTERS),
+        ("x" * phrases.MAX_CHARACTERS, "x" * phrases.MAX_CHARACTERS),
         ("\u0645\u06cc\u200c\u0632", "\u0645\u06cc\u200c\u0632"),  # a joiner that Persian needs
     ],
 )
 def test_a_phrase_is_cleaned(given: str, cleaned: str) -> None:
-    assert clean_phrase(given) == cleaned
+    assert phrases.clean_phrase(given) == cleaned
 
 
-@given(st.text(max_size=MAX_CHARACTERS))
+@given(st.text(max_size=phrases.MAX_CHARACTERS))
 def test_cleaning_is_idempotent_or_refuses(phrase: str) -> None:
     try:
-        cleaned = clean_phrase(phrase)
+        cleaned = phrases.clean_phrase(phrase)
     except RequestError:
         return
-    assert clean_phrase(cleaned) == cleaned
+    assert phrases.clean_phrase(cleaned) == cleaned
     assert Vocabulary((cleaned,), np.ones((1, 2), np.float32), CLIP).encode([f" {phrase}\n"]).shape == (1, 2)
 
 
@@ -62,7 +56,7 @@ def test_cleaning_is_idempotent_or_refuses(phrase: str) -> None:
 )
 def test_what_is_no_phrase_is_refused(phrase: object, told: str) -> None:
     with pytest.raises(RequestError, match=told) as caught:
-        clean_prompts(["mug", phrase])
+        phrases.clean_prompts(["mug", phrase])
     assert len(str(caught.value)) < 300
     with pytest.raises(RequestError, match=told):
         vocabulary("mug").encode(["mug", phrase])  # type: ignore[list-item]
@@ -70,16 +64,19 @@ def test_what_is_no_phrase_is_refused(phrase: object, told: str) -> None:
 
 
 def test_prompts_keep_their_order_and_the_first_of_equals() -> None:
-    assert clean_prompts(["Red mug", "bottle", "red  MUG", "bottle"]) == ("Red mug", "bottle")
-    assert clean_prompts([]) == ()
+    assert phrases.clean_prompts(["Red mug", "bottle", "red  MUG", "bottle"]) == ("Red mug", "bottle")
+    assert phrases.clean_prompts([]) == ()
 
 
 def test_too_many_prompts_are_refused() -> None:
-    assert len(clean_prompts([f"thing {index}" for index in range(MAX_PROMPTS)])) == MAX_PROMPTS
+    assert (
+        len(phrases.clean_prompts([f"thing {index}" for index in range(phrases.MAX_PROMPTS)]))
+        == phrases.MAX_PROMPTS
+    )
     with refuses(RequestError, field=("256", "1000")):
-        clean_prompts(["mug"] * 1000)
+        phrases.clean_prompts(["mug"] * 1000)
     with refuses(RequestError, field=("phrases", "str")):
-        clean_prompts("mug")
+        phrases.clean_prompts("mug")
 
 
 @pytest.mark.parametrize(
@@ -93,4 +90,4 @@ def test_too_many_prompts_are_refused() -> None:
     ],
 )
 def test_the_nearest_phrases_are_those_spelt_alike(phrase: str, nearest: list[str]) -> None:
-    assert nearest_phrases(phrase, NAMES) == nearest
+    assert phrases.nearest_phrases(phrase, NAMES) == nearest

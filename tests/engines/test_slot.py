@@ -16,22 +16,7 @@ import pytest
 import torch
 
 from sam3_node.bags.bag import sample_images
-from sam3_node.engines.engine_store import (
-    EngineKey,
-    EngineStore,
-    StoredEngine,
-    choose_model_dtype,
-    compute_key,
-    resolve_dtype,
-)
-from sam3_node.engines.quantize import (
-    Quantisation,
-    Recipe,
-    Scales,
-    find_layers,
-    quantise_encoder,
-    weights_digest,
-)
+from sam3_node.engines import engine_store, quantize
 from sam3_node.engines.slot import (
     CLIP_FRAMES,
     CLIP_STEP,
@@ -85,7 +70,7 @@ def loaded(
 ) -> LoadedEngines:
     """Return torch stages in the place of engines, and their folder in the store."""
     model = load_tracker(settings.model.name)
-    key = EngineKey(
+    key = engine_store.EngineKey(
         model=model.name,
         weights="a" * 64,
         precision=settings.engine.precision,
@@ -96,11 +81,13 @@ def loaded(
         version="10.8",
         gpu="sm90",
     )
-    stored = EngineStore(settings.engine.folder).save(
+    stored = engine_store.EngineStore(settings.engine.folder).save(
         key, dict.fromkeys(STAGES, plan), dict.fromkeys(STAGES, 1.0), scales=scales
     )
     runs = dict(zip(STAGES, stages or model.stages, strict=True))
-    return LoadedEngines(stored, runs, tracker_stages(model, dtype=resolve_dtype(settings.engine.precision)))
+    return LoadedEngines(
+        stored, runs, tracker_stages(model, dtype=engine_store.resolve_dtype(settings.engine.precision))
+    )
 
 
 def slot(settings: Settings) -> TrackerSlot:
@@ -155,12 +142,12 @@ def test_a_model_computes_in_the_dtype_of_its_engines(
 ) -> None:
     model = ModelSettings(device="cuda", dtype=dtype)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose_model_dtype(Settings(model=model, engine=EngineSettings(**engine))) == expected
+    assert engine_store.choose_model_dtype(Settings(model=model, engine=EngineSettings(**engine))) == expected
 
 
 def test_on_a_cpu_torch_keeps_its_dtype_where_it_serves_instead_of_engines() -> None:
     settings = Settings(model=ModelSettings(device="cpu"), engine=EngineSettings(kind="tensorrt"))
-    assert choose_model_dtype(settings) == "auto"
+    assert engine_store.choose_model_dtype(settings) == "auto"
 
 
 @pytest.mark.parametrize(("precision", "gpu"), [("bfloat16", "sm75"), ("fp8", "sm86")])
@@ -170,7 +157,7 @@ def test_a_precision_that_a_gpu_lacks_is_refused(
     pytest.importorskip("tensorrt_rtx")
     settings = make_settings(weights, tmp_path, kind="tensorrt", precision=precision)
     with refuses(EngineError, field=(str(precision), str(gpu))):
-        compute_key(load_tracker(str(weights)), settings, gpu)
+        engine_store.compute_key(load_tracker(str(weights)), settings, gpu)
 
 
 def test_an_encoders_engine_gives_the_trunk_once_a_detector_shares_it(
@@ -247,16 +234,16 @@ def test_an_fp8_encoder_is_explained_by_the_scales_stored_beside_it(
 ) -> None:
     settings = make_settings(weights, tmp_path, precision="fp8")
     half = load_tracker(str(weights), dtype=torch.bfloat16)
-    amax = dict.fromkeys(find_layers(half.encode_stage), 3.0)
-    first = next(iter(Recipe().select_layers(half.encode_stage)))
-    scales = Scales(
+    amax = dict.fromkeys(quantize.find_layers(half.encode_stage), 3.0)
+    first = next(iter(quantize.Recipe().select_layers(half.encode_stage)))
+    scales = quantize.Scales(
         model="tiny",
-        digest=weights_digest(half),
+        digest=quantize.weights_digest(half),
         frames=1,
         amax=amax | {first: 1e-3},  # most of it saturates
     )
-    quantisation = Quantisation(scales)
-    encode = quantise_encoder(half, scales)
+    quantisation = quantize.Quantisation(scales)
+    encode = quantize.quantise_encoder(half, scales)
     stages = half.stages._replace(encode=lambda pixels: encode(pixels))
     engines = loaded(settings, stages, scales=quantisation.digest)
     assert not slot(settings).run_gate(engines, clip).layers
@@ -264,7 +251,7 @@ def test_an_fp8_encoder_is_explained_by_the_scales_stored_beside_it(
     report = slot(settings).run_gate(engines, clip)
     assert not report.passed
     assert f"encode.{first}" in dict(report.layers)
-    assert Quantisation.load(loaded(settings, stages, plan=b"of other scales").stored) is None
+    assert quantize.Quantisation.load(loaded(settings, stages, plan=b"of other scales").stored) is None
 
 
 def test_a_report_of_other_plans_or_a_damaged_one_is_ignored(
@@ -273,7 +260,7 @@ def test_a_report_of_other_plans_or_a_damaged_one_is_ignored(
     settings = make_settings(weights, tmp_path)
     engines = loaded(settings)
     report = slot(settings).run_gate(engines, clip)
-    other = StoredEngine(
+    other = engine_store.StoredEngine(
         engines.stored.folder, engines.stored.manifest.model_copy(update={"plans": {"encode": "0"}})
     )
     assert read_report(engines.stored) == report

@@ -5,24 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sam3_node.engines.specs import (
-    ALIGNMENT,
-    StageSpec,
-    TensorSpec,
-    ensure_aligned,
-    find_sizes,
-    tracker_stages,
-)
+from sam3_node.engines import specs
 from sam3_node.errors import EngineError
 from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 
 CPU = torch.device("cpu")
-STAGE = StageSpec(
+STAGE = specs.StageSpec(
     "scale",
     torch.nn.Identity(),
-    (TensorSpec("image", (1, 4), torch.float16), TensorSpec("factor", ("objects", 3), torch.float32)),
-    (TensorSpec("out", ("objects", 4), torch.float16),),
+    (
+        specs.TensorSpec("image", (1, 4), torch.float16),
+        specs.TensorSpec("factor", ("objects", 3), torch.float32),
+    ),
+    (specs.TensorSpec("out", ("objects", 4), torch.float16),),
 )
 
 
@@ -32,12 +28,12 @@ def image() -> torch.Tensor:
 
 @pytest.mark.parametrize("objects", [1, 3, 8])
 def test_objects_are_counted(objects: int) -> None:
-    assert find_sizes(STAGE, (image(), torch.zeros(objects, 3)), 8, CPU).objects == objects
+    assert specs.find_sizes(STAGE, (image(), torch.zeros(objects, 3)), 8, CPU).objects == objects
 
 
 def test_a_stage_of_the_image_is_of_one() -> None:
     fixed = STAGE._replace(inputs=STAGE.inputs[:1])
-    assert find_sizes(fixed, (image(),), 1, CPU).objects == 1
+    assert specs.find_sizes(fixed, (image(),), 1, CPU).objects == 1
 
 
 @pytest.mark.parametrize(
@@ -58,16 +54,16 @@ def test_inputs_that_do_not_fit_are_refused(
     inputs: tuple[torch.Tensor, ...], said: str | tuple[str, ...]
 ) -> None:
     with refuses(EngineError, field=said):
-        find_sizes(STAGE, inputs, 8, CPU)
+        specs.find_sizes(STAGE, inputs, 8, CPU)
 
 
 def test_tensors_are_copied_only_where_they_must_be() -> None:
     block = torch.arange(1024.0)
-    start = -block.data_ptr() % ALIGNMENT // block.element_size()
+    start = -block.data_ptr() % specs.ALIGNMENT // block.element_size()
     aligned, odd = block[start : start + 512].view(16, 32), block[start + 1 : start + 513].view(16, 32)
-    assert ensure_aligned(aligned) is aligned
+    assert specs.ensure_aligned(aligned) is aligned
     for tensor in (odd, aligned.T):
-        copy = ensure_aligned(tensor)
+        copy = specs.ensure_aligned(tensor)
         assert (
             copy.data_ptr() != tensor.data_ptr()
         )  # torch aligns what is new on a GPU, not what it is a part of
@@ -77,6 +73,6 @@ def test_tensors_are_copied_only_where_they_must_be() -> None:
 
 @pytest.mark.parametrize("memories", [1, 99])
 def test_a_number_of_memories_that_no_plan_takes_is_refused(memories: int) -> None:
-    stage = tracker_stages(tiny_model())["read"]
+    stage = specs.tracker_stages(tiny_model())["read"]
     with refuses(EngineError, field=(str(stage.max_memories), str(memories))):
-        find_sizes(stage, stage.examples(1, memories=memories), 8, CPU)
+        specs.find_sizes(stage, stage.examples(1, memories=memories), 8, CPU)

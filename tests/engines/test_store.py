@@ -14,16 +14,8 @@ from typing import Any
 import pytest
 
 from sam3_node.cli import main as cli
+from sam3_node.engines import engine_store
 from sam3_node.engines.detector import PHRASES, compute_detector_key
-from sam3_node.engines.engine_store import (
-    MANIFEST,
-    EngineKey,
-    EngineStore,
-    StoredEngine,
-    checkpoint_digest,
-    compute_key,
-    round_up_objects,
-)
 from sam3_node.engines.quantize import Recipe, Scales, weights_digest
 from sam3_node.engines.specs import STAGES
 from sam3_node.errors import EngineError
@@ -32,7 +24,7 @@ from sam3_node.settings import load_settings
 from tests.support.refuses import refuses
 from tests.support.tiny import random_source
 
-KEY = EngineKey(
+KEY = engine_store.EngineKey(
     model="nano",
     weights="a" * 64,
     precision="float16",
@@ -48,15 +40,15 @@ SECONDS = dict.fromkeys(STAGES, 2.5)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> EngineStore:
-    return EngineStore(tmp_path / "engines")
+def store(tmp_path: Path) -> engine_store.EngineStore:
+    return engine_store.EngineStore(tmp_path / "engines")
 
 
-def saved(store: EngineStore, **other: Any) -> StoredEngine:
+def saved(store: engine_store.EngineStore, **other: Any) -> engine_store.StoredEngine:
     return store.save(KEY.model_copy(update=other), PLANS, SECONDS)
 
 
-def test_what_is_kept_is_found(store: EngineStore) -> None:
+def test_what_is_kept_is_found(store: engine_store.EngineStore) -> None:
     built = saved(store)
     actual = store.find(KEY)
     assert actual == built
@@ -65,7 +57,7 @@ def test_what_is_kept_is_found(store: EngineStore) -> None:
     assert [path.name for path in store.folder.iterdir()] == [built.folder.name]
 
 
-def test_nothing_is_kept_at_first(store: EngineStore) -> None:
+def test_nothing_is_kept_at_first(store: engine_store.EngineStore) -> None:
     assert list(store.all()) == []
     with refuses(EngineError, field="sam3-node"):
         store.find(KEY)
@@ -85,14 +77,14 @@ def test_nothing_is_kept_at_first(store: EngineStore) -> None:
     ],
 )
 def test_engines_of_something_else_are_refused(
-    store: EngineStore, field: str, value: Any, said: str | tuple[str, ...]
+    store: engine_store.EngineStore, field: str, value: Any, said: str | tuple[str, ...]
 ) -> None:
     saved(store)
     with refuses(EngineError, field=said):
         store.find(KEY.model_copy(update={field: value}))
 
 
-def test_the_nearest_is_named(store: EngineStore) -> None:
+def test_the_nearest_is_named(store: engine_store.EngineStore) -> None:
     saved(store, gpu="sm120", version="1.6")
     near = saved(store, gpu="sm120")
     saved(store, gpu="sm120", image_size=512)
@@ -100,23 +92,25 @@ def test_the_nearest_is_named(store: EngineStore) -> None:
         store.find(KEY)
 
 
-def test_engines_for_more_objects_serve_fewer(store: EngineStore) -> None:
+def test_engines_for_more_objects_serve_fewer(store: engine_store.EngineStore) -> None:
     built = saved(store, max_objects=64)
     assert store.find(KEY) == built
 
 
 @pytest.mark.parametrize(("field", "value"), [("model", "copy of nano"), ("bank_size", 12)])
-def test_what_engines_do_not_depend_on_does_not_matter(store: EngineStore, field: str, value: Any) -> None:
+def test_what_engines_do_not_depend_on_does_not_matter(
+    store: engine_store.EngineStore, field: str, value: Any
+) -> None:
     assert saved(store, **{field: value}) == store.find(KEY)
     assert saved(store) == store.find(KEY)
     assert len(list(store.all())) == 1
 
 
-def test_manifests_and_folder_names_of_version_1_do_not_change(store: EngineStore) -> None:
+def test_manifests_and_folder_names_of_version_1_do_not_change(store: engine_store.EngineStore) -> None:
     """Stored engines must still serve after an update: the keys of the file and the digest are frozen."""
     built = saved(store)
     assert built.folder.name == "3a31bb1ace27d0bc"
-    fields = json.loads((built.folder / MANIFEST).read_text())
+    fields = json.loads((built.folder / engine_store.MANIFEST).read_text())
     assert list(fields) == ["format", "key", "scales", "fp8_layers", "plans", "build_s", "built_s"]
     assert list(fields["key"]) == [
         *("model", "weights", "precision", "image_size", "bank_size", "max_objects"),
@@ -125,14 +119,14 @@ def test_manifests_and_folder_names_of_version_1_do_not_change(store: EngineStor
     assert store.find(KEY.model_copy(update={"trunk": True})).folder == built.folder
 
 
-def test_the_newest_serves(store: EngineStore) -> None:
+def test_the_newest_serves(store: engine_store.EngineStore) -> None:
     saved(store, max_objects=64)
     newest = saved(store)
     assert store.find(KEY) == newest
     assert next(store.all()) == newest
 
 
-def test_a_build_takes_the_place_of_the_same(store: EngineStore) -> None:
+def test_a_build_takes_the_place_of_the_same(store: engine_store.EngineStore) -> None:
     first = saved(store)
     (first.folder / "gate.json").write_text("{}")
     second = store.save(KEY, {**PLANS, "encode": b"another"}, SECONDS)
@@ -141,12 +135,12 @@ def test_a_build_takes_the_place_of_the_same(store: EngineStore) -> None:
     assert not (second.folder / "gate.json").exists()  # a verdict on other plans
 
 
-def test_other_scales_are_another_build(store: EngineStore) -> None:
+def test_other_scales_are_another_build(store: engine_store.EngineStore) -> None:
     folders = {store.save(KEY, PLANS, SECONDS, scales=scales).folder for scales in ("", "a", "b")}
     assert len(folders) == 3
 
 
-def test_a_damaged_plan_is_refused(store: EngineStore) -> None:
+def test_a_damaged_plan_is_refused(store: engine_store.EngineStore) -> None:
     built = saved(store)
     (built.folder / "read.plan").write_bytes(b"plan of weed")
     with refuses(EngineError, field=("read.plan", "sha256")):
@@ -159,10 +153,10 @@ def test_a_damaged_plan_is_refused(store: EngineStore) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", '{"format": 2}', '{"format": 1, "identity": {}}', "[1]"])
 def test_a_damaged_manifest_hides_only_its_own(
-    store: EngineStore, text: str, caplog: pytest.LogCaptureFixture
+    store: engine_store.EngineStore, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged, whole = saved(store, gpu="sm120"), saved(store)
-    (damaged.folder / MANIFEST).write_text(text)
+    (damaged.folder / engine_store.MANIFEST).write_text(text)
     with caplog.at_level(logging.WARNING):
         assert list(store.all()) == [whole]
     assert damaged.folder.name in caplog.text
@@ -171,11 +165,11 @@ def test_a_damaged_manifest_hides_only_its_own(
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "engines").write_text("a file")
     with refuses(EngineError, field="written"):
-        saved(EngineStore(tmp_path / "engines"))
+        saved(engine_store.EngineStore(tmp_path / "engines"))
     assert [path.name for path in tmp_path.iterdir()] == ["engines"]
 
 
-def test_a_failed_write_leaves_what_was_there(store: EngineStore) -> None:
+def test_a_failed_write_leaves_what_was_there(store: engine_store.EngineStore) -> None:
     built = saved(store)
     with refuses(EngineError, field="written"):
         store.save(KEY, {**PLANS, "no/such/folder": b""}, SECONDS)
@@ -183,7 +177,7 @@ def test_a_failed_write_leaves_what_was_there(store: EngineStore) -> None:
     assert len(list(store.folder.iterdir())) == 1
 
 
-def test_earlier_builds_give_the_expected_time(store: EngineStore) -> None:
+def test_earlier_builds_give_the_expected_time(store: engine_store.EngineStore) -> None:
     assert store.expected_s(KEY, "encode") is None
     saved(store, gpu="sm120", version="1.6")
     assert store.expected_s(KEY, "encode") == 2.5
@@ -192,16 +186,19 @@ def test_earlier_builds_give_the_expected_time(store: EngineStore) -> None:
 
 def test_batches_are_powers_of_two() -> None:
     expected = {1: 1, 2: 2, 3: 4, 16: 16, 17: 32, 64: 64, 65: 64, 256: 64}
-    assert {count: round_up_objects(count) for count in expected} == expected
+    assert {count: engine_store.round_up_objects(count) for count in expected} == expected
 
 
 def test_weights_have_one_digest_and_others_another(tmp_path: Path) -> None:
     for seed in (0, 1):
         random_source("sam3", seed=seed).save_pretrained(tmp_path / str(seed))
-    assert checkpoint_digest("nano") == checkpoint_digest("nano")
-    assert len({checkpoint_digest(name) for name in ("nano", f"{tmp_path}/0", f"{tmp_path}/1")}) == 3
+    assert engine_store.checkpoint_digest("nano") == engine_store.checkpoint_digest("nano")
+    assert (
+        len({engine_store.checkpoint_digest(name) for name in ("nano", f"{tmp_path}/0", f"{tmp_path}/1")})
+        == 3
+    )
     with refuses(EngineError, field="weights"):
-        checkpoint_digest(str(tmp_path))
+        engine_store.checkpoint_digest(str(tmp_path))
 
 
 def test_the_list_of_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,8 +236,8 @@ def test_engines_are_built_listed_and_found(tmp_path: Path, capsys: pytest.Captu
         "detect (by name)",
     ]
 
-    store, settings = EngineStore(folder), load_settings(overrides=asked)
-    actual = store.find(compute_key(model, settings, "sm89"))
+    store, settings = engine_store.EngineStore(folder), load_settings(overrides=asked)
+    actual = store.find(engine_store.compute_key(model, settings, "sm89"))
     detector = store.find(compute_detector_key(settings, 320, "sm89"))
     assert told.out.split() == [str(actual.folder), str(detector.folder)]
     assert detector.read_plan("detect")
@@ -277,7 +274,7 @@ def test_a_build_that_cannot_be_is_refused(
     assert not (tmp_path / "engines").exists()
 
 
-def test_engines_are_stored_for_their_user_alone(store: EngineStore) -> None:
+def test_engines_are_stored_for_their_user_alone(store: engine_store.EngineStore) -> None:
     before = os.umask(0)
     try:
         built = saved(store)
@@ -292,7 +289,7 @@ UNSAFE = {
     "store": lambda built: built.folder.parent,
     "folder": lambda built: built.folder,
     "plan": lambda built: built.folder / "encode.plan",
-    "manifest": lambda built: built.folder / MANIFEST,
+    "manifest": lambda built: built.folder / engine_store.MANIFEST,
 }
 
 
@@ -322,7 +319,7 @@ def expose(path: Path, how: str, outside: Path) -> None:
     ],
 )
 def test_plans_that_other_users_can_change_are_never_read(
-    store: EngineStore, place: str, how: str, hint: str, caplog: pytest.LogCaptureFixture
+    store: engine_store.EngineStore, place: str, how: str, hint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     built = saved(store)
     mode = stat.S_IMODE(UNSAFE[place](built).stat().st_mode)
@@ -339,7 +336,7 @@ def test_plans_that_other_users_can_change_are_never_read(
         assert store.find(KEY).read_plan("encode") == PLANS["encode"]
 
 
-def test_nothing_is_stored_where_other_users_can_change_it(store: EngineStore) -> None:
+def test_nothing_is_stored_where_other_users_can_change_it(store: engine_store.EngineStore) -> None:
     store.folder.mkdir()
     store.folder.chmod(0o775)
     with refuses(EngineError, field=("mode", "go-w")):

@@ -14,15 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sam3_node.engines import validation
 from sam3_node.engines.specs import tracker_stages
-from sam3_node.engines.validation import (
-    OutputFigures,
-    Report,
-    TrackFigures,
-    compare_stages,
-    find_confident_prompts,
-    worst_layers,
-)
 from sam3_node.errors import EngineError, ModelError
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Run, Stages
@@ -43,9 +36,9 @@ def reference() -> TrackerModel:
     return tiny_model(presence=ALWAYS)
 
 
-def run_gate(stages: Stages, **options: Any) -> Report:
+def run_gate(stages: Stages, **options: Any) -> validation.Report:
     settings = {"min_cosine": 0.99, "min_iou": 0.95, "prompts": PROMPTS} | options
-    return compare_stages(reference(), stages, CLIP, **settings)
+    return validation.compare_stages(reference(), stages, CLIP, **settings)
 
 
 def disturbed(stage: nn.Module, layer: str) -> nn.Module:
@@ -111,7 +104,7 @@ def test_stages_are_timed_beside_those_of_the_served_model(engines: bool) -> Non
     actual = {row.stage: (row.ms, row.torch_ms) for row in report.times}
     assert actual == {name: pytest.approx(pair) for name, pair in expected.items()}
     assert report.passed
-    assert Report.from_json(report.to_json()) == report
+    assert validation.Report.from_json(report.to_json()) == report
     slow = replace(report, max_time=1.05)
     assert not slow.passed
     said = "a step is slower here: 43 against 40 ms" if engines else "encode is slower here: 17 against 10 ms"
@@ -223,7 +216,7 @@ def test_the_reference_is_not_changed() -> None:
 def test_prompts_are_found_where_none_are_given() -> None:
     model = reference()
     pixels = model.preprocess(CLIP[0])
-    prompts = find_confident_prompts(model, pixels)
+    prompts = validation.find_confident_prompts(model, pixels)
     assert 1 <= len(prompts) <= 4
     assert [prompt.object_id for prompt in prompts] == list(range(1, len(prompts) + 1))
     for prompt in prompts:
@@ -238,36 +231,38 @@ def test_prompts_are_found_where_none_are_given() -> None:
 def test_a_clip_without_frames_or_objects_is_an_error() -> None:
     model = reference()
     with refuses(EngineError, field=("2", "frames")):
-        compare_stages(model, model.stages, CLIP[:1], 0.99, 0.95)
+        validation.compare_stages(model, model.stages, CLIP[:1], 0.99, 0.95)
     blind = tiny_model(presence=-ALWAYS)
     with refuses(EngineError, field=("segments", "nothing")):
-        compare_stages(blind, blind.stages, CLIP, 0.99, 0.95)
+        validation.compare_stages(blind, blind.stages, CLIP, 0.99, 0.95)
     still = tiny_model(presence=ALWAYS)
     still.has_memory = False
     with refuses(ModelError, field=("memory", "modules")):
-        compare_stages(still, still.stages, CLIP, 0.99, 0.95)
+        validation.compare_stages(still, still.stages, CLIP, 0.99, 0.95)
 
 
 def test_objects_out_of_view_are_compared_by_their_presence() -> None:
     """An object whose presence is near the threshold does not fail an engine; an engine without any object fails."""
     model = tiny_model()  # presence near 0
     blind = Changed(model.stages.decode, lambda actual: actual._replace(presence=-actual.presence.abs() - 1))
-    report = compare_stages(model, model.stages._replace(decode=blind), CLIP, 0.99, 0.95, prompts=PROMPTS)
+    report = validation.compare_stages(
+        model, model.stages._replace(decode=blind), CLIP, 0.99, 0.95, prompts=PROMPTS
+    )
     assert {row.output for row in report.outputs if row.cosine < 0.99} == {"presence"}
-    assert compare_stages(model, model.stages, CLIP, 0.99, 0.95, prompts=PROMPTS).passed
+    assert validation.compare_stages(model, model.stages, CLIP, 0.99, 0.95, prompts=PROMPTS).passed
 
 
 def test_worst_layers_come_first() -> None:
     stage = reference().stages.encode
     pixels = reference().preprocess(CLIP[0])
     half = copy.deepcopy(stage).to(torch.bfloat16)
-    layers = worst_layers(stage, half, (pixels,), (pixels.bfloat16(),))
+    layers = validation.worst_layers(stage, half, (pixels,), (pixels.bfloat16(),))
     assert len(layers) == 5
     assert [cosine for _, cosine in layers] == sorted(cosine for _, cosine in layers)
     assert all(0.99 < cosine < 1 for _, cosine in layers)
     names = {name for name, _ in stage.named_modules()}
     assert all(name in names for name, _ in layers)
-    assert all(cosine > 0.99999 for _, cosine in worst_layers(stage, stage, (pixels,), count=1000))
+    assert all(cosine > 0.99999 for _, cosine in validation.worst_layers(stage, stage, (pixels,), count=1000))
     assert not any(module._forward_hooks for module in stage.modules())
 
 
@@ -284,25 +279,25 @@ def test_onnx_stages_pass(tmp_path: Path) -> None:
     assert min(row.cosine for row in report.outputs if row.stage == "encode") > 0.9999
 
 
-def make_report(cosine: float = 0.995, iou: float = 0.97) -> Report:
-    return Report(
+def make_report(cosine: float = 0.995, iou: float = 0.97) -> validation.Report:
+    return validation.Report(
         min_cosine=0.99,
         min_iou=0.95,
         frames=8,
         outputs=(
-            OutputFigures("encode", "top", cosine, 0.01, 3),
-            OutputFigures("read", "read", 0.999, 0.1, 2),
+            validation.OutputFigures("encode", "top", cosine, 0.01, 3),
+            validation.OutputFigures("read", "read", 0.999, 0.1, 2),
         ),
-        tracks=TrackFigures(iou, 0.8, 5, 2, 16),
+        tracks=validation.TrackFigures(iou, 0.8, 5, 2, 16),
         layers=(("encode.backbone.0", 0.5),),
     )
 
 
 def test_a_report_survives_its_file() -> None:
     report = make_report()
-    assert Report.from_json(report.to_json()) == report
+    assert validation.Report.from_json(report.to_json()) == report
     broken = replace(report, tracks=None, faults=("encode: NaN",), outputs=())
-    assert Report.from_json(broken.to_json()) == broken
+    assert validation.Report.from_json(broken.to_json()) == broken
 
 
 @pytest.mark.parametrize(
@@ -313,7 +308,7 @@ def test_a_report_survives_its_file() -> None:
 )
 def test_other_text_is_no_report(text: str) -> None:
     with refuses(EngineError, field="sam3-node"):
-        Report.from_json(text)
+        validation.Report.from_json(text)
 
 
 def test_thresholds() -> None:

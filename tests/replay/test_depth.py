@@ -56,7 +56,7 @@ def test_missing_intrinsics_are_named_in_the_summary(
     assert any(line.startswith(reason) for line in summary.lines())
     stored = json.loads((tmp_path / "out/summary.json").read_text())
     assert any(reason in note for note in stored["notes"])
-    assert json.loads((tmp_path / "out/job.json").read_text())["job"]["depth_aligned"] is False
+    assert json.loads((tmp_path / "out/.replay/job.json").read_text())["job"]["depth_aligned"] is False
 
 
 def test_depth_of_the_images_size_gives_positions_and_a_note(

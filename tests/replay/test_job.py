@@ -90,6 +90,7 @@ def test_several_recordings_are_a_job_each_in_a_folder_of_its_own() -> None:
 
 def test_the_command_offers_all_outputs_and_strategies() -> None:
     assert replay_verbs.OUTPUTS == OUTPUTS == KINDS
+    assert replay_verbs._parse_outputs("davis, coco") == ("png", "coco")
 
 
 def test_a_job_has_only_settings_that_the_user_set(tmp_path: Path) -> None:
@@ -182,10 +183,12 @@ def test_an_object_becomes_the_operation_that_adds_it(tmp_path: Path) -> None:
         {"points": [[20, 16]], "labels": [1]},
         {"mask": str(annotation(tmp_path / "mug.png"))},
     )
-    frames = (Frame("left", seq, 0, 64, 48, "bgr8", b"") for seq in (11, 12))
-    first, second = add_objects((Step(frame, 0) for frame in frames), found, Notes(lenient=False))
-    assert isinstance(first, Step)
-    assert isinstance(second, Step)
+    steps = [Step(Frame("left", seq, 0, 64, 48, "bgr8", b""), 0) for seq in (11, 12)]
+    outside, notes = ObjectOnFrame(box=(-5, 0, 30, 24)), Notes(lenient=False)
+    first, second = add_objects(steps, found, notes)
+    assert notes.lines == []
+    assert list(add_objects(steps[:1], [outside], notes))
+    assert "reaches beyond" in notes.lines[0]
     edits = (*second.edits, *first.edits)
     assert [edit.args["seq"] for edit in edits] == [12, 11, 11]
     for edit in edits:

@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from sam3_node.errors import BagError, ReplayError
+from sam3_node.replay import lerobot_dataset
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.event_log import Edit, Step
 from sam3_node.replay.job import Job, ObjectOnFrame
@@ -159,13 +160,16 @@ def test_damaged_statistics_are_an_error(version: str, name: str, text: str, tmp
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_only_whole_datasets_can_have_masks(tmp_path: Path) -> None:
-    for bag, found in (
-        (ROOT / "sam3_node/assets/tabletop.mcap", "found "),
-        (f"{DATA}/v3.0#episode=1", "a selection"),
+def test_only_whole_datasets_can_have_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for bag, named in (
+        (ROOT / "sam3_node/assets/tabletop.mcap", ("meta/info.json", "coco")),
+        (f"{DATA}/v3.0#episode=1", "all episodes"),
     ):
-        with refuses(ReplayError, field=str(found)):
+        with refuses(ReplayError, field=named):
             run_job(Job((str(bag),), str(tmp_path / "out"), outputs=("lerobot",)))
+    monkeypatch.setattr(lerobot_dataset, "find_version", lambda package: None)
+    with refuses(ReplayError, field=("meta/info.json", "all episodes", "lerobot-datasets", "davis")):
+        lerobot_dataset.check_lerobot(tmp_path / "aloha.hdf5#episode=1")
 
 
 def test_objects_end_with_their_episode() -> None:

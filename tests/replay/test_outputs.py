@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from tests.support.refuses import refuses
 
 pytest.importorskip("resource")
 from sam3_node.replay.store import FolderStore
+from tests.support.console_rig import BROWSERS
 from tests.support.paths import ROOT
 
 WIDTH, HEIGHT = 96, 64
@@ -84,13 +86,59 @@ def test_all_outputs_are_written_and_repeatable(tmp_path: Path) -> None:
     counts: dict[str, list[int]] = {kind: [] for kind in OF_ALL}
     written = write_outputs(tmp_path, OF_ALL, all_masks, all_frames, lambda kind, n: counts[kind].append(n))
     names = ["masks.mcap", "masks.mcap", "masks.json", "png"]
-    names += ["overlay-left.mp4", "overlay-right.mp4", "images"]
+    names += ["overlay-left.mp4", "overlay-right.mp4", "images", "report.html"]
     assert written == [tmp_path / name for name in names]
     assert {path.name for path in tmp_path.iterdir()} == set(names)
     assert all(found == list(range(1, 19)) for found in counts.values())
     before = digests(tmp_path)
     write_outputs(tmp_path, OF_ALL, all_masks, all_frames, told)
     assert digests(tmp_path) == before
+
+
+def worse_masks() -> Iterator[MaskFrame]:
+    """Yield the masks of the left camera, of which object 1 is moved by 4 pixels and object 2 is exact."""
+    for masks in all_masks():
+        moved = replace(masks.instances[0], mask=masks.instances[0].mask.shifted(4, 0))
+        if masks.camera == "left":
+            yield replace(masks, instances=(moved, *masks.instances[1:]))
+
+
+def test_the_report_has_the_tracks_and_their_iou_and_opens_in_a_browser(tmp_path: Path) -> None:
+    label = "</script><b>mug"
+
+    def masks() -> Iterator[MaskFrame]:
+        for found in all_masks():
+            yield replace(found, instances=(replace(found.instances[0], label=label), *found.instances[1:]))
+
+    write_outputs(tmp_path, ["report"], masks, all_frames, told, "a.mcap", recorded=worse_masks)
+    page = (tmp_path / "report.html").read_text()
+    text = page.split('id="data">')[1].split("</script>")[0]
+    data = json.loads(text)
+    assert "<" not in text
+    assert (data["frames"], len(data["pictures"]), data["recording"]) == (18, 12, "a.mcap")
+    left, right = (data["cameras"][name] for name in ("left", "right"))
+    assert [seq for seq, _ in left["frames"]] == list(range(12))
+    assert left["frames"][-1][1] == 11 * STEP_NS / NANOSECONDS
+    assert left["objects"]["1"]["label"] == label
+    ious = {key: {point[5] for point in track["points"]} for key, track in left["objects"].items()}
+    assert ious["1"] == {round(16 / 24, 3)}
+    assert ious["2"] == {1.0}
+    assert {point[5] for point in right["objects"]["1"]["points"]} == {None}
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no chromium is installed: apt-get install chromium")
+    options = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}/profile",
+        "--dump-dom",
+    )
+    command = [browser, *options, f"file://{tmp_path}/report.html"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    assert shown.count("<svg") == 5  # timeline, score and IoU of left, and the first two of right
+    assert shown.count("<figure>") == 12
+    assert "<b>mug" not in shown.split("</h1>")[1].split("<script")[0]
 
 
 def test_the_bag_has_the_masks_in_their_order(tmp_path: Path) -> None:

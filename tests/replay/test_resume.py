@@ -100,7 +100,7 @@ def test_the_command_stops_at_a_signal_and_continues(bag: Path, whole: Job, tmp_
     command = [sys.executable, "-m", "sam3_node", "replay", str(bag), "-o", str(tmp_path), "--as-recorded"]
     command += ["--outputs", ",".join(OUTPUTS)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until(lambda: (tmp_path / "job.json").exists(), "the beginning", 60)
+    until(lambda: (tmp_path / ".replay/job.json").exists(), "the beginning", 60)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     out, log = process.communicate(timeout=60)

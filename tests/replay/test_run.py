@@ -82,7 +82,7 @@ def test_a_finished_replay_is_left_as_it_is(job: Job) -> None:
 
     first = run_job(job, limits=SMALL)
     assert is_finished(job)
-    before = {path: path.stat().st_mtime_ns for path in Path(job.out).rglob("*") if path.name != ".lock"}
+    before = {path: path.stat().st_mtime_ns for path in Path(job.out).rglob("*") if path.name != "lock"}
     assert run_job(job, refuse) == first
     assert {path: path.stat().st_mtime_ns for path in before} == before
     more = replace(job, outputs=("mcap", "coco"))
@@ -313,7 +313,10 @@ def test_the_command_takes_several_recordings_and_compares(bag: Path, tmp_path: 
     [
         (["--compare"], "--compare: expected --as-recorded with it"),
         (["--as-recorded", "--prompt", "mug"], "expected no names or objects beside it"),
-        (["--outputs", "avi"], "one of mcap, mcap-images, coco, png, overlay, images, lerobot, found"),
+        (
+            ["--outputs", "avi"],
+            "one of mcap, mcap-images, coco, png, overlay, images, lerobot, report, found",
+        ),
         (["--objects", "absent.json"], "cannot read absent.json"),
     ],
 )
@@ -350,7 +353,7 @@ def test_wrong_objects_end_a_replay_before_its_first_frame(
     assert told in printed.err
     assert not printed.out
     # so that the corrected command may use the folder
-    assert {path.name for path in out.glob("*")} <= {".lock"}
+    assert {path.name for path in out.glob("*")} <= {".replay"}
 
 
 def test_a_comparison_names_the_field_of_an_object_that_differs() -> None:

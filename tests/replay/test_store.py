@@ -16,7 +16,7 @@ from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job
 from sam3_node.replay.outputs import write_outputs
 from sam3_node.replay.run import PerceptionCache, compare_job, is_finished, run_job
-from sam3_node.replay.shards import Cursor, ShardLimits, Shards
+from sam3_node.replay.shards import FIRST_PASS, Cursor, ShardLimits, Shards
 from sam3_node.replay.store import FolderStore, HeldError, UrlStore, local_bag, open_store
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import pack_masks
@@ -145,7 +145,11 @@ def test_a_replay_between_urls_continues_from_its_last_shard(
     with pytest.raises(StoppedError):
         run_job(job, load, *stop_after(8), limits=ShardLimits(frames=5))
     store = UrlStore(job.out)
-    assert store.names("parts") == ["parts/000000.masks", "parts/000001.masks", "parts/000001.state"]
+    assert store.names(FIRST_PASS) == [
+        f"{FIRST_PASS}/000000.masks",
+        f"{FIRST_PASS}/000001.masks",
+        f"{FIRST_PASS}/000001.state",
+    ]
     summary = run_job(job, load)
     assert summary.resumed_from == 8
     assert is_finished(job)
@@ -161,8 +165,8 @@ def test_a_replay_between_urls_continues_from_its_last_shard(
 def test_an_error_of_another_file_is_no_error_of_the_results(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent"), FolderStore(tmp_path / "out").held():
         (tmp_path / "absent").read_bytes()
-    (tmp_path / "out/.lock").unlink()
-    (tmp_path / "out/.lock").mkdir()
+    (tmp_path / "out/.replay/lock").unlink()
+    (tmp_path / "out/.replay/lock").mkdir()
     with refuses(OutputError, field="directory"), FolderStore(tmp_path / "out").held():
         pass
 
@@ -207,14 +211,14 @@ def test_shards_of_a_backward_pass_are_reversed(store: FolderStore, monkeypatch:
     turning, names = fill(store, 3).masks_backward(), list[str]()
     monkeypatch.setattr(store, "read", lambda name: names.append(name) or FolderStore.read(store, name))
     assert next(turning).seq == 5
-    assert names == ["parts/000002.masks"]
+    assert names == [f"{FIRST_PASS}/000002.masks"]
     assert [masks.seq for masks in turning] == [4, 3, 2, 1, 0]
 
 
 def test_only_the_last_state_is_kept(store: FolderStore) -> None:
     parts = fill(store, 3)
     states = [name for name in store.names() if name.endswith(".state")]
-    assert states == ["parts/000002.state"]
+    assert states == [f"{FIRST_PASS}/000002.state"]
     parts.finish()
     assert [name for name in store.names() if name.endswith(".state")] == []
     assert len(list(Shards(store).masks())) == 6
@@ -227,8 +231,8 @@ def test_the_cursor_of_an_empty_folder_is_zero(store: FolderStore) -> None:
 
 def test_an_unfinished_shard_is_absent(store: FolderStore) -> None:
     fill(store, 2)
-    (store.folder / "parts/000002.state").write_bytes(b"newer")
-    (store.folder / "parts/000002.masks.unfinished").write_bytes(b"half")
+    (store.folder / f"{FIRST_PASS}/000002.state").write_bytes(b"newer")
+    (store.folder / f"{FIRST_PASS}/000002.masks.unfinished").write_bytes(b"half")
     parts = Shards(store)
     assert len(parts) == 2
     assert parts.checkpoint() == b"state 1"
@@ -239,15 +243,15 @@ def test_an_unfinished_shard_is_absent(store: FolderStore) -> None:
 @pytest.mark.parametrize("damage", [lambda data: data[:-3], lambda data: data[:60] + b"X" + data[61:]])
 def test_a_damaged_shard_is_an_error(store: FolderStore, damage: object) -> None:
     fill(store, 2)
-    path = store.folder / "parts/000001.masks"
+    path = store.folder / f"{FIRST_PASS}/000001.masks"
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
-    with refuses(ReplayError, field="parts/000001.masks"):
+    with refuses(ReplayError, field=f"{FIRST_PASS}/000001.masks"):
         Shards(store).cursor()
 
 
 def test_a_missing_state_is_an_error(store: FolderStore) -> None:
     fill(store, 1).finish()
-    with refuses(ReplayError, field="parts/000000.state"):
+    with refuses(ReplayError, field=f"{FIRST_PASS}/000000.state"):
         Shards(store).checkpoint()
 
 

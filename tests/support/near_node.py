@@ -15,18 +15,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from sam3_node import settings
 from sam3_node.errors import DeviceError
 from sam3_node.node.node import Node
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.processes.notify import Watchdog
-from sam3_node.settings import (
-    DetectorSettings,
-    HealthSettings,
-    ModelSettings,
-    Settings,
-    SnapshotSettings,
-    TransportSettings,
-)
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Delivery, MaskFrame
 from tests.support.node_frames import picture
@@ -55,12 +48,12 @@ class NearNode:
         if weights is None:
             weights = folder / "tiny"
             random_source("sam3", presence=60.0).save_pretrained(weights)
-        self.settings = Settings(
-            transport=TransportSettings(
+        self.settings = settings.Settings(
+            transport=settings.TransportSettings(
                 frames=(self.frames,), masks=self.masks_at, control=self.control, delivery=delivery
             ),
-            model=ModelSettings(name=str(weights), device="cpu", threads=1),
-            detector=DetectorSettings(kind="none"),
+            model=settings.ModelSettings(name=str(weights), device="cpu", threads=1),
+            detector=settings.DetectorSettings(kind="none"),
             **sections,
         )
         self.error: DeviceError | None = None
@@ -109,8 +102,8 @@ class HealthyNode(NearNode):
     """A node with a health endpoint on a free port, which keeps a snapshot."""
 
     def __init__(self, folder: Path, opened: ExitStack, deadline_s: float) -> None:
-        health = HealthSettings(bind="127.0.0.1:0", deadline_s=deadline_s)
-        keep = SnapshotSettings(path=folder / "node.snapshot")
+        health = settings.HealthSettings(bind="127.0.0.1:0", deadline_s=deadline_s)
+        keep = settings.SnapshotSettings(path=folder / "node.snapshot")
         super().__init__(folder, opened, health=health, snapshot=keep)
         self.url = self.node.health_url
 

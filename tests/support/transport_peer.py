@@ -13,18 +13,8 @@ from typing import IO
 import numpy as np
 import zmq
 
+from sam3_node import transport
 from sam3_node.errors import TransportError
-from sam3_node.transport import (
-    ControlClient,
-    ControlServer,
-    FramePublisher,
-    FrameSubscriber,
-    MaskPublisher,
-    MaskSubscriber,
-    ReceivedFrame,
-    StreamTap,
-    poll,
-)
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import Reply, Request, unpack_reply
 
@@ -44,7 +34,7 @@ def make_masks(seq: int, camera: str = "cam0") -> MaskFrame:
     return MaskFrame(camera, seq, time.time_ns(), 40, 30, instances=(instance,))
 
 
-def waiting_bodies(server: ControlServer) -> bytes:
+def waiting_bodies(server: transport.ControlServer) -> bytes:
     """Return the requests that wait, as bytes."""
     with server._requests._changed:
         contents = [
@@ -72,7 +62,7 @@ def place_of(bound: zmq.Socket[bytes]) -> str:
     return bound.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
-def take_frame(subscriber: FrameSubscriber, timeout_ms: int = 10_000) -> ReceivedFrame:
+def take_frame(subscriber: transport.FrameSubscriber, timeout_ms: int = 10_000) -> transport.ReceivedFrame:
     """Return the next frame, which must come."""
     received = subscriber.take(timeout_ms)
     assert received is not None
@@ -123,7 +113,7 @@ def print_line(line: object) -> None:
 
 
 def run_camera(endpoint: str, camera: str, delivery: str, interval_ms: str, count: str, side: str) -> None:
-    with FramePublisher(endpoint, delivery) as publisher:  # type: ignore[arg-type]
+    with transport.FramePublisher(endpoint, delivery) as publisher:  # type: ignore[arg-type]
         print_line(publisher.endpoint)
         for seq in range(int(count)):
             publisher.send(make_frame(seq, camera, int(side)))
@@ -133,13 +123,13 @@ def run_camera(endpoint: str, camera: str, delivery: str, interval_ms: str, coun
 
 
 def run_reader(endpoint: str, delivery: str) -> None:
-    with FrameSubscriber([endpoint], delivery) as subscriber:  # type: ignore[arg-type]
+    with transport.FrameSubscriber([endpoint], delivery) as subscriber:  # type: ignore[arg-type]
         while (received := subscriber.take()) is not None:
             print_line(received.frame.seq)
 
 
 def run_server(endpoint: str) -> None:
-    with ControlServer(endpoint) as server:
+    with transport.ControlServer(endpoint) as server:
         print_line(server.endpoint)
         while True:
             received = server.receive(1000)
@@ -152,13 +142,13 @@ def run_server(endpoint: str) -> None:
 def run_node(frames: str, masks: str, control: str) -> None:
     """Answer each frame with masks, and each request with its arguments, as a node does."""
     with (
-        FrameSubscriber([frames]) as subscriber,
-        MaskPublisher(masks) as publisher,
-        ControlServer(control) as server,
+        transport.FrameSubscriber([frames]) as subscriber,
+        transport.MaskPublisher(masks) as publisher,
+        transport.ControlServer(control) as server,
     ):
         print_line(publisher.endpoint)
         while True:
-            poll(subscriber, server, 1000)
+            transport.poll(subscriber, server, 1000)
             while (received := server.receive(0)) is not None:
                 server.reply(received[0], Reply(received[1].id, received[1].args))
             if (taken := subscriber.take(0)) is not None:
@@ -168,7 +158,7 @@ def run_node(frames: str, masks: str, control: str) -> None:
 
 def run_policy(masks: str, hold_ms: str) -> None:
     """Take masks, and keep all threads of Python from running for `hold_ms` after each."""
-    with MaskSubscriber(masks) as subscriber:
+    with transport.MaskSubscriber(masks) as subscriber:
         print_line("ready")
         while (received := subscriber.take()) is not None:
             print_line(received.seq)
@@ -176,7 +166,7 @@ def run_policy(masks: str, hold_ms: str) -> None:
 
 
 def run_recorder(frames: str, masks: str) -> None:
-    with StreamTap([frames], masks, [f"cam{n}" for n in range(10)], 1 << 24) as tap:
+    with transport.StreamTap([frames], masks, [f"cam{n}" for n in range(10)], 1 << 24) as tap:
         print_line("ready")
         while True:
             if (message := tap.take(1000)) is not None:
@@ -184,7 +174,7 @@ def run_recorder(frames: str, masks: str) -> None:
 
 
 def run_asker(control: str) -> None:
-    with ControlClient(control, timeout_ms=300) as client:
+    with transport.ControlClient(control, timeout_ms=300) as client:
         print_line("ready")
         while True:
             try:

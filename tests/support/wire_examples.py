@@ -9,27 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from sam3_node import wire
 from sam3_node.types import Depth, Frame, FramePose, Instance, Intrinsics, Mask, MaskFrame, Shed
-from sam3_node.wire import (
-    BEAT_TOPIC,
-    Event,
-    Failure,
-    Reply,
-    Request,
-    encode_mask,
-    pack_event,
-    pack_frame,
-    pack_masks,
-    pack_pose,
-    pack_reply,
-    pack_request,
-    unpack_event,
-    unpack_frame,
-    unpack_masks,
-    unpack_pose,
-    unpack_reply,
-    unpack_request,
-)
 from tests.support.paths import ROOT
 
 DATA = ROOT / "tests" / "data" / "wire"
@@ -175,17 +156,20 @@ def gripper_pose() -> FramePose:
 
 
 def _request(op: str, request_id: str | None = None, **args: Any) -> Example:
-    request = Request(17, op, args, request_id)
-    return Example(request, lambda value: [pack_request(value)], lambda parts: unpack_request(parts[0]))
+    request = wire.Request(17, op, args, request_id)
+    return Example(
+        request, lambda value: [wire.pack_request(value)], lambda parts: wire.unpack_request(parts[0])
+    )
 
 
-def _reply(reply: Reply) -> Example:
-    return Example(reply, lambda value: [pack_reply(value)], lambda parts: unpack_reply(parts[0]))
+def _reply(reply: wire.Reply) -> Example:
+    return Example(reply, lambda value: [wire.pack_reply(value)], lambda parts: wire.unpack_reply(parts[0]))
 
 
 def _candidates() -> dict[str, Any]:
     shown = [
-        {"mask": encode_mask(mask, "rle"), "score": score} for mask, score in ((DRIVER, 0.5), (MUG, 0.25))
+        {"mask": wire.encode_mask(mask, "rle"), "score": score}
+        for mask, score in ((DRIVER, 0.5), (MUG, 0.25))
     ]
     return {"seq": 41, **shown[0], "masks": shown}
 
@@ -195,19 +179,27 @@ def _points() -> dict[str, Any]:
 
 
 EXAMPLES = {
-    "frame-raw": Example(raw_frame(), pack_frame, unpack_frame),
-    "frame-jpeg": Example(jpeg_frame(), pack_frame, unpack_frame),
-    "masks-rle": Example(masks(), lambda value: pack_masks(value, "rle"), unpack_masks),
-    "masks-bits": Example(masks(), pack_masks, unpack_masks, exact=False),
-    "masks-doubt": Example(masks_with_doubt(), lambda value: pack_masks(value, "rle"), unpack_masks),
-    "masks-names": Example(masks_with_names(), lambda value: pack_masks(value, "rle"), unpack_masks),
-    "masks-world": Example(masks_with_world_ids(), lambda value: pack_masks(value, "rle"), unpack_masks),
-    "masks-device-clock": Example(masks_with_device_clock(), pack_masks, unpack_masks),
-    "masks-epoch": Example(masks_with_epoch(), pack_masks, unpack_masks),
-    "masks-depth": Example(masks_with_depth(), lambda value: pack_masks(value, "rle"), unpack_masks),
-    "masks-shed": Example(masks_with_shed(), lambda value: pack_masks(value, "rle"), unpack_masks),
-    "beat": Example([BEAT_TOPIC], list, list),
-    "pose": Example(gripper_pose(), pack_pose, unpack_pose),
+    "frame-raw": Example(raw_frame(), wire.pack_frame, wire.unpack_frame),
+    "frame-jpeg": Example(jpeg_frame(), wire.pack_frame, wire.unpack_frame),
+    "masks-rle": Example(masks(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks),
+    "masks-bits": Example(masks(), wire.pack_masks, wire.unpack_masks, exact=False),
+    "masks-doubt": Example(
+        masks_with_doubt(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
+    ),
+    "masks-names": Example(
+        masks_with_names(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
+    ),
+    "masks-world": Example(
+        masks_with_world_ids(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
+    ),
+    "masks-device-clock": Example(masks_with_device_clock(), wire.pack_masks, wire.unpack_masks),
+    "masks-epoch": Example(masks_with_epoch(), wire.pack_masks, wire.unpack_masks),
+    "masks-depth": Example(
+        masks_with_depth(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
+    ),
+    "masks-shed": Example(masks_with_shed(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks),
+    "beat": Example([wire.BEAT_TOPIC], list, list),
+    "pose": Example(gripper_pose(), wire.pack_pose, wire.unpack_pose),
     "request-set-prompts": _request("set_prompts", prompts=["red mug", "screwdriver"]),
     "request-set-prompts-priorities": _request(
         "set_prompts", prompts=["red mug", "screwdriver"], priorities={"screwdriver": "low"}
@@ -218,13 +210,13 @@ EXAMPLES = {
     ),
     "request-add-object-choice": _request("add_object", points=[[3.5, 2.0]], seq=41, choice=2),
     "request-add-object-mask": _request(
-        "add_object", mask=encode_mask(MUG, "rle"), label="mug", camera="wrist-1"
+        "add_object", mask=wire.encode_mask(MUG, "rle"), label="mug", camera="wrist-1"
     ),
     "request-refine-object": _request("refine_object", id=3, points=[[1.0, 1.0]], labels=[0]),
     "request-remove-object": _request("remove_object", id=3),
     "request-remove-object-epoch": _request("remove_object", id=3, camera="wrist-1", epoch=2**53 - 1),
     "request-id": _request("reset", request_id="shelf-3:7"),
-    "event-id": Example(Event(3, "reset", request_id="shelf-3:7"), pack_event, unpack_event),
+    "event-id": Example(wire.Event(3, "reset", request_id="shelf-3:7"), wire.pack_event, wire.unpack_event),
     "request-list-objects": _request("list_objects"),
     "request-segment": _request("segment", box=[2.0, 1.0, 6.0, 4.0], seq=41),
     "request-segment-multimask": _request("segment", points=[[3.5, 2.0]], seq=41, multimask=True),
@@ -233,16 +225,20 @@ EXAMPLES = {
     "request-pause": _request("pause"),
     "request-resume": _request("resume"),
     "request-status": _request("status"),
-    "reply-id": _reply(Reply(17, {"id": 3})),
-    "reply-mask": _reply(Reply(17, {"mask": encode_mask(DRIVER, "rle"), "score": 0.5})),
-    "reply-masks": _reply(Reply(17, _candidates())),
-    "reply-points": _reply(Reply(17, {"id": 3, "camera": "wrist-1", "epoch": 2**53 - 1, **_points()})),
-    "reply-node": _reply(Reply(17, {"id": 3}, node=NODE)),
+    "reply-id": _reply(wire.Reply(17, {"id": 3})),
+    "reply-mask": _reply(wire.Reply(17, {"mask": wire.encode_mask(DRIVER, "rle"), "score": 0.5})),
+    "reply-masks": _reply(wire.Reply(17, _candidates())),
+    "reply-points": _reply(wire.Reply(17, {"id": 3, "camera": "wrist-1", "epoch": 2**53 - 1, **_points()})),
+    "reply-node": _reply(wire.Reply(17, {"id": 3}, node=NODE)),
     "reply-error-node": _reply(
-        Reply(17, error=Failure("node_restarted", "object ids of wrist-1 have begun again"), node=NODE)
+        wire.Reply(
+            17, error=wire.Failure("node_restarted", "object ids of wrist-1 have begun again"), node=NODE
+        )
     ),
-    "reply-nothing": _reply(Reply(17)),
-    "reply-error": _reply(Reply(17, error=Failure("unknown_object", "expected a tracked id, found 9"))),
+    "reply-nothing": _reply(wire.Reply(17)),
+    "reply-error": _reply(
+        wire.Reply(17, error=wire.Failure("unknown_object", "expected a tracked id, found 9"))
+    ),
 }
 
 

@@ -8,23 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from sam3_node.tracking.association import (
-    Association,
-    AssociationRules,
-    Lifecycle,
-    LifecycleRules,
-    PairwiseScores,
-    appearance_similarity,
-    assign,
-    associate,
-    compute_pairwise_scores,
-    mask_iou,
-)
+from sam3_node.tracking import association
 
-RULES = AssociationRules()
+RULES = association.AssociationRules()
 
 
-def make_scores(overlap: Any, **other: Any) -> PairwiseScores:
+def make_scores(overlap: Any, **other: Any) -> association.PairwiseScores:
     """Return scores with equal mask and box IoU, no similar appearance, and no duplicates, unless `other` says so."""
     iou = np.array(overlap, float)
     objects, found = iou.shape
@@ -35,15 +24,17 @@ def make_scores(overlap: Any, **other: Any) -> PairwiseScores:
         "duplicate_tracks": np.eye(objects),
         "duplicate_detections": np.eye(found),
     }
-    return PairwiseScores(**{**values, **{name: np.array(value, float) for name, value in other.items()}})
+    return association.PairwiseScores(
+        **{**values, **{name: np.array(value, float) for name, value in other.items()}}
+    )
 
 
 def run_association(
-    found: PairwiseScores, is_lost: list[bool] | None = None, names: str = "", labels: str = ""
-) -> Association:
+    found: association.PairwiseScores, is_lost: list[bool] | None = None, names: str = "", labels: str = ""
+) -> association.Association:
     """Associate with single letters as labels, all equal by default."""
     objects, detections = found.mask_iou.shape
-    return associate(
+    return association.associate(
         found,
         list(labels or "m" * objects),
         is_lost or [False] * objects,
@@ -122,20 +113,20 @@ def test_objects_of_one_mask_are_twins() -> None:
 
 def test_nothing_with_nothing() -> None:
     assert run_association(make_scores(np.zeros((0, 0)))) == ({}, {}, [], [])
-    assert assign(np.zeros((3, 0))) == {}
+    assert association.assign(np.zeros((3, 0))) == {}
 
 
 def test_mask_iou_counts_pixels() -> None:
     masks = torch.zeros(3, 4, 4, dtype=torch.bool)
     masks[0, :2], masks[1, 1:3] = True, True
     expected = torch.tensor([[1, 1 / 3, 0], [1 / 3, 1, 0], [0, 0, 0]])
-    assert torch.allclose(mask_iou(masks, masks), expected)
+    assert torch.allclose(association.mask_iou(masks, masks), expected)
 
 
 def test_likeness_is_the_best_of_what_is_held() -> None:
     remembered = torch.tensor([[[1.0, 0.0], [0.0, 2.0]], [[3.0, 0.0], [0.0, 1.0]]])
     held = torch.tensor([[True, True], [True, False]])
-    found = appearance_similarity(remembered, held, torch.tensor([[0.0, 5.0]]))
+    found = association.appearance_similarity(remembered, held, torch.tensor([[0.0, 5.0]]))
     assert found.tolist() == [[1.0], [0.0]]
 
 
@@ -143,7 +134,7 @@ def test_compare_brings_all_to_the_host() -> None:
     logits = torch.full((2, 8, 8), -1.0)
     logits[0, 2:6, 2:6] = 1
     appearance = torch.ones(2, 1, 4), torch.ones(2, 1, dtype=torch.bool)
-    found = compute_pairwise_scores(
+    found = association.compute_pairwise_scores(
         logits, logits[:1], torch.tensor([[2.0, 2, 6, 6]]), appearance, torch.ones(1, 4)
     )
     assert found.mask_iou.tolist() == [[1.0], [0.0]]
@@ -154,13 +145,13 @@ def test_compare_brings_all_to_the_host() -> None:
 
 
 S = 1_000_000_000
-LIFE_RULES = LifecycleRules(
+LIFE_RULES = association.LifecycleRules(
     min_detections=2, max_missed_rounds=2, duplicate_missed_rounds=4, max_lost_s=3.0, min_evidence_score=0.5
 )
 
 
-def confirmed(*ids: int, now_ns: int = 0) -> Lifecycle:
-    lifecycle = Lifecycle(LIFE_RULES)
+def confirmed(*ids: int, now_ns: int = 0) -> association.Lifecycle:
+    lifecycle = association.Lifecycle(LIFE_RULES)
     for object_id in ids:
         for _ in range(2):
             lifecycle.mark_detected(object_id, "mug", 0.8, now_ns)
@@ -168,7 +159,7 @@ def confirmed(*ids: int, now_ns: int = 0) -> Lifecycle:
 
 
 def test_two_sightings_make_it_more_than_tentative() -> None:
-    lifecycle = Lifecycle(LIFE_RULES)
+    lifecycle = association.Lifecycle(LIFE_RULES)
     lifecycle.mark_detected(1, "mug", 0.8, 0)
     assert lifecycle.is_tentative(1)
     lifecycle.mark_detected(1, "mug", 0.8, 0)
@@ -176,7 +167,7 @@ def test_two_sightings_make_it_more_than_tentative() -> None:
 
 
 def test_a_tentative_one_that_is_missed_goes() -> None:
-    lifecycle = Lifecycle(LIFE_RULES)
+    lifecycle = association.Lifecycle(LIFE_RULES)
     lifecycle.mark_detected(1, "mug", 0.8, 0)
     lifecycle.mark_missed(1)
     assert lifecycle.expired(0) == []
@@ -208,7 +199,7 @@ def test_a_clock_that_begins_again_keeps_no_one_for_ever() -> None:
 
 
 def test_a_tentative_one_lives_by_detections_alone() -> None:
-    lifecycle = Lifecycle(LIFE_RULES)
+    lifecycle = association.Lifecycle(LIFE_RULES)
     lifecycle.mark_detected(1, "mug", 0.8, 0)
     lifecycle.observe(1, 0.9, True, 4 * S)
     assert lifecycle.expired(4 * S) == [1]
@@ -226,14 +217,14 @@ def test_hidden_or_long_missed_is_away() -> None:
 
 
 def test_the_name_has_the_most_votes() -> None:
-    lifecycle = Lifecycle(LIFE_RULES)
+    lifecycle = association.Lifecycle(LIFE_RULES)
     for label, score in (("cup", 0.5), ("mug", 0.4), ("mug", 0.4)):
         lifecycle.mark_detected(1, label, score, 0)
     assert lifecycle.label(1) == "mug"
 
 
 def test_names_that_are_withdrawn_leave_the_other_votes() -> None:
-    lifecycle = Lifecycle(LIFE_RULES)
+    lifecycle = association.Lifecycle(LIFE_RULES)
     lifecycle.mark_detected(1, "cup", 0.5, 0)
     lifecycle.mark_detected(1, "mug", 0.9, 0)
     lifecycle.mark_detected(2, "mug", 0.9, 0)
@@ -274,7 +265,7 @@ def test_what_is_forgotten_is_not_there() -> None:
 
 
 def test_what_detections_say_of_each_name() -> None:
-    lifecycle = Lifecycle(LIFE_RULES)
+    lifecycle = association.Lifecycle(LIFE_RULES)
     lifecycle.mark_detected(1, "mug", 0.9, 0, [1.0, 2.0])
     lifecycle.mark_detected(1, "cup", 0.5, 0, [5.0, 6.0])
     lifecycle.mark_missed(1)
@@ -292,7 +283,7 @@ def test_what_detections_say_of_each_name() -> None:
 
 
 def test_a_detection_elsewhere_voids_what_was_known_of_the_name() -> None:
-    lifecycle = Lifecycle(LIFE_RULES)
+    lifecycle = association.Lifecycle(LIFE_RULES)
     for _ in range(3):
         lifecycle.mark_detected(1, "mug", 0.9, 0, [4.0])
     lifecycle.mark_detected(1, "mug", 0.3, 0, [-1.0], anew=True)
@@ -300,9 +291,9 @@ def test_a_detection_elsewhere_voids_what_was_known_of_the_name() -> None:
 
 
 def test_a_state_holds_the_names() -> None:
-    lifecycle = Lifecycle(LIFE_RULES)
+    lifecycle = association.Lifecycle(LIFE_RULES)
     lifecycle.mark_detected(1, "mug", 0.9, 0, [1.0])
-    again = Lifecycle(LIFE_RULES)
+    again = association.Lifecycle(LIFE_RULES)
     again.restore(lifecycle.state())
     for each in (lifecycle, again):
         each.mark_detected(1, "mug", 0.9, 0, [2.0])

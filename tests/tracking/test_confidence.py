@@ -7,24 +7,9 @@ import pytest
 
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.settings import DetectorSettings, TrackerSettings
+from sam3_node.tracking import confidence_weights, names
 from sam3_node.tracking.confidence import DEPARTURES, FEATURES, ConfidenceEstimator, Evidence
-from sam3_node.tracking.confidence_weights import (
-    MASK_WEIGHTS,
-    NAME_WEIGHTS,
-    SURE_MASK,
-    SURE_NAME,
-    USUAL_MARGINS,
-)
 from sam3_node.tracking.names import FEATURES as NAME_FEATURES
-from sam3_node.tracking.names import (
-    LOWEST,
-    MAX_MARGIN,
-    MEMORY,
-    NameEvidence,
-    estimate_name,
-    list_features,
-    measure_names,
-)
 from sam3_node.tracking.track_history import find_level_sets, has_rival
 from sam3_node.types import Detection
 
@@ -72,22 +57,25 @@ def scene() -> Scene:
 
 
 def test_a_steady_mask_is_sure(scene):
-    assert min(scene.step(disc(20 + 0.5 * n, 30))[0] for n in range(60)) >= SURE_MASK
+    assert min(scene.step(disc(20 + 0.5 * n, 30))[0] for n in range(60)) >= confidence_weights.SURE_MASK
 
 
 def test_a_mask_that_moves_fast_and_steadily_is_sure(scene):
-    assert min(scene.step(disc(8 + 3 * n, 30))[0] for n in range(16)) >= SURE_MASK
+    assert min(scene.step(disc(8 + 3 * n, 30))[0] for n in range(16)) >= confidence_weights.SURE_MASK
 
 
 def test_a_mask_that_grows_slowly_is_sure(scene):
     """The object comes closer: its area becomes nine times as large in 75 frames."""
-    assert min(scene.step(disc(30, 30, RADIUS * 3 ** (n / 75)))[0] for n in range(75)) >= SURE_MASK
+    assert (
+        min(scene.step(disc(30, 30, RADIUS * 3 ** (n / 75)))[0] for n in range(75))
+        >= confidence_weights.SURE_MASK
+    )
 
 
 def test_an_object_that_enters_the_image_grows_without_doubt(scene):
     """The first mask is a sliver at the edge, of a twentieth of the object."""
     whole = [scene.step(disc(-7 + 0.5 * n, 30, 10))[0] for n in range(60)][35:]
-    assert min(whole) >= SURE_MASK
+    assert min(whole) >= confidence_weights.SURE_MASK
 
 
 def test_a_jump_to_a_larger_object_is_doubtful_while_it_lasts(scene):
@@ -95,40 +83,40 @@ def test_a_jump_to_a_larger_object_is_doubtful_while_it_lasts(scene):
     for n in range(13):
         scene.step(disc(20 + 0.2 * n, 30))
     jumped = [scene.step(disc(28 + 0.05 * n, 32, 2.6 * RADIUS))[0] for n in range(215)]
-    assert max(jumped) < SURE_MASK
+    assert max(jumped) < confidence_weights.SURE_MASK
     back = [scene.step(disc(30 + 0.05 * n, 30))[0] for n in range(30)]
-    assert min(back[15:]) >= SURE_MASK
+    assert min(back[15:]) >= confidence_weights.SURE_MASK
 
 
 def test_a_jump_to_an_object_of_the_same_size_is_doubtful_while_it_lasts(scene):
     for n in range(13):
         scene.step(disc(15 + 0.2 * n, 30))
     jumped = [scene.step(disc(45 + 0.02 * n, 34), pointers=POINTERS[1:])[0] for n in range(100)]
-    assert max(jumped) < SURE_MASK
+    assert max(jumped) < confidence_weights.SURE_MASK
     back = [scene.step(disc(18 + 0.02 * n, 30))[0] for n in range(30)]
-    assert min(back[15:]) >= SURE_MASK
+    assert min(back[15:]) >= confidence_weights.SURE_MASK
 
 
 def test_a_correction_ends_the_doubt(scene):
     for _ in range(13):
         scene.step(disc(20, 30))
     for _ in range(20):
-        assert scene.step(disc(28, 32, 2.6 * RADIUS))[0] < SURE_MASK
+        assert scene.step(disc(28, 32, 2.6 * RADIUS))[0] < confidence_weights.SURE_MASK
     scene.estimator.start(1, find_level_sets(disc(28, 32, 2.6 * RADIUS)[None]))
-    assert scene.step(disc(28, 32, 2.6 * RADIUS))[0] >= SURE_MASK
+    assert scene.step(disc(28, 32, 2.6 * RADIUS))[0] >= confidence_weights.SURE_MASK
 
 
 def test_an_occlusion_has_no_confidence_and_leaves_the_history(scene):
     for _ in range(13):
         scene.step(disc(20, 30))
     assert {scene.step(disc(20, 30) - 30, score=0.01, visible=False)[0] for _ in range(30)} == {0.0}
-    assert min([scene.step(disc(22, 31))[0] for _ in range(10)][3:]) >= SURE_MASK
+    assert min([scene.step(disc(22, 31))[0] for _ in range(10)][3:]) >= confidence_weights.SURE_MASK
 
 
 def test_low_scores_and_blurred_masks_are_doubtful(scene):
     scene.step(disc(20, 30))
     blurred = 0.1 * disc(20, 30, 2)
-    assert [scene.step(blurred, score=0.2)[0] for _ in range(20)][-1] < SURE_MASK
+    assert [scene.step(blurred, score=0.2)[0] for _ in range(20)][-1] < confidence_weights.SURE_MASK
 
 
 def test_objects_share_nothing_but_their_overlap(scene):
@@ -162,7 +150,7 @@ def test_values_that_are_no_numbers_harm_only_their_frame(scene):
     scene.step(disc(20, 30))
     assert scene.step(np.full((SIDE, SIDE), np.nan, np.float32), score=0.0) == [0.0]
     assert 0 <= scene.step(disc(20, 30), pointers=np.full_like(POINTERS, np.nan))[0] <= 1
-    assert scene.step(disc(20, 30))[0] >= SURE_MASK
+    assert scene.step(disc(20, 30))[0] >= confidence_weights.SURE_MASK
 
 
 @pytest.mark.parametrize("side", [64, 256, 288])
@@ -179,13 +167,13 @@ def test_finer_logits_give_about_the_same_confidence(side):
 
 
 def test_more_evidence_never_lowers_the_confidence():
-    assert set(MASK_WEIGHTS) <= set(FEATURES)
-    for name, weight in MASK_WEIGHTS.items():
+    assert set(confidence_weights.MASK_WEIGHTS) <= set(FEATURES)
+    for name, weight in confidence_weights.MASK_WEIGHTS.items():
         assert weight < 0 if name in (*DEPARTURES, "overlap") else weight > 0
 
 
 def test_the_default_threshold_is_the_calibrated_one():
-    assert TrackerSettings().min_confidence == SURE_MASK
+    assert TrackerSettings().min_confidence == confidence_weights.SURE_MASK
 
 
 HERE, NEAR, THERE = (0.0, 0.0, 10.0, 10.0), (1.0, 0.0, 11.0, 10.0), (50.0, 0.0, 60.0, 10.0)
@@ -194,12 +182,14 @@ WRONG = [-1.3, -2.0, 0.9, 0.5, -1.4, 1.0]
 
 
 def measure(*detections: Detection, with_margins: bool = True) -> list[list[float]]:
-    return [[round(value, 3) for value in row] for row in measure_names(detections, with_margins)]
+    return [[round(value, 3) for value in row] for row in names.measure_names(detections, with_margins)]
 
 
 def test_the_features_of_one_detection() -> None:
-    assert measure(Detection("mug", 0.5, HERE, (1.0, 9.0))) == [[0.0, -LOWEST, -LOWEST, 1.0, MAX_MARGIN]]
-    usual = list(USUAL_MARGINS.values())
+    assert measure(Detection("mug", 0.5, HERE, (1.0, 9.0))) == [
+        [0.0, -names.LOWEST, -names.LOWEST, 1.0, names.MAX_MARGIN]
+    ]
+    usual = list(confidence_weights.USUAL_MARGINS.values())
     assert measure(Detection("mug", 0.5, HERE))[0][3:] == usual
     assert measure(Detection("mug", 0.5, HERE, (1.0, 1.0)), with_margins=False)[0][3:] == usual
     assert measure(Detection("mug", 0.0, HERE))[0][0] == pytest.approx(-6.907)
@@ -210,25 +200,25 @@ def test_the_same_phrase_elsewhere_is_a_rival_and_another_in_the_same_place_an_o
     mug, ball, can = Detection("mug", 0.8, HERE), Detection("mug", 0.5, THERE), Detection("can", 0.5, NEAR)
     first, second, third = measure(mug, ball, can)
     assert first[1:3] == [1.386, 1.386]
-    assert second[1:3] == [-1.386, -LOWEST]
-    assert third[1:3] == [-LOWEST, -1.386]
+    assert second[1:3] == [-1.386, -names.LOWEST]
+    assert third[1:3] == [-names.LOWEST, -1.386]
     assert measure(mug, Detection("mug", 0.5, NEAR))[0][1] == pytest.approx(3.586)  # the same thing twice
 
 
 def test_no_feature_that_grows_lowers_the_confidence() -> None:
-    assert set(NAME_WEIGHTS) <= set(NAME_FEATURES)
-    assert min(NAME_WEIGHTS.values()) >= 0
-    assert estimate_name(WRONG) < 0.5 < SURE_NAME < estimate_name(RIGHT) < 1
-    assert DetectorSettings().min_name_confidence == SURE_NAME
+    assert set(confidence_weights.NAME_WEIGHTS) <= set(NAME_FEATURES)
+    assert min(confidence_weights.NAME_WEIGHTS.values()) >= 0
+    assert names.estimate_name(WRONG) < 0.5 < confidence_weights.SURE_NAME < names.estimate_name(RIGHT) < 1
+    assert DetectorSettings().min_name_confidence == confidence_weights.SURE_NAME
 
 
 def test_the_evidence_is_a_mean_in_which_old_detections_fade() -> None:
-    evidence = NameEvidence()
+    evidence = names.NameEvidence()
     for value in (1.0, 2.0, 6.0):
         evidence.add([value])
     assert evidence.means == [3.0]
-    assert list_features(evidence, 4) == [3.0, 0.75]
-    assert list_features(evidence, 2) == [3.0, 1.0]  # never more often than the detector ran
-    for _ in range(10 * MEMORY):
+    assert names.list_features(evidence, 4) == [3.0, 0.75]
+    assert names.list_features(evidence, 2) == [3.0, 1.0]  # never more often than the detector ran
+    for _ in range(10 * names.MEMORY):
         evidence.add([0.0])
     assert evidence.means[0] < 1e-3

@@ -13,19 +13,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from sam3_node.errors import (
-    BusyError,
-    CapacityError,
-    NoAnswerError,
-    RequestError,
-    Sam3NodeError,
-    SupersededError,
-    TransportError,
-    UnknownFrameError,
-    UnknownObjectError,
-    WireError,
-    request_id,
-)
+from sam3_node import errors
 from sam3_node.transport import ControlClient, ControlServer
 from sam3_node.transport.control_server import LARGE_BYTES, MAX_REQUESTS_PER_PEER
 from sam3_node.transport.limits import rss_bytes
@@ -95,21 +83,21 @@ def test_a_request_is_answered(scheme: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error_class",
     [
-        RequestError,
-        UnknownObjectError,
-        UnknownFrameError,
-        CapacityError,
-        BusyError,
-        SupersededError,
-        WireError,
+        errors.RequestError,
+        errors.UnknownObjectError,
+        errors.UnknownFrameError,
+        errors.CapacityError,
+        errors.BusyError,
+        errors.SupersededError,
+        errors.WireError,
     ],
 )
-def test_the_code_of_a_failure_is_raised_as_its_error(error_class: type[Sam3NodeError]) -> None:
+def test_the_code_of_a_failure_is_raised_as_its_error(error_class: type[errors.Sam3NodeError]) -> None:
     with serving() as server, ControlClient(server.endpoint) as client:
         with pytest.raises(error_class, match="expected this, found that") as caught:
             client.call("fail", code=error_class.code)
         assert type(caught.value) is error_class
-        with refuses(RequestError, field="newer_code"):
+        with refuses(errors.RequestError, field="newer_code"):
             client.call("fail", code="newer_code")
 
 
@@ -117,7 +105,7 @@ def test_a_request_has_an_id_of_its_own_or_the_one_that_its_caller_gives() -> No
     with ControlServer(TCP) as server, ControlClient(server.endpoint, timeout_ms=20) as client:
         sent: list[str | None] = []
         for name in (None, None, "shelf-3", "shelf-3"):
-            with request_id(name), pytest.raises(NoAnswerError) as caught:
+            with errors.request_id(name), pytest.raises(errors.NoAnswerError) as caught:
                 client.call("echo")
             received = server.receive(1000)
             assert received is not None
@@ -126,14 +114,14 @@ def test_a_request_has_an_id_of_its_own_or_the_one_that_its_caller_gives() -> No
         assert sent[2:] == ["shelf-3", "shelf-3"]
         assert len({*sent} - {None}) == 3
         for bad in ("", "a b", "x" * 65):
-            with refuses(RequestError, field="request_id"), request_id(bad):
+            with refuses(errors.RequestError, field="request_id"), errors.request_id(bad):
                 pass
-        assert RequestError("of none").request_id is None
+        assert errors.RequestError("of none").request_id is None
 
 
 def test_a_late_answer_is_not_taken_for_another() -> None:
     with serving() as server, ControlClient(server.endpoint, timeout_ms=300) as client:
-        with refuses(TransportError, field="slow"):
+        with refuses(errors.TransportError, field="slow"):
             client.call("slow", seconds=0.6)
         wait_until(lambda: answered(client))
         assert client.call("echo", number=2) == {"number": 2}
@@ -143,7 +131,7 @@ def test_a_late_answer_is_not_taken_for_another() -> None:
 def answered(client: ControlClient) -> bool:
     try:
         return bool(client.call("echo", number=1) == {"number": 1})
-    except TransportError:
+    except errors.TransportError:
         return False
 
 
@@ -151,7 +139,7 @@ def test_without_a_server_a_call_fails_in_time_and_is_not_executed_later() -> No
     with ControlServer(TCP) as server:
         endpoint = server.endpoint
     with ControlClient(endpoint, timeout_ms=200) as client:
-        with refuses(TransportError, field=str(endpoint)):
+        with refuses(errors.TransportError, field=str(endpoint)):
             client.call("add_object")
         with ControlServer(endpoint) as server:
             assert server.receive(700) is None
@@ -175,7 +163,7 @@ def test_a_hung_server_is_an_error_in_time() -> None:
         assert client.call("echo") == {}
         os.kill(process.pid, signal.SIGSTOP)
         for _ in range(3):
-            with pytest.raises(TransportError):
+            with pytest.raises(errors.TransportError):
                 client.call("echo")
         os.kill(process.pid, signal.SIGCONT)
         wait_until(lambda: answered(client))
@@ -265,7 +253,7 @@ def test_a_call_on_a_closed_client_is_an_error() -> None:
     client = ControlClient("tcp://127.0.0.1:9")
     client.close()
     client.close()
-    with pytest.raises(TransportError, match="closed"):
+    with pytest.raises(errors.TransportError, match="closed"):
         client.call("status")
 
 
@@ -275,7 +263,7 @@ def test_a_quick_answer_does_not_wait_for_the_loop() -> None:
 
     with ControlServer(TCP, answer_now) as server, ControlClient(server.endpoint) as client:
         assert client.call("status") == "now"  # nobody calls `receive`
-        with ControlClient(server.endpoint, timeout_ms=50) as other, pytest.raises(TransportError):
+        with ControlClient(server.endpoint, timeout_ms=50) as other, pytest.raises(errors.TransportError):
             other.call("echo")
         received = server.receive(5000)
         assert received is not None
@@ -295,7 +283,7 @@ def check_refused(answer_now: Callable[[Request], Reply], field: str) -> None:
     with (
         ControlServer(TCP, answer_now) as server,
         ControlClient(server.endpoint) as client,
-        refuses(RequestError, field=field),
+        refuses(errors.RequestError, field=field),
     ):
         client.call("status")
 
@@ -328,7 +316,7 @@ def test_a_request_that_waited_too_long_is_not_carried_out(monkeypatch: pytest.M
         refused: list[BaseException] = []
 
         def ask() -> None:
-            with refuses(BusyError, field="carried") as caught:
+            with refuses(errors.BusyError, field="carried") as caught:
                 client.call("echo")
             refused.append(caught.value)
 
@@ -373,9 +361,9 @@ def test_a_failure_of_the_socket_is_raised(monkeypatch: pytest.MonkeyPatch) -> N
         raise zmq.ZMQError(zmq.ENOTSOCK)
 
     with ControlServer(TCP) as server, ControlClient(server.endpoint, timeout_ms=100) as client:
-        monkeypatch.setattr("sam3_node.transport.control_server.receive_parts", fail)
-        with pytest.raises((TransportError, zmq.ZMQError)):
+        monkeypatch.setattr("sam3_node.transport.sockets.receive_parts", fail)
+        with pytest.raises((errors.TransportError, zmq.ZMQError)):
             client.call("echo")
         wait_until(lambda: server._failure)
-        with refuses(TransportError, field=("socket", "failed")):
+        with refuses(errors.TransportError, field=("socket", "failed")):
             server.receive(0)

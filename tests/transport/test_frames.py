@@ -98,7 +98,7 @@ def test_a_flood_is_unpacked_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> Non
         assert flooded.wait(20)
         return found
 
-    monkeypatch.setattr("sam3_node.transport.channels.unpack_frame", unpack)
+    monkeypatch.setattr("sam3_node.wire.unpack_frame", unpack)
     with zmq.Context() as context, context.socket(zmq.PUB) as flood, context.socket(zmq.PUB) as quiet:
         endpoints = []
         for socket in (flood, quiet):

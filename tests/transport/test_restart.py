@@ -16,18 +16,8 @@ from pathlib import Path
 import pytest
 import zmq
 
+from sam3_node import transport
 from sam3_node.errors import NoAnswerError, TransportError
-from sam3_node.transport import (
-    ControlClient,
-    ControlServer,
-    FramePublisher,
-    FrameSubscriber,
-    MaskPublisher,
-    MaskSubscriber,
-    Peer,
-    StreamTap,
-    sockets,
-)
 from sam3_node.transport.sockets import ReconnectingSocket, open_subscriber, receive_parts
 from sam3_node.types import Delivery
 from sam3_node.wire import Reply, Request, pack_frame
@@ -75,7 +65,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_a_killed_camera_comes_back_on_its_endpoint(endpoint: str, delivery: Delivery) -> None:
-    with FrameSubscriber([endpoint], delivery) as subscriber:
+    with transport.FrameSubscriber([endpoint], delivery) as subscriber:
         with peer("camera", endpoint, "cam0", delivery, 5, 100_000, 16) as camera:
             assert next_line(camera) == endpoint
             for _ in range(5):
@@ -93,7 +83,7 @@ def test_a_killed_camera_comes_back_on_its_endpoint(endpoint: str, delivery: Del
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_a_killed_subscriber_comes_back(endpoint: str, delivery: Delivery) -> None:
-    with FramePublisher(endpoint, delivery) as publisher:
+    with transport.FramePublisher(endpoint, delivery) as publisher:
         reached = []
         for start in (0, 1000):
             with peer("reader", publisher.endpoint, delivery) as reader:
@@ -112,7 +102,7 @@ def test_a_killed_subscriber_comes_back(endpoint: str, delivery: Delivery) -> No
 def test_a_hung_camera_is_detected_and_received_again_when_it_continues(endpoint: str) -> None:
     with (
         peer("camera", endpoint, "cam0", "newest", 5, 100_000, 16) as camera,
-        FrameSubscriber([next_line(camera)]) as subscriber,
+        transport.FrameSubscriber([next_line(camera)]) as subscriber,
     ):
         assert subscriber.take(5000) is not None
         wait_until(lambda: subscriber.connected == (endpoint,))
@@ -129,21 +119,21 @@ def test_a_hung_camera_is_detected_and_received_again_when_it_continues(endpoint
 def test_a_camera_is_received_after_another_program_used_its_port(greeting: bytes, host: str) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     port = server.getsockname()[1]
-    with FrameSubscriber([f"tcp://{host}:{port}"]) as subscriber:
+    with transport.FrameSubscriber([f"tcp://{host}:{port}"]) as subscriber:
         connection, _ = server.accept()
         connection.sendall(greeting)
         time.sleep(0.1)
         assert not subscriber.connected
         connection.close()
         server.close()
-        with FramePublisher(f"tcp://127.0.0.1:{port}") as publisher:
+        with transport.FramePublisher(f"tcp://127.0.0.1:{port}") as publisher:
             wait_until(lambda: publisher.send(make_frame(0)) and subscriber.take(20))
             assert subscriber.connected == (f"tcp://{host}:{port}",)
 
 
 def test_a_camera_is_received_again_after_a_part_that_was_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sam3_node.transport.channels.MAX_FRAME_BYTES", 10_000)
-    with open_peer(zmq.PUB) as publisher, FrameSubscriber([place_of(publisher)]) as subscriber:
+    monkeypatch.setattr("sam3_node.transport.sockets.MAX_FRAME_BYTES", 10_000)
+    with open_peer(zmq.PUB) as publisher, transport.FrameSubscriber([place_of(publisher)]) as subscriber:
         wait_until(lambda: publisher.send_multipart(pack_frame(make_frame(0))) or subscriber.take(20))
         publisher.send_multipart([b"frame/cam0", b"x" * 20_000])
         wait_until(lambda: not subscriber.connected)
@@ -155,7 +145,7 @@ PATIENT_MS = 120_000
 """Longer than a test may take: a call that ends before has not waited for its timeout."""
 
 
-def next_request(server: ControlServer) -> tuple[Peer, Request]:
+def next_request(server: transport.ControlServer) -> tuple[transport.Peer, Request]:
     return until(lambda: server.receive(100), "a request", PATIENT_MS / 2000)
 
 
@@ -167,9 +157,9 @@ def test_a_request_in_flight_when_another_key_is_revoked(tmp_path: Path, scheme:
     node = keys.machine("node", "node")
     endpoint = TCP if scheme == "tcp" else f"ipc://{tmp_path}/control"
     with (
-        ControlServer(endpoint, security=node) as server,
-        ControlClient(server.endpoint, PATIENT_MS, keys.machine("policy", "policy")) as client,
-        ControlClient(server.endpoint, PATIENT_MS, keys.machine("watcher", "watcher")),
+        transport.ControlServer(endpoint, security=node) as server,
+        transport.ControlClient(server.endpoint, PATIENT_MS, keys.machine("policy", "policy")) as client,
+        transport.ControlClient(server.endpoint, PATIENT_MS, keys.machine("watcher", "watcher")),
         ThreadPoolExecutor(1) as thread,
     ):
         authenticator = server._bound.authenticator
@@ -195,11 +185,11 @@ def test_a_request_in_flight_when_another_key_is_revoked(tmp_path: Path, scheme:
 
 def test_a_request_is_repeated_to_the_next_node(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/control"
-    with ControlClient(endpoint, PATIENT_MS) as client, ThreadPoolExecutor(1) as thread:
-        with ControlServer(endpoint) as server:
+    with transport.ControlClient(endpoint, PATIENT_MS) as client, ThreadPoolExecutor(1) as thread:
+        with transport.ControlServer(endpoint) as server:
             call = thread.submit(client.call, "status")
             next_request(server)
-        with ControlServer(endpoint) as server:
+        with transport.ControlServer(endpoint) as server:
             peer, request = next_request(server)
             server.reply(peer, Reply(request.id, "fine"))
             assert call.result() == "fine"
@@ -229,16 +219,16 @@ def closing_listener() -> Iterator[tuple[str, list[int]]]:
 
 def test_an_idle_client_whose_handshakes_fail_stops_no_other_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once 1000 events wait in a monitor that nobody reads, libzmq's thread waits, and all sockets with it."""
-    monkeypatch.setitem(sockets._COMMON_OPTIONS, zmq.RECONNECT_IVL, 1)
-    monkeypatch.setitem(sockets._COMMON_OPTIONS, zmq.RECONNECT_IVL_MAX, 0)
-    with closing_listener() as (endpoint, closed), ControlClient(endpoint, 100) as idle:
+    monkeypatch.setitem(transport.sockets._COMMON_OPTIONS, zmq.RECONNECT_IVL, 1)
+    monkeypatch.setitem(transport.sockets._COMMON_OPTIONS, zmq.RECONNECT_IVL_MAX, 0)
+    with closing_listener() as (endpoint, closed), transport.ControlClient(endpoint, 100) as idle:
         with refuses(TransportError, field=("program", "node")):
             idle.call("status")
         assert idle._watch.monitor.closed
         assert idle._socket._monitor_socket is None
         until(lambda: len(closed) > repetitions(50, 1100), "many failed handshakes")
         monkeypatch.undo()
-        with MaskPublisher(TCP) as masks, MaskSubscriber(masks.endpoint) as subscriber:
+        with transport.MaskPublisher(TCP) as masks, transport.MaskSubscriber(masks.endpoint) as subscriber:
             wait_until(lambda: masks.send(make_masks(1)) and subscriber.take(20), 60)
 
 
@@ -246,8 +236,8 @@ def test_a_hung_node_is_noticed_by_masks_and_tap_and_received_again(tmp_path: Pa
     frames, masks, control = free_endpoint(), free_endpoint(), free_endpoint()
     with (
         peer("node", frames, masks, control) as node,
-        MaskSubscriber(masks) as subscriber,
-        StreamTap([frames], masks, (), 1 << 20) as tap,
+        transport.MaskSubscriber(masks) as subscriber,
+        transport.StreamTap([frames], masks, (), 1 << 20) as tap,
     ):
         next_line(node)
         wait_until(lambda: subscriber._sockets[0]._watched and tap._sockets[1]._watched)
@@ -256,13 +246,13 @@ def test_a_hung_node_is_noticed_by_masks_and_tap_and_received_again(tmp_path: Pa
             wait_until(lambda: not subscriber.connected and not tap.connected)
             os.kill(node.pid, signal.SIGCONT)
             wait_until(lambda: subscriber.connected and tap.connected)
-        with FramePublisher(frames) as camera:
+        with transport.FramePublisher(frames) as camera:
             wait_until(lambda: camera.send(make_frame(7)) and subscriber.take(100))
             wait_until(lambda: (message := tap.take(100)) and bytes(message.parts[0]) == b"masks/cam0")
 
 
 def test_the_sender_of_a_message_is_connected_though_its_handshake_was_not_looked_for() -> None:
-    with FramePublisher(TCP) as camera:
+    with transport.FramePublisher(TCP) as camera:
         connection = ReconnectingSocket(open_subscriber([b"frames"], 1 << 20), camera.endpoint)
         try:
             wait_until(lambda: camera.send(make_frame(7)) and receive_parts(connection.socket))
@@ -276,10 +266,10 @@ def test_the_sender_of_a_message_is_connected_though_its_handshake_was_not_looke
 
 def test_idle_publishers_and_those_without_beats_are_not_taken_for_hung() -> None:
     with (
-        FramePublisher(TCP) as idle,
+        transport.FramePublisher(TCP) as idle,
         open_peer(zmq.PUB) as plain,
         open_peer(zmq.SUB, idle.endpoint) as clock,
-        FrameSubscriber([idle.endpoint, place_of(plain)]) as subscriber,
+        transport.FrameSubscriber([idle.endpoint, place_of(plain)]) as subscriber,
     ):
         wait_until(lambda: plain.send_multipart(pack_frame(make_frame(0))) or subscriber.take(20))
         clock.subscribe(b"")
@@ -292,7 +282,7 @@ def test_idle_publishers_and_those_without_beats_are_not_taken_for_hung() -> Non
 def test_a_subscriber_that_could_not_listen_does_not_take_its_peer_for_hung() -> None:
     with (
         peer("camera", TCP, "cam0", "newest", 50, 100_000, 16) as camera,
-        FrameSubscriber([next_line(camera)]) as subscriber,
+        transport.FrameSubscriber([next_line(camera)]) as subscriber,
     ):
         seqs: list[int] = []
         for _ in range(2):

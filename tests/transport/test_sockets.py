@@ -13,18 +13,9 @@ import numpy as np
 import psutil
 import pytest
 
+from sam3_node import transport
 from sam3_node.errors import TransportError, WireError
 from sam3_node.settings import TransportSettings
-from sam3_node.transport import (
-    ControlClient,
-    ControlServer,
-    FramePublisher,
-    FrameSubscriber,
-    MaskPublisher,
-    PosePublisher,
-    Security,
-    sockets,
-)
 from sam3_node.transport.foreign import ForeignHub
 from sam3_node.transport.security import is_local
 from sam3_node.types import Delivery, Frame
@@ -35,8 +26,10 @@ from tests.support.transport_peer import make_frame, wait_until
 TCP = "tcp://127.0.0.1:*"
 
 
-@pytest.mark.parametrize("opener", [FramePublisher, MaskPublisher, ControlServer])
-def test_an_address_in_use_is_an_error(opener: type[FramePublisher], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "opener", [transport.FramePublisher, transport.MaskPublisher, transport.ControlServer]
+)
+def test_an_address_in_use_is_an_error(opener: type[transport.FramePublisher], tmp_path: Path) -> None:
     for endpoint in (TCP, f"ipc://{tmp_path}/one"):
         with opener(endpoint) as first:
             with refuses(TransportError, field=("process", "uses")) as caught:
@@ -63,31 +56,31 @@ def test_an_address_in_use_is_an_error(opener: type[FramePublisher], tmp_path: P
 )
 def test_malformed_endpoints_are_errors(endpoint: str) -> None:
     for opener in (
-        FramePublisher,
-        ControlServer,
-        lambda endpoint: FrameSubscriber([TCP[:-1] + "9", endpoint]),
+        transport.FramePublisher,
+        transport.ControlServer,
+        lambda endpoint: transport.FrameSubscriber([TCP[:-1] + "9", endpoint]),
     ):
         with refuses(TransportError, field=("tcp://host:port", "ipc://path")):
             opener(endpoint)
     with refuses(TransportError, field="endpoint"):
-        FrameSubscriber([])
+        transport.FrameSubscriber([])
 
 
 def test_an_address_of_another_machine_is_an_error() -> None:
     for endpoint in ("tcp://192.0.2.1:5550", "ipc:///no/such/folder/frames"):
         with refuses(TransportError, field=("address", "machine")):
-            FramePublisher(endpoint, security=Security(insecure=True))
+            transport.FramePublisher(endpoint, security=transport.Security(insecure=True))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "*", "192.0.2.1", "eth0", "[::]", "camera.local"])
 def test_other_addresses_than_loopback_need_keys(host: str) -> None:
     with refuses(TransportError, field=("bound", "true")):
-        FramePublisher(f"tcp://{host}:*")
+        transport.FramePublisher(f"tcp://{host}:*")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_loopback_needs_no_keys(host: str) -> None:
-    with FramePublisher(f"tcp://{host}:*") as publisher:
+    with transport.FramePublisher(f"tcp://{host}:*") as publisher:
         assert "127.0.0.1" in publisher.endpoint
 
 
@@ -98,17 +91,17 @@ def test_defaults_are_on_this_machine_only() -> None:
 
 
 def test_frames_that_are_too_large_for_subscribers_are_refused() -> None:
-    huge = np.zeros(sockets.MAX_FRAME_BYTES + 1, np.uint8)
+    huge = np.zeros(transport.sockets.MAX_FRAME_BYTES + 1, np.uint8)
     frame = Frame("cam0", 0, 0, 16384, 16384, "jpeg", huge.data)
-    with FramePublisher(TCP) as publisher:
+    with transport.FramePublisher(TCP) as publisher:
         with pytest.raises(WireError):
             publisher.send(dataclasses.replace(make_frame(0), width=17))
-        with refuses(TransportError, field=(str(sockets.MAX_FRAME_BYTES), str(huge.size))):
+        with refuses(TransportError, field=(str(transport.sockets.MAX_FRAME_BYTES), str(huge.size))):
             publisher.send(frame)
 
 
 def test_close_wakes_waiting_threads() -> None:
-    subscriber = FrameSubscriber(["tcp://127.0.0.1:9"])
+    subscriber = transport.FrameSubscriber(["tcp://127.0.0.1:9"])
     closer = threading.Timer(0.1, subscriber.close)
     closer.start()
     assert subscriber.take() is None
@@ -121,8 +114,8 @@ def test_close_wakes_waiting_threads() -> None:
 def test_no_resource_is_left_after_close(delivery: Delivery) -> None:
     def once() -> None:
         with (
-            FramePublisher(TCP, delivery) as publisher,
-            FrameSubscriber([publisher.endpoint], delivery) as reader,
+            transport.FramePublisher(TCP, delivery) as publisher,
+            transport.FrameSubscriber([publisher.endpoint], delivery) as reader,
         ):
             for seq in range(3):
                 publisher.send(make_frame(seq, side=400), timeout_ms=2000)
@@ -139,11 +132,11 @@ def test_no_resource_is_left_after_close(delivery: Delivery) -> None:
 
 
 BINDERS: list[Callable[[str], object]] = [
-    FramePublisher,
-    lambda endpoint: FramePublisher(endpoint, "every"),
-    MaskPublisher,
-    PosePublisher,
-    ControlServer,
+    transport.FramePublisher,
+    lambda endpoint: transport.FramePublisher(endpoint, "every"),
+    transport.MaskPublisher,
+    transport.PosePublisher,
+    transport.ControlServer,
     lambda endpoint: ForeignHub(endpoint, lambda *_: None),
 ]
 
@@ -179,7 +172,7 @@ def test_only_a_socket_is_replaced_at_an_ipc_path(binder: int, kind: str, tmp_pa
 
 def test_a_device_is_not_replaced() -> None:
     with refuses(TransportError, field="/dev/null"):
-        FramePublisher("ipc:///dev/null")
+        transport.FramePublisher("ipc:///dev/null")
     assert Path("/dev/null").is_char_device()
 
 
@@ -202,7 +195,7 @@ def test_a_socket_that_somebody_uses_is_not_replaced(tmp_path: Path) -> None:
             waiting.connect(str(full))
             for place in (path, full):
                 with refuses(TransportError, field=("process", "uses")) as caught:
-                    FramePublisher(f"ipc://{place}")
+                    transport.FramePublisher(f"ipc://{place}")
                 assert caught.value.may_pass
                 assert place.is_socket()
 
@@ -222,7 +215,7 @@ def test_which_addresses_only_this_machine_reaches(host: str, local: bool) -> No
     assert is_local(f"tcp://{host}:5550") is local
     if not local:
         with refuses(TransportError, field=("bound", "keys")):
-            FramePublisher(f"tcp://{host}:*")
+            transport.FramePublisher(f"tcp://{host}:*")
         with refuses(TransportError, field=("senders", "keys")):
             ForeignHub(f"tcp://{host}:*", lambda *_: None)
 
@@ -239,36 +232,39 @@ def has_ipv6() -> bool:
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 @pytest.mark.parametrize("host", ["[::1]", "::1", "[::ffff:127.0.0.1]"])
 def test_addresses_of_ipv6_carry_frames_and_requests(host: str) -> None:
-    with FramePublisher(f"tcp://{host}:*") as publisher, FrameSubscriber([publisher.endpoint]) as subscriber:
+    with (
+        transport.FramePublisher(f"tcp://{host}:*") as publisher,
+        transport.FrameSubscriber([publisher.endpoint]) as subscriber,
+    ):
         assert ":" in publisher.endpoint.removeprefix("tcp://").rpartition(":")[0]
         wait_until(lambda: publisher.send(make_frame(1)) and subscriber.take(20) is not None)
     with (
-        ControlServer(f"tcp://{host}:*", lambda request: Reply(request.id, "done")) as server,
-        ControlClient(server.endpoint, 20_000) as client,
+        transport.ControlServer(f"tcp://{host}:*", lambda request: Reply(request.id, "done")) as server,
+        transport.ControlClient(server.endpoint, 20_000) as client,
     ):
         assert client.call("status") == "done"
 
 
 def test_an_address_of_ipv6_that_cannot_be_bound_says_so() -> None:
     with pytest.raises(TransportError, match="IPv6") as caught:
-        FramePublisher("tcp://[2001:db8::1]:*", security=Security(insecure=True))
+        transport.FramePublisher("tcp://[2001:db8::1]:*", security=transport.Security(insecure=True))
     assert caught.value.may_pass  # the network may not be up yet
     with pytest.raises(TransportError) as caught:
-        FramePublisher("tcp://192.0.2.1:5550", security=Security(insecure=True))
+        transport.FramePublisher("tcp://192.0.2.1:5550", security=transport.Security(insecure=True))
     assert "IPv6" not in str(caught.value)
 
 
 def test_other_hosts_stay_with_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
-    with FramePublisher("tcp://*:*", security=Security(insecure=True)) as publisher:
+    with transport.FramePublisher("tcp://*:*", security=transport.Security(insecure=True)) as publisher:
         assert publisher.endpoint.startswith("tcp://0.0.0.0:")
     answers = {"six": [socket.AF_INET6], "both": [socket.AF_INET6, socket.AF_INET], "four": [socket.AF_INET]}
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: [(family,) for family in answers[host]])
     hosts = ("six", "both", "four", "localhost", "*", "10.0.0.1")
-    assert [host for host in hosts if sockets._has_ipv6_only(host)] == ["six"]
+    assert [host for host in hosts if transport.sockets._has_ipv6_only(host)] == ["six"]
 
 
 def test_a_closed_publisher_says_so() -> None:
-    publisher = FramePublisher(TCP)
+    publisher = transport.FramePublisher(TCP)
     publisher.close()
     for call in (lambda: publisher.send(make_frame(1)), lambda: publisher.wait_for_peer(0)):
         with refuses(TransportError, field="FramePublisher"):

@@ -16,15 +16,8 @@ import psutil
 import pytest
 import zmq
 
+from sam3_node import transport
 from sam3_node.errors import RequestError
-from sam3_node.transport import (
-    ControlClient,
-    ControlServer,
-    FramePublisher,
-    FrameSubscriber,
-    MaskPublisher,
-    MaskSubscriber,
-)
 from sam3_node.transport.sockets import BoundSocket, receive_parts
 from sam3_node.types import Delivery
 from sam3_node.wire import Reply, Request, pack_frame, pack_masks, pack_request
@@ -113,7 +106,7 @@ def take_memory(kind: str, make: Callable[[], bytes]) -> int:
         if kind == "SUB":
             assert publishes(endpoint)
         else:
-            with ControlClient(endpoint) as client:
+            with transport.ControlClient(endpoint) as client:
                 assert client.call("status") == {}
         return int(inspected.memory_info().rss - before)
 
@@ -159,7 +152,7 @@ def test_readers_of_many_cameras_and_peers_with_heartbeats_are_not_cut_off() -> 
 
 def test_connections_beyond_the_limit_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sam3_node.transport.limits.MAX_CONNECTIONS", 5)
-    with ExitStack() as stack, ControlServer(TCP) as server:
+    with ExitStack() as stack, transport.ControlServer(TCP) as server:
         for _ in range(5):
             stack.enter_context(raw_peer(server.endpoint, "DEALER"))
         extra = stack.enter_context(connect(server.endpoint))
@@ -177,7 +170,7 @@ OLD_GREETINGS = {
 @pytest.mark.parametrize("greeting", OLD_GREETINGS.values(), ids=OLD_GREETINGS)
 def test_strangers_of_old_protocols_do_not_make_a_peer_uncounted(greeting: bytes) -> None:
     """Their connections end without any event of a handshake."""
-    with FramePublisher(TCP) as camera, FrameSubscriber([camera.endpoint]) as reader:
+    with transport.FramePublisher(TCP) as camera, transport.FrameSubscriber([camera.endpoint]) as reader:
         assert camera.wait_for_peer(1000 * PATIENCE_S)
         for _ in range(3):
             with connect(camera.endpoint) as stranger:
@@ -197,8 +190,8 @@ GOOD: dict[str, list[bytes]] = {
     "request": [pack_request(Request(1, "add_object", {"points": [[1, 2]], "label": "cup"}))],
 }
 SUBSCRIBERS: dict[str, Callable[[str, Delivery], Any]] = {
-    "frame": lambda endpoint, delivery: FrameSubscriber([endpoint], delivery),
-    "masks": lambda endpoint, delivery: MaskSubscriber(endpoint, delivery),
+    "frame": lambda endpoint, delivery: transport.FrameSubscriber([endpoint], delivery),
+    "masks": lambda endpoint, delivery: transport.MaskSubscriber(endpoint, delivery),
 }
 
 
@@ -241,7 +234,7 @@ def test_a_live_subscriber_survives_hostile_messages(kind: str) -> None:
 def test_each_hostile_request_is_answered() -> None:
     batches = [list(mutations(GOOD["request"], 40, seed)) for seed in range(100)]
     good = 0
-    with ControlServer(TCP) as server, open_peer(zmq.DEALER, server.endpoint) as asker:
+    with transport.ControlServer(TCP) as server, open_peer(zmq.DEALER, server.endpoint) as asker:
         for number, batch in enumerate(batches, start=1):
             for parts in batch:
                 asker.send_multipart(parts)
@@ -252,7 +245,7 @@ def test_each_hostile_request_is_answered() -> None:
     assert server.rejected > 2000
 
 
-def refuse(server: ControlServer) -> bool:
+def refuse(server: transport.ControlServer) -> bool:
     """Answer one valid request. Return True if there was one."""
     received = server.receive(1)
     if received is not None:
@@ -260,7 +253,9 @@ def refuse(server: ControlServer) -> bool:
     return received is not None
 
 
-@pytest.mark.parametrize("opener", [FramePublisher, MaskPublisher, ControlServer])
+@pytest.mark.parametrize(
+    "opener", [transport.FramePublisher, transport.MaskPublisher, transport.ControlServer]
+)
 def test_a_socket_still_works_after_garbage_at_its_port(opener: Callable[[str], Any]) -> None:
     rng = random.Random(5)
     greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL" + b"\0" * 48
@@ -278,12 +273,12 @@ def test_a_socket_still_works_after_garbage_at_its_port(opener: Callable[[str], 
 
 
 def serves(bound: Any) -> bool:
-    if isinstance(bound, ControlServer):
+    if isinstance(bound, transport.ControlServer):
         with open_peer(zmq.DEALER, bound.endpoint) as asker:
             asker.send(GOOD["request"][0])
             return bound.receive(5000) is not None
     kind, message = (
-        ("frame", make_frame(0)) if isinstance(bound, FramePublisher) else ("masks", make_masks(0))
+        ("frame", make_frame(0)) if isinstance(bound, transport.FramePublisher) else ("masks", make_masks(0))
     )
     with SUBSCRIBERS[kind](bound.endpoint, "newest") as subscriber:
         wait_until(lambda: bound.send(message) and subscriber.take(20))
@@ -293,8 +288,8 @@ def serves(bound: Any) -> bool:
 @pytest.mark.parametrize("delivery", ["newest", "every"])
 def test_memory_stays_bounded_when_no_message_is_taken(delivery: Delivery) -> None:
     process = psutil.Process(os.getpid())
-    with FramePublisher(TCP, delivery) as publisher:
-        with FrameSubscriber([publisher.endpoint], delivery) as subscriber:
+    with transport.FramePublisher(TCP, delivery) as publisher:
+        with transport.FrameSubscriber([publisher.endpoint], delivery) as subscriber:
             wait_until(
                 lambda: publisher.send(make_frame(0, side=1000), timeout_ms=10) and subscriber.take(10)
             )
@@ -307,7 +302,7 @@ def test_memory_stays_bounded_when_no_message_is_taken(delivery: Delivery) -> No
 
 def test_memory_stays_bounded_when_a_subscriber_hangs() -> None:
     process = psutil.Process(os.getpid())
-    with FramePublisher(TCP) as publisher, peer("reader", publisher.endpoint, "newest") as reader:
+    with transport.FramePublisher(TCP) as publisher, peer("reader", publisher.endpoint, "newest") as reader:
         os.set_blocking(output_of(reader).fileno(), False)
         wait_until(lambda: publisher.send(make_frame(0, side=1000)) and next_line(reader))
         os.kill(reader.pid, signal.SIGSTOP)

@@ -14,21 +14,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sam3_node import wire
 from sam3_node.errors import WireError
 from sam3_node.types import Depth, Frame
-from sam3_node.wire import (
-    Fields,
-    Limits,
-    decode_depth,
-    decode_image,
-    decode_mask,
-    encode_image,
-    unpack,
-    unpack_frame,
-    unpack_masks,
-    unpack_reply,
-    unpack_request,
-)
 from sam3_node.wire.masks import read_mask
 from tests.support.hostility import MEGABYTE, limited_memory, mutations, refused
 from tests.support.wire_examples import EXAMPLES, JPEG, golden
@@ -64,27 +52,31 @@ MSGPACK = {
     "a long text": b"\xda\xff\xff" + b"a" * 65535,
     "many items": b"\x9f" + (b"\xdc\x04\x00" + b"\x90" * 1024) * 15,
 }
-SMALL = Limits(total_bytes=MEGABYTE, text_bytes=1024, total_items=8192)
+SMALL = wire.Limits(total_bytes=MEGABYTE, text_bytes=1024, total_items=8192)
 
 
 @pytest.mark.parametrize("data", MSGPACK.values(), ids=MSGPACK.keys())
 def test_msgpack_is_refused(data):
     with refused("test: expected"):
-        unpack(data, what="test", limits=SMALL)
+        wire.unpack(data, what="test", limits=SMALL)
 
 
 def test_a_message_over_the_limit_is_not_parsed():
     with refused("at most 100 bytes, found 1000"):
-        unpack(bytes(1000), what="test", limits=Limits(total_bytes=100))
+        wire.unpack(bytes(1000), what="test", limits=wire.Limits(total_bytes=100))
 
 
 def test_nesting_within_the_limit_is_accepted():
-    assert unpack(nested(16), what="test") is not None
+    assert wire.unpack(nested(16), what="test") is not None
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_unpack_or_are_refused(data):
-    for call in (unpack_request, unpack_reply, lambda data: unpack_masks([b"masks/cam0", data])):
+    for call in (
+        wire.unpack_request,
+        wire.unpack_reply,
+        lambda data: wire.unpack_masks([b"masks/cam0", data]),
+    ):
         with pytest.raises(WireError):
             call(data)
 
@@ -97,7 +89,7 @@ def test_mutated_messages_unpack_or_are_refused(name):
             try:
                 value = EXAMPLES[name].unpack(parts)
                 if isinstance(value, Frame):
-                    decode_image(value)
+                    wire.decode_image(value)
             except WireError:
                 refusals += 1
     assert refusals > 100
@@ -110,7 +102,7 @@ def test_truncated_messages_are_refused(name):
         for length in range(0, len(part), max(1, len(part) // 50)):
             truncated = [*parts[:index], part[:length], *parts[index + 1 :]]
             with pytest.raises(WireError):
-                decode_image(EXAMPLES[name].unpack(truncated))
+                wire.decode_image(EXAMPLES[name].unpack(truncated))
 
 
 WRONG = [
@@ -227,15 +219,15 @@ def test_a_wrong_field_is_named(name, path, value, match):
 @pytest.mark.parametrize("parts", [[], [b"frame/cam0"], [b"frame/cam0", b"\x80"], [b""] * 5])
 def test_a_wrong_number_of_parts_is_refused(parts):
     with refused("parts"):
-        unpack_frame(parts)
+        wire.unpack_frame(parts)
     with refused("frame|masks"):
-        unpack_masks(parts)
+        wire.unpack_masks(parts)
 
 
 def test_masks_that_together_hold_too_many_pixels_are_refused(monkeypatch):
     monkeypatch.setattr("sam3_node.wire.messages.MAX_MASK_PIXELS", 50)  # the boxes hold 12 and 40
     with refused("instance 1: mask: expected a box of at most 38 pixels"):
-        unpack_masks(golden("masks-rle"))
+        wire.unpack_masks(golden("masks-rle"))
 
 
 def zstd(data):
@@ -287,7 +279,7 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
 def test_masks_are_refused(mask):
     with refused("mask: expected"):
-        decode_mask(dict(zip(("encoding", "size", "box", "data"), mask, strict=True)))
+        wire.decode_mask(dict(zip(("encoding", "size", "box", "data"), mask, strict=True)))
 
 
 @given(
@@ -297,13 +289,13 @@ def test_masks_are_refused(mask):
 def test_any_rle_decodes_or_is_refused(data):
     value = {"encoding": "rle", "size": [9, 7], "box": [1, 0, 6, 9], "data": data}
     with suppress(WireError):
-        assert decode_mask(value).crop.shape == (9, 5)
+        assert wire.decode_mask(value).crop.shape == (9, 5)
 
 
 def test_a_box_above_max_pixels_is_refused():
     mask = {"encoding": "rle", "size": HUGE, "box": FULL, "data": b"abc"}
     with refused("at most 100 pixels"):
-        read_mask(Fields(mask, "mask"), max_pixels=100)
+        read_mask(wire.Fields(mask, "mask"), max_pixels=100)
 
 
 def png(width, height, bits=8, colour=2, rows=b""):
@@ -327,7 +319,12 @@ IMAGES = {
     "png of the largest size without its pixels": (16384, 16384, "png", png(16384, 16384)),
     "png of another size": (8, 8, "png", png(9, 8, rows=bytes(28 * 8))),
     "png with no pixels": (8, 8, "png", png(8, 8)),
-    "png whose body is cut": (8, 8, "png", bytes(encode_image(np.zeros((8, 8, 3), np.uint8), "png"))[:-20]),
+    "png whose body is cut": (
+        8,
+        8,
+        "png",
+        bytes(wire.encode_image(np.zeros((8, 8, 3), np.uint8), "png"))[:-20],
+    ),
     "png called jpeg": (8, 8, "jpeg", png(8, 8, rows=bytes(25 * 8))),
     "jpeg bomb": (8, 8, "jpeg", jpeg(60000, 60000)),
     "jpeg of the largest size without its pixels": (16384, 16384, "jpeg", jpeg(16384, 16384)),
@@ -345,7 +342,7 @@ IMAGES = {
 def test_images_are_refused(image):
     width, height, encoding, data = image
     with refused():
-        decode_image(Frame("cam0", 0, 0, width, height, encoding, data))
+        wire.decode_image(Frame("cam0", 0, 0, width, height, encoding, data))
 
 
 DEPTHS = {
@@ -363,11 +360,11 @@ DEPTHS = {
 def test_depths_are_refused(depth):
     encoding, width, height, data = depth
     with refused():
-        decode_depth(Depth(width, height, encoding, 0.001, True, data))
+        wire.decode_depth(Depth(width, height, encoding, 0.001, True, data))
 
 
 def test_a_valid_compressed_image_is_taken_from_a_memoryview():
     frame = Frame("cam0", 0, 0, 8, 8, "png", memoryview(png(8, 8, rows=bytes(25 * 8))))
-    assert decode_image(frame).shape == (8, 8, 3)
+    assert wire.decode_image(frame).shape == (8, 8, 3)
     grey = dataclasses.replace(frame, encoding="jpeg", colour=bytearray(JPEG.read_bytes()))
-    assert decode_image(grey).any()
+    assert wire.decode_image(grey).any()

@@ -18,15 +18,7 @@ from hypothesis import strategies as st
 
 from sam3_node.errors import WireError
 from sam3_node.types import Depth, Frame
-from sam3_node.wire import decode_depth, decode_image
-from sam3_node.wire.images import (
-    MAX_ANCILLARY,
-    MAX_PACKED,
-    MAX_SCANS,
-    compressed_size,
-    read_jpeg_header,
-    read_png_header,
-)
+from sam3_node.wire import decode_depth, decode_image, images
 from tests.support.hostility import MEGABYTE, limited_memory, refused
 
 SIDE = 64
@@ -72,8 +64,8 @@ def frame_header(width, height, marker=0xC0, bits=8, components=(0x22, 0x11, 0x1
 
 JPEGS = {
     "10,000 scans": HEAD + SCANS[0] + SCANS[1] * 10_000 + END,
-    "one scan too many": HEAD + b"".join(SCANS) + SCANS[-1] * (MAX_SCANS + 1 - len(SCANS)) + END,
-    "baseline of many scans": BASELINE[:-2] + BASELINE[SCAN:-2] * MAX_SCANS + END,
+    "one scan too many": HEAD + b"".join(SCANS) + SCANS[-1] * (images.MAX_SCANS + 1 - len(SCANS)) + END,
+    "baseline of many scans": BASELINE[:-2] + BASELINE[SCAN:-2] * images.MAX_SCANS + END,
     "another size behind fill bytes": insert(
         BASELINE, FRAME, b"\xff" + frame_header(12000, 12000) + segment(0xFE, BASELINE[FRAME:SCAN])
     ),
@@ -136,7 +128,7 @@ GOOD_JPEGS = {
 
 @pytest.mark.parametrize("data", GOOD_JPEGS.values(), ids=GOOD_JPEGS.keys())
 def test_jpegs_of_cameras_are_decoded(data):
-    assert compressed_size(data, "jpeg") == (SIDE, SIDE)
+    assert images.compressed_size(data, "jpeg") == (SIDE, SIDE)
     image = decode_image(Frame("cam0", 0, 0, SIDE, SIDE, "jpeg", memoryview(data)))
     assert np.abs(image.astype(int) - RAMP).mean() < 4
 
@@ -173,11 +165,13 @@ PNGS = {
     "a length of 2^32 - 1": png(header(), b"\xff\xff\xff\xffIDAT", PIXELS, IEND),
     "a chunk without a name": png(header(), chunk(b"\0\0\0\0"), PIXELS, IEND),
     "texts without end": png(header(), chunk(b"tEXt", b"a\0b") * 60_000, PIXELS, IEND),
-    "one text too many": png(header(), chunk(b"tEXt", b"a\0b") * (MAX_ANCILLARY + 1), PIXELS, IEND),
+    "one text too many": png(header(), chunk(b"tEXt", b"a\0b") * (images.MAX_ANCILLARY + 1), PIXELS, IEND),
     "compressed texts of 8 MB": png(
-        header(), chunk(b"zTXt", b"a\0\0" + EIGHT_MB) * (MAX_PACKED + 1), PIXELS, IEND
+        header(), chunk(b"zTXt", b"a\0\0" + EIGHT_MB) * (images.MAX_PACKED + 1), PIXELS, IEND
     ),
-    "profiles of 8 MB": png(header(), chunk(b"iCCP", b"a\0\0" + EIGHT_MB) * (MAX_PACKED + 1), PIXELS, IEND),
+    "profiles of 8 MB": png(
+        header(), chunk(b"iCCP", b"a\0\0" + EIGHT_MB) * (images.MAX_PACKED + 1), PIXELS, IEND
+    ),
     "pixels in pieces of nothing": png(header(), chunk(b"IDAT") * 80_000, PIXELS, IEND),
     "a bomb behind the pixels": png(header(), chunk(b"IDAT", zlib.compress(bytes(200 * MEGABYTE), 9)), IEND),
     "a bomb behind the pixels of the seven passes": png(
@@ -216,7 +210,7 @@ GOOD_PNGS = {
 
 @pytest.mark.parametrize("data", GOOD_PNGS.values(), ids=GOOD_PNGS.keys())
 def test_pngs_of_other_programs_are_decoded(data):
-    assert compressed_size(data, "png") == (SIDE, SIDE)
+    assert images.compressed_size(data, "png") == (SIDE, SIDE)
     assert not decode_image(Frame("cam0", 0, 0, SIDE, SIDE, "png", data)).any()
 
 
@@ -312,17 +306,17 @@ def agree(read, data):
 
 @given(st.sampled_from(list(GOOD_JPEGS.values())), st.lists(EDITS, min_size=1, max_size=3))
 def test_an_edited_jpeg_has_the_size_that_its_decoder_finds(data, edits):
-    agree(read_jpeg_header, edit(data, edits))
+    agree(images.read_jpeg_header, edit(data, edits))
 
 
 @given(st.sampled_from(list(GOOD_PNGS.values())), st.lists(EDITS, min_size=1, max_size=3))
 def test_an_edited_png_has_the_size_that_its_decoder_finds(data, edits):
-    agree(read_png_header, renew_checksums(edit(data, edits)))
+    agree(images.read_png_header, renew_checksums(edit(data, edits)))
 
 
 @given(st.binary(max_size=400))
 def test_any_bytes_are_read_or_refused(data):
     with limited_memory():
-        for read, start in ((read_jpeg_header, b"\xff\xd8"), (read_png_header, png(header()))):
+        for read, start in ((images.read_jpeg_header, b"\xff\xd8"), (images.read_png_header, png(header()))):
             with suppress(WireError):
                 assert min(read(start + data)) > 0

@@ -12,35 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from sam3_node import wire
 from sam3_node.errors import UnknownObjectError, WireError
 from sam3_node.types import Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
-from sam3_node.wire import (
-    EVENTS_TOPIC,
-    SERVED,
-    Event,
-    Failure,
-    Reply,
-    Request,
-    decode_depth,
-    decode_image,
-    encode_depth,
-    encode_image,
-    pack,
-    pack_event,
-    pack_frame,
-    pack_masks,
-    pack_pose,
-    pack_reply,
-    pack_request,
-    pose_topic,
-    unpack,
-    unpack_event,
-    unpack_frame,
-    unpack_masks,
-    unpack_pose,
-    unpack_reply,
-    unpack_request,
-)
 from tests.support.refuses import refuses
 from tests.support.wire_examples import DATA, EXAMPLES, golden, gripper_pose, jpeg_frame, plain
 
@@ -120,50 +94,50 @@ def mask_frames(draw):
 
 @given(values)
 def test_values(value):
-    assert unpack(pack(value), what="value") == value
+    assert wire.unpack(wire.pack(value), what="value") == value
 
 
 @given(frames())
 def test_frames(frame):
-    assert plain(unpack_frame(pack_frame(frame))) == plain(frame)
+    assert plain(wire.unpack_frame(wire.pack_frame(frame))) == plain(frame)
 
 
 def test_frame_pixels_are_not_copied():
     colour = bytearray(12)
-    frame = unpack_frame(pack_frame(Frame("cam0", 1, 2, 2, 2, "bgr8", colour)))
+    frame = wire.unpack_frame(wire.pack_frame(Frame("cam0", 1, 2, 2, 2, "bgr8", colour)))
     assert frame.colour is colour
 
 
 @given(mask_frames(), st.sampled_from(["bits+zstd", "rle"]))
 def test_masks(masks, encoding):
-    assert plain(unpack_masks(pack_masks(masks, encoding))) == plain(masks)
+    assert plain(wire.unpack_masks(wire.pack_masks(masks, encoding))) == plain(masks)
 
 
 @given(naturals, words, arguments)
 def test_requests(id, op, args):
-    assert unpack_request(pack_request(Request(id, op, args))) == Request(id, op, args)
+    assert wire.unpack_request(wire.pack_request(wire.Request(id, op, args))) == wire.Request(id, op, args)
 
 
 @given(naturals, values)
 def test_replies(id, result):
-    assert unpack_reply(pack_reply(Reply(id, result))) == Reply(id, result)
+    assert wire.unpack_reply(wire.pack_reply(wire.Reply(id, result))) == wire.Reply(id, result)
 
 
 @given(naturals, words, words)
 def test_error_replies(id, code, message):
-    reply = Reply(id, error=Failure(code, message))
-    assert unpack_reply(pack_reply(reply)) == reply
+    reply = wire.Reply(id, error=wire.Failure(code, message))
+    assert wire.unpack_reply(wire.pack_reply(reply)) == reply
     assert not reply.ok
 
 
 def test_an_error_of_this_package_becomes_a_reply():
-    reply = Reply.failed(4, UnknownObjectError("no object 9"))
-    assert reply == Reply(4, error=Failure("unknown_object", "no object 9"))
+    reply = wire.Reply.failed(4, UnknownObjectError("no object 9"))
+    assert reply == wire.Reply(4, error=wire.Failure("unknown_object", "no object 9"))
 
 
 def test_unknown_fields_are_ignored():
     message = {"v": 1, "id": 1, "op": "status", "args": {}, "later": {"deep": [1, [2]]}}
-    assert unpack_request(pack(message)) == Request(1, "status", {})
+    assert wire.unpack_request(wire.pack(message)) == wire.Request(1, "status", {})
 
 
 @pytest.fixture
@@ -174,31 +148,33 @@ def photo():
 
 @pytest.mark.parametrize("encoding", ["bgr8", "rgb8", "png"])
 def test_lossless_colour(photo, encoding):
-    frame = Frame("cam0", 0, 0, 60, 40, encoding, encode_image(photo, encoding))
-    assert np.array_equal(decode_image(frame), photo)
+    frame = Frame("cam0", 0, 0, 60, 40, encoding, wire.encode_image(photo, encoding))
+    assert np.array_equal(wire.decode_image(frame), photo)
 
 
 def test_jpeg_colour(photo):
-    frame = Frame("cam0", 0, 0, 60, 40, "jpeg", encode_image(photo, "jpeg", quality=95))
-    assert np.abs(decode_image(frame).astype(int) - photo).mean() < 3
+    frame = Frame("cam0", 0, 0, 60, 40, "jpeg", wire.encode_image(photo, "jpeg", quality=95))
+    assert np.abs(wire.decode_image(frame).astype(int) - photo).mean() < 3
 
 
 def test_mono_colour(photo):
-    frame = Frame("cam0", 0, 0, 60, 40, "mono8", encode_image(photo, "mono8"))
-    image = decode_image(frame)
+    frame = Frame("cam0", 0, 0, 60, 40, "mono8", wire.encode_image(photo, "mono8"))
+    image = wire.decode_image(frame)
     assert image.shape == photo.shape
     assert np.abs(image[..., 0] - photo @ [0.114, 0.587, 0.299]).max() <= 1
 
 
 def test_raw_colour_is_a_read_only_view(photo):
-    image = decode_image(Frame("cam0", 0, 0, 60, 40, "bgr8", encode_image(photo, "bgr8")))
+    image = wire.decode_image(Frame("cam0", 0, 0, 60, 40, "bgr8", wire.encode_image(photo, "bgr8")))
     assert np.shares_memory(image, photo)
     assert not image.flags.writeable
 
 
 def test_a_crop_of_an_image_can_be_encoded(photo):
     crop = photo[5:25, 10:30]
-    assert np.array_equal(decode_image(Frame("cam0", 0, 0, 20, 20, "bgr8", encode_image(crop, "bgr8"))), crop)
+    assert np.array_equal(
+        wire.decode_image(Frame("cam0", 0, 0, 20, 20, "bgr8", wire.encode_image(crop, "bgr8"))), crop
+    )
 
 
 @given(
@@ -206,9 +182,9 @@ def test_a_crop_of_an_image_can_be_encoded(photo):
     st.sampled_from(["z16", "z16+zstd", "png16"]),
 )
 def test_depth(image, encoding):
-    depth = encode_depth(image, encoding, scale_m=0.001, aligned=True)
+    depth = wire.encode_depth(image, encoding, scale_m=0.001, aligned=True)
     assert (depth.height, depth.width, depth.encoding, depth.scale_m) == (*image.shape, encoding, 0.001)
-    assert np.array_equal(decode_depth(depth), image)
+    assert np.array_equal(wire.decode_depth(depth), image)
 
 
 @pytest.mark.parametrize(
@@ -216,20 +192,20 @@ def test_depth(image, encoding):
 )
 def test_images_of_another_kind_are_not_encoded(image):
     with pytest.raises(WireError, match="expected"):
-        encode_image(image, "bgr8")
+        wire.encode_image(image, "bgr8")
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, np.zeros(3), 2**64, {"s": "\ud800"}])
 def test_values_that_are_not_plain_are_not_packed(value):
     with refuses(WireError, field="pack"):
-        pack(value)
+        wire.pack(value)
 
 
 def test_endless_nesting_is_not_packed():
     value: list = []
     value.append(value)
     with refuses(WireError, field="pack"):
-        pack(value)
+        wire.pack(value)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -263,7 +239,7 @@ def test_every_golden_file_has_its_example():
 
 
 def test_golden_jpeg_decodes():
-    image = decode_image(jpeg_frame())
+    image = wire.decode_image(jpeg_frame())
     assert image.shape == (8, 8, 3)
     assert np.all(np.abs(image.astype(int) - 128) <= 2)
 
@@ -272,7 +248,7 @@ def test_an_unknown_clock_is_refused():
     topic, body = golden("masks-device-clock")
     wrong = msgpack.packb(msgpack.unpackb(body) | {"clock": "sundial"})
     with refuses(WireError, field="clock"):
-        unpack_masks([topic, wrong])
+        wire.unpack_masks([topic, wrong])
 
 
 @pytest.mark.parametrize(
@@ -281,7 +257,7 @@ def test_an_unknown_clock_is_refused():
 def test_a_wrong_shed_is_refused(shed):
     topic, body = golden("masks-shed")
     with pytest.raises(WireError, match="shed"):
-        unpack_masks([topic, msgpack.packb(msgpack.unpackb(body) | {"shed": shed})])
+        wire.unpack_masks([topic, msgpack.packb(msgpack.unpackb(body) | {"shed": shed})])
 
 
 BODY = {"v": 1, "kind": "event", "n": 3, "op": "reset", "args": {}}
@@ -289,10 +265,10 @@ BODY = {"v": 1, "kind": "event", "n": 3, "op": "reset", "args": {}}
 
 def test_an_event_is_unpacked_as_it_was_packed() -> None:
     for event in (
-        Event(0, SERVED, {"camera": "cam0"}),
-        Event(7, "add_object", {"box": [1, 2.5, 3, 4], "mask": {"data": b"\0"}}, "shelf-3"),
+        wire.Event(0, wire.SERVED, {"camera": "cam0"}),
+        wire.Event(7, "add_object", {"box": [1, 2.5, 3, 4], "mask": {"data": b"\0"}}, "shelf-3"),
     ):
-        assert unpack_event(pack_event(event)) == event
+        assert wire.unpack_event(wire.pack_event(event)) == event
 
 
 @pytest.mark.parametrize(
@@ -310,28 +286,33 @@ def test_an_event_is_unpacked_as_it_was_packed() -> None:
 )
 def test_wrong_fields_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(WireError):
-        unpack_event([EVENTS_TOPIC, pack(BODY | change)])
+        wire.unpack_event([wire.EVENTS_TOPIC, wire.pack(BODY | change)])
 
 
 def test_another_topic_or_number_of_parts_is_refused() -> None:
-    for parts in ([], [EVENTS_TOPIC], [b"eventsx", pack(BODY)], [EVENTS_TOPIC, pack(BODY), b""]):
+    for parts in (
+        [],
+        [wire.EVENTS_TOPIC],
+        [b"eventsx", wire.pack(BODY)],
+        [wire.EVENTS_TOPIC, wire.pack(BODY), b""],
+    ):
         with pytest.raises(WireError, match="event"):
-            unpack_event(parts)
+            wire.unpack_event(parts)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_event_or_refused(data: bytes) -> None:
     with contextlib.suppress(WireError):
-        assert isinstance(unpack_event([EVENTS_TOPIC, data]), Event)
+        assert isinstance(wire.unpack_event([wire.EVENTS_TOPIC, data]), wire.Event)
 
 
 def changed(**fields: object) -> list[bytes]:
-    topic, body = pack_pose(gripper_pose())
+    topic, body = wire.pack_pose(gripper_pose())
     return [topic, msgpack.packb(msgpack.unpackb(body) | fields)]
 
 
 def test_the_topic_names_the_frame() -> None:
-    assert pack_pose(gripper_pose())[0] == pose_topic("gripper") == b"pose/gripper"
+    assert wire.pack_pose(gripper_pose())[0] == wire.pose_topic("gripper") == b"pose/gripper"
 
 
 @pytest.mark.parametrize(
@@ -355,19 +336,19 @@ def test_the_topic_names_the_frame() -> None:
 )
 def test_wrong_poses_are_refused(parts: list[bytes], named: str | tuple[str, ...]) -> None:
     with refuses(WireError, field=named):
-        unpack_pose(parts)
+        wire.unpack_pose(parts)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(WireError):
-        unpack_pose([b"pose/gripper", data])
+        wire.unpack_pose([b"pose/gripper", data])
 
 
 def test_a_pose_without_a_unit_quaternion_is_not_sent() -> None:
     with pytest.raises(WireError, match="length 1"):
-        pack_pose(replace(gripper_pose(), quaternion_xyzw=(0, 0, 0, 0)))
+        wire.pack_pose(replace(gripper_pose(), quaternion_xyzw=(0, 0, 0, 0)))
 
 
 def test_fields_of_later_versions_are_ignored() -> None:
-    assert unpack_pose(changed(covariance=[1, 2, 3])) == gripper_pose()
+    assert wire.unpack_pose(changed(covariance=[1, 2, 3])) == gripper_pose()

@@ -10,9 +10,10 @@ _FILES = {
     "mcap": "`masks.mcap`: masks messages, and annotations for Foxglove",
     "mcap-images": "`masks.mcap` with the frames, so that a viewer needs no other file",
     "coco": "`masks.json`: COCO with RLE masks, with `videos` and `tracks` beside",
-    "png": "`png/<camera>/00000.png`: palette masks in DAVIS' layout; `objects.json` says which index is which object",
+    "png": "or `davis`: `png/<camera>/00000.png`: palette masks in DAVIS' layout; `objects.json` names each index",
     "overlay": "`overlay-<camera>.mp4`",
     "images": "`images/<camera>/00000.jpg` or `.png`: the frames; `masks.json` names them",
+    "report": "`report.html`: one page with pictures, tracks, confidences and, with `--as-recorded`, IoU",
     "lerobot": "`lerobot/`: the LeRobot dataset with masks as an added feature of each camera",
 }
 

@@ -19,15 +19,7 @@ from torch import Tensor, nn
 from sam3_node.detection.detectors import VOCABULARY
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import ModelError
-from sam3_node.models.yolo.network import (
-    SCALES,
-    WEIGHTS,
-    Predictions,
-    YoloWorld,
-    YoloWorldConfig,
-    load_yolo_world,
-    save_yolo_world,
-)
+from sam3_node.models.yolo import network
 from tools.scenes.nameless import MAKERS as NAMELESS
 from tools.train_nano.export import read_checkpoint
 
@@ -164,25 +156,25 @@ def vocabulary(words: Words, vectors: WordVectors) -> Vocabulary:
 class LearntDetector(nn.Module):
     """A YoloWorld and the vectors of its words."""
 
-    def __init__(self, words: Words, config: YoloWorldConfig = SCALES["nano"]) -> None:
+    def __init__(self, words: Words, config: network.YoloWorldConfig = network.SCALES["nano"]) -> None:
         super().__init__()
-        self.net = YoloWorld(config).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.net = network.YoloWorld(config).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.vectors = WordVectors(len(words), config.text_channels)
         with torch.no_grad():
             for head in self.net.heads:
                 head.contrast.logit_scale.fill_(SCALE)
                 head.contrast.bias.fill_(RARE)
 
-    def forward(self, images: Tensor, numbers: Tensor) -> Predictions:
+    def forward(self, images: Tensor, numbers: Tensor) -> network.Predictions:
         """Predict from RGB uint8 [B, H, W, 3] and words int64 [B, K, 3]."""
         pixels = images.permute(0, 3, 1, 2).float() / 255  # channels last as it comes
-        predictions: Predictions = self.net.predict(pixels, self.vectors(numbers))
+        predictions: network.Predictions = self.net.predict(pixels, self.vectors(numbers))
         return predictions
 
 
 def begin_from(detector: LearntDetector, words: Words, folder: Path) -> None:
     """Take the weights that were exported to a folder, and the words that its vocabulary was made of."""
-    detector.net.load_state_dict(load_yolo_world(folder, dtype="float32").state_dict())
+    detector.net.load_state_dict(network.load_yolo_world(folder, dtype="float32").state_dict())
     recover_words(words, Vocabulary.load(folder / VOCABULARY), detector.vectors)
 
 
@@ -202,9 +194,9 @@ def export(checkpoints: Sequence[Path], folder: Path, start: Path | None = None)
         begun = LearntDetector(words)
         begin_from(begun, words, start)
         _go_towards(detector, begun, 0.5)
-    save_yolo_world(detector.net.half(), folder)
+    network.save_yolo_world(detector.net.half(), folder)
     vocabulary(words, detector.vectors).save(folder / VOCABULARY)
-    path = folder / WEIGHTS
+    path = folder / network.WEIGHTS
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path} holds {path.stat().st_size} bytes, expected at most {MAX_BYTES}")
     return path

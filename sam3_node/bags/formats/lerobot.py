@@ -26,20 +26,11 @@ from ...geometry import quaternion_from_rotation, rotation_from_vector
 from ...types import NANOSECONDS, Clock, Depth, FramePose, closed_on_error
 from ...wire import encode_depth
 from ...wire.images import compressed_size, is_depth_png
+from .. import samples
 from ..decompression import decode_float_tiff, decode_still_depth
 from ..isolated import IsolatedCalls
 from ..messages.ros_images import MILLIMETRE, to_millimetres
 from ..pairing import UNIX_SINCE_NS
-from ..samples import (
-    MAX_FPS,
-    MAX_MISSES,
-    Colour,
-    Sample,
-    SampleReader,
-    Topic,
-    reading,
-    split_selection,
-)
 from .video import Playback, make_bgr, read_bgr
 
 INFO = "meta/info.json"
@@ -145,8 +136,8 @@ class _LayoutReader:
                 "own tools"
             )
         fps = _number(self._path, self._info, "fps")
-        if not 0 < fps <= MAX_FPS:
-            raise self._wrong(f"fps up to {MAX_FPS:.0f}, found {fps}")
+        if not 0 < fps <= samples.MAX_FPS:
+            raise self._wrong(f"fps up to {samples.MAX_FPS:.0f}, found {fps}")
         pictures = list(self._list_images())
         images = tuple(image for image in pictures if image.depth is None)
         depths = tuple(image for image in pictures if image.depth is not None)
@@ -301,7 +292,7 @@ def _look_up(feature: Mapping[str, Any], name: str) -> Iterator[Any]:
 def _read_bytes(path: Path) -> bytes:
     if stand_in := describe_stand_in(path):
         raise BagError(f"{path}: expected a file of a LeRobot dataset, found {stand_in}")
-    with reading(path):
+    with samples.reading(path):
         size = path.stat().st_size
         if size > MAX_JSON or not path.is_file():
             raise BagError(f"{path}: expected at most {MAX_JSON} bytes of JSON, found {size}")
@@ -351,7 +342,7 @@ class _Row(NamedTuple):
     cells: dict[str, Any]
 
 
-class LeRobotBag(SampleReader):
+class LeRobotBag(samples.SampleReader):
     """A dataset in which each picture feature is a camera. `PATH#episode=3` chooses episodes.
 
     Rows whose picture is absent or cannot be decoded are skipped, and `lost` says so. Raises BagError for a damaged
@@ -362,7 +353,7 @@ class LeRobotBag(SampleReader):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._selection = split_selection(path)
+        self._selection = samples.split_selection(path)
         self.tables = IsolatedCalls("pyarrow", "lerobot-datasets")
         with closed_on_error(self.tables):
             self.layout = read_layout(self._selection.path, self.tables)
@@ -373,20 +364,20 @@ class LeRobotBag(SampleReader):
         self.episode_starts = tuple(episode.first_row for episode in self._episodes)
         self._pictures = _name_topics(self.layout)
         self.topics = tuple(
-            Topic(topic, "video" if image.is_video else "image", "depth" if image.depth else "colour")
+            samples.Topic(topic, "video" if image.is_video else "image", "depth" if image.depth else "colour")
             for topic, image in self._pictures.items()
         )
 
     @staticmethod
     def recognises(path: Path) -> bool:
         """Return True for the folder of a LeRobot dataset, also with a selection of episodes."""
-        return is_lerobot(split_selection(path).path)
+        return is_lerobot(samples.split_selection(path).path)
 
     @property
     def lost(self) -> str | None:
         return "; ".join([*self.layout.left_out, *filter(None, [self.report.text()])]) or None
 
-    def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+    def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[samples.Sample]:
         misses = 0
         pictures = {topic: image for topic, image in self._pictures.items() if topic in topics}
         for episode in self._episodes:
@@ -401,7 +392,7 @@ class LeRobotBag(SampleReader):
             except BagError as error:
                 self.report.skip("episodes", f"episode {episode.number}: {error}")
             misses += EPISODE_MISSES if reader.has_files else 0
-            if misses > MAX_MISSES:
+            if misses > samples.MAX_MISSES:
                 self.report.add(
                     f"nothing was read from episode {episode.number} on, after many that are damaged"
                 )
@@ -477,7 +468,7 @@ class _EpisodeReader:
         self.has_files = bool(self._pictures) and _describe_absence(episode.table) is None
         """True if the table of the episode and at least one picture are there."""
 
-    def samples(self, start_ns: int, begin_ns: int) -> Iterator[Sample]:
+    def samples(self, start_ns: int, begin_ns: int) -> Iterator[samples.Sample]:
         """Yield the pictures from `begin_ns`; the episode begins at `start_ns`."""
         if not self._pictures:
             return
@@ -490,7 +481,7 @@ class _EpisodeReader:
         misses = 0
         for row in self._rows([image.key for image in pictures.values() if not image.is_video]):
             misses += 1
-            if misses > MAX_MISSES:
+            if misses > samples.MAX_MISSES:
                 raise BagError(f"expected pictures in its rows, found none before the row {row.number}")
             if not math.isfinite(row.time_s) or not 0 <= row.time_s < MAX_TIME_S:
                 self._report.skip(f"episode {self._episode.number}", f"expected a time, found {row.time_s}")
@@ -506,7 +497,7 @@ class _EpisodeReader:
                     self._report.skip(topic, error)
                     continue
                 misses = 0
-                yield Sample(topic, start_ns + time_ns, start_ns + time_ns, picture, row.number)
+                yield samples.Sample(topic, start_ns + time_ns, start_ns + time_ns, picture, row.number)
 
     def states(self) -> Iterator[tuple[int, list[Any]]]:
         """Yield the time in the episode, in ns, and the state of each row."""
@@ -545,13 +536,13 @@ def _describe_absence(path: Path) -> str | None:
     return found and f"expected a file of the dataset at {path}, found {found}"
 
 
-def _decode_cell(cell: object, image: ImageFeature) -> Colour | Depth:
+def _decode_cell(cell: object, image: ImageFeature) -> samples.Colour | Depth:
     """Return the image in a cell of a table, {bytes, path}."""
     data = cell.get("bytes") if isinstance(cell, dict) else None
     if not isinstance(data, bytes):
         raise BagError("expected the bytes of an image in the table, found none")
     if image.depth is None:
-        return Colour.from_compressed(data)
+        return samples.Colour.from_compressed(data)
     try:
         return _decode_depth(data, image.depth.unit_m)
     except (ValueError, WireError) as error:
@@ -609,7 +600,7 @@ class _VideoFrames:
         self._frames = Playback(part.path, first_ns, read_bgr if depth is None else _read_codes).frames()
         self._next: tuple[int, npt.NDArray[Any]] | None = None
 
-    def find(self, time_ns: int) -> Colour | Depth:
+    def find(self, time_ns: int) -> samples.Colour | Depth:
         """Return the frame within half a period of a time of the episode. Raises BagError if there is none."""
         wanted_ns = self._begin_ns + time_ns
         while self._next is None or self._next[0] < wanted_ns - self._half_ns:

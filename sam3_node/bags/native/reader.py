@@ -17,21 +17,9 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ... import wire
 from ...errors import BagError, WireError, require
 from ...types import NANOSECONDS, Buffer, Frame, FrameKey, FramePose, MaskFrame
-from ...wire import (
-    EVENTS_TOPIC,
-    POSES_ROOT,
-    Event,
-    Fields,
-    decode_image,
-    frame_topic,
-    masks_topic,
-    unpack,
-    unpack_event,
-    unpack_frame,
-    unpack_masks,
-)
 from ...wire import unpack_pose as unpack_robot_pose
 from ..formats.mcap import WHOLE, McapStream, Row
 from ..pairing import TimeSpan
@@ -69,7 +57,7 @@ class RecordedMasks:
     body: bytes
 
 
-Action = Event | RecordedMasks
+Action = wire.Event | RecordedMasks
 """One thing that the node did. Events and masks come in the order in which the node did them."""
 
 
@@ -234,11 +222,11 @@ def _join_frame(header: Row, images: Sequence[Row | None]) -> Frame:
     camera = header.channel.topic.split("/")[1]
     key = header.sequence, header.logged_ns
     own = [image for image in images if image is not None and (image.sequence, image.logged_ns) == key]
-    return unpack_frame([frame_topic(camera), header.data, *map(_decode_foxglove_data, own)])
+    return wire.unpack_frame([wire.frame_topic(camera), header.data, *map(_decode_foxglove_data, own)])
 
 
 def _read_key(header: Row) -> FrameKey:
-    fields = Fields(unpack(header.data, what="frame"), "frame")
+    fields = wire.Fields(wire.unpack(header.data, what="frame"), "frame")
     return FrameKey(fields.text("camera"), fields.integer("seq"), fields.integer("capture_ns"))
 
 
@@ -259,17 +247,17 @@ def _decode_foxglove_data(row: Row) -> Buffer:
 
 def _unpack_action(row: Row) -> Action:
     if row.channel.topic == EVENTS:
-        return unpack_event([EVENTS_TOPIC, row.data])
+        return wire.unpack_event([wire.EVENTS_TOPIC, row.data])
     return RecordedMasks(_unpack_masks(row, MASKS_ROOT), row.data)
 
 
 def _unpack_masks(row: Row, root: str) -> MaskFrame:
-    return unpack_masks([masks_topic(row.channel.topic.removeprefix(root)), row.data])
+    return wire.unpack_masks([wire.masks_topic(row.channel.topic.removeprefix(root)), row.data])
 
 
 def _unpack_robot_pose(row: Row) -> FramePose:
     frame = row.channel.topic.removeprefix(ROBOT_POSES_ROOT)
-    return unpack_robot_pose([POSES_ROOT + frame.encode(), row.data])
+    return unpack_robot_pose([wire.POSES_ROOT + frame.encode(), row.data])
 
 
 def _parse_json(text: str) -> Any:
@@ -324,7 +312,7 @@ class LabelledClip:
 
     def image(self, index: int) -> npt.NDArray[np.uint8]:
         """Return the image, BGR uint8 [h, w, 3]; WireError if it cannot be decoded."""
-        return decode_image(self.frames[index % len(self)])
+        return wire.decode_image(self.frames[index % len(self)])
 
     def truth(self, index: int) -> dict[int, npt.NDArray[np.bool_]]:
         """Return the mask of each object that is in view, bool [h, w], by its id."""

@@ -16,16 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ... import wire
 from ...errors import OutputError, WireError, require
 from ...files import explain_os_error, make_folder
 from ...types import Buffer, Closeable, ColourEncoding, Frame, Intrinsics, MaskFrame
-from ...wire import (
-    decode_image,
-    encode_image,
-    masks_topic,
-    pack_frame,
-    pack_masks,
-)
 from ..formats.mcap import MAGIC
 from . import (
     EVENTS,
@@ -90,7 +84,7 @@ class RecordingWriter(Closeable):
         Raises WireError for a frame that contradicts itself; nothing is written then.
         """
         frame = self._with_z16_depth(frame)
-        _, header, *_ = pack_frame(frame)
+        _, header, *_ = wire.pack_frame(frame)
         times = frame.seq, logged_ns, frame.sent_ns or logged_ns
         self._calibrate(frame, times)
         self._add_protobuf(f"/{frame.camera}/image", self._foxglove.encode_image(frame), *times)
@@ -102,7 +96,7 @@ class RecordingWriter(Closeable):
     def write_masks(self, body: Buffer, masks: MaskFrame, logged_ns: int) -> None:
         """Append masks that arrived at `logged_ns`: the body of their message, and its content for viewers."""
         times = masks.seq, logged_ns, masks.published_ns or logged_ns
-        self._add(masks_topic(masks.camera).decode(), bytes(body), *times)
+        self._add(wire.masks_topic(masks.camera).decode(), bytes(body), *times)
         message = self._foxglove.encode_annotations(masks)
         self._add_protobuf(f"/{masks.camera}/annotations", message, *times)
 
@@ -116,7 +110,7 @@ class RecordingWriter(Closeable):
 
     def write_truth(self, truth: MaskFrame) -> None:
         """Append the true masks of the frame with the same camera, seq and capture_ns."""
-        _, body = pack_masks(truth, "rle")
+        _, body = wire.pack_masks(truth, "rle")
         self._add(TRUTH_ROOT + truth.camera, body, truth.seq, truth.capture_ns, truth.capture_ns)
 
     def write_pose(self, pose: Pose, capture_ns: int) -> None:
@@ -333,7 +327,7 @@ def _create(path: Path, overwrite: bool) -> _RecordingFile:
 
 def compress_colour(frame: Frame, encoding: ColourEncoding) -> Frame:
     """Return a frame with its raw colour as JPEG or PNG; WireError for a frame that contradicts itself."""
-    colour = encode_image(decode_image(frame), encoding, quality=JPEG_QUALITY)
+    colour = wire.encode_image(wire.decode_image(frame), encoding, quality=JPEG_QUALITY)
     return replace(frame, encoding=encoding, colour=colour)
 
 

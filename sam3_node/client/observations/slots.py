@@ -140,6 +140,13 @@ class SlotObservation:
     name_confidences: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     """[N]; probability in 0..1 that the name is right; 1 where a user gave it, or the node does not send it"""
 
+    def __repr__(self) -> str:
+        slots = zip(self.names, self.ids.tolist(), strict=True)
+        objects = ", ".join(
+            f"{name!r} object {number}" if number else f"{name!r} empty" for name, number in slots
+        )
+        return f"SlotObservation({self.camera} #{self.seq}: {objects})"
+
     @property
     def usable(self) -> npt.NDArray[np.bool_]:
         """[N]; True if a policy may act on the mask: visible, fresh, not doubtful, and without `rivals`."""

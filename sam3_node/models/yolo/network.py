@@ -24,15 +24,8 @@ from torch import Tensor, nn
 
 from ...errors import ModelError, OutputError
 from ...files import make_folder
+from .. import weight_files
 from ..pixels import Resize
-from ..weight_files import (
-    check_digest,
-    check_weight_files,
-    digest_path,
-    pick_device,
-    pick_dtype,
-    write_digest,
-)
 
 MODEL_TYPE = "yolo_world"
 STRIDES = (8, 16, 32)  # of the heads' input maps, in pixels of the network's input
@@ -443,14 +436,14 @@ def load_yolo_world(
 
     Raises ModelError, which names the file, and the tensors that are missing or have another shape.
     """
-    target = pick_device(device)
-    chosen_dtype = pick_dtype(dtype, target)
+    target = weight_files.pick_device(device)
+    chosen_dtype = weight_files.pick_dtype(dtype, target)
     folder = Path(path)
     config = _read_config(folder / CONFIG)
-    check_weight_files(folder)
+    weight_files.check_weight_files(folder)
     weights = folder / WEIGHTS
-    if digest_path(weights).exists():
-        check_digest(weights, hint="copy or convert the weights again")
+    if weight_files.digest_path(weights).exists():
+        weight_files.check_digest(weights, hint="copy or convert the weights again")
     try:
         state = load_file(weights)
     except Exception as error:  # OSError, SafetensorError
@@ -465,7 +458,7 @@ def save_yolo_world(model: YoloWorld, folder: Path) -> None:
     try:
         (folder / CONFIG).write_text(json.dumps(model.config.to_json(), indent=2) + "\n")
         (folder / WEIGHTS).write_bytes(save(state, metadata={"format": "pt"}))
-        write_digest(folder / WEIGHTS)
+        weight_files.write_digest(folder / WEIGHTS)
     except OSError as error:
         raise OutputError(f"cannot write weights to {folder}: {error.strerror or error}") from error
 

@@ -24,7 +24,7 @@ from ..run import PerceptionCache, clear_job, read_finished_summary, run_job
 from ..schedule import open_schedule
 from ..second_pass import read_results
 from ..shards import LIMITS, Segment, ShardLimits, cut_segments, stitch
-from ..store import HeldError, ReplayCounts, Summary, open_store
+from ..store import WORK, HeldError, ReplayCounts, Summary, open_store
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def _select_camera(job: Job, camera: str) -> Job:
 
 
 def _select_frames(job: Job, frames: Segment) -> Job:
-    folder = f"{job.out.rstrip('/')}/segments/{frames.start:09}-{frames.stop:09}"
+    folder = f"{job.out.rstrip('/')}/{WORK}/segments/{frames.start:09}-{frames.stop:09}"
     return replace(job, start=frames.start, stop=frames.stop, out=folder, outputs=())
 
 

@@ -9,14 +9,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from sam3_node.client.observations import (
-    FIELDS,
-    ObjectSlots,
-    SlotObservation,
-    as_openpi,
-    pack_openpi,
-    unpack_openpi,
-)
+from sam3_node.client import observations
 from sam3_node.errors import PolicyError
 from tests.support.observations import T0, make_frame, make_instance
 from tests.support.policy_servers import openpi_pack, openpi_unpack, serve_openpi
@@ -42,8 +35,8 @@ VALUES: list[Any] = [
 ]
 
 
-def observe() -> SlotObservation:
-    slots = ObjectSlots(["mug", "a", "b", "c"], SIZE, fit="pad")
+def observe() -> observations.SlotObservation:
+    slots = observations.ObjectSlots(["mug", "a", "b", "c"], SIZE, fit="pad")
     return slots.observe(make_frame(make_instance(1, "mug")), T0)
 
 
@@ -61,10 +54,10 @@ def assert_same(found: Any, expected: Any) -> None:
 
 def test_an_observation_has_the_inputs_the_masks_and_the_flags() -> None:
     objects = observe()
-    observation = as_openpi(objects, INPUTS, prompt="pick up the mug")
+    observation = observations.as_openpi(objects, INPUTS, prompt="pick up the mug")
     added = {key: value.shape for key, value in observation.items() if key.startswith("observation/objects")}
     assert added == {
-        "observation/objects_state": (4 * len(FIELDS),),
+        "observation/objects_state": (4 * len(observations.FIELDS),),
         "observation/objects_0": (*SIZE, 3),
         "observation/objects_1": (*SIZE, 3),
     }
@@ -73,13 +66,13 @@ def test_an_observation_has_the_inputs_the_masks_and_the_flags() -> None:
     np.testing.assert_array_equal(observation["observation/objects_0"][..., 0] > 0, objects.masks[0])
     np.testing.assert_array_equal(observation["observation/objects_state"], objects.vector())
     with refuses(PolicyError, field="inputs"):
-        as_openpi(objects, {"prompt": ""}, prompt="x")
+        observations.as_openpi(objects, {"prompt": ""}, prompt="x")
 
 
 def test_messages_have_the_bytes_of_the_layout() -> None:
-    observation = as_openpi(observe(), INPUTS, prompt="pick up the mug")
-    assert pack_openpi(observation) == openpi_pack(observation)
-    assert_same(unpack_openpi(openpi_pack(observation)), observation)
+    observation = observations.as_openpi(observe(), INPUTS, prompt="pick up the mug")
+    assert observations.pack_openpi(observation) == openpi_pack(observation)
+    assert_same(observations.unpack_openpi(openpi_pack(observation)), observation)
 
 
 @pytest.mark.verifies(
@@ -93,9 +86,9 @@ def test_messages_have_the_bytes_of_the_layout() -> None:
 def test_the_client_of_openpi_reads_and_writes_the_same(value: Any) -> None:
     peer = pytest.importorskip("openpi_client.msgpack_numpy")
     if not isinstance(value, np.generic):  # sent as plain numbers
-        assert pack_openpi({"value": value}) == peer.packb({"value": value})
-    assert_same(peer.unpackb(pack_openpi({"value": value})), {"value": value})
-    assert_same(unpack_openpi(peer.packb({"value": value})), {"value": value})
+        assert observations.pack_openpi({"value": value}) == peer.packb({"value": value})
+    assert_same(peer.unpackb(observations.pack_openpi({"value": value})), {"value": value})
+    assert_same(observations.unpack_openpi(peer.packb({"value": value})), {"value": value})
 
 
 def damaged() -> Iterator[bytes]:
@@ -133,7 +126,7 @@ def damaged() -> Iterator[bytes]:
 @pytest.mark.parametrize("message", list(damaged()), ids=lambda message: message[:60].hex())
 def test_damaged_messages_are_refused(message: bytes) -> None:
     with refuses(PolicyError, field=("openpi", "server")):
-        unpack_openpi(message)
+        observations.unpack_openpi(message)
 
 
 def test_a_policy_server_answers() -> None:
@@ -144,15 +137,15 @@ def test_a_policy_server_answers() -> None:
         seen.append(observation)
         return {"actions": np.full((10, 7), float(observation["observation/state"][0]))}
 
-    observation = as_openpi(observe(), INPUTS, prompt="x")
+    observation = observations.as_openpi(observe(), INPUTS, prompt="x")
     with serve_openpi(act) as address, client.connect(address, compression=None, max_size=None) as server:
-        assert unpack_openpi(server.recv()) == {"model": "test"}
-        server.send(pack_openpi(observation))
-        assert unpack_openpi(server.recv())["actions"].shape == (10, 7)
+        assert observations.unpack_openpi(server.recv()) == {"model": "test"}
+        server.send(observations.pack_openpi(observation))
+        assert observations.unpack_openpi(server.recv())["actions"].shape == (10, 7)
         assert_same(seen[0], observation)
-        server.send(pack_openpi({}))
+        server.send(observations.pack_openpi({}))
         with refuses(PolicyError, field="KeyError"):
-            unpack_openpi(server.recv())
+            observations.unpack_openpi(server.recv())
 
 
 def test_the_client_of_openpi_sends_our_observation() -> None:
@@ -163,10 +156,10 @@ def test_the_client_of_openpi_sends_our_observation() -> None:
         seen.append(observation)
         return {"actions": np.zeros((10, 7))}
 
-    observation = as_openpi(observe(), INPUTS, prompt="x")
+    observation = observations.as_openpi(observe(), INPUTS, prompt="x")
     with serve_openpi(act) as address:
         client = policy.WebsocketClientPolicy(address)
         assert client.infer(observation)["actions"].shape == (10, 7)
         client._ws.close()
     assert_same(seen[0], observation)
-    assert_same(openpi_unpack(pack_openpi(observation)), observation)
+    assert_same(openpi_unpack(observations.pack_openpi(observation)), observation)

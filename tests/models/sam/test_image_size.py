@@ -16,17 +16,8 @@ from sam3_node.models.sam.edgetam import EdgeTamConfig
 from sam3_node.perception.perception import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import ObjectPrompt, Tracker
+from tests.support import tiny
 from tests.support.refuses import refuses
-from tests.support.tiny import (
-    CLASSES,
-    CONFIGS,
-    TRAINED_LOGIT,
-    Oracle,
-    find_largest_logit,
-    noise_clip,
-    random_composite,
-    random_source,
-)
 from tests.tracking.test_parity import TOLERANCE, oracle_prompt
 
 OWN = {"sam3": 112, "sam2": 128}
@@ -44,11 +35,11 @@ def prompts(size: int) -> dict[int, ObjectPrompt]:
 
 def reference(family: str, source: nn.Module, size: int) -> nn.Module:
     """transformers' model built for that size, with the weights of `source`."""
-    config = CONFIGS[family](size=size)
+    config = tiny.CONFIGS[family](size=size)
     if family == "sam3":
         vit, own = config.vision_config.backbone_config, source.config.vision_config.backbone_config
         vit.window_size, vit.pretrain_image_size = own.window_size, own.pretrain_image_size
-    model = CLASSES[family](config).eval()
+    model = tiny.CLASSES[family](config).eval()
     model.load_state_dict(source.state_dict())
     return model
 
@@ -62,25 +53,25 @@ def reference(family: str, source: nn.Module, size: int) -> nn.Module:
     ],
 )
 def test_logits_are_those_of_transformers_at_that_size(tmp_path: Path, family: str, size: int) -> None:
-    source = random_source(family)
+    source = tiny.random_source(family)
     source.save_pretrained(tmp_path)
-    model, oracle = load_tracker(tmp_path, image_size=size), Oracle(reference(family, source, size))
+    model, oracle = load_tracker(tmp_path, image_size=size), tiny.Oracle(reference(family, source, size))
     assert (model.image_size, model.can_track) == (size, True)
     tracker, given, largest = Tracker(model, max_objects=3), prompts(size), 0.0
-    for frame, pixels in enumerate(noise_clip(size, 10)):
+    for frame, pixels in enumerate(tiny.noise_clip(size, 10)):
         prompt = given.get(frame)
         tracks = tracker.step(pixels, [prompt] if prompt else [])
         truth = oracle.step(pixels, {prompt.object_id: oracle_prompt(prompt)} if prompt else {})
         for object_id, logits in zip(tracks.ids, tracks.logits, strict=True):
             assert (logits - truth[object_id]).abs().max() < TOLERANCE, f"frame {frame}, object {object_id}"
-        largest = max(largest, find_largest_logit(tracks))
-    assert largest >= TRAINED_LOGIT
+        largest = max(largest, tiny.find_largest_logit(tracks))
+    assert largest >= tiny.TRAINED_LOGIT
 
 
 @pytest.mark.parametrize("family", ["sam3", "sam2"])
 def test_the_weights_own_size_changes_nothing(tmp_path: Path, family: str) -> None:
-    random_source(family).save_pretrained(tmp_path)
-    pixels = noise_clip(OWN[family], 1)[0]
+    tiny.random_source(family).save_pretrained(tmp_path)
+    pixels = tiny.noise_clip(OWN[family], 1)[0]
     with torch.inference_mode():
         for size in (0, OWN[family]):
             found = load_tracker(tmp_path, image_size=size).encode(pixels)
@@ -88,7 +79,7 @@ def test_the_weights_own_size_changes_nothing(tmp_path: Path, family: str) -> No
 
 
 def test_the_tracker_of_a_composite_checkpoint_takes_another_size(tmp_path: Path) -> None:
-    random_composite().save_pretrained(tmp_path)
+    tiny.random_composite().save_pretrained(tmp_path)
     model = load_tracker(tmp_path, image_size=168)
     assert (model.image_size, model.grid, model.can_track) == (168, (12, 12), True)
     own = load_tracker(tmp_path)
@@ -120,6 +111,6 @@ def test_the_setting_reaches_the_model() -> None:
 
 
 def test_a_configuration_on_disk_is_not_changed(tmp_path: Path) -> None:
-    random_source("sam2").save_pretrained(tmp_path)
+    tiny.random_source("sam2").save_pretrained(tmp_path)
     load_tracker(tmp_path, image_size=160)
     assert AutoConfig.from_pretrained(tmp_path).image_size == 128

@@ -12,16 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from sam3_node.errors import ModelError, OutputError
 from sam3_node.models.weight_files import digest_path
-from sam3_node.models.yolo.network import (
-    SCALES,
-    Predictions,
-    Scale,
-    YoloWorld,
-    YoloWorldConfig,
-    anchors,
-    load_yolo_world,
-    save_yolo_world,
-)
+from sam3_node.models.yolo import network
 from tests.support.refuses import refuses
 from tests.support.tiny_yolo import TINY, phrases, tiny_yolo
 
@@ -35,9 +26,9 @@ def picture(height: int = 64, width: int = 96, count: int = 1) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("scale", "millions"), [("nano", 1.46), ("s", 12.8), ("m", 28.4), ("l", 46.8), ("x", 72.9)]
 )
-def test_every_scale_has_its_size_and_shapes(scale: Scale, millions: float) -> None:
+def test_every_scale_has_its_size_and_shapes(scale: network.Scale, millions: float) -> None:
     with torch.device("meta"):
-        model = YoloWorld(SCALES[scale])
+        model = network.YoloWorld(network.SCALES[scale])
         found = model(torch.zeros(2, 3, 320, 640), torch.zeros(5, model.config.text_channels))
     assert found.boxes.shape == (2, 4200, 4)
     assert found.scores.shape == (2, 4200, 5)
@@ -77,7 +68,7 @@ def test_images_of_a_batch_have_their_own_phrases() -> None:
 
 
 def test_anchors_are_pixel_centres_level_by_level() -> None:
-    centres, strides = anchors((32, 64), CPU)
+    centres, strides = network.anchors((32, 64), CPU)
     assert strides.tolist() == [8.0] * 32 + [16.0] * 8 + [32.0] * 2
     assert centres[:2].tolist() == [[4.0, 4.0], [12.0, 4.0]]
     assert centres[8].tolist() == [4.0, 12.0]
@@ -89,7 +80,9 @@ def test_a_box_lies_at_the_expected_distances() -> None:
     for side, bin_ in enumerate((1, 2, 3, 0)):
         distributions[0, 0, side, bin_] = 100.0
     distributions[0, 0, 0, 2] = 100.0  # left: 1 or 2, both as likely
-    made = Predictions(torch.zeros(1, 1, 1), distributions, torch.tensor([[20.0, 30.0]]), torch.tensor([8.0]))
+    made = network.Predictions(
+        torch.zeros(1, 1, 1), distributions, torch.tensor([[20.0, 30.0]]), torch.tensor([8.0])
+    )
     assert made.boxes().tolist() == [[[20 - 1.5 * 8, 30 - 2 * 8, 20 + 3 * 8, 30]]]
 
 
@@ -126,8 +119,8 @@ def test_other_shapes_are_told(pixels: tuple[int, ...], text: tuple[int, ...], t
 
 def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
     model = tiny_yolo()
-    save_yolo_world(model, tmp_path / "new" / "folder")
-    loaded = load_yolo_world(tmp_path / "new" / "folder")
+    network.save_yolo_world(model, tmp_path / "new" / "folder")
+    loaded = network.load_yolo_world(tmp_path / "new" / "folder")
     assert loaded.config == TINY
     assert not loaded.training
     with torch.inference_mode():
@@ -137,8 +130,8 @@ def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_weights_load_in_another_dtype(tmp_path: Path) -> None:
-    save_yolo_world(tiny_yolo(), tmp_path)
-    model = load_yolo_world(tmp_path, dtype="bfloat16")
+    network.save_yolo_world(tiny_yolo(), tmp_path)
+    model = network.load_yolo_world(tmp_path, dtype="bfloat16")
     assert {value.dtype for value in model.parameters()} == {torch.bfloat16}
     with torch.inference_mode():
         found = model(picture(), phrases(2))
@@ -146,12 +139,12 @@ def test_weights_load_in_another_dtype(tmp_path: Path) -> None:
 
 
 def test_float16_weights_load_as_float32(tmp_path: Path) -> None:
-    save_yolo_world(tiny_yolo().half(), tmp_path)
-    assert {value.dtype for value in load_yolo_world(tmp_path).parameters()} == {torch.float32}
+    network.save_yolo_world(tiny_yolo().half(), tmp_path)
+    assert {value.dtype for value in network.load_yolo_world(tmp_path).parameters()} == {torch.float32}
 
 
 def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
-    save_yolo_world(tiny_yolo(), tmp_path)
+    network.save_yolo_world(tiny_yolo(), tmp_path)
     weights = tmp_path / "model.safetensors"
     digest_path(weights).unlink()
     state = load_file(weights)
@@ -160,7 +153,7 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
     del state["heads.1.contrast.bias"]
     save_file(state, weights)
     with refuses(ModelError, field="model.safetensors") as caught:
-        load_yolo_world(tmp_path)
+        network.load_yolo_world(tmp_path)
     told = str(caught.value)
     assert "lacks 1 tensors: heads.1.contrast.bias" in told
     assert "unknown 1 tensors: backbone.stem.conv.bias" in told
@@ -169,7 +162,7 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["one bit", "cut", "garbage", "no weights", "no config", "no folder"])
 def test_damaged_folders_are_clear_errors(tmp_path: Path, damage: str) -> None:
-    save_yolo_world(tiny_yolo(), tmp_path)
+    network.save_yolo_world(tiny_yolo(), tmp_path)
     weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
     data = weights.read_bytes()
     if damage == "one bit":
@@ -186,7 +179,7 @@ def test_damaged_folders_are_clear_errors(tmp_path: Path, damage: str) -> None:
         config.unlink()
     folder = tmp_path / "absent" if damage == "no folder" else tmp_path
     with pytest.raises(ModelError, match=str(folder)):
-        load_yolo_world(folder)
+        network.load_yolo_world(folder)
 
 
 @pytest.mark.parametrize(
@@ -207,19 +200,19 @@ def test_damaged_folders_are_clear_errors(tmp_path: Path, damage: str) -> None:
 def test_a_wrong_configuration_is_told(
     tmp_path: Path, change: dict[str, object], told: str | tuple[str, ...]
 ) -> None:
-    save_yolo_world(tiny_yolo(), tmp_path)
+    network.save_yolo_world(tiny_yolo(), tmp_path)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
     with refuses(ModelError, field=told) as caught:
-        load_yolo_world(tmp_path)
+        network.load_yolo_world(tmp_path)
     assert str(config) in str(caught.value)
 
 
 def test_a_configuration_survives_json() -> None:
-    for config in SCALES.values():
-        assert YoloWorldConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    for config in network.SCALES.values():
+        assert network.YoloWorldConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
     with refuses(ModelError, field="list"):
-        YoloWorldConfig.from_json([])
+        network.YoloWorldConfig.from_json([])
     with pytest.raises(dataclasses.FrozenInstanceError):
         TINY.bins = 3  # type: ignore[misc]
 
@@ -227,4 +220,4 @@ def test_a_configuration_survives_json() -> None:
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refuses(OutputError, field=("create", "folder")):
-        save_yolo_world(tiny_yolo(), tmp_path / "file")
+        network.save_yolo_world(tiny_yolo(), tmp_path / "file")

@@ -152,7 +152,7 @@ def test_killed_workers_cost_no_frame(
     bags: list[Path], settings: Settings, expected: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    with killing(3, lambda: any(out.glob("*/parts/*.masks"))) as killed:
+    with killing(3, lambda: any(out.glob("*/.replay/parts/*.masks"))) as killed:
         bill = run(job_of(bags, out, settings))
     assert len(killed) == 3
     assert bill.is_complete

@@ -16,17 +16,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from sam3_node.calibration import hand_eye
 from sam3_node.calibration.boards import Board
 from sam3_node.calibration.bundle import BoardView, expected_covariance
-from sam3_node.calibration.hand_eye import (
-    REFINED,
-    HandEyeResult,
-    HandEyeView,
-    LeaveOneOut,
-    Mounting,
-    calibrate_hand_eye,
-    compare_methods,
-)
 from sam3_node.calibration.intrinsics import IntrinsicsResult, calibrate_intrinsics
 from sam3_node.calibration.rigid_motion import to_motions
 from sam3_node.cli.calibration_views import collect_views
@@ -38,7 +30,7 @@ DRAWS, DRAW_VIEWS = 400, 15
 CHARUCO = Board.parse("charuco:7x5:30mm:21mm:4x4_50")
 CHESSBOARD = Board.parse("chessboard:9x6:25mm")
 PUBLISHED_FOCAL = "within 0.5 % of the published"
-MOUNTINGS: tuple[Mounting, ...] = ("eye_in_hand", "eye_to_hand")
+MOUNTINGS: tuple[hand_eye.Mounting, ...] = ("eye_in_hand", "eye_to_hand")
 
 
 def main() -> None:
@@ -100,9 +92,9 @@ def measure_hand_eye(figures: Figures, folder: Path, intrinsics: IntrinsicsResul
     """Compare the joint refinement with OpenCV's methods on the same pairs of poses, by leave-one-out."""
     views = read_pairs(folder / "poses", intrinsics)
     centre = tuple(map(float, CHARUCO.points.mean(axis=0)))
-    result = calibrate_hand_eye(views, "eye_in_hand", board_centre_m=centre, scaled=True)
+    result = hand_eye.calibrate_hand_eye(views, "eye_in_hand", board_centre_m=centre, scaled=True)
     used = [view for view in views if view.name in result.views]
-    rows = {REFINED: result.leave_one_out} | compare_methods(used, "eye_in_hand", centre)
+    rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(used, "eye_in_hand", centre)
     for name, errors in rows.items():
         show_method(figures, name, errors, len(used))
     figures.add("hand-eye set: predicted 95 % bound of the position", result.position_95_m * 1e3, "mm")
@@ -113,7 +105,7 @@ def measure_hand_eye(figures: Figures, folder: Path, intrinsics: IntrinsicsResul
     )
 
 
-def read_pairs(folder: Path, intrinsics: IntrinsicsResult) -> list[HandEyeView]:
+def read_pairs(folder: Path, intrinsics: IntrinsicsResult) -> list[hand_eye.HandEyeView]:
     """Read the set's poses: 4x4 matrices in millimetres, and the board's rotation vector and translation."""
     views = []
     for path in sorted(folder.glob("pose_*.txt")):
@@ -122,12 +114,14 @@ def read_pairs(folder: Path, intrinsics: IntrinsicsResult) -> list[HandEyeView]:
         with np.load(folder / f"board{path.stem}.npz") as file:
             board = rigid(cv2.Rodrigues(file["rvec"])[0], file["tvec"].ravel())
         covariance = expected_covariance(board, CHARUCO, intrinsics.solution.intrinsics)
-        views.append(HandEyeView(path.stem, rigid(left @ right, robot[:3, 3] / 1e3), board, covariance))
+        views.append(
+            hand_eye.HandEyeView(path.stem, rigid(left @ right, robot[:3, 3] / 1e3), board, covariance)
+        )
     return views
 
 
-def show_method(figures: Figures, name: str, errors: LeaveOneOut, count: int) -> None:
-    ours = name == REFINED
+def show_method(figures: Figures, name: str, errors: hand_eye.LeaveOneOut, count: int) -> None:
+    ours = name == hand_eye.REFINED
     what = f"hand-eye set, {count} poses: leave-one-out error, {name}"
     figures.add(f"{what}, position", errors.rms_mm, "mm", "under 3" if ours else "")
     figures.add(f"{what}, orientation", errors.rms_deg, "degrees", "under 0.5" if ours else "")
@@ -141,13 +135,13 @@ def measure_draws(figures: Figures, draws: int) -> None:
         figures.add(what, 100 * float(share), "of 100", "93 to 97")
 
 
-def draw(seed: int) -> tuple[Array, HandEyeResult]:
+def draw(seed: int) -> tuple[Array, hand_eye.HandEyeResult]:
     mounting = MOUNTINGS[seed % 2]
     truth, views = make_hand_eye(DRAW_VIEWS, mounting, seed=1000 + seed)
-    return truth, calibrate_hand_eye(views, mounting, board_centre_m=CENTRE_M)
+    return truth, hand_eye.calibrate_hand_eye(views, mounting, board_centre_m=CENTRE_M)
 
 
-def is_inside(truth: Array, result: HandEyeResult) -> tuple[bool, bool]:
+def is_inside(truth: Array, result: hand_eye.HandEyeResult) -> tuple[bool, bool]:
     """Return if position and orientation lie within the bounds."""
     error = to_motions((np.linalg.inv(result.parent_from_camera) @ truth)[None])[0]
     return (
