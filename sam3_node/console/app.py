@@ -14,7 +14,7 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,10 +170,6 @@ class Changes:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
 
-    def start(self) -> None:
-        """Take the running event loop as the one that is woken."""
-        self._loop = asyncio.get_running_loop()
-
     def notify(self) -> None:
         """Wake the tasks that wait. Any thread may call it."""
         if self._loop is not None:
@@ -182,6 +178,7 @@ class Changes:
 
     async def wait(self, timeout_s: float) -> None:
         """Wait for the next change, or until `timeout_s` has passed."""
+        self._loop = asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._event.wait(), timeout_s)
 
@@ -199,29 +196,19 @@ class Console:
         self._source, self._controls, self._changes = source, controls, changes
         self._pages = 0
         routes = [
-            Route("/", self._get_page),
+            Route("/", lambda request: FileResponse(STATIC_FOLDER / "index.html")),
             Route("/login", self._log_in, methods=["POST"]),
             Route("/api/words", self._suggest),
             Route("/api/{op}", self._call, methods=["POST"]),
             WebSocketRoute("/views", self._serve_page),
             Mount("/static", StaticFiles(directory=STATIC_FOLDER)),
         ]
-        self.access = AccessControl(Starlette(routes=routes, lifespan=self._run), binding)
-
-    @contextlib.asynccontextmanager
-    async def _run(self, app: Any) -> AsyncIterator[None]:
-        self._changes.start()
-        yield
-
-    async def _get_page(self, request: Request) -> Response:
-        return FileResponse(STATIC_FOLDER / "index.html")
+        handlers: Any = {Sam3NodeError: _refuse}
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        self.access = AccessControl(app, binding)
 
     async def _log_in(self, request: Request) -> Response:
-        try:
-            body = await _read_json(request)
-        except RequestError as error:
-            return _fail(400, error.code, str(error))
-        cookie = self.access.log_in(body.get("token"))
+        cookie = self.access.log_in((await _read_json(request)).get("token"))
         if cookie is None:
             return _fail(401, "token", "this token is not the one that `sam3-node console` has printed")
         return JSONResponse({}, headers={"set-cookie": cookie})
@@ -234,12 +221,8 @@ class Console:
     async def _call(self, request: Request) -> Response:
         if self._controls is None:
             return _fail(403, "read_only", "this console shows and changes nothing: console.read_only is set")
-        try:
-            args = await _read_json(request)
-            result = await run_in_threadpool(self._controls.call, request.path_params["op"], args)
-        except Sam3NodeError as error:
-            return _fail(504 if isinstance(error, NoAnswerError) else 400, error.code, str(error))
-        return JSONResponse(result)
+        args = await _read_json(request)
+        return JSONResponse(await run_in_threadpool(self._controls.call, request.path_params["op"], args))
 
     async def _serve_page(self, socket: WebSocket) -> None:
         if self._pages >= MAX_PAGES:
@@ -364,6 +347,11 @@ async def _read_json(request: Request) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RequestError("expected a map in JSON, found something else")
     return found
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    status = 504 if isinstance(error, NoAnswerError) else 400
+    return _fail(status, getattr(error, "code", ""), str(error))
 
 
 def _fail(status: int, code: str, message: str) -> Response:

@@ -7,6 +7,7 @@ import io
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from .views import pack_bits
 TIMEOUT_MS = 5000
 PREVIEW = "segment"
 MAX_WORDS = 8
+MAX_LISTED = 2000
 STOP_S = 10.0
 RESULT = "recorded "
 """Beginning of the recorder's line about a finished file."""
@@ -43,7 +45,6 @@ class Controls(Closeable):
         }
         self._detector = detector
         self.recording = RecordingThread(settings, on_change)
-        self._words: tuple[Path, tuple[str, ...]] | None = None
 
     def call(self, op: str, args: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out an operation and return its result as JSON values. Raises Sam3NodeError if that fails."""
@@ -58,10 +59,15 @@ class Controls(Closeable):
         return _to_json(client.call(op, **args))
 
     def suggest(self, typed: str) -> list[str]:
-        """Return phrases of the node's vocabulary that begin with `typed`, then similar ones. None are known if its
-        file is not on this machine."""
-        phrases = self._load_phrases()
+        """Return phrases of the node's vocabulary that begin with `typed`, then similar ones; all for an empty text.
+
+        None are known if its file is not on this machine.
+        """
+        path = find_vocabulary(self._detector())
+        phrases = _read_phrases(path) if path else ()
         key = phrase_key(typed.strip())
+        if not key:
+            return sorted(phrases, key=lambda phrase: (phrase.count(" "), phrase))[:MAX_LISTED]
         begin = sorted((phrase for phrase in phrases if phrase_key(phrase).startswith(key)), key=len)
         words = [phrase for phrase in phrases if f" {key}" in phrase_key(phrase)]
         return list(dict.fromkeys([*begin, *words, *nearest_phrases(typed, phrases)]))[:MAX_WORDS]
@@ -72,14 +78,6 @@ class Controls(Closeable):
         self.recording.join()
         for client in self._clients.values():
             client.close()
-
-    def _load_phrases(self) -> tuple[str, ...]:
-        path = find_vocabulary(self._detector())
-        if path is None:
-            return ()
-        if self._words is None or self._words[0] != path:
-            self._words = path, _read_phrases(path)
-        return self._words[1]
 
 
 def find_vocabulary(detector: Mapping[str, Any]) -> Path | None:
@@ -94,6 +92,7 @@ def find_vocabulary(detector: Mapping[str, Any]) -> Path | None:
     return path if path.is_file() else None
 
 
+@lru_cache(maxsize=1)
 def _read_phrases(path: Path) -> tuple[str, ...]:
     """Return the phrases of a vocabulary; none if the package that reads it is missing, or the file is damaged."""
     with suppress(Sam3NodeError, ImportError):

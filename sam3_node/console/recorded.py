@@ -7,11 +7,13 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..bags.native.reader import RecordedMasks, RecordingReader
 from ..bags.pairing import TimeSpan
 from ..errors import BagError
 from ..geometry import mask_iou
-from ..types import NANOSECONDS, Closeable, Frame, FrameKey, Mask, MaskFrame
+from ..types import NANOSECONDS, Closeable, Frame, FrameKey, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
 from .views import FrameView, Listener
 
@@ -29,22 +31,14 @@ class Entry(NamedTuple):
     logged_ns: int
 
 
-class Comparison(NamedTuple):
-    """A frame on the timeline."""
-
-    doubtful: int
-    """number of doubtful masks of both results"""
-    iou: float | None
-    """mean IoU of the objects of both results; None if one result has no masks of this frame"""
-
-
 class Results:
-    """The masks of a recording by frame, packed; the ground truth if the node's masks are not in it."""
+    """The masks of a recording by frame, packed; the ground truth if it `is_truth`, or has no masks of a node."""
 
-    def __init__(self, reader: RecordingReader) -> None:
+    def __init__(self, reader: RecordingReader, is_truth: bool = False) -> None:
         self.kind = "masks"
+        actions = () if is_truth else reader.actions()
         self._bodies = {
-            action.masks.key: action.body for action in reader.actions() if isinstance(action, RecordedMasks)
+            action.masks.key: action.body for action in actions if isinstance(action, RecordedMasks)
         }
         if not self._bodies:
             self.kind = "truth"
@@ -62,7 +56,8 @@ class Results:
 class RecordedViews(Closeable):
     """Views of a recording by index, and the comparison of each in a background thread. A context manager.
 
-    The masks come from the recording, or from `against` if it has none. Raises BagError for a file that is no
+    The masks come from the recording, or from `against` if it has none. Without `against`, they are compared with the
+    recording's own ground truth, if it has any. Raises BagError for a file that is no
     recording, for one without frames, and for a result that has no masks of these frames.
     """
 
@@ -79,13 +74,19 @@ class RecordedViews(Closeable):
                 "--against one with other masks of them"
             )
         self._masks = Results(self._reader)
-        self._other = Results(RecordingReader([_find_masks(against)])) if against is not None else None
+        if against is not None and against.is_dir():
+            against /= MASKS_FILE
+        self._other: Results | None = None
+        if against is not None:
+            self._other = Results(RecordingReader([against]))
+        elif self._masks.kind == "masks" and len(truth := Results(self._reader, is_truth=True)):
+            self._other, self.other_name = truth, self.name
         self._check_frames(against)
         if self._other is not None and not len(self._masks):
             self._masks, self._other = self._other, None
         self._frames: OrderedDict[FrameKey, Frame] = OrderedDict()
         self._reading = threading.Lock()
-        self._compared: list[Comparison] = []
+        self._compared: list[dict[str, Any]] = []
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._compare_all, name="console compare", daemon=True)
         self._thread.start()
@@ -96,7 +97,9 @@ class RecordedViews(Closeable):
         entry = self.entries[index]
         masks = self._masks.find(entry.key)
         other = self._other.find(entry.key) if self._other is not None else None
-        return FrameView(self._read_frame(entry), masks or _no_masks(entry, other), other, index)
+        if masks is None and other is not None:
+            masks = MaskFrame(*entry.key, width=other.width, height=other.height)
+        return FrameView(self._read_frame(entry), masks, other, index)
 
     def state(self) -> dict[str, Any]:
         """Return names and sizes of what is played."""
@@ -112,18 +115,12 @@ class RecordedViews(Closeable):
         }
 
     def timeline(self, start: int) -> list[dict[str, Any]]:
-        """Return what the timeline shows of the frames from `start` on that are compared already."""
-        first_ns = self.entries[0].logged_ns
-        return [
-            {
-                "camera": entry.key.camera,
-                "seq": entry.key.seq,
-                "s": round((entry.logged_ns - first_ns) / NANOSECONDS, 3),
-                "doubtful": compared.doubtful,
-                "iou": None if compared.iou is None else round(compared.iou, 3),
-            }
-            for entry, compared in zip(self.entries[start:], self._compared[start:], strict=False)
-        ]
+        """Return what the timeline shows of the frames from `start` on that are compared already.
+
+        `s` counts from the first frame, `doubtful` is the number of doubtful masks of both results, `iou` the mean IoU
+        of their objects; None if one result has no masks of the frame.
+        """
+        return self._compared[start:]
 
     def close(self) -> None:
         """Stop comparing. Idempotent."""
@@ -150,14 +147,11 @@ class RecordedViews(Closeable):
             return self._frames.get(entry.key)
 
     def _forget(self, kept: FrameKey) -> None:
+        if kept in self._frames:
+            self._frames.move_to_end(kept)
         sizes = {key: memoryview(frame.colour).nbytes for key, frame in self._frames.items()}
-        total = sum(sizes.values())
-        for key, size in sizes.items():
-            if total <= MAX_CACHED_BYTES:
-                return
-            if key != kept:
-                del self._frames[key]
-                total -= size
+        while len(self._frames) > 1 and sum(sizes.values()) > MAX_CACHED_BYTES:
+            del sizes[self._frames.popitem(last=False)[0]]
 
     def _compare_all(self) -> None:
         for number, entry in enumerate(self.entries, 1):
@@ -166,7 +160,15 @@ class RecordedViews(Closeable):
             masks = self._masks.find(entry.key)
             other = self._other.find(entry.key) if self._other is not None else None
             doubtful = sum(item.doubtful for found in (masks, other) if found for item in found.instances)
-            self._compared.append(Comparison(doubtful, compare(masks, other)))
+            iou = compare(masks, other)
+            row = {
+                "camera": entry.key.camera,
+                "seq": entry.key.seq,
+                "s": round((entry.logged_ns - self.entries[0].logged_ns) / NANOSECONDS, 3),
+                "doubtful": doubtful,
+                "iou": None if iou is None else round(iou, 3),
+            }
+            self._compared.append(row)
             if number % CHUNK == 0 or number == len(self.entries):
                 self._on_change()
 
@@ -183,32 +185,11 @@ def compare(masks: MaskFrame | None, other: MaskFrame | None) -> float | None:
     right = [instance.mask for instance in other.instances if instance.mask.crop.size]
     if not left and not right:
         return None
-    pairs = sorted(
-        ((_iou(a, b), i, j) for i, a in enumerate(left) for j, b in enumerate(right)),
-        key=lambda pair: -pair[0],
-    )
-    total, used_left, used_right = 0.0, set[int](), set[int]()
-    for iou, i, j in pairs:
-        if i not in used_left and j not in used_right:
-            used_left.add(i)
-            used_right.add(j)
-            total += iou
+    values = [mask_iou(a, b) if a.size == b.size else 0.0 for a in left for b in right]
+    ious = np.array(values).reshape(len(left), len(right))
+    total = 0.0
+    while ious.any():
+        row, column = np.unravel_index(ious.argmax(), ious.shape)
+        total += float(ious[row, column])
+        ious[row] = ious[:, column] = 0
     return total / max(len(left), len(right))
-
-
-def _iou(a: Mask, b: Mask) -> float:
-    return mask_iou(a, b) if a.size == b.size else 0.0
-
-
-def _no_masks(entry: Entry, other: MaskFrame | None) -> MaskFrame | None:
-    """Return a result without objects for a frame that only the other result has masks of."""
-    if other is None:
-        return None
-    return MaskFrame(*entry.key, width=other.width, height=other.height)
-
-
-def _find_masks(path: Path) -> Path:
-    """Return the file of masks: the path itself, or the one in a replay's folder of outputs."""
-    if path.is_dir():
-        return path / MASKS_FILE
-    return path

@@ -12,6 +12,7 @@ from pathlib import Path
 import uvicorn
 
 from ..errors import SettingsError, TransportError
+from ..files import explain_os_error
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from .app import AnySource, Binding, Changes, Console, read_binding
@@ -94,18 +95,9 @@ async def _serve(
 def _bind(binding: Binding) -> socket.socket:
     """Return a listening socket. Raises TransportError if the address is in use or not of this machine."""
     family = socket.AF_INET6 if ":" in binding.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((binding.host, binding.port))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise TransportError(
-            f"cannot bind the console to {binding.host}:{binding.port}: {(error.strerror or str(error)).lower()}; "
-            "stop the process that uses it, or set console.bind"
-        ) from error
-    return listener
+    what = f"cannot bind the console to {binding.host}:{binding.port}"
+    with explain_os_error(TransportError, what, "; stop the process that uses it, or set console.bind"):
+        return socket.create_server((binding.host, binding.port), family=family)
 
 
 def _make_url(binding: Binding, console: Console) -> str:

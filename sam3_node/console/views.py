@@ -43,6 +43,7 @@ class FrameView:
         shown = frame or masks
         assert shown is not None
         self.camera, self.seq, self.capture_ns = shown.key
+        self.width, self.height = shown.width, shown.height
         self.frame, self.masks, self.other = frame, masks, other
         self.number = number
         """Place of the view: in a recording the index, live a number that grows with each view."""
@@ -73,13 +74,12 @@ def pack_view(view: FrameView, live: bool) -> bytes:
         "seq": view.seq,
         "number": view.number,
         "capture_ms": view.capture_ns / 1e6,
+        "width": view.width,
+        "height": view.height,
         "image": {"type": media_type, "bytes": memoryview(image).nbytes},
         "masks": _describe(view.masks, blobs),
         "other": _describe(view.other, blobs),
     }
-    shown = view.frame or view.masks
-    assert shown is not None
-    header |= {"width": shown.width, "height": shown.height}
     if live and view.origin_ns is not None:
         header["origin_ms"] = view.origin_ns / 1e6
     packed = json.dumps(header, separators=(",", ":")).encode()
@@ -132,6 +132,8 @@ STATUS_TIMEOUT_MS = 1000
 QUEUE_BYTES = 64 << 20
 MAX_EVENTS = 100
 MAX_TEXT = 200
+EVENT_FIELDS = ("camera", "id", "label", "prompts", "error", "seq")
+"""Arguments of events that the page tells."""
 
 Listener = Callable[[], None]
 
@@ -197,7 +199,7 @@ class LiveViews(Closeable):
                 "status": self._status,
                 "problem": self._problem,
                 "events": list(self._events),
-                "max_prompt_age_s": self._settings("tracker").get("max_prompt_age_s"),
+                "marks_s": self._settings("tracker").get("feature_cache_s"),
                 "malformed": self._malformed,
                 "dropped": self._tap.dropped,
             }
@@ -248,16 +250,9 @@ class LiveViews(Closeable):
 
     def _note(self, event: Event) -> None:
         self._event_number += 1
-        words = {name: value for name, value in event.args.items() if name != "mask"}
-        text = " ".join(f"{name}={_format(value)}" for name, value in words.items())
-        self._events.append(
-            {
-                "number": self._event_number,
-                "time_ms": time.time() * 1000,
-                "op": event.op[:MAX_TEXT],
-                "text": text[:MAX_TEXT],
-            }
-        )
+        shown = {name: _to_text(event.args[name]) for name in EVENT_FIELDS if name in event.args}
+        told = {"number": self._event_number, "time_ms": time.time() * 1000, "op": event.op[:MAX_TEXT]}
+        self._events.append(shown | told)
 
     def _ask(self) -> None:
         """Ask for the status every STATUS_S, and for the description when the node's run is another one."""
@@ -287,9 +282,5 @@ class LiveViews(Closeable):
         return dict(((self._description or {}).get("settings") or {}).get(section, {}))
 
 
-def _format(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.0f}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_format, value)) + "]"
-    return str(value)
+def _to_text(value: object) -> str:
+    return (", ".join(map(str, value)) if isinstance(value, list) else str(value))[:MAX_TEXT]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..detection.phrases import clean_label
 from ..engines.oom import find_device_error
-from ..errors import RequestError, Sam3NodeError, UnknownObjectError, WireError
+from ..errors import CapacityError, RequestError, Sam3NodeError, UnknownObjectError, WireError
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import PromptResult
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEFAULT_POINTS = 1000
+DEFAULT_LEASE_S = 60.0
+MAX_PINNED = 4
+"""Pinned frames of all cameras: each takes memory until its lease ends."""
 
 
 def handle_request(host: Node, request: Request) -> Reply | Job[Reply]:
@@ -114,6 +117,20 @@ def _refine_object(
     age = _check_age(perception, pipeline, seq)
     result = pipeline.refine(id, prompt, seq, stride)
     return _describe_object(perception, pipeline, id, age, result)
+
+
+def _pin_frame(
+    perception: Perception, seq: int, lease_s: float = DEFAULT_LEASE_S, **place: Any
+) -> dict[str, Any]:
+    pipeline = _find_pipeline(perception, **place)
+    age = _check_age(perception, pipeline, seq)
+    pinned = sum(each.cache_usage["pinned_frames"] for each in perception.pipelines.values())
+    if lease_s and pinned >= MAX_PINNED and not pipeline.queries.find(seq).lease_ns:
+        raise CapacityError(
+            f"expected at most {MAX_PINNED} pinned frames, found as many; let one go (lease_s: 0), or wait"
+        )
+    pipeline.pin(seq, lease_s)
+    return {**_origin(pipeline), **age, "seq": seq, "lease_s": lease_s}
 
 
 def _remove_object(perception: Perception, id: int, **place: Any) -> dict[str, Any]:
@@ -231,6 +248,7 @@ def _confirm_hand_over(snapshots: Snapshots, token: str, accepted: bool = True) 
 HANDLERS: dict[str, Callable[..., Any]] = {
     "add_object": _add_object,
     "refine_object": _refine_object,
+    "pin_frame": _pin_frame,
     "remove_object": _remove_object,
     "rename_object": _rename_object,
     "set_prompts": _set_prompts,
@@ -302,13 +320,14 @@ def _silence(perception: Perception, pipeline: Pipeline) -> dict[str, Any]:
 def _check_age(perception: Perception, pipeline: Pipeline, seq: int | None) -> dict[str, Any]:
     """Return the age of the frame that a prompt applies to; UnknownFrameError if it is too old.
 
-    While the node is paused, frames may be old.
+    While the node is paused, frames may be old, and so may pinned ones.
     """
     session = perception.session
     if session is None:
         return {}
-    age_ms = session.prompt_age_ms(pipeline.queries.age_origin_ns(seq))
-    if not perception.paused:
+    cached = pipeline.queries.find(seq)
+    age_ms = session.prompt_age_ms(cached.age_origin_ns)
+    if not perception.paused and not cached.lease_ns:
         session.check_prompt_age(pipeline.camera, age_ms)
     return {} if age_ms is None else {"age_ms": age_ms}
 

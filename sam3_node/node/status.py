@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, Self
 
 from ..errors import Sam3NodeError, current_request_id
@@ -64,11 +65,7 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, int]]:
         """Return each bound as text, the last is +Inf, with the number of durations up to it."""
-        total, rows = 0, []
-        for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), list(self._counts), strict=True):
-            total += count
-            rows.append((bound, total))
-        return rows
+        return list(zip((*map(str, BOUNDS_S), "+Inf"), accumulate(list(self._counts)), strict=True))
 
 
 class Verdict(NamedTuple):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass, field
 from math import ceil
@@ -36,6 +35,10 @@ from .track_manager import FrameContext
 
 MAX_DEVICE_SHARE = 1 / 16
 """Largest share of a GPU's memory that the features of one camera may take."""
+MAX_WAY = 32
+"""Frames kept between a pinned frame and the newest seconds, so that objects can catch up from it."""
+MAX_DROPS = 2
+"""Frames beyond the span that are dropped in a step, one more than it adds. An object may be tracked on each first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +56,10 @@ class CachedFrame:
     capture_ns: int = 0
     age_origin_ns: int = 0
     """Unix time from which its age is measured"""
+    lease_ns: int = 0
+    """camera's time for which it stays pinned; 0: not pinned"""
+    pinned_ns: int = 0
+    """capture of the newest frame when its lease began"""
     nbytes: int = field(init=False)
     """memory of features and logits"""
 
@@ -97,6 +104,7 @@ class CachedFrame:
             "model_size": self.scaling.model_size,
             "capture_ns": self.capture_ns,
             "age_origin_ns": self.age_origin_ns,
+            "lease": [self.lease_ns, self.pinned_ns],
         }
 
     @classmethod
@@ -111,6 +119,7 @@ class CachedFrame:
             Scaling((height, width), state["model_size"]),
             state["capture_ns"],
             state["age_origin_ns"],
+            *state["lease"],
         )
 
 
@@ -135,11 +144,15 @@ class CacheLimits:
 
 
 class FrameCache:
-    """The newest frames of a camera, within limits."""
+    """The newest frames of a camera, within limits, and pinned ones.
+
+    A pinned frame stays until its lease ends, by the captures of frames. Of the frames since, up to MAX_WAY stay beyond
+    the span, spread evenly: those whose neighbours are nearest go first. All count in the limit of memory.
+    """
 
     def __init__(self, camera: str, limits: CacheLimits) -> None:
         self._camera, self._limits = camera, limits
-        self._frames: deque[CachedFrame] = deque()
+        self._frames: list[CachedFrame] = []
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -153,25 +166,42 @@ class FrameCache:
         """Memory of all frames in bytes."""
         return sum(frame.nbytes for frame in self._frames)
 
+    def pin(self, seq: int, lease_ns: int) -> None:
+        """Keep the frame `seq` for `lease_ns` from now on, 0 to let it go; UnknownFrameError if it is not cached."""
+        frame = self.get(seq)
+        frame.lease_ns, frame.pinned_ns = lease_ns, self._frames[-1].capture_ns
+
     def add(self, frame: CachedFrame, held: Iterable[int] = ()) -> list[CachedFrame]:
-        """Add the newest frame. Drop the oldest ones beyond the limits, and return them.
+        """Add the newest frame. Drop frames beyond the limits, and return them, the oldest first.
 
         Objects that were `held` have no mask on it: points on them correct their masks on the frame before.
         """
         for object_id in held:
             if self._frames and object_id in self._frames[-1].logits:
                 frame.set_logits(object_id, self._frames[-1].logits[object_id])
+        for kept in self._frames:
+            # after a restart of the camera, a seq would name two frames
+            if frame.seq <= self._frames[-1].seq or abs(frame.capture_ns - kept.pinned_ns) > kept.lease_ns:
+                kept.lease_ns = 0
         self._frames.append(frame)
         self._move_to_host()
-        dropped = []
-        nbytes = self.nbytes
-        while len(self._frames) > self._limits.frames and (
-            nbytes > self._limits.nbytes
-            or abs(frame.capture_ns - self._frames[0].capture_ns) > self._limits.span_ns
-        ):
-            dropped.append(self._frames.popleft())
-            nbytes -= dropped[-1].nbytes
-        return dropped
+        dropped: list[CachedFrame] = []
+        while (place := self._find_surplus(len(dropped))) is not None:
+            dropped.append(self._frames.pop(place))
+        return sorted(dropped, key=lambda frame: frame.frame_number)
+
+    def _find_surplus(self, dropped: int) -> int | None:
+        """Return the place of the frame to drop after `dropped` others; None if the frames are within the limits."""
+        frames, newest = self._frames, self._frames[-1]
+        free = [at for at in range(len(frames) - self._limits.frames) if not frames[at].lease_ns]
+        is_large = self.nbytes > self._limits.nbytes
+        past = [at for at in free if abs(newest.capture_ns - frames[at].capture_ns) > self._limits.span_ns]
+        first = next((at for at, frame in enumerate(frames) if frame.lease_ns), len(frames))
+        if past and past[0] < first:
+            return past[0] if is_large or dropped < MAX_DROPS else None
+        if past and (is_large or len(past) > MAX_WAY):
+            return min(past, key=lambda at: frames[at + 1].frame_number - frames[at - 1].frame_number)
+        return free[0] if free and is_large else None
 
     def _move_to_host(self) -> None:
         """Move the features of the frame that is no longer among the newest `frames`."""
@@ -215,7 +245,7 @@ class FrameCache:
 
     def restore(self, state: State, device: torch.device) -> None:
         """Replace the frames by those that `state` returned, on `device`."""
-        self._frames = deque(CachedFrame.from_state(frame, device) for frame in state["frames"])
+        self._frames = [CachedFrame.from_state(frame, device) for frame in state["frames"]]
 
 
 def _map(features: Features, change: Callable[[Tensor], Tensor]) -> Features:
@@ -303,14 +333,17 @@ class CatchUps:
     ) -> tuple[Tensor, Tensor]:
         """Prompt on a cached frame, and catch up from there; return logits [h, w] and score [].
 
-        An object that catches up already begins again from this frame.
+        An object that catches up already begins again from this frame. Where frames since are gone, the chosen stride
+        leaves out none of those that have stayed.
         """
         object_id = prompt.object_id
         features = cached.features_on(self._tracker.model.device)
         logits, score = self._tracker.begin_catch_up(features, cached.frame_number, prompt)
-        stride = stride or self.stride
+        following = self._frames.next_after(cached.frame_number) or cached
+        gap = following.frame_number - cached.frame_number
+        chosen = self.stride if gap < 2 else min(self.stride, gap // 2)  # gaps differ by a factor of two
         self._places[object_id] = _CatchUpProgress(
-            cached.frame_number, stride=stride, request_id=current_request_id()
+            cached.frame_number, stride=stride or chosen, request_id=current_request_id()
         )
         self._confidence.remove(catching_key(object_id))
         self._confidence.start(catching_key(object_id), copy_masks(logits[None])[0].levels)
@@ -327,10 +360,11 @@ class CatchUps:
         return self._failed.pop(0) if self._failed else None
 
     def use_dropped(self, frame: CachedFrame) -> None:
-        """Track objects that have not come to this frame on it, if it is on their way, before its features are gone."""
+        """Track objects up to this frame and on it, if it is on their way, before its features are gone."""
         for object_id, place in list(self._places.items()):
-            if place.frame_number + place.stride <= frame.frame_number:
-                self._track(object_id, frame)
+            while object_id in self._places and place.frame_number + place.stride <= frame.frame_number:
+                step = self._frames.next_after(place.frame_number + place.stride - 1) or frame
+                self._track(object_id, min(step, frame, key=lambda either: either.frame_number))
 
     def end(self, object_id: int, failed: bool) -> None:
         """Catch up at once, or give up if it has `failed` to. Does nothing for an object that does not catch up."""

@@ -180,8 +180,10 @@ class Pipeline:
 
     @property
     def cache_usage(self) -> dict[str, int]:
-        """Number of cached frames, number of objects that catch up, and bytes of the cache and of the memory bank."""
-        cached = {"cached_frames": len(self._frame_cache), "cached_bytes": self._frame_cache.nbytes}
+        """Number of cached and of pinned frames, of objects that catch up, and bytes of cache and memory bank."""
+        cache = self._frame_cache
+        pinned = sum(frame.lease_ns > 0 for frame in cache)
+        cached = {"cached_frames": len(cache), "pinned_frames": pinned, "cached_bytes": cache.nbytes}
         return {**cached, "catching_up": len(self.catch_ups), "bank_bytes": self._tracker.bank.nbytes}
 
     def add(
@@ -227,6 +229,13 @@ class Pipeline:
         cached = self._frame_cache.get(seq)
         checked = to_model(prompt, object_id, cached.scaling, cached.logits.get(object_id))
         return self._prompt(cached, checked, stride)
+
+    def pin(self, seq: int, lease_s: float) -> None:
+        """Keep the cached frame `seq` for prompts until later frames are `lease_s` newer; 0 lets it go.
+
+        Raises UnknownFrameError if the frame is not cached.
+        """
+        self._frame_cache.pin(seq, round(1e9 * lease_s))
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -461,12 +470,9 @@ class FrameQueries:
     def __init__(self, model: TrackerModel, tracker: Tracker, cache: FrameCache) -> None:
         self._model, self._tracker, self._frame_cache = model, tracker, cache
 
-    def age_origin_ns(self, seq: int | None = None) -> int:
-        """Return the Unix time from which the age of the cached frame `seq`, or of the latest for None, is measured.
-
-        Raises UnknownFrameError if the frame is not cached.
-        """
-        return self._frame_cache.get(seq).age_origin_ns
+    def find(self, seq: int | None = None) -> CachedFrame:
+        """Return the cached frame `seq`, or the latest for None. Raises UnknownFrameError if it is not cached."""
+        return self._frame_cache.get(seq)
 
     @torch.inference_mode()
     def segment(self, prompt: FramePrompt, seq: int | None = None) -> PromptResult:

@@ -20,6 +20,7 @@ MAX_STRIDE = 6
 """Largest number of frames from one that an object is tracked on to the next: 6 costs 0.02 of IoU on DAVIS, 8 0.07."""
 MIN_SCORE = 0.01  # with a lower threshold, nearly every box would be a detection
 MAX_SURFACE_POINTS = 10_000
+MAX_LEASE_S = 120.0
 MAX_LINE_CHARACTERS = 200
 PROMPT = ("points", "labels", "box", "mask")
 """Arguments of a prompt: one of points and box, or both, or a mask."""
@@ -87,6 +88,9 @@ _PRIORITY = choice(get_args(Priority))
 
 _ADD = Schema({"label?": Fields.text, "priority?": _PRIORITY, "choice?": integer(0), **_TRACKING})
 _SEGMENT = Schema({**_FRAME, "multimask?": Fields.flag})
+_PIN = Schema(
+    {**_CAMERA, "seq": Fields.integer, "epoch?": Fields.integer, "lease_s?": number(0.0, MAX_LEASE_S)}
+)
 _SET_PROMPTS = Schema(
     {
         "prompts": Fields.texts,
@@ -110,6 +114,7 @@ _STATE: Any = {"is_repeatable": True, "is_for_readers": True}
 OPERATIONS = {
     "add_object": Operation("change", _ADD, takes_prompt=True, is_in_console=True),
     "refine_object": Operation("change", Schema(_ID | _TRACKING), takes_prompt=True, is_in_console=True),
+    "pin_frame": Operation("change", _PIN, **_SWITCH),
     "remove_object": Operation("change", Schema(_OBJECT), is_in_console=True),
     "rename_object": Operation("change", Schema(_OBJECT | {"label": Fields.text}), is_in_console=True),
     "set_prompts": Operation("change", _SET_PROMPTS, **_SWITCH),

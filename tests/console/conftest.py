@@ -17,9 +17,12 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def rig(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleRig]:
-    """The bundled recording, a node with the bundled weights, and a console; `rig.url` is its page."""
+def rig(
+    browser: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ConsoleRig]:
+    """The bundled recording, a node with the bundled weights and the file's ENVIRONMENT, and a console at `rig.url`."""
     found = ConsoleRig(tmp_path_factory.mktemp("console"))
+    found.environment |= getattr(request.module, "ENVIRONMENT", {})
     try:
         _, found.url = found.console()
         found.tabletop()

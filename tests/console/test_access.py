@@ -57,22 +57,16 @@ def ask(
 ) -> tuple[int, Headers, bytes]:
     """Send one request, as the page itself would unless `headers` say something else."""
     parts = urlsplit(url)
-    context = ssl._create_unverified_context()
-    secure = parts.scheme == "https"
-    connection = (
-        http.client.HTTPSConnection(parts.netloc, context=context)
-        if secure
-        else http.client.HTTPConnection(parts.netloc)
-    )
+    connection = http.client.HTTPConnection(parts.netloc)
+    if parts.scheme == "https":
+        connection = http.client.HTTPSConnection(parts.netloc, context=ssl._create_unverified_context())
     sent = {"Origin": f"{parts.scheme}://{parts.netloc}", **headers}
     data = None if body is None else json.dumps(body)
     connection.request(method, path, data, {name: value for name, value in sent.items() if value})
     answer = connection.getresponse()
-    found = answer.status, {name.lower(): value for name, value in answer.getheaders()}, b""
-    if answer.status != 101:
-        found = (*found[:2], answer.read())
+    received = b"" if answer.status == 101 else answer.read()
     connection.close()
-    return found
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, received
 
 
 UPGRADE = {

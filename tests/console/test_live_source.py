@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from tests.support.wire_examples import golden
 
 SIZE = (24, 32)
 STATIC = Path(__file__).parents[2] / "sam3_node/console/static"
+CASES = Path(__file__).with_name("page_tests.js")
 
 
 def frame(seq: int, camera: str = "cam0") -> Frame:
@@ -133,37 +135,44 @@ def test_cameras_take_turns(peers: Peers) -> None:
 
 
 def test_events_are_listed_without_masks(peers: Peers) -> None:
-    peers.node.send_event(
-        Event(0, "add_object", {"camera": "cam0", "box": [1.0, 2.0, 3.0, 4.0], "mask": {"data": b""}})
-    )
+    peers.node.send_event(Event(0, "add_object", {"camera": "cam0", "label": "mug", "mask": {"data": b""}}))
     (event,) = until(lambda: peers.source.state()["events"], "the event")
-    assert (event["op"], event["text"]) == ("add_object", "camera=cam0 box=[1, 2, 3, 4]")
+    assert (event["op"], event["label"], "mask" in event) == ("add_object", "mug", False)
 
 
-def test_the_page_reads_the_bits_of_the_golden_files(browser: Any, tmp_path: Path) -> None:
-    wire = [unpack_masks(golden(f"masks-{name}")) for name in ("bits", "rle")]
-    for found in wire:
-        view = FrameView(None, found)
-        message = pack_view(view, live=True)
-        page = browser.new_page()
-        page.route(
-            "http://console.test/*",
-            lambda route: route.fulfill(path=STATIC / route.request.url.split("/")[-1]),
-        )
-        page.goto("http://console.test/icon.svg")
-        inside = page.evaluate(
-            """async (bytes) => {
-                const { parseView, isInside } = await import("http://console.test/wire.js");
-                const view = parseView(new Uint8Array(bytes).buffer);
-                return view.masks.instances.map((instance) => Array.from({length: view.height}, (_, y) =>
-                    Array.from({length: view.width}, (_, x) => isInside(instance, x, y))));
-            }""",
-            list(message),
-        )
-        assert [np.array(rows).tolist() for rows in inside] == [
-            item.mask.full().tolist() for item in found.instances
-        ]
-        page.close()
+@pytest.fixture
+def modules(browser: Any) -> Iterator[Any]:
+    """A page without content, which can import the console's modules and the cases for them."""
+    page = browser.new_page()
+
+    def serve(route: Any) -> None:
+        name = route.request.url.split("/")[-1]
+        route.fulfill(path=CASES if name == CASES.name else STATIC / name)
+
+    page.route("http://console.test/*", serve)
+    page.goto("http://console.test/icon.svg")
+    yield page
+    page.close()
+
+
+@pytest.mark.parametrize("case", re.findall(r"export async function (\w+)", CASES.read_text()))
+def test_a_module_of_the_page(modules: Any, case: str) -> None:
+    modules.evaluate("async (case_) => (await import('http://console.test/page_tests.js'))[case_]()", case)
+
+
+@pytest.mark.parametrize("name", ["bits", "rle"])
+def test_the_page_reads_the_bits_of_the_golden_files(modules: Any, name: str) -> None:
+    found = unpack_masks(golden(f"masks-{name}"))
+    inside = modules.evaluate(
+        """async (bytes) => {
+            const { parseView, isInside } = await import("http://console.test/wire.js");
+            const view = parseView(new Uint8Array(bytes).buffer);
+            return view.masks.instances.map((instance) => Array.from({length: view.height}, (_, y) =>
+                Array.from({length: view.width}, (_, x) => isInside(instance, x, y))));
+        }""",
+        list(pack_view(FrameView(None, found), live=True)),
+    )
+    assert inside == [item.mask.full().tolist() for item in found.instances]
 
 
 def test_a_message_holds_picture_and_bits_after_its_header() -> None:

@@ -14,7 +14,8 @@ from sam3_node.bags import RecordingReader, RecordingWriter
 from sam3_node.console.recorded import RecordedViews, compare
 from sam3_node.errors import BagError
 from sam3_node.types import Mask, MaskFrame, Shed
-from tests.support.console_rig import ConsoleRig, Page
+from sam3_node.wire import pack_masks
+from tests.support.console_rig import ConsoleRig, Page, find_serious
 from tests.support.refuses import refuses
 from tests.support.tabletop import TABLETOP, truth
 
@@ -51,8 +52,6 @@ def other(recording: Path) -> Path:
 
 
 def write(writer: RecordingWriter, masks: MaskFrame) -> None:
-    from sam3_node.wire import pack_masks
-
     writer.write_masks(pack_masks(masks)[1], masks, masks.capture_ns + 1)
 
 
@@ -130,6 +129,14 @@ def test_the_player_jumps_to_doubtful_and_to_different_frames(player: Page) -> N
     player.page.locator("#next-different").click()
     shown(player, WRONG)
     assert "IoU 0." in player.page.locator("#time").inner_text()
+    ious = [compare(truth()[seq], moved(truth()[seq], seq == WRONG)) for seq in range(FRAMES)]
+    ious[HELD] = compare(held(truth()[HELD]), truth()[HELD])
+    mean = np.mean([iou for iou in ious if iou is not None])
+    player.wait(f"#comparison:has-text('mean IoU of {FRAMES} frames') dd:text-is('{mean:.3f}')")
+    assert player.page.locator("#axis span").all_inner_texts()[:2] == ["0 s", "0.5 s"]
+    assert player.page.locator("#legend li").count() == 8
+    player.picture("console-player.jpg")
+    assert not find_serious(player)
 
 
 def test_the_player_plays_to_the_end(player: Page) -> None:

@@ -12,10 +12,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from sam3_node.errors import CapacityError, UnknownFrameError
 from sam3_node.node.cameras import CatchUpPace
 from sam3_node.node.hand_over import HandOverState
-from sam3_node.node.operations import describe_change, handle_request
-from sam3_node.perception.perception import Perception
+from sam3_node.node.operations import MAX_PINNED, describe_change, handle_request
+from sam3_node.perception.perception import LiveIdentity, Perception
 from sam3_node.wire import Reply, Request
 from sam3_node.wire.operations import MAX_STRIDE
 from tests.support.live import moving_frame, tiny_settings
@@ -161,7 +162,7 @@ def test_lossless_delivery_tracks_on_every_frame() -> None:
     assert way.stride == 1
 
 
-def test_the_event_of_a_prompt_has_the_stride_that_the_node_chose(tmp_path: Path) -> None:
+def test_events_of_prompts_have_the_stride_and_pinned_frames_may_be_old(tmp_path: Path) -> None:
     perception = Perception.load(tiny_settings(tmp_path))
     pipeline = perception.serve("left")
     for seq in range(9):
@@ -171,10 +172,15 @@ def test_the_event_of_a_prompt_has_the_stride_that_the_node_chose(tmp_path: Path
     host = cast(Any, SimpleNamespace(perception=perception, snapshots=idle))
 
     def ask(op: str, **args: Any) -> tuple[Reply, dict[str, Any]]:
-        request = Request(1, op, {"camera": "left", "points": [[30, 20]], **args})
+        prompt = {} if op == "pin_frame" else {"points": [[30, 20]]}
+        request = Request(1, op, {"camera": "left", **prompt, **args})
         reply = handle_request(host, request)
         assert isinstance(reply, Reply)
         return reply, describe_change(request, reply) or {}
+
+    def refusal(op: str, **args: Any) -> str | None:
+        error = ask(op, **args)[0].error
+        return error and error.code
 
     for reply, event in (ask("add_object", seq=2), ask("refine_object", seq=3, id=1)):
         assert (reply.result["stride"], event["stride"]) == (3, 3)
@@ -183,3 +189,11 @@ def test_the_event_of_a_prompt_has_the_stride_that_the_node_chose(tmp_path: Path
     refused = ask("add_object", seq=2, stride=MAX_STRIDE + 1)[0].error
     assert refused is not None
     assert "stride" in refused.message
+    assert ask("pin_frame", seq=2)[1] == {"camera": "left", "seq": 2}
+    perception.session = LiveIdentity(lambda camera: 0.0, 1e-9, live=True)  # now all frames are too old
+    assert refusal("segment", seq=2) is None
+    assert refusal("segment", seq=3) == refusal("pin_frame", seq=3) == UnknownFrameError.code
+    perception.session = None
+    assert [refusal("pin_frame", seq=seq) for seq in range(3, 2 + MAX_PINNED)] == [None] * (MAX_PINNED - 1)
+    assert refusal("pin_frame", seq=0) == CapacityError.code
+    assert refusal("pin_frame", seq=2, lease_s=0) is refusal("pin_frame", seq=0) is None

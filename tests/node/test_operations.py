@@ -15,7 +15,7 @@ KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 def test_every_operation_has_a_function_and_a_method_of_the_client() -> None:
     assert list(HANDLERS) == list(OPERATIONS)
-    internal = {"describe", "read_snapshot", "hand_over", "confirm_hand_over"}
+    internal = {"describe", "pin_frame", "read_snapshot", "hand_over", "confirm_hand_over"}
     assert all(hasattr(PerceptionClient, op) for op in OPERATIONS.keys() - internal)
 
 

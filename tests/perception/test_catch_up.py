@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
 from sam3_node.errors import CapacityError, UnknownFrameError
 from sam3_node.models import TrackerModel
-from sam3_node.perception.catch_up import MAX_CORRECTIONS
+from sam3_node.perception.catch_up import MAX_CORRECTIONS, MAX_WAY
 from sam3_node.perception.checkpoint import pack_state
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import TrackerSettings
@@ -124,15 +125,36 @@ def test_the_division_of_the_work_does_not_matter(make: Callable[..., Pipeline],
 
 
 @pytest.mark.parametrize("slices", [0.3, 0.5, 1, 3])
-def test_with_a_stride_neither_does_it_matter(make: Callable[..., Pipeline], slices: float) -> None:
-    """The object is tracked on every third frame and the latest; one that joins after the same step is equal."""
+@pytest.mark.parametrize("newest", [14, 159])
+def test_with_a_stride_and_from_a_pinned_frame_neither_does_it_matter(
+    make: Callable[..., Pipeline], slices: float, newest: int
+) -> None:
+    """The object is tracked on every third frame and the latest, or on all that stay since a pinned one.
+
+    One that joins after the same step is equal, also while these frames leave the cache and the lease ends.
+    """
     late, at_once = make(feature_cache_s=1.0), make(feature_cache_s=1.0)
+    is_pinned = newest > 14
     for pipeline in (late, at_once):
-        step(pipeline, *range(15))
-        pipeline.add(CENTRE, seq=5, stride=3)
-    assert (late.catch_ups.behind, late.catch_ups.get_stride(1)) == (3, 3)
+        step(pipeline, *range(9))
+        before = pipeline.queries.segment(CENTRE, seq=5).mask.full()
+        if is_pinned:
+            pipeline.pin(5, 60.0)
+        step(pipeline, *range(9, newest + 1))
+        assert (pipeline.queries.segment(CENTRE, seq=5).mask.full() == before).all()
+        pipeline.catch_ups.stride = 6
+        pipeline.add(CENTRE, seq=5, stride=None if is_pinned else 3)
+        if is_pinned and slices >= 1:
+            pipeline.pin(5, 0)
+    if is_pinned:
+        assert late.cache_usage["cached_frames"] == 1 + MAX_WAY + FPS + 1
+        way = [cached.seq for cached in late._frame_cache]
+        assert max(after - seq for seq, after in pairwise(way)) <= 2 * 150 / MAX_WAY
+        assert late.catch_ups.get_stride(1) in (2, 3, 4)  # which leaves out none of these
+    else:
+        assert (late.catch_ups.behind, late.catch_ups.get_stride(1)) == (3, 3)
     done = 0.0
-    for seq in range(15, 35):
+    for seq in range(newest + 1, newest + 21):
         done += slices
         while late.catch_ups.behind and done >= 1:
             done -= 1
@@ -141,13 +163,27 @@ def test_with_a_stride_neither_does_it_matter(make: Callable[..., Pipeline], sli
             break
         for pipeline in (late, at_once):
             step(pipeline, seq)
-    assert (slices > 0.3) == (late.catch_ups.behind == 0)
+    assert (slices > (1 if is_pinned else 0.3)) == (late.catch_ups.behind == 0)
     for pipeline in (late, at_once):
         pipeline.catch_ups.end_all()
     assert pack_state(at_once.state()) == pack_state(late.state())
-    status = late.objects[0]
-    assert status.age == late._tracker.frame_number - 6  # as if it had been tracked on each frame
-    assert results(at_once, range(35, 40)) == results(late, range(35, 40))
+    assert late.objects[0].age == late._tracker.frame_number - 6  # as if it had been tracked on each frame
+    assert results(at_once, range(newest + 21, newest + 26)) == results(late, range(newest + 21, newest + 26))
+
+
+def test_pinned_frames_keep_within_the_memory_and_end_with_their_lease(make: Callable[..., Pipeline]) -> None:
+    pipeline = make(feature_cache_s=1.0, feature_cache_mb=16.5 * 16_384 / 1e6)
+    step(pipeline, *range(9))
+    assert pipeline.cache_usage["cached_bytes"] == 9 * 16_384
+    pipeline.pin(5, 8.0)
+    step(pipeline, *range(9, 89))
+    assert pipeline.cache_usage["cached_frames"] == 16
+    assert pipeline.queries.segment(BOX, seq=5).seq == 5
+    step(pipeline, *range(89, 100))  # the lease has ended, and the frames since leave one by one
+    assert (pipeline.cache_usage["cached_frames"], pipeline.cache_usage["pinned_frames"]) == (FPS + 1, 0)
+    pipeline.pin(99, 60.0)
+    step(pipeline, 3)  # the camera was started again
+    assert pipeline.cache_usage["pinned_frames"] == 0
 
 
 def test_objects_wait_in_line(make: Callable[..., Pipeline]) -> None:

@@ -48,12 +48,6 @@ CENTRE = FramePrompt(points=[(100.0, 75.0)])
 BOX = FramePrompt(box=[20, 20, 120, 100])
 
 
-@pytest.fixture(scope="module")
-def model() -> TrackerModel:
-    """A tiny random tracker that always finds its objects in view."""
-    return tiny_model(presence=60.0)
-
-
 @pytest.fixture
 def pipeline(model: TrackerModel) -> Pipeline:
     return Pipeline(model, TrackerSettings(max_objects=4, feature_cache=3, feature_cache_s=0), "cam0")

@@ -16,7 +16,7 @@ from sam3_node.bags.bag import open_bag
 from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.detection.detectors import Detector, load_detector, prepare_prompts
 from sam3_node.errors import ReplayError, RequestError, UnknownFrameError
-from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models import TrackerModel
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import PromptOutcome, PromptResult
@@ -145,11 +145,6 @@ def test_stages_of_static_shapes_and_a_shared_trunk_go_on() -> None:
     model.static_shapes = True
     model.share_trunk()
     goes_on(partial(Pipeline, model, TrackerSettings(max_objects=4), "cam0"), EDITS, range(5, len(EDITS), 7))
-
-
-@pytest.fixture(scope="module")
-def nano() -> TrackerModel:
-    return load_tracker("nano")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sam3_node.detection.detectors import prepare_prompts
-from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models import TrackerModel
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.registry import (
     DETECTION_STRETCH,
@@ -22,8 +22,8 @@ from sam3_node.perception.registry import (
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.types import MaskFrame, Shed
 from sam3_node.wire.frame_prompt import FramePrompt
+from tests.perception.test_pipeline import ids
 from tests.support.coloured_blocks import ColourDetector, frame
-from tests.support.tiny import tiny_model
 
 BUDGET_MS = 50.0
 Cost = Callable[[int, int], float]
@@ -104,15 +104,6 @@ def test_noise_around_the_budget_does_not_make_the_level_flap(seed: int) -> None
     assert len(changes(levels)) < 20_000 / MAX_PATIENCE * 2 * MAX_LEVEL
 
 
-@pytest.fixture(scope="module")
-def model() -> TrackerModel:
-    return tiny_model(presence=60.0)
-
-
-def ids(masks: MaskFrame) -> list[int]:
-    return [instance.id for instance in masks.instances]
-
-
 @pytest.fixture
 def pipeline(model: TrackerModel) -> Pipeline:
     """Four objects after two frames; those with the ids 2 and 3 are of low priority."""
@@ -172,11 +163,6 @@ def test_an_object_that_enters_is_tracked_on_its_first_frame(pipeline: Pipeline)
         added = pipeline.add(FramePrompt(points=[(100, 100)]), priority="low")
         seq = pipeline._tracker.frame_number
         assert added.id in ids(next(steps(pipeline, range(seq, seq + 1), 2)))
-
-
-@pytest.fixture(scope="module")
-def nano() -> TrackerModel:
-    return load_tracker("nano")
 
 
 class Searched:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save
 
 from sam3_node.errors import CapacityError, SnapshotError
-from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models import TrackerModel
 from sam3_node.perception import snapshot as snapshots
 from sam3_node.perception.checkpoint import pack_tensors
 from sam3_node.perception.perception import LiveIdentity, Perception
@@ -34,11 +34,6 @@ from tests.support.tiny import tiny_model
 Action = Callable[[Perception], object]
 FRAMES, GOES_ON = repetitions(14, 30), 5
 POINT, BOX = FramePrompt(points=[(60, 60)]), FramePrompt(box=[110, 70, 170, 130])
-
-
-@pytest.fixture(scope="module")
-def nano() -> TrackerModel:
-    return load_tracker("nano")
 
 
 def live(perception: Perception) -> Perception:

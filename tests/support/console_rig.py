@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +15,13 @@ import pytest
 
 from sam3_node.types import Mask
 from tests.support.node_rig import Process, Rig, ids, masks_where
+from tests.support.paths import ROOT
 from tests.support.tabletop import truth
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VIEWPORT = {"width": 1280, "height": 720}
 PATIENCE_MS = 60_000
 CLIP_FRAMES = 225
-SLOW_CLOCK = "{ const now = performance.now.bind(performance); performance.now = () => now() / 1000; }"
-"""Without it, previews would pause on a machine that is slow."""
 PAINTED = """() => {
     const overlay = document.querySelector("#main-tile .overlay");
     const context = new OffscreenCanvas(160, 120).getContext("2d");
@@ -156,31 +156,25 @@ class Page:
         """Return the ids in the table of objects."""
         return [int(row.get_attribute("data-id")) for row in self.page.locator("#tracks tbody tr").all()]
 
+    def picture(self, name: str) -> None:
+        """Write a picture of the page for the documentation if DOCS_IMAGES is set."""
+        if "DOCS_IMAGES" in os.environ:
+            self.page.screenshot(path=ROOT / "docs/images" / name, type="jpeg", quality=82)
+
     def _note(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.complaints.append(message.text)
 
 
-class HeldPreviews:
-    """The previews that the page asks for: their points, held back until they are released."""
-
-    def __init__(self, page: Page) -> None:
-        self.routes: list[Any] = []
-        self._page = page
-        page.page.route("**/api/segment", lambda route: self.routes.append(route))
-
-    def wait(self, count: int) -> None:
-        """Wait until the page has asked this many times."""
-        while len(self.routes) < count:
-            self._page.page.wait_for_timeout(20)
-
-    def points(self) -> list[list[float]]:
-        return [route.request.post_data_json["points"][0] for route in self.routes]
-
-    def release(self, number: int) -> None:
-        """Let a request through, and wait until the page has its answer."""
-        with self._page.page.expect_response("**/api/segment"):
-            self.routes[number].continue_()
+def find_serious(page: Page) -> list[Any]:
+    """Return what axe-core finds on the page that is serious or critical."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
+    results: dict[str, Any] = axe.Axe().run(page.page).response
+    return [
+        (item["id"], [node["target"] for node in item["nodes"]])
+        for item in results["violations"]
+        if item["impact"] in ("serious", "critical")
+    ]
 
 
 def painted(page: Page) -> np.ndarray[Any, np.dtype[np.bool_]]:

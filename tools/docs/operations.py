@@ -12,6 +12,7 @@ RESULTS = {
     "add_object": "`id`, `camera`, `epoch`; with `seq` also `seq`, `mask`, `score`, `age_ms`, `stride`. `priority` is "
     "`normal` or `low`; `choice` is 0 for the first of `segment`'s `masks` for the same prompt",
     "refine_object": f"{_MASK}, `stride`",
+    "pin_frame": "`camera`, `epoch`, `seq`, `age_ms`, `lease_s` (60 if absent, 0..120), see below; 0 lets it go",
     "remove_object": "`id`, `camera`, `epoch`",
     "rename_object": "`id`, `label` as it is used, `camera`, `epoch`. Detections no longer change the label",
     "list_objects": "`objects`: list of `camera epoch silent_s id label state score age frames_since_seen priority`",
@@ -42,9 +43,8 @@ RESULTS = {
     "taker's, and if this node is resumed, its ids begin again; `expired`, `cancelled`, the node works on with the "
     "same ids; `taken_back`, it was resumed; `unknown` to this process. `accepted`: false cancels",
     "set_prompts": "`prompts` as they are used: trimmed, each once. On all cameras; refused without a detector. "
-    "`prompts` is a list of at most 256 texts of at most 200 characters; `scores` a map from some of them to "
-    "0.01..1; `most` a map from some of them to integers from 1; "
-    "`priorities` a map from some of them to `normal` or `low`",
+    "`prompts` is a list of at most 256 texts of at most 200 characters; `scores` maps some of them to 0.01..1, `most` "
+    "to integers from 1, `priorities` to `normal` or `low`",
 }
 
 

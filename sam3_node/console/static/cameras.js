@@ -43,6 +43,7 @@ class Tile {
     const place = this.element.parentElement;
     if (!this.shown || !place) return;
     const { width, height } = this.shown;
+    if (place.id === "main-tile") place.style.setProperty("--aspect", `${width} / ${height}`);
     const [across, down] = place.id === "main-tile" ? [place.clientWidth, place.clientHeight] : [Infinity, place.clientHeight - 4];
     const scale = Math.min(across / width, down / height);
     const [cssWidth, cssHeight] = [Math.floor(width * scale), Math.floor(height * scale)];
@@ -70,6 +71,7 @@ class Tile {
     dataset.seq = view.seq;
     dataset.frozen = isFrozen;
     dataset.masks = view.masks ? view.masks.instances.length : "";
+    dataset.labels = JSON.stringify(view.labels.map(({ id, rect }) => [id, ...rect]));
     if (view.origin != null) dataset.drawnAge = (view.drawnAt - view.origin).toFixed(0);
     this.overlay.setAttribute("aria-label", this.describe());
   }
@@ -140,13 +142,13 @@ class Tile {
     });
   }
 
-  /** Show a mask of a reply: for a moment, or until the next one. */
-  showMask(mask, isLasting = false) {
+  /** Show a mask of a reply for some ms, or until the next one for null. */
+  showMask(mask, ms = FLASH_MS) {
     this.preview = mask && { id: -1, box: mask.box, bits: fromBase64(mask.bits) };
     if (this.preview && !this.preview.bits.length) this.preview = null;
     this.drawOverlay();
     clearTimeout(this.flash);
-    if (this.preview && !isLasting) this.flash = setTimeout(() => this.showMask(null), FLASH_MS);
+    if (this.preview && ms !== null) this.flash = setTimeout(() => this.showMask(null), ms);
   }
 }
 
@@ -180,6 +182,7 @@ export class Cameras {
     const tile = new Tile(camera, this, this.worker);
     this.tiles.set(camera, tile);
     this.listen(tile);
+    this.places.main.classList.add("filled");
     if (!this.main) this.enlarge(camera);
     else this.places.others.append(tile.element);
     this.places.others.hidden = this.tiles.size < 2;
@@ -220,8 +223,8 @@ export class Cameras {
     });
     overlay.addEventListener("pointermove", (event) => {
       if (!tile.shown || tile !== this.main) return;
-      if (!begin) this.marks.hover(tile, tile.toFrame(event));
-      else if (isDrag(begin, event)) tile.drawOverlay([...begin.place, ...tile.toFrame(event)]);
+      if (!begin && event.pointerType !== "touch") this.marks.hover(tile, tile.toFrame(event));
+      else if (begin && isDrag(begin, event)) tile.drawOverlay([...begin.place, ...tile.toFrame(event)]);
     });
     overlay.addEventListener("pointerleave", () => this.marks.hover(tile, null));
     overlay.addEventListener("pointercancel", () => {

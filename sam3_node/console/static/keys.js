@@ -3,14 +3,14 @@
 import { make } from "./dom.js";
 
 const CHANGES = new Set(["/", "F2", "Delete", "P", "X", "C", "H"]);
-const CHOICES = ["1 … 9", "choose an object"];
 const ON_PICTURE = [
-  ["arrows", "on the picture: move the cross; Alt 1 pixel, Ctrl 50"],
+  ["arrows", "move the cross; Alt 1 pixel, Ctrl 50"],
   ["Enter", "add or correct there; with Shift: it is not that"],
   ["B", "begin a box; Enter ends it"],
 ];
+const GROUPS = ["Time", "Objects", "On the picture", "Node", "Page"];
 
-/** Runs what a key stands for. `both`, `live` and `recorded` list [key, what it does, function]. */
+/** Runs what a key stands for. `both`, `live` and `recorded` list [key, group, what it does, function]. */
 export class Keys {
   constructor({ isLive, canChange, choose, both, live, recorded }) {
     Object.assign(this, { isLive, canChange, choose, both, live, recorded });
@@ -30,20 +30,27 @@ export class Keys {
     const found = this.listed().find(([name]) => name === key);
     if (!found || (CHANGES.has(key) && !this.canChange())) return;
     event.preventDefault();
-    found[2]();
+    found[3]();
   }
 
   listed() {
     return [...(this.isLive() ? this.live : this.recorded), ...this.both];
   }
 
-  /** Fill the list of keys. */
+  /** Fill the list of keys, group by group. */
   show() {
-    const shown = [...this.listed(), CHOICES, ...(this.isLive() ? ON_PICTURE : [])];
-    const entries = shown.flatMap(([key, text]) => [
-      make("dt", {}, make("kbd", { textContent: key === " " ? "Space" : key })),
-      make("dd", { textContent: text }),
-    ]);
-    document.querySelector("#keys").replaceChildren(...entries);
+    const shown = [...this.listed(), ["1 … 9", "Objects", "choose an object"]];
+    if (this.isLive()) for (const [key, text] of ON_PICTURE) shown.push([key, "On the picture", text]);
+    const filled = GROUPS.map((group) => [group, shown.filter(([, of]) => of === group)]).filter(([, rows]) => rows.length);
+    const sections = filled.map(([group, rows]) => make("section", {}, make("h3", { textContent: group }), list(rows)));
+    document.querySelector("#keys").replaceChildren(...sections);
   }
+}
+
+function list(rows) {
+  const entries = rows.flatMap(([key, , text]) => [
+    make("dt", {}, make("kbd", { textContent: key === " " ? "Space" : key })),
+    make("dd", { textContent: text }),
+  ]);
+  return make("dl", {}, ...entries);
 }

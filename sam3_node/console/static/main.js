@@ -1,9 +1,11 @@
 // The page: it starts the worker that receives and draws views, and connects pictures, panels, timeline and keys.
 
 import { Cameras } from "./cameras.js";
-import { setText } from "./dom.js";
+import { make, setText } from "./dom.js";
 import { Keys } from "./keys.js";
-import { Stages, Tracks, describeNode, showEvents, showNames, showPairs } from "./panels.js";
+import { CLICK_FIRST, Watch, describeEvent, isTouch } from "./messages.js";
+import { Stages, Tracks, describeNode, showEvents, showNames, showPairs, showVocabulary } from "./panels.js";
+import { Pins, describeMarks } from "./pins.js";
 import { Player } from "./player.js";
 import { Prompts } from "./prompts.js";
 import { call, isAllowed, logIn, lookFor, suggest } from "./requests.js";
@@ -12,6 +14,10 @@ import { Timeline, isDifferent, isDoubtful } from "./timeline.js";
 const REFRESH_MS = 200;
 const SILENT_MS = 1800;
 const TOAST_MS = 5000;
+const ASKING_MS = 12_000; // of a line with buttons
+const MAX_NOTES = 50;
+const MAX_EVENTS = 100;
+const MAX_LABELS = 512;
 const THEME = "sam3-theme";
 const find = (selector) => document.querySelector(selector);
 
@@ -23,7 +29,11 @@ let state = null; // the last state of the server
 let stateAt = 0;
 let isOpen = false;
 let frozen = false;
-let place = { place: 0, places: 0 };
+let place = { place: 0, places: 0, span: 0 };
+let vocabulary = [];
+const notes = []; // what the page noticed, as events
+const labels = new Map(); // last names of objects, by camera and id
+const newest = new Map(); // header of the newest view of each camera
 let selected = { camera: null, id: null };
 let refused = "";
 
@@ -37,14 +47,27 @@ const canChange = () => Boolean(state && isLive() && !state.read_only);
 const getSelected = (camera) => (selected.camera === camera ? selected.id : null);
 const shownView = () => cameras.main?.shown ?? null;
 
-function say(text, isError = false) {
+/** Show a line for a moment, with buttons [text, function]. */
+function say(text, isError = false, actions = []) {
   const toast = find("#toast");
-  toast.textContent = text;
+  const hide = () => toast.classList.remove("shown");
+  const buttons = actions.map(([textContent, run]) =>
+    make("button", {
+      textContent,
+      onclick: () => {
+        hide();
+        run();
+      },
+    }),
+  );
+  toast.replaceChildren(make("span", { textContent: text }), ...buttons);
   toast.dataset.kind = isError ? "error" : "done";
   toast.classList.add("shown");
   clearTimeout(say.timer);
-  say.timer = setTimeout(() => toast.classList.remove("shown"), TOAST_MS);
+  say.timer = setTimeout(hide, actions.length ? ASKING_MS : TOAST_MS);
 }
+
+const nameOf = (camera, id) => labels.get(`${camera} ${id}`) ?? `object ${id}`;
 
 function select(camera, id) {
   selected = { camera, id };
@@ -52,14 +75,37 @@ function select(camera, id) {
   refresh();
 }
 
-const prompts = new Prompts({ ask, tell: (message) => worker.postMessage(message), say, select, getSelected, canChange });
+const prompts = new Prompts({
+  ask,
+  tell: (message) => worker.postMessage(message),
+  say,
+  select,
+  getSelected,
+  canChange,
+  goLive: () => goLive(),
+  getNewest: (camera) => newest.get(camera),
+  askLabel: (id) => askLabel(id),
+});
+const pins = new Pins(() => refresh());
 const cameras = new Cameras(worker, prompts, () => refresh()); // at once: buttons of the table act on the large picture's camera
 const timeline = new Timeline((index) => goTo(index));
 const tracks = new Tracks({
   select: (id) => select(cameras.main.camera, id),
   rename: (id) => askLabel(id),
-  remove: (id) => prompts.remove(cameras.main.camera, id, shownView()),
+  remove: (id) => removeObject(id),
 });
+const watch = new Watch(({ kind, camera, id, label }) => {
+  const name = `${label} (${id})`;
+  if (kind === "found") addNote(`Found ${name} again.`);
+  else addNote(`Lost ${name}.`, [["Re-add", () => prompts.readd(camera, id, label)]]);
+});
+
+/** Add what the page noticed to the events, and say it if it offers something to do. */
+function addNote(text, actions = []) {
+  notes.unshift({ number: `note ${(addNote.count = (addNote.count ?? 0) + 1)}`, time_ms: Date.now(), text, actions });
+  notes.length = Math.min(notes.length, MAX_NOTES);
+  if (actions.length && canChange()) say(text, false, actions);
+}
 
 // Time: freeze, scrub, play
 
@@ -84,6 +130,7 @@ function toggleFreeze() {
 
 function goLive() {
   frozen = false;
+  pins.release();
   worker.postMessage({ type: "live" });
   refresh();
 }
@@ -164,15 +211,37 @@ function askLabel(id = getSelected(cameras.main?.camera)) {
   input.select();
 }
 
+/** Save the picture in its own pixels, and an image of the ids of the objects on it. */
 async function saveSnapshot() {
-  const blob = await ask({ type: "snapshot", camera: cameras.main?.camera });
-  if (!blob) return;
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = `${cameras.main.camera}-${shownView().seq}.png`;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-  say(`Saved ${link.download}.`);
+  const snapshot = await ask({ type: "snapshot", camera: cameras.main?.camera });
+  if (!snapshot?.files.length) return;
+  for (const [name, blob] of snapshot.files) {
+    const link = make("a", { href: URL.createObjectURL(blob), download: name });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  }
+  say(`Saved ${snapshot.files.map(([name]) => name).join(" and ")}.`);
+}
+
+// The node's vocabulary
+
+async function chooseNames() {
+  vocabulary = await suggest("");
+  find("#filter").value = "";
+  find("#vocabulary-empty").hidden = vocabulary.length > 0;
+  find("#filter").hidden = find("#vocabulary").hidden = !vocabulary.length;
+  showWords();
+  find("#vocabulary-dialog").showModal();
+}
+
+function showWords() {
+  const typed = find("#filter").value.trim().toLowerCase();
+  const chosen = getNames();
+  const words = [...new Set([...chosen, ...vocabulary])].filter((word) => word.toLowerCase().includes(typed));
+  showVocabulary(words, chosen, (word) => {
+    const names = getNames();
+    setNames(names.includes(word) ? names.filter((other) => other !== word) : [...names, word]);
+  });
 }
 
 // Keys
@@ -198,7 +267,17 @@ function chooseNext(by) {
 
 function removeChosen() {
   const id = getSelected(cameras.main?.camera);
-  if (id !== null && canChange()) prompts.remove(cameras.main.camera, id, shownView());
+  if (id !== null && canChange()) removeObject(id);
+}
+
+function removeObject(id) {
+  const { camera } = cameras.main;
+  prompts.remove(camera, id, nameOf(camera, id), shownView());
+}
+
+function toggleNegation() {
+  prompts.negates = !prompts.negates;
+  find("#negate").setAttribute("aria-pressed", String(prompts.negates));
 }
 
 function togglePreviews() {
@@ -211,31 +290,31 @@ const keys = new Keys({
   canChange,
   choose: (id) => cameras.main && select(cameras.main.camera, id),
   both: [
-    ["[", "one frame back", () => step(-1)],
-    ["]", "one frame forth", () => step(1)],
-    ["J", "next object", () => chooseNext(1)],
-    ["K", "object before", () => chooseNext(-1)],
-    ["O", "next camera", () => cameras.enlargeNext()],
-    ["S", "save a snapshot", saveSnapshot],
-    ["T", "light or dark", toggleTheme],
-    ["?", "this list", () => find("#help-dialog").showModal()],
+    ["[", "Time", "one frame back", () => step(-1)],
+    ["]", "Time", "one frame forth", () => step(1)],
+    ["J", "Objects", "next object", () => chooseNext(1)],
+    ["K", "Objects", "object before", () => chooseNext(-1)],
+    ["O", "Page", "next camera", () => cameras.enlargeNext()],
+    ["S", "Page", "save a snapshot", saveSnapshot],
+    ["T", "Page", "light or dark", toggleTheme],
+    ["?", "Page", "this list", () => find("#help-dialog").showModal()],
   ],
   live: [
-    [" ", "freeze, or back to live", toggleFreeze],
-    ["L", "back to live", goLive],
-    ["/", "type a name", () => find("#name").focus()],
-    ["F2", "rename the object", () => askLabel()],
-    ["Delete", "remove the object", removeChosen],
-    ["P", "pause or resume the node", togglePause],
-    ["X", "remove all, after a question", askReset],
-    ["C", "record, or end the recording", toggleRecord],
-    ["H", "previews on or off", togglePreviews],
+    [" ", "Time", "freeze, or back to live", toggleFreeze],
+    ["L", "Time", "back to live", goLive],
+    ["/", "Objects", "type a name", () => find("#name").focus()],
+    ["F2", "Objects", "rename the object", () => askLabel()],
+    ["Delete", "Objects", "remove the object", removeChosen],
+    ["H", "On the picture", "previews on or off", togglePreviews],
+    ["P", "Node", "pause or resume", togglePause],
+    ["X", "Node", "remove all, after a question", askReset],
+    ["C", "Node", "record, or end the recording", toggleRecord],
   ],
   recorded: [
-    [" ", "play or stop", () => player.toggle()],
-    ["D", "next doubtful frame", () => player.jump(isDoubtful, "doubtful masks")],
-    ["F", "next frame that differs", () => player.jump(isDifferent, "different masks")],
-    ["V", "show both results or one", () => state?.against && toggleShows()],
+    [" ", "Time", "play or stop", () => player.toggle()],
+    ["D", "Time", "next doubtful frame", () => player.jump(isDoubtful, "doubtful masks")],
+    ["F", "Time", "next frame that differs", () => player.jump(isDifferent, "different masks")],
+    ["V", "Page", "show both results or one", () => state?.against && toggleShows()],
   ],
 });
 
@@ -272,7 +351,7 @@ function refresh() {
   setText(find("#age b"), age === null ? "–" : age < 10_000 ? age.toFixed(0) : (age / 1000).toFixed(0));
   setText(find("#age span"), age !== null && age >= 10_000 ? "s old" : "ms old");
   for (const tile of cameras.tiles.values()) tile.refresh(frozen);
-  if (isLive()) timeline.showLive(place.place, place.places, age ?? 0, frozen);
+  if (isLive()) timeline.showLive(place, age ?? 0, frozen, describePlace(), state?.marks_s ?? 0);
   find("#freeze").setAttribute("aria-pressed", String(frozen));
   setText(find("#freeze"), frozen ? "Live" : "Freeze");
   find("#play").setAttribute("aria-pressed", String(Boolean(player.timer)));
@@ -280,10 +359,19 @@ function refresh() {
   if (state) showState();
 }
 
+/** Return what to do at the place in time, and what marks do there. */
+function describePlace() {
+  if (!frozen) return `${canChange() ? "Marks work on the green part" : ""}${isTouch ? "" : "  ·  Space: freeze  ·  [ and ]: step"}`;
+  const view = shownView();
+  const marks = view && canChange() ? describeMarks(pins.find(view.camera, view.seq)) : "";
+  return [marks, isTouch ? "" : "Space or L: back to live"].filter(Boolean).join("  ·  ");
+}
+
 function showView() {
   const view = shownView();
   tracks.update(view?.masks, getSelected(cameras.main?.camera), canChange());
   stages.update();
+  if (state?.against) showComparison();
 }
 
 function showState() {
@@ -297,7 +385,45 @@ function showState() {
   }
   showNames(getNames(), canChange(), (name) => setNames(getNames().filter((other) => other !== name)));
   showPairs("#health", describeNode(status, cameras.main?.camera, state));
-  showEvents(state.events ?? []);
+  showEvents(listEvents());
+  if (find("#vocabulary-dialog").open) showWords();
+}
+
+/** Return the events of the node in words, and what the page noticed, the newest first. */
+function listEvents() {
+  const told = (state.events ?? []).map((event) => {
+    const text = describeEvent(event, nameOf);
+    const isLost = event.op === "remove_object" || (event.op === "caught_up" && event.error);
+    const label = isLost ? labels.get(`${event.camera} ${event.id}`) : null;
+    const actions = label ? [["Re-add", () => prompts.readd(event.camera, Number(event.id), label)]] : [];
+    if (event.op === "pause") actions.push(["Resume", () => state.status?.paused && togglePause()]);
+    return { number: event.number, time_ms: event.time_ms, text, actions };
+  });
+  const shown = [...told.filter(({ text }) => text), ...notes];
+  return shown.sort((a, b) => b.time_ms - a.time_ms).slice(0, MAX_EVENTS);
+}
+
+/** Note the newest view of a live camera: names of its objects, and which of them are lost. */
+function noteNewest(view) {
+  newest.set(view.camera, view);
+  for (const { id, label } of view.masks?.instances ?? []) {
+    const key = `${view.camera} ${id}`;
+    labels.delete(key);
+    labels.set(key, label);
+    if (labels.size > MAX_LABELS) labels.delete(labels.keys().next().value);
+  }
+  if (view.masks) watch.see(view.camera, view.masks);
+}
+
+function showComparison() {
+  const { shown, mean, frames } = timeline.readIou();
+  const format = (iou) => (iou === null ? "–" : iou.toFixed(3));
+  showPairs("#comparison", [
+    ["filled", `${state.recording} (${state.kind})`],
+    ["dashed", `${state.against} (${state.other_kind})`],
+    ["IoU of this frame", format(shown)],
+    [`mean IoU of ${frames} frames`, format(mean)],
+  ]);
 }
 
 function takeState(message) {
@@ -307,6 +433,9 @@ function takeState(message) {
     select(null, null);
     say("The node was started again. Ids of objects have begun again.");
   }
+  const last = state?.events?.at(-1)?.number ?? 0;
+  const isRemoval = ({ op, number }) => number > last && ["reset", "remove_object", "dropped", "restored"].includes(op);
+  if (message.events?.some(isRemoval)) prompts.forgetYoung();
   state = message;
   stateAt = performance.now();
   document.body.dataset.mode = state.mode;
@@ -315,7 +444,6 @@ function takeState(message) {
   if (isFirst) keys.show();
   if (isFirst && !isLive()) {
     document.title = `${state.recording} – sam3-node console`;
-    showPairs("#comparison", [["filled", `${state.recording} (${state.kind})`], ["dashed", `${state.against} (${state.other_kind})`]]);
     player.show(0);
   }
   refresh();
@@ -337,10 +465,13 @@ const handlers = {
     tile.show(view, isFrozen);
     if (tile === cameras.main) place = at;
     if (tile === cameras.main && !isFrozen) stages.add(view.masks);
+    if (isLive() && isFrozen && canChange()) pins.hold(view);
+    if (isLive() && !isFrozen) noteNewest(view);
     if (isFrozen || !isLive()) showView(); // live, the panels are refreshed less often than the picture
   },
-  place: ({ camera, ...at }) => {
+  place: ({ camera, newest: view, ...at }) => {
     if (camera === cameras.main?.camera) place = at;
+    noteNewest(view);
   },
   open: () => {
     isOpen = true;
@@ -356,6 +487,7 @@ const handlers = {
   timeline: ({ start, rows }) => {
     timeline.add(start, rows, state.frames);
     timeline.showRecorded(player.index);
+    if (state.against) showComparison();
   },
   damaged: ({ text }) => say(text, true),
   reply: ({ request, value }) => {
@@ -365,6 +497,8 @@ const handlers = {
 };
 
 const CLICKS = {
+  negate: toggleNegation,
+  choose: chooseNames,
   freeze: toggleFreeze,
   play: () => player.toggle(),
   "next-doubtful": () => player.jump(isDoubtful, "doubtful masks"),
@@ -378,7 +512,15 @@ const CLICKS = {
   help: () => find("#help-dialog").showModal(),
 };
 
+/** Say on the page what marks do, in the words of the pointer that it has. */
+function describePointer() {
+  document.body.toggleAttribute("data-touch", isTouch);
+  const more = isTouch ? '"It is not…", then tap' : "Shift and click";
+  find("#marks-hint").textContent = `${CLICK_FIRST}: add an object, or correct its mask. Drag: a box. ${more}: what it is not.`;
+}
+
 function listen() {
+  find("#filter").addEventListener("input", showWords);
   worker.onmessage = ({ data }) => handlers[data.type](data);
   for (const [id, run] of Object.entries(CLICKS)) find(`#${id}`).addEventListener("click", run);
   find("#names-form").addEventListener("submit", (event) => {
@@ -396,6 +538,7 @@ async function start() {
   const preferred = matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark";
   setTheme(localStorage.getItem(THEME) ?? preferred);
   listen();
+  describePointer();
   try {
     await logIn();
   } catch (error) {

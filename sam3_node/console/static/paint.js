@@ -5,12 +5,15 @@ import { MARKS, nameState, pickColour, readableOn } from "./palette.js";
 import { unpackBits } from "./wire.js";
 
 const TINT = 0.4;
+const LABEL_PX = 12;
+const MAX_LABEL = 20;
 const OTHER = [255, 255, 255];
 const STYLES = {
   sure: { tint: TINT, dash: 0 },
   doubtful: { tint: TINT, dash: 9, hatched: true },
   tentative: { tint: 0.12, dash: 4 },
   other: { tint: 0, dash: 7 },
+  preview: { tint: 0.14, dash: 0 },
 };
 
 /** Paints views on a canvas. It keeps its buffers, so that a stream of views allocates none. */
@@ -22,8 +25,9 @@ export class Painter {
     this.inside = new Uint8Array(0);
   }
 
-  /** Draw a picture with its masks and tags. `ghosts` maps ids to boxes where hidden objects were last. */
-  draw(target, bitmap, view, { ratio, shows, selected, ghosts }) {
+  /** Draw a picture with its masks, and labels at the places that `placer` finds, if there is one. Return the labels.
+   * `ghosts` maps ids to boxes where hidden objects were last. */
+  draw(target, bitmap, view, { ratio, shows, selected, ghosts, placer }) {
     const { width, height } = target.canvas;
     if (bitmap) target.drawImage(bitmap, 0, 0, width, height);
     else {
@@ -39,20 +43,24 @@ export class Painter {
       ...second.map((instance) => [instance, "other", OTHER]),
     ].filter(([instance]) => instance.bits.length);
     this.paintMasks(target, drawn, view, thickness, selected);
-    const boxes = [];
     for (const instance of first) {
-      const hidden = !instance.bits.length;
-      const box = hidden ? ghosts?.get(instance.id) : instance.box;
-      if (!box) continue;
-      if (hidden) drawGhost(target, box, scale, ratio, instance.id);
-      drawTag(target, instance, box, scale, ratio, boxes, instance.id === selected);
+      const box = ghosts?.get(instance.id);
+      if (box && !instance.bits.length) drawGhost(target, box, scale, ratio, instance.id);
     }
+    if (!placer) return [];
+    const texts = new Map(first.map((instance) => [instance.id, describe(instance)]));
+    target.font = `600 ${LABEL_PX * ratio}px system-ui, sans-serif`;
+    const high = (1.4 * LABEL_PX * ratio) / scale;
+    const labels = first.map(({ id }) => ({ id, width: target.measureText(texts.get(id)).width / scale + 0.7 * high, height: high }));
+    const placed = placer.place(labels, first, view, ghosts);
+    for (const { id, rect, part } of placed) drawLabel(target, id, texts.get(id), rect, part, scale, ratio, id === selected);
+    return placed;
   }
 
   /** Draw one mask alone, such as a preview: an instance with `box` and `bits`. */
   drawMask(target, instance, size, colour, ratio) {
     const thickness = Math.max(1, Math.round((2.5 * ratio * size.width) / target.canvas.width));
-    this.paintMasks(target, [[instance, "sure", colour]], size, thickness, null);
+    this.paintMasks(target, [[instance, "preview", colour]], size, thickness, null);
   }
 
   paintMasks(target, drawn, size, thickness, selected) {
@@ -143,32 +151,37 @@ function drawGhost(target, box, scale, ratio, id) {
   target.restore();
 }
 
-/** Write id, label, score and state at the first free place: above the box, in it, below it, or lower. */
-function drawTag(target, instance, box, scale, ratio, boxes, isSelected) {
-  const { width: wide, height: high } = target.canvas;
-  const size = Math.round(Math.max(13 * ratio, Math.min(22 * ratio, high / 30)));
+/** Return the text of a label: number, name, and a mark for any state but sure. The list has the rest. */
+function describe(instance) {
   const state = nameState(instance);
-  const mark = state === "sure" ? "" : `  ${MARKS[state]} ${state}`;
-  const score = instance.bits.length ? `  ${instance.score.toFixed(2)}` : "";
-  const text = `${instance.id}  ${instance.label}${score}${mark}`;
-  target.font = `600 ${size}px system-ui, sans-serif`;
-  const [width, height] = [Math.ceil(target.measureText(text).width) + size, Math.round(1.45 * size)];
-  const [x0, y0, , y1] = box.map((value) => value * scale);
-  const x = Math.max(0, Math.min(x0, wide - width));
-  const overlaps = (y) => boxes.some((other) => x < other[2] && other[0] < x + width && y < other[3] && other[1] < y + height);
-  const places = [y0 - height, y0, y1 - height, y1];
-  for (let y = y1 + height; y < high - height; y += height) places.push(y);
-  const y = places.find((place) => place >= 0 && place <= high - height && !overlaps(place)) ?? Math.max(0, y0 - height);
-  boxes.push([x, y, x + width, y + height]);
-  const colour = pickColour(instance.id);
+  const name = instance.label.length > MAX_LABEL ? `${instance.label.slice(0, MAX_LABEL - 1)}…` : instance.label;
+  return `${instance.id} ${name}${state === "sure" ? "" : ` ${MARKS[state]}`}`;
+}
+
+/** Draw a label, and a line to its object where it lies apart. */
+function drawLabel(target, id, text, rect, part, scale, ratio, isSelected) {
+  const [x0, y0, x1, y1] = rect.map((value) => value * scale);
+  const [left, top, right, bottom] = part.map((value) => value * scale);
+  const colour = pickColour(id);
+  const clip = (value, low, high) => Math.max(low, Math.min(value, high));
+  const from = [clip((left + right) / 2, x0, x1), clip((top + bottom) / 2, y0, y1)];
+  const to = [clip(from[0], left, right), clip(from[1], top, bottom)];
+  if (Math.hypot(to[0] - from[0], to[1] - from[1]) > (y1 - y0) / 2) {
+    target.beginPath();
+    target.moveTo(...from);
+    target.lineTo(...to);
+    target.lineWidth = 1.5 * ratio;
+    target.strokeStyle = `rgb(${colour.join(" ")})`;
+    target.stroke();
+  }
   target.fillStyle = `rgb(${colour.join(" ")})`;
-  target.fillRect(x, y, width, height);
+  target.fillRect(x0, y0, x1 - x0, y1 - y0);
   if (isSelected) {
-    target.lineWidth = 3 * ratio;
+    target.lineWidth = 2 * ratio;
     target.strokeStyle = "#ffffff";
-    target.strokeRect(x, y, width, height);
+    target.strokeRect(x0 + ratio, y0 + ratio, x1 - x0 - 2 * ratio, y1 - y0 - 2 * ratio);
   }
   target.fillStyle = readableOn(colour);
   target.textBaseline = "middle";
-  target.fillText(text, x + size / 2, y + height / 2 + 1);
+  target.fillText(text, x0 + 0.25 * (y1 - y0), (y0 + y1) / 2 + ratio / 2);
 }

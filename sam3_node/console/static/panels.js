@@ -183,14 +183,15 @@ export function describeNode(status, camera, state) {
   ];
 }
 
-/** The list of events, the newest first. */
+/** The list of events, the newest first: {number, time_ms, text, actions}, with buttons [text, function]. */
 export function showEvents(events) {
   keepRows(
     document.querySelector("#events"),
-    [...events].reverse().map((event) => [event.number, event]),
-    (key, event) => {
-      const time = new Date(event.time_ms).toTimeString().slice(0, 8);
-      return make("li", {}, make("time", { textContent: time }), `${event.op.replace("_", " ")} ${event.text}`);
+    events.map((event) => [event.number, event]),
+    (key, { time_ms, text, actions }) => {
+      const time = new Date(time_ms).toTimeString().slice(0, 8);
+      const buttons = actions.map(([textContent, onclick]) => make("button", { className: "change", textContent, onclick }));
+      return make("li", {}, make("time", { textContent: time }), text, ...buttons.flatMap((button) => [" ", button]));
     },
     () => {},
   );
@@ -210,5 +211,15 @@ export function showNames(names, canChange, remove) {
     (row) => {
       row.lastChild.hidden = !canChange;
     },
+  );
+}
+
+/** The node's vocabulary, each phrase a button that is pressed while the node looks for it. */
+export function showVocabulary(words, names, toggle) {
+  keepRows(
+    document.querySelector("#vocabulary"),
+    words.map((word) => [word, word]),
+    (word) => make("li", {}, make("button", { type: "button", textContent: word, onclick: () => toggle(word) })),
+    (row, word) => row.firstChild.setAttribute("aria-pressed", String(names.includes(word))),
   );
 }

@@ -1,63 +1,122 @@
 // What the user marks and types becomes requests to the node. A mark goes with the seq and the epoch that were on the
 // screen when it was made.
 
+import { CLICK_FIRST, describeError, isTouch } from "./messages.js";
 import { call } from "./requests.js";
+import { fromBase64, isInside } from "./wire.js";
 
 const SLOW_PREVIEW_MS = 250;
 const REST_MS = 8000;
+const OLD_PREVIEW_MS = 1000;
+const MAX_PREVIEW_SHARE = 0.6;
+const DOUBLE_MS = 500;
+const DOUBLE_PX = 12;
+const YOUNG_MS = 10_000;
 
-/** Sends marks. `ask` and `tell` send the worker a message, with and without a reply; `say(text, isError)` shows a line. */
+/** Sends marks. `ask` and `tell` send the worker a message, with and without a reply; `say(text, isError, actions)` shows a
+ * line with buttons [text, function]; `goLive` ends a still picture; `getNewest(camera)` returns the newest view. */
 export class Prompts {
-  constructor({ ask, tell, say, select, getSelected, canChange }) {
-    Object.assign(this, { ask, tell, say, select, getSelected, canChange });
+  constructor(host) {
+    Object.assign(this, host);
     this.previews = true;
     this.hovering = null;
     this.under = null; // the tile that the pointer is on
     this.isPreviewing = false;
     this.restUntil = 0;
+    this.isMarking = false;
+    this.lastMark = null;
+    this.negates = false; // on a touch screen: the next marks say what an object is not
+    this.again = null; // {camera, id, label} of a lost object that the next mark shows
+    this.young = []; // objects that were added on live pictures, until masks contain them
   }
 
   /** A point on an object corrects it. A point elsewhere starts one; one of what it is not, corrects the chosen one. */
-  async point(tile, [x, y], isPositive, view) {
-    const hit = await this.ask({ type: "hit", camera: tile.camera, x, y });
-    const chosen = this.getSelected(tile.camera);
-    const id = hit ?? (isPositive ? null : chosen);
-    if (!this.canChange()) {
-      this.select(tile.camera, hit);
-      return;
-    }
-    if (id === null && !isPositive) {
-      this.say("Choose an object first: click it, or press its number. Then mark what it is not.", true);
-      return;
-    }
-    const prompt = { points: [[x, y]], labels: [isPositive ? 1 : 0] };
-    if (id === null) await this.add(tile, prompt, view);
-    else await this.refine(tile, id, prompt, view);
+  async point(tile, [x, y], isOn, view) {
+    const isPositive = isOn && !this.negates;
+    await this.once(tile, [x, y], async () => {
+      const hit = (await this.ask({ type: "hit", camera: tile.camera, x, y })) ?? this.findYoung(tile, x, y);
+      if (!this.canChange()) {
+        this.select(tile.camera, hit);
+        return;
+      }
+      const id = hit ?? (isPositive ? null : this.getSelected(tile.camera));
+      if (id === null && !isPositive) {
+        const how = isTouch ? "tap it or its row" : "click it, or press its number";
+        this.say(`Choose an object first: ${how}. Then mark what it is not.`, true);
+        return;
+      }
+      const prompt = { points: [[x, y]], labels: [isPositive ? 1 : 0] };
+      if (isPositive && (await this.addAgain(tile, prompt, view))) return;
+      if (id === null) await this.add(tile, prompt, view);
+      else await this.refine(tile, id, prompt, view);
+    });
   }
 
   /** A box starts an object. */
   async box(tile, box, view) {
-    if (this.canChange()) await this.add(tile, { box }, view);
+    if (!this.canChange()) return;
+    await this.once(tile, box, async () => {
+      if (!(await this.addAgain(tile, { box }, view))) await this.add(tile, { box }, view);
+    });
+  }
+
+  /** Carry out one mark at a time. The second click of a double click is none. */
+  async once(tile, place, run) {
+    const { lastMark } = this;
+    const reach = (DOUBLE_PX * tile.shown.width) / tile.overlay.clientWidth;
+    const isNear = lastMark?.tile === tile && Math.hypot(place[0] - lastMark.place[0], place[1] - lastMark.place[1]) < reach;
+    if (this.isMarking || (isNear && Date.now() - lastMark.at < DOUBLE_MS)) return;
+    this.isMarking = true;
+    tile.element.dataset.marking = "yes";
+    try {
+      await run();
+    } finally {
+      this.isMarking = false;
+      delete tile.element.dataset.marking;
+      this.lastMark = { tile, place, at: Date.now() };
+    }
+  }
+
+  /** Let the next mark show where an object is again. */
+  readd(camera, id, label) {
+    this.again = { camera, id, label };
+    this.say(`${CLICK_FIRST} ${label} on the picture of ${camera}.`, false, [["Cancel", () => (this.again = null)]]);
+  }
+
+  async addAgain(tile, prompt, view) {
+    const { again } = this;
+    if (again?.camera !== tile.camera) return false;
+    this.again = null;
+    const isKnown = view.masks?.instances.some((instance) => instance.id === again.id);
+    if (isKnown) await this.refine(tile, again.id, prompt, view);
+    else await this.add(tile, { ...prompt, label: again.label }, view);
+    return true;
   }
 
   async add(tile, prompt, view) {
-    await this.send(tile, "add_object", { ...prompt, ...origin(view) }, (result) => {
-      this.select(tile.camera, result.id);
-      this.say(`Added object ${result.id}. F2 names it, shift and click corrects it.`);
+    await this.send(tile, "add_object", prompt, view, (result) => {
+      const { camera, id, mask } = result;
+      if (mask) this.young.push({ camera, id, at: Date.now(), instance: { box: mask.box, bits: fromBase64(mask.bits) } });
+      this.select(camera, id);
+      const name = prompt.label ? `${prompt.label} (${id})` : `object ${id}`;
+      this.say(`Added ${name}.`, false, [
+        ["Name it", () => this.askLabel(id)],
+        ["Undo", () => this.remove(camera, id, name, this.getNewest(camera) ?? view)],
+      ]);
     });
   }
 
   async refine(tile, id, prompt, view) {
     this.select(tile.camera, id);
-    await this.send(tile, "refine_object", { id, ...prompt, ...origin(view) }, () => this.say(`Corrected object ${id}.`));
+    await this.send(tile, "refine_object", { id, ...prompt }, view, () => this.say(`Corrected object ${id}.`));
   }
 
-  async remove(camera, id, view) {
+  async remove(camera, id, label, view) {
     await this.try(async () => {
       await call("remove_object", { id, camera, ...epoch(view) });
       this.tell({ type: "patch", camera, id });
       this.select(camera, null);
-      this.say(`Removed object ${id}.`);
+      this.say(`Removed ${label}.`);
     });
   }
 
@@ -66,6 +125,19 @@ export class Prompts {
       await call("rename_object", { id, label, camera, ...epoch(view) });
       this.say(`Object ${id} is now called ${label}.`);
     });
+  }
+
+  /** Return the object that was added at a place on a live picture a moment ago, if masks do not contain it yet. */
+  findYoung(tile, x, y) {
+    if (tile.element.dataset.frozen === "true") return null; // a still picture shows what was added on it
+    const inMasks = new Set(tile.shown.masks?.instances.map((instance) => instance.id));
+    this.young = this.young.filter(({ id, at, camera }) => Date.now() - at < YOUNG_MS && !(camera === tile.camera && inMasks.has(id)));
+    return this.young.find(({ camera, instance }) => camera === tile.camera && isInside(instance, x, y))?.id ?? null;
+  }
+
+  /** Forget objects that masks do not contain yet: some may have been removed. */
+  forgetYoung() {
+    this.young = [];
   }
 
   /** Preview what a click would give, while the node answers quickly. The newest place supersedes the others. */
@@ -83,36 +155,59 @@ export class Prompts {
     this.isPreviewing = true;
     this.hovering = null;
     const begin = performance.now();
+    const { tile, place } = wanted;
     try {
-      const hit = await this.ask({ type: "hit", camera: wanted.tile.camera, x: wanted.place[0], y: wanted.place[1] });
-      const { seq, camera } = origin(wanted.tile.shown);
-      const result = hit === null ? await call("segment", { points: [wanted.place], seq, camera }) : null;
-      if (this.under === wanted.tile) wanted.tile.showMask(result?.mask ?? null, true); // the pointer may have left
+      const hit = await this.ask({ type: "hit", camera: tile.camera, x: place[0], y: place[1] });
+      const { seq, camera } = origin(tile.shown);
+      const result = hit === null ? await call("segment", { points: [place], seq, camera }) : null;
+      this.showPreview(tile, result);
       if (result && performance.now() - begin > SLOW_PREVIEW_MS) this.restUntil = performance.now() + REST_MS;
     } catch {
-      wanted.tile.showMask(null);
+      tile.showMask(null);
       this.restUntil = performance.now() + 500;
     }
     this.isPreviewing = false;
     if (this.hovering) this.previewNext();
   }
 
-  async send(tile, op, args, done) {
-    this.restUntil = performance.now() + 300;
-    await this.try(async () => {
-      const result = await call(op, args);
-      if (result.mask) this.tell({ type: "patch", ...result });
-      tile.showMask(result.mask ?? null);
-      done(result);
-    });
+  /** Show a preview, unless the pointer has left or the mask is most of the picture. On a live picture it soon ends. */
+  showPreview(tile, result) {
+    const { width, height } = tile.shown;
+    const isLarge = result && result.mask.area > MAX_PREVIEW_SHARE * width * height;
+    const isShown = result && !isLarge && this.under === tile;
+    tile.showMask(isShown ? result.mask : null, tile.element.dataset.frozen === "true" ? null : OLD_PREVIEW_MS);
   }
 
-  async try(run) {
+  async send(tile, op, args, view, done) {
+    this.restUntil = performance.now() + 300;
+    await this.try(
+      async () => {
+        const result = await call(op, { ...args, ...origin(view) });
+        if (result.mask) this.tell({ type: "patch", label: args.label, ...result });
+        tile.showMask(result.mask ?? null);
+        done(result);
+      },
+      { unknown_frame: () => this.offerNewest(tile, op, args, done) },
+    );
+  }
+
+  /** The frame of a mark is gone. Say so, and let the user decide whether the mark fits the newest picture. */
+  offerNewest(tile, op, args, done) {
+    const run = () => {
+      const newest = this.getNewest(tile.camera);
+      this.goLive();
+      this.send(tile, op, args, newest, done);
+    };
+    const text = `This picture is too old to mark. On the newest one, another thing may be there.`;
+    this.say(text, true, [["Mark the newest", run], ["Go live", this.goLive]]);
+  }
+
+  async try(run, handlers = {}) {
     try {
       await run();
     } catch (error) {
-      const text = error.code === "unknown_frame" ? `The node no longer holds this frame. ${error.message}` : error.message;
-      this.say(text, true);
+      if (handlers[error.code]) handlers[error.code]();
+      else this.say(describeError(error), true);
     }
   }
 }

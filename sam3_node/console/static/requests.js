@@ -20,7 +20,7 @@ export async function lookFor(names, status) {
   return call("set_prompts", { prompts: names, ...Object.fromEntries(limits) });
 }
 
-/** Return phrases of the node's vocabulary that resemble what was typed. */
+/** Return phrases of the node's vocabulary that resemble what was typed, all of them for "". */
 export async function suggest(typed) {
   const answer = await fetch(`api/words?typed=${encodeURIComponent(typed)}`);
   return answer.ok ? (await answer.json()).words : [];

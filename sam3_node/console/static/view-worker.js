@@ -1,7 +1,9 @@
 // The worker that receives views, keeps the last 30 seconds, and draws them. It asks for the next view after it has
 // drawn one, at the screen's own rate: a slow page gets fewer views and never older ones.
 
+import { LabelPlacer } from "./labels.js";
 import { Painter } from "./paint.js";
+import { encodeLabels, paintIds } from "./png.js";
 import { fromBase64, isInside, parseView, withoutPixels } from "./wire.js";
 
 const HISTORY_MS = 30_000;
@@ -9,6 +11,7 @@ const HISTORY_BYTES = 160 << 20;
 const PING_MS = 2000;
 const MAX_PINGS = 10;
 const RETRY_MS = 400;
+const MIN_LABELLED_PX = 480; // width of a picture on the screen below which the list alone names the objects
 
 const cameras = new Map();
 const painter = new Painter();
@@ -28,7 +31,8 @@ const nextFrame = self.requestAnimationFrame?.bind(self) ?? ((run) => setTimeout
 
 function findCamera(name) {
   if (!cameras.has(name)) {
-    cameras.set(name, { name, context: null, ratio: 1, history: [], bytes: 0, shown: null, turn: 0, ghosts: new Map() });
+    const place = { context: null, ratio: 1, isLabelled: false, placer: new LabelPlacer() };
+    cameras.set(name, { name, ...place, history: [], bytes: 0, shown: null, turn: 0, ghosts: new Map() });
     postMessage({ type: "camera", camera: name });
   }
   return cameras.get(name);
@@ -134,16 +138,18 @@ async function show(camera, view) {
   }
   noteBoxes(camera, view);
   camera.shown = view;
-  painter.draw(camera.context, bitmap, view, {
+  const labels = painter.draw(camera.context, bitmap, view, {
     ratio: camera.ratio,
     shows,
     selected: selected.camera === camera.name ? selected.id : null,
     ghosts: camera.ghosts,
+    placer: camera.isLabelled ? camera.placer : null,
   });
   bitmap?.close();
   view.drawnAt = now();
   const place = frozen?.camera === camera.name ? frozen.place : camera.history.length - 1;
-  postMessage({ type: "shown", view: withoutPixels(view), frozen: frozen !== null, place, places: camera.history.length });
+  const times = { place, places: camera.history.length, span: measureSpan(camera) };
+  postMessage({ type: "shown", view: { ...withoutPixels(view), labels }, frozen: frozen !== null, ...times });
 }
 
 /** Keep where each object was seen last, for the time in which it is hidden. */
@@ -158,7 +164,15 @@ function noteBoxes(camera, view) {
 }
 
 function postPlace(camera) {
-  postMessage({ type: "place", camera: camera.name, place: frozen?.place ?? camera.history.length - 1, places: camera.history.length });
+  const place = frozen?.place ?? camera.history.length - 1;
+  const newest = camera.history.at(-1).view;
+  const times = { place, places: camera.history.length, span: measureSpan(camera) };
+  postMessage({ type: "place", camera: camera.name, ...times, newest: withoutPixels(newest) });
+}
+
+/** Return the ms from the oldest to the newest view of a camera's history. */
+function measureSpan({ history }) {
+  return history.length ? history.at(-1).view.received - history[0].view.received : 0;
 }
 
 /** Show a place of a camera's history, and of the other cameras what was shown at that time. */
@@ -187,6 +201,7 @@ const handlers = {
   },
   size: ({ camera, width, height, ratio }) => {
     const found = findCamera(camera);
+    found.isLabelled = width / ratio >= MIN_LABELLED_PX;
     if (!found.context) return;
     found.context.canvas.width = width;
     found.context.canvas.height = height;
@@ -235,11 +250,25 @@ const handlers = {
     found.sort((a, b) => a.area - b.area); // the smallest is on top
     postMessage({ type: "reply", request, value: found[0]?.id ?? null });
   },
+  // the picture in its own pixels, and the ids of the objects on it
   snapshot: async ({ request, camera }) => {
-    const canvas = cameras.get(camera)?.context?.canvas;
-    const value = canvas ? await canvas.convertToBlob({ type: "image/png" }) : null;
+    const view = cameras.get(camera)?.shown;
+    const value = view ? { seq: view.seq, files: await makeSnapshot(view) } : null;
     postMessage({ type: "reply", request, value });
   },
 };
+
+async function makeSnapshot(view) {
+  const files = [];
+  if (view.picture.length) {
+    const bitmap = await createImageBitmap(new Blob([view.picture], { type: view.image.type }));
+    const canvas = new OffscreenCanvas(bitmap.width, bitmap.height);
+    canvas.getContext("2d").drawImage(bitmap, 0, 0);
+    bitmap.close();
+    files.push([`${view.camera}-${view.seq}.png`, await canvas.convertToBlob({ type: "image/png" })]);
+  }
+  if (view.masks) files.push([`${view.camera}-${view.seq}-masks.png`, await encodeLabels(paintIds(view.masks.instances, view), view)]);
+  return files;
+}
 
 self.onmessage = ({ data }) => handlers[data.type](data);
