@@ -298,14 +298,8 @@ class PerceptionClient(SocketOwner):
         added = values.read_added(result)
         self._report(self._epochs.meet(added.camera, added.epoch))
         newest = self._masks.newest.get(added.camera)
-        size = (
-            added.segmentation.mask.size
-            if added.segmentation
-            else (newest.height, newest.width)
-            if newest
-            else None
-        )
-        return values.note_clipping(added, box, size)
+        size = (newest.height, newest.width) if newest else None
+        return values.note_clipping(added, box, added.segmentation.mask.size if added.segmentation else size)
 
     def refine_object(
         self,

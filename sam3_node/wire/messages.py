@@ -12,22 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from .. import types
 from ..errors import WireError
-from ..types import (
-    Buffer,
-    Clock,
-    ColourEncoding,
-    Depth,
-    DepthEncoding,
-    Frame,
-    FramePose,
-    Instance,
-    Intrinsics,
-    MaskEncoding,
-    MaskFrame,
-    Shed,
-    TrackState,
-)
 from . import codec
 from .images import check_colour, check_depth
 from .masks import MAX_MASK_PIXELS, encode_mask, read_mask
@@ -65,13 +51,13 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
-def _open_body(parts: Sequence[Buffer], kind: str, limits: codec.Limits) -> codec.Fields:
+def _open_body(parts: Sequence[types.Buffer], kind: str, limits: codec.Limits) -> codec.Fields:
     if len(parts) != 2:
         raise WireError(f"{kind}: expected 2 parts (topic, body), found {len(parts)}")
     return codec.open_message(parts[1], kind, limits)
 
 
-def _check_topic(topic: Buffer, expected: bytes, what: str) -> None:
+def _check_topic(topic: types.Buffer, expected: bytes, what: str) -> None:
     if topic != expected:
         raise WireError(
             f"{what}: expected the topic {expected.decode()}, found {codec.describe(bytes(topic[:80]))}"
@@ -96,7 +82,11 @@ MAX_EPOCH = 2**53 - 1
 _HEADER_LIMITS = _POSE_LIMITS = codec.Limits(total_bytes=64 << 10)
 _MASKS_LIMITS = codec.Limits(total_bytes=64 << 20)
 _UNIT_TOLERANCE = 1e-3
-_SIDE, _CLOCK, _TRIPLE = codec.integer(1, codec.MAX_SIDE), codec.choice(get_args(Clock)), codec.vector(3)
+_SIDE, _CLOCK, _TRIPLE = (
+    codec.integer(1, codec.MAX_SIDE),
+    codec.choice(get_args(types.Clock)),
+    codec.vector(3),
+)
 
 _INTRINSICS = codec.Schema(
     {
@@ -112,7 +102,7 @@ _DEPTH = codec.Schema(
     {
         "width": _SIDE,
         "height": _SIDE,
-        "encoding": codec.choice(get_args(DepthEncoding)),
+        "encoding": codec.choice(get_args(types.DepthEncoding)),
         "scale_m": codec.Fields.positive,
         "aligned": codec.Fields.flag,
     }
@@ -126,15 +116,15 @@ _FRAME = codec.Schema(
         "sent_ns": codec.Fields.integer,
         "width": _SIDE,
         "height": _SIDE,
-        "encoding": codec.choice(get_args(ColourEncoding)),
-        "intrinsics?": lambda fields, name: Intrinsics(**fields.fields(name).read(_INTRINSICS)),
+        "encoding": codec.choice(get_args(types.ColourEncoding)),
+        "intrinsics?": lambda fields, name: types.Intrinsics(**fields.fields(name).read(_INTRINSICS)),
         "depth?": _nested(_DEPTH),
         "times?": lambda fields, name: fields.fields(name).measures(),
     }
 )
 
 
-def pack_frame(frame: Frame) -> list[Buffer]:
+def pack_frame(frame: types.Frame) -> list[types.Buffer]:
     """Return the parts of the message. Colour and depth are the buffers of the frame, not copies."""
     check_colour(frame.colour, frame.encoding, frame.width, frame.height)
     header = {"v": codec.VERSION, "kind": "frame"} | {
@@ -147,11 +137,11 @@ def pack_frame(frame: Frame) -> list[Buffer]:
         header["depth"] = {name: getattr(frame.depth, name) for name in _DEPTH.readers}
     if frame.times:
         header["times"] = dict(frame.times)
-    parts: list[Buffer] = [frame_topic(frame.camera), codec.pack(header), frame.colour]
+    parts: list[types.Buffer] = [frame_topic(frame.camera), codec.pack(header), frame.colour]
     return parts if frame.depth is None else [*parts, frame.depth.data]
 
 
-def unpack_frame(parts: Sequence[Buffer]) -> Frame:
+def unpack_frame(parts: Sequence[types.Buffer]) -> types.Frame:
     """Unpack a frame from the parts of a message without copying pixels. Raises WireError for any other input."""
     if not 3 <= len(parts) <= 4:
         raise WireError(f"frame: expected 3 or 4 parts (topic, header, colour, depth), found {len(parts)}")
@@ -163,9 +153,9 @@ def unpack_frame(parts: Sequence[Buffer]) -> Frame:
     values = header.read(_FRAME)
     _check_topic(parts[0], frame_topic(values["camera"]), "frame")
     if "depth" in values:
-        values["depth"] = Depth(**values["depth"], data=parts[3])
+        values["depth"] = types.Depth(**values["depth"], data=parts[3])
         check_depth(values["depth"])
-    frame = Frame(**values, colour=parts[2])
+    frame = types.Frame(**values, colour=parts[2])
     check_colour(frame.colour, frame.encoding, frame.width, frame.height)
     return frame
 
@@ -178,15 +168,15 @@ def read_vectors(fields: codec.Fields, name: str) -> bytes:
     return data
 
 
-def shed_fields(shed: Shed) -> dict[str, Any]:
+def shed_fields(shed: types.Shed) -> dict[str, Any]:
     """Return the fields of what was skipped on a frame."""
     return {"level": shed.level, "held": shed.held} if shed.held else {"level": shed.level}
 
 
-def read_shed(fields: codec.Fields) -> Shed:
+def read_shed(fields: codec.Fields) -> types.Shed:
     """Read what `shed_fields` returned. Raises WireError for other values."""
     held = fields.integers("held", len(fields.sequence("held"))) if fields.has("held") else ()
-    return Shed(fields.integer("level", low=1), held)
+    return types.Shed(fields.integer("level", low=1), held)
 
 
 def _check_quaternion(quaternion: Sequence[float]) -> None:
@@ -195,7 +185,7 @@ def _check_quaternion(quaternion: Sequence[float]) -> None:
         raise WireError(f"pose: expected a quaternion (x, y, z, w) of length 1, found length {length:.4g}")
 
 
-def pose_fields(pose: FramePose) -> dict[str, Any]:
+def pose_fields(pose: types.FramePose) -> dict[str, Any]:
     """Return the fields of a pose. Raises WireError for a quaternion that is not of length 1."""
     _check_quaternion(pose.quaternion_xyzw)
     return {
@@ -220,12 +210,12 @@ _POSE = codec.Schema(
 )
 
 
-def read_pose(body: codec.Fields) -> FramePose:
+def read_pose(body: codec.Fields) -> types.FramePose:
     """Read the fields of a pose. Raises WireError for any other input."""
     values = body.read(_POSE)
     quaternion = values.pop("quaternion")
     _check_quaternion(quaternion)
-    return FramePose(position_m=values.pop("position"), quaternion_xyzw=quaternion, **values)
+    return types.FramePose(position_m=values.pop("position"), quaternion_xyzw=quaternion, **values)
 
 
 def _read_stages(fields: codec.Fields, name: str) -> dict[str, int]:
@@ -254,7 +244,7 @@ _INSTANCE = codec.Schema(
         "score": _SHARE,
         "box": lambda fields, name: fields.integers(name, 4),
         "area": codec.Fields.integer,
-        "state": codec.choice(get_args(TrackState)),
+        "state": codec.choice(get_args(types.TrackState)),
         "age": codec.Fields.integer,
         "frames_since_seen": codec.Fields.integer,
         "mask": codec.Fields.fields,
@@ -292,7 +282,7 @@ _MASKS = codec.Schema(
 )
 
 
-def pack_masks(masks: MaskFrame, encoding: MaskEncoding = "bits+zstd") -> list[bytes]:
+def pack_masks(masks: types.MaskFrame, encoding: types.MaskEncoding = "bits+zstd") -> list[bytes]:
     """Return the parts of the message."""
     body = {"v": codec.VERSION, "kind": "masks"} | {name: getattr(masks, name) for name in _MASKS.readers}
     body |= {
@@ -305,7 +295,7 @@ def pack_masks(masks: MaskFrame, encoding: MaskEncoding = "bits+zstd") -> list[b
     return [masks_topic(masks.camera), codec.pack(_drop_none(body))]
 
 
-def unpack_masks(parts: Sequence[Buffer], lazy: bool = False) -> MaskFrame:
+def unpack_masks(parts: Sequence[types.Buffer], lazy: bool = False) -> types.MaskFrame:
     """Unpack masks from the parts of a message. Raises WireError for any other input.
 
     With `lazy`, each mask is decoded when its pixels are first used. Damage in them raises WireError only then.
@@ -314,22 +304,24 @@ def unpack_masks(parts: Sequence[Buffer], lazy: bool = False) -> MaskFrame:
     _check_topic(parts[0], masks_topic(values["camera"]), "masks")
     size = values["height"], values["width"]
     values["instances"] = _unpack_instances(values["instances"], size, lazy)
-    return MaskFrame(**values)
+    return types.MaskFrame(**values)
 
 
 def _drop_none(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _pack_instance(instance: Instance, encoding: MaskEncoding) -> dict[str, Any]:
+def _pack_instance(instance: types.Instance, encoding: types.MaskEncoding) -> dict[str, Any]:
     fields = {name: getattr(instance, name) for name in _INSTANCE.readers}
     return _drop_none(
         fields | {"mask": encode_mask(instance.mask, encoding), "doubtful": instance.doubtful or None}
     )
 
 
-def _unpack_instances(values: Sequence[object], size: tuple[int, int], lazy: bool) -> tuple[Instance, ...]:
-    instances: dict[int, Instance] = {}
+def _unpack_instances(
+    values: Sequence[object], size: tuple[int, int], lazy: bool
+) -> tuple[types.Instance, ...]:
+    instances: dict[int, types.Instance] = {}
     free_pixels = MAX_MASK_PIXELS
     for index, value in enumerate(values):
         instance = _unpack_instance(codec.Fields(value, f"masks: instance {index}"), size, free_pixels, lazy)
@@ -340,7 +332,9 @@ def _unpack_instances(values: Sequence[object], size: tuple[int, int], lazy: boo
     return tuple(instances.values())
 
 
-def _unpack_instance(fields: codec.Fields, size: tuple[int, int], max_pixels: int, lazy: bool) -> Instance:
+def _unpack_instance(
+    fields: codec.Fields, size: tuple[int, int], max_pixels: int, lazy: bool
+) -> types.Instance:
     values = fields.read(_INSTANCE)
     box, area = values.pop("box"), values.pop("area")
     values["mask"] = mask = read_mask(values["mask"], max_pixels, size, area if lazy else None)
@@ -348,7 +342,7 @@ def _unpack_instance(fields: codec.Fields, size: tuple[int, int], max_pixels: in
         raise WireError(
             f"{fields.what}: expected the box {mask.box} and area {mask.area} of its mask, found others"
         )
-    return Instance(**values)
+    return types.Instance(**values)
 
 
 POSES_ROOT = b"pose/"
@@ -360,12 +354,12 @@ def pose_topic(frame: str) -> bytes:
     return POSES_ROOT + check_name(frame, "frame").encode()
 
 
-def pack_pose(pose: FramePose) -> list[bytes]:
+def pack_pose(pose: types.FramePose) -> list[bytes]:
     """Return the parts of the message. Raises WireError for a quaternion that is not of length 1."""
     return [pose_topic(pose.frame), codec.pack({"v": codec.VERSION, "kind": "pose", **pose_fields(pose)})]
 
 
-def unpack_pose(parts: Sequence[Buffer]) -> FramePose:
+def unpack_pose(parts: Sequence[types.Buffer]) -> types.FramePose:
     """Unpack a pose from the parts of a message. Raises WireError for any other input."""
     pose = read_pose(_open_body(parts, "pose", _POSE_LIMITS))
     _check_topic(parts[0], pose_topic(pose.frame), "pose")

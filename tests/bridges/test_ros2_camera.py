@@ -19,19 +19,8 @@ from sam3_node.client import PerceptionClient
 from sam3_node.transport import FramePublisher, FrameSubscriber
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import decode_depth
+from tests.support import ros2
 from tests.support.processes import until
-from tests.support.ros2 import (
-    BIN,
-    Robot,
-    import_type,
-    make_box,
-    make_header,
-    make_stamp,
-    open_store,
-    player,
-    qos_profile_sensor_data,
-    stamp_ns,
-)
 
 pytestmark = pytest.mark.verifies(
     "recording",
@@ -52,8 +41,8 @@ SHIFT_NS = 10**9
 
 
 @pytest.fixture(scope="module")
-def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robot]:
-    made = Robot(tmp_path_factory.mktemp("ros2"), DETECTOR__KIND="none")
+def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ros2.Robot]:
+    made = ros2.Robot(tmp_path_factory.mktemp("ros2"), DETECTOR__KIND="none")
     try:
         made.settings["TRANSPORT__FRAMES"] += f",ipc://{made.folder}/direct"
         yield made
@@ -62,27 +51,27 @@ def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robot]:
 
 
 @pytest.fixture(scope="module")
-def bag(robot: Robot) -> Path:
+def bag(robot: ros2.Robot) -> Path:
     """A folder in the layout of ROS 2 with the bundled recording, as its messages came over DDS."""
     path, messages = robot.folder / "bag", []
     ends = [
         robot.ros.create_subscription(
-            import_type(kind),
+            ros2.import_type(kind),
             topic,
             lambda data, topic=topic: messages.append((topic, time.time_ns(), bytes(data))),
-            qos_profile_sensor_data,
+            ros2.qos_profile_sensor_data,
             raw=True,
         )
         for topic, kind in TOPICS.items()
     ]
     options = ["--ros-args", "-p", "loop:=false", "-p", "rate:=4.0", "-p", "stamps_as_recorded:=true"]
-    process = robot.start(sys.executable, str(BIN / "player"), *options)
+    process = robot.start(sys.executable, str(ros2.BIN / "player"), *options)
     assert process.process.wait(120) == 0
     for end in ends:
         robot.ros.destroy_subscription(end)
     with Writer(path, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
         connections = {
-            topic: writer.add_connection(topic, kind, typestore=open_store())
+            topic: writer.add_connection(topic, kind, typestore=ros2.open_store())
             for topic, kind in TOPICS.items()
         }
         for topic, log_ns, data in messages:
@@ -90,7 +79,7 @@ def bag(robot: Robot) -> Path:
     return path
 
 
-def test_a_recording_of_the_topics_has_the_frames_that_were_played(robot: Robot, bag: Path) -> None:
+def test_a_recording_of_the_topics_has_the_frames_that_were_played(robot: ros2.Robot, bag: Path) -> None:
     played = {frame.capture_ns + SHIFT_NS: frame for frame in robot.clip.frames}
     with open_bag(bag) as opened:
         frames = list(opened)
@@ -114,14 +103,14 @@ def find_way_ms(masks: MaskFrame, whole_ns: int) -> float:
 class Twins:
     """One node with two cameras: `wrist` comes over ROS, `direct` over ZeroMQ."""
 
-    def __init__(self, robot: Robot) -> None:
+    def __init__(self, robot: ros2.Robot) -> None:
         self.robot = robot
         self.images, _, self.infos = (
-            robot.ros.create_publisher(import_type(kind), topic, qos_profile_sensor_data)
+            robot.ros.create_publisher(ros2.import_type(kind), topic, ros2.qos_profile_sensor_data)
             for topic, kind in TOPICS.items()
         )
         self.arrivals: dict[int, tuple[int, Any]] = {}
-        kind = import_type("vision_msgs/msg/Detection2DArray")
+        kind = ros2.import_type("vision_msgs/msg/Detection2DArray")
         robot.ros.create_subscription(kind, "/sam3_bridge/detections", self._arrive, 10)
         self.direct = FramePublisher(f"ipc://{robot.folder}/direct", "newest")
         self.clients = {
@@ -137,7 +126,7 @@ class Twins:
             client.close()
 
     def _arrive(self, message: Any) -> None:
-        self.arrivals[stamp_ns(message)] = time.perf_counter_ns(), message
+        self.arrivals[ros2.stamp_ns(message)] = time.perf_counter_ns(), message
 
     def begin(self, camera: str, send: Callable[[], object]) -> MaskFrame:
         """Send a frame until the node serves the camera. Return the masks of the last one that was sent."""
@@ -148,9 +137,9 @@ class Twins:
         return masks
 
     def send_ros(self, frame: Frame) -> None:
-        header = make_header(frame.capture_ns)
-        self.infos.publish(player.make_camera_info(frame.intrinsics, frame.width, frame.height, header))
-        self.images.publish(player.make_image(frame, header))
+        header = ros2.make_header(frame.capture_ns)
+        self.infos.publish(ros2.player.make_camera_info(frame.intrinsics, frame.width, frame.height, header))
+        self.images.publish(ros2.player.make_image(frame, header))
 
     def step_ros(self, frame: Frame) -> tuple[MaskFrame, Any, float]:
         """Return masks and detections of a frame over ROS, and the milliseconds to these outside the node."""
@@ -188,7 +177,7 @@ class Twins:
 
 
 @pytest.fixture(scope="module")
-def twins(robot: Robot, bag: Path) -> Iterator[Twins]:
+def twins(robot: ros2.Robot, bag: Path) -> Iterator[Twins]:
     # the bag is complete: its player has the same topics. Without depth: over DDS it may be lost, as sensor data may
     robot.start_bridge(image_topic="/image/compressed", depth_topic="''", camera_info_topic="/camera_info")
     assert robot.trigger("configure")
@@ -211,7 +200,9 @@ def test_masks_of_a_camera_of_ros_are_those_over_zeromq_bit_for_bit(twins: Twins
     for mask in list(truth.values())[:2]:
         rows, columns = np.nonzero(mask)
         box = int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
-        added = robot.call("add_object", box=make_box(box), label="it", stamp=make_stamp(first.capture_ns))
+        added = robot.call(
+            "add_object", box=ros2.make_box(box), label="it", stamp=ros2.make_stamp(first.capture_ns)
+        )
         assert added.success, added.message
         twins.clients["direct"].add_object(box=box, label="it", seq=masks.seq, camera="direct")
     times: dict[str, list[float]] = {"ROS 2": [], "ZeroMQ": []}
@@ -228,7 +219,7 @@ def test_masks_of_a_camera_of_ros_are_those_over_zeromq_bit_for_bit(twins: Twins
         assert [one.results[0].hypothesis.score for one in detections.detections] == [
             float(one.score) for one in shown
         ]
-        image = robot.wait_for_past(lambda message: stamp_ns(message) == frame.capture_ns, "label_image")  # noqa: B023
+        image = robot.wait_for_past(lambda message: ros2.stamp_ns(message) == frame.capture_ns, "label_image")  # noqa: B023
         painted = np.zeros((frame.height, frame.width), "<u2")
         for one in sorted(shown, key=lambda one: one.paint_order):
             one.mask.paint(painted, one.id)
@@ -239,22 +230,22 @@ def test_masks_of_a_camera_of_ros_are_those_over_zeromq_bit_for_bit(twins: Twins
     print(f"\nframe to masks without the node's step, median of {TIMED}: {figures}, ratio {ratio:.2f}")
 
 
-def test_stamps_without_time_take_that_of_a_simulation(robot: Robot, bag: Path) -> None:
+def test_stamps_without_time_take_that_of_a_simulation(robot: ros2.Robot, bag: Path) -> None:
     """With use_sim_time, an image without a stamp has the time of /clock."""
     place = f"ipc://{robot.folder}/simulated"
     topics = {"image_topic": "/simulated/image/compressed", "depth_topic": "''", "camera_info_topic": "''"}
     robot.start_bridge("sim", use_sim_time="true", frames=place, **topics)
     assert robot.trigger("configure", name="sim")
     assert robot.trigger("activate", name="sim")
-    kind = import_type("sensor_msgs/msg/CompressedImage")
+    kind = ros2.import_type("sensor_msgs/msg/CompressedImage")
     image = robot.ros.create_publisher(kind, "/simulated/image/compressed", 5)
-    clock = robot.ros.create_publisher(import_type("rosgraph_msgs/msg/Clock"), "/clock", 1)
+    clock = robot.ros.create_publisher(ros2.import_type("rosgraph_msgs/msg/Clock"), "/clock", 1)
     message = kind(format="jpeg", data=bytes(robot.clip.frames[0].colour))
     time_ns = 77 * 10**9 + 5
     with FrameSubscriber([place]) as frames:
 
         def attempt() -> Frame | None:
-            clock.publish(import_type("rosgraph_msgs/msg/Clock")(clock=make_stamp(time_ns)))
+            clock.publish(ros2.import_type("rosgraph_msgs/msg/Clock")(clock=ros2.make_stamp(time_ns)))
             image.publish(message)
             received = frames.take(100)
             return received.frame if received and received.frame.capture_ns == time_ns else None

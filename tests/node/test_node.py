@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import itertools
 import operator
 import re
@@ -20,12 +21,14 @@ import zmq
 from sam3_node.client import PerceptionClient, request_id
 from sam3_node.errors import DeviceError, NodeRestarted, RequestError, UnknownFrameError, UnknownObjectError
 from sam3_node.node import node
+from sam3_node.node.operations import HANDLERS
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import TrackerSettings
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber, StreamTap
 from sam3_node.transport.limits import rss_bytes
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import EVENTS_TOPIC, Request, pack_request, unpack_event, unpack_masks, unpack_reply
+from sam3_node.wire.operations import OPERATIONS
 from tests.support.near_node import NearNode
 from tests.support.node_frames import has_ids, jpeg_with_broken_data, picture
 from tests.support.node_rig import Process, Rig, ids, masks_where, until
@@ -471,3 +474,25 @@ def test_a_silent_camera_gives_its_place_to_another(near: NearNode, monkeypatch:
     monkeypatch.setattr("sam3_node.transport.receiver.CAMERA_IDLE_S", 0.05)
     until(lambda: receives_masks("second"), "the second camera")
     assert list(served) == ["second"]
+
+
+KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def test_every_operation_has_a_function_and_a_method_of_the_client() -> None:
+    assert list(HANDLERS) == list(OPERATIONS)
+    internal = {"describe", "pin_frame", "read_snapshot", "hand_over", "confirm_hand_over"}
+    assert all(hasattr(PerceptionClient, op) for op in OPERATIONS.keys() - internal)
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_a_function_takes_the_arguments_of_its_operation(op: str) -> None:
+    operation = OPERATIONS[op]
+    _, *parameters = inspect.signature(HANDLERS[op]).parameters.values()
+    named = [parameter for parameter in parameters if parameter.kind in KEYWORDS]
+    prompt = {"prompt"} if operation.takes_prompt else set()
+    required = operation.arguments.required | prompt
+    allowed = operation.arguments.readers.keys() | prompt
+    assert {parameter.name for parameter in named if parameter.default is parameter.empty} == required
+    if len(named) == len(parameters):
+        assert {parameter.name for parameter in named} == allowed

@@ -1,4 +1,4 @@
-"""Figures of the benchmarks: their JSON, and the page that is generated from it."""
+"""Generated pages: of the benchmarks' figures, and of formats and peers, which markers of tests name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.refuses import refuses
 from tools.bench import report
 from tools.bench.common import ROOT, Figures, Record, make_parser, percentile, spread_text
+from tools.docs.compatibility import Claim, collect_claims
 
 FIELDS = {"figure", "value", "unit", "group", "command", "machine", "date"}
 RESULTS = report.read_results()
@@ -120,3 +122,35 @@ def test_statistics() -> None:
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert spread_text([1.0]) == "1.00"
     assert spread_text([1.0, 3.0, 2.0], 1) == "2.0 (1.0 to 3.0)"
+
+
+def claims_of(folder: Path, text: str) -> list[Claim]:
+    (folder / "tests").mkdir()
+    (folder / "tests" / "test_one.py").write_text(f"import pytest\n{text}")
+    return list(collect_claims(folder))
+
+
+def test_markers_of_functions_and_modules_are_found(tmp_path: Path) -> None:
+    text = (
+        'pytestmark = [pytest.mark.verifies("viewer", "Rerun", "own package", by="rerun-sdk")]\n'
+        '@pytest.mark.verifies("recording", "A | B", "layout", "bytes", missing="a file")\n'
+        "def test_one(): ...\n"
+    )
+    place = "tests/test_one.py"
+    assert claims_of(tmp_path, text) == [
+        Claim("viewer", "Rerun", "own package", "rerun-sdk", "", place),
+        Claim("recording", "A | B", "layout", "bytes", "a file", place),
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *("", "NAME", '"cloud", "x", "layout", "by"', '"recording", "x", "hearsay", "by"'),
+        *(f'"recording", "x", "layout"{more}' for more in ("", ', "by", "m", "more"', ', "by", reason="y"')),
+    ],
+)
+def test_other_markers_are_refused_by_place(tmp_path: Path, arguments: str) -> None:
+    text = f"@pytest.mark.verifies({arguments})\ndef test_one(): ...\n"
+    with refuses(ValueError, field="tests/test_one.py:2"):
+        claims_of(tmp_path, text)

@@ -20,19 +20,8 @@ from ... import wire
 from ...errors import OutputError, WireError, require
 from ...files import explain_os_error, make_folder
 from ...types import Buffer, Closeable, ColourEncoding, Frame, Intrinsics, MaskFrame
+from .. import native
 from ..formats.mcap import MAGIC
-from . import (
-    EVENTS,
-    LAYOUT,
-    LAYOUT_VERSION,
-    NO_SCHEMA,
-    POSE_ROOT,
-    RECORDING,
-    ROBOT_POSES_ROOT,
-    TRUTH_ROOT,
-    Pose,
-    pack_pose,
-)
 
 if TYPE_CHECKING:
     from ..messages.foxglove_out import Encoded
@@ -71,7 +60,7 @@ class RecordingWriter(Closeable):
         # only `flush` ends a chunk, so that the file knows where it is complete
         self._writer = mcap.Writer(self._file, chunk_size=1 << 62, compression=mcap.CompressionType.NONE)
         self._try(lambda: self._writer.start(library="sam3-node"))
-        self.write_metadata(LAYOUT, {"version": LAYOUT_VERSION})
+        self.write_metadata(native.LAYOUT, {"version": native.LAYOUT_VERSION})
 
     @property
     def closed(self) -> bool:
@@ -102,20 +91,20 @@ class RecordingWriter(Closeable):
 
     def write_event(self, body: Buffer, n: int, logged_ns: int) -> None:
         """Append the node's n-th event, which arrived at `logged_ns`: the body of its message."""
-        self._add(EVENTS, bytes(body), n, logged_ns, logged_ns)
+        self._add(native.EVENTS, bytes(body), n, logged_ns, logged_ns)
 
     def write_robot_pose(self, body: Buffer, frame: str, logged_ns: int) -> None:
         """Append a pose of the robot's frame that arrived at `logged_ns`: the body of its message."""
-        self._add(ROBOT_POSES_ROOT + frame, bytes(body), 0, logged_ns, logged_ns)
+        self._add(native.ROBOT_POSES_ROOT + frame, bytes(body), 0, logged_ns, logged_ns)
 
     def write_truth(self, truth: MaskFrame) -> None:
         """Append the true masks of the frame with the same camera, seq and capture_ns."""
         _, body = wire.pack_masks(truth, "rle")
-        self._add(TRUTH_ROOT + truth.camera, body, truth.seq, truth.capture_ns, truth.capture_ns)
+        self._add(native.TRUTH_ROOT + truth.camera, body, truth.seq, truth.capture_ns, truth.capture_ns)
 
-    def write_pose(self, pose: Pose, capture_ns: int) -> None:
+    def write_pose(self, pose: native.Pose, capture_ns: int) -> None:
         """Append the camera's pose at the time when the frame of the same seq was captured."""
-        self._add(POSE_ROOT + pose.camera, pack_pose(pose), pose.seq, capture_ns, capture_ns)
+        self._add(native.POSE_ROOT + pose.camera, native.pack_pose(pose), pose.seq, capture_ns, capture_ns)
 
     def write_metadata(self, name: str, values: Metadata) -> None:
         """Append a metadata record; each value becomes JSON."""
@@ -170,7 +159,7 @@ class RecordingWriter(Closeable):
 
     def _add(self, topic: str, data: bytes, seq: int, logged_ns: int, sent_ns: int) -> None:
         if topic not in self._channels:
-            self._channels[topic] = self._writer.register_channel(topic, "msgpack", NO_SCHEMA)
+            self._channels[topic] = self._writer.register_channel(topic, "msgpack", native.NO_SCHEMA)
         self._append(self._channels[topic], data, seq, logged_ns, sent_ns)
 
     def _append(self, channel: int, data: bytes, seq: int, logged_ns: int, sent_ns: int) -> None:
@@ -267,7 +256,7 @@ class SplitRecordingWriter(Closeable):
         return writer
 
     def _finish(self) -> None:
-        self._writer.write_metadata(RECORDING, self._summary())
+        self._writer.write_metadata(native.RECORDING, self._summary())
         self._writer.close()
 
 
