@@ -155,7 +155,9 @@ class Twins:
             return masks if masks and masks.capture_ns == frame.capture_ns else None
 
         masks = until(attempt, "masks over ROS")
-        end_ns, message = until(lambda: self.arrivals.get(frame.capture_ns), "detections")
+        end_ns, message = until(
+            lambda: time.sleep(0.0005) or self.arrivals.get(frame.capture_ns), "detections"
+        )
         return masks, message, find_way_ms(masks, end_ns - begin_ns)
 
     def step_direct(self, frame: Frame) -> tuple[MaskFrame, float]:
