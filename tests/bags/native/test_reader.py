@@ -217,7 +217,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_newer_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sam3_node.bags.native.writer.LAYOUT_VERSION", 2)
+    monkeypatch.setattr("sam3_node.bags.native.LAYOUT_VERSION", 2)
     path = record(tmp_path / "r.mcap", [])
     with refuses(BagError, field=("1", "2", "recordings")):
         RecordingReader([path])
