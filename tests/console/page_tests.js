@@ -99,6 +99,35 @@ export async function aPreviewEndsByItselfOnALivePictureAlone() {
   }
 }
 
+export async function aMaskThatWasChosenBeginsTheObject() {
+  const masks = [0.1, 0.2, 0.3].map((share) => ({ mask: makeMask(share), score: 1 - share }));
+  const page = makePage(() => ({ id: 1, camera: "cam0", mask: makeMask(0.1), masks }));
+  const { asked, tile, view, prompts, release } = page;
+  equal(prompts.chooseNext(), false, "without a preview:");
+  prompts.hover(tile, [60, 60]);
+  await release();
+  equal([prompts.chooseNext(), prompts.chooseNext()], [true, true]);
+  equal(tile.preview.area, masks[1].mask.area);
+  prompts.hover(tile, [61, 60]);
+  equal(tile.preview.area, masks[1].mask.area, "after a small move:");
+  prompts.point(tile, [61, 60], true, view);
+  await release();
+  equal([asked[0].args.multimask, asked[1].op, asked[1].args.choice], [true, "add_object", 1]);
+}
+
+export async function aMoveForgetsTheChosenMask() {
+  const masks = [0.1, 0.2].map((share) => ({ mask: makeMask(share), score: 1 - share }));
+  const { asked, tile, view, prompts, release } = makePage(() => ({ id: 1, camera: "cam0", mask: makeMask(0.1), masks }));
+  prompts.hover(tile, [60, 60]);
+  await release();
+  prompts.chooseNext();
+  prompts.hover(tile, [300, 200]);
+  await release();
+  prompts.point(tile, [300, 200], true, view);
+  await release();
+  equal(asked.at(-1).args.choice, undefined);
+}
+
 export async function aDoubleClickIsOneMark() {
   const { asked, tile, view, prompts, release } = makePage(() => ({ id: 1, camera: "cam0", mask: makeMask(0.1) }));
   prompts.point(tile, [60, 60], true, view);

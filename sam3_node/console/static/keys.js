@@ -2,7 +2,7 @@
 
 import { make } from "./dom.js";
 
-const CHANGES = new Set(["/", "F2", "Delete", "P", "X", "C", "H"]);
+const CHANGES = new Set(["/", "F2", "Delete", "P", "X", "C", "H", "Tab"]);
 const ON_PICTURE = [
   ["arrows", "move the cross; Alt 1 pixel, Ctrl 50"],
   ["Enter", "add or correct there; with Shift: it is not that"],
@@ -29,8 +29,7 @@ export class Keys {
     }
     const found = this.listed().find(([name]) => name === key);
     if (!found || (CHANGES.has(key) && !this.canChange())) return;
-    event.preventDefault();
-    found[3]();
+    if (found[3]() !== false) event.preventDefault();
   }
 
   listed() {

@@ -306,6 +306,7 @@ const keys = new Keys({
     ["F2", "Objects", "rename the object", () => askLabel()],
     ["Delete", "Objects", "remove the object", removeChosen],
     ["H", "On the picture", "previews on or off", togglePreviews],
+    ["Tab", "On the picture", "preview the part, or the whole", () => prompts.chooseNext()],
     ["P", "Node", "pause or resume", togglePause],
     ["X", "Node", "remove all, after a question", askReset],
     ["C", "Node", "record, or end the recording", toggleRecord],

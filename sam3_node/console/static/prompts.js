@@ -8,6 +8,7 @@ import { fromBase64, isInside } from "./wire.js";
 const SLOW_PREVIEW_MS = 250;
 const REST_MS = 8000;
 const OLD_PREVIEW_MS = 1000;
+const OLD_CHOICE_MS = 4000;
 const MAX_PREVIEW_SHARE = 0.6;
 const DOUBLE_MS = 500;
 const DOUBLE_PX = 12;
@@ -22,6 +23,7 @@ export class Prompts {
     this.hovering = null;
     this.under = null; // the tile that the pointer is on
     this.isPreviewing = false;
+    this.meant = null; // {tile, place, masks, at, until} of the preview: what a click there may mean, and which one is chosen
     this.restUntil = 0;
     this.isMarking = false;
     this.lastMark = null;
@@ -33,6 +35,7 @@ export class Prompts {
   /** A point on an object corrects it. A point elsewhere starts one; one of what it is not, corrects the chosen one. */
   async point(tile, [x, y], isOn, view) {
     const isPositive = isOn && !this.negates;
+    const choice = isPositive && this.isMeant(tile, [x, y]) ? { choice: this.meant.at } : {};
     await this.once(tile, [x, y], async () => {
       const hit = (await this.ask({ type: "hit", camera: tile.camera, x, y })) ?? this.findYoung(tile, x, y);
       if (!this.canChange()) {
@@ -47,7 +50,7 @@ export class Prompts {
       }
       const prompt = { points: [[x, y]], labels: [isPositive ? 1 : 0] };
       if (isPositive && (await this.addAgain(tile, prompt, view))) return;
-      if (id === null) await this.add(tile, prompt, view);
+      if (id === null) await this.add(tile, { ...prompt, ...choice }, view);
       else await this.refine(tile, id, prompt, view);
     });
   }
@@ -63,8 +66,7 @@ export class Prompts {
   /** Carry out one mark at a time. The second click of a double click is none. */
   async once(tile, place, run) {
     const { lastMark } = this;
-    const reach = (DOUBLE_PX * tile.shown.width) / tile.overlay.clientWidth;
-    const isNear = lastMark?.tile === tile && Math.hypot(place[0] - lastMark.place[0], place[1] - lastMark.place[1]) < reach;
+    const isNear = isAt(lastMark, tile, place);
     if (this.isMarking || (isNear && Date.now() - lastMark.at < DOUBLE_MS)) return;
     this.isMarking = true;
     tile.element.dataset.marking = "yes";
@@ -129,7 +131,7 @@ export class Prompts {
 
   /** Return the object that was added at a place on a live picture a moment ago, if masks do not contain it yet. */
   findYoung(tile, x, y) {
-    if (tile.element.dataset.frozen === "true") return null; // a still picture shows what was added on it
+    if (isFrozen(tile)) return null; // a still picture shows what was added on it
     const inMasks = new Set(tile.shown.masks?.instances.map((instance) => instance.id));
     this.young = this.young.filter(({ id, at, camera }) => Date.now() - at < YOUNG_MS && !(camera === tile.camera && inMasks.has(id)));
     return this.young.find(({ camera, instance }) => camera === tile.camera && isInside(instance, x, y))?.id ?? null;
@@ -142,6 +144,8 @@ export class Prompts {
 
   /** Preview what a click would give, while the node answers quickly. The newest place supersedes the others. */
   hover(tile, place) {
+    if (place && this.isMeant(tile, place)) return; // the hand shakes a little
+    this.meant = null;
     this.hovering = place && { tile, place };
     this.under = place && tile;
     if (!place) tile.showMask(null);
@@ -159,8 +163,9 @@ export class Prompts {
     try {
       const hit = await this.ask({ type: "hit", camera: tile.camera, x: place[0], y: place[1] });
       const { seq, camera } = origin(tile.shown);
-      const result = hit === null ? await call("segment", { points: [place], seq, camera }) : null;
+      const result = hit === null ? await call("segment", { points: [place], seq, camera, multimask: true }) : null;
       this.showPreview(tile, result);
+      if (result && this.under === tile) this.meant = { tile, place, masks: result.masks ?? [], at: null };
       if (result && performance.now() - begin > SLOW_PREVIEW_MS) this.restUntil = performance.now() + REST_MS;
     } catch {
       tile.showMask(null);
@@ -175,10 +180,28 @@ export class Prompts {
     const { width, height } = tile.shown;
     const isLarge = result && result.mask.area > MAX_PREVIEW_SHARE * width * height;
     const isShown = result && !isLarge && this.under === tile;
-    tile.showMask(isShown ? result.mask : null, tile.element.dataset.frozen === "true" ? null : OLD_PREVIEW_MS);
+    tile.showMask(isShown ? result.mask : null, isFrozen(tile) ? null : OLD_PREVIEW_MS);
+  }
+
+  /** Show the next of the masks that a click here may mean: a part or the whole. Return false if there is no other. */
+  chooseNext() {
+    const { meant } = this;
+    if (!meant || meant.masks.length < 2 || this.under !== meant.tile) return false;
+    meant.at = meant.at === null ? 0 : (meant.at + 1) % meant.masks.length;
+    const { mask, score } = meant.masks[meant.at];
+    meant.until = isFrozen(meant.tile) ? Infinity : performance.now() + OLD_CHOICE_MS;
+    meant.tile.showMask(mask, isFrozen(meant.tile) ? null : OLD_CHOICE_MS);
+    this.say(`Mask ${meant.at + 1} of ${meant.masks.length}, score ${score.toFixed(2)}. ${CLICK_FIRST} it to track it.`);
+    return true;
+  }
+
+  /** True if a mask was chosen for a click at this place. */
+  isMeant(tile, place) {
+    return this.meant?.at != null && performance.now() < this.meant.until && isAt(this.meant, tile, place);
   }
 
   async send(tile, op, args, view, done) {
+    this.meant = null;
     this.restUntil = performance.now() + 300;
     await this.try(
       async () => {
@@ -210,6 +233,17 @@ export class Prompts {
       else this.say(describeError(error), true);
     }
   }
+}
+
+function isFrozen(tile) {
+  return tile.element.dataset.frozen === "true";
+}
+
+/** True if a mark or a preview is as near as the two places of a double click. */
+function isAt(mark, tile, place) {
+  if (mark?.tile !== tile) return false;
+  const reach = (DOUBLE_PX * tile.shown.width) / tile.overlay.clientWidth;
+  return Math.hypot(place[0] - mark.place[0], place[1] - mark.place[1]) < reach;
 }
 
 function origin(view) {
