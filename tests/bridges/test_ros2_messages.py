@@ -33,21 +33,12 @@ from sam3_node.errors import RequestError
 from sam3_node.replay.davis_png import paint_indices
 from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.wire import MAX_EPOCH, decode_image
+from tests.support import ros2
 from tests.support.refuses import refuses
-from tests.support.ros2 import (
-    RELEASES,
-    deserialise,
-    import_type,
-    make_box,
-    make_header,
-    make_image,
-    name_type,
-    open_store,
-    serialise,
-)
 
-DiagnosticStatus = import_type("diagnostic_msgs/msg/DiagnosticStatus")
-Marker, PointField = import_type("visualization_msgs/msg/Marker"), import_type("sensor_msgs/msg/PointField")
+DiagnosticStatus = ros2.import_type("diagnostic_msgs/msg/DiagnosticStatus")
+Marker = ros2.import_type("visualization_msgs/msg/Marker")
+PointField = ros2.import_type("sensor_msgs/msg/PointField")
 pytestmark = pytest.mark.verifies(
     "viewer",
     "ROS 2 messages: vision_msgs 4, label image",
@@ -95,18 +86,18 @@ MAKERS = {
 
 def over_cdr(message: Any, release: str = "jazzy") -> Any:
     """Return a message as rosbags reads it in a release."""
-    return open_store(release).deserialize_cdr(serialise(message), name_type(message))
+    return ros2.open_store(release).deserialize_cdr(ros2.serialise(message), ros2.name_type(message))
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", ros2.RELEASES)
 @pytest.mark.parametrize("topic", MAKERS)
 def test_messages_pass_cdr_with_their_header(topic: str, release: str) -> None:
     message = MAKERS[topic](MASKS, HEADER)
     found = over_cdr(message, release)
     assert read_header(found) == HEADER
     assert read_stamp(found) == MASKS.capture_ns
-    by_rosbags = bytes(open_store(release).serialize_cdr(found, name_type(message)))
-    assert deserialise(by_rosbags, name_type(message)) == message
+    by_rosbags = bytes(ros2.open_store(release).serialize_cdr(found, ros2.name_type(message)))
+    assert ros2.deserialise(by_rosbags, ros2.name_type(message)) == message
 
 
 @pytest.mark.parametrize(("sec", "nanosec"), [(0, 0), (0, 1), (2**31 - 1, 999_999_999), (1_700_000_000, 1)])
@@ -293,15 +284,18 @@ def test_another_id_is_refused(text: str) -> None:
 
 
 def request(**fields: Any) -> Any:
-    return import_type("sam3_node_msgs/srv/AddObject").Request(**fields)
+    return ros2.import_type("sam3_node_msgs/srv/AddObject").Request(**fields)
 
 
 def mono8(pixels: np.ndarray, encoding: str = "mono8") -> Any:
-    return make_image(make_header(0), pixels, encoding)
+    return ros2.make_image(ros2.make_header(0), pixels, encoding)
 
 
 def test_prompts_of_a_request() -> None:
-    point, box = import_type("vision_msgs/msg/Point2D"), import_type("vision_msgs/msg/BoundingBox2D")
+    point, box = (
+        ros2.import_type("vision_msgs/msg/Point2D"),
+        ros2.import_type("vision_msgs/msg/BoundingBox2D"),
+    )
     assert read_prompt(request()) == {}
     points = [point(x=3.0, y=4.5), point(x=1.0, y=0.5)]
     expected = {"points": [(3.0, 4.5), (1.0, 0.5)], "labels": [1, 0]}
@@ -315,7 +309,7 @@ def test_prompts_of_a_request() -> None:
 
 
 def test_prompts_that_cannot_be_meant_are_refused() -> None:
-    box = import_type("vision_msgs/msg/BoundingBox2D")(size_x=6.0, size_y=5.0)
+    box = ros2.import_type("vision_msgs/msg/BoundingBox2D")(size_x=6.0, size_y=5.0)
     box.center.theta = 0.1
     with refuses(RequestError, field=("0", "theta")):
         read_prompt(request(box=box))
@@ -329,15 +323,15 @@ def test_prompts_that_cannot_be_meant_are_refused() -> None:
 
 def isaac_request(boxes: str = "", points: str = "", labels: Sequence[int] = (), **fields: Any) -> Any:
     """Return a request of AddObjects: a box or a point for each letter, which is its object's id."""
-    point = import_type("vision_msgs/msg/Point2D")
+    point = ros2.import_type("vision_msgs/msg/Point2D")
     fields = {
         "bbox_object_ids": list(boxes),
-        "bbox_coords": [make_box((0, 0, 4, 2))] * len(boxes),
+        "bbox_coords": [ros2.make_box((0, 0, 4, 2))] * len(boxes),
         "point_object_ids": list(points),
         "point_coords": [point(x=float(n), y=1.5) for n in range(len(points))],
         "point_labels": list(labels),
     } | fields
-    return import_type("isaac_ros_segment_anything2_interfaces/srv/AddObjects").Request(**fields)
+    return ros2.import_type("isaac_ros_segment_anything2_interfaces/srv/AddObjects").Request(**fields)
 
 
 def test_prompts_of_isaac_ros_are_gathered_by_object() -> None:
@@ -373,8 +367,10 @@ def bag(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Writer(path, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
         for topic, make in MAKERS.items():
             message = make(MASKS, HEADER)
-            connection = writer.add_connection(f"/{topic}", name_type(message), typestore=open_store())
-            writer.write(connection, MASKS.capture_ns, serialise(message))
+            connection = writer.add_connection(
+                f"/{topic}", ros2.name_type(message), typestore=ros2.open_store()
+            )
+            writer.write(connection, MASKS.capture_ns, ros2.serialise(message))
     return path
 
 

@@ -97,6 +97,7 @@ def test_a_request_is_followed_from_client_to_log_and_event(
             ("add_object", "caught_up"), "shelf-3"
         )
     assert refused.value.request_id == "shelf-3"
+    until(lambda: node.log.read_text().count("[request shelf-3]") == 3, "the lines of the log")
     lines = [line for line in node.log.read_text().splitlines() if line.endswith("[request shelf-3]")]
     told = (
         f"event {events[0].n}: add_object",
