@@ -385,7 +385,8 @@ class Decoder(nn.Module):
         """Return the first five arguments of `forward` for prompts on an image without memory; see `prompt`."""
         sparse, dense = self.prompt(points, labels, logits)
         top = features.top + self.no_memory.reshape(1, -1, 1, 1)
-        return top.expand(len(sparse), -1, -1, -1), features.fine, features.middle, sparse, dense
+        # `len` would fix the number of objects in an export
+        return top.expand(sparse.shape[0], -1, -1, -1), features.fine, features.middle, sparse, dense
 
     def no_prompt(self) -> tuple[Tensor, Tensor]:
         """Return the sparse [1, 2, C] and dense [1, C, h, w] embeddings for no prompt."""
