@@ -21,9 +21,8 @@ from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, POLL_S, Percept
 
 P = ParamSpec("P")
 T = TypeVar("T")
-MAX_REQUEST_THREADS = (
-    32  # requests of one client take turns: those that wait must not use up the time of the next
-)
+MAX_REQUEST_THREADS = 32
+"""Requests of one client take turns: those that wait must not use up the time of the next."""
 
 
 def _awaited(

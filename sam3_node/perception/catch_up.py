@@ -179,22 +179,30 @@ class FrameCache:
         for object_id in held:
             if self._frames and object_id in self._frames[-1].logits:
                 frame.set_logits(object_id, self._frames[-1].logits[object_id])
-        for kept in self._frames:
+        pinned = [kept for kept in self._frames if kept.lease_ns]
+        for kept in pinned:
             # after a restart of the camera, a seq would name two frames
             if frame.seq <= self._frames[-1].seq or abs(frame.capture_ns - kept.pinned_ns) > kept.lease_ns:
                 kept.lease_ns = 0
         self._frames.append(frame)
         self._move_to_host()
         dropped: list[CachedFrame] = []
-        while (place := self._find_surplus(len(dropped))) is not None:
+        while (place := self._find_surplus(len(dropped), bool(pinned))) is not None:
             dropped.append(self._frames.pop(place))
         return sorted(dropped, key=lambda frame: frame.frame_number)
 
-    def _find_surplus(self, dropped: int) -> int | None:
-        """Return the place of the frame to drop after `dropped` others; None if the frames are within the limits."""
+    def _find_surplus(self, dropped: int, pinned: bool) -> int | None:
+        """Return the place of the frame to drop after `dropped` others; None if the frames are within the limits.
+
+        pinned: False if no frame was pinned when this step began, as on nearly all steps: the oldest is dropped then.
+        """
         frames, newest = self._frames, self._frames[-1]
-        free = [at for at in range(len(frames) - self._limits.frames) if not frames[at].lease_ns]
         is_large = self.nbytes > self._limits.nbytes
+        if not pinned:
+            is_past = abs(newest.capture_ns - frames[0].capture_ns) > self._limits.span_ns
+            is_due = is_large or (is_past and dropped < MAX_DROPS)
+            return 0 if is_due and len(frames) > self._limits.frames else None
+        free = [at for at in range(len(frames) - self._limits.frames) if not frames[at].lease_ns]
         past = [at for at in free if abs(newest.capture_ns - frames[at].capture_ns) > self._limits.span_ns]
         first = next((at for at, frame in enumerate(frames) if frame.lease_ns), len(frames))
         if past and past[0] < first:
