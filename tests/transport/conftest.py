@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.support.key_rig import Keys
+from sam3_node.transport import ControlServer
+from tests.support.key_rig import Keys, serve
+from tests.support.transport_peer import TCP
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return an endpoint to bind, of each scheme."""
+    return TCP if request.param == "tcp" else f"ipc://{tmp_path}/socket"
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
 
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Keys:
     return Keys(tmp_path)
+
+
+@pytest.fixture
+def control(keys: Keys, stack: ExitStack) -> ControlServer:
+    """Return a server of requests that expects keys."""
+    return serve(stack, keys.machine("node", "node"))

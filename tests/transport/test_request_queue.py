@@ -19,7 +19,7 @@ from sam3_node.transport.control_server import (
 )
 from sam3_node.types import Job, resume
 from sam3_node.wire import Reply, Request, pack_request, unpack_reply
-from tests.support.transport_peer import open_peer, take_error, wait_until, waiting_bodies
+from tests.support.transport_peer import TCP, open_peer, take_error, wait_until, waiting_bodies
 
 
 @pytest.fixture
@@ -143,9 +143,6 @@ def test_a_request_that_is_put_back_is_superseded_as_others_are(queue: RequestQu
     assert not queue.put_back(older)
     assert queue.clear() == [pointer("mouse", 3)]
     assert not is_readable(queue)
-
-
-TCP = "tcp://127.0.0.1:*"
 
 
 def test_of_the_requests_of_a_moving_mouse_only_the_newest_is_carried_out() -> None:
