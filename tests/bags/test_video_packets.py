@@ -29,6 +29,7 @@ from sam3_node.types import NANOSECONDS, Frame, Intrinsics
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.grey_video import encode, level
 from tests.support.paths import SHARED
+from tests.support.ros_recordings import write_by_rosbags
 
 T0, PERIOD_NS, COUNT, SIZE = 1_700_000_000 * NANOSECONDS, 50_000_000, 12, (48, 64)
 TOPIC = "/cam/image_raw/ffmpeg"
@@ -195,20 +196,17 @@ def write_messages(
     for name, definition in DEFINITIONS.items():
         store.register(get_types_from_msg(definition, name))
     writer: Any = Writer1(path) if is_ros1 else Writer2(path, version=9, storage_plugin=StoragePlugin[plugin])
-    with writer:
-        connections: dict[str, Any] = {}
-        for index, (topic, kind, fields) in enumerate(messages):
-            if topic not in connections:
-                connections[topic] = writer.add_connection(topic, kind, typestore=store)
-            time = T0 + index * period_ns
-            stamp = store.types["builtin_interfaces/msg/Time"](*divmod(time, NANOSECONDS))
-            first: dict[str, Any] = {"timestamp": stamp, "frame_id": "cam"}
-            if kind.startswith("sensor_msgs"):
-                header = store.types["std_msgs/msg/Header"](*([0] if is_ros1 else []), stamp, "cam")
-                first = {"header": header}
-            serialise = store.serialize_ros1 if is_ros1 else store.serialize_cdr
-            writer.write(connections[topic], time, serialise(store.types[kind](**first, **fields), kind))
-    return path
+
+    def make(time: int, kind: str, fields: dict[str, Any]) -> Any:
+        stamp = store.types["builtin_interfaces/msg/Time"](*divmod(time, NANOSECONDS))
+        first: dict[str, Any] = {"timestamp": stamp, "frame_id": "cam"}
+        if kind.startswith("sensor_msgs"):
+            first = {"header": store.types["std_msgs/msg/Header"](*([0] if is_ros1 else []), stamp, "cam")}
+        return store.types[kind](**first, **fields)
+
+    timed = enumerate(messages)
+    made = ((topic, T0 + n * period_ns, make(T0 + n * period_ns, *rest)) for n, (topic, *rest) in timed)
+    return write_by_rosbags(writer, store, made)
 
 
 def as_video(data: list[bytes], kind: str, format_: str) -> list[tuple[str, str, dict[str, Any]]]:

@@ -166,6 +166,10 @@ def _reply(reply: wire.Reply) -> Example:
     return Example(reply, lambda value: [wire.pack_reply(value)], lambda parts: wire.unpack_reply(parts[0]))
 
 
+def _masks(value: MaskFrame) -> Example:
+    return Example(value, lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks)
+
+
 def _candidates() -> dict[str, Any]:
     shown = [
         {"mask": wire.encode_mask(mask, "rle"), "score": score}
@@ -181,23 +185,15 @@ def _points() -> dict[str, Any]:
 EXAMPLES = {
     "frame-raw": Example(raw_frame(), wire.pack_frame, wire.unpack_frame),
     "frame-jpeg": Example(jpeg_frame(), wire.pack_frame, wire.unpack_frame),
-    "masks-rle": Example(masks(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks),
+    "masks-rle": _masks(masks()),
     "masks-bits": Example(masks(), wire.pack_masks, wire.unpack_masks, exact=False),
-    "masks-doubt": Example(
-        masks_with_doubt(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
-    ),
-    "masks-names": Example(
-        masks_with_names(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
-    ),
-    "masks-world": Example(
-        masks_with_world_ids(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
-    ),
+    "masks-doubt": _masks(masks_with_doubt()),
+    "masks-names": _masks(masks_with_names()),
+    "masks-world": _masks(masks_with_world_ids()),
     "masks-device-clock": Example(masks_with_device_clock(), wire.pack_masks, wire.unpack_masks),
     "masks-epoch": Example(masks_with_epoch(), wire.pack_masks, wire.unpack_masks),
-    "masks-depth": Example(
-        masks_with_depth(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
-    ),
-    "masks-shed": Example(masks_with_shed(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks),
+    "masks-depth": _masks(masks_with_depth()),
+    "masks-shed": _masks(masks_with_shed()),
     "beat": Example([wire.BEAT_TOPIC], list, list),
     "pose": Example(gripper_pose(), wire.pack_pose, wire.unpack_pose),
     "request-set-prompts": _request("set_prompts", prompts=["red mug", "screwdriver"]),
