@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,15 @@ from tests.support.transport_peer import TCP
 
 
 @pytest.fixture(params=["tcp", "ipc"])
-def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return an endpoint to bind, of each scheme."""
-    return TCP if request.param == "tcp" else f"ipc://{tmp_path}/socket"
+def new_endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+    """Return a function that gives another endpoint to bind at each call, of each scheme."""
+    numbers = count()
+    return lambda: TCP if request.param == "tcp" else f"ipc://{tmp_path}/{next(numbers)}"
+
+
+@pytest.fixture
+def endpoint(new_endpoint: Callable[[], str]) -> str:
+    return new_endpoint()
 
 
 @pytest.fixture

@@ -50,20 +50,16 @@ def flow(send: Callable[[], object], receive: Callable[[], Any]) -> Any:
     return got[-1]
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_the_right_keys_carry_all_messages(keys: Keys, stack: ExitStack, tmp_path: Path, scheme: str) -> None:
+def test_the_right_keys_carry_all_messages(
+    keys: Keys, stack: ExitStack, new_endpoint: Callable[[], str]
+) -> None:
     node, cam0, policy = (keys.machine(name, name) for name in ("node", "cam0", "policy"))
     node, policy = (replace(security, camera_keys=("cam0",)) for security in (node, policy))
-    numbers = iter(range(9))
-
-    def place() -> str:
-        return TCP if scheme == "tcp" else f"ipc://{tmp_path}/{next(numbers)}"
-
     enter = stack.enter_context
-    camera = enter(FramePublisher(place(), security=cam0.for_camera("cam0")))
-    robot = enter(PosePublisher(place(), keys.machine("robot", "robot")))
-    masks = enter(MaskPublisher(place(), security=node))
-    control = serve(stack, node, place())
+    camera = enter(FramePublisher(new_endpoint(), security=cam0.for_camera("cam0")))
+    robot = enter(PosePublisher(new_endpoint(), keys.machine("robot", "robot")))
+    masks = enter(MaskPublisher(new_endpoint(), security=node))
+    control = serve(stack, node, new_endpoint())
     frames = enter(FrameSubscriber([camera.endpoint], security=node))
     poses = enter(PoseSubscriber(robot.endpoint, security=node))
     reader = enter(MaskSubscriber(masks.endpoint, security=keys.machine("watcher", "watcher")))
@@ -147,33 +143,30 @@ def test_readers_may_not_change_anything(keys: Keys, stack: ExitStack, control: 
     assert "watcher" in str(control.last_error)
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_a_revoked_key_is_cut_off(keys: Keys, tmp_path: Path, scheme: str) -> None:
+def test_a_revoked_key_is_cut_off(keys: Keys, stack: ExitStack, new_endpoint: Callable[[], str]) -> None:
     node = keys.machine("node", "node")
-    places = [TCP] * 2 if scheme == "tcp" else [f"ipc://{tmp_path}/{name}" for name in ("m", "c")]
-    with ExitStack() as stack:
-        masks = stack.enter_context(MaskPublisher(places[0], security=node))
-        control = serve(stack, node, places[1])
-        good, bad = keys.machine("good", "watcher"), keys.machine("bad", "policy")
-        readers = [
-            stack.enter_context(MaskSubscriber(masks.endpoint, security=security)) for security in (good, bad)
-        ]
-        for reader in readers:
-            flow(lambda: masks.send(make_masks(1)) and None, lambda reader=reader: reader.take(50))
-        client = stack.enter_context(ControlClient(control.endpoint, 5000, bad))
-        assert client.call("reset") == "reset"
-        revoke(node, "policy")
-        with pytest.raises((ForbiddenError, TransportError)):  # at once, on the open connection
-            client.call("reset")
-        wait_until(lambda: readers[1].refusals)
-        assert "refuses the key policy (operator): it was revoked there" in readers[1].refusals[0]
-        wait_until(lambda: readers[0].connected and not readers[1].connected)
-        flow(lambda: masks.send(make_masks(2)) and None, lambda: readers[0].take(50))
-        while readers[1].take(0):  # what had come before
-            pass
-        flow(lambda: masks.send(make_masks(3)) and None, lambda: readers[0].take(50))
-        assert readers[1].take(0) is None
-        wait_until(lambda: "the key policy (operator) was refused: it is revoked" in str(masks.last_refusal))
+    masks = stack.enter_context(MaskPublisher(new_endpoint(), security=node))
+    control = serve(stack, node, new_endpoint())
+    good, bad = keys.machine("good", "watcher"), keys.machine("bad", "policy")
+    reader, other = (
+        stack.enter_context(MaskSubscriber(masks.endpoint, security=security)) for security in (good, bad)
+    )
+    for each in (reader, other):
+        flow(lambda: masks.send(make_masks(1)) and None, lambda each=each: each.take(50))
+    client = stack.enter_context(ControlClient(control.endpoint, 5000, bad))
+    assert client.call("reset") == "reset"
+    revoke(node, "policy")
+    with pytest.raises((ForbiddenError, TransportError)):  # at once, on the open connection
+        client.call("reset")
+    wait_until(lambda: other.refusals)
+    assert "refuses the key policy (operator): it was revoked there" in other.refusals[0]
+    wait_until(lambda: reader.connected and not other.connected)
+    flow(lambda: masks.send(make_masks(2)) and None, lambda: reader.take(50))
+    while other.take(0):  # what had come before
+        pass
+    flow(lambda: masks.send(make_masks(3)) and None, lambda: reader.take(50))
+    assert other.take(0) is None
+    wait_until(lambda: "the key policy (operator) was refused: it is revoked" in str(masks.last_refusal))
 
 
 def test_a_camera_sends_its_own_name_only(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:

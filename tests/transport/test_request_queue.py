@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import pytest
 import zmq
@@ -225,9 +224,8 @@ def test_a_newer_request_ends_the_work_on_the_older_one() -> None:
         assert server.begun is None
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_the_work_for_a_peer_that_has_gone_ends(scheme: str, tmp_path: Path) -> None:
-    with long_work(TCP if scheme == "tcp" else f"ipc://{tmp_path}/control") as (server, mouse, work):
+def test_the_work_for_a_peer_that_has_gone_ends(endpoint: str) -> None:
+    with long_work(endpoint) as (server, mouse, work):
         mouse.close()
 
         def goes_on() -> bool:
