@@ -42,8 +42,8 @@ from ..models.sam.stages import Stages
 from ..settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
 from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..types import CAMERA_SILENT_S, Frame, Mask, MaskEncoding, MaskFrame, Priority, State
+from ..wire import MAX_EPOCH
 from ..wire.frame_prompt import FramePrompt
-from ..wire.messages import MAX_EPOCH
 from .linking import LinkRules, WorldLinker
 from .pipeline import Pipeline
 from .spatial import SpatialStage
