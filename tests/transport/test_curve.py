@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +37,7 @@ from tests.support.key_rig import Keys, echo, revoke, serve
 from tests.support.refuses import refuses
 from tests.support.transport_peer import TCP, make_frame, make_masks, take_frame, wait_until
 from tests.support.wire_examples import gripper_pose
+from tests.transport.test_restart import closing_listener
 
 PLAIN = Security()
 
@@ -358,23 +357,12 @@ def test_a_key_that_was_refused_before_the_first_call_is_told(keys: Keys, contro
 
 def test_a_client_without_a_key_is_told_though_the_node_ends_each_connection_at_once() -> None:
     """A node that expects a key may end a connection before its own greeting has been sent."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def end_each() -> None:
-            with suppress(OSError):
-                while True:
-                    server.accept()[0].close()
-
-        thread = threading.Thread(target=end_each)
-        thread.start()
-        endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        with (
-            ControlClient(endpoint, 60_000) as client,
-            refuses(AuthenticationError, field=("expects", "key")),
-        ):
-            client.call("status")
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
+    with (
+        closing_listener() as (endpoint, _),
+        ControlClient(endpoint, 60_000) as client,
+        refuses(AuthenticationError, field=("expects", "key")),
+    ):
+        client.call("status")
 
 
 def test_a_plain_server_is_refused(keys: Keys) -> None:
