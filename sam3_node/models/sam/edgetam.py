@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import fuse_conv_bn_eval
 from transformers import AutoModel, EdgeTamVideoConfig, EdgeTamVideoModel, PreTrainedConfig, PreTrainedModel
 
 from ...errors import ModelError
@@ -70,15 +71,8 @@ class _ConvNorm(nn.Sequential):
     @torch.no_grad()
     def fold(self) -> nn.Conv2d:
         """Return the convolution that equals both. Computed in float64."""
-        plain, norm = self.c, self.bn
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-        return with_weights(
-            plain,
-            plain.weight.double() * scale.view(-1, 1, 1, 1),
-            norm.bias.double() - norm.running_mean.double() * scale,
-        )
+        exact = copy.deepcopy(self).double().eval()
+        return fuse_conv_bn_eval(exact.c, exact.bn).to(self.c.weight.dtype)
 
 
 class _TokenMixer(nn.Module):
