@@ -24,6 +24,7 @@ from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Delivery, MaskFrame
 from tests.support.node_frames import picture
 from tests.support.node_rig import until
+from tests.support.threads import in_thread
 from tests.support.tiny import random_source
 
 PATIENCE_S = 300.0
@@ -58,10 +59,7 @@ class NearNode(ExitStack):
         )
         self.error: DeviceError | None = None
         self.node = self.enter_context(Node(self.settings, watchdog=watchdog))
-        self._stop = threading.Event()
-        self.loop = threading.Thread(target=self._run)
-        self.loop.start()
-        self.callback(self._end)
+        self.loop, _ = self.enter_context(in_thread(self._run))
         self.client = self.enter_context(ControlClient(self.control, timeout_ms=60_000))
         self.camera = self.enter_context(FramePublisher(self.frames, delivery))
         self.masks = self.enter_context(MaskSubscriber(self.masks_at, delivery))
@@ -86,16 +84,11 @@ class NearNode(ExitStack):
         status: dict[str, Any] = self.client.call("status")
         return status
 
-    def _run(self) -> None:
+    def _run(self, stop: threading.Event) -> None:
         try:
-            self.node.main_loop(self._stop)
+            self.node.main_loop(stop)
         except DeviceError as error:
             self.error = error
-
-    def _end(self) -> None:
-        self._stop.set()
-        self.loop.join(PATIENCE_S)
-        assert not self.loop.is_alive()
 
 
 class HealthyNode(NearNode):
