@@ -390,8 +390,7 @@ class Tracker(SavedFields):
         decoder = self.model.decode_stage
         top, *others = decoder.embed(features, prompt.points, prompt.labels, prompt.logits)
         multimask = self.model.competes(len(prompt.points), remembered is None)
-        decoded: Decoded = decoder(top if remembered is None else remembered, *others, multimask)
-        return decoded
+        return decoder(top if remembered is None else remembered, *others, multimask)
 
     def _decode_mask(self, features: Features, mask: Tensor) -> tuple[Decoded, Tensor]:
         """Return the mask prompt [1, 1, S, S] itself as the result. Only its object pointer is decoded."""

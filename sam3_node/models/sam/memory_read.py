@@ -165,8 +165,7 @@ class MemoryTokens(nn.Module):
     def _average(self, x: Tensor) -> Tensor:
         """Average x [..., hw, C] over squares of tokens; return [..., hw / 4, C]."""
         square = x.unflatten(-2, (self.height // POOL, POOL, self.width // POOL, POOL))
-        average: Tensor = square.mean(dim=(-4, -2)).flatten(-3, -2)
-        return average
+        return square.mean(dim=(-4, -2)).flatten(-3, -2)
 
     def _choose(self, memory: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keep the K tokens of each memory [N, S, hw, 64] that differ most from their mean.
@@ -196,8 +195,7 @@ class MemoryTokens(nn.Module):
         # a pointer is cut into tokens of a memory's width, which share one age
         phase = _sine_1d(age / (self.max_pointers - 1), self.hidden)
         place = self.pointer_time(phase.to(self.memory_position.dtype))
-        out: Tensor = place.repeat_interleave(self.pointer_tokens, dim=1)
-        return out
+        return place.repeat_interleave(self.pointer_tokens, dim=1)
 
     def _mask(
         self, valid: Tensor | None, reduced: int, full: int, pointers: int, tokens: int
@@ -317,8 +315,7 @@ class MemoryRead(CompilableStage):
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:  # the first memory attention turns the one row of all objects into N rows
             x = layer(x, attend)
-        out: Tensor = self.norm(x).transpose(1, 2).reshape(offset.shape[0], self.hidden, *top.shape[-2:])
-        return out
+        return self.norm(x).transpose(1, 2).reshape(offset.shape[0], self.hidden, *top.shape[-2:])
 
     def _attend(self, tokens: Tokens) -> Attend:
         if self.takes_any_width:
@@ -391,8 +388,7 @@ class _PlainAttend:
         if rotated is not full:  # otherwise it was done in place
             key = torch.cat(parts, dim=1)
         query = query.expand(key.shape[0], -1, -1)  # len() would fix the size in an export
-        out: Tensor = layer.attend(query, key, tokens.values, tokens.mask, tokens.reduced, tokens.weight)
-        return out
+        return layer.attend(query, key, tokens.values, tokens.mask, tokens.reduced, tokens.weight)
 
 
 def _sine(source: Any, size: tuple[int, int]) -> Tensor:
@@ -403,5 +399,4 @@ def _sine(source: Any, size: tuple[int, int]) -> Tensor:
     position = type(encoder)(num_position_features=source.hidden_dim // 2, normalize=True)(
         shape, reference.device, torch.float32
     )
-    out: Tensor = position.flatten(2).transpose(1, 2).to(reference.dtype)
-    return out
+    return position.flatten(2).transpose(1, 2).to(reference.dtype)

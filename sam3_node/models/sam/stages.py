@@ -80,8 +80,7 @@ class MaskDecoder(nn.Module):
     def _presence(self, token: Tensor) -> Tensor:
         if self.presence_head is None:
             return token.new_full((len(token),), IN_VIEW_LOGIT)
-        presence: Tensor = self.presence_head(token)[:, 0]
-        return presence
+        return self.presence_head(token)[:, 0]
 
 
 class _Upscale(nn.Module):
@@ -181,8 +180,7 @@ class _TokenToImage(nn.Module):
         seen = seen.view(count, self.heads, length, -1).transpose(0, 1).flatten(1, 2)
         values = torch.bmm(seen, self.value.transpose(1, 2))  # [H, N * T, D]
         values = values.view(self.heads, count, length, -1).permute(1, 2, 0, 3).flatten(2)
-        out: Tensor = self.out(values + self.value_bias)
-        return out
+        return self.out(values + self.value_bias)
 
 
 class _ImageToToken(nn.Module):
@@ -253,8 +251,7 @@ class _StackedHeads(nn.Module):
 
 def _output_projection(attention: Any) -> nn.Linear:
     """Return the output projection of an attention layer, which SAM 1 and SAM 2 name differently."""
-    projection: nn.Linear = attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
-    return projection
+    return attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
@@ -408,8 +405,7 @@ class Decoder(nn.Module):
             no_mask: Tensor = self.prompt_encoder.no_mask_embed.weight
             return no_mask.reshape(1, -1, 1, 1).expand(-1, -1, *self.position.shape[-2:])
         maps = logits.reshape(-1, 1, *logits.shape[-2:]).to(self.position.dtype)
-        embedded: Tensor = self.prompt_encoder.mask_embed(maps)
-        return embedded
+        return self.prompt_encoder.mask_embed(maps)
 
     def encode_mask_pointer(self, features: Features, mask: Tensor) -> Tensor:
         """Return the object pointer [1, C] of a mask prompt, float [1, 1, S, S] in 0..1."""
@@ -476,8 +472,7 @@ class FollowDecode(CompilableStage):
     def forward(self, top: Tensor, fine: Tensor, middle: Tensor) -> Decoded:
         """Decode top [N, C, h, w], the output of the memory read, with fine and middle of the image."""
         sparse, dense = self.decoder.no_prompt()
-        decoded: Decoded = self.decoder(top, fine, middle, sparse, dense, self.multimask)
-        return decoded
+        return self.decoder(top, fine, middle, sparse, dense, self.multimask)
 
 
 class FollowRemember(CompilableStage):
@@ -491,5 +486,4 @@ class FollowRemember(CompilableStage):
 
     def forward(self, top: Tensor, logits: Tensor, presence: Tensor) -> Tensor:
         """Encode the memory [N, T, 64] from top [1, C, h, w], logits [N, 4h, 4w] and presence [N]."""
-        memory: Tensor = self.write(top, self.write.upsample(logits), False, presence)
-        return memory
+        return self.write(top, self.write.upsample(logits), False, presence)
