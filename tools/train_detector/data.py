@@ -181,8 +181,7 @@ class Augmentation:
 
     def labels(self, labels: Labels) -> Labels:
         """Convert uint8 [h, w] to [256, 320], with 0 around the picture."""
-        moved: Labels = cv2.warpAffine(labels, self.affine, SIZE[::-1], flags=cv2.INTER_NEAREST)
-        return moved
+        return cv2.warpAffine(labels, self.affine, SIZE[::-1], flags=cv2.INTER_NEAREST)
 
 
 def _affine(rng: np.random.Generator, height: int, width: int) -> npt.NDArray[np.float64]:
@@ -203,8 +202,7 @@ def _tone(rng: np.random.Generator) -> npt.NDArray[np.uint8]:
     value = np.linspace(0, 1, 256)[:, None] ** np.exp(rng.uniform(-0.25, 0.25))
     value = (value - 0.5) * rng.uniform(0.8, 1.2) + 0.5 + rng.uniform(-0.06, 0.06)
     value = value * rng.uniform(0.96, 1.04, 3)
-    table: Image = np.clip(value * 255, 0, 255).astype(np.uint8)[None]
-    return table
+    return np.clip(value * 255, 0, 255).astype(np.uint8)[None]
 
 
 def query(
