@@ -1,4 +1,4 @@
-"""What each training does: steps of the optimisers, the moving average of the weights, the checkpoint and the log."""
+"""Steps that every training takes: the optimisers, the moving average of the weights, the checkpoint and the log."""
 
 from __future__ import annotations
 
