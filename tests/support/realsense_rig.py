@@ -37,10 +37,8 @@ class SoftCamera:
         self.device = rs.software_device()
         for key, value in {"serial_number": serial, "name": "Soft D435", "usb_type_descriptor": usb}.items():
             self.device.register_info(getattr(rs.camera_info, key), value)
-        self.colour_sensor, self.depth_sensor = (
-            self.device.add_sensor("RGB Camera"),
-            self.device.add_sensor("Stereo Module"),
-        )
+        self.colour_sensor = self.device.add_sensor("RGB Camera")
+        self.depth_sensor = self.device.add_sensor("Stereo Module")
         self.colour = self.add(self.colour_sensor, "color", "rgb8", 3, 1)
         self.depth = self.add(self.depth_sensor, "depth", "z16", 2, 0)
         if extrinsics:

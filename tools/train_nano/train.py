@@ -26,10 +26,8 @@ WARM_UP = 60.0  # s
 DECAY = 0.05
 MIN_SIDE = 16  # of a matrix, below which it is a set of tokens or of outputs
 MAX_GRADIENT = 1.0
-EASY, NORMAL = (
-    0.25,
-    0.6,
-)  # shares of a stage until the outside begins to weigh more, and until it does in full
+# shares of a stage until the outside begins to weigh more, and until it does in full
+EASY, NORMAL = 0.25, 0.6
 CLIP_KINDS = (0.4, 0.25, 0.35)  # how often the first frame of a clip is prompted by a box, a point, a mask
 AGAIN, TRUST = 0.15, 0.5
 PICTURE_RATE = 4e-4  # at the peak, on taught pictures

@@ -124,11 +124,8 @@ class _FuserBlock(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        self.depthwise, self.norm, self.activation = (
-            source.depthwise_conv,
-            source.layer_norm,
-            source.activation,
-        )
+        self.depthwise, self.norm = source.depthwise_conv, source.layer_norm
+        self.activation = source.activation
         self.widen, self.narrow = source.pointwise_conv1, scale_linear(source.pointwise_conv2, source.scale)
 
     def forward(self, rows: Tensor, grid: torch.Size) -> Tensor:

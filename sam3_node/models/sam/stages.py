@@ -93,10 +93,7 @@ class _Upscale(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        self.first, self.second = (
-            _subpixel_linear(source.upscale_conv1),
-            _subpixel_linear(source.upscale_conv2),
-        )
+        self.first, self.second = map(_subpixel_linear, (source.upscale_conv1, source.upscale_conv2))
         self.norm, self.activation = source.upscale_layer_norm, source.activation
 
     def forward(self, heads: Tensor, pixels: Tensor, fine: Tensor, middle: Tensor) -> Tensor:
@@ -137,11 +134,8 @@ class _TwoWayLayer(nn.Module):
         )
         self.first, self.mlp = source.skip_first_layer_pe, source.mlp
         own = source.self_attn
-        self.own_query_key, self.own_value, self.own_out = (
-            join_linear(own.q_proj, own.k_proj),
-            own.v_proj,
-            _output_projection(own),
-        )
+        self.own_query_key = join_linear(own.q_proj, own.k_proj)
+        self.own_value, self.own_out = own.v_proj, _output_projection(own)
         self.own_heads = own.num_attention_heads
         self.to_image = _TokenToImage(source.cross_attn_token_to_image)
         self.to_tokens = _ImageToToken(source.cross_attn_image_to_token)
