@@ -123,9 +123,8 @@ class AccessControl:
         request = HTTPConnection(scope)
         host = request.headers.get("host", "")
         name = host.rpartition(":")[0] or host
-        if self._binding.address.is_loopback and not is_loopback(
-            name.strip("[]")
-        ):  # a tunnel may have another port
+        # a tunnel may have another port
+        if self._binding.address.is_loopback and not is_loopback(name.strip("[]")):
             return 403, "expected a request for 127.0.0.1, found one for another host"
         changes = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD")
         if changes and request.headers.get("origin") != f"{self._binding.scheme}://{host}":

@@ -73,9 +73,8 @@ class ConfidenceEstimator:
         self._rows: dict[int, int] = {}
         self._free = list(range(capacity))
         self._history = TrackHistory(capacity, (grid_side(side),) * 2)
-        self._pointers: Floats32 = np.zeros(
-            (capacity, channels), np.float32
-        )  # of length 1, or 0 while unknown
+        # of length 1, or 0 while unknown
+        self._pointers: Floats32 = np.zeros((capacity, channels), np.float32)
         self._carried: Floats = np.zeros(capacity)
 
     def start(self, object_id: int, levels: LevelSets) -> None:

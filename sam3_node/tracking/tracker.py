@@ -272,9 +272,8 @@ class Tracker(SavedFields):
         """
         read, static = self.model.stages.read, self.model.static_shapes
         any_width, at_once = _read_limits(read)
-        find_place = getattr(
-            read, "find_place", None
-        )  # of a CUDA graph, whose inputs have addresses of their own
+        # of a CUDA graph, whose inputs have addresses of their own
+        find_place = getattr(read, "find_place", None)
         if not any_width and at_once is None:  # kernels read only what is valid
             padded = pad_to_batch(rows) if static else rows
             static = static or self.model.is_compiled

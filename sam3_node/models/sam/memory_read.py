@@ -126,9 +126,8 @@ class MemoryTokens(nn.Module):
     ) -> Tokens:
         """Make the tokens, in `dtype`, from the arguments of `MemoryRead`."""
         count, slots = memory.shape[:2]
-        full = (
-            slots if self.method == "exact" else 1
-        )  # the newest prompted frame comes first, and stays whole
+        # the newest prompted frame comes first, and stays whole
+        full = slots if self.method == "exact" else 1
         place = self.memory_position[offset]
         places, values = [place[:, :full]], [memory[:, :full]]
         rows = offset.new_empty(1, 0)
@@ -364,9 +363,8 @@ class _PlainAttend:
         rotation, memory = maker.rotation, maker.memory_rows
         self.tokens, self.rotation = tokens, rotation[: maker.area]
         self.key_rotation = rotation[memory.start : memory.stop]
-        self.reduced_rotation = (
-            rotation[tokens.rows] if tokens.reduced else None
-        )  # [1 or N, reduced, D / 2, 2]
+        # [1 or N, reduced, D / 2, 2]
+        self.reduced_rotation = rotation[tokens.rows] if tokens.reduced else None
 
     def project_own(self, layer: ReadLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = apply_linear(layer.own, x).unflatten(-1, (3, -1)).unbind(-2)
@@ -376,9 +374,8 @@ class _PlainAttend:
         tokens = self.tokens
         query = rotate(apply_linear(layer.query, x), self.rotation)
         # keys of all memories are projected at once; a memory's tokens have the same rotation at any age
-        key = apply_linear(
-            layer.key, tokens.keys
-        )  # [N, T, D]; the pointers, which come last, are not rotated
+        # [N, T, D]; the pointers, which come last, are not rotated
+        key = apply_linear(layer.key, tokens.keys)
         start, end = tokens.reduced, tokens.reduced + tokens.full
         full = key[:, start:end].unflatten(1, (-1, len(self.key_rotation)))
         rotated = rotate(full, self.key_rotation)

@@ -332,9 +332,8 @@ class Decoder(nn.Module):
         empty = torch.full((1, 1, 1), -1, dtype=torch.int32, device=position.device)
         with torch.no_grad():
             nothing, _ = self.prompt_encoder(position.new_zeros(1, 1, 1, 2), empty, None, None)
-        self.register_buffer(
-            "nothing", nothing[0].to(position.dtype, copy=True), persistent=False
-        )  # [1, 2, C]
+        # [1, 2, C]
+        self.register_buffer("nothing", nothing[0].to(position.dtype, copy=True), persistent=False)
 
     def forward(
         self, top: Tensor, fine: Tensor, middle: Tensor, sparse: Tensor, dense: Tensor, multimask: bool

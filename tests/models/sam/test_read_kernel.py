@@ -92,9 +92,8 @@ def record_variants(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
     for name in ("_project_keys", "_rotate_pairs", "_attend"):
         monkeypatch.setattr(read_kernel, name, Recorder(name))
-    monkeypatch.setattr(
-        read_kernel, "count_processors", lambda device: 4
-    )  # from 4 objects on, nothing is split
+    # from 4 objects on, nothing is split
+    monkeypatch.setattr(read_kernel, "count_processors", lambda device: 4)
     return found
 
 
