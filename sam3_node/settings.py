@@ -454,11 +454,7 @@ class BridgeSettings(Section):
 class GroupSettings(Section):
     processes: Annotated[
         tuple[Literal["camera", "node", "watch", "record", "console"], ...], *CommaSeparated
-    ] = (
-        "camera",
-        "node",
-        "watch",
-    )
+    ] = ("camera", "node", "watch")
     """Processes that launch/start starts, in this order. When one ends, it stops all."""
     cameras: tuple[CameraSettings, ...] = ()
     """Several cameras; the n-th uses the n-th endpoint of transport.frames. Empty: start the camera of [camera]."""

@@ -105,12 +105,7 @@ class Trainer:
     """Trains a tracker and keeps `last.pt`, `log.jsonl` in `folder`."""
 
     def __init__(
-        self,
-        folder: Path,
-        device: torch.device,
-        init: Path | None = None,
-        mixed: bool = False,
-        seed: int = 0,
+        self, folder: Path, device: torch.device, init: Path | None = None, mixed: bool = False, seed: int = 0
     ) -> None:
         self.folder, self.device, self.seed = folder, device, seed
         folder.mkdir(parents=True, exist_ok=True)

@@ -247,13 +247,7 @@ def _(x: Tensor, rotation: Tensor) -> Tensor:
 
 @torch.library.custom_op("sam3_node::project_keys", mutates_args=())
 def project_keys(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    rotation: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    starts: list[int],
+    x: Tensor, weight: Tensor, bias: Tensor, rotation: Tensor, rows: Tensor, counts: Tensor, starts: list[int]
 ) -> Tensor:
     """Project tokens x [N, T, W] to keys [N, T, D], rotated; those that are not valid stay undefined.
 

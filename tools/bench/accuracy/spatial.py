@@ -253,9 +253,7 @@ def show_static(figures: Figures, name: str, tracked: Sequence[Instance]) -> Non
     if positions:
         offsets = np.linalg.norm(positions - np.median(positions, axis=0), axis=1)
         figures.add(
-            f"{what}: distance from the median position, median",
-            100 * float(np.median(offsets)),
-            "cm",
+            f"{what}: distance from the median position, median", 100 * float(np.median(offsets)), "cm"
         )
         figures.add(
             f"{what}: distance from the median position, maximum",
