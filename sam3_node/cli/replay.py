@@ -83,6 +83,12 @@ def _add_prompts(parser: CommandParser) -> None:
     parser.add_path("--objects FILE", text)
     text = "the box around an object on the first frame, in pixels"
     parser.add_repeated("--box X0,Y0,X1,Y1", text, parse_box, dest="boxes")
+    for name, text in (("exemplar", "like"), ("unlike", "unlike")):
+        parser.add_repeated(
+            f"--{name} NAME=[FILE:]X0,Y0,X1,Y1",
+            f"detect all that is {text} this box on the first frame, or on a photo, and call it NAME",
+            _parse_exemplar,
+        )
     parser.add_flag(
         "--everything",
         "segment everything on the first frame of each camera, and track it (up to tracker.max_objects)",
@@ -231,7 +237,9 @@ def _make_job(args: Namespace, settings: Settings) -> Job:
 def _read_objects(args: Namespace) -> tuple[ObjectOnFrame, ...]:
     from ..replay.job import ObjectOnFrame, read_prompts
 
-    boxes = tuple(ObjectOnFrame(box=box) for box in args.boxes)
+    boxes = [ObjectOnFrame(box=box) for box in args.boxes]
+    for like, shown in ((1, args.exemplar), (0, args.unlike)):
+        boxes += [ObjectOnFrame(label=name, photo=photo, box=box, like=like) for name, photo, box in shown]
     return (*boxes, *(read_prompts(args.objects) if args.objects else ()))
 
 
@@ -239,6 +247,14 @@ def _add_images(outputs: tuple[str, ...]) -> tuple[Any, ...]:
     """Return the outputs with the frames beside masks: in the recording, and as files beside COCO."""
     named = tuple("mcap-images" if kind == "mcap" else kind for kind in outputs)
     return (*named, "images") if "coco" in named and "images" not in named else named
+
+
+def _parse_exemplar(text: str) -> tuple[str, str | None, tuple[float, ...]]:
+    name, _, place = text.partition("=")
+    photo, _, box = place.rpartition(":")
+    if not name:
+        raise ValueError(f"expected NAME=X0,Y0,X1,Y1 or NAME=FILE:X0,Y0,X1,Y1, found {text!r}")
+    return name, photo or None, parse_box(box)
 
 
 def _parse_time(text: str) -> int:

@@ -36,6 +36,7 @@ def add_commands(commands: Commands) -> None:
     _add_segment(commands)
     _add_segment_everything(commands)
     _add_prompt(commands)
+    _add_exemplar(commands)
     _add_snapshots(commands)
     _add(commands, "status", status)
     pause, resume = _asking(lambda client, _: client.pause()), _asking(lambda client, _: client.resume())
@@ -246,6 +247,28 @@ def set_prompts(args: Namespace, settings: Settings) -> None:
     _report_idle(settings)
 
 
+def _add_exemplar(commands: Commands) -> None:
+    parser = _add(commands, "exemplar", add_exemplar, has_camera=True)
+    parser.add("name NAME", "name of what is found")
+    parser.add_repeated("--box X0,Y0,X1,Y1", "box around a thing that is meant", parse_box)
+    parser.add_repeated("--exclude X0,Y0,X1,Y1", "box around a thing that is not", parse_box)
+    parser.add("--text WORDS", "what is meant, in words, beside the boxes")
+    parser.add_path("--photo FILE", "JPEG or PNG that the boxes are on; default: a frame")
+    parser.add("--seq N", "number of a recent frame; default: the latest frame", int)
+
+
+def add_exemplar(args: Namespace, settings: Settings) -> None:
+    """Look for all that is like boxes on a frame or a photo."""
+    with explain_os_error(SettingsError, f"cannot read {args.photo}"):
+        photo = args.photo and args.photo.read_bytes()
+    boxes, labels = [*args.box, *args.exclude], [1] * len(args.box) + [0] * len(args.exclude)
+    with connect(args, settings) as client:
+        client.add_exemplar(
+            args.name, boxes, labels, text=args.text, photo=photo, seq=args.seq, camera=args.camera
+        )
+    _report_idle(settings)
+
+
 def _add_snapshots(commands: Commands) -> None:
     snapshots = commands.add_group("snapshot", "keep and restore what a running node tracks")
     save = _add(snapshots, "save", snapshot_save)
@@ -284,6 +307,11 @@ def prompts_save(args: Namespace, settings: Settings) -> None:
     """Keep the prompts of the running node, with their limits."""
     with connect(args, settings) as client:
         status = client.status()
+    if shown := status.get("exemplars"):
+        raise SettingsError(
+            f"expected prompts by name, found exemplars of {', '.join(map(printable, shown))}; keep them with "
+            "sam3-node snapshot save"
+        )
     content = {"prompts": status["prompts"], **status["prompt_limits"]}
     path = _path_of(args)
     make_folder(path.parent)

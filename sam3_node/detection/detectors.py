@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError, RequestError, VocabularyError, did_you_mean
 from ..types import Detection, Priority, State
-from .phrases import PhraseEncoder, phrase_key
+from ..wire.operations import MAX_BOXES
+from .phrases import PhraseEncoder, clean_phrase, clean_prompts, phrase_key
 from .vocabulary import Vocabulary, VocabularyWithFallback
 
 if TYPE_CHECKING:
@@ -60,6 +61,44 @@ class Detector(Protocol):
         """
 
 
+class View(NamedTuple):
+    """Boxes on one image: things that a prompt means, or does not mean."""
+
+    boxes: Sequence[Sequence[float]]
+    """(x0, y0, x1, y1) in pixels of the image"""
+    labels: Sequence[int]
+    """of each box: 1 for a thing that is meant, 0 for one that is not"""
+    tokens: Tensor
+    """[T, C]: the boxes as the detector encoded them on the image, on the CPU"""
+
+
+class Exemplar(NamedTuple):
+    """What a prompt means, shown by boxes: all like these."""
+
+    text: str
+    """words beside the boxes; "" for none"""
+    views: Mapping[str, View]
+    """by the name of the image"""
+
+    @property
+    def labels(self) -> list[int]:
+        """The labels of all boxes."""
+        return [label for view in self.views.values() for label in view.labels]
+
+
+@runtime_checkable
+class ExemplarDetector(Detector, Protocol):
+    """A detector that also finds what boxes on an image show."""
+
+    def prepare(self, phrases: Sequence[str], exemplars: Mapping[str, Exemplar] = ...) -> Any:
+        """Return a query as `Detector.prepare` does; some of the phrases only name what their exemplar shows."""
+
+    def encode_exemplar(
+        self, image: npt.NDArray[np.uint8], boxes: Sequence[Sequence[float]], labels: Sequence[int]
+    ) -> Tensor:
+        """Return the tokens [T, C] of a View: boxes on a BGR image [h, w, 3]. Raises ModelError if the model fails."""
+
+
 @dataclass(frozen=True, eq=False)
 class PromptSet:
     """Prompts with their limits, the same for all cameras."""
@@ -72,6 +111,8 @@ class PromptSet:
     """maximum number of objects, for some phrases"""
     priorities: Mapping[str, Priority] = field(default_factory=dict)
     """priority of the objects of some phrases; other objects have normal priority"""
+    exemplars: Mapping[str, Exemplar] = field(default_factory=dict)
+    """what some phrases mean, shown by boxes"""
 
     @property
     def phrases(self) -> tuple[str, ...]:
@@ -84,6 +125,7 @@ class PromptSet:
             "thresholds": dict(self.thresholds),
             "max_counts": dict(self.max_counts),
             "priorities": dict(self.priorities),
+            "exemplars": dict(self.exemplars),
         }
 
 
@@ -98,7 +140,11 @@ def restore_prompts(detector: Detector | None, state: State | None) -> PromptSet
         raise RequestError(
             f"expected a detector for the prompts {', '.join(state['thresholds'])}, found none"
         )
-    return PromptSet(detector.prepare(tuple(state["thresholds"])), **state)
+    exemplars = {
+        name: Exemplar(text, {place: View(*view) for place, view in views.items()})
+        for name, (text, views) in state["exemplars"].items()
+    }
+    return _prepare(detector, **{**state, "exemplars": exemplars})
 
 
 def prepare_prompts(
@@ -108,18 +154,82 @@ def prepare_prompts(
     scores: Mapping[str, float] | None = None,
     max_counts: Mapping[str, int] | None = None,
     priorities: Mapping[str, Priority] | None = None,
+    exemplars: Mapping[str, Exemplar] | None = None,
 ) -> PromptSet:
     """Prepare cleaned, unique phrases for a detector.
 
     scores: thresholds of some phrases; `score` is the threshold of the others. max_counts: maximum numbers of objects
-    of some phrases. priorities: of some phrases. Raises RequestError for a phrase that the detector cannot search
-    for, and for a limit whose phrase is not among `phrases`.
+    of some phrases. priorities: of some phrases. exemplars: those of other phrases are dropped. Raises RequestError
+    for a phrase that the detector cannot search for, and for a limit whose phrase is not among `phrases`.
     """
+    keys = set(map(phrase_key, phrases))
+    kept = {name: shown for name, shown in (exemplars or {}).items() if phrase_key(name) in keys}
     scores, max_counts, priorities = (
         _by_phrase(limits or {}, phrases) for limits in (scores, max_counts, priorities)
     )
     thresholds = {phrase: scores.get(phrase, score) for phrase in phrases}
-    return PromptSet(detector.prepare(phrases), thresholds, max_counts, priorities)
+    return _prepare(detector, thresholds, max_counts, priorities, _by_phrase(kept, phrases))
+
+
+def add_exemplar(
+    detector: ExemplarDetector,
+    prompts: PromptSet,
+    name: str,
+    image: npt.NDArray[np.uint8],
+    *,
+    place: str,
+    boxes: Sequence[Sequence[float]],
+    labels: Sequence[int],
+    text: str,
+    score: float,
+) -> PromptSet:
+    """Return the prompts with what boxes on a BGR image [h, w, 3] show, under this name.
+
+    place: names the image; its boxes are encoded together with those that it had before. text: words beside the boxes;
+    by default the name if it is among the prompts, else none. score: the threshold of a new name. See View. Raises
+    RequestError for a name or text that the detector cannot search for, for more than MAX_BOXES boxes of a name, and
+    where nothing says what is meant.
+    """
+    (name,) = _by_phrase({clean_phrase(name): None}, clean_prompts([*prompts.phrases, name]))
+    before = prompts.exemplars.get(name, Exemplar(name if name in prompts.thresholds else "", {}))
+    if place in before.views:
+        boxes, labels = [*before.views[place].boxes, *boxes], [*before.views[place].labels, *labels]
+    views = {**before.views, place: View(boxes, labels, detector.encode_exemplar(image, boxes, labels))}
+    exemplar = Exemplar(clean_phrase(text, "text") if text else before.text, views)
+    if len(exemplar.labels) > MAX_BOXES:
+        raise RequestError(f"boxes: expected at most {MAX_BOXES} for one name, found {len(exemplar.labels)}")
+    if not (exemplar.text or any(exemplar.labels)):
+        raise RequestError(
+            "labels: expected a box with label 1, or a text, that says what is meant; found only 0"
+        )
+    thresholds = {**prompts.thresholds, name: prompts.thresholds.get(name, score)}
+    exemplars = {**prompts.exemplars, name: exemplar}
+    return _prepare(detector, thresholds, prompts.max_counts, prompts.priorities, exemplars)
+
+
+def require_exemplars(detector: Detector | None) -> ExemplarDetector:
+    """Return the detector. Raises RequestError for one that finds objects by name only, and for none."""
+    if not isinstance(detector, ExemplarDetector):
+        found = f"{detector.name}, whose weights have no encoder of image prompts" if detector else "none"
+        raise RequestError(
+            f"exemplar: expected a detector that takes boxes as prompts (detector.kind sam3-concept), found {found}; "
+            "look for a name, or add each object with add_object"
+        )
+    return detector
+
+
+def _prepare(
+    detector: Detector,
+    thresholds: Mapping[str, float],
+    max_counts: Mapping[str, int],
+    priorities: Mapping[str, Priority],
+    exemplars: Mapping[str, Exemplar],
+) -> PromptSet:
+    phrases = tuple(thresholds)
+    query = (
+        require_exemplars(detector).prepare(phrases, exemplars) if exemplars else detector.prepare(phrases)
+    )
+    return PromptSet(query, thresholds, max_counts, priorities, exemplars)
 
 
 def _by_phrase(limits: Mapping[str, Any], phrases: Sequence[str]) -> dict[str, Any]:

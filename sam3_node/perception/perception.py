@@ -19,7 +19,14 @@ import numpy as np
 import torch
 
 from ..calibration import Calibration, load_calibration
-from ..detection.detectors import Detector, PromptSet, prepare_prompts, restore_prompts
+from ..detection.detectors import (
+    Detector,
+    PromptSet,
+    add_exemplar,
+    prepare_prompts,
+    require_exemplars,
+    restore_prompts,
+)
 from ..detection.phrases import clean_prompts
 from ..engines.choice import choose
 from ..engines.detector import choose_phrases, load_chosen, resolve_folder, serve_detector
@@ -41,7 +48,7 @@ from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages
 from ..settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
 from ..tracking.confidence import CALIBRATION, is_calibrated
-from ..types import CAMERA_SILENT_S, Frame, Mask, MaskEncoding, MaskFrame, Priority, State
+from ..types import CAMERA_SILENT_S, Frame, Image, Mask, MaskEncoding, MaskFrame, Priority, State
 from ..wire import MAX_EPOCH
 from ..wire.frame_prompt import FramePrompt
 from .linking import LinkRules, WorldLinker
@@ -86,7 +93,7 @@ class Perception:
     @property
     def prompts(self) -> tuple[str, ...]:
         """The phrases that the detector searches for."""
-        return self._prompt_set.phrases if self._prompt_set else ()
+        return self._prompts.phrases
 
     @property
     def mask_encoding(self) -> MaskEncoding:
@@ -135,8 +142,8 @@ class Perception:
         """Detect these phrases on all cameras, starting with the next frame; no phrases stop detection.
 
         scores: the thresholds of some phrases. max_counts: the maximum number of objects of some phrases. priorities:
-        of the objects of some phrases. Return the cleaned phrases. Raises RequestError for phrases that cannot
-        be used; nothing is changed then.
+        of the objects of some phrases. A phrase keeps its exemplar. Return the cleaned phrases. Raises RequestError for
+        phrases that cannot be used; nothing is changed then.
         """
         if self.detector is None:
             raise RequestError(
@@ -144,15 +151,32 @@ class Perception:
                 "or add objects by points, box or mask with add_object"
             )
         cleaned = clean_prompts(phrases)
-        score = self.settings.detector.score
-        self._prompt_set = (
-            prepare_prompts(self.detector, cleaned, score, scores, max_counts, priorities)
+        score, exemplars = self.settings.detector.score, self._prompts.exemplars
+        self._use_prompts(
+            prepare_prompts(self.detector, cleaned, score, scores, max_counts, priorities, exemplars)
             if cleaned
             else None
         )
-        for pipeline in self.pipelines.values():
-            pipeline.set_prompts(self._prompt_set)
         return cleaned
+
+    def add_exemplar(self, name: str, image: Image, **shown: Any) -> tuple[str, ...]:
+        """Detect all that is like boxes on a BGR image, under this name, on all cameras, as `set_prompts` does.
+
+        shown: see `detectors.add_exemplar`. Return the phrases. Raises RequestError for what cannot be used; nothing is
+        changed then.
+        """
+        detector, score = require_exemplars(self.detector), self.settings.detector.score
+        self._use_prompts(add_exemplar(detector, self._prompts, name, image, score=score, **shown))
+        return self.prompts
+
+    @property
+    def _prompts(self) -> PromptSet:
+        return self._prompt_set or PromptSet(None, {})
+
+    def _use_prompts(self, prompts: PromptSet | None) -> None:
+        self._prompt_set = prompts
+        for pipeline in self.pipelines.values():
+            pipeline.set_prompts(prompts)
 
     def state(self, whole: bool = True) -> State:
         """Return the state that `restore` takes: prompts, cameras with their objects and epochs, links, the pause.
@@ -202,9 +226,13 @@ class Perception:
             "detector": self.detector.name if self.detector else None,
             "prompts": list(self.prompts),
             "prompt_limits": {
-                "scores": dict(self._prompt_set.thresholds) if self._prompt_set else {},
-                "most": dict(self._prompt_set.max_counts) if self._prompt_set else {},
-                "priorities": dict(self._prompt_set.priorities) if self._prompt_set else {},
+                "scores": dict(self._prompts.thresholds),
+                "most": dict(self._prompts.max_counts),
+                "priorities": dict(self._prompts.priorities),
+            },
+            "exemplars": {
+                name: {"text": exemplar.text, "labels": exemplar.labels}
+                for name, exemplar in self._prompts.exemplars.items()
             },
             "prompt_scores": self.best_scores,
             "device": str(self.model.device),

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..detection.detectors import Detector, PromptSet
+from ..detection.detectors import Detector, ExemplarDetector, PromptSet
 from ..errors import ReplayError, RequestError, Sam3NodeError
 from ..geometry import Scaling
 from ..models import Features, TrackerModel
@@ -89,6 +89,7 @@ class Pipeline:
         self.spatial = spatial or SpatialStage(SpatialSettings(), None)
         self._track_manager: TrackManager | None = None
         self._min_name_confidence = 0.0
+        self._takes_exemplars = isinstance(detector, ExemplarDetector)
         if detector is not None:
             detection = detection or DetectorSettings()
             if is_name_calibrated(detector.name):
@@ -126,7 +127,7 @@ class Pipeline:
         scaling = Scaling((frame.height, frame.width), self._model.image_size)
         context = FrameContext(image, features, self._tracker.frame_number, scaling, frame.capture_ns)
         tracks, shed = self._track(context, shed_level)
-        cached = CachedFrame.from_step(frame, received_ns, context, tracks)
+        cached = CachedFrame.from_step(frame, received_ns, context, tracks, self._takes_exemplars)
         for dropped in self._frame_cache.add(cached, shed.held if shed else ()):
             self.catch_ups.use_dropped(dropped)
         on_host = copy_to_host(tracks)

@@ -21,6 +21,8 @@ MAX_STRIDE = 6
 MIN_SCORE = 0.01  # with a lower threshold, nearly every box would be a detection
 MAX_SURFACE_POINTS = 10_000
 MAX_LEASE_S = 120.0
+MAX_BOXES = 64
+"""Largest number of boxes of an exemplar."""
 MAX_LINE_CHARACTERS = 200
 PROMPT = ("points", "labels", "box", "mask")
 """Arguments of a prompt: one of points and box, or both, or a mask."""
@@ -79,6 +81,18 @@ def _line(fields: Fields, name: str) -> str:
     return text
 
 
+def _boxes(fields: Fields, name: str) -> list[FramePrompt]:
+    """Read boxes, each a list of four numbers."""
+    boxes = fields.sequence(name)
+    if not 1 <= len(boxes) <= MAX_BOXES:
+        raise fields.wrong(name, f"a list of 1 to {MAX_BOXES} boxes")
+    return [FramePrompt(box=box) for box in boxes]
+
+
+def _box_labels(fields: Fields, name: str) -> tuple[int, ...]:
+    return fields.integers(name, len(fields.sequence("boxes")), 0, 1)
+
+
 _CAMERA: dict[str, Read] = {"camera?": Fields.text}
 _FRAME: dict[str, Read] = {**_CAMERA, "seq?": Fields.integer}
 _ID: dict[str, Read] = {"id": Fields.integer}
@@ -97,6 +111,16 @@ _SET_PROMPTS = Schema(
         "scores?": _map(number(MIN_SCORE, 1.0)),
         "most?": _map(integer(1)),
         "priorities?": _map(_PRIORITY),
+    }
+)
+_EXEMPLAR = Schema(
+    {
+        "name": Fields.text,
+        "boxes": _boxes,
+        "labels?": _box_labels,
+        "text?": Fields.text,
+        **_FRAME,
+        "photo?": Fields.blob,
     }
 )
 _EVERYTHING = Schema(
@@ -118,6 +142,7 @@ OPERATIONS = {
     "remove_object": Operation("change", Schema(_OBJECT), is_in_console=True),
     "rename_object": Operation("change", Schema(_OBJECT | {"label": Fields.text}), is_in_console=True),
     "set_prompts": Operation("change", _SET_PROMPTS, **_SWITCH),
+    "add_exemplar": Operation("change", _EXEMPLAR, is_in_console=True),
     "reset": Operation("change", Schema(_CAMERA), is_in_console=True),
     "pause": Operation("change", **_SWITCH),
     "resume": Operation("change", **_SWITCH),
