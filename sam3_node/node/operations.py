@@ -250,10 +250,10 @@ def _add_exemplar(
 
 
 def _find_image(
-    perception: Perception, camera: str | None = None, seq: int | None = None
+    perception: Perception, seq: int | None = None, **place: Any
 ) -> tuple[dict[str, Any], Image, str]:
     """Return where a cached frame is from, its image, and a name of it."""
-    pipeline = _find_pipeline(perception, camera)
+    pipeline = _find_pipeline(perception, **place)
     age = _check_age(perception, pipeline, seq)
     cached = pipeline.queries.find(seq)
     assert cached.image is not None  # the detector takes exemplars

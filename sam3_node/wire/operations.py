@@ -120,6 +120,7 @@ _EXEMPLAR = Schema(
         "labels?": _box_labels,
         "text?": Fields.text,
         **_FRAME,
+        "epoch?": Fields.integer,
         "photo?": Fields.blob,
     }
 )
