@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ReplayError, require
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
-from .parser import CommandParser, Commands, parse_box, parse_count
+from .parser import CommandParser, Commands, parse_box, parse_count, parse_named
 from .progress import ProgressBar, format_duration
 
 if TYPE_CHECKING:
@@ -83,12 +83,10 @@ def _add_prompts(parser: CommandParser) -> None:
     parser.add_path("--objects FILE", text)
     text = "the box around an object on the first frame, in pixels"
     parser.add_repeated("--box X0,Y0,X1,Y1", text, parse_box, dest="boxes")
+    place = "[FILE:]X0,Y0,X1,Y1"
     for name, text in (("exemplar", "like"), ("unlike", "unlike")):
-        parser.add_repeated(
-            f"--{name} NAME=[FILE:]X0,Y0,X1,Y1",
-            f"detect all that is {text} this box on the first frame, or on a photo, and call it NAME",
-            _parse_exemplar,
-        )
+        text = f"detect all that is {text} this box on the first frame, or on a photo, and call it NAME"
+        parser.add_repeated(f"--{name} NAME={place}", text, parse_named(_parse_place, place))
     parser.add_flag(
         "--everything",
         "segment everything on the first frame of each camera, and track it (up to tracker.max_objects)",
@@ -239,7 +237,7 @@ def _read_objects(args: Namespace) -> tuple[ObjectOnFrame, ...]:
 
     boxes = [ObjectOnFrame(box=box) for box in args.boxes]
     for like, shown in ((1, args.exemplar), (0, args.unlike)):
-        boxes += [ObjectOnFrame(label=name, photo=photo, box=box, like=like) for name, photo, box in shown]
+        boxes += [ObjectOnFrame(label=name, photo=photo, box=box, like=like) for name, (photo, box) in shown]
     return (*boxes, *(read_prompts(args.objects) if args.objects else ()))
 
 
@@ -249,12 +247,9 @@ def _add_images(outputs: tuple[str, ...]) -> tuple[Any, ...]:
     return (*named, "images") if "coco" in named and "images" not in named else named
 
 
-def _parse_exemplar(text: str) -> tuple[str, str | None, tuple[float, ...]]:
-    name, _, place = text.partition("=")
-    photo, _, box = place.rpartition(":")
-    if not name:
-        raise ValueError(f"expected NAME=X0,Y0,X1,Y1 or NAME=FILE:X0,Y0,X1,Y1, found {text!r}")
-    return name, photo or None, parse_box(box)
+def _parse_place(text: str) -> tuple[str | None, tuple[float, ...]]:
+    photo, _, box = text.rpartition(":")
+    return photo or None, parse_box(box)
 
 
 def _parse_time(text: str) -> int:

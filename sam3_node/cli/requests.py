@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..errors import OutputError, RequestError, SettingsError, did_you_mean
+from ..errors import OutputError, RequestError, SettingsError, WireError, did_you_mean
 from ..files import explain_os_error, make_folder, prepare_output, safe_file_name, write_output
 from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings
 from ..types import Mask, Priority
-from .parser import Command, CommandParser, Commands, parse_box, parse_limit, parse_point
+from ..wire.operations import OPERATIONS
+from .parser import Command, CommandParser, Commands, parse_box, parse_named, parse_point
 from .progress import printable
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ SUFFIX = ".json"
 MAX_SET_BYTES = 1 << 20
 FRAME_SIZE_MS = 500
 """Longest time to wait for masks before a box is sent."""
-LIMITS = ("scores", "most", "priorities")
-"""Maps by prompt that a set may have, as `set_prompts` takes them."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -233,8 +232,8 @@ def _add_prompt(commands: Commands) -> None:
     parser = _add(commands, "prompt", set_prompts)
     parser.add("names NAME", 'name such as "red mug"; without names the search stops', nargs="*")
     text = "minimum score of a detection to start an object of this name"
-    parser.add_repeated("--score NAME=SCORE", text, parse_limit(float))
-    parser.add_repeated("--most NAME=COUNT", "maximum number of objects of this name", parse_limit(int))
+    parser.add_repeated("--score NAME=SCORE", text, parse_named(float))
+    parser.add_repeated("--most NAME=COUNT", "maximum number of objects of this name", parse_named(int))
     text = "low priority: under load, track objects of this name on every second frame"
     parser.add_repeated("--low NAME", text)
 
@@ -309,8 +308,7 @@ def prompts_save(args: Namespace, settings: Settings) -> None:
         status = client.status()
     if shown := status.get("exemplars"):
         raise SettingsError(
-            f"expected prompts by name, found exemplars of {', '.join(map(printable, shown))}; keep them with "
-            "sam3-node snapshot save"
+            f"expected names alone, found exemplars of {', '.join(map(printable, shown))}; use snapshot save"
         )
     content = {"prompts": status["prompts"], **status["prompt_limits"]}
     path = _path_of(args)
@@ -368,14 +366,9 @@ def _read_set(path: Path) -> dict[str, Any]:
     try:
         if len(data) > MAX_SET_BYTES:
             raise ValueError(f"more than {MAX_SET_BYTES} bytes")
-        content = {**{limit: {} for limit in LIMITS}, **json.loads(data)}
-        if set(content) != {"prompts", *LIMITS} or not (
-            isinstance(content["prompts"], list)
-            and all(isinstance(name, str) for name in content["prompts"])
-            and all(isinstance(content[limit], dict) for limit in LIMITS)
-        ):
-            raise ValueError(f"{content!r:.200}")
-    except (ValueError, TypeError, RecursionError) as error:
+        content = dict(json.loads(data))
+        OPERATIONS["set_prompts"].read("set_prompts", content)
+    except (ValueError, TypeError, RecursionError, RequestError, WireError) as error:
         raise SettingsError(
             f'{path}: expected JSON such as {{"prompts": ["red mug"], "scores": {{"red mug": 0.3}}, "most": {{}}}}, '
             f"found {error}"

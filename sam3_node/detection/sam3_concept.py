@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,8 +26,8 @@ from ..models.pixels import (
 )
 from ..models.sam.tracker_model import TrackerModel
 from ..models.sam.vit import WindowedViT, side
-from ..types import Detection
-from .detectors import MAX_DETECTIONS, MAX_IOU, Exemplar, raise_model_error
+from ..types import Detection, Image
+from .detectors import MAX_DETECTIONS, MAX_IOU, Boxes, Exemplar, raise_model_error
 from .phrases import check_token_counts
 
 CLASSES = {"sam3": Sam3Model, "sam3_video": Sam3Model}
@@ -176,9 +174,7 @@ class Sam3ConceptDetector:
             )
 
     @torch.inference_mode()
-    def encode_exemplar(
-        self, image: npt.NDArray[np.uint8], boxes: Sequence[Sequence[float]], labels: Sequence[int]
-    ) -> Tensor:
+    def encode_exemplar(self, image: Image, boxes: Boxes, labels: Sequence[int]) -> Tensor:
         """Encode boxes on an image; see `ExemplarDetector.encode_exemplar`."""
         with raise_model_error(self.name):
             shares = torch.tensor(boxes, dtype=torch.float32) / torch.tensor(image.shape[1::-1] * 2)
@@ -187,7 +183,7 @@ class Sam3ConceptDetector:
 
     @torch.inference_mode()
     def detect(
-        self, image: npt.NDArray[np.uint8], query: ConceptQuery, threshold: float, trunk: Tensor | None = None
+        self, image: Image, query: ConceptQuery, threshold: float, trunk: Tensor | None = None
     ) -> list[Detection]:
         """Detect objects on a frame; see `Detector.detect`."""
         with raise_model_error(self.name):
@@ -200,7 +196,7 @@ class Sam3ConceptDetector:
             chosen = self._choose(boxes, scores, threshold)
             return to_detections(chosen, unit_letterbox(image), query.phrases)
 
-    def _encode(self, image: npt.NDArray[np.uint8], trunk: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _encode(self, image: Image, trunk: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if trunk is None:
             pixels = normalise_frame(image, (self._side,) * 2, self._mean, self._std, self._dtype)
             trunk = self._network.trunk(pixels)

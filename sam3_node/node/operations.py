@@ -18,7 +18,7 @@ from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import PromptResult
 from ..tracking.everything import EverythingOptions
-from ..types import Image, Job, Priority, run_to_end
+from ..types import Job, Priority, run_to_end
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, encode_mask
 from ..wire.frame_prompt import FramePrompt
 from ..wire.images import decode_photo
@@ -233,13 +233,18 @@ def _add_exemplar(
     labels: Sequence[int] | None = None,
     text: str = "",
     photo: bytes | None = None,
+    seq: int | None = None,
     **place: Any,
 ) -> dict[str, Any]:
     require_exemplars(perception.detector)
     if photo is None:
-        reply, image, view = _find_image(perception, **place)
-    elif place:
-        raise RequestError("add_exemplar: expected boxes on a photo or on a frame (camera, seq), found both")
+        pipeline = _find_pipeline(perception, **place)
+        reply = {**_origin(pipeline), **_check_age(perception, pipeline, seq)}
+        cached = pipeline.queries.find(seq)
+        assert cached.image is not None  # as the detector takes exemplars
+        image, view = cached.image.numpy(), f"{pipeline.camera} {cached.seq} {cached.capture_ns}"
+    elif place or seq is not None:
+        raise RequestError("add_exemplar: expected boxes on a photo, or on a frame (camera, seq), found both")
     else:
         image = decode_photo(photo, perception.settings.tracker.max_frame_pixels)
         reply, view = {}, hashlib.sha256(photo).hexdigest()
@@ -247,18 +252,6 @@ def _add_exemplar(
     marks = [1] * len(boxes) if labels is None else labels
     phrases = perception.add_exemplar(name, image, place=view, boxes=corners, labels=marks, text=text)
     return {**reply, "prompts": list(phrases)}
-
-
-def _find_image(
-    perception: Perception, seq: int | None = None, **place: Any
-) -> tuple[dict[str, Any], Image, str]:
-    """Return where a cached frame is from, its image, and a name of it."""
-    pipeline = _find_pipeline(perception, **place)
-    age = _check_age(perception, pipeline, seq)
-    cached = pipeline.queries.find(seq)
-    assert cached.image is not None  # the detector takes exemplars
-    origin = {**_origin(pipeline), **age, "seq": cached.seq}
-    return origin, cached.image.numpy(), f"{pipeline.camera} {cached.seq} {cached.capture_ns}"
 
 
 def _reset(perception: Perception, camera: str | None = None) -> dict[str, Any]:

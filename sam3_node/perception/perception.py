@@ -19,14 +19,7 @@ import numpy as np
 import torch
 
 from ..calibration import Calibration, load_calibration
-from ..detection.detectors import (
-    Detector,
-    PromptSet,
-    add_exemplar,
-    prepare_prompts,
-    require_exemplars,
-    restore_prompts,
-)
+from ..detection.detectors import Detector, PromptSet, add_exemplar, prepare_prompts, restore_prompts
 from ..detection.phrases import clean_prompts
 from ..engines.choice import choose
 from ..engines.detector import choose_phrases, load_chosen, resolve_folder, serve_detector
@@ -73,7 +66,7 @@ class Perception:
         """Set before a camera is served."""
         self.pipelines: dict[str, Pipeline] = {}
         """The pipeline of each camera; `serve` and `drop` change it."""
-        self._prompt_set: PromptSet | None = None
+        self._prompts = PromptSet()
         self.forget_things()
         if settings.detector.prompts:
             self.set_prompts(settings.detector.prompts)
@@ -112,8 +105,8 @@ class Perception:
             )
             if self.session is not None:
                 pipeline.epoch = self.session.make_epoch()
-            if self._prompt_set is not None:
-                pipeline.set_prompts(self._prompt_set)
+            if self.prompts:
+                pipeline.set_prompts(self._prompts)
             self.pipelines[camera] = pipeline
         return self.pipelines[camera]
 
@@ -145,17 +138,10 @@ class Perception:
         of the objects of some phrases. A phrase keeps its exemplar. Return the cleaned phrases. Raises RequestError for
         phrases that cannot be used; nothing is changed then.
         """
-        if self.detector is None:
-            raise RequestError(
-                "set_prompts: no detector is configured, so nothing can be looked for by name; set detector.kind, "
-                "or add objects by points, box or mask with add_object"
-            )
         cleaned = clean_prompts(phrases)
         score, exemplars = self.settings.detector.score, self._prompts.exemplars
         self._use_prompts(
             prepare_prompts(self.detector, cleaned, score, scores, max_counts, priorities, exemplars)
-            if cleaned
-            else None
         )
         return cleaned
 
@@ -165,16 +151,12 @@ class Perception:
         shown: see `detectors.add_exemplar`. Return the phrases. Raises RequestError for what cannot be used; nothing is
         changed then.
         """
-        detector, score = require_exemplars(self.detector), self.settings.detector.score
-        self._use_prompts(add_exemplar(detector, self._prompts, name, image, score=score, **shown))
+        score = self.settings.detector.score
+        self._use_prompts(add_exemplar(self.detector, self._prompts, name, image, score=score, **shown))
         return self.prompts
 
-    @property
-    def _prompts(self) -> PromptSet:
-        return self._prompt_set or PromptSet(None, {})
-
-    def _use_prompts(self, prompts: PromptSet | None) -> None:
-        self._prompt_set = prompts
+    def _use_prompts(self, prompts: PromptSet) -> None:
+        self._prompts = prompts
         for pipeline in self.pipelines.values():
             pipeline.set_prompts(prompts)
 
@@ -184,7 +166,7 @@ class Perception:
         See `Pipeline.state` for `whole`.
         """
         return {
-            "prompts": self._prompt_set and self._prompt_set.state(),
+            "prompts": self._prompts.state(),
             "paused": self.paused,
             "cameras": {camera: pipeline.state(whole) for camera, pipeline in self.pipelines.items()},
             "epochs": {camera: pipeline.epoch for camera, pipeline in self.pipelines.items()},
@@ -200,7 +182,7 @@ class Perception:
         for camera in list(self.pipelines):
             self.drop(camera)
         self.forget_things()
-        self._prompt_set = restore_prompts(self.detector, state["prompts"])
+        self._prompts = restore_prompts(self.detector, state["prompts"])
         for camera, saved in state["cameras"].items():
             pipeline = self.serve(camera)
             pipeline.restore(saved)
@@ -230,10 +212,7 @@ class Perception:
                 "most": dict(self._prompts.max_counts),
                 "priorities": dict(self._prompts.priorities),
             },
-            "exemplars": {
-                name: {"text": exemplar.text, "labels": exemplar.labels}
-                for name, exemplar in self._prompts.exemplars.items()
-            },
+            "exemplars": {name: shown.labels for name, shown in self._prompts.exemplars.items()},
             "prompt_scores": self.best_scores,
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),

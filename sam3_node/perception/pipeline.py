@@ -257,15 +257,14 @@ class Pipeline:
         """Return the features of the name of a detected object, see `tracking.names`; None for other objects."""
         return self._track_manager.name_features(object_id) if self._track_manager else None
 
-    def set_prompts(self, prompts: PromptSet | None) -> None:
-        """Detect these prompts, starting with the next frame; None stops detection.
+    def set_prompts(self, prompts: PromptSet) -> None:
+        """Detect these prompts, starting with the next frame; without phrases, detection stops.
 
-        Detected objects whose label is no longer among the prompts are removed. Other objects do not change. Raises
-        RequestError if there is no detector.
+        Detected objects whose label is no longer among the prompts are removed. Other objects do not change. Without a
+        detector, none can be prepared.
         """
-        if self._track_manager is None:
-            raise RequestError("no detector: expected one to find objects by name (detector.kind)")
-        self._track_manager.set_prompts(prompts)
+        if self._track_manager is not None:
+            self._track_manager.set_prompts(prompts)
 
     def remove(self, object_id: int) -> None:
         """Remove an object; UnknownObjectError if there is none with this id."""

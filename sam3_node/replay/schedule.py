@@ -367,7 +367,7 @@ def _make_add_edit(marked: ObjectOnFrame, frame: Frame) -> event_log.Edit:
     if marked.like is not None:
         return _make_exemplar_edit(marked, place)
     prompt: dict[str, Any] = {"points": marked.points, "labels": marked.labels, "box": marked.box}
-    args = {name: _to_lists(value) for name, value in prompt.items() if value is not None}
+    args = {name: value for name, value in prompt.items() if value is not None}
     if marked.mask is not None:
         args["mask"] = encode_mask(read_mask(Path(marked.mask), marked.value))
     return event_log.Edit("add_object", {**args, **place, "label": marked.label})
@@ -378,12 +378,8 @@ def _make_exemplar_edit(marked: ObjectOnFrame, place: Mapping[str, Any] | None =
     if place is None:
         with explain_os_error(ReplayError, f"cannot read {marked.photo}"):
             place = {"photo": Path(str(marked.photo)).read_bytes()}
-    shown = {"name": marked.label, "boxes": [_to_lists(marked.box)], "labels": [marked.like]}
+    shown = {"name": marked.label, "boxes": [marked.box], "labels": [marked.like]}
     return event_log.Edit("add_exemplar", {**shown, **place})
-
-
-def _to_lists(value: object) -> object:
-    return list(map(_to_lists, value)) if isinstance(value, tuple) else value
 
 
 def group_edits(log: Iterable[RecordedMasks | Event]) -> FrameEdits:
@@ -408,8 +404,7 @@ def _find_prompted_frame(edit: event_log.Edit, last: dict[str, int]) -> FramePla
     """Return the past frame of an edit, None if the edit takes effect on the next frame."""
     camera = edit.args.get("camera") or (next(iter(last)) if len(last) == 1 else None)
     seq = edit.args.get("seq")
-    is_on_latest = edit.op == "refine_object" or (edit.op == "add_exemplar" and "photo" not in edit.args)
-    if seq is None and is_on_latest and camera in last:
+    if seq is None and edit.op in ("refine_object", "add_exemplar") and camera in last:
         seq = last[camera]
     return None if seq is None or camera is None else (camera, seq)
 

@@ -21,8 +21,6 @@ MAX_STRIDE = 6
 MIN_SCORE = 0.01  # with a lower threshold, nearly every box would be a detection
 MAX_SURFACE_POINTS = 10_000
 MAX_LEASE_S = 120.0
-MAX_BOXES = 64
-"""Largest number of boxes of an exemplar."""
 MAX_LINE_CHARACTERS = 200
 PROMPT = ("points", "labels", "box", "mask")
 """Arguments of a prompt: one of points and box, or both, or a mask."""
@@ -83,10 +81,7 @@ def _line(fields: Fields, name: str) -> str:
 
 def _boxes(fields: Fields, name: str) -> list[FramePrompt]:
     """Read boxes, each a list of four numbers."""
-    boxes = fields.sequence(name)
-    if not 1 <= len(boxes) <= MAX_BOXES:
-        raise fields.wrong(name, f"a list of 1 to {MAX_BOXES} boxes")
-    return [FramePrompt(box=box) for box in boxes]
+    return [FramePrompt(box=box) for box in fields.sequence(name)]
 
 
 def _box_labels(fields: Fields, name: str) -> tuple[int, ...]:
@@ -114,15 +109,8 @@ _SET_PROMPTS = Schema(
     }
 )
 _EXEMPLAR = Schema(
-    {
-        "name": Fields.text,
-        "boxes": _boxes,
-        "labels?": _box_labels,
-        "text?": Fields.text,
-        **_FRAME,
-        "epoch?": Fields.integer,
-        "photo?": Fields.blob,
-    }
+    {"name": Fields.text, "boxes": _boxes, "labels?": _box_labels, "text?": Fields.text, **_FRAME}
+    | {"epoch?": Fields.integer, "photo?": Fields.blob}
 )
 _EVERYTHING = Schema(
     {

@@ -29,6 +29,6 @@ def test_drags_with_alt_show_what_to_look_for_and_what_not(rig: ConsoleRig, page
     with rig.client() as client:
         status = client.status()
     assert status["prompts"] == ["washer"]
-    assert status["exemplars"] == {"washer": {"text": "", "labels": [1, 0]}}
+    assert status["exemplars"] == {"washer": [1, 0]}
     assert page.rows() == []
     page.wait("#events li:has-text('Looks for all that is like a box.')")

@@ -61,7 +61,7 @@ def test_what_is_like_a_box_is_found_kept_and_replayed(rig: Rig, tmp_path: Path)
         assert done
         client.add_exemplar("bolt", [(10, 20, 60, 70)], text="red mug", photo=photo.tobytes())
         found(client, "bolt")
-        both = {"washer": {"text": "", "labels": [1, 0]}, "bolt": {"text": "red mug", "labels": [1]}}
+        both = {"washer": [1, 0], "bolt": [1]}
         assert shown(client) == both
         client.snapshot("kept")
         client.set_prompts(["bolt", "spoon"], most={"bolt": 1})
