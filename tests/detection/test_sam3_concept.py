@@ -295,13 +295,14 @@ def test_exemplars_give_the_logits_and_boxes_of_the_whole_model(
     model.geometry_encoder.register_forward_hook(lambda *call: encoded.append(call[2]))
     network.scoring.register_forward_hook(lambda *call: logits.append(call[2][-1, -1, :, 0]))
     with torch.inference_mode():
-        for each in (*images.values(), picture()):
-            pixels = normalise_frame(each, (112, 112), HALF, HALF, torch.float32)
-            if each is not picture and len(encoded) == len(images) and seeds != [3]:
-                joined = [torch.cat([output[part] for output in encoded], dim=1) for part in range(2)]
-                output = Sam3GeometryEncoderOutput(*joined)
-                model.geometry_encoder.forward = lambda output=output, **_: output
-            expected = model(pixel_values=pixels, **given)
+        pixels = [normalise_frame(each, (112, 112), HALF, HALF, torch.float32) for each in images.values()]
+        expected, *_ = [model(pixel_values=each, **given) for each in pixels]
+        if seeds != [3]:
+            joined = (torch.cat([output[part] for output in encoded], dim=1) for part in range(2))
+            output = Sam3GeometryEncoderOutput(*joined)
+            model.geometry_encoder.forward = lambda **_: output
+            own = normalise_frame(picture(), (112, 112), HALF, HALF, torch.float32)
+            expected = model(pixel_values=own, **given)
         boxes, _ = network(*detector._encode(picture()), query.text, query.mask)
         plain, _ = network(*detector._encode(picture()), *detector.prepare([text or "visual"])[1:])
     assert expected.pred_logits.abs().max() > 1.5
