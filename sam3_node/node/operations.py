@@ -239,8 +239,8 @@ def _add_exemplar(
     require_exemplars(perception.detector)
     if photo is None:
         pipeline = _find_pipeline(perception, **place)
-        reply = {**_origin(pipeline), **_check_age(perception, pipeline, seq)}
         cached = pipeline.queries.find(seq)
+        reply = {**_origin(pipeline), **_check_age(perception, pipeline, seq), "seq": cached.seq}
         assert cached.image is not None  # as the detector takes exemplars
         image, view = cached.image.numpy(), f"{pipeline.camera} {cached.seq} {cached.capture_ns}"
     elif place or seq is not None:
