@@ -71,7 +71,7 @@ class View(NamedTuple):
 
 
 class Exemplar(NamedTuple):
-    """What a prompt means, shown by boxes: all like these."""
+    """Boxes that show the meaning of a prompt: all like these."""
 
     text: str
     """words beside the boxes; "" for none"""
