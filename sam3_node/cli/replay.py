@@ -84,8 +84,8 @@ def _add_prompts(parser: CommandParser) -> None:
     text = "the box around an object on the first frame, in pixels"
     parser.add_repeated("--box X0,Y0,X1,Y1", text, parse_box, dest="boxes")
     place = "[FILE:]X0,Y0,X1,Y1"
-    text = "detect all that is like this box on the first frame or a photo, and call it NAME"
-    for name, text in (("exemplar", text), ("unlike", "but not what is like this box")):
+    like = "detect all that is like this box on the first frame or a photo, and call it NAME"
+    for name, text in (("exemplar", like), ("unlike", "but not what is like this box")):
         parser.add_repeated(f"--{name} NAME={place}", text, parse_named(_parse_place, place))
     parser.add_flag(
         "--everything",
