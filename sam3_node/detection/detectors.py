@@ -118,10 +118,7 @@ class PromptSet:
     def prepare(self, detector: Detector | None) -> PromptSet:
         """Return these prompts with the detector's query. Raises RequestError if it cannot search for them."""
         if detector is None:
-            raise RequestError(
-                "set_prompts: no detector is configured, so nothing can be looked for by name; set detector.kind, "
-                "or add objects by points, box or mask with add_object"
-            )
+            raise RequestError("set_prompts: no detector is configured; set detector.kind, or use add_object")
         if not self.phrases:
             return self
         if self.exemplars:

@@ -139,10 +139,9 @@ class Perception:
         phrases that cannot be used; nothing is changed then.
         """
         cleaned = clean_prompts(phrases)
-        score, exemplars = self.settings.detector.score, self._prompts.exemplars
-        self._use_prompts(
-            prepare_prompts(self.detector, cleaned, score, scores, max_counts, priorities, exemplars)
-        )
+        score, kept = self.settings.detector.score, self._prompts.exemplars
+        prompts = prepare_prompts(self.detector, cleaned, score, scores, max_counts, priorities, kept)
+        self._use_prompts(prompts)
         return cleaned
 
     def add_exemplar(self, name: str, image: Image, **shown: Any) -> tuple[str, ...]:
