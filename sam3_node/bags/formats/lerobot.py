@@ -210,23 +210,11 @@ class _LayoutReader:
         names = ("chunk_index", "file_index", "from_timestamp")
         columns += [f"videos/{key}/{name}" for key in keys for name in names]
         for path in sorted((self._root / EPISODES_V3).glob("*/*.parquet")):
-            first = 0
-            while True:
-                try:
-                    found = self._tables.call(
-                        "read_rows", path, columns=columns, first=first, count=EPISODE_ROWS
-                    )
-                except BagError as error:
-                    self._left_out.append(f"the episodes of {error}")
-                    break
-                count = len(found["episode_index"])
-                if not count:
-                    break
-                first += count
-                if first > MAX_EPISODES:
-                    raise BagError(f"{path}: expected at most {MAX_EPISODES} episodes, found more")
-                for values in zip(*found.values(), strict=True):
-                    yield path, dict(zip(found, values, strict=True))
+            try:
+                for row in _read_rows(self._tables, path, columns, 0, MAX_EPISODES, EPISODE_ROWS):
+                    yield path, row
+            except BagError as error:
+                self._left_out.append(f"the episodes of {error}")
 
     def _fill(self, name: str, default: str, fields: Mapping[str, int | str]) -> Path:
         """Return the path by a template such as data/chunk-{chunk_index:03d}; it stays inside the dataset."""
@@ -242,6 +230,21 @@ class _LayoutReader:
         if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in str(path):
             raise self._wrong(f"paths inside the dataset, found {template!r:.100}")
         return self._root / path
+
+
+def _read_rows(
+    tables: IsolatedCalls, path: Path, columns: Sequence[str], first: int, count: int, at_once: int
+) -> Iterator[dict[str, Any]]:
+    """Yield up to `count` rows of a table from the row `first`, each by the names of its columns."""
+    end = first + count
+    while first < end:
+        count = min(at_once, end - first)
+        found = tables.call("read_rows", path, columns=columns, first=first, count=count)
+        rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+        if not rows:
+            return
+        yield from rows
+        first += len(rows)
 
 
 def _read_place(path: Path, row: Mapping[str, Any], prefix: str) -> dict[str, int | str]:
@@ -263,20 +266,15 @@ def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | Non
             )
         return DepthFormat(_DEPTH_UNITS[unit])
     found = {name: next(_look_up(feature, name), None) for name in _DEPTH_CODES}
-    if absent := [name for name, value in found.items() if value is None]:
-        raise BagError(
-            f"depth in a video: expected {', '.join(_DEPTH_CODES)} in its info in {INFO}, which give its metres, found "
-            f"no {', '.join(absent)}"
-        )
     *numbers, is_log = found.values()
     if isinstance(is_log, bool) and all(type(value) in (int, float) for value in numbers):
-        low, high, shift = (float(value) for value in numbers if value is not None)
+        low, high, shift = map(float, numbers)
         is_open = math.isfinite(shift) and (not is_log or low + shift > 0)
         if 0 <= low < high <= _MAX_DEPTH_M and is_open:
             return DepthFormat(None, low, high, shift, is_log)
     raise BagError(
-        "depth in a video: expected 0 <= depth_min < depth_max in metres, depth_min + shift above 0 and a use_log of "
-        f"true or false, found {found!r:.150}"
+        f"depth in a video: expected its metres in its info in {INFO}: 0 <= depth_min < depth_max, depth_min + shift "
+        f"above 0 and a use_log of true or false, found {found!r:.150}"
     )
 
 
@@ -309,15 +307,15 @@ def _parse_json(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def _number(path: Path, values: Mapping[str, Any], name: str) -> float:
-    value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_ROWS:
+    value: Any = values.get(name)
+    if type(value) not in (int, float) or not 0 <= value < MAX_ROWS:
         raise BagError(f"{path}: expected a number as {name}, found {value!r:.60}")
     return float(value)
 
 
 def _integer(path: Path, values: Mapping[str, Any], name: str) -> int:
     number = _number(path, values, name)
-    if not math.isfinite(number) or number != int(number):
+    if not number.is_integer():
         raise BagError(f"{path}: expected a whole number as {name}, found {number}")
     return int(number)
 
@@ -507,26 +505,21 @@ class _EpisodeReader:
 
     def _rows(self, keys: Sequence[str]) -> Iterator[_Row]:
         episode, done = self._episode, 0
-        while done < episode.length:
-            found = self._tables.call(
-                "read_rows",
-                episode.table,
-                columns=["episode_index", "timestamp", *keys],
-                first=episode.table_row + done,
-                count=min(ROWS, episode.length - done),
+        columns = ["episode_index", "timestamp", *keys]
+        for cells in _read_rows(
+            self._tables, episode.table, columns, episode.table_row, episode.length, ROWS
+        ):
+            if cells["episode_index"] != episode.number:
+                break
+            value = cells["timestamp"]
+            time_s = float(value) if isinstance(value, int | float) else math.nan
+            yield _Row(episode.first_row + done, time_s, cells)
+            done += 1
+        if done < episode.length:
+            raise BagError(
+                f"{episode.table}: expected {episode.length} rows of episode {episode.number} from the row "
+                f"{episode.table_row}, found {done}"
             )
-            numbers = found["episode_index"]
-            if not numbers or any(number != episode.number for number in numbers):
-                raise BagError(
-                    f"{episode.table}: expected {episode.length} rows of episode {episode.number} from the row "
-                    f"{episode.table_row}, found {done}"
-                )
-            for index in range(len(numbers)):
-                value = found["timestamp"][index]
-                time_s = float(value) if isinstance(value, int | float) else math.nan
-                cells = {key: found[key][index] for key in keys}
-                yield _Row(episode.first_row + done + index, time_s, cells)
-            done += len(numbers)
 
 
 def _describe_absence(path: Path) -> str | None:
