@@ -250,23 +250,19 @@ def _sorted(files: Iterable[ImageFile]) -> tuple[ImageFile, ...]:
 def _tum(folder: Path) -> Iterator[ImageSequence]:
     if not (folder / "rgb.txt").is_file():
         return
-    colour = [ImageFile(stamp, "colour", path) for stamp, path in _listed(folder / "rgb.txt")]
-    listed = _listed(folder / "depth.txt")
-    depth = [ImageFile(stamp, "depth", path, _TUM_SCALE_M, aligned=True) for stamp, path in listed]
-    yield ImageSequence(_name(folder), _sorted([*colour, *depth]), has_stamps=True)
+    files = []
+    for kind, path in (("colour", folder / "rgb.txt"), ("depth", folder / "depth.txt")):
+        for name, stamp in _listed(path):
+            stamp_ns = _nanoseconds(stamp, path)
+            files.append(ImageFile(stamp_ns, kind, folder / name, _TUM_SCALE_M, aligned=kind == "depth"))
+    yield ImageSequence(_name(folder), _sorted(files), has_stamps=True)
 
 
-def _listed(path: Path) -> list[tuple[int, Path]]:
-    """Return stamps in ns and files of a list of `SECONDS FILE`; each file once."""
-    if not path.is_file():
-        return []
-    rows = [row for row in map(str.split, _lines(path)) if len(row) >= 2 and _is_below(row[1])]
-    return [(_nanoseconds(row[0], path), path.parent / row[1]) for row in _distinct(rows)]
-
-
-def _distinct(rows: Iterable[list[str]]) -> Iterable[list[str]]:
-    """Return the rows without those whose second item, the name of a file, has come before."""
-    return {row[1].strip(): row for row in reversed([*rows])}.values()
+def _listed(path: Path, separator: str | None = None) -> Iterable[tuple[str, str]]:
+    """Return the names and stamps of a list of `STAMP FILE`; each file once, with the first of its stamps."""
+    rows = [line.split(separator) for line in _lines(path)] if path.is_file() else []
+    named = {row[1].strip(): row[0] for row in reversed(rows) if len(row) >= 2}
+    return [(name, stamp) for name, stamp in named.items() if _is_below(name)]
 
 
 def _is_below(name: str) -> bool:
@@ -282,11 +278,11 @@ def _euroc(folder: Path) -> Iterator[ImageSequence]:
     if not (folder / "data.csv").is_file() or not (folder / "data").is_dir():
         return
     intrinsics = _sensor_intrinsics(folder / "sensor.yaml")
-    rows = _distinct(row for line in _lines(folder / "data.csv") if len(row := line.split(",")) == 2)
-    files = []
-    for stamp, name in ((row[0], row[1].strip()) for row in rows if _is_below(row[1].strip())):
-        stamp_ns = int(_number(stamp, folder / "data.csv"))
-        files.append(ImageFile(stamp_ns, "colour", folder / "data" / name, intrinsics=intrinsics))
+    table = folder / "data.csv"
+    files = [
+        ImageFile(int(_number(stamp, table)), "colour", folder / "data" / name, intrinsics=intrinsics)
+        for name, stamp in _listed(table, ",")
+    ]
     if files:
         yield ImageSequence(_name(folder), _sorted(files), has_stamps=True)
 
