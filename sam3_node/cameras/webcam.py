@@ -284,8 +284,8 @@ def open_v4l2(address: str, settings: CameraSettings, stop: threading.Event) -> 
             f"v4l2:{camera.name}: expected images in {mode}, found none; check that no other program holds "
             f"{camera.path} and that this user may read it (group video)"
         )
-        properties = _properties(mode, settings)
-        return V4l2Device(_open_capture(camera.index, cv2.CAP_V4L2, properties, absent), mode)
+        capture = _open_capture(camera.index, cv2.CAP_V4L2, _properties(mode, settings), absent)
+        return V4l2Device(capture, mode)
 
     return DeviceSource(f"v4l2:{address}", open_device, settings.fps, stop)
 
