@@ -394,6 +394,8 @@ def _choose_paths(rng: np.random.Generator, aspect: float) -> list[_Path]:
         (-0.22, -0.32, 0.12, 0.03, 3.5, 1),
     ]
     return [
-        _Path(x + dx, y + dy, *others, *turned)
-        for (x, y, *others), (dx, dy), *turned in zip(plans, jitter.tolist(), angles, swings, strict=True)
+        _Path(x + dx, y + dy, reach_x, reach_y, phase, turns, angle, swing)
+        for (x, y, reach_x, reach_y, phase, turns), (dx, dy), angle, swing in zip(
+            plans, jitter.tolist(), angles, swings, strict=True
+        )
     ]

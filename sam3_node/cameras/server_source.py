@@ -588,7 +588,7 @@ def _parse_json(data: memoryview, what: str, max_bytes: int) -> Any:
 
 
 class _Dialect(NamedTuple):
-    """What its messages are, how many parts they have, and how they are read."""
+    """The messages of a protocol: what they are, how many parts they have, and the function that reads them."""
 
     layout: str
     part_counts: tuple[int, ...]

@@ -250,11 +250,14 @@ def _sorted(files: Iterable[ImageFile]) -> tuple[ImageFile, ...]:
 def _tum(folder: Path) -> Iterator[ImageSequence]:
     if not (folder / "rgb.txt").is_file():
         return
-    files = []
-    for kind, path in (("colour", folder / "rgb.txt"), ("depth", folder / "depth.txt")):
-        for name, stamp in _listed(path):
-            stamp_ns = _nanoseconds(stamp, path)
-            files.append(ImageFile(stamp_ns, kind, folder / name, _TUM_SCALE_M, aligned=kind == "depth"))
+    colour, depth = folder / "rgb.txt", folder / "depth.txt"
+    files = [
+        ImageFile(_nanoseconds(stamp, colour), "colour", folder / name) for name, stamp in _listed(colour)
+    ]
+    files += [
+        ImageFile(_nanoseconds(stamp, depth), "depth", folder / name, _TUM_SCALE_M, aligned=True)
+        for name, stamp in _listed(depth)
+    ]
     yield ImageSequence(_name(folder), _sorted(files), has_stamps=True)
 
 

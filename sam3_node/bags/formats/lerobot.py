@@ -272,7 +272,7 @@ def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | Non
                 f"depth in images: expected a depth_unit of m or mm in its info, found {unit!r:.40}"
             )
         return DepthFormat(_DEPTH_UNITS[unit])
-    found = {name: next(_look_up(feature, name), None) for name in _DEPTH_CODES}
+    found: dict[str, Any] = {name: next(_look_up(feature, name), None) for name in _DEPTH_CODES}
     *numbers, is_log = found.values()
     if isinstance(is_log, bool) and all(type(value) in (int, float) for value in numbers):
         low, high, shift = map(float, numbers)

@@ -268,12 +268,13 @@ def count_messages(paths: Sequence[Path], topics: Collection[str]) -> int | None
         return None
     if not summaries or None in summaries:
         return None
-    return sum(
+    count: int = sum(
         summary.statistics.channel_message_counts.get(number, 0)
         for summary in summaries
         for number, channel in summary.channels.items()
         if channel.topic in topics
     )
+    return count
 
 
 @lru_cache(maxsize=64)

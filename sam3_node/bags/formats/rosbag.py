@@ -131,9 +131,9 @@ class RosBag(SampleReader):
         if not opened:
             raise BagError("; ".join(errors))
         _, _, best, damage = max(opened, key=lambda copy: copy[:2])
-        for _, _, file, _ in opened:
-            if file is not best:
-                file.close()
+        for _, _, other, _ in opened:
+            if other is not best:
+                other.close()
         self._opening.add(damage)
         return best
 
