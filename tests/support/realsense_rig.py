@@ -43,6 +43,19 @@ def add_stream(rs: Any, sensor: Any, stream: Stream, uid: int, coeffs: Sequence[
     return sensor.add_video_stream(profile).as_video_stream_profile()
 
 
+def make_frame(
+    rs: Any, stream: Stream, profile: Any, pixels: np.ndarray, index: int, stamp_ms: float, units: float
+) -> Any:
+    """Return an image of a software sensor; `units` are those of depth, in metres."""
+    frame = rs.software_video_frame()
+    frame.pixels, frame.bpp = pixels, stream.bytes_per_pixel
+    frame.stride = SIZE[1] * stream.bytes_per_pixel
+    frame.timestamp, frame.frame_number, frame.profile = stamp_ms, index, profile
+    if stream.kind == "depth":
+        frame.depth_units = units
+    return frame
+
+
 class SoftCamera:
     """A software device with a colour and a depth sensor, BASELINE_M apart, that streams at FPS."""
 
@@ -69,28 +82,18 @@ class SoftCamera:
         self._index = 0
         self._thread: threading.Thread | None = None
 
-    def push(self, index: int, depth: bool = True) -> None:
+    def push(self, index: int) -> None:
         """Give the images of this index: colour index % 256 with red 200, and depth 1000 + index."""
-        for sensor, profile, channels in (
-            (self.colour_sensor, self.colour, 3),
-            (self.depth_sensor, self.depth, 2),
+        stamp_ms = START_MS + index * 1000 / FPS
+        red = np.full((*SIZE, 3), index % 256, np.uint8)
+        red[:, :, 0] = 200
+        for sensor, stream, profile, pixels in (
+            (self.colour_sensor, RGB, self.colour, red),
+            (self.depth_sensor, Z16, self.depth, np.full(SIZE, 1000 + index, np.uint16)),
         ):
-            if channels == 2 and not depth:
-                continue
-            frame = self.rs.software_video_frame()
-            if channels == 3:
-                pixels = np.full((*SIZE, 3), index % 256, np.uint8)
-                pixels[:, :, 0] = 200
-                frame.pixels = pixels
-            else:
-                frame.pixels, frame.depth_units = np.full(SIZE, 1000 + index, np.uint16), UNITS
-            frame.bpp, frame.stride = channels, SIZE[1] * channels
-            frame.timestamp = START_MS + index * 1000 / FPS
+            frame = make_frame(self.rs, stream, profile, pixels, index, stamp_ms, UNITS)
             frame.domain = self.rs.timestamp_domain.hardware_clock
-            frame.frame_number, frame.profile = index, profile
-            sensor.set_metadata(
-                self.rs.frame_metadata_value.sensor_timestamp, round(1000 * frame.timestamp) - 500
-            )
+            sensor.set_metadata(self.rs.frame_metadata_value.sensor_timestamp, round(1000 * stamp_ms) - 500)
             sensor.on_video_frame(frame)
 
     def stream(self, start: int = 0) -> None:

@@ -4,7 +4,6 @@ import random
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -24,7 +23,6 @@ from tests.support.realsense_bags import (
     LENS,
     PERIOD_MS,
     RGB,
-    SIZE,
     START_MS,
     UNITS,
     Y8,
@@ -34,7 +32,7 @@ from tests.support.realsense_bags import (
     stamp_ns,
     write_bag,
 )
-from tests.support.realsense_rig import add_stream, load_rs, record_device
+from tests.support.realsense_rig import add_stream, load_rs, make_frame, record_device
 from tests.support.refuses import refuses
 
 
@@ -49,20 +47,12 @@ def record(path: Path, streams: Sequence[Stream], frames: int = FRAMES) -> Path:
 
     def push(index: int) -> None:
         for sensor, profile, stream in zip(sensors, profiles, streams, strict=True):
-            sensor.on_video_frame(make_frame(rs, stream, profile, index))
+            stamp_ms = START_MS + index * PERIOD_MS
+            frame = make_frame(rs, stream, profile, pixels(stream, index), index, stamp_ms, UNITS)
+            frame.domain = rs.timestamp_domain.system_time
+            sensor.on_video_frame(frame)
 
     return record_device(path, rs, device, push, range(frames))
-
-
-def make_frame(rs: Any, stream: Stream, profile: Any, index: int) -> Any:
-    frame = rs.software_video_frame()
-    frame.pixels, frame.bpp = pixels(stream, index), stream.bytes_per_pixel
-    frame.stride = SIZE[1] * stream.bytes_per_pixel
-    frame.timestamp, frame.domain = START_MS + index * PERIOD_MS, rs.timestamp_domain.system_time
-    frame.frame_number, frame.profile = index, profile
-    if stream.kind == "depth":
-        frame.depth_units = UNITS
-    return frame
 
 
 @pytest.fixture(scope="module")
