@@ -45,6 +45,10 @@ def add_commands(commands: Commands) -> None:
     triton = group.add("export-triton", engine_export_triton)
     triton.add_path("-o, --out FOLDER", "model repository, new or existing", required=True)
     triton.add_flag("--plans", "copy the TensorRT plans of `engine build` [export ONNX files]")
+    triton.add("--name NAME", "beginning of the names of the models [name of the weights]", default="")
+    text = "most images in a call of what has no memories; the server joins requests up to it [8]"
+    triton.add("--batch N", text, parse_count, 8)
+    triton.add("--instances N", "copies of each of these models, which run at once [1]", parse_count, 1)
 
 
 def add_fp8_command(group: Commands) -> None:
@@ -103,10 +107,14 @@ def engine_check(args: Namespace, settings: Settings) -> int:
 def engine_export_triton(args: Namespace, settings: Settings) -> None:
     """Write a model repository for Triton Inference Server."""
     _require_node()
-    from ..engines.triton_server import export_repository
+    from ..engines.triton_server import Serving, export_repository
 
+    serving = Serving(args.batch, args.instances)
     with closing(ProgressBar("%")) as bars:
-        print(*export_repository(settings, args.out, plans=args.plans, progress=bars.report), sep="\n")
+        written = export_repository(
+            settings, args.out, plans=args.plans, name=args.name, serving=serving, progress=bars.report
+        )
+    print(*written, sep="\n")
 
 
 def _has_detector_engine(settings: Settings) -> bool:

@@ -58,7 +58,8 @@ class MaskDecoder(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Decode N objects on one image.
 
-        Takes image [N, C, h, w], fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and prompt [N, T, C]. Return logits
+        Takes image [N, C, h, w], fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and prompt [N, T, C]. Fine and middle
+        may be [N, ...] for objects on N images. Return logits
         [N, M, 4h, 4w], iou [N, M], mask tokens [N, M, C] and presence logits [N]; M is 3 with `multimask`, else 1.
         """
         tokens = torch.cat([self.output_tokens.expand(prompt.shape[0], -1, -1), prompt], dim=1)
@@ -79,7 +80,7 @@ class MaskDecoder(nn.Module):
 
     def _presence(self, token: Tensor) -> Tensor:
         if self.presence_head is None:
-            return token.new_full((len(token),), IN_VIEW_LOGIT)
+            return token.new_full((token.shape[0],), IN_VIEW_LOGIT)
         presence: Tensor = self.presence_head(token)[:, 0]
         return presence
 
@@ -121,11 +122,12 @@ def _subpixel_linear(layer: nn.ConvTranspose2d) -> nn.Linear:
 
 
 def _group(features: Tensor, height: int, width: int, levels: int) -> Tensor:
-    """Turn features [1, C, 2^L h, 2^L w] into pixels [1, hw * 4^L, C]: by token, then by pixel of each level L."""
+    """Turn features [n, C, 2^L h, 2^L w] into pixels [n, hw * 4^L, C]: by token, then by pixel of each level L."""
+    count, channels = features.shape[:2]
     rows, columns = [height] + [2] * levels, [width] + [2] * levels
-    split = features.view(features.shape[1], *rows, *columns)
-    places = [1 + level + axis * (levels + 1) for level in range(levels + 1) for axis in (0, 1)]
-    return split.permute(*places, 0).reshape(1, -1, features.shape[1])
+    split = features.view(count, channels, *rows, *columns)
+    places = [2 + level + axis * (levels + 1) for level in range(levels + 1) for axis in (0, 1)]
+    return split.permute(0, *places, 1).reshape(count, -1, channels)
 
 
 class _TwoWayLayer(nn.Module):

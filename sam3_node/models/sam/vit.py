@@ -104,12 +104,12 @@ class _ViTLayer(WindowLayer):
     def _attend(self, x: Tensor) -> Tensor:
         qkv = apply_linear(self.qkv, x)
         if self.gather is not None:
-            qkv = torch.cat([qkv, self.filling.expand(len(x), -1, -1)], dim=1)[:, self.gather]
+            qkv = torch.cat([qkv, self.filling.expand(x.shape[0], -1, -1)], dim=1)[:, self.gather]
         qkv = qkv.view(-1, self.span, 3 * self.heads, x.shape[-1] // self.heads)
         query, key = rotate(qkv[:, :, : 2 * self.heads], self.rotation).transpose(1, 2).chunk(2, dim=1)
         value = qkv[:, :, 2 * self.heads :].transpose(1, 2)
         out = F.scaled_dot_product_attention(query, key, value)  # [windows, heads, span, D]
-        out = out.transpose(1, 2).reshape(len(x), -1, x.shape[-1])
+        out = out.transpose(1, 2).reshape(x.shape[0], -1, x.shape[-1])
         return out if self.scatter is None else out[:, self.scatter]
 
 
@@ -211,7 +211,7 @@ class _HieraBlock(WindowLayer):
         return x + apply_mlp(mlp.proj_in, mlp.activation, mlp.proj_out, self.norm2(x))
 
     def _attend(self, x: Tensor) -> Tensor:
-        batch = len(x)
+        batch = x.shape[0]  # `len` would fix it in an export
         if self.gather is not None:
             x = F.pad(x, (0, 0, 0, 1))[:, self.gather]
         qkv = apply_linear(self.qkv, x)
