@@ -52,7 +52,8 @@ def test_pods_have_no_privileges_and_bounds(base: str) -> None:
         assert context["readOnlyRootFilesystem"]
         assert not context["allowPrivilegeEscalation"]
         assert context["capabilities"] == {"drop": ["ALL"]}
-        assert "memory" in container["resources"]["limits"]
+        for kind in ("requests", "limits"):
+            assert {"cpu", "memory"} <= container["resources"][kind].keys()
 
 
 @pytest.mark.parametrize("base", BASES)

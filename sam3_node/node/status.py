@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from ..errors import Sam3NodeError, current_request_id
 from ..perception.perception import Perception
@@ -31,6 +31,9 @@ from ..transport import MaskPublisher, ReceivedFrame, Security
 from ..transport.limits import rss_bytes
 from ..types import Frame, MaskFrame, TrackState
 from ..wire import FAILED, MAX_INT, Event, pose_fields
+
+if TYPE_CHECKING:
+    from .monitoring import FrameSpans
 
 STEPS = 25
 HANG_PER_STEP = 10.0
@@ -402,6 +405,8 @@ class Output:
 
     publisher: MaskPublisher
     perception: Perception
+    spans: FrameSpans | None = None
+    """Where published frames are traced, if anywhere"""
 
     def __init__(self, settings: Settings, health: Health) -> None:
         self.stats: Mapping[str, CameraStats] = {}
@@ -446,6 +451,8 @@ class Output:
             self.stats[masks.camera].end(received.frame, received.received_ns)
             self._health.published(stages_us)
             self.take_status()
+        if self.spans is not None:
+            self.spans.record(message, received)
         self._pack_us = (time.perf_counter_ns() - begin_ns) // 1000
         return True
 
