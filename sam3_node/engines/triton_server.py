@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,7 +72,7 @@ TYPES = {
 }
 
 Config = Mapping[str, Any]
-"""Fields of the schema's ModelConfig: numbers, strings, words, maps, tuples of numbers, and lists of these."""
+"""Fields of the schema's ModelConfig: numbers, strings, words, maps, and sequences of these."""
 
 
 class ServedModel(NamedTuple):
@@ -176,27 +176,6 @@ class FindNamed(nn.Module):
         return (places.clamp(0, 1) * self.segmented).float().flatten(2)
 
 
-class FloatRead(nn.Module):
-    """The memory read for memories in another dtype than bfloat16."""
-
-    def __init__(self, stage: nn.Module) -> None:
-        super().__init__()
-        self.stage = stage
-
-    def forward(
-        self,
-        top: Tensor,
-        memory: Tensor,
-        offset: Tensor,
-        pointers: Tensor,
-        pointer_age: Tensor,
-        valid: Tensor,
-    ) -> Tensor:
-        """Read as the stage does."""
-        result: Tensor = self.stage(top, memory.bfloat16(), offset, pointers, pointer_age, valid)
-        return result
-
-
 class FloatRemember(nn.Module):
     """The memory write that returns memories in the dtype of the logits."""
 
@@ -208,9 +187,6 @@ class FloatRemember(nn.Module):
         """Write as the stage does."""
         result: Tensor = self.stage(top, logits, presence).to(logits.dtype)
         return result
-
-
-WITHOUT_BFLOAT16 = {"read": FloatRead, "remember": FloatRemember}
 
 
 def export_repository(
@@ -299,15 +275,13 @@ def _for_images(stage: StageSpec) -> StageSpec:
 
 
 def _without_bfloat16(stage: StageSpec) -> StageSpec:
-    """Return a stage whose memories have the dtype of its other tensors."""
-    if stage.name not in WITHOUT_BFLOAT16:
-        return stage
+    """Return a stage whose memories have the dtype of its other tensors. A read takes memories of any dtype."""
     number = stage.inputs[0].dtype
     inputs, outputs = (
         tuple(spec._replace(dtype=number) if spec.dtype == torch.bfloat16 else spec for spec in specs)
         for specs in (stage.inputs, stage.outputs)
     )
-    module = WITHOUT_BFLOAT16[stage.name](stage.module)
+    module = FloatRemember(stage.module) if stage.name == "remember" else stage.module
     return stage._replace(module=module, inputs=inputs, outputs=outputs)
 
 
@@ -349,13 +323,10 @@ class _Describer:
 
     def stage(self, stage: StageSpec, platform: str, model: TrackerModel) -> Config:
         """Return a stage's configuration. Stages of memories are not batched: all objects share an image's features."""
-        of_images = stage.name not in STAGES[1:]
+        config = self._head(stage, platform)
         kind = Word("KIND_GPU" if platform == PLAN else "KIND_AUTO")
-        count = self._serving.instances if of_images else 1
-        config: dict[str, Any] = {
-            **self._head(stage.name, platform, stage.inputs, stage.outputs, batched=of_images),
-            "instance_group": [{"count": count, "kind": kind}],
-        }
+        count = 1 if stage.name in STAGES[1:] else self._serving.instances
+        config["instance_group"] = [{"count": count, "kind": kind}]
         if config["max_batch_size"]:
             config["dynamic_batching"] = {}
         if stage.name == "encode":  # what a client needs to make pixels
@@ -383,64 +354,42 @@ class _Describer:
             }
             for stage in stages
         ]
-        inputs = [spec for name, spec in taken.items() if name not in made]
-        head = self._head(f"segment_{kind}", ENSEMBLE, inputs, outputs)
-        return {**head, "ensemble_scheduling": {"step": steps}}
+        inputs = tuple(spec for name, spec in taken.items() if name not in made)
+        whole = StageSpec(f"segment_{kind}", nn.Identity(), inputs, tuple(outputs))
+        return {**self._head(whole, ENSEMBLE), "ensemble_scheduling": {"step": steps}}
 
-    def _head(
-        self,
-        name: str,
-        platform: str,
-        inputs: Sequence[TensorSpec],
-        outputs: Sequence[TensorSpec],
-        *,
-        batched: bool = True,
-    ) -> Config:
+    def _head(self, stage: StageSpec, platform: str) -> dict[str, Any]:
         """Return name, platform and tensors. The schema leaves out the first dimension of what it batches."""
-        batch = self._serving.batch if batched else 0
-        return {
-            "name": f"{self._name}_{name}",
-            "platform": platform,
-            "max_batch_size": batch,
-            "input": _describe_tensors(inputs, skipped=batch > 0),
-            "output": _describe_tensors(outputs, skipped=batch > 0),
+        batch = 0 if stage.name in STAGES[1:] else self._serving.batch
+        tensors = {
+            side: [
+                {
+                    "name": spec.name,
+                    "data_type": TYPES[spec.dtype],
+                    "dims": tuple(side if isinstance(side, int) else -1 for side in spec.shape[batch > 0 :]),
+                }
+                for spec in specs
+            ]
+            for side, specs in (("input", stage.inputs), ("output", stage.outputs))
         }
+        name = f"{self._name}_{stage.name}"
+        return {"name": name, "platform": platform, "max_batch_size": batch, **tensors}
 
 
 def _map_names(names: Iterable[str]) -> list[Config]:
     return [{"key": name, "value": name} for name in names]
 
 
-def _describe_tensors(specs: Sequence[TensorSpec], *, skipped: bool) -> list[Config]:
-    return [
-        {
-            "name": spec.name,
-            "data_type": TYPES[spec.dtype],
-            "dims": tuple(side if isinstance(side, int) else -1 for side in spec.shape[skipped:]),
-        }
-        for spec in specs
-    ]
-
-
 def format_config(config: Config) -> str:
-    """Format a configuration as the text of a config.pbtxt."""
-    return "".join(f"{line}\n" for line in _format_fields(config, ""))
+    """Format a configuration as the text of a config.pbtxt, a line for each field."""
+    return "".join(f"{name}: {_format(value)}\n" for name, value in config.items())
 
 
-def _format_fields(fields: Config, indent: str) -> Iterator[str]:
-    for name, value in fields.items():
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, Mapping):
-                yield f"{indent}{name} {{"
-                yield from _format_fields(item, f"{indent}  ")
-                yield f"{indent}}}"
-            else:
-                yield f"{indent}{name}: {_format_value(item)}"
-
-
-def _format_value(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"[ {', '.join(map(str, value))} ]"
+def _format(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_format(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_format, value))}]"
     return value if isinstance(value, Word) else json.dumps(value)
 
 
