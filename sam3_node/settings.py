@@ -147,8 +147,8 @@ class HealthSettings(Section):
 
 class MonitoringSettings(Section):
     otlp_endpoint: str = Field("", pattern=r"^(https?://\S+)?$")
-    """Address of an OpenTelemetry collector for OTLP over HTTP, such as http://127.0.0.1:4318. The node sends it a span
-    of each published frame and of each of its stages. Empty: none. It needs the extra otel."""
+    """OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318, for spans of frames and their stages; it
+    needs the extra otel. Empty: none."""
 
 
 class LoggingSettings(Section):
