@@ -45,10 +45,9 @@ def add_commands(commands: Commands) -> None:
     triton = group.add("export-triton", engine_export_triton)
     triton.add_path("-o, --out FOLDER", "model repository, new or existing", required=True)
     triton.add_flag("--plans", "copy the TensorRT plans of `engine build` [export ONNX files]")
-    triton.add("--name NAME", "beginning of the names of the models [name of the weights]", default="")
-    text = "most images in a call of what has no memories; the server joins requests up to it [8]"
-    triton.add("--batch N", text, parse_count, 8)
-    triton.add("--instances N", "copies of each of these models, which run at once [1]", parse_count, 1)
+    triton.add("--name NAME", "how names of models begin [name of the weights]", default="")
+    triton.add("--batch N", "most images in a call [8]", parse_count, 8)
+    triton.add("--instances N", "copies of each model of images [1]", parse_count, 1)
 
 
 def add_fp8_command(group: Commands) -> None:

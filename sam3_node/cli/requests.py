@@ -54,7 +54,7 @@ def _add(
     if has_camera:
         parser.add("--camera NAME", "camera to use; optional if the node serves one camera")
     parser.add_timeout()
-    parser.add("--request-id ID", "id of the request in logs, events and errors [a new one]")
+    parser.add("--request-id ID", "its id in logs, events and errors")
     return parser
 
 
