@@ -89,7 +89,7 @@ class ServedModel(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """How the server runs the models that keep nothing: the encoder, the decoders of prompts, and the detector.
+    """Options of the models without memories: the encoder, the decoders of prompts, and the detector.
 
     batch: the most images in a call; the server joins requests up to it. 0 for models of one image. instances: copies
     of each model, which run at once.
@@ -173,7 +173,8 @@ class FindNamed(nn.Module):
         fitted = (frame * (side / frame.amax(dim=1, keepdim=True))).round().clamp(min=1)
         offset = ((side - fitted) / 2).floor()
         places = (boxes.unflatten(2, (2, 2)) - offset[:, None, None]) / fitted[:, None, None]
-        return (places.clamp(0, 1) * self.segmented).float().flatten(2)
+        within: Tensor = places.clamp(0, 1) * self.segmented
+        return within.float().flatten(2)
 
 
 class FloatRemember(nn.Module):
@@ -226,7 +227,12 @@ def export_repository(
         models = make_models(
             model, settings.tracker.bank_size, stored, detector=detector, name=name, serving=serving
         )
-        _require_absent(folder, models)
+        present = [model.name for model in models if (folder / model.name).exists()]
+        if present:
+            raise EngineError(
+                f"{folder}: expected no models of these names, found {', '.join(present)}; delete them, choose another "
+                "folder, or name these models with --name"
+            )
         make_folder(folder)
         return _write_models(folder, models, stored, progress)
 
@@ -414,16 +420,6 @@ def _find_plans(settings: Settings, image_size: int) -> StoredEngine:
             "cannot run; build them where the extra tensorrt is installed, or export ONNX without --plans"
         )
     raise EngineError(f"{what}: found none in {engine.folder}; {BUILD_HINT}, or export ONNX without --plans")
-
-
-def _require_absent(folder: Path, models: Sequence[ServedModel]) -> None:
-    """Raise EngineError if the folder holds one of these models."""
-    present = next((model.name for model in models if (folder / model.name).exists()), None)
-    if present is not None:
-        raise EngineError(
-            f"{folder / present} exists already: expected a folder without it; delete its models, choose another "
-            "folder, or name these models with --name"
-        )
 
 
 def _write_models(

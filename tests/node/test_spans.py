@@ -37,9 +37,6 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -64,10 +61,8 @@ def test_a_collector_receives_the_stages_of_a_frame(tmp_path: Path, collector: t
     stages = [span for span in spans if span.parent_span_id == whole.span_id]
     run = [name for name in masks.stages_us if name != "pack"]
     assert [span.name for span in stages] == ["receive", "wait", *run, "publish"]
-    for before, after in pairwise(stages):
-        assert before.end_time_unix_nano == after.start_time_unix_nano
-        assert read(after)["seq"] == masks.seq
-        assert after.trace_id == whole.trace_id
+    assert all(a.end_time_unix_nano == b.start_time_unix_nano for a, b in pairwise(stages))
+    assert {(read(span)["seq"], span.trace_id) for span in stages} == {(masks.seq, whole.trace_id)}
     assert stages[0].start_time_unix_nano == whole.start_time_unix_nano == masks.capture_ns
     assert stages[-1].end_time_unix_nano == whole.end_time_unix_nano
     for span, name in zip(stages[2:], run, strict=False):
