@@ -25,7 +25,6 @@ AWAY = "http://127.0.0.1:9"
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list[Any]]]:
     """A collector that decodes by OpenTelemetry's own schema: its address, and the requests that came."""
-    pytest.importorskip("opentelemetry.sdk")
     service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
     requests: list[Any] = []
 
@@ -38,11 +37,9 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
             self.end_headers()
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+        threading.Thread(target=server.serve_forever).start()
         yield f"http://127.0.0.1:{server.server_address[1]}", requests
         server.shutdown()
-        thread.join()
 
 
 def test_a_collector_receives_the_stages_of_a_frame(tmp_path: Path, collector: tuple[str, list[Any]]) -> None:
@@ -50,12 +47,10 @@ def test_a_collector_receives_the_stages_of_a_frame(tmp_path: Path, collector: t
     with ExitStack() as opened:
         node = NearNode(tmp_path, opened, monitoring=MonitoringSettings(otlp_endpoint=address))
         masks = node.send()
-    spans = [
-        span for request in requests for part in request.resource_spans for span in part.scope_spans[0].spans
-    ]
-    about = {x.key: x.value.string_value for x in requests[0].resource_spans[0].resource.attributes}
-    assert about["service.name"] == "sam3-node"
-    assert about["service.instance.id"] == masks.node
+    parts = [part for request in requests for part in request.resource_spans]
+    spans = [span for part in parts for span in part.scope_spans[0].spans]
+    about = {x.key: x.value.string_value for x in parts[0].resource.attributes}
+    assert (about["service.name"], about["service.instance.id"]) == ("sam3-node", masks.node)
     whole = next(span for span in spans if span.name == "frame" and read(span)["seq"] == masks.seq)
     assert read(whole).items() >= {"camera": masks.camera, "seq": masks.seq, "objects": 0}.items()
     stages = [span for span in spans if span.parent_span_id == whole.span_id]
