@@ -122,7 +122,7 @@ def count(profile: Profile, names: str, folder: Path) -> Iterator[tuple[str, Cal
     detector = {"detector.prompts": names, "detector.every": "1"}
     settings = load_settings(overrides=sockets | camera | detector)
     transport, stop = settings.transport, threading.Event()
-    runs: dict[str, Callable[..., None]] = {_NODE: _run_node, "camera": run_camera}
+    runs: dict[str, Callable[..., object]] = {_NODE: _run_node, "camera": run_camera}
     threads = [threading.Thread(target=run, args=(settings, stop), name=name) for name, run in runs.items()]
     for thread in threads:
         thread.start()
