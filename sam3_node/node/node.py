@@ -100,12 +100,7 @@ class Node:
         if endpoint := settings.monitoring.otlp_endpoint:
             self.output.spans = stack.enter_context(FrameSpans(endpoint, session.node))
         self._control = stack.enter_context(
-            ControlServer(
-                settings.transport.control,
-                self._answer_now,
-                session.node,
-                security,
-            )
+            ControlServer(settings.transport.control, self._answer_now, session.node, security)
         )
         self.perception = self.output.perception = Perception.load(settings)
         self.perception.session = session
