@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -44,8 +43,7 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 
 def test_a_collector_receives_the_stages_of_a_frame(tmp_path: Path, collector: tuple[str, list[Any]]) -> None:
     address, requests = collector
-    with ExitStack() as opened:
-        node = NearNode(tmp_path, opened, monitoring=MonitoringSettings(otlp_endpoint=address))
+    with NearNode(tmp_path, monitoring=MonitoringSettings(otlp_endpoint=address)) as node:
         masks = node.send()
     parts = [part for request in requests for part in request.resource_spans]
     spans = [span for part in parts for span in part.scope_spans[0].spans]
@@ -70,8 +68,7 @@ def read(span: Any) -> dict[str, Any]:
 
 def test_a_collector_that_is_away_stops_nothing(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.sdk")
-    with ExitStack() as opened:
-        node = NearNode(tmp_path, opened, monitoring=MonitoringSettings(otlp_endpoint=AWAY))
+    with NearNode(tmp_path, monitoring=MonitoringSettings(otlp_endpoint=AWAY)) as node:
         assert node.send().seq < node.send().seq
 
 
