@@ -29,11 +29,12 @@ from torch import Tensor, nn
 
 from ..errors import EngineError, ModelError
 from ..models import TrackerModel
-from ..models.pixels import mask_boxes
+from ..models.pixels import mask_boxes, suppress
 from ..models.sam.stages import Decoded, Run, Stages
 from ..settings import describe_faults
 from ..tracking import ObjectPrompt, Tracker
 from ..tracking.association import mask_iou
+from ..tracking.everything import grid_points
 from ..types import Image
 from .specs import (
     OBJECTS,
@@ -605,33 +606,25 @@ SAME_IOU = 0.5
 
 
 @torch.inference_mode()
-def find_confident_prompts(
-    model: TrackerModel, pixels: Tensor, max_prompts: int = MAX_PROMPTS
-) -> list[ObjectPrompt]:
-    """Return a box prompt for each of up to `max_prompts` objects on one frame, pixels [1, 3, S, S], the surest first.
+def find_confident_prompts(model: TrackerModel, pixels: Tensor) -> list[ObjectPrompt]:
+    """Return a box prompt for each of up to MAX_PROMPTS objects on one frame, pixels [1, 3, S, S], the surest first.
 
     The function tries a grid of boxes. An object is sure if it has a high score (presence probability times predicted
     IoU) and a stable mask, which hardly changes if its threshold moves; SAM's mask generator uses the same test (arXiv
     2304.02643, sec. 5). Masks of medium size come before others.
     """
     features, tracker = model.encode(pixels), Tracker(model, 1)
-    batches = torch.split(grid_boxes(model.image_size), model.batch_size)
+    centres = grid_points(CELLS, model)[:, 0]
+    halves = [fraction * model.image_size / 2 for fraction in BOX_SIDES]
+    grid = torch.cat([torch.cat([centres - half, centres + half], dim=1) for half in halves])
+    batches = grid.clamp(0, model.image_size).split(model.batch_size)
     proposals = [tracker.propose(features, batch) for batch in batches]
     decoded = Decoded(*(torch.cat(parts).float() for parts in zip(*proposals, strict=True)))
     masks = decoded.logits > 0
-    rows = _select_distinct(masks, _compute_sureness(decoded), max_prompts)
-    scale = model.image_size / masks.shape[-1]
-    boxes = mask_boxes(masks[rows]).tolist()
-    return [ObjectPrompt(number, box=[edge * scale for edge in box]) for number, box in enumerate(boxes, 1)]
-
-
-def grid_boxes(side: int) -> Tensor:
-    """Make boxes [D, 4] (x0, y0, x1, y1) over a square of `side` pixels."""
-    centre = (torch.arange(CELLS) + 0.5) * side / CELLS
-    y, x = torch.meshgrid(centre, centre, indexing="ij")
-    middle = torch.stack([x, y], dim=-1).reshape(-1, 2)
-    halves = [fraction * side / 2 for fraction in BOX_SIDES]
-    return torch.cat([torch.cat([middle - half, middle + half], dim=1) for half in halves]).clamp(0, side)
+    boxes = mask_boxes(masks) * (model.image_size / masks.shape[-1])
+    surest = suppress(boxes, _compute_sureness(decoded), SAME_IOU).tolist()
+    found = [boxes[row].tolist() for row in surest if masks[row].any()]
+    return [ObjectPrompt(number, box=box) for number, box in enumerate(found[:MAX_PROMPTS], 1)]
 
 
 def _compute_sureness(decoded: Decoded) -> Tensor:
@@ -641,15 +634,3 @@ def _compute_sureness(decoded: Decoded) -> Tensor:
     area = (decoded.logits > 0).flatten(1).float().mean(1)
     unusual = (area < MIN_AREA) | (area > MAX_AREA)
     return score * sizes[0] / sizes[1].clamp(min=1) - unusual.float()
-
-
-def _select_distinct(masks: Tensor, sureness: Tensor, max_count: int) -> list[int]:
-    """Return rows of the surest masks [D, h, w] that are not empty and differ from those selected before."""
-    selected: list[int] = []
-    for row in sureness.argsort(descending=True).tolist():
-        if len(selected) == max_count:
-            break
-        overlap = mask_iou(masks[row : row + 1], masks[selected])
-        if masks[row].any() and bool((overlap < SAME_IOU).all()):
-            selected.append(row)
-    return selected
