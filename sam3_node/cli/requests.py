@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from pydantic import BaseModel, ValidationError
+
 from ..errors import OutputError, RequestError, SettingsError, did_you_mean
 from ..files import explain_os_error, make_folder, prepare_output, safe_file_name, write_output
 from ..processes.signals import WaitingNotice, print_notice
-from ..settings import Settings
+from ..settings import Settings, describe_faults
 from ..types import Mask, Priority
 from .parser import Command, CommandParser, Commands, parse_box, parse_limit, parse_point
 from .progress import printable
@@ -26,8 +28,15 @@ SUFFIX = ".json"
 MAX_SET_BYTES = 1 << 20
 FRAME_SIZE_MS = 500
 """Longest time to wait for masks before a box is sent."""
-LIMITS = ("scores", "most", "priorities")
-"""Maps by prompt that a set may have, as `set_prompts` takes them."""
+
+
+class PromptSet(BaseModel, extra="forbid"):
+    """Names to look for, and maps of their limits by name, as `set_prompts` takes them."""
+
+    prompts: list[str]
+    scores: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    priorities: dict[str, Any] = {}
 
 
 def add_commands(commands: Commands) -> None:
@@ -338,21 +347,15 @@ def _read_set(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SettingsError(f"{path}: cannot read the set of prompts: {error.strerror}") from error
     try:
-        if len(data) > MAX_SET_BYTES:
-            raise ValueError(f"more than {MAX_SET_BYTES} bytes")
-        content = {**{limit: {} for limit in LIMITS}, **json.loads(data)}
-        if set(content) != {"prompts", *LIMITS} or not (
-            isinstance(content["prompts"], list)
-            and all(isinstance(name, str) for name in content["prompts"])
-            and all(isinstance(content[limit], dict) for limit in LIMITS)
-        ):
-            raise ValueError(f"{content!r:.200}")
-    except (ValueError, TypeError, RecursionError) as error:
-        raise SettingsError(
-            f'{path}: expected JSON such as {{"prompts": ["red mug"], "scores": {{"red mug": 0.3}}, "most": {{}}}}, '
-            f"found {error}"
-        ) from error
-    return content
+        if len(data) <= MAX_SET_BYTES:
+            return PromptSet.model_validate_json(data).model_dump()
+        found = f"more than {MAX_SET_BYTES} bytes"
+    except ValidationError as error:
+        found = describe_faults(error)
+    raise SettingsError(
+        f'{path}: expected JSON such as {{"prompts": ["red mug"], "scores": {{"red mug": 0.3}}, "most": {{}}}}, '
+        f"found {found}"
+    )
 
 
 def _describe_set(content: dict[str, Any]) -> str:
