@@ -535,7 +535,12 @@ def worst_layers(
     Layers are the leaf modules of the reference that `other` has under the same name. `inputs` belong to one forward
     pass, `other_inputs` are the same in the dtypes of `other`. Of large outputs it compares an evenly spread sample.
     """
-    names = [name for name in _list_leaves(reference) if _find_module(other, name) is not None]
+    others, layers = dict(other.named_modules()), reference.named_modules()
+    names = [
+        name
+        for name, layer in layers
+        if name in others and layer is not reference and not [*layer.children()]
+    ]
     expected = _record_outputs(reference, names, inputs)
     outputs = _record_outputs(other, names, inputs if other_inputs is None else other_inputs)
     cosines = ((name, _lowest_cosine(expected[name], outputs[name])) for name in names if expected[name])
@@ -551,19 +556,6 @@ def cosine(first: Tensor, second: Tensor) -> float:
     if not (left.any() or right.any()):
         return 1.0
     return F.cosine_similarity(left, right, dim=0).clamp(max=1.0).item()
-
-
-def _list_leaves(module: nn.Module) -> Iterator[str]:
-    for name, child in module.named_modules():
-        if name and next(child.children(), None) is None:
-            yield name
-
-
-def _find_module(module: nn.Module, name: str) -> nn.Module | None:
-    try:
-        return module.get_submodule(name)
-    except AttributeError:
-        return None
 
 
 @torch.inference_mode()
