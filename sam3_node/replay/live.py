@@ -184,14 +184,6 @@ class LivePlayer(ActionPlayer):
             raise
         yield from self._take_settled()
 
-    def checkpoint(self) -> bytes:
-        """Return no bytes: the state of a live node stays in the node."""
-        return b""
-
-    def resume(self, checkpoint: bytes, counts: Mapping[str, int]) -> None:
-        """Raise ReplayError: a live node's state cannot be restored."""
-        raise ReplayError("the state of the live node is lost: start over with --again")
-
     def _push(self, step: Step) -> Iterator[MaskFrame | None]:
         try:
             self._node.push(step.frame)
