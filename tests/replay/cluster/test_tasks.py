@@ -80,6 +80,7 @@ def test_segments_are_replayed_at_once_and_then_joined() -> None:
 @pytest.mark.parametrize(
     ("job", "split", "text"),
     [
+        (JOB, Split(frames=10, overlap=-1), "an overlap of 0 to 9"),
         (JOB, Split(frames=10, overlap=10), "an overlap of 0 to 9"),
         (Job(("a",), "o", "as-recorded"), Split(frames=10), "as a whole"),
         (Job(("a",), "o", "as-recorded"), Split(by_camera=True), "as a whole"),
