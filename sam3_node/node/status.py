@@ -30,7 +30,9 @@ from ..settings import Settings
 from ..transport import MaskPublisher, ReceivedFrame, Security
 from ..transport.limits import rss_bytes
 from ..types import Frame, MaskFrame, TrackState
-from ..wire import FAILED, MAX_INT, Event, pose_fields
+from ..wire import FAILED, Event
+from ..wire.codec import MAX_INT
+from ..wire.messages import pose_fields
 
 STEPS = 25
 HANG_PER_STEP = 10.0
@@ -165,10 +167,7 @@ class CameraStats:
     """
 
     def __init__(
-        self,
-        camera: str = "",
-        silent_s: Callable[[], float | None] = lambda: None,
-        budget_ms: float = 0.0,
+        self, camera: str = "", silent_s: Callable[[], float | None] = lambda: None, budget_ms: float = 0.0
     ) -> None:
         self.stepped = self.failed = self.skipped = 0
         self.too_old = self.clock_ahead = self.withheld = 0

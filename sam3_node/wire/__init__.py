@@ -1,6 +1,6 @@
 """Messages of wire version 1 as bytes. Unpacking returns a message or raises WireError, for any input."""
 
-from .codec import MAX_INT, VERSION, Fields, Limits, pack, unpack
+from .codec import Fields, pack, unpack
 from .control import (
     CAUGHT_UP,
     DROPPED,
@@ -24,7 +24,6 @@ from .images import decode_depth, decode_image, encode_depth, encode_image
 from .masks import decode_mask, encode_mask
 from .messages import (
     BEAT_TOPIC,
-    DEPTH_FIELDS,
     FRAMES_ROOT,
     MASKS_ROOT,
     MAX_EPOCH,
@@ -34,11 +33,7 @@ from .messages import (
     pack_frame,
     pack_masks,
     pack_pose,
-    pose_fields,
     pose_topic,
-    read_pose,
-    read_shed,
-    shed_fields,
     unpack_frame,
     unpack_masks,
     unpack_pose,
@@ -47,7 +42,6 @@ from .messages import (
 __all__ = [
     "BEAT_TOPIC",
     "CAUGHT_UP",
-    "DEPTH_FIELDS",
     "DROPPED",
     "EVENTS_TOPIC",
     "FAILED",
@@ -55,15 +49,12 @@ __all__ = [
     "INTERNAL_ERROR",
     "MASKS_ROOT",
     "MAX_EPOCH",
-    "MAX_INT",
     "POSES_ROOT",
     "RESTORED",
     "SERVED",
-    "VERSION",
     "Event",
     "Failure",
     "Fields",
-    "Limits",
     "Reply",
     "Request",
     "decode_depth",
@@ -81,11 +72,7 @@ __all__ = [
     "pack_pose",
     "pack_reply",
     "pack_request",
-    "pose_fields",
     "pose_topic",
-    "read_pose",
-    "read_shed",
-    "shed_fields",
     "unpack",
     "unpack_event",
     "unpack_frame",

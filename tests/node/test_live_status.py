@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +19,13 @@ from sam3_node.settings import Settings
 from sam3_node.transport import ControlClient
 from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Mask
-from sam3_node.wire import EVENTS_TOPIC, MAX_INT, Request, codec, encode_mask, unpack_event
+from sam3_node.wire import EVENTS_TOPIC, Request, codec, encode_mask, unpack_event
+from sam3_node.wire.codec import MAX_INT
 from tests.support.near_node import NearNode, held_step
 from tests.support.node_frames import picture
 from tests.support.node_rig import until
 from tests.support.refuses import refuses
+from tests.support.threads import in_thread
 
 
 class CountingWatchdog(Watchdog):
@@ -39,15 +40,15 @@ class CountingWatchdog(Watchdog):
 class Served(NearNode):
     """A node whose watchdog counts."""
 
-    def __init__(self, folder: Path, opened: ExitStack) -> None:
+    def __init__(self, folder: Path) -> None:
         self.watchdog = CountingWatchdog()
-        super().__init__(folder, opened, watchdog=self.watchdog)
+        super().__init__(folder, watchdog=self.watchdog)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with ExitStack() as opened:
-        yield Served(tmp_path_factory.mktemp("served"), opened)
+    with Served(tmp_path_factory.mktemp("served")) as served:
+        yield served
 
 
 def test_status_and_description_do_not_wait_for_a_step(
@@ -83,15 +84,13 @@ def test_a_description_is_the_outcome_of_the_events_that_it_counts(served: Serve
     served.send()
     events: list[str] = []
     described: list[tuple[int, bool]] = []
-    done = threading.Event()
 
-    def describe() -> None:
+    def describe(done: threading.Event) -> None:
         with ControlClient(served.control, timeout_ms=60_000) as client:
             while not done.is_set():
                 found = client.call("describe")
                 described.append((found["events"], found["paused"]))
 
-    asker = threading.Thread(target=describe)
     with StreamTap([served.frames], served.masks_at, (), 1 << 20) as tap:
 
         def take_events() -> bool:
@@ -101,12 +100,10 @@ def test_a_description_is_the_outcome_of_the_events_that_it_counts(served: Serve
             return bool(events)
 
         until(lambda: served.client.call("reset") is not None and take_events(), "events")
-        asker.start()
-        for _ in range(100):
-            served.client.call("pause")
-            served.client.call("resume")
-        done.set()
-        asker.join()
+        with in_thread(describe):
+            for _ in range(100):
+                served.client.call("pause")
+                served.client.call("resume")
         first = served.client.call("describe")["events"] - 200
     until(lambda: len(described) > 1, "descriptions")
     for count, paused in described:

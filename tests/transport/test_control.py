@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import zmq
@@ -19,7 +18,9 @@ from sam3_node.transport.control_server import LARGE_BYTES, MAX_REQUESTS_PER_PEE
 from sam3_node.transport.limits import rss_bytes
 from sam3_node.wire import Failure, Reply, Request, pack, pack_reply, pack_request, unpack_reply
 from tests.support.refuses import refuses
+from tests.support.threads import repeating
 from tests.support.transport_peer import (
+    TCP,
     next_line,
     open_peer,
     peer,
@@ -29,26 +30,12 @@ from tests.support.transport_peer import (
     waiting_bodies,
 )
 
-TCP = "tcp://127.0.0.1:*"
-
 
 @contextmanager
 def serving(endpoint: str = TCP) -> Iterator[ControlServer]:
     """Start a server whose thread echoes arguments, or follows the operation."""
-    done = threading.Event()
-
-    def serve() -> None:
-        while not done.is_set():
-            answer_one(server)
-
-    with ControlServer(endpoint) as server:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield server
-        finally:
-            done.set()
-            thread.join()
+    with ControlServer(endpoint) as server, repeating(lambda: answer_one(server)):
+        yield server
 
 
 def answer_one(server: ControlServer) -> bool:
@@ -71,9 +58,7 @@ def answer(server: ControlServer, peer: tuple[bytes, ...], request: Request) -> 
         server.reply(peer, Reply(request.id, args))
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_a_request_is_answered(scheme: str, tmp_path: Path) -> None:
-    endpoint = TCP if scheme == "tcp" else f"ipc://{tmp_path}/control"
+def test_a_request_is_answered(endpoint: str) -> None:
     args = {"points": [[1.5, 2.0]], "label": "cup", "mask": {"data": b"\0" * 200_000}, "seq": 3}
     with serving(endpoint) as server, ControlClient(server.endpoint) as client:
         assert client.call("echo", **args) == args
