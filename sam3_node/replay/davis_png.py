@@ -40,7 +40,8 @@ def colours() -> Labels:
     """
     bits = np.arange(256)[:, None] >> np.arange(9) & 1
     places = bits.reshape(256, 3, 3)  # of the index, bit of a channel from its top one, channel
-    return np.einsum("ibc,b->ic", places, [128, 64, 32]).astype(np.uint8)
+    table: Labels = np.einsum("ibc,b->ic", places, [128, 64, 32]).astype(np.uint8)
+    return table
 
 
 def encode_labels(labels: Labels) -> bytes:

@@ -324,7 +324,8 @@ def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
     ids, recorded = ([instance.id for instance in side.instances] for side in (masks, expected))
     if ids != recorded:
         return f"had the objects {recorded}, has {ids}"
-    for now, then in zip((masks, *masks.instances), (expected, *expected.instances), strict=True):
+    sides: list[tuple[MaskFrame | Instance, ...]] = [(side, *side.instances) for side in (masks, expected)]
+    for now, then in zip(*sides, strict=True):
         whose = f" of object {now.id}" if isinstance(now, Instance) else ""
         for field in fields(now):
             here, there = getattr(now, field.name), getattr(then, field.name)
