@@ -30,7 +30,7 @@ FRAME_SIZE_MS = 500
 """Longest time to wait for masks before a box is sent."""
 
 
-class PromptSet(BaseModel, extra="forbid"):
+class SavedPrompts(BaseModel, extra="forbid"):
     """Names to look for, and maps of their limits by name, as `set_prompts` takes them."""
 
     prompts: list[str]
@@ -348,7 +348,7 @@ def _read_set(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: cannot read the set of prompts: {error.strerror}") from error
     try:
         if len(data) <= MAX_SET_BYTES:
-            return PromptSet.model_validate_json(data).model_dump()
+            return SavedPrompts.model_validate_json(data).model_dump()
         found = f"more than {MAX_SET_BYTES} bytes"
     except ValidationError as error:
         found = describe_faults(error)
