@@ -299,14 +299,10 @@ def _count_cpus() -> int:
 
 def _check_endpoint(name: str, endpoint: str, transport: TransportSettings) -> CheckResult:
     """Check whether the node could bind an endpoint now."""
-    import zmq
-
-    from ..transport import Security
-    from ..transport.sockets import BoundSocket
+    from ..transport import MaskPublisher, Security
 
     try:
-        security = Security.from_settings(transport)
-        BoundSocket(zmq.PUB, endpoint, queue=1, max_bytes=1, security=security).close(0)
+        MaskPublisher(endpoint, security=Security.from_settings(transport)).close()
     except Sam3NodeError as error:
         return CheckResult(
             name, "warn", str(error), f"no problem if a node runs there; else choose another --{name}"
