@@ -307,6 +307,9 @@ def _check_endpoint(name: str, endpoint: str, transport: TransportSettings) -> C
         return CheckResult(
             name, "warn", str(error), f"no problem if a node runs there; else choose another --{name}"
         )
+    scheme, _, path = endpoint.partition("://")
+    if scheme == "ipc":
+        Path(path).unlink(missing_ok=True)  # libzmq leaves it
     return CheckResult(name, "ok", f"{endpoint} is free")
 
 
