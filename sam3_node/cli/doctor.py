@@ -9,7 +9,6 @@ import importlib
 import os
 import re
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -21,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..cameras.sources import list_realsense
-from ..errors import Sam3NodeError, TransportError, find_version, install_advice
+from ..errors import Sam3NodeError, find_version, install_advice
 from ..settings import Settings, TransportSettings
 
 PYTHON = ">=3.11"
@@ -78,8 +77,9 @@ def run_checks(settings: Settings) -> Iterator[CheckResult]:
     for what in ("model", "detector"):
         yield _check_weights(what, settings)
     if (node := _check_node(settings)).status != "ok":
-        for name, endpoint in (("masks", settings.transport.masks), ("control", settings.transport.control)):
-            yield _check_endpoint(f"transport.{name}", endpoint)
+        for name in ("masks", "control"):
+            endpoint = getattr(settings.transport, name)
+            yield _check_endpoint(f"transport.{name}", endpoint, settings.transport)
     yield node
     yield _check_clock()
 
@@ -297,47 +297,20 @@ def _count_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _check_endpoint(name: str, endpoint: str) -> CheckResult:
+def _check_endpoint(name: str, endpoint: str, transport: TransportSettings) -> CheckResult:
     """Check whether the node could bind an endpoint now."""
-    scheme, _, address = endpoint.partition("://")
-    host, _, port = address.rpartition(":")
-    if scheme == "ipc":
-        problem = _find_ipc_problem(endpoint, Path(address))
-    elif scheme == "tcp" and (port.isdigit() or port == "*"):
-        problem = _find_port_problem("" if host == "*" else host, 0 if port == "*" else int(port))
-    else:
-        problem = "expected tcp://host:port or ipc://path"
-    if not problem:
-        return CheckResult(name, "ok", f"{endpoint} is free")
-    return CheckResult(
-        name,
-        "warn",
-        f"{endpoint}: {problem}",
-        f"no problem if a node runs there; else choose another --{name}",
-    )
-
-
-def _find_ipc_problem(endpoint: str, path: Path) -> str:
-    if not os.access(path.parent, os.W_OK):
-        return f"{path.parent} is not a writable folder"
-    from ..transport.sockets import check_ipc_free
+    from ..transport import MaskPublisher, Security
 
     try:
-        check_ipc_free(endpoint)
-    except TransportError as error:
-        return str(error)
-    return ""
-
-
-def _find_port_problem(host: str, port: int) -> str:
-    host = host.strip("[]")
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            return f"cannot be bound: {error}"
-    return ""
+        MaskPublisher(endpoint, security=Security.from_settings(transport)).close()
+    except Sam3NodeError as error:
+        return CheckResult(
+            name, "warn", str(error), f"no problem if a node runs there; else choose another --{name}"
+        )
+    scheme, _, path = endpoint.partition("://")
+    if scheme == "ipc":
+        Path(path).unlink(missing_ok=True)  # libzmq leaves it
+    return CheckResult(name, "ok", f"{endpoint} is free")
 
 
 def _check_clock() -> CheckResult:

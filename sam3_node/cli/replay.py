@@ -17,7 +17,7 @@ from ..errors import ReplayError, require
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
 from .parser import CommandParser, Commands, parse_box, parse_count, parse_named
-from .progress import ProgressBar, format_duration
+from .progress import ProgressBar, align_rows, format_duration
 
 if TYPE_CHECKING:
     from ..replay.cluster.scheduler import RunProgress, UsageReport
@@ -305,6 +305,6 @@ def describe_progress(run: RunProgress) -> str:
 def _print_report(report: UsageReport) -> None:
     for bag in report.bags:
         print(*bag.notes, sep="\n", end="\n" if bag.notes else "")
-    print(*report.lines(), sep="\n")
+    print(*align_rows(report.rows()), sep="\n")
     if report.is_stopped:
         print("stopped; results so far are kept, the same command continues")

@@ -34,6 +34,7 @@ from ..models.sam.stages import Decoded, Run, Stages
 from ..settings import describe_faults
 from ..tracking import ObjectPrompt, Tracker
 from ..tracking.association import mask_iou
+from ..tracking.everything import grid_points
 from ..types import Image
 from .specs import (
     OBJECTS,
@@ -532,7 +533,12 @@ def worst_layers(
     Layers are the leaf modules of the reference that `other` has under the same name. `inputs` belong to one forward
     pass, `other_inputs` are the same in the dtypes of `other`. Of large outputs it compares an evenly spread sample.
     """
-    names = [name for name in _list_leaves(reference) if _find_module(other, name) is not None]
+    others, layers = dict(other.named_modules()), reference.named_modules()
+    names = [
+        name
+        for name, layer in layers
+        if name in others and layer is not reference and not [*layer.children()]
+    ]
     expected = _record_outputs(reference, names, inputs)
     outputs = _record_outputs(other, names, inputs if other_inputs is None else other_inputs)
     cosines = ((name, _lowest_cosine(expected[name], outputs[name])) for name in names if expected[name])
@@ -548,19 +554,6 @@ def cosine(first: Tensor, second: Tensor) -> float:
     if not (left.any() or right.any()):
         return 1.0
     return F.cosine_similarity(left, right, dim=0).clamp(max=1.0).item()
-
-
-def _list_leaves(module: nn.Module) -> Iterator[str]:
-    for name, child in module.named_modules():
-        if name and next(child.children(), None) is None:
-            yield name
-
-
-def _find_module(module: nn.Module, name: str) -> nn.Module | None:
-    try:
-        return module.get_submodule(name)
-    except AttributeError:
-        return None
 
 
 @torch.inference_mode()
@@ -603,33 +596,25 @@ SAME_IOU = 0.5
 
 
 @torch.inference_mode()
-def find_confident_prompts(
-    model: TrackerModel, pixels: Tensor, max_prompts: int = MAX_PROMPTS
-) -> list[ObjectPrompt]:
-    """Return a box prompt for each of up to `max_prompts` objects on one frame, pixels [1, 3, S, S], the surest first.
+def find_confident_prompts(model: TrackerModel, pixels: Tensor) -> list[ObjectPrompt]:
+    """Return a box prompt for each of up to MAX_PROMPTS objects on one frame, pixels [1, 3, S, S], the surest first.
 
     The function tries a grid of boxes. An object is sure if it has a high score (presence probability times predicted
     IoU) and a stable mask, which hardly changes if its threshold moves; SAM's mask generator uses the same test (arXiv
     2304.02643, sec. 5). Masks of medium size come before others.
     """
     features, tracker = model.encode(pixels), Tracker(model, 1)
-    batches = torch.split(grid_boxes(model.image_size), model.batch_size)
+    centres = grid_points(CELLS, model)[:, 0]
+    halves = [fraction * model.image_size / 2 for fraction in BOX_SIDES]
+    grid = torch.cat([torch.cat([centres - half, centres + half], dim=1) for half in halves])
+    batches = grid.clamp(0, model.image_size).split(model.batch_size)
     proposals = [tracker.propose(features, batch) for batch in batches]
     decoded = Decoded(*(torch.cat(parts).float() for parts in zip(*proposals, strict=True)))
     masks = decoded.logits > 0
-    seen = masks.flatten(1).any(dim=1)
-    boxes, sureness = mask_boxes(masks[seen]), _compute_sureness(decoded)[seen]
-    distinct = boxes[suppress(boxes, sureness, SAME_IOU)[:max_prompts]] * (model.image_size / masks.shape[-1])
-    return [ObjectPrompt(number, box=box) for number, box in enumerate(distinct.tolist(), 1)]
-
-
-def grid_boxes(side: int) -> Tensor:
-    """Make boxes [D, 4] (x0, y0, x1, y1) over a square of `side` pixels."""
-    centre = (torch.arange(CELLS) + 0.5) * side / CELLS
-    y, x = torch.meshgrid(centre, centre, indexing="ij")
-    middle = torch.stack([x, y], dim=-1).reshape(-1, 2)
-    halves = [fraction * side / 2 for fraction in BOX_SIDES]
-    return torch.cat([torch.cat([middle - half, middle + half], dim=1) for half in halves]).clamp(0, side)
+    boxes = mask_boxes(masks) * (model.image_size / masks.shape[-1])
+    surest = suppress(boxes, _compute_sureness(decoded), SAME_IOU).tolist()
+    found = [boxes[row].tolist() for row in surest if masks[row].any()]
+    return [ObjectPrompt(number, box=box) for number, box in enumerate(found[:MAX_PROMPTS], 1)]
 
 
 def _compute_sureness(decoded: Decoded) -> Tensor:

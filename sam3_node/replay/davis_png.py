@@ -38,12 +38,9 @@ def colours() -> Labels:
 
     The bits of the index are spread over the three channels, from each channel's top bit down.
     """
-    index = np.arange(256)
-    table = np.zeros((256, 3), np.uint8)
-    for shift in range(8):
-        for channel in range(3):
-            table[:, channel] |= (((index >> channel) & 1) << (7 - shift)).astype(np.uint8)
-        index = index >> 3
+    bits = np.arange(256)[:, None] >> np.arange(9) & 1
+    places = bits.reshape(256, 3, 3)  # of the index, bit of a channel from its top one, channel
+    table: Labels = np.einsum("ibc,b->ic", places, [128, 64, 32]).astype(np.uint8)
     return table
 
 

@@ -9,7 +9,7 @@ steps are then found in one pass over the recording, with few frames in memory.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -276,45 +276,35 @@ class _FrameMatcher:
 
     def __init__(self, frames: Iterator[Frame]) -> None:
         self._frames = frames
-        self._expected: Counter[tuple[str, int]] = Counter()
-        self._kept: dict[tuple[str, int], deque[Frame]] = {}
+        self._expected: defaultdict[str, deque[LoggedStep]] = defaultdict(deque)
+        self._kept: defaultdict[str, deque[Frame]] = defaultdict(deque)
 
     def expect(self, entry: LogEntry) -> None:
         """Keep the frame of this step when it is read."""
         if isinstance(entry, LoggedStep):
-            self._expected[entry.camera, entry.seq] += 1
+            self._expected[entry.camera].append(entry)
 
     def find(self, step: LoggedStep) -> Frame | None:
         """Return the frame of an expected step, None if the recording does not have it."""
-        place = step.camera, step.seq
-        frame = self._take_kept(step) or self._read_until(step)
-        self._expected[place] -= 1
-        if not self._expected[place]:
-            del self._expected[place]
-            self._kept.pop(place, None)
-        return frame
-
-    def _take_kept(self, step: LoggedStep) -> Frame | None:
-        kept = self._kept.get((step.camera, step.seq), deque())
-        while kept:
-            frame = kept.popleft()
+        kept = self._kept[step.camera]
+        self._expected[step.camera].popleft()
+        while kept or self._read_to(step.camera):
+            frame = kept[0]
+            if not step.matches(frame) and self._is_expected(frame):
+                return None  # a camera's frames are in order: a later step needs this one
+            kept.popleft()
             if step.matches(frame):
                 return frame
         return None
 
-    def _read_until(self, step: LoggedStep) -> Frame | None:
-        if self._is_passed(step):
-            return None
+    def _read_to(self, camera: str) -> bool:
+        """Keep the next frame of this camera, and those before it that are expected. Return False without one."""
         for frame in self._frames:
-            place = frame.camera, frame.seq
-            if step.matches(frame):
-                return frame
-            if place in self._expected:
-                self._kept.setdefault(place, deque()).append(frame)
-                if frame.camera == step.camera and place != (step.camera, step.seq):
-                    return None  # a camera's frames are in order: a later step needs this one
-        return None
+            if frame.camera == camera or self._is_expected(frame):
+                self._kept[frame.camera].append(frame)
+            if frame.camera == camera:
+                return True
+        return False
 
-    def _is_passed(self, step: LoggedStep) -> bool:
-        """Return True if a later frame of the same camera has been read already."""
-        return any(frames and camera == step.camera for (camera, _), frames in self._kept.items())
+    def _is_expected(self, frame: Frame) -> bool:
+        return any(step.matches(frame) for step in self._expected[frame.camera])

@@ -184,14 +184,6 @@ class LivePlayer(ActionPlayer):
             raise
         yield from self._take_settled()
 
-    def checkpoint(self) -> bytes:
-        """Return no bytes: the state of a live node stays in the node."""
-        return b""
-
-    def resume(self, checkpoint: bytes, counts: Mapping[str, int]) -> None:
-        """Raise ReplayError: a live node's state cannot be restored."""
-        raise ReplayError("the state of the live node is lost: start over with --again")
-
     def _push(self, step: Step) -> Iterator[MaskFrame | None]:
         try:
             self._node.push(step.frame)
@@ -255,27 +247,21 @@ class StoppedWaitingError(TransportError):
 
 
 class NodeCounts(NamedTuple):
-    """The node's counts of frames: `failed` steps raised an exception, `rejected` frames were not accepted."""
+    """The node's counts of frames: stepped ones, and lost ones, which it did not accept or whose step failed."""
 
     stepped: int = 0
-    failed: int = 0
-    rejected: int = 0
+    lost: int = 0
 
     @classmethod
     def from_status(cls, status: Mapping[str, Any], cameras: Collection[str]) -> NodeCounts:
-        """Read the counts of these cameras from the node's reply to `status`. Rejected frames are of any camera."""
+        """Read the counts of these cameras from the node's reply to `status`. Refused frames are of any camera."""
         served = [status["cameras"][name] for name in cameras if name in status["cameras"]]
         stepped, failed = (sum(camera[name] for camera in served) for name in ("stepped", "failed"))
-        return cls(stepped, failed, status["frames_rejected"])
-
-    @property
-    def lost(self) -> int:
-        """Number of frames without masks."""
-        return self.failed + self.rejected
+        return cls(stepped, failed + status["frames_rejected"])
 
     def since(self, before: NodeCounts) -> NodeCounts:
         """Return the difference to earlier counts."""
-        return NodeCounts(*(now - then for now, then in zip(self, before, strict=True)))
+        return NodeCounts(self.stepped - before.stepped, self.lost - before.lost)
 
 
 class InFlightFrames:

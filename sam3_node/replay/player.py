@@ -42,11 +42,11 @@ class ActionPlayer:
         """Time of each stage, over all frames since this was created."""
 
     def checkpoint(self) -> bytes:
-        """Return the state for `resume`."""
-        raise NotImplementedError
+        """Return the state for `resume`: nothing for a live node, whose state stays there."""
+        return b""
 
     def resume(self, checkpoint: bytes, counts: Mapping[str, int]) -> None:
-        """Continue from a checkpoint. Raises ReplayError if that is not possible."""
+        """Continue from a checkpoint, which is never that of a live node. Raises ReplayError if it does not fit."""
         raise NotImplementedError
 
     def _edit(self, edit: Edit) -> Any:

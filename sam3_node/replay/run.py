@@ -321,25 +321,17 @@ def _without_session(masks: MaskFrame) -> MaskFrame:
 
 
 def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
-    for field in fields(MaskFrame):
-        here, there = getattr(masks, field.name), getattr(expected, field.name)
-        if field.compare and field.name != "instances" and here != there:
-            return f"had {field.name} {there!r}, has {here!r}"
     ids, recorded = ([instance.id for instance in side.instances] for side in (masks, expected))
     if ids != recorded:
         return f"had the objects {recorded}, has {ids}"
-    for instance, before in zip(masks.instances, expected.instances, strict=True):
-        if difference := _find_instance_difference(instance, before):
-            return difference
+    sides: list[tuple[MaskFrame | Instance, ...]] = [(side, *side.instances) for side in (masks, expected)]
+    for now, then in zip(*sides, strict=True):
+        whose = f" of object {now.id}" if isinstance(now, Instance) else ""
+        for field in fields(now):
+            here, there = getattr(now, field.name), getattr(then, field.name)
+            if field.name == "mask" and (here.box, here.crop.tobytes()) != (there.box, there.crop.tobytes()):
+                pixels = np.count_nonzero(here.full() != there.full())
+                return f"has another mask{whose}: {pixels} pixels differ"
+            if field.compare and field.name not in ("instances", "mask") and here != there:
+                return f"had {field.name} {there!r}{whose}, has {here!r}"
     return None
-
-
-def _find_instance_difference(instance: Instance, expected: Instance) -> str | None:
-    for field in fields(Instance):
-        here, there = getattr(instance, field.name), getattr(expected, field.name)
-        if field.name != "mask" and here != there:
-            return f"had {field.name} {there!r} of object {instance.id}, has {here!r}"
-    if instance.mask.box == expected.mask.box and np.array_equal(instance.mask.crop, expected.mask.crop):
-        return None
-    pixels = np.count_nonzero(instance.mask.full() != expected.mask.full())
-    return f"has another mask of object {instance.id}: {pixels} pixels differ"

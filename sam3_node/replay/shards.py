@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -34,6 +34,7 @@ MAGIC = b"SAM3PRT1"
 MIN_IOU = 0.5
 CameraObject = tuple[str, int]
 """Camera and id of an object."""
+ObjectPair = tuple[CameraObject, CameraObject]
 
 _BODY_START = len(MAGIC) + hashlib.sha256().digest_size
 
@@ -203,10 +204,8 @@ class Segment(NamedTuple):
 def cut_segments(frame_count: int, length: int, overlap: int) -> list[Segment]:
     """Cut a recording into segments of `length` frames. Each begins `overlap` frames before the previous one ends.
 
-    The last segment may be shorter. Raises ValueError unless 0 <= overlap < length.
+    The last segment may be shorter. 0 <= overlap < length.
     """
-    if not 0 <= overlap < length:
-        raise ValueError(f"expected an overlap of 0 to {length - 1} frames (length - 1), found {overlap}")
     starts = range(0, max(frame_count - overlap, min(frame_count, 1)), length - overlap)
     return [Segment(start, min(start + length, frame_count)) for start in starts]
 
@@ -237,16 +236,12 @@ def stitch(segments: Iterable[Iterable[MaskFrame]], overlap: int) -> Iterator[Ma
 
 def match_objects(earlier: Iterable[MaskFrame], later: Iterable[MaskFrame]) -> dict[CameraObject, int]:
     """Map objects (camera, id) of `later` to ids of `earlier`, by IoU over all pixels of the shared frames."""
-    overlaps = _compute_ious(earlier, later)
-    matches: dict[CameraObject, int] = {}
-    for camera, ious in overlaps.items():
-        rows, columns = sorted({a for a, _ in ious}), sorted({b for _, b in ious})
-        table = np.array([[ious.get((a, b), 0.0) for b in columns] for a in rows])
-        table[table < MIN_IOU] = 0
-        for row, column in zip(*linear_sum_assignment(table, maximize=True), strict=True):
-            if table[row, column] > 0:
-                matches[camera, columns[column]] = rows[row]
-    return matches
+    ious = _compute_ious(earlier, later)
+    rows, columns = sorted({a for a, _ in ious}), sorted({b for _, b in ious})
+    table = np.array([ious.get((a, b), 0.0) for a in rows for b in columns]).reshape(len(rows), len(columns))
+    table[table < MIN_IOU] = 0
+    pairs = zip(*linear_sum_assignment(table, maximize=True), strict=True)
+    return {columns[column]: rows[row][1] for row, column in pairs if table[row, column] > 0}
 
 
 class _StitchedIds:
@@ -276,23 +271,17 @@ class _StitchedIds:
         return new_id
 
 
-def _compute_ious(
-    earlier: Iterable[MaskFrame], later: Iterable[MaskFrame]
-) -> dict[str, dict[tuple[int, int], float]]:
-    """Compute the IoU of pairs of ids, by camera. Pixels are summed over all frames before dividing."""
+def _compute_ious(earlier: Iterable[MaskFrame], later: Iterable[MaskFrame]) -> dict[ObjectPair, float]:
+    """Compute the IoU of pairs of objects of one camera. Pixels are summed over all frames before dividing."""
     frames = {masks.key: masks for masks in earlier}
-    sums: dict[tuple[str, int, int], list[int]] = defaultdict(lambda: [0, 0])
+    shared, union = Counter[ObjectPair](), Counter[ObjectPair]()
     for masks in later:
-        before = frames.get(masks.key)
-        for a, b in _pair_instances(before, masks):
-            shared = mask_intersection(a.mask, b.mask)
-            total = sums[masks.camera, a.id, b.id]
-            total[0] += shared
-            total[1] += a.area + b.area - shared
-    ious: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
-    for (camera, a_id, b_id), (shared, union) in sums.items():
-        ious[camera][a_id, b_id] = shared / union
-    return ious
+        for a, b in _pair_instances(frames.get(masks.key), masks):
+            pair = (masks.camera, a.id), (masks.camera, b.id)
+            pixels = mask_intersection(a.mask, b.mask)
+            shared[pair] += pixels
+            union[pair] += a.area + b.area - pixels
+    return {pair: shared[pair] / union[pair] for pair in union}
 
 
 def _pair_instances(before: MaskFrame | None, masks: MaskFrame) -> Iterator[tuple[Instance, Instance]]:

@@ -348,7 +348,10 @@ class UrlStore:
             self._check_token()
             name = path.relative_to(self.folder).as_posix()
             with self._translate_errors(name):
-                self._upload(path, self._path(name))
+                if path.is_dir():  # the new folder may have fewer files
+                    with suppress(FileNotFoundError):
+                        self._system.rm(self._path(name), recursive=True)
+                self._system.put(str(path), self._path(name), recursive=path.is_dir())
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -364,16 +367,6 @@ class UrlStore:
                 self.delete(LOCK)
         finally:
             self._token = self._folder = None
-
-    def _upload(self, path: Path, remote: str) -> None:
-        if path.is_file():
-            self._system.put_file(str(path), remote)
-            return
-        with suppress(FileNotFoundError):  # the new folder may have fewer files
-            self._system.rm(remote, recursive=True)
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        remotes = [f"{remote}/{file.relative_to(path).as_posix()}" for file in files]
-        self._system.put([str(file) for file in files], remotes)
 
     def _check_token(self) -> None:
         if self._token is not None and self._read_token() != self._token:

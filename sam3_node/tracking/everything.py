@@ -129,7 +129,7 @@ def segment_everything(
     masks = Everything(
         torch.zeros(0, *model.mask_size, device=model.device), torch.zeros(0, device=model.device)
     )
-    for points in _grid(options.grid, model).split(model.batch_size):
+    for points in grid_points(options.grid, model).split(model.batch_size):
         sure = _filter(_decode(model, features, points), limits, census)
         masks = Everything(*(torch.cat(pair) for pair in zip(masks, sure, strict=True)))
         if len(masks.iou) > MAX_CANDIDATES:
@@ -139,7 +139,7 @@ def segment_everything(
     return masks.select(suppress(boxes, masks.iou, options.max_overlap)[: options.most])
 
 
-def _grid(side: int, model: TrackerModel) -> Tensor:
+def grid_points(side: int, model: TrackerModel) -> Tensor:
     """Return points [side * side, 1, 2] at the centres of the cells of a grid, in model pixels."""
     line = (torch.arange(side, device=model.device) + 0.5) * (model.image_size / side)
     y, x = torch.meshgrid(line, line, indexing="ij")

@@ -287,6 +287,7 @@ def test_doctor_reports_the_core(tmp_path: Path) -> None:
     ):
         assert f"  {name} " in done.stdout
     assert done.stdout.splitlines()[-1] == "the core works"
+    assert not (tmp_path / "masks").exists()
 
 
 def test_doctor_says_what_was_chosen_for_the_gpu_and_estimates_its_memory(

@@ -11,7 +11,6 @@ import pytest
 
 from sam3_node.replay.shards import Segment, cut_segments, stitch
 from sam3_node.types import Instance, Mask, MaskFrame
-from tests.support.refuses import refuses
 
 WIDTH, HEIGHT = 80, 60
 LABELS = {1: "mug", 2: "mug", 3: "bowl", 4: "mug"}
@@ -69,12 +68,6 @@ def test_every_length_is_covered_with_its_overlap() -> None:
         for before, after in itertools.pairwise(segments):
             assert before.stop - after.start == 3
             assert after.stop > before.stop
-
-
-@pytest.mark.parametrize("overlap", [-1, 40, 50])
-def test_an_impossible_overlap_is_an_error(overlap: int) -> None:
-    with refuses(ValueError, field=str(overlap)):
-        cut_segments(100, 40, overlap)
 
 
 def test_objects_with_new_ids_in_each_segment_are_joined() -> None:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -170,30 +170,25 @@ class UsageReport:
         whole = {**asdict(self), "frames": self.frames, "cost": self.cost(self.held_s), "bags": bags}
         return json.dumps(whole, indent=2) + "\n"
 
-    def lines(self) -> list[str]:
-        """Return the report as lines of a table. The row `waiting` has the time that workers were idle."""
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the report as rows of a table. The row `waiting` has the time that workers were idle."""
         busy_s = sum(bag.worker_s for bag in self.bags)
-        rows = [("", "frames", "worker s", *(["cost"] if self.price_per_hour is not None else []), "")]
-        rows += [self._make_row(bag.bag, bag.frames, bag.worker_s, _describe_state(bag)) for bag in self.bags]
-        rows.append(self._make_row("waiting", "", max(self.held_s - busy_s, 0.0), ""))
-        rows.append(self._make_row("all", self.frames, max(self.held_s, busy_s), f"in {self.seconds:.0f} s"))
-        return list(_align(rows))
+        cost = "" if self.price_per_hour is None else f"{'cost':>9}"
+        return [
+            ("", f"{'frames':>8}", f"{'worker s':>10}", cost, ""),
+            *(self._make_row(bag.bag, bag.frames, bag.worker_s, _describe_state(bag)) for bag in self.bags),
+            self._make_row("waiting", "", max(self.held_s - busy_s, 0.0), ""),
+            self._make_row("all", self.frames, max(self.held_s, busy_s), f"in {self.seconds:.0f} s"),
+        ]
 
     def _make_row(self, name: str, frames: int | str, worker_s: float, state: str) -> tuple[str, ...]:
         cost = self.cost(worker_s)
-        return (name, str(frames), f"{worker_s:.1f}", *([] if cost is None else [f"{cost:.4f}"]), state)
+        return name, f"{frames:>8}", f"{worker_s:>10.1f}", "" if cost is None else f"{cost:>9.4f}", state
 
 
 def _describe_state(bag: BagResult) -> str:
     losses = f", {bag.losses} workers lost" if bag.losses else ""
     return f"{bag.state}{losses}{f': {bag.error}' if bag.error else ''}"
-
-
-def _align(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *numbers, state in rows:
-        cells = [number.rjust(width) for number, width in zip(numbers, widths[1:-1], strict=True)]
-        yield "  ".join([name.ljust(widths[0]), *cells, state]).rstrip()
 
 
 LOCAL = "local"
@@ -262,11 +257,11 @@ def _choose_resources(ray: Any, address: str, workers: int | None, gpus: float |
 
 @dataclass(slots=True)
 class _BagState:
-    """A recording with its remaining steps, and the results of the current step's tasks."""
+    """A recording with its remaining steps, and the tasks of the current one."""
 
     steps: PlanSteps
     result: BagResult
-    results: list[TaskResult] = field(default_factory=list)
+    tasks: list[PoolTask] = field(default_factory=list)
     is_over: bool = False
 
 
@@ -300,26 +295,25 @@ class _Run:
         except StopIteration as end:
             self._finish_bag(bag, end.value)
             return
-        bag.results = [NO_RESULT] * len(tasks)
+        bag.tasks = [PoolTask(bag, task) for task in tasks]
         self._meter.add_tasks(max(sum(task.kind == "replay" for task in tasks) - 1, 0))
-        for number, task in enumerate(tasks):
-            self._pool.submit(PoolTask(bag, number, task))
+        self._pool.submit(bag.tasks)
 
     def _add_result(self, task: PoolTask) -> None:
         bag, result = task.bag, task.result
-        bag.results[task.number] = result
         bag.result.worker_s += task.seconds
         bag.result.losses += task.losses
         if isinstance(result.value, Summary) and not result.was_finished:
             self._meter.finish(task, result.value.frames, result.value.resumed_from)
-        if not any(one is NO_RESULT for one in bag.results):
-            self._end_step(bag)
+        results = [one.result for one in bag.tasks]
+        if not any(one is NO_RESULT for one in results):
+            self._end_step(bag, results)
 
-    def _end_step(self, bag: _BagState) -> None:
+    def _end_step(self, bag: _BagState, results: Sequence[TaskResult]) -> None:
         # an error is reported rather than a stop
-        failed = sorted((result for result in bag.results if result.error), key=lambda result: result.stopped)
+        failed = sorted((result for result in results if result.error), key=lambda result: result.stopped)
         if not failed:
-            self._start_step(bag, [result.value for result in bag.results])
+            self._start_step(bag, [result.value for result in results])
             return
         bag.is_over = True
         bag.result.state, bag.result.error = "stopped" if failed[0].stopped else "failed", failed[0].error
@@ -425,10 +419,9 @@ def _keep_signal_handlers() -> Iterator[None]:
 
 @dataclass(slots=True, eq=False)
 class PoolTask:
-    """A task that is queued, running or finished: the one of this `number` in a step of a recording."""
+    """A task of a recording that is queued, running or finished."""
 
     bag: _BagState
-    number: int
     task: Task
     seconds: float = 0.0
     """Time that workers spent on it."""
@@ -487,9 +480,9 @@ class WorkerPool(Closeable):
             now_s - worker.ready_s for worker in self._workers if worker.ready_s is not None
         )
 
-    def submit(self, task: PoolTask) -> None:
-        """Queue a task."""
-        self._queue.append(task)
+    def submit(self, tasks: Iterable[PoolTask]) -> None:
+        """Queue tasks."""
+        self._queue.extend(tasks)
 
     def running(self) -> list[PoolTask]:
         """Return the running tasks."""

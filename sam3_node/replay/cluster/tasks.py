@@ -124,7 +124,8 @@ class JobPlan:
     def _split_by_camera(self) -> Generator[PlanStep, StepValues, list[Job]]:
         size: ProbeResult = (yield [Task("probe", self.job)])[0]
         jobs = [_select_camera(self.job, camera) for camera in size.cameras]
-        return [job for job in jobs if job.names or job.objects or job.everything]
+        prompted = [job for job in jobs if job.names or job.objects or job.everything]
+        return prompted or [self.job]  # which notes the objects that are on no camera
 
     def _replay(self, jobs: list[Job]) -> PlanSteps:
         if self.again:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sam3_node.cli import main as cli
+from sam3_node.cli.progress import align_rows
 from sam3_node.errors import ReplayError
 from sam3_node.replay.cluster.scheduler import BagResult, ThroughputMeter, UsageReport, connect_ray
 from sam3_node.replay.cluster.tasks import JobPlan, ProbeResult, Split
@@ -57,6 +58,13 @@ def test_a_camera_has_its_own_objects() -> None:
     assert (task.job.topics, task.job.objects) == (("left",), (shown,))
 
 
+def test_objects_of_no_camera_are_left_to_a_whole_replay() -> None:
+    steps = JobPlan(Job(("a",), "out", objects=(replace(BOX, camera="top"),)), Split(by_camera=True)).steps()
+    next(steps)
+    (task,) = steps.send([ProbeResult(("left", "right"), 20)])
+    assert task.job.out == "out"
+
+
 def test_segments_are_replayed_at_once_and_then_joined() -> None:
     steps = JobPlan(replace(JOB, start=5), Split(frames=10, overlap=4)).steps()
     next(steps)
@@ -72,6 +80,7 @@ def test_segments_are_replayed_at_once_and_then_joined() -> None:
 @pytest.mark.parametrize(
     ("job", "split", "text"),
     [
+        (JOB, Split(frames=10, overlap=-1), "an overlap of 0 to 9"),
         (JOB, Split(frames=10, overlap=10), "an overlap of 0 to 9"),
         (Job(("a",), "o", "as-recorded"), Split(frames=10), "as a whole"),
         (Job(("a",), "o", "as-recorded"), Split(by_camera=True), "as a whole"),
@@ -96,12 +105,12 @@ def test_a_usage_report_adds_up() -> None:
     assert found["frames"] == 100
     assert found["cost"] == 3.0
     assert [bag["cost"] for bag in found["bags"]] == [1.5, 0.75]
-    lines = bill.lines()
+    lines = align_rows(bill.rows())
     assert lines[1].split() == ["a.mcap", "100", "1800.0", "1.5000", "done"]
     assert lines[2].endswith("failed, 2 workers lost: no frames")
     assert lines[3].split() == ["waiting", "900.0", "0.7500"]
     assert lines[4].split()[:4] == ["all", "100", "3600.0", "3.0000"]
-    assert "cost" not in UsageReport([done], 1.0, 1.0, 0.0).lines()[0]
+    assert "cost" not in UsageReport([done], 1.0, 1.0, 0.0).rows()[0]
 
 
 def test_frames_of_earlier_runs_are_not_counted_again() -> None:

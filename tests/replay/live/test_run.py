@@ -233,11 +233,11 @@ def test_frames_in_flight_settle_in_order() -> None:
     assert frames_in_flight.receive(masks_on(moving_frame(9))) == 0
     assert frames_in_flight.receive(masks_on(frames[3])) == 2
     assert [masks and masks.seq for masks in frames_in_flight.settled] == [0, None, None, 3]
-    assert not frames_in_flight.contradicts(NodeCounts(2, 2, 0))
-    assert frames_in_flight.contradicts(NodeCounts(2, 1, 0))
-    assert frames_in_flight.contradicts(NodeCounts(1, 2, 0))
-    frames_in_flight.update(NodeCounts(3, 2, 0))  # its masks are still on their way
+    assert not frames_in_flight.contradicts(NodeCounts(2, 2))
+    assert frames_in_flight.contradicts(NodeCounts(2, 1))
+    assert frames_in_flight.contradicts(NodeCounts(1, 2))
+    frames_in_flight.update(NodeCounts(3, 2))  # its masks are still on their way
     assert len(frames_in_flight.in_flight) == 1
-    frames_in_flight.update(NodeCounts(2, 2, 1))
+    frames_in_flight.update(NodeCounts(2, 3))
     assert not frames_in_flight.in_flight
     assert [masks and masks.seq for masks in frames_in_flight.settled] == [0, None, None, 3, None]
