@@ -23,7 +23,7 @@ from sam3_node.transport import FrameSubscriber, MaskPublisher
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.processes import until
-from tests.support.ros2 import import_type, make_header, make_image, player
+from tests.support.ros2 import import_type, make_box, make_header, make_image, player
 
 pytestmark = pytest.mark.verifies(
     "stream", "ROS 2 topics of a camera", "own package", "messages of ROS 2 Jazzy", "a camera's driver"
@@ -389,6 +389,21 @@ def test_without_a_node_services_answer_with_an_error_and_images_are_still_taken
     waiting.join()
     assert (response.success, response.code) == (False, "no_answer")
     assert "no node is connected" in response.message
+
+
+def test_boxes_of_an_image_or_a_photo_become_an_exemplar(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(site.bridge._client, "add_exemplar", lambda name, **given: asked.append(given))
+    kind = import_type("sam3_node_msgs/srv/AddExemplar")
+    request = kind.Request(name="bolt", boxes=[make_box((2, 1, 8, 6))], text="steel bolt")
+    assert site.bridge.services["add_exemplar"](request, kind.Response()).success
+    request.photo.data, request.labels = b"JPEG", [0]
+    assert site.bridge.services["add_exemplar"](request, kind.Response()).success
+    shown = {"boxes": [(2, 1, 8, 6)], "text": "steel bolt"}
+    assert asked == [
+        {**shown, "labels": None, "seq": None, "camera": site.bridge._settings.camera},
+        {**shown, "labels": [0], "photo": b"JPEG"},
+    ]
 
 
 def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:

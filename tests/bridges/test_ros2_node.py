@@ -146,6 +146,9 @@ def test_an_object_is_added_on_a_past_image_refined_and_removed(robot: Robot) ->
     robot.wait_for(lambda message: all(one.id != added.id for one in message.detections), "its absence")
     again = robot.call("remove_object", id=added.id)
     assert (again.success, again.code) == (False, "unknown_object")
+    like = robot.call("add_exemplar", name="it", boxes=[make_box(box)], labels=[1], stamp=shown.header.stamp)
+    assert (like.success, like.code) == (False, "bad_request")
+    assert "sam3-concept" in like.message  # the detector of this node finds names only
 
 
 def test_a_client_of_isaac_ros_adds_and_removes_objects_by_its_own_ids(robot: Robot) -> None:

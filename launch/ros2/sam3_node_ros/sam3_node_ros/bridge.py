@@ -22,7 +22,7 @@ from rclpy.exceptions import InvalidHandle
 from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.qos import QoSProfile, qos_profile_sensor_data
-from sam3_node_msgs.srv import AddObject, RefineObject, RemoveObject, SetPrompts
+from sam3_node_msgs.srv import AddExemplar, AddObject, RefineObject, RemoveObject, SetPrompts
 from sensor_msgs.msg import Image, PointCloud2
 from tf2_msgs.msg import TFMessage
 from vision_msgs.msg import Detection2DArray, Detection3DArray, LabelInfo
@@ -116,6 +116,7 @@ class Sam3Bridge(LifecycleNode):
             (RefineObject, "~/refine_object", "refine_object"),
             (RemoveObject, "~/remove_object", "remove_object"),
             (SetPrompts, "~/set_prompts", "set_prompts"),
+            (AddExemplar, "~/add_exemplar", "add_exemplar"),
             (AddObjects, "add_objects", "isaac_add_objects"),
             (RemoveNamedObject, "remove_object", "isaac_remove_object"),
         ]

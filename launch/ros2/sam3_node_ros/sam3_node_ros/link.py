@@ -36,7 +36,16 @@ from sam3_node.types import Closeable, Depth, Frame, FrameKey, Instance, MaskFra
 from sam3_node.wire import frame_topic
 from sam3_node.wire.images import MAX_FRAME_PIXELS
 
-from .messages import Header, assign_values, format_id, parse_id, read_header, read_prompt, read_prompts
+from .messages import (
+    Header,
+    assign_values,
+    format_id,
+    parse_id,
+    read_exemplar,
+    read_header,
+    read_prompt,
+    read_prompts,
+)
 
 MAX_HEADERS = 1024
 """Images whose headers are remembered, to give them to their masks."""
@@ -167,6 +176,7 @@ class Ros2Bridge(Closeable):
             "refine_object": self._answering(self._refine_object),
             "remove_object": self._answering(self._remove_object),
             "set_prompts": self._answering(self._set_prompts),
+            "add_exemplar": self._answering(self._add_exemplar),
             "isaac_add_objects": self._answering(self._add_objects),
             "isaac_remove_object": self._answering(self._remove_named),
         }
@@ -421,6 +431,12 @@ class Ros2Bridge(Closeable):
         if scores and len(scores) != len(names):
             raise RequestError(f"scores: expected none, or {len(names)} as of prompts, found {len(scores)}")
         self._client.set_prompts(names, scores=dict(zip(names, scores, strict=False)))
+
+    def _add_exemplar(self, request: Any, _: Any) -> None:
+        seq, photo = self._find_seq(request.stamp), bytes(request.photo.data)
+        # a photo is no image of the camera
+        place = {"photo": photo} if photo else {"seq": seq, "camera": self._settings.camera}
+        self._client.add_exemplar(request.name, text=request.text or None, **read_exemplar(request), **place)
 
     def _answering(self, serve: Callable[[Any, Any], None]) -> Callable[[Any, Any], Any]:
         """Return a service that gives success, or the code and text of an error. It never raises."""

@@ -366,6 +366,12 @@ def read_prompt(request: Any) -> dict[str, Any]:
     return prompt
 
 
+def read_exemplar(request: Any) -> dict[str, Any]:
+    """Return the boxes and labels of a request, as arguments of the client. Raises RequestError."""
+    boxes = [_read_box(box) for box in request.boxes]
+    return {"boxes": boxes, "labels": [int(label) for label in request.labels] or None}
+
+
 def read_prompts(request: Any) -> dict[str, dict[str, Any]]:
     """Return the prompt of each object of a request of Isaac ROS (AddObjects), by the id that the caller gives it.
 
