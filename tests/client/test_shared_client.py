@@ -315,7 +315,8 @@ def test_a_closed_client_raises_in_every_method(publisher: MaskPublisher) -> Non
         assert waiting.result(60) is None  # it was closed meanwhile
     assert list(begun) == []
     arguments: dict[str, tuple[Any, ...]] = {"rename_object": (1, "cup"), "on_masks": (print,)}
-    arguments |= dict.fromkeys(("refine_object", "remove_object", "points", "grasps"), (1,))
+    arguments["add_exemplar"] = ("cup", [(0, 0, 9, 9)])
+    arguments |= dict.fromkeys(("refine_object", "remove_object", "points", "grasps", "pin_frame"), (1,))
     arguments |= dict.fromkeys(("wait_for", "snapshot", "restore"), ("cup",))
     arguments |= dict.fromkeys(("latest_of_all", "set_prompts"), (["cup"],))
     methods = {name for name in dir(client) if not name.startswith("_")} - {"close", "closed", "connected"}

@@ -271,7 +271,8 @@ def _listed(path: Path, separator: str | None = None) -> Iterable[tuple[str, str
 def _is_below(name: str) -> bool:
     """Return True for the relative path of an image that does not leave its folder."""
     path = Path(name)
-    return path.suffix.lower() in SUFFIXES and not path.is_absolute() and ".." not in path.parts
+    is_image = path.suffix.lower() in SUFFIXES and "\0" not in name
+    return is_image and not path.is_absolute() and ".." not in path.parts
 
 
 # EuRoC MAV
