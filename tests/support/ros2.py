@@ -213,7 +213,7 @@ class Robot:
         kind = import_type(f"sam3_node_msgs/srv/{''.join(map(str.capitalize, name.split('_')))}")
         return self.find_client(f"/sam3_bridge/{name}", kind)
 
-    def call(self, name: str, **fields: Any) -> Any:
+    def call(self, name: str, /, **fields: Any) -> Any:
         """Call a service of ours by its last name."""
         kind = self.find(name).srv_type
         return self.request(f"/sam3_bridge/{name}", kind, kind.Request(**fields))
