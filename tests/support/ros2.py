@@ -192,6 +192,9 @@ class Robot:
         remapped = ("--ros-args", "-r", f"__node:={name}", "--params-file", str(YAML))
         process = self.start(sys.executable, str(BIN / "bridge"), *remapped, *options)
         assert self.find_client(f"/{name}/change_state", ChangeState).wait_for_service(PATIENCE_S)
+        # a node drops the answer to a client that it has not found yet; what may be asked again tells that it has
+        state = (f"/{name}/get_state", GetState, GetState.Request())
+        until(lambda: self._ask(*state, timeout_s=5), f"an answer of {name}")
         return process
 
     def find_client(self, name: str, kind: Any) -> Any:
@@ -201,12 +204,16 @@ class Robot:
 
     def request(self, name: str, kind: Any, request: Any) -> Any:
         """Call a service of ROS, and return its answer."""
-        client = self.find_client(name, kind)
+        answer = self._ask(name, kind, request)
+        assert answer is not None, name
+        return answer
+
+    def _ask(self, name: str, kind: Any, request: Any, timeout_s: float = PATIENCE_S) -> Any:
+        client, done = self.find_client(name, kind), threading.Event()
         assert client.wait_for_service(PATIENCE_S), name
-        future, done = client.call_async(request), threading.Event()
+        future = client.call_async(request)
         future.add_done_callback(lambda _: done.set())
-        assert done.wait(PATIENCE_S), name
-        return future.result()
+        return future.result() if done.wait(timeout_s) else None
 
     def find(self, name: str) -> Any:
         """Return the client of a service of ours by its last name."""
