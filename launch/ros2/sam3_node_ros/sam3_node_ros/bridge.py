@@ -229,7 +229,9 @@ def main() -> None:
     executor.add_node(node)
     try:
         with suppress(KeyboardInterrupt, ExternalShutdownException):
-            executor.spin()
+            # `spin` of rclpy 7.1 may wait for ever if the signal comes just before its wait
+            while rclpy.ok():
+                executor.spin_once(timeout_sec=1.0)
     finally:
         executor.shutdown()
         node.destroy_node()
