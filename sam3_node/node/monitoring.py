@@ -380,10 +380,8 @@ class FrameSpans(Closeable):
     """
 
     def __init__(self, endpoint: str, node: str) -> None:
-        sdk, export = (
-            require("opentelemetry.sdk.trace", OTEL),
-            require("opentelemetry.sdk.trace.export", OTEL),
-        )
+        sdk = require("opentelemetry.sdk.trace", OTEL)
+        export = require("opentelemetry.sdk.trace.export", OTEL)
         otlp = require("opentelemetry.exporter.otlp.proto.http.trace_exporter", OTEL)
         resource = require("opentelemetry.sdk.resources", OTEL).Resource
         about = resource.create({"service.name": "sam3-node", "service.instance.id": node})
@@ -401,9 +399,8 @@ class FrameSpans(Closeable):
         """
         frame, end_ns = received.frame, time.time_ns()
         attributes = {"camera": masks.camera, "seq": masks.seq, "epoch": masks.epoch}
-        stages = [
-            (name, 1000 * us) for name, us in masks.stages_us.items() if name != "pack"
-        ]  # of the last message
+        # "pack" is of the last message
+        stages = [(name, 1000 * us) for name, us in masks.stages_us.items() if name != "pack"]
         begin_ns = masks.published_ns - sum(duration_ns for _, duration_ns in stages)
         spans = [("wait", received.received_ns, begin_ns)]
         if frame.clock == "system":
