@@ -30,7 +30,7 @@ from ..settings import Settings
 from ..transport import MaskPublisher, ReceivedFrame, Security
 from ..transport.limits import rss_bytes
 from ..types import Frame, MaskFrame, TrackState
-from ..wire import FAILED, MAX_INT, Event, pose_fields
+from ..wire import FAILED, MAX_INT, Event, joints_fields, pose_fields
 
 STEPS = 25
 HANG_PER_STEP = 10.0
@@ -466,8 +466,12 @@ class Output:
         """Count a step whose masks are too old to publish, and tell recorders that the frame was stepped."""
         frame, stats = received.frame, self.stats[masks.camera]
         stats.withhold(frame, received.received_ns, reason)
-        pose = {"robot_pose": pose_fields(masks.robot_pose)} if masks.robot_pose is not None else {}
-        self.publish_event(FAILED, {**stats.describe_failure(frame, reason), "withheld": True, **pose})
+        robot: dict[str, Any] = {}
+        if masks.robot_pose is not None:
+            robot["robot_pose"] = pose_fields(masks.robot_pose)
+        if masks.joints is not None:
+            robot["joints"] = joints_fields(masks.joints)
+        self.publish_event(FAILED, {**stats.describe_failure(frame, reason), "withheld": True, **robot})
 
     def fail(self, frame: Frame, error: Exception) -> None:
         """Count a frame whose step failed, and tell recorders."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sam3_node import wire
-from sam3_node.types import Depth, Frame, FramePose, Instance, Intrinsics, Mask, MaskFrame, Shed
+from sam3_node.types import Depth, Frame, FramePose, Instance, Intrinsics, JointState, Mask, MaskFrame, Shed
 from tests.support.paths import ROOT
 
 DATA = ROOT / "tests" / "data" / "wire"
@@ -155,6 +155,16 @@ def gripper_pose() -> FramePose:
     )
 
 
+def joint_state() -> JointState:
+    positions = {"shoulder": -0.5, "elbow": 1.25, "finger": 0.03125}
+    return JointState("left-arm", 1_700_000_000_123_456_789, positions, "device")
+
+
+def masks_with_robot() -> MaskFrame:
+    hidden = Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8)), hidden_by="robot")
+    return masks_of(mug(), hidden, received_ns=18, joints=joint_state(), robot_mask=DRIVER)
+
+
 def _request(op: str, request_id: str | None = None, **args: Any) -> Example:
     request = wire.Request(17, op, args, request_id)
     return Example(
@@ -198,8 +208,12 @@ EXAMPLES = {
         masks_with_depth(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
     ),
     "masks-shed": Example(masks_with_shed(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks),
+    "masks-robot": Example(
+        masks_with_robot(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
+    ),
     "beat": Example([wire.BEAT_TOPIC], list, list),
     "pose": Example(gripper_pose(), wire.pack_pose, wire.unpack_pose),
+    "joints": Example(joint_state(), wire.pack_joints, wire.unpack_joints),
     "request-set-prompts": _request("set_prompts", prompts=["red mug", "screwdriver"]),
     "request-set-prompts-priorities": _request(
         "set_prompts", prompts=["red mug", "screwdriver"], priorities={"screwdriver": "low"}
