@@ -323,8 +323,7 @@ class TrackerSettings(Section):
     """Link objects of several calibrated cameras by a world_id if label and size agree and their positions in the base
     frame are at most this far apart, in metres; 0 links none."""
     exclude_robot: bool = True
-    """true: pixels of the robot belong to no mask, what it covers is occluded and not lost, and detections of it are
-    dropped. Without robot.urdf this does nothing."""
+    """true: with robot.urdf, masks leave out the robot, and what it covers is not lost."""
     max_cameras: int = Field(4, ge=1, le=64)
     """Maximum number of cameras. Frames of further cameras are counted and skipped. A camera silent for 10 s frees its
     slot."""
@@ -388,14 +387,13 @@ class SpatialSettings(Section):
 
 class RobotSettings(Section):
     urdf: OptionalProfilePath = None
-    """URDF of the robot, whose pixels the node finds at the joints that the robot publishes at spatial.poses. Needs
-    calibrations with hand_eye. Empty: none."""
+    """URDF of the robot whose pixels are found, by its joints at spatial.poses. Empty: none."""
     name: str = Field("robot", max_length=64, pattern=CAMERA_PATTERN)
-    """Name of the robot in the topic of its joints, joints/NAME."""
+    """Name in the topic of its joints, joints/NAME."""
     base: str = ""
-    """Link of the URDF that is the base of the calibrations. Empty: the root."""
+    """Link that is the calibrations' base. Empty: the root."""
     depth_margin_m: float = Field(0.03, ge=0.0, le=1.0)
-    """With depth, a pixel is the robot's if its point is at most this far outside of the URDF's bodies, in metres."""
+    """With depth: distance from its bodies, in metres, up to which a point is the robot's."""
 
 
 class RecordSettings(Section):
