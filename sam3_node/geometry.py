@@ -45,9 +45,12 @@ def pose_of(matrix: Array, frame: str, parent: str, stamp_ns: int, clock: Clock)
 
 
 def invert(parent_from_child: Array) -> Array:
-    """Return child_from_parent, the inverse of a rigid transform [4, 4]."""
-    inverse_rotation = parent_from_child[:3, :3].T
-    return rigid(inverse_rotation, -inverse_rotation @ parent_from_child[:3, 3])
+    """Return child_from_parent, the inverse of a rigid transform [4, 4], or of each of transforms [..., 4, 4]."""
+    inverse = np.zeros(parent_from_child.shape)
+    inverse[..., :3, :3] = turned = np.swapaxes(parent_from_child[..., :3, :3], -1, -2)
+    inverse[..., :3, 3:] = -turned @ parent_from_child[..., :3, 3:]
+    inverse[..., 3, 3] = 1
+    return inverse
 
 
 def transform_points(parent_from_child: Array, points: npt.ArrayLike) -> Array:

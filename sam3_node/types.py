@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    import numpy
 
 
 class _Numpy:
@@ -29,9 +28,11 @@ class _Numpy:
         return value
 
 
-lazy_numpy = _Numpy()
-if not TYPE_CHECKING:
-    np = lazy_numpy
+if TYPE_CHECKING:
+    lazy_numpy = numpy
+else:
+    lazy_numpy = _Numpy()
+np = lazy_numpy
 
 ColourEncoding = Literal["bgr8", "rgb8", "mono8", "jpeg", "png"]
 DepthEncoding = Literal["z16", "z16+zstd", "png16"]
@@ -42,9 +43,9 @@ Clock = Literal["system", "monotonic", "device"]
 Priority = Literal["normal", "low"]
 """Priority of an object. Those of low priority are the first not to be tracked on every frame under load."""
 Box = tuple[int, int, int, int]
-Image: TypeAlias = "npt.NDArray[np.uint8]"
+Image: TypeAlias = "np.typing.NDArray[np.uint8]"
 """Pixels uint8 [h, w, 3] in BGR order, or [h, w]."""
-DepthImage: TypeAlias = "npt.NDArray[np.uint16]"
+DepthImage: TypeAlias = "np.typing.NDArray[np.uint16]"
 """Depth values uint16 [h, w]."""
 Unmoved = Literal["too far", "hidden", "doubtful", "no motion"]
 """Why `MaskFrame.moved_to` left an instance as it was."""
@@ -303,10 +304,10 @@ class Mask:
 
     size: tuple[int, int]
     box: Box
-    crop: npt.NDArray[np.bool_] = field(repr=False)
+    crop: np.typing.NDArray[np.bool_] = field(repr=False)
 
     @classmethod
-    def from_full(cls, full: npt.NDArray[np.bool_]) -> Mask:
+    def from_full(cls, full: np.typing.NDArray[np.bool_]) -> Mask:
         """Create a mask from a bool image [height, width], cropped to its tight box."""
         height, width = full.shape
         rows, columns = np.flatnonzero(full.any(axis=1)), np.flatnonzero(full.any(axis=0))
@@ -320,14 +321,14 @@ class Mask:
         """Create an empty mask of an image of `size` (height, width)."""
         return cls(size, (0, 0, 0, 0), np.zeros((0, 0), dtype=np.bool_))
 
-    def full(self) -> npt.NDArray[np.bool_]:
+    def full(self) -> np.typing.NDArray[np.bool_]:
         """Return the mask as a whole image, bool [height, width]."""
         image = np.zeros(self.size, dtype=np.bool_)
         x0, y0, x1, y1 = self.box
         image[y0:y1, x0:x1] = self.crop
         return image
 
-    def without(self, pixels: npt.NDArray[np.bool_]) -> Mask:
+    def without(self, pixels: np.typing.NDArray[np.bool_]) -> Mask:
         """Return the mask without these pixels of the whole image, bool [height, width]."""
         x0, y0, x1, y1 = self.box
         kept = Mask.from_full(self.crop & ~pixels[y0:y1, x0:x1])
@@ -348,7 +349,7 @@ class Mask:
         left, top = max(0, left), max(0, top)
         return Mask(self.size, (x0 + left, y0 + top, x1 + left, y1 + top), kept.crop)
 
-    def paint(self, image: npt.NDArray[Any], value: object) -> None:
+    def paint(self, image: np.typing.NDArray[Any], value: object) -> None:
         """Set the pixels inside the mask to `value`, in an image of the mask's size."""
         x0, y0, x1, y1 = self.box
         image[y0:y1, x0:x1][self.crop] = value

@@ -16,10 +16,11 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from scipy.spatial.transform import Rotation
 from scipy.special import stdtrit
 
 from ..errors import CalibrationError
-from ..geometry import Array, invert, project, quaternion_from_rotation, rigid, rotation_from_quaternion
+from ..geometry import Array, invert, project, rigid
 from ..types import Intrinsics
 from .intrinsics import Rejected
 from .rigid_motion import (
@@ -30,7 +31,6 @@ from .rigid_motion import (
     bound,
     cross_matrices,
     find_start,
-    invert_all,
     mahalanobis,
     measure_errors,
     measure_lengths,
@@ -229,7 +229,7 @@ def observe(
     move_to_centre[:3, 3:] = -cross_matrices(np.array([board_centre_m], np.float64))[0]
     covariances = np.array([move_to_centre @ view.covariance @ move_to_centre.T for view in views])
     left = mounting == "eye_to_hand"
-    return Observations(invert_all(a) if left else a, b, covariances, left, scaled)
+    return Observations(invert(a) if left else a, b, covariances, left, scaled)
 
 
 def leave_one_out(
@@ -307,7 +307,7 @@ def _fit_with_scale(observations: Observations) -> _Fit:
 
 def _normalise(observations: Observations) -> float:
     """Return the factor that brings the gripper's positions to the spread of a robot's, 1 where they have it."""
-    poses = invert_all(observations.a) if observations.left else observations.a
+    poses = invert(observations.a) if observations.left else observations.a
     spread = float(np.linalg.norm(np.std(poses[:, :3, 3], axis=0)))
     return 1.0 if _SPREADS_M[0] <= spread <= _SPREADS_M[1] or spread < 1e-9 else _SPREAD_M / spread
 
@@ -471,9 +471,9 @@ def _measure_visible(b: Array, sight: Sight | None) -> Array:
 def _choose_changes(guess: _Guess, sight: Sight | None) -> tuple[str, ...]:
     """Return the changes after which the board lies where the camera sees it."""
     b = guess.observations.b
-    upright, turned = _lie_in_front(b).mean(), _lie_in_front(invert_all(b)).mean()
+    upright, turned = _lie_in_front(b).mean(), _lie_in_front(invert(b)).mean()
     if min(upright, turned) > 1 - _MAX_REJECTED_SHARE:  # a board whose z axis points to the camera
-        upright, turned = _measure_visible(b, sight).mean(), _measure_visible(invert_all(b), sight).mean()
+        upright, turned = _measure_visible(b, sight).mean(), _measure_visible(invert(b), sight).mean()
         if abs(upright - turned) < _MIN_DIFFERENCE:
             return (f"{'; and '.join(guess.changes)}; or else {'; and '.join(guess.inverted)}",)
     return guess.changes if upright > turned else guess.inverted
@@ -493,7 +493,7 @@ def _guess_changes(observations: Observations, mounting: Mounting) -> Iterator[_
     robots: list[tuple[tuple[str, ...], Array]] = [
         ((), a),
         ((order,), _reorder_quaternions(a)),
-        ((order,), invert_all(_reorder_quaternions(invert_all(a)))),
+        ((order,), invert(_reorder_quaternions(invert(a)))),
     ]
     boards: list[tuple[tuple[str, ...], Array]] = [
         ((), b),
@@ -505,22 +505,22 @@ def _guess_changes(observations: Observations, mounting: Mounting) -> Iterator[_
             changes = (*robot_changes, *board_changes)
             yield _Guess(replace(observations, a=poses, b=places), changes, (*changes, inverted, board))
             yield _Guess(
-                replace(observations, a=poses, b=invert_all(places)), (*changes, board), (*changes, inverted)
+                replace(observations, a=poses, b=invert(places)), (*changes, board), (*changes, inverted)
             )
 
 
 def _reorder_quaternions(poses: Array) -> Array:
     """Return poses [n, 4, 4] as if their quaternions had been given as w x y z."""
     again = poses.copy()
-    for pose, quaternion in zip(again, quaternion_from_rotation(poses[:, :3, :3]), strict=True):
-        pose[:3, :3] = rotation_from_quaternion(np.roll(quaternion, -1))
+    quaternions = Rotation.from_matrix(poses[:, :3, :3]).as_quat()
+    again[:, :3, :3] = Rotation.from_quat(np.roll(quaternions, -1, axis=1)).as_matrix()
     return again
 
 
 def _check_sight(b: Array, mounting: Mounting, sight: Sight | None) -> None:
     """Refuse poses that agree although no camera can see the board there."""
     count, behind = len(b), ~_lie_in_front(b)
-    shares, turned = _measure_visible(b, sight), _measure_visible(invert_all(b), sight).mean()
+    shares, turned = _measure_visible(b, sight), _measure_visible(invert(b), sight).mean()
     both = (
         "robot and board are both inverted: give camera_from_board instead of board_from_camera, and use "
         f"{_OTHER[mounting]} or give base_from_gripper instead of its inverse"

@@ -141,6 +141,8 @@ def calibrate_intrinsics(
     kept, solution = steps.drop_bad_views(kept, _with_lens(start, lens), bent)
     kept = _drop_outlying_corners(kept, solution)
     solution = adjust(kept, solution, shape=bent)
+    assert solution.covariance is not None
+    fx, fy, cx, cy = map(float, np.sqrt(np.diag(solution.covariance)[:4]))
     result = IntrinsicsResult(
         size,
         board,
@@ -150,7 +152,7 @@ def calibrate_intrinsics(
         tuple(steps.rejected),
         measure_held_out(kept, solution, bent),
         not is_bent,
-        _standard_deviations(solution),
+        (fx, fy, cx, cy),
         tuple(describe_missing(kept, board, size)),
     )
     _check(result)
@@ -390,12 +392,6 @@ def _check_guess(views: Sequence[BoardView], start: Solution, board: Board) -> N
             f"expected views of {board}, found corners {np.median(errors):.0f} px from where it would have them; check "
             "the board's description, and that all views are of one camera and one board"
         )
-
-
-def _standard_deviations(solution: Solution) -> tuple[float, float, float, float]:
-    assert solution.covariance is not None
-    fx, fy, cx, cy = np.sqrt(np.diag(solution.covariance)[:4])
-    return float(fx), float(fy), float(cx), float(cy)
 
 
 def _check(result: IntrinsicsResult) -> None:

@@ -49,15 +49,6 @@ _SEARCH = {"xatol": 1e-2, "fatol": 1e-3, "maxiter": 200}
 _DRAWS, _SEED = 100_000, 11
 
 
-def invert_all(transforms: Array) -> Array:
-    """Return the inverses of transforms [n, 4, 4]."""
-    inverses = np.tile(np.eye(4), (len(transforms), 1, 1))
-    turned = np.swapaxes(transforms[:, :3, :3], 1, 2)
-    inverses[:, :3, :3] = turned
-    inverses[:, :3, 3] = -(turned @ transforms[:, :3, 3:])[..., 0]
-    return inverses
-
-
 def scale_positions(transforms: Array, factor: float) -> Array:
     """Return transforms [n, 4, 4] with their translations multiplied by a factor."""
     scaled = transforms.copy()
@@ -94,8 +85,8 @@ def cross_matrices(vectors: Array) -> Array:
 
 def average(transforms: Array) -> Array:
     """Return the mean of transforms [n, 4, 4] that differ little; rotations by their chordal mean."""
-    left, _, right = np.linalg.svd(transforms[:, :3, :3].sum(0))
-    return rigid(left @ np.diag([1, 1, np.linalg.det(left @ right)]) @ right, transforms[:, :3, 3].mean(0))
+    rotation = Rotation.from_matrix(transforms[:, :3, :3]).mean()
+    return rigid(rotation.as_matrix(), transforms[:, :3, 3].mean(0))
 
 
 def measure_rotations(transforms: Array) -> Array:
@@ -128,7 +119,7 @@ def _call(a: Array, b: Array, method: str) -> tuple[Array, Array]:
         x = rigid(rotation, translation.ravel())
         rotated = np.isfinite(x).all() and np.linalg.det(x[:3, :3]) > 0.5
         return x, average(a @ x @ b) if rotated else x
-    inverses = _split(invert_all(a))
+    inverses = _split(invert(a))
     solved = cv2.calibrateRobotWorldHandEye(*_split(b), *inverses, method=ROBOT_WORLD_METHODS[method])
     board, camera = rigid(solved[0], solved[1].ravel()), rigid(solved[2], solved[3].ravel())
     return invert(camera), invert(board)
@@ -307,7 +298,7 @@ def _noise_maps(observations: Observations, x: Array) -> Array:
     chain = x @ observations.b
     if observations.left:
         chain = observations.a @ chain
-    return adjoints(invert_all(chain))
+    return adjoints(invert(chain))
 
 
 def _whiteners(observations: Observations, x: Array, noise: Array) -> Array:
@@ -320,7 +311,7 @@ def jacobians(observations: Observations, free: bool) -> Array:
 
     With `free`, the 13th column is by the relative change of the board's positions.
     """
-    inverses = invert_all(observations.b)
+    inverses = invert(observations.b)
     by_x = adjoints(inverses)
     by_y = np.broadcast_to(-np.eye(6), by_x.shape)
     by_scale = np.zeros((len(by_x), 6, 1))

@@ -74,19 +74,6 @@ def open_realsense(address: str, settings: CameraSettings, stop: threading.Event
     return DeviceSource(name, open_device, settings.fps, stop)
 
 
-def load_recording(rs: Any, path: Path, name: str) -> Any:
-    """Load a recording of the SDK as a device; CameraError if it cannot be read."""
-    if not path.is_file():
-        raise CameraError(f"{name}: expected a recording of the RealSense SDK, found no file at {path}")
-    try:
-        return rs.context().load_device(str(path))
-    except RuntimeError as error:
-        raise CameraError(
-            f"{name}: expected a recording of the RealSense SDK, which refuses the file: {error}; "
-            "try bag:FILE, which reads damaged recordings"
-        ) from error
-
-
 class RealSenseRecording:
     """Plays a recording of the RealSense SDK as the device would: every image once, at its own pace.
 
@@ -126,7 +113,15 @@ class RealSenseRecording:
             device.close()
 
     def _open(self) -> RealSenseDevice:
-        device = load_recording(self._rs, self._path, self.name)
+        expected = f"{self.name}: expected a recording of the RealSense SDK"
+        if not self._path.is_file():
+            raise CameraError(f"{expected}, found no file at {self._path}")
+        try:
+            device = self._rs.context().load_device(str(self._path))
+        except RuntimeError as error:
+            raise CameraError(
+                f"{expected}, which refuses the file: {error}; try bag:FILE, which reads damaged recordings"
+            ) from error
         return RealSenseDevice(self._rs, device, self._settings, self.name)
 
 

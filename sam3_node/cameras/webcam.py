@@ -288,7 +288,13 @@ def open_v4l2(address: str, settings: CameraSettings, stop: threading.Event) -> 
 
     def open_device() -> V4l2Device:
         camera = find_camera(address, list_v4l2())
-        return _open(camera, choose_v4l2_mode(camera, settings), settings)
+        mode = choose_v4l2_mode(camera, settings)
+        absent = (
+            f"v4l2:{camera.name}: expected images in {mode}, found none; check that no other program holds "
+            f"{camera.path} and that this user may read it (group video)"
+        )
+        capture = _open_capture(camera.index, cv2.CAP_V4L2, _properties(mode, settings), absent)
+        return V4l2Device(capture, mode)
 
     return DeviceSource(f"v4l2:{address}", open_device, settings.fps, stop)
 
@@ -303,15 +309,6 @@ def choose_v4l2_mode(camera: V4l2Camera, settings: CameraSettings) -> Mode:
         raise CameraError(f"v4l2:{camera.name}: expected one of {', '.join(forms)}, found {forms_found}")
     warn_about_mode(f"v4l2:{camera.name}", mode, wanted)
     return mode
-
-
-def _open(camera: V4l2Camera, mode: Mode, settings: CameraSettings) -> V4l2Device:
-    absent = (
-        f"v4l2:{camera.name}: expected images in {mode}, found none; check that no other program holds "
-        f"{camera.path} and that this user may read it (group video)"
-    )
-    capture = _open_capture(camera.index, cv2.CAP_V4L2, _properties(mode, settings), absent)
-    return V4l2Device(capture, mode)
 
 
 def _properties(mode: Mode, settings: CameraSettings) -> dict[int, float]:

@@ -406,12 +406,11 @@ def describe_calibration(calibration: Calibration) -> list[str]:
             f"hand-eye: {hand_eye.kind}, camera in {calibration.parent} at {x:.1f} {y:.1f} {z:.1f} mm"
         )
         if (pose := hand_eye.measured) is not None:
-            has_scale = pose.scale is not None
-            scale = (
-                f", scale of the board by the robot's motion: {pose.scale:.4f} ± {2 * pose.scale_sd:.4f}"
-                if has_scale
-                else ""
-            )
+            scale = ""
+            if pose.scale is not None:
+                scale = (
+                    f", scale of the board by the robot's motion: {pose.scale:.4f} ± {2 * pose.scale_sd:.4f}"
+                )
             lines.append(
                 f"  {pose.date:%Y-%m-%d}, {pose.views} views: within {pose.position_95_mm:.2f} mm and "
                 f"{pose.rotation_95_deg:.3f} degrees (95 %), leave-one-out {pose.leave_one_out_mm:.2f} mm and "

@@ -25,7 +25,8 @@ from ..cameras.playback import TABLETOP
 from ..client import PerceptionClient
 from ..errors import ProcessError, UnknownFrameError
 from ..files import prepare_output, write_output
-from ..processes.supervisor import CAMERA_READY, NODE_READY, Group, Process, print_line
+from ..processes.logs import announce
+from ..processes.supervisor import CAMERA_READY, NODE_READY, Group, Process
 from ..settings import CameraSettings, Settings, TransportSettings
 from ..types import NANOSECONDS, Image, Mask, MaskFrame
 from ..visualization import VideoWriter, contact_sheet, overlay, write_image
@@ -52,8 +53,8 @@ def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResult
     recording = LabelledClip.load(TABLETOP)
     frames = len(recording) if seconds is None else max(2, round(seconds * recording.fps))
     duration_s = frames / recording.fps
-    print_line(f"demo: {SOURCE} at {recording.fps:.0f} fps for {duration_s:.0f} s; each part is a process")
-    with tempfile.TemporaryDirectory(prefix="sam3-demo-") as folder, Group(echo=print_line) as group:
+    announce(f"demo: {SOURCE} at {recording.fps:.0f} fps for {duration_s:.0f} s; each part is a process")
+    with tempfile.TemporaryDirectory(prefix="sam3-demo-") as folder, Group(echo=announce) as group:
         frames_endpoint = f"ipc://{folder}/frames"
         masks_endpoint, control_endpoint = _start_node(group, settings, frames_endpoint)
         with PerceptionClient(masks_endpoint, control_endpoint, timeout_ms=10_000) as client:
@@ -61,11 +62,11 @@ def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResult
             _start_camera(group, frames_endpoint)
             prompter_class = BoxPrompter if settings.detector.kind == "none" else NamePrompter
             results = _collect(group, client, prompter_class(recording, client), frames)
-    print_line("drawing the results ...")
+    announce("drawing the results ...")
     write_results(out, results)
-    print_line(results.table())
-    print_line(f"wrote {FILES} to {out}")
-    print_line("click on objects yourself: launch/start launch/demo.toml, then open the page that it prints")
+    announce(results.table())
+    announce(f"wrote {FILES} to {out}")
+    announce("click on objects yourself: launch/start launch/demo.toml, then open the page that it prints")
     return results
 
 
@@ -129,9 +130,7 @@ def _collect(group: Group, client: PerceptionClient, prompter: BoxPrompter, fram
 def _print_progress(masks: MaskFrame, count: int, elapsed_s: float) -> None:
     age_ms = (masks.published_ns - masks.age_origin_ns) / 1e6
     ids = " ".join(str(instance.id) for instance in masks.instances) or "none"
-    print_line(
-        f"{elapsed_s:5.1f} s  {count} mask messages  capture to publish {age_ms:.0f} ms  objects {ids}"
-    )
+    announce(f"{elapsed_s:5.1f} s  {count} mask messages  capture to publish {age_ms:.0f} ms  objects {ids}")
 
 
 class BoxPrompter:
@@ -170,7 +169,7 @@ class BoxPrompter:
 
     def _log_event(self, seq: int, text: str) -> None:
         self.events.append((seq, text))
-        print_line(f"frame {seq}: {text}")
+        announce(f"frame {seq}: {text}")
 
 
 class NamePrompter(BoxPrompter):

@@ -6,25 +6,20 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
 
 from ..errors import BusyError, PolicyError, RequestError, SnapshotError
 from ..transport import ControlClient
 from ..types import Mask, MaskFrame, Priority, TrackState
+from ..types import lazy_numpy as np
 from ..wire import Fields, decode_mask, encode_mask
 from ..wire.codec import Schema, choice
 from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.messages import read_vectors
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-else:
-    from ..types import lazy_numpy as np
-
-MaskLike: TypeAlias = "Mask | npt.NDArray[np.bool_ | np.integer[Any]]"
-Points: TypeAlias = "Sequence[tuple[float, float]] | npt.NDArray[np.floating[Any]]"
-PixelBox: TypeAlias = "Sequence[float] | npt.NDArray[np.floating[Any]]"
+MaskLike: TypeAlias = "Mask | np.typing.NDArray[np.bool_ | np.integer[Any]]"
+Points: TypeAlias = "Sequence[tuple[float, float]] | np.typing.NDArray[np.floating[Any]]"
+PixelBox: TypeAlias = "Sequence[float] | np.typing.NDArray[np.floating[Any]]"
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +89,7 @@ class SurfacePoints:
     seq: int
     frame: str
     """"camera" or "base\""""
-    points_m: npt.NDArray[np.float32]
+    points_m: np.typing.NDArray[np.float32]
     """[n, 3]"""
 
     def __repr__(self) -> str:
@@ -104,9 +99,9 @@ class SurfacePoints:
 class Grasps(NamedTuple):
     """Grasps of an object in the robot's base, the most confident first."""
 
-    base_from_gripper: npt.NDArray[np.float64]
+    base_from_gripper: np.typing.NDArray[np.float64]
     """[M, 4, 4]: poses of the gripper, in metres; z is ahead, and the fingers close along x"""
-    confidences: npt.NDArray[np.float64]
+    confidences: np.typing.NDArray[np.float64]
     """[M]: the planner's own, in 0..1"""
     masks: MaskFrame
     """of the frame that the points are from: `capture_ns` is the stamp, `is_stale` compares the age"""
@@ -197,7 +192,7 @@ def _check_sides(box: list[float]) -> None:
         )
 
 
-def _to_mask(full: npt.NDArray[Any]) -> Mask:
+def _to_mask(full: np.typing.NDArray[Any]) -> Mask:
     full = np.asarray(full)
     is_flags = full.dtype == np.bool_ or (
         full.dtype.kind in "iu" and any(np.isin(full, (0, inside)).all() for inside in (1, 255))

@@ -30,7 +30,9 @@ from ..settings import Settings
 from ..transport import MaskPublisher, ReceivedFrame, Security
 from ..transport.limits import rss_bytes
 from ..types import Frame, MaskFrame, TrackState
-from ..wire import FAILED, MAX_INT, Event, joints_fields, pose_fields
+from ..wire import FAILED, Event
+from ..wire.codec import MAX_INT
+from ..wire.messages import joints_fields, pose_fields
 
 STEPS = 25
 HANG_PER_STEP = 10.0

@@ -31,6 +31,7 @@ from ..errors import ProcessError, Sam3NodeError, SettingsError
 from ..files import explain_os_error
 from ..settings import CameraSettings, Settings, load_settings
 from ..types import Closeable
+from .logs import announce
 from .notify import REFUSED, RESTARTED, VARIABLES, NotifySocket
 from .signals import stop_on_signals
 
@@ -45,14 +46,12 @@ PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 CAMERA_READY = r"^camera \S+ publishing on (\S+)"
 NODE_READY = r"^node ready: .* masks on (\S+), control on (\S+)"
-WATCH_READY = r"^watch masks from"
 RECORD_READY = r"^record frames from"
-CONSOLE_READY = r"^console at "
 COMMANDS = {
     "node": ("run", NODE_READY),
-    "watch": ("watch", WATCH_READY),
+    "watch": ("watch", r"^watch masks from"),
     "record": ("record", RECORD_READY),
-    "console": ("console", CONSOLE_READY),
+    "console": ("console", r"^console at "),
 }
 
 
@@ -404,22 +403,17 @@ def _make_process(
 
 def run_group(processes: Sequence[Process], stop: threading.Event, grace_s: float = 3.0) -> dict[str, int]:
     """Run all processes until one ends for good or `stop` is set, then stop all. Return the exit codes by name."""
-    with Group(grace_s=grace_s, echo=print_line) as group:
+    with Group(grace_s=grace_s, echo=announce) as group:
         for process in processes:
             group.start(process)
         announced = False
         while not stop.is_set() and not group.poll(0.2):
             if not announced and group.ready:
                 announced = True
-                print_line(f"group up: {', '.join(process.name for process in processes)}")
+                announce(f"group up: {', '.join(process.name for process in processes)}")
         for name, code in group.codes.items():
-            print_line(f"{name} ended with {describe_exit(code)}; stopping the group")
+            announce(f"{name} ended with {describe_exit(code)}; stopping the group")
         return group.stop()
-
-
-def print_line(line: str) -> None:
-    """Print a line and flush it."""
-    print(line, flush=True)
 
 
 def combine_exit_codes(codes: dict[str, int]) -> int:

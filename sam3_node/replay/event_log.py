@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from ..bags.native.reader import RecordedMasks
 from ..errors import ReplayError
 from ..types import Frame, FramePose, JointState, MaskFrame, count_missing_frames
-from ..wire import DROPPED, FAILED, RESTORED, SERVED, Event, Fields, read_joints, read_pose, read_shed
+from ..wire import DROPPED, FAILED, RESTORED, SERVED, Event, Fields
+from ..wire.messages import read_joints, read_pose, read_shed
 
 log = logging.getLogger(__name__)
 

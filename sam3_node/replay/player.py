@@ -14,7 +14,8 @@ from ..node.operations import carry_out
 from ..perception.checkpoint import pack_state, unpack_state
 from ..perception.perception import Perception
 from ..types import Instance, MaskFrame, TrackState
-from ..wire import CAUGHT_UP, DEPTH_FIELDS, DROPPED, SERVED, decode_mask
+from ..wire import CAUGHT_UP, DROPPED, SERVED, decode_mask
+from ..wire.messages import DEPTH_FIELDS
 from ..wire.operations import CHANGES
 from .event_log import ADD_EVERYTHING, MAX_NOTES, REMOVED, RESTARTED, Action, Edit, Step
 from .store import NO_3D, WITH_DEPTH

@@ -245,13 +245,12 @@ class MaskPublisher(Publisher):
 
 
 class NewestMasks:
-    """The newest masks of each of at most `capacity` cameras. The camera that is silent for longest is forgotten first.
+    """The newest masks of each of MAX_MASKS_CAMERAS cameras. The camera that is silent for longest is forgotten first.
 
     One thread puts masks in; any thread may read them, and wait for more.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+    def __init__(self) -> None:
         self._masks: dict[str, MaskFrame] = {}  # the camera whose masks came last is the last
         self._arrived = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
@@ -260,7 +259,7 @@ class NewestMasks:
     def put(self, masks: MaskFrame) -> None:
         """Replace the masks of a camera. Those who wait learn of it by `notify`."""
         with self._arrived:
-            keep_newest(self._masks, masks.camera, masks, self._capacity)
+            keep_newest(self._masks, masks.camera, masks, MAX_MASKS_CAMERAS)
 
     def notify(self) -> None:
         """Wake all that wait, and call the listeners."""
@@ -335,7 +334,7 @@ class MaskSubscriber(CameraReceiver[MaskFrame]):
     ) -> None:
         topics = [wire.masks_topic(camera) for camera in cameras]
         keys = (security or Security.from_environment()).client_keys("node")
-        self.newest = NewestMasks(MAX_MASKS_CAMERAS)
+        self.newest = NewestMasks()
         self._arrived = 0
         self._is_lazy = lazy
         peers = [(endpoint, keys)]

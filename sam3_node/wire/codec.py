@@ -10,18 +10,14 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgpack
 import zstandard
 
 from ..errors import WireError
 from ..types import Buffer
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    from ..types import lazy_numpy as np
+from ..types import lazy_numpy as np
 
 VERSION = 1
 MAX_INT = 2**63 - 1

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import RequestError
 from ..types import Mask
+from ..types import lazy_numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-else:
-    from ..types import lazy_numpy as np
-
-Floats: TypeAlias = "npt.NDArray[np.float64]"
-Array: TypeAlias = "npt.NDArray[Any]"
+Floats: TypeAlias = "np.typing.NDArray[np.float64]"
+Array: TypeAlias = "np.typing.NDArray[Any]"
 
 MAX_POINTS = 64
 

@@ -10,18 +10,13 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from ..errors import WireError, require
 from ..types import Buffer, ColourEncoding, Depth, DepthEncoding, DepthImage, Frame, Image
+from ..types import lazy_numpy as np
 from . import codec
 from .codec import MAX_SIDE
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-else:
-    from ..types import lazy_numpy as np
 
 MAX_SCANS = 32
 """Maximum number of scans of a JPEG. libjpeg's own progressive script has 10, and optimising encoders stay below 20."""
@@ -374,15 +369,15 @@ def _check_sides(width: int, height: int, what: str) -> None:
         raise WireError(f"{what}: expected sides of 1 to {MAX_SIDE} pixels, found {width} x {height}")
 
 
-def _flatten(image: npt.NDArray[Any]) -> memoryview:
+def _flatten(image: np.typing.NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(image).data.cast("B")
 
 
-def _view_read_only(data: Buffer, dtype: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def _view_read_only(data: Buffer, dtype: Any, shape: tuple[int, ...]) -> np.typing.NDArray[Any]:
     return np.frombuffer(memoryview(data).toreadonly(), dtype=dtype).reshape(shape)
 
 
-def _compress(image: npt.NDArray[Any], extension: str, options: list[int]) -> memoryview:
+def _compress(image: np.typing.NDArray[Any], extension: str, options: list[int]) -> memoryview:
     cv2 = require("cv2", "cli")
 
     done, data = cv2.imencode(f".{extension}", image, options)
@@ -391,7 +386,9 @@ def _compress(image: npt.NDArray[Any], extension: str, options: list[int]) -> me
     return _flatten(data)
 
 
-def _decompress(data: Buffer, flags: int, shape: tuple[int, ...], dtype: str, what: str) -> npt.NDArray[Any]:
+def _decompress(
+    data: Buffer, flags: int, shape: tuple[int, ...], dtype: str, what: str
+) -> np.typing.NDArray[Any]:
     cv2 = require("cv2", "cli")
 
     try:
@@ -401,7 +398,7 @@ def _decompress(data: Buffer, flags: int, shape: tuple[int, ...], dtype: str, wh
     if image is None or image.shape != shape or image.dtype != dtype:
         actual = "bytes that cannot be decoded" if image is None else f"{image.dtype} {list(image.shape)}"
         raise WireError(f"{what}: expected {dtype} {list(shape)}, found {actual}")
-    return cast("npt.NDArray[Any]", image)
+    return cast("np.typing.NDArray[Any]", image)
 
 
 def _check_pixels(width: int, height: int, max_pixels: int, what: str) -> None:

@@ -11,24 +11,19 @@ follow. pycocotools is not used, because it would allocate the whole image of an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 from ..errors import WireError
 from ..types import Box, Mask, MaskEncoding
+from ..types import lazy_numpy as np
 from . import codec
 from .codec import MAX_SIDE, Fields, describe
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-else:
-    from ..types import lazy_numpy as np
 
 _MAX_CHARACTERS = 7  # per count: 35 bits, while an image has at most 2^28 pixels
 _MAX_BYTES = 8 << 20
 _ENCODINGS: tuple[MaskEncoding, ...] = get_args(MaskEncoding)
 
-Integers: TypeAlias = "npt.NDArray[np.int64]"
+Integers: TypeAlias = "np.typing.NDArray[np.int64]"
 
 
 def encode(mask: Mask) -> bytes:
@@ -43,7 +38,7 @@ def encode(mask: Mask) -> bytes:
     return _compress(counts if counts[-1] or counts.size == 1 else counts[:-1])
 
 
-def decode(data: bytes, size: tuple[int, int], box: Box, what: str) -> npt.NDArray[np.bool_]:
+def decode(data: bytes, size: tuple[int, int], box: Box, what: str) -> np.typing.NDArray[np.bool_]:
     """Return the crop, bool [y1 - y0, x1 - x0], of counts that cover `size` and are zero outside `box`.
 
     Raises WireError for any other data.
@@ -113,11 +108,11 @@ def _compress(counts: Integers) -> bytes:
     more = rest != np.where(digits & 16, -1, 0)
     kept = np.ones_like(more)
     kept[:, 1:] = np.logical_and.accumulate(more[:, :-1], axis=1)
-    characters: npt.NDArray[np.uint8] = ((digits | more << 5) + 48)[kept].astype(np.uint8)
+    characters: np.typing.NDArray[np.uint8] = ((digits | more << 5) + 48)[kept].astype(np.uint8)
     return characters.tobytes()
 
 
-def _decompress(characters: npt.NDArray[np.uint8], pixels: int, what: str) -> Integers:
+def _decompress(characters: np.typing.NDArray[np.uint8], pixels: int, what: str) -> Integers:
     """Return the counts, the inverse of `_compress`. They are not negative, and their sum is `pixels`."""
     codes = characters - np.uint8(48)
     last = np.flatnonzero(codes < 32)
@@ -193,7 +188,7 @@ class EncodedMask(Mask):
         put(self, "_area", area)
         put(self, "_what", what)
 
-    def __getattr__(self, name: str) -> npt.NDArray[np.bool_]:
+    def __getattr__(self, name: str) -> np.typing.NDArray[np.bool_]:
         """Decode the crop; called only for what is not set, as the crop is not before."""
         if name != "crop":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -254,7 +249,7 @@ def read_mask(
 
 def _decode_crop(
     data: bytes, encoding: MaskEncoding, size: tuple[int, int], box: Box, what: str
-) -> npt.NDArray[np.bool_]:
+) -> np.typing.NDArray[np.bool_]:
     if encoding == "rle":
         return decode(data, size, box, what)
     return _unpack_bits(data, (box[3] - box[1], box[2] - box[0]), what)
@@ -270,11 +265,11 @@ def _check_box(box: Box, size: tuple[int, int], what: str) -> None:
         )
 
 
-def _pack_bits(crop: npt.NDArray[np.bool_]) -> bytes:
+def _pack_bits(crop: np.typing.NDArray[np.bool_]) -> bytes:
     return codec.compress(np.packbits(crop).data) if crop.size else b""
 
 
-def _unpack_bits(data: bytes, shape: tuple[int, int], what: str) -> npt.NDArray[np.bool_]:
+def _unpack_bits(data: bytes, shape: tuple[int, int], what: str) -> np.typing.NDArray[np.bool_]:
     area = shape[0] * shape[1]
     if not area and not data:
         return np.zeros(shape, dtype=np.bool_)

@@ -68,11 +68,6 @@ def _name(fields: codec.Fields, name: str) -> str:
     return check_name(fields.text(name), "frame")
 
 
-def _nested(schema: codec.Schema) -> codec.Read:
-    """Return the reader of a nested map, which gives its values by name."""
-    return lambda fields, name: fields.fields(name).read(schema)
-
-
 MODELS = ("none", "brown_conrady", "fisheye")
 MAX_COEFFS = 14
 MAX_CAPTURE_NS = 2**62
@@ -118,7 +113,7 @@ _FRAME = codec.Schema(
         "height": _SIDE,
         "encoding": codec.choice(get_args(types.ColourEncoding)),
         "intrinsics?": lambda fields, name: types.Intrinsics(**fields.fields(name).read(_INTRINSICS)),
-        "depth?": _nested(_DEPTH),
+        "depth?": lambda fields, name: fields.fields(name).read(_DEPTH),
         "times?": lambda fields, name: fields.fields(name).measures(),
     }
 )

@@ -70,18 +70,10 @@ def write_masks(path: Path) -> None:
         writer.write_masks(pack_masks(masks())[1], masks(), 5)
 
 
-def write_rosbags(path: Path, writer: Ros1Writer | Ros2FolderWriter, store: Any) -> Path:
+def write_rosbags(writer: Ros1Writer | Ros2FolderWriter, store: Any) -> Path:
     """Write by the library rosbags, for ROS 1 or 2."""
-    serialize = store.serialize_ros1 if store is ROS1 else store.serialize_cdr
-    with writer:
-        connections = {}
-        for moment in rgbd(4):
-            message = ros_message(moment, store)
-            name = message.__msgtype__
-            if moment.topic not in connections:
-                connections[moment.topic] = writer.add_connection(moment.topic, name, typestore=store)
-            writer.write(connections[moment.topic], moment.logged_ns, serialize(message, name))
-    return path
+    messages = ((item.topic, item.logged_ns, ros_message(item, store)) for item in rgbd(4))
+    return ros_recordings.write_by_rosbags(writer, store, messages)
 
 
 def write_ros2_folder_without_metadata(path: Path) -> Path:
@@ -94,8 +86,8 @@ def write_ros2_folder_without_metadata(path: Path) -> Path:
 
 KINDS = {
     **WRITERS,
-    "ROS 1 bag": lambda path, _: write_rosbags(path, Ros1Writer(path), ROS1),
-    "ROS 2 folder": lambda path, _: write_rosbags(path, Ros2FolderWriter(path, version=9), ROS2),
+    "ROS 1 bag": lambda path, _: write_rosbags(Ros1Writer(path), ROS1),
+    "ROS 2 folder": lambda path, _: write_rosbags(Ros2FolderWriter(path, version=9), ROS2),
     "ROS 2 folder, never closed": lambda path, _: write_ros2_folder_without_metadata(path),
 }
 

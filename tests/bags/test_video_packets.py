@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
 from google.protobuf.timestamp_pb2 import Timestamp
-from mcap.writer import Writer
 from mcap_protobuf.writer import Writer as ProtobufWriter
 from rosbags.rosbag1 import Writer as Writer1
 from rosbags.rosbag2 import StoragePlugin
@@ -28,7 +27,9 @@ from sam3_node.errors import BagError
 from sam3_node.types import NANOSECONDS, Frame, Intrinsics
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.grey_video import encode, level
+from tests.support.mcap_files import Moment, write_mcap
 from tests.support.paths import SHARED
+from tests.support.ros_recordings import write_by_rosbags
 
 T0, PERIOD_NS, COUNT, SIZE = 1_700_000_000 * NANOSECONDS, 50_000_000, 12, (48, 64)
 TOPIC = "/cam/image_raw/ffmpeg"
@@ -65,25 +66,16 @@ def write_ros(path: Path, data: list[bytes], encoding: str) -> Path:
     store = get_typestore(Stores.ROS2_HUMBLE)
     name = "ffmpeg_image_transport_msgs/msg/FFMPEGPacket"
     store.register(get_types_from_msg(DEFINITION, name))
-    with path.open("wb") as file:
-        writer = Writer(file)
-        writer.start()
-        schema = writer.register_schema(name, "ros2msg", (DEFINITION + HEADER).encode())
-        channel = writer.register_channel(TOPIC, "cdr", schema)
-        for index, packet in enumerate(data):
-            writer.add_message(
-                channel, T0 + index * PERIOD_NS, ros_packet(store, name, index, packet, encoding), 0
-            )
-        writer.finish()
-    return path
 
+    def pack(moment: Moment) -> tuple[str, bytes, bytes]:
+        stamp = store.types["builtin_interfaces/msg/Time"](*divmod(moment.stamp_ns, NANOSECONDS))
+        header = store.types["std_msgs/msg/Header"](stamp=stamp, frame_id="cam")
+        index, packet = (moment.stamp_ns - T0) // PERIOD_NS, np.frombuffer(moment.data, np.uint8)
+        message = store.types[name](header, SIZE[1], SIZE[0], encoding, index, 0, False, packet)
+        return name, (DEFINITION + HEADER).encode(), bytes(store.serialize_cdr(message, name))
 
-def ros_packet(store: Any, name: str, index: int, packet: bytes, encoding: str) -> bytes:
-    stamp = store.types["builtin_interfaces/msg/Time"](*divmod(T0 + index * PERIOD_NS, NANOSECONDS))
-    header = store.types["std_msgs/msg/Header"](stamp=stamp, frame_id="cam")
-    size = (SIZE[1], SIZE[0])
-    message = store.types[name](header, *size, encoding, index, 0, False, np.frombuffer(packet, np.uint8))
-    return bytes(store.serialize_cdr(message, name))
+    moments = [Moment(TOPIC, "video", T0 + index * PERIOD_NS, packet) for index, packet in enumerate(data)]
+    return write_mcap(path, moments, "cdr", "ros2msg", pack)
 
 
 def read(path: Path, span: TimeSpan | None = None) -> tuple[list[Frame], str | None]:
@@ -195,20 +187,17 @@ def write_messages(
     for name, definition in DEFINITIONS.items():
         store.register(get_types_from_msg(definition, name))
     writer: Any = Writer1(path) if is_ros1 else Writer2(path, version=9, storage_plugin=StoragePlugin[plugin])
-    with writer:
-        connections: dict[str, Any] = {}
-        for index, (topic, kind, fields) in enumerate(messages):
-            if topic not in connections:
-                connections[topic] = writer.add_connection(topic, kind, typestore=store)
-            time = T0 + index * period_ns
-            stamp = store.types["builtin_interfaces/msg/Time"](*divmod(time, NANOSECONDS))
-            first: dict[str, Any] = {"timestamp": stamp, "frame_id": "cam"}
-            if kind.startswith("sensor_msgs"):
-                header = store.types["std_msgs/msg/Header"](*([0] if is_ros1 else []), stamp, "cam")
-                first = {"header": header}
-            serialise = store.serialize_ros1 if is_ros1 else store.serialize_cdr
-            writer.write(connections[topic], time, serialise(store.types[kind](**first, **fields), kind))
-    return path
+
+    def make(time: int, kind: str, fields: dict[str, Any]) -> Any:
+        stamp = store.types["builtin_interfaces/msg/Time"](*divmod(time, NANOSECONDS))
+        first: dict[str, Any] = {"timestamp": stamp, "frame_id": "cam"}
+        if kind.startswith("sensor_msgs"):
+            first = {"header": store.types["std_msgs/msg/Header"](*([0] if is_ros1 else []), stamp, "cam")}
+        return store.types[kind](**first, **fields)
+
+    timed = enumerate(messages)
+    made = ((topic, T0 + n * period_ns, make(T0 + n * period_ns, *rest)) for n, (topic, *rest) in timed)
+    return write_by_rosbags(writer, store, made)
 
 
 def as_video(data: list[bytes], kind: str, format_: str) -> list[tuple[str, str, dict[str, Any]]]:

@@ -20,7 +20,8 @@ from sam3_node.settings import Settings
 from sam3_node.transport import ControlClient
 from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Mask
-from sam3_node.wire import EVENTS_TOPIC, MAX_INT, Request, codec, encode_mask, unpack_event
+from sam3_node.wire import EVENTS_TOPIC, Request, codec, encode_mask, unpack_event
+from sam3_node.wire.codec import MAX_INT
 from tests.support.near_node import NearNode, held_step
 from tests.support.node_frames import picture
 from tests.support.node_rig import until

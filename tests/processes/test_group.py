@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from sam3_node.processes.supervisor import Group, Process, combine_exit_codes, l
 from sam3_node.settings import load_settings
 from sam3_node.transport import FramePublisher
 from tests.support.refuses import refuses
+from tests.support.transport_peer import wait_until
 
 READY_THEN_SLEEP = "print('up', flush=True)\nimport time\ntime.sleep(3600)"
 ENDS_ON_SIGTERM = (
@@ -42,21 +41,12 @@ def python(name: str, code: str, **options: str) -> Process:
     return Process(name, (sys.executable, "-S", "-c", code), **options)  # type: ignore[arg-type]
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def run_until(process: Process, codes: dict[str, int]) -> list[str]:
     """Run a process until the group has these exit codes; return its lines."""
     lines: list[str] = []
     with Group(echo=lines.append) as group:
         group.start(process)
-        assert wait_until(lambda: group.poll(0.05) == codes)
+        wait_until(lambda: group.poll(0.05) == codes)
     return lines
 
 
@@ -180,7 +170,7 @@ def test_no_orphan_is_left_when_the_supervisor_is_killed() -> None:
         pids = [int(line) for line in lines if line.strip().isdigit()]
         assert len(pids) == 2
         os.kill(supervisor.pid, signal.SIGKILL)
-        assert wait_until(lambda: not any(_runs(pid) for pid in pids))
+        wait_until(lambda: not any(_runs(pid) for pid in pids))
 
 
 def _runs(pid: int) -> bool:

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +16,10 @@ import pytest
 from sam3_node.processes.notify import NotifySocket, Watchdog
 from sam3_node.processes.supervisor import Group, Process, list_processes
 from sam3_node.settings import load_settings
-from tests.processes.test_group import ENDS_ON_SIGTERM, python, wait_until
+from tests.processes.test_group import ENDS_ON_SIGTERM, python
 from tests.support.paths import ROOT
 from tests.support.repeats import repetitions
+from tests.support.transport_peer import wait_until
 
 PATIENCE_S = 120.0
 WATCHDOG_S = 3.0
@@ -165,11 +166,14 @@ def pids(lines: list[str], name: str) -> list[int]:
     return [int(line.split()[-1]) for line in lines if line.startswith(f"{name} | up")]
 
 
-def until(group: Group, condition: object, what: str) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():  # type: ignore[operator]
-        assert not group.poll(0.05), what
-        assert time.monotonic() < deadline_s, what
+def until(group: Group, condition: Callable[[], object]) -> None:
+    """Wait for a condition while all members of the group live."""
+
+    def holds() -> object:
+        assert not group.poll(0.05)
+        return condition()
+
+    wait_until(holds, PATIENCE_S)
 
 
 def test_a_stopped_process_is_replaced_and_the_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +187,7 @@ def test_a_stopped_process_is_replaced_and_the_others_are_not(monkeypatch: pytes
             group.wait_ready(name, PATIENCE_S)
         for count in range(2, ROUNDS + 2):
             os.kill(pids(lines, "hung")[-1], signal.SIGSTOP)
-            until(group, lambda count=count: len(pids(lines, "hung")) == count, "a new process")
+            until(group, lambda count=count: len(pids(lines, "hung")) == count)
         assert len(pids(lines, "well")) == 1
         assert lines.count("hung has been silent for 3 s: killed") == ROUNDS
         assert sum("hung ended with SIGKILL; restarting" in line for line in lines) == ROUNDS
@@ -195,7 +199,7 @@ def test_a_supervisor_that_did_not_run_kills_nobody() -> None:
     with Group(echo=lines.append) as group:
         group.start(alive("well"))
         reports = group._children["well"].reports
-        until(group, lambda: reports.silent_s > 0, "the first kick")
+        until(group, lambda: reports.silent_s > 0)
         group._children["well"].signal(signal.SIGSTOP)  # as on a machine that sleeps
         reports.read()
         reports._heard_s = group._polled_s = time.monotonic() - 1000.0
@@ -209,7 +213,7 @@ def test_a_loop_that_hangs_is_a_failure_that_ends_the_group() -> None:
     lines: list[str] = []
     with Group(echo=lines.append) as group:
         group.start(alive("hung", hang_s=0.0, restart="never"))
-        assert wait_until(lambda: group.poll(0.05) == {"hung": -signal.SIGKILL}, PATIENCE_S)
+        wait_until(lambda: group.poll(0.05) == {"hung": -signal.SIGKILL}, PATIENCE_S)
     assert "hung says that it hangs: killed" in lines
 
 
@@ -227,7 +231,7 @@ def test_a_process_that_hangs_at_its_end_is_replaced(end: str, said: str) -> Non
     lines: list[str] = []
     with Group(echo=lines.append) as group:
         group.start(replace(alive("ending"), command=(sys.executable, "-c", code)))
-        until(group, lambda: len(pids(lines, "ending")) == 2, "a new process")
+        until(group, lambda: len(pids(lines, "ending")) == 2)
     assert f"ending {said}: killed" in lines
 
 
@@ -243,7 +247,7 @@ def test_a_camera_that_is_stopped_is_replaced(tmp_path: Path) -> None:
     with Group(echo=lines.append) as group:
         group.start(camera)
         group.wait_ready("camera", PATIENCE_S)
-        until(group, lambda: group._children["camera"].reports.silent_s > 0, "the first kick")  # type: ignore[union-attr]
+        until(group, lambda: group._children["camera"].reports.silent_s > 0)  # type: ignore[union-attr]
         group._children["camera"].signal(signal.SIGSTOP)
-        until(group, lambda: sum("publishing on" in line for line in lines) == 2, "the camera is back")
+        until(group, lambda: sum("publishing on" in line for line in lines) == 2)
     assert "camera has been silent for 3 s: killed" in lines

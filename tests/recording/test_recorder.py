@@ -60,6 +60,12 @@ from tests.support.repeats import repetitions
 from tests.support.wire_examples import masks
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return the file of the recording."""
+    return tmp_path / "r.mcap"
+
+
 def settings_for(folder: Path, **record: Any) -> Settings:
     endpoints = {name: f"ipc://{folder}/{name}" for name in ("masks", "control")}
     transport = TransportSettings(frames=(f"ipc://{folder}/frames",), **endpoints)
@@ -119,8 +125,7 @@ def peer(endpoint: str) -> Iterator[zmq.Socket]:
         yield socket
 
 
-def test_masks_and_events_that_are_missing_are_counted(tmp_path: Path) -> None:
-    path = tmp_path / "r.mcap"
+def test_masks_and_events_that_are_missing_are_counted(tmp_path: Path, path: Path) -> None:
     messages = [
         *map(pack_masks, (masks_at(10), masks_at(11), masks_at(14, 2), masks_at(17, 1), masks_at(2))),
         pack_event(Event(1, "failed", {"camera": "cam0", "seq": 3})),
@@ -143,10 +148,11 @@ def test_masks_and_events_that_are_missing_are_counted(tmp_path: Path) -> None:
     assert counts["node_starts"] == counts["events"] - 3  # the first event, again and again
 
 
-def test_a_recording_without_a_node_is_one_of_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_without_a_node_is_one_of_frames(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sam3_node.recording.recorder.ABSENT_S", 0.1)
-    path = tmp_path / "r.mcap"
-    with Camera(f"ipc://{tmp_path}/frames", rate=50), recording(settings_for(tmp_path)) as out:
+    with Camera(tmp_path), recording(settings_for(tmp_path)) as out:
         until(lambda: "no node answers at ipc://" in out.getvalue(), "the report of an absent node")
         until(has_grown(path, 3 * FRAME_BYTES), "frames on the disk", READY_S)
     assert "no node answered at ipc://" in out.getvalue()
@@ -154,8 +160,7 @@ def test_a_recording_without_a_node_is_one_of_frames(tmp_path: Path, monkeypatch
     assert len(read_seqs(path)) >= 3
 
 
-def test_poses_and_joints_of_the_robot_are_recorded_and_replayed(tmp_path: Path) -> None:
-    path = tmp_path / "r.mcap"
+def test_poses_and_joints_of_the_robot_are_recorded_and_replayed(tmp_path: Path, path: Path) -> None:
     settings = settings_for(tmp_path, cameras=("cam0",))
     settings = settings.model_copy(update={"spatial": SpatialSettings(poses=f"ipc://{tmp_path}/poses")})
     still = (0.0, 0.0, 0.0, 1.0)  # around the captures of the frames
@@ -163,11 +168,7 @@ def test_poses_and_joints_of_the_robot_are_recorded_and_replayed(tmp_path: Path)
     tool = dataclasses.replace(poses[0], frame="tool")
     states = [JointState("arm", ms * 10**6, {"elbow": ms / 1000, "wrist": -1.0}) for ms in (999, 1001)]
     states.append(JointState("other", 10**9, {"elbow": 7.0}))
-    with (
-        peer(f"ipc://{tmp_path}/poses") as robot,
-        Camera(f"ipc://{tmp_path}/frames", 50),
-        recording(settings) as out,
-    ):
+    with peer(f"ipc://{tmp_path}/poses") as robot, Camera(tmp_path), recording(settings) as out:
 
         def send_all() -> bool:
             packed = (*map(pack_pose, (*poses, tool)), *map(pack_joints, states))
@@ -199,9 +200,8 @@ def test_poses_and_joints_of_the_robot_are_recorded_and_replayed(tmp_path: Path)
         assert step.joints.positions == pytest.approx({"elbow": step.frame.capture_ns / 1e9, "wrist": -1.0})
 
 
-def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path) -> None:
-    path, asked = tmp_path / "r.mcap", 0
-    stop = threading.Event()
+def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path, path: Path) -> None:
+    stop, asked = threading.Event(), 0
 
     def answer() -> None:
         nonlocal asked
@@ -225,8 +225,7 @@ def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path) -> None:
     assert models[:2] == ["m1", "m2"]
 
 
-def test_only_the_chosen_cameras_are_recorded(tmp_path: Path) -> None:
-    path = tmp_path / "r.mcap"
+def test_only_the_chosen_cameras_are_recorded(tmp_path: Path, path: Path) -> None:
     with (
         FramePublisher(f"ipc://{tmp_path}/frames") as publisher,
         recording(settings_for(tmp_path, cameras=("cam1",))),
@@ -296,8 +295,7 @@ def hostile_messages(count: int) -> Iterator[list[bytes]]:
         yield [bytes(whole[number % 3][0]) + b"x" * (number % 2), rng.bytes(int(rng.integers(0, 200)))]
 
 
-def test_hostile_messages_are_counted_and_the_recording_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "r.mcap"
+def test_hostile_messages_are_counted_and_the_recording_goes_on(tmp_path: Path, path: Path) -> None:
     with (
         peer(f"ipc://{tmp_path}/frames") as camera,
         peer(f"ipc://{tmp_path}/masks") as node,
@@ -356,10 +354,7 @@ def recorded(verb: RecorderProcess) -> int:
 def test_a_signal_writes_what_was_and_what_follows_each_time_to_a_file(tmp_path: Path) -> None:
     out = tmp_path / "events"
     command = arguments(tmp_path, out, record__after_s=0.3)
-    with (
-        Camera(f"ipc://{tmp_path}/frames", rate=50) as camera,
-        RecorderProcess([*command, "--ring", "60"]) as verb,
-    ):
+    with Camera(tmp_path) as camera, RecorderProcess([*command, "--ring", "60"]) as verb:
         assert "into a ring of 60 s" in verb.line_with("record frames from")
         for number in (1, 2):
             begin = camera.sent
@@ -380,7 +375,7 @@ def test_a_signal_writes_what_was_and_what_follows_each_time_to_a_file(tmp_path:
 
 
 def test_without_a_trigger_nothing_is_written(tmp_path: Path) -> None:
-    with Camera(f"ipc://{tmp_path}/frames", rate=50) as camera, recording(settings_for(tmp_path, ring_s=5)):
+    with Camera(tmp_path) as camera, recording(settings_for(tmp_path, ring_s=5)):
         until(lambda: camera.sent > 10, "frames", READY_S)
     assert not list(tmp_path.glob("*.mcap"))
 
@@ -395,7 +390,7 @@ def test_a_folder_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> Non
 def test_a_late_beginning_is_not_replayed_as_recorded(tmp_path: Path) -> None:
     settings, trigger = settings_for(tmp_path, ring_s=60, ring_mb=0.1, after_s=0.0), Trigger()
     with (
-        Camera(f"ipc://{tmp_path}/frames", rate=50),
+        Camera(tmp_path),
         MaskPublisher(f"ipc://{tmp_path}/masks") as node,
         recording(settings, trigger) as out,
     ):
@@ -427,8 +422,7 @@ def raw(seq: int, encoding: str) -> Frame:
 
 @pytest.mark.parametrize("encoding", ["bgr8", "rgb8", "mono8"])
 @pytest.mark.parametrize("colour", ["raw", "jpeg", "png"])
-def test_raw_colour_is_compressed_as_asked(tmp_path: Path, colour: str, encoding: str) -> None:
-    path = tmp_path / "r.mcap"
+def test_raw_colour_is_compressed_as_asked(tmp_path: Path, path: Path, colour: str, encoding: str) -> None:
     with (
         FramePublisher(f"ipc://{tmp_path}/frames") as camera,
         recording(settings_for(tmp_path, colour=colour)) as out,
@@ -451,8 +445,7 @@ def test_raw_colour_is_compressed_as_asked(tmp_path: Path, colour: str, encoding
 
 
 @pytest.mark.parametrize("colour", ["jpeg", "png"])
-def test_a_replay_says_that_a_lossy_recording_is_not_exact(tmp_path: Path, colour: str) -> None:
-    path = tmp_path / "r.mcap"
+def test_a_replay_says_that_a_lossy_recording_is_not_exact(tmp_path: Path, path: Path, colour: str) -> None:
     with (
         FramePublisher(f"ipc://{tmp_path}/frames") as camera,
         MaskPublisher(f"ipc://{tmp_path}/masks") as node,
@@ -472,9 +465,8 @@ def test_a_replay_says_that_a_lossy_recording_is_not_exact(tmp_path: Path, colou
         assert any("not bit-exact" in note for note in schedule.notes.lines) == (colour == "jpeg")
 
 
-def test_compressed_frames_are_recorded_as_they_came(tmp_path: Path) -> None:
-    path = tmp_path / "r.mcap"
-    with Camera(f"ipc://{tmp_path}/frames", rate=50), recording(settings_for(tmp_path, colour="jpeg")):
+def test_compressed_frames_are_recorded_as_they_came(tmp_path: Path, path: Path) -> None:
+    with Camera(tmp_path), recording(settings_for(tmp_path, colour="jpeg")):
         until(lambda: path.exists() and path.stat().st_size > 5 * FRAME_BYTES, "frames", READY_S)
     assert COLOUR not in RecordingReader([path]).metadata()
 
@@ -483,7 +475,7 @@ def test_the_rate_is_stated_after_some_seconds_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sam3_node.recording.recorder.RATE_S", 0.5)
-    with Camera(f"ipc://{tmp_path}/frames", rate=50), recording(settings_for(tmp_path)) as out:
+    with Camera(tmp_path), recording(settings_for(tmp_path)) as out:
         until(lambda: "rate: " in out.getvalue(), "the rate", READY_S)
     line = r"rate: ([\d.]+) MB/s, cam0 ([\d.]+) frames/s; the disk is full in [\d.]+ hours"
     rates = re.findall(line, out.getvalue())
@@ -559,7 +551,7 @@ def test_a_recorder_keeps_to_its_quota_and_splits_for_it(
 ) -> None:
     monkeypatch.setattr("sam3_node.recording.recorder.PROGRESS_S", 0.05)
     settings = settings_for(tmp_path, max_total_gb=20 * FRAME_BYTES / 1e9)
-    with Camera(f"ipc://{tmp_path}/frames", rate=100), recording(settings) as out:
+    with Camera(tmp_path, rate=100), recording(settings) as out:
         until(lambda: out.getvalue().count("deleted ") > 5, "deleted files", READY_S)
         assert sum(path.stat().st_size for path in tmp_path.glob("*.mcap")) < 40 * FRAME_BYTES
     assert not (tmp_path / "r.mcap").exists()
@@ -576,7 +568,7 @@ def test_a_kill_costs_less_than_one_and_a_half_mebibytes(tmp_path: Path, batch: 
     rng = random.Random(batch)
     paths = [tmp_path / f"{number}.mcap" for number in range(AT_ONCE)]
     with (
-        Camera(f"ipc://{tmp_path}/frames", rate=20 + 8 * batch) as camera,
+        Camera(tmp_path, rate=20 + 8 * batch) as camera,
         MaskPublisher(f"ipc://{tmp_path}/masks") as node,
         ExitStack() as opened,
     ):
@@ -599,7 +591,7 @@ def test_a_kill_costs_less_than_one_and_a_half_mebibytes(tmp_path: Path, batch: 
 
 
 def test_after_a_kill_a_new_recording_works(tmp_path: Path) -> None:
-    with Camera(f"ipc://{tmp_path}/frames", rate=50):
+    with Camera(tmp_path):
         for name, end in (("a.mcap", signal.SIGKILL), ("b.mcap", signal.SIGTERM)):
             with RecorderProcess(arguments(tmp_path, tmp_path / name)) as verb:
                 until(has_grown(tmp_path / name, 5 * FRAME_BYTES), "frames on the disk", READY_S)
@@ -610,12 +602,8 @@ def test_after_a_kill_a_new_recording_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_finishes_the_file(tmp_path: Path, end: signal.Signals) -> None:
-    path = tmp_path / "r.mcap"
-    with (
-        Camera(f"ipc://{tmp_path}/frames", rate=50),
-        RecorderProcess(arguments(tmp_path, path, record__split_mb=0.2)) as verb,
-    ):
+def test_a_signal_finishes_the_file(tmp_path: Path, path: Path, end: signal.Signals) -> None:
+    with Camera(tmp_path), RecorderProcess(arguments(tmp_path, path, record__split_mb=0.2)) as verb:
         until(has_grown(tmp_path / "r_0002.mcap", FRAME_BYTES), "a third file", READY_S)
         verb.process.send_signal(end)
         assert verb.process.wait(timeout=120) == 0
@@ -629,10 +617,9 @@ def test_a_signal_finishes_the_file(tmp_path: Path, end: signal.Signals) -> None
     assert recorded.lost is None
 
 
-def test_a_full_disk_ends_it_and_spares_what_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "r.mcap"
+def test_a_full_disk_ends_it_and_spares_what_is_there(tmp_path: Path, path: Path) -> None:
     limited = ["bash", "-c", 'ulimit -f 2500; exec "$@"', "bash", *arguments(tmp_path, path)]
-    with Camera(f"ipc://{tmp_path}/frames", rate=60) as camera, RecorderProcess(limited) as verb:
+    with Camera(tmp_path, rate=60) as camera, RecorderProcess(limited) as verb:
         assert verb.process.wait(timeout=READY_S) == 2
         assert camera.sent > 0
         verb.line_with(" MB in ")
@@ -644,10 +631,9 @@ def test_a_full_disk_ends_it_and_spares_what_is_there(tmp_path: Path) -> None:
     assert recorded.lost is None
 
 
-def test_what_a_stopped_recorder_misses_is_counted(tmp_path: Path) -> None:
-    path = tmp_path / "r.mcap"
+def test_what_a_stopped_recorder_misses_is_counted(tmp_path: Path, path: Path) -> None:
     with (
-        Camera(f"ipc://{tmp_path}/frames", rate=100, size=100_000) as camera,
+        Camera(tmp_path, rate=100, size=100_000) as camera,
         RecorderProcess(arguments(tmp_path, path)) as verb,
     ):
         until(has_grown(path, 500_000), "frames on the disk", READY_S)
@@ -664,9 +650,8 @@ def test_what_a_stopped_recorder_misses_is_counted(tmp_path: Path) -> None:
     assert f"; lost: cam0 {counts['frames_lost']} frames" in verb.line_with(" MB in ")
 
 
-def test_nobody_has_to_read_its_lines(tmp_path: Path) -> None:
-    path = tmp_path / "r.mcap"
-    with Camera(f"ipc://{tmp_path}/frames", rate=50):
+def test_nobody_has_to_read_its_lines(tmp_path: Path, path: Path) -> None:
+    with Camera(tmp_path):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         process = subprocess.Popen(arguments(tmp_path, path), **pipes)
         try:

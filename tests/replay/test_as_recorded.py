@@ -24,7 +24,8 @@ from sam3_node.replay.event_log import Gap, read_event_log
 from sam3_node.replay.run import compare_masks
 from sam3_node.transport.tap import PosePublisher
 from sam3_node.types import NANOSECONDS, FramePose, MaskFrame
-from sam3_node.wire import DEPTH_FIELDS, FAILED, Event
+from sam3_node.wire import FAILED, Event
+from sam3_node.wire.messages import DEPTH_FIELDS
 from tests.support.node_rig import Process, Rig, masks_where, until
 from tests.support.refuses import refuses
 

@@ -23,7 +23,8 @@ from sam3_node.replay.event_log import (
     read_event_log,
 )
 from sam3_node.types import Frame, JointState, MaskFrame, Shed
-from sam3_node.wire import Event, joints_fields
+from sam3_node.wire import Event
+from sam3_node.wire.messages import joints_fields
 from tests.support.refuses import refuses
 from tests.support.replay_logs import make_frame, make_masks, served
 

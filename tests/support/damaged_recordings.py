@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -54,22 +55,40 @@ def write_images(extension: str, path: Path) -> Path:
     return path
 
 
-def write_tum(path: Path) -> Path:
-    write_images("png", path)
-    for index in range(2):
-        assert cv2.imwrite(str(path / f"depth{index}.png"), np.full((24, 32), 5000, np.uint16))
-    for name, prefix in (("rgb", ""), ("depth", "depth")):
-        rows = "".join(f"13050311{index:02}.175304 {prefix}{index}.png\n" for index in range(2))
-        (path / f"{name}.txt").write_text(f"# {name}\n{rows}")
-    return path
+def write_picture(path: Path, depth: bool = False) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = np.full((24, 32), 5000, np.uint16) if depth else np.full((24, 32, 3), 90, np.uint8)
+    assert cv2.imwrite(str(path), image)
 
 
-def _bop(path: Path) -> Path:
-    path.mkdir()
-    write_images("png", path / "rgb")
-    camera = '{"cam_K": [572.4, 0, 325.2, 0, 573.5, 242.0, 0, 0, 1], "depth_scale": 0.1}'
-    (path / "scene_camera.json").write_text(f'{{"0": {camera}, "1": {camera}}}')
-    return path
+def write_tum(folder: Path) -> Path:
+    """Write three images and their depth 10 ms later, as in fr1/desk; the depth of the last is missing."""
+    colour, depth = ["# color images", "# timestamp filename"], ["# depth maps"]
+    for index in range(3):
+        name = f"13050311{index:02}.175304.png"
+        write_picture(folder / "rgb" / name)
+        colour.append(f"13050311{index:02}.175304 rgb/{name}")
+        if index < 2:
+            write_picture(folder / "depth" / name, depth=True)
+            depth.append(f"13050311{index:02}.185304 depth/{name}")
+    (folder / "rgb.txt").write_text("\n".join(colour))
+    (folder / "depth.txt").write_text("\n".join(depth))
+    (folder / "groundtruth.txt").write_text("# no list of files")
+    return folder
+
+
+def write_bop(root: Path) -> Path:
+    """Write two scenes of two images with their depth, whose unit is 0.1 mm."""
+    for scene in ("000001", "000002"):
+        table = {}
+        for index in (0, 4):
+            write_picture(root / scene / "rgb" / f"{index:06}.png")
+            write_picture(root / scene / "depth" / f"{index:06}.png", depth=True)
+            for folder in ("mask", "mask_visib"):
+                write_picture(root / scene / folder / f"{index:06}_000000.png")
+            table[str(index)] = {"cam_K": [572.4, 0, 325.2, 0, 573.5, 242.0, 0, 0, 1], "depth_scale": 0.1}
+        (root / scene / "scene_camera.json").write_text(json.dumps(table))
+    return root
 
 
 GOOD: dict[str, Write] = {
@@ -87,7 +106,7 @@ GOOD: dict[str, Write] = {
         for suffix in ("jpg", "png", "webp", "avif", "tiff", "bmp")
     },
     "TUM": write_tum,
-    "BOP": _bop,
+    "BOP": write_bop,
 }
 
 

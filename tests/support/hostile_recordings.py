@@ -239,6 +239,11 @@ def _varint(number: int) -> bytes:
 
 # ROS
 
+TOPIC_TABLE = "CREATE TABLE topics(id INTEGER PRIMARY KEY, name TEXT, type TEXT, serialization_format TEXT)"
+MESSAGE_TABLE = (
+    "CREATE TABLE messages(id INTEGER PRIMARY KEY, topic_id INTEGER, timestamp INTEGER, data BLOB)"
+)
+
 
 def part(**fields: bytes) -> bytes:
     records = (name.encode() + b"=" + value for name, value in fields.items())
@@ -314,12 +319,8 @@ def write_database(folder: Path, rows: list[tuple[int, bytes]], topics: Iterable
     path = folder / "hostile.db3"
     with contextlib.closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA page_size=1024")
-        database.execute(
-            "CREATE TABLE topics(id INTEGER PRIMARY KEY, name TEXT, type TEXT, serialization_format TEXT)"
-        )
-        database.execute(
-            "CREATE TABLE messages(id INTEGER PRIMARY KEY, topic_id INTEGER, timestamp INTEGER, data BLOB)"
-        )
+        database.execute(TOPIC_TABLE)
+        database.execute(MESSAGE_TABLE)
         for number, topic in enumerate(topics, 1):
             database.execute("INSERT INTO topics VALUES (?, ?, ?, 'cdr')", (number, topic, IMAGE))
         database.executemany("INSERT INTO messages VALUES (?, 1, ?, ?)", ((n, T0 + n, d) for n, d in rows))

@@ -9,8 +9,7 @@ from pathlib import Path
 from sam3_node.transport import ControlServer, Security
 from sam3_node.transport.security import KeyFolder
 from sam3_node.wire import Reply, Request
-
-TCP = "tcp://127.0.0.1:*"
+from tests.support.transport_peer import TCP
 
 
 class Keys:

@@ -10,7 +10,7 @@ import numpy as np
 from rosbags.rosbag1 import Writer
 
 from sam3_node.types import Intrinsics
-from tests.support import ros_recordings as ros
+from tests.support.mcap_files import ROS1, Moment, ros_message
 
 SIZE = (48, 64)
 FRAMES = 6
@@ -47,7 +47,7 @@ def stamp_ns(index: int) -> int:
 
 def write_bag(path: Path, frames: int) -> Path:
     """Write a `.bag` as the SDK did: an Image ends with the depth units, and Z16 is called mono16."""
-    store, types = ros.STORES[1], ros.STORES[1].types
+    store, types = ROS1, ROS1.types
     header = types["std_msgs/msg/Header"]
     stamp_type, image_type = types["builtin_interfaces/msg/Time"], types["sensor_msgs/msg/Image"]
     streams = {
@@ -57,9 +57,10 @@ def write_bag(path: Path, frames: int) -> Path:
     }
     with Writer(path) as writer:
         for prefix in streams:
-            shot = ros.Shot(ros.INFO, 0, 0, LENS)
-            message = ros.make_message(shot, 1)
-            message.width, message.height, message.distortion_model = *SIZE[::-1], "Brown Conrady"
+            height, width = SIZE
+            moment = Moment("", "info", 0, width=width, height=height, model="Brown Conrady", coeffs=COEFFS)
+            message = ros_message(moment, store)
+            message.K[[2, 5]] = LENS.cx, LENS.cy
             type_name = "sensor_msgs/msg/CameraInfo"
             connection = writer.add_connection(f"{prefix}/info/camera_info", type_name, typestore=store)
             writer.write(connection, 1, store.serialize_ros1(message, type_name))

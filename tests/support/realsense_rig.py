@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-SIZE = (48, 64)
+from tests.support.realsense_bags import RGB, SIZE, Z16, Stream
+
 FPS = 30
 UNITS = 0.001
 BASELINE_M = 0.06
@@ -29,6 +31,31 @@ def load_rs() -> Any:
     return pytest.importorskip("pyrealsense2", exc_type=ImportError)
 
 
+def add_stream(rs: Any, sensor: Any, stream: Stream, uid: int, coeffs: Sequence[float] = (0.0,) * 5) -> Any:
+    """Add a stream of SIZE to a sensor; return its profile."""
+    lens = rs.intrinsics()
+    lens.width, lens.height, lens.fx, lens.fy, lens.ppx, lens.ppy = *SIZE[::-1], 60.0, 61.0, 31.5, 23.5
+    lens.model, lens.coeffs = rs.distortion.brown_conrady, list(coeffs)
+    profile = rs.video_stream()
+    profile.type, profile.index, profile.uid = getattr(rs.stream, stream.kind), stream.number, uid
+    profile.width, profile.height, profile.fps, profile.bpp = *SIZE[::-1], FPS, stream.bytes_per_pixel
+    profile.fmt, profile.intrinsics = getattr(rs.format, stream.form), lens
+    return sensor.add_video_stream(profile).as_video_stream_profile()
+
+
+def make_frame(
+    rs: Any, stream: Stream, profile: Any, pixels: np.ndarray, index: int, stamp_ms: float, units: float
+) -> Any:
+    """Return an image of a software sensor; `units` are those of depth, in metres."""
+    frame = rs.software_video_frame()
+    frame.pixels, frame.bpp = pixels, stream.bytes_per_pixel
+    frame.stride = SIZE[1] * stream.bytes_per_pixel
+    frame.timestamp, frame.frame_number, frame.profile = stamp_ms, index, profile
+    if stream.kind == "depth":
+        frame.depth_units = units
+    return frame
+
+
 class SoftCamera:
     """A software device with a colour and a depth sensor, BASELINE_M apart, that streams at FPS."""
 
@@ -41,8 +68,8 @@ class SoftCamera:
             self.device.add_sensor("RGB Camera"),
             self.device.add_sensor("Stereo Module"),
         )
-        self.colour = self.add(self.colour_sensor, "color", "rgb8", 3, 1)
-        self.depth = self.add(self.depth_sensor, "depth", "z16", 2, 0)
+        self.colour = add_stream(rs, self.colour_sensor, RGB, 1)
+        self.depth = add_stream(rs, self.depth_sensor, Z16, 0)
         if extrinsics:
             shift = rs.extrinsics()
             shift.rotation, shift.translation = [1, 0, 0, 0, 1, 0, 0, 0, 1], [BASELINE_M, 0, 0]
@@ -55,40 +82,18 @@ class SoftCamera:
         self._index = 0
         self._thread: threading.Thread | None = None
 
-    def add(self, sensor: Any, kind: str, form: str, bytes_per_pixel: int, uid: int) -> Any:
-        """Add a stream of SIZE to a sensor; return its profile."""
-        rs = self.rs
-        lens = rs.intrinsics()
-        lens.width, lens.height, lens.fx, lens.fy, lens.ppx, lens.ppy = *SIZE[::-1], 60.0, 61.0, 31.5, 23.5
-        lens.model, lens.coeffs = rs.distortion.brown_conrady, [0.0] * 5
-        profile = rs.video_stream()
-        profile.type, profile.index, profile.uid = getattr(rs.stream, kind), 0, uid
-        profile.width, profile.height, profile.fps, profile.bpp = *SIZE[::-1], FPS, bytes_per_pixel
-        profile.fmt, profile.intrinsics = getattr(rs.format, form), lens
-        return sensor.add_video_stream(profile).as_video_stream_profile()
-
-    def push(self, index: int, depth: bool = True) -> None:
+    def push(self, index: int) -> None:
         """Give the images of this index: colour index % 256 with red 200, and depth 1000 + index."""
-        for sensor, profile, channels in (
-            (self.colour_sensor, self.colour, 3),
-            (self.depth_sensor, self.depth, 2),
+        stamp_ms = START_MS + index * 1000 / FPS
+        red = np.full((*SIZE, 3), index % 256, np.uint8)
+        red[:, :, 0] = 200
+        for sensor, stream, profile, pixels in (
+            (self.colour_sensor, RGB, self.colour, red),
+            (self.depth_sensor, Z16, self.depth, np.full(SIZE, 1000 + index, np.uint16)),
         ):
-            if channels == 2 and not depth:
-                continue
-            frame = self.rs.software_video_frame()
-            if channels == 3:
-                pixels = np.full((*SIZE, 3), index % 256, np.uint8)
-                pixels[:, :, 0] = 200
-                frame.pixels = pixels
-            else:
-                frame.pixels, frame.depth_units = np.full(SIZE, 1000 + index, np.uint16), UNITS
-            frame.bpp, frame.stride = channels, SIZE[1] * channels
-            frame.timestamp = START_MS + index * 1000 / FPS
+            frame = make_frame(self.rs, stream, profile, pixels, index, stamp_ms, UNITS)
             frame.domain = self.rs.timestamp_domain.hardware_clock
-            frame.frame_number, frame.profile = index, profile
-            sensor.set_metadata(
-                self.rs.frame_metadata_value.sensor_timestamp, round(1000 * frame.timestamp) - 500
-            )
+            sensor.set_metadata(self.rs.frame_metadata_value.sensor_timestamp, round(1000 * stamp_ms) - 500)
             sensor.on_video_frame(frame)
 
     def stream(self, start: int = 0) -> None:
@@ -112,16 +117,24 @@ class SoftCamera:
 def record(path: Path, frames: int, lost: tuple[int, ...] = (), extrinsics: bool = True) -> Path:
     """Record the images of a software device with the SDK's own recorder, but for those with the indices `lost`."""
     camera = SoftCamera(extrinsics=extrinsics)
-    recorder = camera.rs.recorder(str(path), camera.device)
-    opened, queue = recorder.query_sensors(), camera.rs.frame_queue(2 * frames)
+    indices = [index for index in range(frames) if index not in lost]
+    return record_device(path, camera.rs, camera.device, camera.push, indices)
+
+
+def record_device(
+    path: Path, rs: Any, device: Any, push: Callable[[int], None], indices: Sequence[int]
+) -> Path:
+    """Record what `push` gives for these indices, an image of each sensor."""
+    recorder = rs.recorder(str(path), device)
+    opened = recorder.query_sensors()
+    queue = rs.frame_queue(len(opened) * len(indices))
     for sensor in opened:
         sensor.open(sensor.get_stream_profiles()[0])
         sensor.start(queue)
-    indices = [index for index in range(frames) if index not in lost]
     for index in indices:
-        camera.push(index)
+        push(index)
     awaited = time.monotonic() + 20
-    for _ in range(2 * len(indices)):
+    for _ in range(len(opened) * len(indices)):
         queue.wait_for_frame(max(1, round(1000 * (awaited - time.monotonic()))))
     for sensor in opened:
         sensor.stop()

@@ -26,13 +26,13 @@ def frame(seq: int, size: int = FRAME_BYTES, camera: str = "cam0") -> Frame:
 
 
 class Camera:
-    """Publishes frames from a thread; `sent` is the seq of the last."""
+    """Publishes frames in `folder` from a thread; `sent` is the seq of the last."""
 
-    def __init__(self, endpoint: str, rate: float, size: int = FRAME_BYTES) -> None:
+    def __init__(self, folder: Path, rate: float = 50, size: int = FRAME_BYTES) -> None:
         self.sent = -1
         self._rate, self._size = rate, size
         self._stop = threading.Event()
-        self._publisher = FramePublisher(endpoint)
+        self._publisher = FramePublisher(f"ipc://{folder}/frames")
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 

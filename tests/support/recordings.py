@@ -8,6 +8,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pytest
 
 from sam3_node.bags import Pose, RecordingWriter, open_bag
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
@@ -41,6 +42,8 @@ def write_film(path: Path, images: Iterable[np.ndarray], fps: float = 25.0, code
     images = list(images)
     height, width = images[0].shape[:2]
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), fps, (width, height))
+    if not writer.isOpened():
+        pytest.skip(f"OpenCV has no encoder for {path.suffix} here")
     for image in images:
         writer.write(image)
     writer.release()

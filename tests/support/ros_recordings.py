@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,22 +11,30 @@ from rosbags.rosbag1 import Writer as Writer1
 from rosbags.rosbag2 import StoragePlugin
 from rosbags.rosbag2 import Writer as Writer2
 from rosbags.rosbag2.writer import CompressionFormat, CompressionMode
-from rosbags.typesys import Stores, get_typestore
 
 from sam3_node.bags.samples import CameraInfo, Colour, Payload, Sample
 from sam3_node.types import Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth, decode_image
+from tests.support.mcap_files import (
+    COLOUR,
+    DEPTH,
+    HEIGHT,
+    INFO,
+    LOG_DELAY_NS,
+    ROS1,
+    ROS2,
+    T0,
+    WIDTH,
+    D,
+    Moment,
+    raw,
+    ros_message,
+)
 
-SIZE = (24, 32)
-COLOUR, DEPTH = "/camera/color/image_raw", "/camera/aligned_depth_to_color/image_raw"
-INFO = "/camera/color/camera_info"
-TYPES = {COLOUR: "Image", DEPTH: "Image", INFO: "CameraInfo"}
-INTRINSICS = Intrinsics(60.0, 61.0, 15.5, 11.5, "brown_conrady", (0.1, 0.2, 0.003, 0.004, 0.05))
-START_NS = 1_700_000_000_000_000_000
+SIZE = (HEIGHT, WIDTH)
+TOPICS = frozenset((COLOUR, DEPTH, INFO))
+INTRINSICS = Intrinsics(60.0, 61.0, 15.5, 11.5, "brown_conrady", tuple(D))
 PERIOD_NS = 40_000_000
-DELAY_NS = 3_000_000
-
-STORES = {1: get_typestore(Stores.ROS1_NOETIC), 2: get_typestore(Stores.ROS2_HUMBLE)}
 
 
 class Shot(NamedTuple):
@@ -49,9 +57,9 @@ def millimetres(index: int) -> np.ndarray:
 def shots(frames: int) -> Iterator[Shot]:
     """Yield the content of a recording of this many frames, in its order."""
     for index in range(frames):
-        stamp_ns = START_NS + index * PERIOD_NS
+        stamp_ns = T0 + index * PERIOD_NS
         for topic, payload in ((COLOUR, bgr(index)), (DEPTH, millimetres(index)), (INFO, INTRINSICS)):
-            yield Shot(topic, stamp_ns, stamp_ns + DELAY_NS, payload)
+            yield Shot(topic, stamp_ns, stamp_ns + LOG_DELAY_NS, payload)
 
 
 def decode_samples(samples: Iterator[Sample]) -> list[Shot]:
@@ -77,22 +85,12 @@ def same(actual: list[Shot], expected: list[Shot]) -> bool:
     )
 
 
-def make_message(shot: Shot, ros: int) -> Any:
-    """Return the sensor_msgs message with this content."""
-    types = STORES[ros].types
-    seconds, nanoseconds = divmod(shot.stamp_ns, 1_000_000_000)
-    stamp = types["builtin_interfaces/msg/Time"](seconds, nanoseconds)
-    header = types["std_msgs/msg/Header"](*([0] if ros == 1 else []), stamp, "camera")
-    if isinstance(shot.payload, Intrinsics):
-        lens, zeros = shot.payload, np.zeros(9)
-        matrix = np.array([lens.fx, 0, lens.cx, 0, lens.fy, lens.cy, 0, 0, 1])
-        region = types["sensor_msgs/msg/RegionOfInterest"](0, 0, 0, 0, False)
-        figures = (np.array(lens.coeffs), matrix, zeros, np.zeros(12), 0, 0, region)
-        return types["sensor_msgs/msg/CameraInfo"](header, *SIZE, "plumb_bob", *figures)
-    pixels = shot.payload
-    encoding = "bgr8" if pixels.ndim == 3 else "16UC1"
-    data = pixels.reshape(-1).view(np.uint8)
-    return types["sensor_msgs/msg/Image"](header, *SIZE, encoding, 0, data.size // SIZE[0], data)
+def to_moment(shot: Shot) -> Moment:
+    """Return a shot as a message to write."""
+    if shot.topic == INFO:
+        return Moment(INFO, "info", shot.stamp_ns)
+    encoding = "bgr8" if shot.payload.ndim == 3 else "16UC1"
+    return raw(shot.payload, encoding, topic=shot.topic, stamp_ns=shot.stamp_ns)
 
 
 def write_ros1(path: Path, frames: int, compression: str | None = None) -> Path:
@@ -101,8 +99,9 @@ def write_ros1(path: Path, frames: int, compression: str | None = None) -> Path:
     writer.chunk_threshold = 12_000
     if compression is not None:
         writer.set_compression(Writer1.CompressionFormat[compression])
-    _write(writer, 1, STORES[1].serialize_ros1, frames)
-    return path
+    moments = map(to_moment, shots(frames))
+    messages = ((item.topic, item.logged_ns, ros_message(item, ROS1)) for item in moments)
+    return write_by_rosbags(writer, ROS1, messages)
 
 
 def write_ros2(
@@ -112,16 +111,19 @@ def write_ros2(
     writer = Writer2(path, version=9, storage_plugin=StoragePlugin[storage])
     if compression is not None:
         writer.set_compression(CompressionMode[compression], CompressionFormat.ZSTD)
-    _write(writer, 2, STORES[2].serialize_cdr, frames, delay_ns)
-    return path
+    moments = map(to_moment, shots(frames))
+    messages = ((item.topic, item.logged_ns + delay_ns, ros_message(item, ROS2)) for item in moments)
+    return write_by_rosbags(writer, ROS2, messages)
 
 
-def _write(writer: Any, ros: int, serialize: Any, frames: int, delay_ns: int = 0) -> None:
-    kinds = {topic: f"sensor_msgs/msg/{name}" for topic, name in TYPES.items()}
+def write_by_rosbags(writer: Any, store: Any, messages: Iterable[tuple[str, int, Any]]) -> Path:
+    """Write messages of a type store: topic, time of recording, and the message. Return the path."""
+    serialise = store.serialize_ros1 if isinstance(writer, Writer1) else store.serialize_cdr
+    connections: dict[str, Any] = {}
     with writer:
-        connections = {
-            topic: writer.add_connection(topic, kind, typestore=STORES[ros]) for topic, kind in kinds.items()
-        }
-        for shot in shots(frames):
-            data = serialize(make_message(shot, ros), kinds[shot.topic])
-            writer.write(connections[shot.topic], shot.logged_ns + delay_ns, data)
+        for topic, logged_ns, message in messages:
+            kind = message.__msgtype__
+            if topic not in connections:
+                connections[topic] = writer.add_connection(topic, kind, typestore=store)
+            writer.write(connections[topic], logged_ns, serialise(message, kind))
+    return Path(writer.path)

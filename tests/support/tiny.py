@@ -21,6 +21,7 @@ from transformers import (
 from sam3_node.models.sam.edgetam import EdgeTam, EdgeTamConfig, RepVitConfig
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import Tracks
+from tools.bench import tiny_weights
 
 SESSIONS = {
     EdgeTam: EdgeTamVideoInferenceSession,
@@ -43,35 +44,7 @@ def memory_options(hidden: int, grid: int) -> dict:
 
 
 def sam3_config(hidden: int = 128, size: int = 112) -> Sam3TrackerVideoConfig:
-    grid = size // 14
-    return Sam3TrackerVideoConfig(
-        vision_config={
-            "model_type": "sam3_vision_model",
-            "fpn_hidden_size": hidden,
-            "backbone_feature_sizes": [[4 * grid, 4 * grid], [2 * grid, 2 * grid], [grid, grid]],
-            "backbone_config": {
-                "model_type": "sam3_vit_model",
-                "hidden_size": 48,
-                "intermediate_size": 96,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 3,
-                "image_size": size,
-                "patch_size": 14,
-                "window_size": grid // 2,
-                "global_attn_indexes": [1],
-                "pretrain_image_size": size,
-            },
-        },
-        prompt_encoder_config={"hidden_size": hidden, "image_size": size, "patch_size": 14},
-        mask_decoder_config={
-            "hidden_size": hidden,
-            "mlp_dim": 2 * hidden,
-            "iou_head_hidden_dim": hidden,
-            "num_attention_heads": 4,
-        },
-        image_size=size,
-        **memory_options(hidden, grid),
-    )
+    return tiny_weights.sam3_config(hidden, size // 14, 2, 4, num_hidden_layers=2, global_attn_indexes=[1])
 
 
 def sam2_config(hidden: int = 128, size: int = 128) -> Sam2VideoConfig:

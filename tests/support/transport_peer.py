@@ -18,6 +18,8 @@ from sam3_node.errors import TransportError
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import Reply, Request, unpack_reply
 
+TCP = "tcp://127.0.0.1:*"
+
 
 def make_frame(seq: int, camera: str = "cam0", side: int = 16) -> Frame:
     """Return a grey frame of `side` x `side` pixels whose value is its number."""

@@ -66,13 +66,8 @@ def masks_of(
 
 
 def masks() -> MaskFrame:
-    place: dict[str, Any] = {
-        "position_m": (0.1, -0.25, 0.75),
-        "frame": "camera_color",
-        "extent_m": (0.08, 0.08, 0.1),
-    }
     return masks_of(
-        mug("red mug", **place),
+        mug("red mug", position_m=(0.1, -0.25, 0.75), frame="camera_color", extent_m=(0.08, 0.08, 0.1)),
         Instance(4, "", 1.0, "tentative", 1, 0, DRIVER),
         HIDDEN,
         capture_ns=1_700_000_000_123_456_789,
@@ -92,35 +87,7 @@ def driver(label: str = "", **fields: Any) -> Instance:
     return Instance(4, label, 0.75, "tracked", 9, 0, DRIVER, **fields)
 
 
-def masks_with_doubt() -> MaskFrame:
-    doubtful = driver(confidence=0.125, doubtful=True)
-    return masks_of(mug(confidence=0.96875), doubtful, HIDDEN)
-
-
-def masks_with_names() -> MaskFrame:
-    sure = mug(confidence=0.96875, name_confidence=0.9375)
-    other = driver("mug", confidence=0.96875, doubtful=True, name_confidence=0.125)
-    return masks_of(sure, other)
-
-
-def masks_with_world_ids() -> MaskFrame:
-    place: dict[str, Any] = {
-        "position_m": (0.5, -0.25, 0.125),
-        "frame": "base",
-        "extent_m": (0.125, 0.125, 0.25),
-    }
-    return masks_of(mug(world_id=2, **place), driver())
-
-
-def masks_with_device_clock() -> MaskFrame:
-    return masks_of(clock="device")
-
-
 NODE = "0123456789abcdef"
-
-
-def masks_with_epoch() -> MaskFrame:
-    return masks_of(received_ns=18, published_ns=19, node=NODE, epoch=2**53 - 1)
 
 
 def masks_with_depth() -> MaskFrame:
@@ -143,10 +110,6 @@ def masks_with_depth() -> MaskFrame:
     camera = FramePose("camera", "base", 17, (0.5, -0.25, 1.25), (1.0, 0.0, 0.0, 0.0))
     gripper = FramePose("gripper", "base", 17, (0.5, -0.25, 1.0), (1.0, 0.0, 0.0, 0.0))
     return masks_of(measured, transparent, received_ns=18, camera_pose=camera, robot_pose=gripper)
-
-
-def masks_with_shed() -> MaskFrame:
-    return masks_of(driver("screwdriver"), received_ns=18, shed=Shed(2, (3, 7)))
 
 
 def gripper_pose() -> FramePose:
@@ -176,6 +139,10 @@ def _reply(reply: wire.Reply) -> Example:
     return Example(reply, lambda value: [wire.pack_reply(value)], lambda parts: wire.unpack_reply(parts[0]))
 
 
+def _masks(value: MaskFrame) -> Example:
+    return Example(value, lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks)
+
+
 def _candidates() -> dict[str, Any]:
     shown = [
         {"mask": wire.encode_mask(mask, "rle"), "score": score}
@@ -191,26 +158,30 @@ def _points() -> dict[str, Any]:
 EXAMPLES = {
     "frame-raw": Example(raw_frame(), wire.pack_frame, wire.unpack_frame),
     "frame-jpeg": Example(jpeg_frame(), wire.pack_frame, wire.unpack_frame),
-    "masks-rle": Example(masks(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks),
+    "masks-rle": _masks(masks()),
     "masks-bits": Example(masks(), wire.pack_masks, wire.unpack_masks, exact=False),
-    "masks-doubt": Example(
-        masks_with_doubt(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
+    "masks-doubt": _masks(masks_of(mug(confidence=0.96875), driver(confidence=0.125, doubtful=True), HIDDEN)),
+    "masks-names": _masks(
+        masks_of(
+            mug(confidence=0.96875, name_confidence=0.9375),
+            driver("mug", confidence=0.96875, doubtful=True, name_confidence=0.125),
+        )
     ),
-    "masks-names": Example(
-        masks_with_names(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
+    "masks-world": _masks(
+        masks_of(
+            mug(world_id=2, position_m=(0.5, -0.25, 0.125), frame="base", extent_m=(0.125, 0.125, 0.25)),
+            driver(),
+        )
     ),
-    "masks-world": Example(
-        masks_with_world_ids(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
+    "masks-device-clock": Example(masks_of(clock="device"), wire.pack_masks, wire.unpack_masks),
+    "masks-epoch": Example(
+        masks_of(received_ns=18, published_ns=19, node=NODE, epoch=2**53 - 1),
+        wire.pack_masks,
+        wire.unpack_masks,
     ),
-    "masks-device-clock": Example(masks_with_device_clock(), wire.pack_masks, wire.unpack_masks),
-    "masks-epoch": Example(masks_with_epoch(), wire.pack_masks, wire.unpack_masks),
-    "masks-depth": Example(
-        masks_with_depth(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
-    ),
-    "masks-shed": Example(masks_with_shed(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks),
-    "masks-robot": Example(
-        masks_with_robot(), lambda value: wire.pack_masks(value, "rle"), wire.unpack_masks
-    ),
+    "masks-depth": _masks(masks_with_depth()),
+    "masks-shed": _masks(masks_of(driver("screwdriver"), received_ns=18, shed=Shed(2, (3, 7)))),
+    "masks-robot": _masks(masks_with_robot()),
     "beat": Example([wire.BEAT_TOPIC], list, list),
     "pose": Example(gripper_pose(), wire.pack_pose, wire.unpack_pose),
     "joints": Example(joint_state(), wire.pack_joints, wire.unpack_joints),

@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from tests.support.key_rig import Keys
+from sam3_node.transport import ControlServer
+from tests.support.key_rig import Keys, serve
+from tests.support.transport_peer import TCP
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def new_endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+    """Return a function that gives another endpoint to bind at each call, of each scheme."""
+    numbers = count()
+    return lambda: TCP if request.param == "tcp" else f"ipc://{tmp_path}/{next(numbers)}"
+
+
+@pytest.fixture
+def endpoint(new_endpoint: Callable[[], str]) -> str:
+    return new_endpoint()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
 
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Keys:
     return Keys(tmp_path)
+
+
+@pytest.fixture
+def control(keys: Keys, stack: ExitStack) -> ControlServer:
+    """Return a server of requests that expects keys."""
+    return serve(stack, keys.machine("node", "node"))

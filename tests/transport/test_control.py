@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import zmq
@@ -20,6 +19,7 @@ from sam3_node.transport.limits import rss_bytes
 from sam3_node.wire import Failure, Reply, Request, pack, pack_reply, pack_request, unpack_reply
 from tests.support.refuses import refuses
 from tests.support.transport_peer import (
+    TCP,
     next_line,
     open_peer,
     peer,
@@ -28,8 +28,6 @@ from tests.support.transport_peer import (
     wait_until,
     waiting_bodies,
 )
-
-TCP = "tcp://127.0.0.1:*"
 
 
 @contextmanager
@@ -71,9 +69,7 @@ def answer(server: ControlServer, peer: tuple[bytes, ...], request: Request) -> 
         server.reply(peer, Reply(request.id, args))
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_a_request_is_answered(scheme: str, tmp_path: Path) -> None:
-    endpoint = TCP if scheme == "tcp" else f"ipc://{tmp_path}/control"
+def test_a_request_is_answered(endpoint: str) -> None:
     args = {"points": [[1.5, 2.0]], "label": "cup", "mask": {"data": b"\0" * 200_000}, "seq": 3}
     with serving(endpoint) as server, ControlClient(server.endpoint) as client:
         assert client.call("echo", **args) == args

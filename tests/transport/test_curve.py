@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +33,11 @@ from sam3_node.transport import (
 )
 from sam3_node.transport.security import KeyFolder
 from sam3_node.transport.sockets import HandshakeWatch
-from tests.support.key_rig import TCP, Keys, echo, revoke, serve
+from tests.support.key_rig import Keys, echo, revoke, serve
 from tests.support.refuses import refuses
-from tests.support.transport_peer import make_frame, make_masks, take_frame, wait_until
+from tests.support.transport_peer import TCP, make_frame, make_masks, take_frame, wait_until
 from tests.support.wire_examples import gripper_pose
+from tests.transport.test_restart import closing_listener
 
 PLAIN = Security()
 
@@ -50,32 +49,27 @@ def flow(send: Callable[[], object], receive: Callable[[], Any]) -> Any:
     return got[-1]
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_the_right_keys_carry_all_messages(keys: Keys, tmp_path: Path, scheme: str) -> None:
+def test_the_right_keys_carry_all_messages(
+    keys: Keys, stack: ExitStack, new_endpoint: Callable[[], str]
+) -> None:
     node, cam0, policy = (keys.machine(name, name) for name in ("node", "cam0", "policy"))
     node, policy = (replace(security, camera_keys=("cam0",)) for security in (node, policy))
-    numbers = iter(range(9))
-
-    def place() -> str:
-        return TCP if scheme == "tcp" else f"ipc://{tmp_path}/{next(numbers)}"
-
-    with ExitStack() as stack:
-        enter = stack.enter_context
-        camera = enter(FramePublisher(place(), security=cam0.for_camera("cam0")))
-        robot = enter(PosePublisher(place(), keys.machine("robot", "robot")))
-        masks = enter(MaskPublisher(place(), security=node))
-        control = serve(stack, node, place())
-        frames = enter(FrameSubscriber([camera.endpoint], security=node))
-        poses = enter(PoseSubscriber(robot.endpoint, security=node))
-        reader = enter(MaskSubscriber(masks.endpoint, security=keys.machine("watcher", "watcher")))
-        tap = enter(StreamTap([camera.endpoint], masks.endpoint, (), 1 << 20, security=policy))
-        assert flow(lambda: camera.send(make_frame(1)) and None, lambda: frames.take(50)).frame.seq == 1
-        assert flow(lambda: robot.send(gripper_pose()) and None, lambda: poses.take(50))
-        assert flow(lambda: masks.send(make_masks(1)) and None, lambda: reader.take(50)).seq == 1
-        assert flow(lambda: camera.send(make_frame(2)) and None, lambda: tap.take(50))
-        with ControlClient(control.endpoint, 5000, policy) as client:
-            assert client.call("add_object") == "add_object"
-        assert masks.peers_refused == control.peers_refused == camera.peers_refused == 0
+    enter = stack.enter_context
+    camera = enter(FramePublisher(new_endpoint(), security=cam0.for_camera("cam0")))
+    robot = enter(PosePublisher(new_endpoint(), keys.machine("robot", "robot")))
+    masks = enter(MaskPublisher(new_endpoint(), security=node))
+    control = serve(stack, node, new_endpoint())
+    frames = enter(FrameSubscriber([camera.endpoint], security=node))
+    poses = enter(PoseSubscriber(robot.endpoint, security=node))
+    reader = enter(MaskSubscriber(masks.endpoint, security=keys.machine("watcher", "watcher")))
+    tap = enter(StreamTap([camera.endpoint], masks.endpoint, (), 1 << 20, security=policy))
+    assert flow(lambda: camera.send(make_frame(1)) and None, lambda: frames.take(50)).frame.seq == 1
+    assert flow(lambda: robot.send(gripper_pose()) and None, lambda: poses.take(50))
+    assert flow(lambda: masks.send(make_masks(1)) and None, lambda: reader.take(50)).seq == 1
+    assert flow(lambda: camera.send(make_frame(2)) and None, lambda: tap.take(50))
+    with ControlClient(control.endpoint, 5000, policy) as client:
+        assert client.call("add_object") == "add_object"
+    assert masks.peers_refused == control.peers_refused == camera.peers_refused == 0
 
 
 def test_lossless_delivery_has_keys_too(keys: Keys) -> None:
@@ -139,44 +133,39 @@ def test_the_wrong_key_gets_nothing_and_learns_why(keys: Keys, caplog: pytest.Lo
         assert keys.all.find_own(("node", "operator", "camera"), name).secret.decode() not in caplog.text
 
 
-def test_readers_may_not_change_anything(keys: Keys) -> None:
-    with ExitStack() as stack:
-        control = serve(stack, keys.machine("node", "node"))
-        client = stack.enter_context(ControlClient(control.endpoint, 5000, keys.machine("w", "watcher")))
-        assert client.call("status") == "status"
-        with refuses(ForbiddenError, field="reset"):
-            client.call("reset")
-        assert control.rejected == 1
-        assert "watcher" in str(control.last_error)
+def test_readers_may_not_change_anything(keys: Keys, stack: ExitStack, control: ControlServer) -> None:
+    client = stack.enter_context(ControlClient(control.endpoint, 5000, keys.machine("w", "watcher")))
+    assert client.call("status") == "status"
+    with refuses(ForbiddenError, field="reset"):
+        client.call("reset")
+    assert control.rejected == 1
+    assert "watcher" in str(control.last_error)
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_a_revoked_key_is_cut_off(keys: Keys, tmp_path: Path, scheme: str) -> None:
+def test_a_revoked_key_is_cut_off(keys: Keys, stack: ExitStack, new_endpoint: Callable[[], str]) -> None:
     node = keys.machine("node", "node")
-    places = [TCP] * 2 if scheme == "tcp" else [f"ipc://{tmp_path}/{name}" for name in ("m", "c")]
-    with ExitStack() as stack:
-        masks = stack.enter_context(MaskPublisher(places[0], security=node))
-        control = serve(stack, node, places[1])
-        good, bad = keys.machine("good", "watcher"), keys.machine("bad", "policy")
-        readers = [
-            stack.enter_context(MaskSubscriber(masks.endpoint, security=security)) for security in (good, bad)
-        ]
-        for reader in readers:
-            flow(lambda: masks.send(make_masks(1)) and None, lambda reader=reader: reader.take(50))
-        client = stack.enter_context(ControlClient(control.endpoint, 5000, bad))
-        assert client.call("reset") == "reset"
-        revoke(node, "policy")
-        with pytest.raises((ForbiddenError, TransportError)):  # at once, on the open connection
-            client.call("reset")
-        wait_until(lambda: readers[1].refusals)
-        assert "refuses the key policy (operator): it was revoked there" in readers[1].refusals[0]
-        wait_until(lambda: readers[0].connected and not readers[1].connected)
-        flow(lambda: masks.send(make_masks(2)) and None, lambda: readers[0].take(50))
-        while readers[1].take(0):  # what had come before
-            pass
-        flow(lambda: masks.send(make_masks(3)) and None, lambda: readers[0].take(50))
-        assert readers[1].take(0) is None
-        wait_until(lambda: "the key policy (operator) was refused: it is revoked" in str(masks.last_refusal))
+    masks = stack.enter_context(MaskPublisher(new_endpoint(), security=node))
+    control = serve(stack, node, new_endpoint())
+    good, bad = keys.machine("good", "watcher"), keys.machine("bad", "policy")
+    reader, other = (
+        stack.enter_context(MaskSubscriber(masks.endpoint, security=security)) for security in (good, bad)
+    )
+    for each in (reader, other):
+        flow(lambda: masks.send(make_masks(1)) and None, lambda each=each: each.take(50))
+    client = stack.enter_context(ControlClient(control.endpoint, 5000, bad))
+    assert client.call("reset") == "reset"
+    revoke(node, "policy")
+    with pytest.raises((ForbiddenError, TransportError)):  # at once, on the open connection
+        client.call("reset")
+    wait_until(lambda: other.refusals)
+    assert "refuses the key policy (operator): it was revoked there" in other.refusals[0]
+    wait_until(lambda: reader.connected and not other.connected)
+    flow(lambda: masks.send(make_masks(2)) and None, lambda: reader.take(50))
+    while other.take(0):  # what had come before
+        pass
+    flow(lambda: masks.send(make_masks(3)) and None, lambda: reader.take(50))
+    assert other.take(0) is None
+    wait_until(lambda: "the key policy (operator) was refused: it is revoked" in str(masks.last_refusal))
 
 
 def test_a_camera_sends_its_own_name_only(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
@@ -227,66 +216,59 @@ def test_a_revoked_camera_is_left(keys: Keys) -> None:
         flow(lambda: camera.send(make_frame(2)) and None, lambda: frames.take(50))
 
 
-def test_encrypted_requests_count_as_read(keys: Keys) -> None:
-    with ExitStack() as stack:
-        control = serve(stack, keys.machine("node", "node"))
-        client = stack.enter_context(ControlClient(control.endpoint, 5000, keys.machine("p", "policy")))
+def test_encrypted_requests_count_as_read(keys: Keys, stack: ExitStack, control: ControlServer) -> None:
+    client = stack.enter_context(ControlClient(control.endpoint, 5000, keys.machine("p", "policy")))
+    client.call("status")
+    guard = control._bound.guard
+    wait_until(lambda: any(found.received for found in guard._connections.values()))
+    (connection,) = guard._connections.values()
+    before, handshake = connection.received, connection.unread
+    for _ in range(100):  # 33 bytes of each are CURVE's
         client.call("status")
-        guard = control._bound.guard
-        wait_until(lambda: any(found.received for found in guard._connections.values()))
-        (connection,) = guard._connections.values()
-        before, handshake = connection.received, connection.unread
-        for _ in range(100):  # 33 bytes of each are CURVE's
-            client.call("status")
-        wait_until(lambda: connection.received > before + 5000)
-        assert connection.unread < handshake + 1000
+    wait_until(lambda: connection.received > before + 5000)
+    assert connection.unread < handshake + 1000
 
 
-def test_requests_of_a_key_are_limited(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_a_key_are_limited(
+    keys: Keys, stack: ExitStack, control: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(
         limits.CAPS, "reader", limits.Cap(requests_per_s=0.001, bytes_per_s=1000, connections=256)
     )
     monkeypatch.setattr(limits, "BURST_S", 3000)
-    with ExitStack() as stack:
-        control = serve(stack, keys.machine("node", "node"))
-        reader, operator = keys.machine("w", "watcher"), keys.machine("p", "policy")
-        clients = [stack.enter_context(ControlClient(control.endpoint, 5000, reader)) for _ in range(4)]
-        for client in clients[:3]:  # three requests, over any connections
-            assert client.call("status")
-        with refuses(BusyError, field=("sends", "much")):
-            clients[3].call("status")
-        with ControlClient(control.endpoint, 5000, operator) as other:
-            assert other.call("status")
+    reader, operator = keys.machine("w", "watcher"), keys.machine("p", "policy")
+    clients = [stack.enter_context(ControlClient(control.endpoint, 5000, reader)) for _ in range(4)]
+    for client in clients[:3]:  # three requests, over any connections
+        assert client.call("status")
+    with refuses(BusyError, field=("sends", "much")):
+        clients[3].call("status")
+    with ControlClient(control.endpoint, 5000, operator) as other:
+        assert other.call("status")
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
 def test_connections_of_a_role_are_limited(
-    keys: Keys, tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+    keys: Keys, stack: ExitStack, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(limits.CAPS, "reader", limits.CAPS["reader"]._replace(connections=2))
-    endpoint = TCP if scheme == "tcp" else f"ipc://{tmp_path}/masks"
-    with ExitStack() as stack:
-        masks = stack.enter_context(MaskPublisher(endpoint, security=keys.machine("node", "node")))
+    masks = stack.enter_context(MaskPublisher(endpoint, security=keys.machine("node", "node")))
 
-        def subscribe(security: Security) -> MaskSubscriber:
-            return stack.enter_context(MaskSubscriber(masks.endpoint, security=security))
+    def subscribe(security: Security) -> MaskSubscriber:
+        return stack.enter_context(MaskSubscriber(masks.endpoint, security=security))
 
-        watcher, policy = keys.machine("w", "watcher"), keys.machine("p", "policy")
-        for _ in range(2):
-            first = subscribe(watcher)
-            wait_until(lambda first=first: first.connected)
-        extra = subscribe(watcher)
-        wait_until(lambda: extra.refusals)
-        assert re.search(r"refuses the key watcher \(reader\).*no connection left", extra.refusals[0])
-        assert "watcher (reader) was refused: its role may connect up to connection 2" in str(
-            masks.last_refusal
-        )
-        operator = subscribe(policy)  # of a role with connections left
-        wait_until(lambda: operator.connected and not extra.connected)
-        operator.close()
-        first.close()
-        wait_until(lambda: extra.connected and not extra.refusals, 60)  # it tries again by itself
-        assert flow(lambda: masks.send(make_masks(1)) and None, lambda: extra.take(50))
+    watcher, policy = keys.machine("w", "watcher"), keys.machine("p", "policy")
+    for _ in range(2):
+        first = subscribe(watcher)
+        wait_until(lambda first=first: first.connected)
+    extra = subscribe(watcher)
+    wait_until(lambda: extra.refusals)
+    assert re.search(r"refuses the key watcher \(reader\).*no connection left", extra.refusals[0])
+    assert "watcher (reader) was refused: its role may connect up to connection 2" in str(masks.last_refusal)
+    operator = subscribe(policy)  # of a role with connections left
+    wait_until(lambda: operator.connected and not extra.connected)
+    operator.close()
+    first.close()
+    wait_until(lambda: extra.connected and not extra.refusals, 60)  # it tries again by itself
+    assert flow(lambda: masks.send(make_masks(1)) and None, lambda: extra.take(50))
 
 
 def test_a_refused_peer_that_leaves_is_not_taken_for_one_that_was_connected(keys: Keys) -> None:
@@ -301,29 +283,28 @@ def test_a_refused_peer_that_leaves_is_not_taken_for_one_that_was_connected(keys
         assert masks.wait_for_peer(0)
 
 
-def test_only_a_revoked_key_is_told_as_revoked(keys: Keys) -> None:
+def test_only_a_revoked_key_is_told_as_revoked(keys: Keys, stack: ExitStack) -> None:
     node = keys.machine("node", "node")
-    with ExitStack() as stack:
-        masks = stack.enter_context(MaskPublisher(TCP, security=node))
-        control = serve(stack, node)
-        revoke(node, "policy")
-        (node.keys / "authorised" / "watcher.pub").unlink()
-        for name, told in (
-            ("policy", "it was revoked there"),
-            ("watcher", "it is not in the folder `authorised`"),
-        ):
-            security = keys.machine(f"machine of {name}", name)
-            with PerceptionClient(
-                masks.endpoint, control.endpoint, timeout_ms=60_000, security=security
-            ) as client:
-                for request in (client.status, lambda client=client: client.add_object(points=[(1, 1)])):
-                    with pytest.raises(AuthenticationError, match=told):
-                        request()
-                wait_until(lambda client=client: client._masks.refusals)
-                for wait in (client.wait_for_camera, lambda ms, client=client: client.wait_for("cup", ms)):
-                    with pytest.raises(AuthenticationError, match=told):
-                        wait(50)
-                assert told in client.diagnosis()
+    masks = stack.enter_context(MaskPublisher(TCP, security=node))
+    control = serve(stack, node)
+    revoke(node, "policy")
+    (node.keys / "authorised" / "watcher.pub").unlink()
+    for name, told in (
+        ("policy", "it was revoked there"),
+        ("watcher", "it is not in the folder `authorised`"),
+    ):
+        security = keys.machine(f"machine of {name}", name)
+        with PerceptionClient(
+            masks.endpoint, control.endpoint, timeout_ms=60_000, security=security
+        ) as client:
+            for request in (client.status, lambda client=client: client.add_object(points=[(1, 1)])):
+                with pytest.raises(AuthenticationError, match=told):
+                    request()
+            wait_until(lambda client=client: client._masks.refusals)
+            for wait in (client.wait_for_camera, lambda ms, client=client: client.wait_for("cup", ms)):
+                with pytest.raises(AuthenticationError, match=told):
+                    wait(50)
+            assert told in client.diagnosis()
 
 
 def test_a_request_that_ends_with_its_key_says_that_it_was_revoked(keys: Keys) -> None:
@@ -345,7 +326,9 @@ NO_KEYS = "speaks plain text|or has no keys"
 """Both ends close the connection, and a client does not always learn first what the other end speaks."""
 
 
-def test_a_monitor_ends_before_its_socket(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_monitor_ends_before_its_socket(
+    keys: Keys, control: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An event for a monitor that is gone would stop libzmq's thread, and with it all sockets of the process."""
     were_open, close = [], HandshakeWatch.close
 
@@ -355,22 +338,16 @@ def test_a_monitor_ends_before_its_socket(keys: Keys, monkeypatch: pytest.Monkey
         close(watch)
 
     monkeypatch.setattr(HandshakeWatch, "close", note)
-    with ExitStack() as stack:
-        control = serve(stack, keys.machine("node", "node"))
-        stranger = keys.stranger("stranger", "operator")
-        client = stack.enter_context(ControlClient(control.endpoint, 60_000, stranger))
+    with ControlClient(control.endpoint, 60_000, keys.stranger("stranger", "operator")) as client:
         for _ in range(3):
             with pytest.raises(AuthenticationError):
                 client.call("status")
     assert were_open == [True] * 3
 
 
-def test_a_key_that_was_refused_before_the_first_call_is_told(keys: Keys) -> None:
+def test_a_key_that_was_refused_before_the_first_call_is_told(keys: Keys, control: ControlServer) -> None:
     """libzmq does not repeat that handshake."""
-    with ExitStack() as stack:
-        control = serve(stack, keys.machine("node", "node"))
-        stranger = keys.stranger("stranger", "operator")
-        client = stack.enter_context(ControlClient(control.endpoint, 60_000, stranger))
+    with ControlClient(control.endpoint, 60_000, keys.stranger("stranger", "operator")) as client:
         wait_until(lambda: control.peers_refused)
         begin_s = time.monotonic()
         with refuses(AuthenticationError, field=("key", "stranger")):
@@ -380,23 +357,12 @@ def test_a_key_that_was_refused_before_the_first_call_is_told(keys: Keys) -> Non
 
 def test_a_client_without_a_key_is_told_though_the_node_ends_each_connection_at_once() -> None:
     """A node that expects a key may end a connection before its own greeting has been sent."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def end_each() -> None:
-            with suppress(OSError):
-                while True:
-                    server.accept()[0].close()
-
-        thread = threading.Thread(target=end_each)
-        thread.start()
-        endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
-        with (
-            ControlClient(endpoint, 60_000) as client,
-            refuses(AuthenticationError, field=("expects", "key")),
-        ):
-            client.call("status")
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
+    with (
+        closing_listener() as (endpoint, _),
+        ControlClient(endpoint, 60_000) as client,
+        refuses(AuthenticationError, field=("expects", "key")),
+    ):
+        client.call("status")
 
 
 def test_a_plain_server_is_refused(keys: Keys) -> None:
@@ -423,16 +389,16 @@ def test_a_server_without_its_key_does_not_start(keys: Keys) -> None:
         ControlClient(TCP.replace("*", "9"), security=empty)
 
 
-def test_keys_come_from_the_environment(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ExitStack() as stack:
-        control = serve(stack, keys.machine("node", "node"))
-        folder = keys.machine("both", "policy", "watcher").keys
-        monkeypatch.setenv("SAM3_TRANSPORT__KEYS", str(folder))
-        with ControlClient(control.endpoint, 5000) as client:
-            assert client.call("reset") == "reset"
-        monkeypatch.setenv("SAM3_TRANSPORT__KEY", "watcher")
-        with ControlClient(control.endpoint, 5000) as client, pytest.raises(ForbiddenError):
-            client.call("reset")
+def test_keys_come_from_the_environment(
+    keys: Keys, control: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = keys.machine("both", "policy", "watcher").keys
+    monkeypatch.setenv("SAM3_TRANSPORT__KEYS", str(folder))
+    with ControlClient(control.endpoint, 5000) as client:
+        assert client.call("reset") == "reset"
+    monkeypatch.setenv("SAM3_TRANSPORT__KEY", "watcher")
+    with ControlClient(control.endpoint, 5000) as client, pytest.raises(ForbiddenError):
+        client.call("reset")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,7 @@ import zmq
 from sam3_node.transport import ControlServer, FramePublisher, FrameSubscriber, choose_replaced, poll
 from sam3_node.types import Delivery, Depth, Frame, Intrinsics
 from sam3_node.wire import pack_frame, unpack_frame
-from tests.support.transport_peer import make_frame, next_line, output_of, peer, take_frame, wait_until
-
-TCP = "tcp://127.0.0.1:*"
+from tests.support.transport_peer import TCP, make_frame, next_line, output_of, peer, take_frame, wait_until
 
 
 def send_until(publisher: FramePublisher, subscriber: FrameSubscriber, frame: Frame) -> None:
@@ -33,20 +30,15 @@ def is_waiting(subscriber: FrameSubscriber, timeout_ms: int = 0) -> bool:
         return poll(subscriber, control, timeout_ms)
 
 
-def make_endpoint(scheme: str, folder: Path) -> str:
-    return TCP if scheme == "tcp" else f"ipc://{folder}/frames"
-
-
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
 @pytest.mark.parametrize("delivery", ["newest", "every"])
-def test_a_frame_arrives_as_it_was_sent(scheme: str, delivery: Delivery, tmp_path: Path) -> None:
+def test_a_frame_arrives_as_it_was_sent(endpoint: str, delivery: Delivery) -> None:
     depth = Depth(4, 3, "z16", 0.001, True, np.arange(12, dtype=np.uint16).tobytes())
     frame = dataclasses.replace(
         make_frame(3), depth=depth, intrinsics=Intrinsics(1.0, 2.0, 3.0, 4.0), times={"device_ms": 1.5}
     )
     before_ns = time.time_ns()
     with (
-        FramePublisher(make_endpoint(scheme, tmp_path), delivery) as publisher,
+        FramePublisher(endpoint, delivery) as publisher,
         FrameSubscriber([publisher.endpoint], delivery) as subscriber,
     ):
         send_until(publisher, subscriber, frame)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +18,8 @@ from sam3_node.transport import MaskPublisher, MaskSubscriber, PosePublisher, Po
 from sam3_node.transport.receiver import Inbox
 from sam3_node.types import Delivery, FramePose, MaskEncoding, MaskFrame
 from tests.support.refuses import refuses
-from tests.support.transport_peer import make_masks, open_peer, place_of, wait_until
+from tests.support.transport_peer import TCP, make_masks, open_peer, place_of, wait_until
 from tests.support.wire_examples import gripper_pose
-
-TCP = "tcp://127.0.0.1:*"
 
 
 def send_until_received(publisher: MaskPublisher, subscriber: MaskSubscriber, masks: MaskFrame) -> MaskFrame:
@@ -138,17 +139,24 @@ def test_a_malformed_endpoint_is_refused() -> None:
         PoseSubscriber("http://robot")
 
 
-def run(script: str, capacity: int = 8) -> str:
-    """Return the cameras in the order of their turns. A letter is a frame of that camera, a dot takes the next one."""
-    inbox: Inbox[str] = Inbox(capacity)
-    turns = []
-    for step in script.replace(" ", ""):
-        if step == ".":
-            turns.append(inbox.take(timeout_ms=0) or "-")
-        else:
-            assert inbox.put(step, step, timeout_ms=0)
+@contextmanager
+def open_inbox(capacity: int) -> Iterator[Inbox[Any]]:
+    inbox: Inbox[Any] = Inbox(capacity)
+    yield inbox
     inbox.close()
+    assert inbox.peek(lambda item: True, timeout_ms=1000) is None
     inbox.release()
+
+
+def run(script: str) -> str:
+    """Return the cameras in the order of their turns. A letter is a frame of that camera, a dot takes the next one."""
+    turns = []
+    with open_inbox(8) as inbox:
+        for step in script.replace(" ", ""):
+            if step == ".":
+                turns.append(inbox.take(timeout_ms=0) or "-")
+            else:
+                assert inbox.put(step, step, timeout_ms=0)
     return "".join(turns)
 
 
@@ -191,62 +199,51 @@ def test_a_camera_at_a_tenth_of_the_rate_never_waits_for_more_than_the_present_s
 
 
 def test_each_turn_gives_the_newest_frame() -> None:
-    inbox: Inbox[int] = Inbox(4)
-    for seq in range(5):
-        inbox.put("a", seq, timeout_ms=0)
-    assert inbox.take(timeout_ms=0) == 4
-    assert inbox.take(timeout_ms=0) is None
-    inbox.close()
-    inbox.release()
+    with open_inbox(4) as inbox:
+        for seq in range(5):
+            inbox.put("a", seq, timeout_ms=0)
+        assert inbox.take(timeout_ms=0) == 4
+        assert inbox.take(timeout_ms=0) is None
 
 
 def test_keys_that_are_used_once_keep_their_order_and_leave_nothing_behind() -> None:
-    inbox: Inbox[int] = Inbox(4)
-    taken = []
-    for number in range(1000):
-        assert inbox.put(number, number, timeout_ms=0)
-        if number % 4 == 3:
-            assert not inbox.put("more", 0, timeout_ms=0)
-            taken += [inbox.take(timeout_ms=0) for _ in range(4)]
-    assert taken == list(range(1000))
-    assert len(inbox._turns) <= 4
-    inbox.close()
-    inbox.release()
+    with open_inbox(4) as inbox:
+        taken = []
+        for number in range(1000):
+            assert inbox.put(number, number, timeout_ms=0)
+            if number % 4 == 3:
+                assert not inbox.put("more", 0, timeout_ms=0)
+                taken += [inbox.take(timeout_ms=0) for _ in range(4)]
+        assert taken == list(range(1000))
+        assert len(inbox._turns) <= 4
 
 
 def test_a_discarded_camera_begins_again_as_a_new_one() -> None:
-    inbox: Inbox[str] = Inbox(2)
-    for camera in "ab":
-        inbox.put(camera, camera, timeout_ms=0)
-    inbox.discard("a")
-    assert inbox.put("c", "c", timeout_ms=0)
-    assert [inbox.take(timeout_ms=0) for _ in range(3)] == ["b", "c", None]
-    inbox.close()
-    inbox.release()
+    with open_inbox(2) as inbox:
+        for camera in "ab":
+            inbox.put(camera, camera, timeout_ms=0)
+        inbox.discard("a")
+        assert inbox.put("c", "c", timeout_ms=0)
+        assert [inbox.take(timeout_ms=0) for _ in range(3)] == ["b", "c", None]
 
 
 def test_an_endpoint_with_many_names_takes_one_turn_in_each_round() -> None:
-    inbox: Inbox[str] = Inbox(16)
-    turns = []
-    for _ in range(40):
-        for number in range(8):
-            inbox.put(f"evil{number}", f"evil{number}", 0, "second")
-        inbox.put("cam0", "cam0", 0, "first")
-        turns.append(inbox.take(timeout_ms=0))
-    inbox.close()
-    inbox.release()
+    with open_inbox(16) as inbox:
+        turns = []
+        for _ in range(40):
+            for number in range(8):
+                inbox.put(f"evil{number}", f"evil{number}", 0, "second")
+            inbox.put("cam0", "cam0", 0, "first")
+            turns.append(inbox.take(timeout_ms=0))
     assert turns.count("cam0") == 20
     assert {turns.count(f"evil{number}") for number in range(8)} == {2, 3}
 
 
 def test_a_look_at_the_next_item_leaves_it_and_its_turn() -> None:
-    inbox: Inbox[str] = Inbox(8)
-    assert inbox.peek(lambda item: True, timeout_ms=0) is None
-    for camera in "ab":
-        inbox.put(camera, camera, timeout_ms=0)
-    assert [inbox.peek(lambda item: True, timeout_ms=0) for _ in range(2)] == ["a", "a"]
-    assert inbox.peek(lambda item: item != "a", timeout_ms=0) is None  # only the next one is looked at
-    assert [inbox.take(timeout_ms=0) for _ in range(2)] == ["a", "b"]
-    inbox.close()
-    assert inbox.peek(lambda item: True, timeout_ms=1000) is None
-    inbox.release()
+    with open_inbox(8) as inbox:
+        assert inbox.peek(lambda item: True, timeout_ms=0) is None
+        for camera in "ab":
+            inbox.put(camera, camera, timeout_ms=0)
+        assert [inbox.peek(lambda item: True, timeout_ms=0) for _ in range(2)] == ["a", "a"]
+        assert inbox.peek(lambda item: item != "a", timeout_ms=0) is None  # only the next one is looked at
+        assert [inbox.take(timeout_ms=0) for _ in range(2)] == ["a", "b"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import pytest
 import zmq
@@ -19,7 +18,7 @@ from sam3_node.transport.control_server import (
 )
 from sam3_node.types import Job, resume
 from sam3_node.wire import Reply, Request, pack_request, unpack_reply
-from tests.support.transport_peer import open_peer, take_error, wait_until, waiting_bodies
+from tests.support.transport_peer import TCP, open_peer, take_error, wait_until, waiting_bodies
 
 
 @pytest.fixture
@@ -145,9 +144,6 @@ def test_a_request_that_is_put_back_is_superseded_as_others_are(queue: RequestQu
     assert not is_readable(queue)
 
 
-TCP = "tcp://127.0.0.1:*"
-
-
 def test_of_the_requests_of_a_moving_mouse_only_the_newest_is_carried_out() -> None:
     with (
         ControlServer(TCP) as server,
@@ -228,9 +224,8 @@ def test_a_newer_request_ends_the_work_on_the_older_one() -> None:
         assert server.begun is None
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_the_work_for_a_peer_that_has_gone_ends(scheme: str, tmp_path: Path) -> None:
-    with long_work(TCP if scheme == "tcp" else f"ipc://{tmp_path}/control") as (server, mouse, work):
+def test_the_work_for_a_peer_that_has_gone_ends(endpoint: str) -> None:
+    with long_work(endpoint) as (server, mouse, work):
         mouse.close()
 
         def goes_on() -> bool:

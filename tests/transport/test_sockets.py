@@ -21,22 +21,19 @@ from sam3_node.transport.security import is_local
 from sam3_node.types import Delivery, Frame
 from sam3_node.wire import Reply
 from tests.support.refuses import refuses
-from tests.support.transport_peer import make_frame, wait_until
-
-TCP = "tcp://127.0.0.1:*"
+from tests.support.transport_peer import TCP, make_frame, wait_until
 
 
 @pytest.mark.parametrize(
     "opener", [transport.FramePublisher, transport.MaskPublisher, transport.ControlServer]
 )
-def test_an_address_in_use_is_an_error(opener: type[transport.FramePublisher], tmp_path: Path) -> None:
-    for endpoint in (TCP, f"ipc://{tmp_path}/one"):
-        with opener(endpoint) as first:
-            with refuses(TransportError, field=("process", "uses")) as caught:
-                opener(first.endpoint)
-            assert first.endpoint in str(caught.value)
-        with opener(first.endpoint):
-            pass
+def test_an_address_in_use_is_an_error(opener: type[transport.FramePublisher], endpoint: str) -> None:
+    with opener(endpoint) as first:
+        with refuses(TransportError, field=("process", "uses")) as caught:
+            opener(first.endpoint)
+        assert first.endpoint in str(caught.value)
+    with opener(first.endpoint):
+        pass
 
 
 @pytest.mark.parametrize(

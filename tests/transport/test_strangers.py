@@ -24,6 +24,7 @@ from sam3_node.wire import Reply, Request, pack_frame, pack_masks, pack_request
 from tests.support.hostility import mutations
 from tests.support.raw_zmtp import connect, frame, ping, raw_peer
 from tests.support.transport_peer import (
+    TCP,
     make_frame,
     make_masks,
     next_line,
@@ -36,7 +37,6 @@ from tests.support.transport_peer import (
 )
 from tests.transport.test_restart import publishes
 
-TCP = "tcp://127.0.0.1:*"
 MEBIBYTE = 1 << 20
 PATIENCE_S = 60
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sam3_node import wire
 from sam3_node.errors import WireError
 from sam3_node.types import Depth, Frame
+from sam3_node.wire import codec
 from sam3_node.wire.masks import read_mask
 from tests.support.hostility import MEGABYTE, limited_memory, mutations, refused
 from tests.support.wire_examples import EXAMPLES, JPEG, golden
@@ -52,7 +53,7 @@ MSGPACK = {
     "a long text": b"\xda\xff\xff" + b"a" * 65535,
     "many items": b"\x9f" + (b"\xdc\x04\x00" + b"\x90" * 1024) * 15,
 }
-SMALL = wire.Limits(total_bytes=MEGABYTE, text_bytes=1024, total_items=8192)
+SMALL = codec.Limits(total_bytes=MEGABYTE, text_bytes=1024, total_items=8192)
 
 
 @pytest.mark.parametrize("data", MSGPACK.values(), ids=MSGPACK.keys())
@@ -63,7 +64,7 @@ def test_msgpack_is_refused(data):
 
 def test_a_message_over_the_limit_is_not_parsed():
     with refused("at most 100 bytes, found 1000"):
-        wire.unpack(bytes(1000), what="test", limits=wire.Limits(total_bytes=100))
+        wire.unpack(bytes(1000), what="test", limits=codec.Limits(total_bytes=100))
 
 
 def test_nesting_within_the_limit_is_accepted():

@@ -155,7 +155,7 @@ class _Reading:
 
     def _intrinsics(self, raw: RawMessage, stream: _SensorStream) -> Iterator[Sample]:
         message = deserialise(raw.data, self._types[raw.topic], self._is_cdr)
-        lens = _parse_lens(message.data) if hasattr(message, "data") else _read_lens(message)
+        lens = _read_lens(message)
         if lens is not None:
             yield Sample(stream.info_name, raw.logged_ns, raw.logged_ns, lens)
 
@@ -229,19 +229,20 @@ def _unpack(data: Any, packed: re.Match[str], stream: _SensorStream) -> SimpleNa
     )
 
 
-def _parse_lens(text: str) -> CameraInfo | None:
-    fields = _fields(text)
-    size = (round(_number(fields.get("width", ""))), round(_number(fields.get("height", ""))))
-    matrix = [_number(fields.get(key, "")) for key in ("fx", "fy", "ppx", "ppy")]
-    coeffs = [_number(value) for value in fields.get("coeffs", "").split(",")]
-    lens = make_intrinsics(size, matrix, fields.get("model", ""), coeffs)
-    return None if lens is None else CameraInfo(lens, size=size)
-
-
 def _read_lens(message: Any) -> CameraInfo | None:
-    matrix = [float(message.K[place]) for place in (0, 4, 2, 5)]
-    size = (int(message.width), int(message.height))
-    lens = make_intrinsics(size, matrix, message.distortion_model, list(map(float, message.D)))
+    """Return the lens in the text of a .db3, or in the CameraInfo of a .bag; None if it was never calibrated."""
+    if hasattr(message, "data"):
+        fields = _fields(message.data)
+        model = fields.get("model", "")
+        width, height, *matrix = (
+            _number(fields.get(key, "")) for key in ("width", "height", "fx", "fy", "ppx", "ppy")
+        )
+        coeffs = [_number(value) for value in fields.get("coeffs", "").split(",")]
+    else:
+        model, width, height = message.distortion_model, message.width, message.height
+        matrix, coeffs = [float(message.K[place]) for place in (0, 4, 2, 5)], list(map(float, message.D))
+    size = (round(width), round(height))
+    lens = make_intrinsics(size, matrix, model, coeffs)
     return None if lens is None else CameraInfo(lens, size=size)
 
 

@@ -115,7 +115,7 @@ class RosBag(SampleReader):
 
     def _open_best(self, copies: Sequence[Path]) -> SampleReader:
         """Open the first copy of a part that is whole, else the copy with the most messages, and note its damage."""
-        best: tuple[bool, int, SampleReader, str | None] | None = None
+        opened: list[tuple[bool, int, SampleReader, str | None]] = []
         errors: list[str] = []
         for copy in copies:
             try:
@@ -125,16 +125,15 @@ class RosBag(SampleReader):
                 continue
             # a part with one copy is not read for its messages
             count, is_whole = _count_messages(file) if len(copies) > 1 else (0, True)
-            is_whole = is_whole and damage is None
-            worse = file if best is not None and (is_whole, count) <= best[:2] else best and best[2]
-            if worse is not file:
-                best = (is_whole, count, file, damage)
-            if worse is not None:
-                worse.close()
-            if is_whole:
+            opened.append((is_whole and damage is None, count, file, damage))
+            if opened[-1][0]:
                 break
-        if best is None:
+        if not opened:
             raise BagError("; ".join(errors))
+        best = max(opened, key=lambda item: item[:2])
+        for item in opened:
+            if item is not best:
+                item[2].close()
         self._opening.add(best[3])
         return best[2]
 

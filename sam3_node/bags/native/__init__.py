@@ -25,8 +25,7 @@ import numpy as np
 
 from ...geometry import Array
 from ...types import Buffer
-from ...wire import VERSION, Fields, pack, unpack
-from ...wire.codec import vector
+from ...wire.codec import VERSION, Fields, pack, unpack, vector
 
 LAYOUT, LAYOUT_VERSION = "sam3_node.layout", 1
 """Metadata record that begins a recording, and its version."""

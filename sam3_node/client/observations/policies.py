@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from ...errors import PolicyError, WireError
 from ...types import Image
-from ...wire import Limits, pack, unpack
+from ...wire.codec import Limits, pack, unpack
 from .slots import FIELDS, ObjectSlots, SlotObservation
 
 Array = npt.NDArray[Any]

@@ -1,8 +1,10 @@
-"""HDF5 episodes in the layouts of ALOHA and robomimic; damaged ones, and damaged LeRobot datasets."""
+"""HDF5 episodes in the layouts of ALOHA and robomimic; damaged ones, and LeRobot datasets; their child processes."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from pathlib import Path
 
 import h5py
@@ -10,8 +12,9 @@ import numpy as np
 import pytest
 
 from sam3_node.bags import open_bag
+from sam3_node.bags.isolated import IsolatedCalls
 from sam3_node.bags.pairing import TimeSpan
-from sam3_node.errors import BagError
+from sam3_node.errors import BagError, MissingExtraError
 from sam3_node.types import NANOSECONDS
 from sam3_node.wire import decode_image
 from tests.support.damaged_recordings import damaged
@@ -189,3 +192,47 @@ def test_damaged_hdf5_episodes(layout: str, tmp_path: Path) -> None:
         path.write_bytes(damage(data, random.Random(case)))
         outcomes.add(read_damaged(path))
     assert len(outcomes) > 1
+
+
+@pytest.fixture
+def aloha(tmp_path: Path) -> Path:
+    return write_aloha(tmp_path / "a.hdf5", {"high": make_pictures(3)})
+
+
+def test_a_child_that_ends_is_replaced_for_other_files(aloha: Path, tmp_path: Path) -> None:
+    other = write_aloha(tmp_path / "b.hdf5", {"low": make_pictures(3)})
+    with IsolatedCalls("h5py", "hdf5") as calls:
+        assert "observations/images/high" in calls.call("list_hdf5", aloha)["datasets"]
+        child = calls._child
+        assert child is not None
+        os.kill(child.pid, signal.SIGSEGV)
+        child.wait()
+        with refuses(BagError, field=("a.hdf5", "h5py")):
+            calls.call("list_hdf5", aloha)
+        assert "observations/images/low" in calls.call("list_hdf5", other)["datasets"]
+        with refuses(BagError, field=("within", "limits")):
+            calls.call("list_hdf5", aloha)  # would end the next child, too
+
+
+def test_an_interrupt_of_the_terminal_does_not_reach_the_child(aloha: Path) -> None:
+    with IsolatedCalls("h5py", "hdf5") as calls:
+        calls.call("list_hdf5", aloha)
+        assert os.getpgid(calls._child.pid) != os.getpgid(0)
+
+
+def test_a_closed_one_can_be_used_again(aloha: Path) -> None:
+    calls = IsolatedCalls("h5py", "hdf5")
+    calls.close()
+    assert calls.call("list_hdf5", aloha)
+    calls.close()
+    calls.close()
+    assert calls.call("list_hdf5", aloha)
+    calls.close()
+
+
+def test_a_missing_library_names_the_extra(aloha: Path) -> None:
+    with (
+        IsolatedCalls("no_such_library", "hdf5") as calls,
+        refuses(MissingExtraError, field=("no_such_library", "hdf5")),
+    ):
+        calls.call("list_hdf5", aloha)

@@ -18,7 +18,7 @@ import zstandard
 
 from sam3_node.bags.decompression import DecompressionError, decompress, decompress_file, max_content
 from sam3_node.bags.formats import rosbag
-from sam3_node.bags.formats.mcap import MAGIC, McapStream
+from sam3_node.bags.formats.mcap import McapStream
 from sam3_node.bags.formats.rosbag import RosBag
 from sam3_node.bags.messages import ros_images
 from sam3_node.bags.messages.ros import deserialise
@@ -27,7 +27,20 @@ from tests.support import hostile_media  # it adds its cases
 from tests.support import ros_recordings as ros
 from tests.support.confined import read_confined
 from tests.support.damaged_recordings import GOOD, write_damaged
-from tests.support.hostile_recordings import CASES, LIMIT
+from tests.support.hostile_recordings import (
+    CASES,
+    LIMIT,
+    MESSAGE_TABLE,
+    MIB,
+    TOPIC_TABLE,
+    chunk,
+    connection,
+    repeated,
+    ros1_chunk,
+    write_bag,
+    write_mcap_file,
+    zstd_of,
+)
 from tests.support.refuses import refuses
 from tests.support.repeats import repetitions
 
@@ -37,23 +50,12 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "lz4": lz4.frame.compress,
     "bz2": bz2.compress,
 }
-TOPIC_TABLE = "CREATE TABLE topics(id INTEGER PRIMARY KEY, name TEXT, type TEXT, serialization_format TEXT)"
-MESSAGE_TABLE = (
-    "CREATE TABLE messages(id INTEGER PRIMARY KEY, topic_id INTEGER, timestamp INTEGER, data BLOB)"
-)
 TOPIC_ROW = "INSERT INTO topics VALUES (1, '/camera/image', 'sensor_msgs/msg/Image', 'cdr')"
-
-
-def zeros(count: int) -> bytes:
-    """Return zstd of `count` zeros that does not declare its size, in few bytes and little memory."""
-    packer = zstandard.ZstdCompressor(write_content_size=False).compressobj()
-    piece = bytes(1 << 20)
-    return b"".join([packer.compress(piece) for _ in range(count >> 20)]) + packer.flush()
 
 
 @pytest.fixture(scope="module")
 def bomb() -> bytes:
-    return zeros(2 * GIGABYTE)
+    return zstd_of(repeated(bytes(MIB), 2 * GIGABYTE))
 
 
 @contextlib.contextmanager
@@ -99,18 +101,11 @@ def test_honest_chunks_may_be_larger_than_bombs() -> None:
     assert max_content(GIGABYTE) == GIGABYTE
 
 
-def write_chunk(path: Path, compression: str, data: bytes, size: int) -> Path:
-    name = struct.pack("<I", len(compression)) + compression.encode()
-    body = struct.pack("<QQQI", 0, 0, size, 0) + name + struct.pack("<Q", len(data)) + data
-    path.write_bytes(MAGIC + struct.pack("<BQ", 6, len(body)) + body)
-    return path
-
-
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
 @pytest.mark.parametrize("declared", [100, 200 << 20, GIGABYTE, 2**63])
 def test_mcap_chunks_expand_within_limits(tmp_path: Path, compression: str, declared: int) -> None:
     data = COMPRESS[compression](bytes(300 << 20))
-    stream = McapStream(write_chunk(tmp_path / "a.mcap", compression, data, declared))
+    stream = McapStream(write_mcap_file(tmp_path, chunk(data, declared, compression)))
     with bounded_memory():
         assert list(stream.rows()) == []
     assert "a chunk of" in str(stream.damage)
@@ -119,33 +114,16 @@ def test_mcap_chunks_expand_within_limits(tmp_path: Path, compression: str, decl
 
 def test_mcap_records_end_within_their_chunk(tmp_path: Path) -> None:
     data = struct.pack("<BQ", 5, 2**40) + bytes(100)
-    stream = McapStream(write_chunk(tmp_path / "a.mcap", "", data, len(data)))
+    stream = McapStream(write_mcap_file(tmp_path, chunk(data, len(data), "")))
     assert list(stream.rows()) == []
     assert "a record that ends outside its chunk" in str(stream.damage)
-
-
-def part(**fields: bytes) -> bytes:
-    records = (name.encode() + b"=" + value for name, value in fields.items())
-    header = b"".join(struct.pack("<I", len(record)) + record for record in records)
-    return struct.pack("<I", len(header)) + header
-
-
-def chunk_of(compression: str, data: bytes, size: int) -> bytes:
-    header = part(op=b"\x05", compression=compression.encode(), size=struct.pack("<I", size))
-    return header + struct.pack("<I", len(data)) + data
-
-
-def connection() -> bytes:
-    data = part(topic=b"/camera/image", type=b"sensor_msgs/Image")[4:]
-    return part(op=b"\x07", conn=bytes(4), topic=b"/camera/image") + struct.pack("<I", len(data)) + data
 
 
 @pytest.mark.parametrize("compression", ["bz2", "lz4"])
 @pytest.mark.parametrize("declared", [100, GIGABYTE])
 def test_ros_1_chunks_expand_within_limits(tmp_path: Path, compression: str, declared: int) -> None:
-    path = tmp_path / "a.bag"
     data = COMPRESS[compression](bytes(10 << 20))
-    path.write_bytes(b"#ROSBAG V2.0\n" + connection() + chunk_of(compression, data, declared))
+    path = write_bag(tmp_path, connection(), ros1_chunk(compression, data, declared))
     with bounded_memory(), contextlib.closing(RosBag(path)) as bag:
         assert list(bag.samples({"/camera/image"})) == []
         assert "expected at most" in str(bag.lost)
@@ -154,10 +132,8 @@ def test_ros_1_chunks_expand_within_limits(tmp_path: Path, compression: str, dec
 def test_ros_1_chunks_are_not_nested(tmp_path: Path) -> None:
     inner = connection()
     for _ in range(2000):
-        inner = chunk_of("none", inner, len(inner))
-    path = tmp_path / "a.bag"
-    path.write_bytes(b"#ROSBAG V2.0\n" + connection() + inner)
-    with contextlib.closing(RosBag(path)) as bag:
+        inner = ros1_chunk("none", inner, len(inner))
+    with contextlib.closing(RosBag(write_bag(tmp_path, connection(), inner))) as bag:
         assert list(bag.samples({"/camera/image"})) == []
         assert "a chunk within a chunk" in str(bag.lost)
 
@@ -176,7 +152,7 @@ def test_a_compressed_file_expands_within_limits(tmp_path: Path, bomb: bytes) ->
 
 
 def test_a_compressed_file_leaves_space_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.zstd").write_bytes(zeros(10 << 20))
+    (tmp_path / "a.zstd").write_bytes(zstd_of(repeated(bytes(MIB), 10 * MIB)))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=GIGABYTE + 1000))
     with refuses(DecompressionError, field=("1000", "TMPDIR")):
         decompress_file(tmp_path / "a.zstd", tmp_path / "a")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from sam3_node.bags.samples import Colour, Sample
 from sam3_node.errors import BagError
 from sam3_node.types import Depth, Intrinsics
 from sam3_node.wire import decode_depth
+from tests.support.damaged_recordings import write_bop, write_picture, write_tum
 from tests.support.paths import SHARED
 from tests.support.recordings import read_bag
 from tests.support.refuses import refuses
@@ -256,28 +256,6 @@ def test_pointers_and_links_to_absent_files_are_told(tmp_path: Path) -> None:
 SECOND = 10**9
 
 
-def write_picture(path: Path, depth: bool = False) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image = np.full(SIZE, 5000, np.uint16) if depth else np.full((*SIZE, 3), 90, np.uint8)
-    assert cv2.imwrite(str(path), image)
-
-
-def write_tum(folder: Path) -> Path:
-    """Write three images and their depth 10 ms later, as in fr1/desk; the depth of the last is missing."""
-    colour, depth = ["# color images", "# timestamp filename"], ["# depth maps"]
-    for index in range(3):
-        name = f"13050311{index:02}.175304.png"
-        write_picture(folder / "rgb" / name)
-        colour.append(f"13050311{index:02}.175304 rgb/{name}")
-        if index < 2:
-            write_picture(folder / "depth" / name, depth=True)
-            depth.append(f"13050311{index:02}.185304 depth/{name}")
-    (folder / "rgb.txt").write_text("\n".join(colour))
-    (folder / "depth.txt").write_text("\n".join(depth))
-    (folder / "groundtruth.txt").write_text("# no list of files")
-    return folder
-
-
 @pytest.mark.verifies(
     "recording", "TUM RGB-D", "layout", "lists, stamps and scale as published", "a sequence of the set"
 )
@@ -392,19 +370,6 @@ def test_kitti_odometry_has_its_times_and_projection(tmp_path: Path) -> None:
     frames, _ = read_bag(tmp_path)
     assert [frame.capture_ns for frame in frames] == [0, 103622400]
     assert frames[0].intrinsics == Intrinsics(718.856, 718.856, 607.1928, 185.2157)
-
-
-def write_bop(root: Path) -> Path:
-    for scene in ("000001", "000002"):
-        table = {}
-        for index in (0, 4):
-            write_picture(root / scene / "rgb" / f"{index:06}.png")
-            write_picture(root / scene / "depth" / f"{index:06}.png", depth=True)
-            for folder in ("mask", "mask_visib"):
-                write_picture(root / scene / folder / f"{index:06}_000000.png")
-            table[str(index)] = {"cam_K": [572.4, 0, 325.2, 0, 573.5, 242.0, 0, 0, 1], "depth_scale": 0.1}
-        (root / scene / "scene_camera.json").write_text(json.dumps(table))
-    return root
 
 
 @pytest.mark.verifies("recording", "BOP", "layout", "scene_camera.json as published", "a scene of the set")

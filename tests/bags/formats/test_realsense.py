@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import random
 import sqlite3
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -25,7 +23,6 @@ from tests.support.realsense_bags import (
     LENS,
     PERIOD_MS,
     RGB,
-    SIZE,
     START_MS,
     UNITS,
     Y8,
@@ -35,56 +32,27 @@ from tests.support.realsense_bags import (
     stamp_ns,
     write_bag,
 )
+from tests.support.realsense_rig import add_stream, load_rs, make_frame, record_device
 from tests.support.refuses import refuses
-
-
-def make_profile(rs: Any, stream: Stream, uid: int) -> Any:
-    lens = rs.intrinsics()
-    lens.width, lens.height, lens.fx, lens.fy, lens.ppx, lens.ppy = *SIZE[::-1], 60.0, 61.0, 31.5, 23.5
-    lens.model, lens.coeffs = rs.distortion.brown_conrady, list(COEFFS)
-    profile = rs.video_stream()
-    profile.type, profile.index, profile.uid = getattr(rs.stream, stream.kind), stream.number, uid
-    profile.width, profile.height, profile.fps, profile.bpp = *SIZE[::-1], 30, stream.bytes_per_pixel
-    profile.fmt, profile.intrinsics = getattr(rs.format, stream.form), lens
-    return profile
 
 
 def record(path: Path, streams: Sequence[Stream], frames: int = FRAMES) -> Path:
     """Record a software camera with the SDK's own recorder."""
-    rs = pytest.importorskip("pyrealsense2", exc_type=ImportError)  # its library libusb may lack, too
+    rs = load_rs()
     device = rs.software_device()
     device.register_info(rs.camera_info.name, "software")
     sensors = [device.add_sensor(f"sensor {stream.kind}") for stream in streams]
-    profiles = [
-        sensor.add_video_stream(make_profile(rs, stream, uid)).as_video_stream_profile()
-        for uid, (sensor, stream) in enumerate(zip(sensors, streams, strict=True))
-    ]
-    recorder = rs.recorder(str(path), device)
-    opened, queue = recorder.query_sensors(), rs.frame_queue(frames * len(streams))
-    for sensor in opened:
-        sensor.open(sensor.get_stream_profiles()[0])
-        sensor.start(queue)
-    for index in range(frames):
+    pairs = zip(sensors, streams, strict=True)
+    profiles = [add_stream(rs, *pair, uid, COEFFS) for uid, pair in enumerate(pairs)]
+
+    def push(index: int) -> None:
         for sensor, profile, stream in zip(sensors, profiles, streams, strict=True):
-            sensor.on_video_frame(make_frame(rs, stream, profile, index))
-    awaited = time.monotonic() + 20
-    for _ in range(frames * len(streams)):
-        queue.wait_for_frame(max(1, round(1000 * (awaited - time.monotonic()))))
-    for sensor in opened:
-        sensor.stop()
-        sensor.close()
-    return path
+            stamp_ms = START_MS + index * PERIOD_MS
+            frame = make_frame(rs, stream, profile, pixels(stream, index), index, stamp_ms, UNITS)
+            frame.domain = rs.timestamp_domain.system_time
+            sensor.on_video_frame(frame)
 
-
-def make_frame(rs: Any, stream: Stream, profile: Any, index: int) -> Any:
-    frame = rs.software_video_frame()
-    frame.pixels, frame.bpp = pixels(stream, index), stream.bytes_per_pixel
-    frame.stride = SIZE[1] * stream.bytes_per_pixel
-    frame.timestamp, frame.domain = START_MS + index * PERIOD_MS, rs.timestamp_domain.system_time
-    frame.frame_number, frame.profile = index, profile
-    if stream.kind == "depth":
-        frame.depth_units = UNITS
-    return frame
+    return record_device(path, rs, device, push, range(frames))
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +194,7 @@ def test_other_recordings_are_refused(tmp_path: Path) -> None:
 @pytest.mark.verifies("recording", "RealSense `.db3`", "own package", "lenses project as in pyrealsense2")
 @pytest.mark.parametrize("model", ["brown_conrady", "modified_brown_conrady", "inverse_brown_conrady"])
 def test_lenses_project_as_the_sdk_does(model: str) -> None:
-    rs = pytest.importorskip("pyrealsense2", exc_type=ImportError)
+    rs = load_rs()
     lens = rs.intrinsics()
     lens.width, lens.height, lens.fx, lens.fy, lens.ppx, lens.ppy = 1280, 720, 640.0, 641.0, 643.0, 357.0
     lens.model, lens.coeffs = getattr(rs.distortion, model), [-0.055, 0.066, -0.0003, 0.0008, -0.021]

@@ -19,10 +19,9 @@ from tests.support import ros_recordings as ros
 from tests.support.refuses import refuses
 
 FRAMES = 20
-ALL = frozenset(ros.TYPES)
 
 
-def read(path: Path, topics: frozenset[str] = ALL) -> tuple[list[ros.Shot], str | None]:
+def read(path: Path, topics: frozenset[str] = ros.TOPICS) -> tuple[list[ros.Shot], str | None]:
     with RosBag(path) as bag:
         return ros.decode_samples(bag.samples(topics)), bag.lost
 
@@ -306,7 +305,7 @@ def cut(path: Path) -> None:
 
 def offsets(found: list[ros.Shot]) -> list[int]:
     """Return the numbers of the parts of `split` that the messages are from."""
-    return [shot.logged_ns - shot.stamp_ns - ros.DELAY_NS for shot in found]
+    return [shot.logged_ns - shot.stamp_ns - ros.LOG_DELAY_NS for shot in found]
 
 
 def list_files(folder: Path, *names: str) -> None:

@@ -13,6 +13,7 @@ from sam3_node.bags.formats.video import VideoBag
 from sam3_node.bags.samples import Colour
 from sam3_node.errors import BagError
 from tests.support.paths import ROOT, SHARED
+from tests.support.recordings import write_film
 from tests.support.refuses import refuses
 
 VIDEOS = SHARED / "data" / "video"
@@ -32,14 +33,7 @@ def frame(index: int) -> np.ndarray:
 
 
 def write(path: Path) -> Path:
-    codec = cv2.VideoWriter.fourcc(*CODECS[path.suffix[1:]])
-    writer = cv2.VideoWriter(str(path), codec, FPS, SIZE[::-1])
-    if not writer.isOpened():
-        pytest.skip(f"OpenCV has no encoder for {path.suffix} here")
-    for index in range(FRAMES):
-        writer.write(frame(index))
-    writer.release()
-    return path
+    return write_film(path, map(frame, range(FRAMES)), FPS, CODECS[path.suffix[1:]])
 
 
 def write_by_ffmpeg(path: Path, begins_s: int = 0, interlaced: bool = False) -> Path:

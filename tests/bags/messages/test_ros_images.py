@@ -18,6 +18,7 @@ from sam3_node.bags.samples import CameraInfo, Colour, MillimetreDepth
 from sam3_node.errors import BagError
 from sam3_node.types import Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth, decode_image
+from tests.support.hostile_media import declare
 from tests.support.mcap_files import T0, WRITERS, Moment
 from tests.support.refuses import refuses
 from tests.support.ros_recordings import decoded
@@ -490,29 +491,11 @@ def test_deep_colours_are_their_high_bytes() -> None:
     assert np.abs(decode_still(encode("tiff", STILL.astype(np.uint16) * 256)).astype(int) - STILL).max() <= 1
 
 
-def declare(name: str, width: int, height: int) -> bytes:
-    """Return an image that declares another size than it has."""
-    data = bytearray(encode(name))
-    if name == "bmp":
-        struct.pack_into("<ii", data, 18, width, height)
-    elif name == "webp":
-        place = data.index(b"\x9d\x01\x2a") + 3
-        struct.pack_into("<HH", data, place, width, height)
-    elif name == "tiff":
-        (first,) = struct.unpack_from("<I", data, 4)
-        for tag, value in ((256, width), (257, height)):
-            place = next(
-                at for at in range(first + 2, len(data), 12) if data[at : at + 2] == struct.pack("<H", tag)
-            )
-            struct.pack_into("<HII", data, place + 2, 4, 1, value)
-    return bytes(data)
-
-
 @pytest.mark.parametrize("name", ["webp", "tiff", "bmp"])
 @pytest.mark.parametrize("size", [(16383, 16383), (16000, MIN_STILL_PIXELS // 16000 + 1)])
 def test_a_size_beyond_the_limit_is_refused_before_it_is_allocated(name: str, size: tuple[int, int]) -> None:
     with refuses(ValueError, field=str(name)):
-        decode_still(declare(name, *size))
+        decode_still(declare(name, encode(name), *size))
 
 
 @pytest.mark.parametrize(

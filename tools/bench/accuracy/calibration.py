@@ -22,7 +22,7 @@ from sam3_node.calibration.bundle import BoardView, expected_covariance
 from sam3_node.calibration.intrinsics import IntrinsicsResult, calibrate_intrinsics
 from sam3_node.calibration.rigid_motion import to_motions
 from sam3_node.cli.calibration_views import collect_views
-from sam3_node.geometry import Array, rigid
+from sam3_node.geometry import rigid
 from tests.support.calibration_scenes import CENTRE_M, make_hand_eye
 from tools.bench.common import SHARED, Figures, make_parser
 
@@ -96,13 +96,12 @@ def measure_hand_eye(figures: Figures, folder: Path, intrinsics: IntrinsicsResul
     used = [view for view in views if view.name in result.views]
     rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(used, "eye_in_hand", centre)
     for name, errors in rows.items():
-        show_method(figures, name, errors, len(used))
+        what, ours = f"hand-eye set, {len(used)} poses: leave-one-out error, {name}", name == hand_eye.REFINED
+        figures.add(f"{what}, position", errors.rms_mm, "mm", "under 3" if ours else "")
+        figures.add(f"{what}, orientation", errors.rms_deg, "degrees", "under 0.5" if ours else "")
     figures.add("hand-eye set: predicted 95 % bound of the position", result.position_95_m * 1e3, "mm")
-    figures.add(
-        "hand-eye set: predicted 95 % bound of the orientation",
-        float(np.degrees(result.rotation_95_rad)),
-        "degrees",
-    )
+    bound_deg = float(np.degrees(result.rotation_95_rad))
+    figures.add("hand-eye set: predicted 95 % bound of the orientation", bound_deg, "degrees")
 
 
 def read_pairs(folder: Path, intrinsics: IntrinsicsResult) -> list[hand_eye.HandEyeView]:
@@ -120,29 +119,19 @@ def read_pairs(folder: Path, intrinsics: IntrinsicsResult) -> list[hand_eye.Hand
     return views
 
 
-def show_method(figures: Figures, name: str, errors: hand_eye.LeaveOneOut, count: int) -> None:
-    ours = name == hand_eye.REFINED
-    what = f"hand-eye set, {count} poses: leave-one-out error, {name}"
-    figures.add(f"{what}, position", errors.rms_mm, "mm", "under 3" if ours else "")
-    figures.add(f"{what}, orientation", errors.rms_deg, "degrees", "under 0.5" if ours else "")
-
-
 def measure_draws(figures: Figures, draws: int) -> None:
     """Count the synthetic draws whose true pose lies within the predicted bounds."""
-    inside = [is_inside(*draw(seed)) for seed in range(draws)]
+    inside = [draw(seed) for seed in range(draws)]
     for name, share in zip(("position", "orientation"), np.mean(inside, axis=0), strict=True):
         what = f"synthetic hand-eye, {draws} draws: {name} within the predicted 95 % bound"
         figures.add(what, 100 * float(share), "of 100", "93 to 97")
 
 
-def draw(seed: int) -> tuple[Array, hand_eye.HandEyeResult]:
+def draw(seed: int) -> tuple[bool, bool]:
+    """Return if position and orientation of a draw lie within the bounds."""
     mounting = MOUNTINGS[seed % 2]
     truth, views = make_hand_eye(DRAW_VIEWS, mounting, seed=1000 + seed)
-    return truth, hand_eye.calibrate_hand_eye(views, mounting, board_centre_m=CENTRE_M)
-
-
-def is_inside(truth: Array, result: hand_eye.HandEyeResult) -> tuple[bool, bool]:
-    """Return if position and orientation lie within the bounds."""
+    result = hand_eye.calibrate_hand_eye(views, mounting, board_centre_m=CENTRE_M)
     error = to_motions((np.linalg.inv(result.parent_from_camera) @ truth)[None])[0]
     return (
         bool(np.linalg.norm(error[:3]) <= result.position_95_m),
