@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..detection.detectors import Detector, PromptSet
 from ..errors import CalibrationError, ReplayError, RequestError, Sam3NodeError
-from ..geometry import Scaling, matrix_of
+from ..geometry import Scaling
 from ..models import Features, TrackerModel
 from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import Tracker, Tracks
@@ -132,13 +132,7 @@ class Pipeline:
         """
         timer = self._timer
         timer.start()
-        image, features = self._encode(frame, prepared)
-        scaling = Scaling((frame.height, frame.width), self._model.image_size)
-        context = FrameContext(image, features, self._tracker.frame_number, scaling, frame.capture_ns)
-        robot = None
-        if self.robot is not None:
-            with timer.host("robot"):
-                context, robot = self._see_robot(frame, context, find_robot, find_joints)
+        context, robot = self._make_context(frame, prepared, find_robot, find_joints)
         tracks, shed = self._track(context, shed_level)
         cached = CachedFrame.from_step(frame, received_ns, context, tracks)
         for dropped in self._frame_cache.add(cached, shed.held if shed else ()):
@@ -169,34 +163,29 @@ class Pipeline:
             shed=shed,
         )
 
-    def _see_robot(
-        self, frame: Frame, context: FrameContext, find_robot: FindRobot, find_joints: FindJoints
+    def _make_context(
+        self, frame: Frame, prepared: PreparedFrame | None, find_robot: FindRobot, find_joints: FindJoints
     ) -> tuple[FrameContext, RobotPixels | None]:
-        """Find the robot's pixels, and return them; None if they are not known: `spatial.problem` says why.
-
-        Return also the context, with the robot in it if its pixels belong to no object.
-        """
-        assert self.robot is not None
-        view, joints, spatial = self.spatial.look(frame, find_robot(frame)), find_joints(frame), self.spatial
-        if joints is None:
-            spatial.problem, spatial.lacks_robot = "no joints of the robot at the time of the image", True
+        """Encode a frame, and find the robot's pixels; None if they are not known: `spatial.problem` says why."""
+        image, features = self._encode(frame, prepared)
+        scaling = Scaling((frame.height, frame.width), self._model.image_size)
+        context = FrameContext(image, features, self._tracker.frame_number, scaling, frame.capture_ns)
+        if self.robot is None:
             return context, None
-        if view.intrinsics is None or view.place.camera_pose is None:
-            spatial.problem = spatial.problem or (
-                "no mask of the robot, because the camera has no calibration with hand_eye (spatial.calibration)"
-            )
-            return context, None
-        try:
-            place, depth = matrix_of(view.place.camera_pose), spatial.read_depth(view)
-            robot = self.robot.see(joints, place, view.intrinsics, context.scaling.frame_size, depth)
-        except CalibrationError as error:
-            spatial.problem = f"no mask of the robot: {error}"
-            return context, None
-        if not self._exclude_robot:
+        with self._timer.host("robot"):
+            view, joints = self.spatial.look(frame, find_robot(frame)), find_joints(frame)
+            try:
+                robot = self.robot.see(joints, view, self.spatial.read_depth(view))
+            except CalibrationError as error:
+                self.spatial.problem = self.spatial.problem or f"no mask of the robot: {error}"
+                self.spatial.lacks_robot |= joints is None
+                return context, None
+            if self._exclude_robot:
+                bright, size = robot.inside.view(np.uint8) * np.uint8(255), self._model.mask_size[::-1]
+                low = cv2.resize(bright, size, interpolation=cv2.INTER_AREA) > 127
+                cover = Cover(copy_to_device(low, self._model.device), self.robot.find_covered(robot))
+                context = context._replace(robot=robot, cover=cover)
             return context, robot
-        bright, size = robot.inside.view(np.uint8) * np.uint8(255), self._model.mask_size[::-1]
-        low = copy_to_device(cv2.resize(bright, size, interpolation=cv2.INTER_AREA) > 127, self._model.device)
-        return context._replace(robot=robot, cover=Cover(low, self.robot.find_covered(robot))), robot
 
     def _track(self, context: FrameContext, shed_level: int) -> tuple[Tracks, Shed | None]:
         """Track the objects on a frame, and detect if it is time to; return also what was shed."""

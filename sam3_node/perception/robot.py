@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CalibrationError, SettingsError, require
-from ..geometry import Array, deproject, invert, project, transform_points
+from ..geometry import Array, deproject, invert, matrix_of, project, transform_points
 from ..settings import RobotSettings
 from ..types import Intrinsics, JointState, Mask, State
 from ..wire import decode_mask, encode_mask
+from .spatial import CameraView
 from .surfaces import DepthMap, Float
 
 Pixels = npt.NDArray[np.bool_]
@@ -34,8 +35,6 @@ STRIDE = 4
 """Distance in pixels of the points whose depth is compared: the others do as their neighbour."""
 PLANES = 0.5
 """Faces whose normals agree when rounded to this step are one plane, around the whole hull."""
-MAX_CORNERS = 400
-"""A hull with more is simplified, by about 0.3 % of its size."""
 EDGE_POINTS = 12
 """Points of each edge of an outline that a lens bends."""
 COVERED = 0.5
@@ -63,8 +62,6 @@ class Part(NamedTuple):
         """Return the convex hull of a trimesh mesh."""
         hull = mesh.convex_hull
         corners = transform_points(link_from_mesh, hull.vertices)
-        if len(corners) > MAX_CORNERS:  # those that are the farthest in some direction stand for the rest
-            corners = corners[np.unique((corners @ _spread_directions(MAX_CORNERS).T).argmax(axis=0))]
         faces = np.asarray(hull.face_normals) @ link_from_mesh[:3, :3].T
         _, group = np.unique(np.round(faces / PLANES), axis=0, return_inverse=True)
         sums = np.zeros((group.max() + 1, 3))
@@ -271,7 +268,7 @@ class _Measured(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an object was last: what was in view, and what the robot hides of it."""
+    """The place where an object was last: what was in view, and what the robot hides of it."""
 
     mask: Mask
     whole_px: int
@@ -279,7 +276,7 @@ class Place(NamedTuple):
 
 
 class RobotPixels(NamedTuple):
-    """What is known of the robot on a frame."""
+    """The robot on a frame."""
 
     joints: JointState
     inside: Pixels
@@ -300,18 +297,17 @@ class RobotStage:
         self._view: View | None = None
         self._places: dict[int, Place] = {}
 
-    def see(
-        self,
-        joints: JointState,
-        base_from_camera: Array,
-        intrinsics: Intrinsics,
-        size: tuple[int, int],
-        depth: DepthMap | None,
-    ) -> RobotPixels:
-        """Return the robot's pixels on a frame of `size`, taken at these joints. Raises CalibrationError."""
-        if self._view is None or (self._view.intrinsics, self._view.size) != (intrinsics, size):
-            self._view = View(intrinsics, size)
-        camera_from_link = invert(base_from_camera) @ self._body.place(joints.positions)
+    def see(self, joints: JointState | None, camera: CameraView, depth: DepthMap | None) -> RobotPixels:
+        """Return the robot's pixels on a frame, taken at these joints. Raises CalibrationError if something lacks."""
+        if joints is None:
+            raise CalibrationError("expected joints at the time of the image, found none")
+        if camera.intrinsics is None or camera.place.camera_pose is None:
+            raise CalibrationError("expected a calibration with hand_eye in spatial.calibration, found none")
+        size = camera.frame.height, camera.frame.width
+        if self._view is None or (self._view.intrinsics, self._view.size) != (camera.intrinsics, size):
+            self._view = View(camera.intrinsics, size)
+        camera_from_base = invert(matrix_of(camera.place.camera_pose))
+        camera_from_link = camera_from_base @ self._body.place(joints.positions)
         return RobotPixels(joints, self._body.draw(camera_from_link, self._view, depth, self._margin_m))
 
     def find_covered(self, robot: RobotPixels) -> frozenset[int]:
@@ -387,14 +383,6 @@ def _load_mesh(path: Path, named: Any) -> Any:
         raise SettingsError(f"robot.urdf: expected the mesh {named.filename} near {path}, found no such file")
     mesh = require("trimesh", "robot").load_scene(str(file)).to_mesh()
     return mesh if named.scale is None else mesh.apply_scale(named.scale)
-
-
-def _spread_directions(count: int) -> Array:
-    """Return directions [count, 3] spread evenly over the sphere: a spiral at the golden angle."""
-    z = 1 - (2 * np.arange(count) + 1) / count
-    angle = np.pi * (3 - 5**0.5) * np.arange(count)
-    flat = np.sqrt(1 - z * z)
-    return np.stack([flat * np.cos(angle), flat * np.sin(angle), z], axis=1)
 
 
 def _or_identity(origin: Array | None) -> Array:

@@ -58,7 +58,7 @@ class MeasuredPoints(NamedTuple):
 
 
 class CameraView(NamedTuple):
-    """What is known of the camera on one frame."""
+    """The camera on one frame."""
 
     frame: Frame
     place: SpatialFrame

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..bags.bag import open_bag
 from ..bags.formats.mcap import count_messages
@@ -34,6 +34,7 @@ from .lerobot_dataset import check_lerobot
 from .outputs import Dataset
 from .store import local_bag
 
+Found = TypeVar("Found")
 FramePlace = tuple[str, int]
 """Camera and seq of a frame."""
 
@@ -142,15 +143,7 @@ class Schedule(Closeable):
                 "a camera is on the gripper, and the recording has no poses of the gripper in the base: objects of "
                 "that camera have no positions in the base"
             )
-        max_gap_ns = round(self.settings.spatial.max_pose_gap_ms * 1e6)
-
-        def find(frame: Frame) -> FramePose | None:
-            try:
-                return pose_at(tracks[frame.clock], frame, max_gap_ns)
-            except CalibrationError:
-                return None
-
-        return find
+        return self._make_finder(lambda frame, max_gap_ns: pose_at(tracks[frame.clock], frame, max_gap_ns))
 
     def _make_joint_finder(self) -> Callable[[Frame], JointState | None]:
         """Return a function that gives the robot's joints at a frame, from its messages or the recorded masks."""
@@ -159,23 +152,27 @@ class Schedule(Closeable):
             return lambda _: None
         tracks: defaultdict[Clock, JointTrack] = defaultdict(JointTrack)
         recorded = [joints for joints in self._bag.joints() if joints.robot == settings.name]
-        for joints in recorded or (
-            masks.joints for masks in self.recorded_masks() if masks.joints is not None
-        ):
+        for joints in recorded or filter(None, (masks.joints for masks in self.recorded_masks())):
             tracks[joints.clock].add_joints(joints)
         if not tracks:
             self.notes.add(
                 f"the recording has no joints of {settings.name}: no pixels of the robot are known"
             )
+        return self._make_finder(
+            lambda frame, max_gap_ns: tracks[frame.clock].find(frame.capture_ns, max_gap_ns)
+        )
+
+    def _make_finder(self, find: Callable[[Frame, int], Found]) -> Callable[[Frame], Found | None]:
+        """Return a function that gives what is known at a frame; None where the nearest is too far."""
         max_gap_ns = round(self.settings.spatial.max_pose_gap_ms * 1e6)
 
-        def find(frame: Frame) -> JointState | None:
+        def find_or_none(frame: Frame) -> Found | None:
             try:
-                return tracks[frame.clock].find(frame.capture_ns, max_gap_ns)
+                return find(frame, max_gap_ns)
             except CalibrationError:
                 return None
 
-        return find
+        return find_or_none
 
     def _read_gripper_poses(self) -> Iterator[FramePose]:
         gripper = [pose for pose in self._bag.robot_poses() if (pose.frame, pose.parent) == (GRIPPER, BASE)]

@@ -193,7 +193,7 @@ def catching_key(object_id: int) -> int:
 
 
 class Cover(NamedTuple):
-    """What stands in front of the objects on a frame."""
+    """The pixels in front of the objects on a frame, and the objects behind them."""
 
     pixels: Tensor
     """bool [h, w] at the size of low-resolution masks, on the model's device"""

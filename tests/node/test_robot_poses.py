@@ -88,7 +88,7 @@ def test_only_the_grippers_poses_in_the_base_count_and_only_on_the_clock_of_the_
 
 
 def test_joints_are_interpolated_and_extrapolated_within_bounds(publisher: PosePublisher) -> None:
-    """Of this robot alone; a joint without limits may jump from pi to -pi."""
+    """A joint without limits may jump from pi to -pi. Those of other robots do not count."""
     settings = SpatialSettings(poses=publisher.endpoint, max_pose_gap_ms=20, max_pose_ahead_ms=10)
     turns = ((100, 3.1), (110, -3.1), (150, 1.0), (160, 2.0))
     states = [JointState("arm", ms * MS, {"elbow": ms / 1000, "wrist": wrist}) for ms, wrist in turns]

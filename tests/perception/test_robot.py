@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from sam3_node.errors import CalibrationError, SettingsError
-from sam3_node.geometry import Array, deproject, invert, rigid, rotation_from_vector
+from sam3_node.geometry import Array, deproject, invert, pose_of, rigid, rotation_from_vector
 from sam3_node.perception.robot import STRIDE, Pixels, RobotBody, RobotStage, View
+from sam3_node.perception.spatial import CameraView, SpatialFrame
 from sam3_node.perception.surfaces import DepthMap, RayMap
 from sam3_node.settings import RobotSettings
-from sam3_node.types import Intrinsics, JointState
+from sam3_node.types import Frame, Intrinsics, JointState
 from tests.support.refuses import refuses
 
 trimesh = pytest.importorskip("trimesh", reason="needs the extra robot")
@@ -94,6 +95,13 @@ def look(eye: Any, target: Any) -> Array:
     return rigid(np.stack([right, np.cross(forward, right), forward], axis=1), eye)
 
 
+def see_from(camera: Array) -> CameraView:
+    frame = Frame("cam0", 0, 0, SIZE[1], SIZE[0], "bgr8", b"")
+    return CameraView(
+        frame, SpatialFrame(None, pose_of(camera, "camera", "base", 0, "system")), PINHOLE, True
+    )
+
+
 def grown(inside: Pixels, px: int = 1) -> Pixels:
     """Return the pixels at most `px` from these along both axes."""
     return cv2.dilate(inside.astype(np.uint8), np.ones((2 * px + 1, 2 * px + 1), np.uint8)) > 0
@@ -168,11 +176,11 @@ def test_with_depth_only_what_lies_on_the_body_is_the_robot(body: RobotBody, tru
     z[unknown] = 0
     depth = DepthMap(np.round(z * 1000).astype(np.uint16), 0.001, RayMap().rays(PINHOLE, SIZE), 305.0)
     stage, joints = RobotStage(body, RobotSettings(depth_margin_m=0.02)), JointState("robot", 0, positions)
-    seen = stage.see(joints, camera, PINHOLE, SIZE, depth).inside
+    seen = stage.see(joints, see_from(camera), depth).inside
     assert (seen & ~grown(drawn & ~front, STRIDE)).sum() < 0.01 * drawn.sum()
     assert (drawn & ~front & ~grown(seen, STRIDE)).sum() < 0.01 * drawn.sum()
     # what a wrong calibration puts in front of the background, or of another thing, is not the robot
-    shifted = stage.see(joints, rigid(np.eye(3), (0, 0.2, 0)) @ camera, PINHOLE, SIZE, depth).inside
+    shifted = stage.see(joints, see_from(rigid(np.eye(3), (0, 0.2, 0)) @ camera), depth).inside
     assert shifted[z > 0].sum() < 0.1 * drawn.sum()
 
 

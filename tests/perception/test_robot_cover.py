@@ -1,4 +1,4 @@
-"""What the robot covers: no pixel of it in a mask, and objects under it that wait until it has gone."""
+"""Masks without the robot's pixels, and objects under it that wait until it has gone."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_detection_of_the_robot_is_dropped(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("hand_eye", "joints", "problem"),
-    [(True, {}, "no joints"), (True, {"j1": 0.0}, "the joint slide"), (False, None, "hand_eye")],
+    [(True, {}, "expected joints"), (True, {"j1": 0.0}, "the joint slide"), (False, None, "hand_eye")],
 )
 def test_without_joints_or_calibration_nothing_is_excluded(
     nano: TrackerModel, hand_eye: bool, joints: dict[str, float] | None, problem: str
