@@ -121,14 +121,13 @@ class RobotBody:
     def place(self, positions: Mapping[str, float]) -> Array:
         """Return base_from_link [n, 4, 4] at joint positions, radians or metres.
 
-        A joint without a position is at its zero, or at the nearest limit. Raises CalibrationError if none has one.
+        A joint without a position is at zero. Raises CalibrationError if none has one.
         """
         if self._moves and not positions.keys() & set(self.joints):
             raise CalibrationError(
                 f"expected joints {', '.join(self.joints)} of robot.urdf, found {', '.join(positions)[:200] or 'none'}"
             )
-        known = {joint.name: positions.get(joint.name, _find_rest(joint)) for joint in self._moves}
-        angles = np.array([_find_position(joint, known) for joint in self._joints])[:, None, None]
+        angles = np.array([_find_position(joint, positions) for joint in self._joints])[:, None, None]
         motion = np.tile(np.eye(4), (len(self._joints), 1, 1))
         # Rodrigues' formula
         motion[:, :3, :3] += np.sin(angles) * self._cross + (1 - np.cos(angles)) * self._cross @ self._cross
@@ -394,21 +393,12 @@ def _unit(axis: Array | None) -> Array:
     return found / np.linalg.norm(found)
 
 
-def _find_rest(joint: Any) -> float:
-    """Return zero, or the limit of a joint that is nearest to it."""
-    limit = joint.limit
-    low, high = (None, None) if limit is None else (limit.lower, limit.upper)
-    if joint.type == "continuous" or low is None or high is None:
-        return 0.0
-    return float(np.clip(0.0, low, high))
-
-
-def _find_position(joint: Any, known: Mapping[str, float]) -> float:
+def _find_position(joint: Any, positions: Mapping[str, float]) -> float:
     """Return the position of any joint, also of one that mimics another."""
     if joint.type not in _MOVING or joint.mimic is None:
-        return known.get(joint.name, 0.0)
+        return positions.get(joint.name, 0.0)
     factor = 1.0 if joint.mimic.multiplier is None else joint.mimic.multiplier
-    position: float = factor * known.get(joint.mimic.joint, 0.0) + (joint.mimic.offset or 0.0)
+    position: float = factor * positions.get(joint.mimic.joint, 0.0) + (joint.mimic.offset or 0.0)
     return position
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -110,6 +109,9 @@ class Tracker(SavedFields):
             object_id for object_id in self.ids if object_id not in checked and object_id not in held
         ]
         results = dict(zip(following, self._follow(features, following, frame, cover), strict=True))
+        for object_id in cover.ids & results.keys() if cover else ():
+            track = results[object_id]
+            results[object_id] = track._replace(visible=torch.zeros_like(track.visible))
         for object_id, prompt in checked.items():
             results[object_id] = self._condition(features, frame, object_id, prompt)
         self.frame_number += 1
@@ -269,7 +271,7 @@ class Tracker(SavedFields):
         hidden = np.array([cover is not None and object_id in cover.ids for object_id in ids])
         if isinstance(self.bank, LastMasks):
             decoded = self.bank.follow(features, rows, frame, hidden)
-            return _split_covered(cover.cut(decoded) if cover else decoded, hidden)
+            return split_tracks(cover.cut(decoded) if cover else decoded, len(ids))
         top = self._read(features.top, rows, frame)
         if model.is_compiled:
             top = top.contiguous()  # a compiled decoder is made for one order of values in memory
@@ -282,7 +284,7 @@ class Tracker(SavedFields):
         elif not hidden.all():
             seen = copy_to_device(np.flatnonzero(~hidden), memory.device)
             self.bank.write(rows[~hidden], frame, memory[seen], Decoded(*(part[seen] for part in decoded)))
-        return _split_covered(decoded, hidden)
+        return split_tracks(decoded, len(ids))
 
     def _read(self, top: Tensor, rows: Ints, frame: int) -> Tensor:
         """Return the image tokens of N objects, [N, C, h, w], which have attended to the memories before `frame`.
@@ -436,14 +438,6 @@ class Tracker(SavedFields):
             return Tracks([], logits, nothing, nothing.bool(), nothing, pointers)
         columns = zip(*(results[object_id] for object_id in ids), strict=True)
         return Tracks(ids, *(torch.stack(column) for column in columns))
-
-
-def _split_covered(decoded: Decoded, hidden: npt.NDArray[np.bool_]) -> list[Track]:
-    """Return the tracks of all objects. Those that are hidden are not visible, whatever was decoded."""
-    return [
-        track._replace(visible=torch.zeros_like(track.visible)) if is_hidden else track
-        for track, is_hidden in zip(split_tracks(decoded, len(hidden)), hidden.tolist(), strict=True)
-    ]
 
 
 def _read_limits(read: Run) -> tuple[bool, int | None]:
