@@ -22,7 +22,7 @@ from pydantic_settings import EnvSettingsSource, NoDecode
 from pydantic_settings.exceptions import SettingsError as EnvironmentDecodeError
 
 from .errors import SettingsError, did_you_mean
-from .types import ColourEncoding, Delivery, MaskEncoding, is_loopback
+from .types import Address, ColourEncoding, Delivery, MaskEncoding, is_loopback, split_address
 
 Layers = Mapping[str, Mapping[str, Any]]
 
@@ -189,6 +189,13 @@ class TransportSettings(Section):
                 f"{command} needs transport.delivery = 'newest': with 'every' each message goes to one receiver, and "
                 f"{command} would take frames from the node and masks from the policy"
             )
+
+
+def read_address(setting: str, text: str, example: str) -> Address:
+    """Return the parts of HOST:PORT, the value of a setting. Raises SettingsError for anything else."""
+    if (address := split_address(text)) is None:
+        raise SettingsError(f"{setting}: expected HOST:PORT such as {example}, found {text!r:.80}")
+    return address
 
 
 class CameraSettings(Section):
@@ -461,11 +468,7 @@ class BridgeSettings(Section):
 class GroupSettings(Section):
     processes: Annotated[
         tuple[Literal["camera", "node", "watch", "record", "console"], ...], *CommaSeparated
-    ] = (
-        "camera",
-        "node",
-        "watch",
-    )
+    ] = ("camera", "node", "watch")
     """Processes that launch/start starts, in this order. When one ends, it stops all."""
     cameras: tuple[CameraSettings, ...] = ()
     """Several cameras; the n-th uses the n-th endpoint of transport.frames. Empty: start the camera of [camera]."""

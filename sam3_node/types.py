@@ -157,6 +157,11 @@ class Address(NamedTuple):
         """True if only this machine can connect."""
         return is_loopback(self.host)
 
+    def make_url(self, scheme: str, port: int) -> str:
+        """Return the URL of the port that was bound."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{port}"
+
 
 def split_address(text: str) -> Address | None:
     """Return the parts of HOST:PORT or [IPV6]:PORT, None for anything else."""

@@ -358,8 +358,7 @@ def test_the_calibration_examples_run() -> None:
 
 
 def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    try:
+    with Rig(tmp_path) as rig:
         rig.node()
         rig.camera()
         with rig.client() as client:
@@ -382,5 +381,3 @@ def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
         assert re.fullmatch(expected, printed)
         reader = block_with("docs/wire-v1.md", "def read_masks")
         run(f"{reader}\nseq, masks = next(read_masks({rig.masks!r}))\nassert masks[1].shape == (240, 320)")
-    finally:
-        rig.close()

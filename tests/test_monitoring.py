@@ -10,7 +10,7 @@ import threading
 import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,7 @@ needs_prometheus = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HealthyNode]:
     """Return a node that has stepped frames, has tracks and has refused some input."""
-    with ExitStack() as opened:
-        served = HealthyNode(tmp_path_factory.mktemp("monitored"), opened, deadline_s=600.0)
+    with HealthyNode(tmp_path_factory.mktemp("monitored"), deadline_s=600.0) as served:
         until(lambda: served.send_as() and ask(served.url, "/readyz")[0] == 200, "masks")
         served.client.call("add_object", points=[[30, 20]])
         until(lambda: served.send_as() and "state=" in ask(served.url, "/metrics")[1], "tracks")

@@ -24,11 +24,10 @@ pytestmark = pytest.mark.skipif(not VIDEO.is_file(), reason="no real video here"
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """A camera that plays the video faster than the node can follow, and the node."""
-    rig = Rig(tmp_path_factory.mktemp("rig"))
-    rig.node()
-    rig.start("camera", f"video:{VIDEO}", CAMERA__FPS="120", CAMERA__LOOP="true")
-    yield rig
-    rig.close()
+    with Rig(tmp_path_factory.mktemp("rig")) as rig:
+        rig.node()
+        rig.start("camera", f"video:{VIDEO}", CAMERA__FPS="120", CAMERA__LOOP="true")
+        yield rig
 
 
 @pytest.fixture(scope="module")

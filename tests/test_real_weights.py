@@ -45,11 +45,10 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    rig = Rig(tmp_path_factory.mktemp("rig"))
-    rig.environment["SAM3_MODEL__THREADS"] = "0"
-    rig.node(MODEL__NAME=str(WEIGHTS), TRANSPORT__DELIVERY="every")
-    yield rig
-    rig.close()
+    with Rig(tmp_path_factory.mktemp("rig")) as rig:
+        rig.environment["SAM3_MODEL__THREADS"] = "0"
+        rig.node(MODEL__NAME=str(WEIGHTS), TRANSPORT__DELIVERY="every")
+        yield rig
 
 
 @pytest.fixture(scope="module")

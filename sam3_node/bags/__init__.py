@@ -5,12 +5,4 @@ from .native import Pose
 from .native.reader import LabelledClip, RecordingReader, read_masks
 from .native.writer import RecordingWriter
 
-__all__ = [
-    "Bag",
-    "LabelledClip",
-    "Pose",
-    "RecordingReader",
-    "RecordingWriter",
-    "open_bag",
-    "read_masks",
-]
+__all__ = ["Bag", "LabelledClip", "Pose", "RecordingReader", "RecordingWriter", "open_bag", "read_masks"]

@@ -13,9 +13,9 @@ from typing import Any
 from ..bags.messages import foxglove_out
 from ..bags.messages.foxglove_out import Encoded
 from ..errors import SettingsError, TransportError, WireError, require
-from ..settings import Settings
+from ..settings import Settings, read_address
 from ..transport.mask_pairing import MAX_CAMERAS
-from ..types import Address, Frame, MaskFrame, split_address
+from ..types import Address, Frame, MaskFrame
 
 EXTRA = "foxglove"
 MAX_BACKLOG = 16
@@ -32,7 +32,7 @@ class FoxgloveServer:
     """
 
     def __init__(self, settings: Settings) -> None:
-        address = read_address(settings)
+        address = safe_address(settings)
         self._sdk = require("foxglove", EXTRA)
         for module in ("foxglove_schemas_protobuf.SceneUpdate_pb2", "mcap_protobuf.schema"):
             require(module, EXTRA)
@@ -52,8 +52,7 @@ class FoxgloveServer:
                 f"cannot serve Foxglove at {address.host}:{address.port}: {error}; stop the process that uses it, or "
                 "set bridge.bind"
             ) from error
-        name = f"[{address.host}]" if ":" in address.host else address.host
-        self.url = f"ws://{name}:{self._server.port}"
+        self.url = address.make_url("ws", self._server.port)
         """Address to open in Foxglove."""
 
     def show(self, frame: Frame | None, masks: MaskFrame) -> bool:
@@ -105,13 +104,9 @@ class FoxgloveServer:
         return channels
 
 
-def read_address(settings: Settings) -> Address:
+def safe_address(settings: Settings) -> Address:
     """Return where to listen. Raises SettingsError for another address than loopback without bridge.insecure."""
-    address = split_address(settings.bridge.bind)
-    if address is None:
-        raise SettingsError(
-            f"bridge.bind: expected HOST:PORT such as 127.0.0.1:8765, found {settings.bridge.bind!r:.80}"
-        )
+    address = read_address("bridge.bind", settings.bridge.bind, "127.0.0.1:8765")
     if not address.is_loopback and not settings.bridge.insecure:
         raise SettingsError(
             f"bridge.bind: expected 127.0.0.1, found {address.host}: anyone who can connect would see the pictures. "

@@ -115,8 +115,7 @@ def _add_vocabulary(commands: Commands) -> None:
         dest="sources",
     )
     build.add_path(
-        "--encoder FOLDER",
-        "CLIP text encoder, in the layout of transformers, for phrases without a vector",
+        "--encoder FOLDER", "CLIP text encoder, in the layout of transformers, for phrases without a vector"
     )
     build.add(
         "--model NAME",

@@ -17,7 +17,7 @@ from typing import Any, cast
 from ..errors import AuthenticationError, NodeRestarted, NotSeenError, RequestError, TransportError
 from ..transport import ControlClient, MaskSubscriber, Security, ask_server
 from ..transport.sockets import SocketOwner
-from ..types import Delivery, Job, MaskFrame, Priority, resume
+from ..types import Delivery, Job, MaskFrame, Priority, closed_on_error, resume
 from ..wire import Fields
 from . import values
 from .diagnosis import Wanted, diagnose, find_sending_camera
@@ -79,11 +79,8 @@ class PerceptionClient(SocketOwner):
         self._closed = False
         self._timeout_ms = timeout_ms
         self._control = ControlClient(control, timeout_ms, security)
-        try:
+        with closed_on_error(self._control):
             self._masks = MaskSubscriber(masks, delivery, cameras, security, lazy=True)
-        except BaseException:
-            self._control.close()
-            raise
 
     @property
     def connected(self) -> bool:

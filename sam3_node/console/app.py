@@ -28,8 +28,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ..errors import NoAnswerError, RequestError, Sam3NodeError, SettingsError, WireError
-from ..settings import Settings
-from ..types import is_loopback, split_address
+from ..settings import Settings, read_address
+from ..types import Address, is_loopback
 from .controls import Controls
 from .recorded import RecordedViews
 from .views import FrameView, LiveViews, pack_view
@@ -52,10 +52,7 @@ HEADERS = {
 class Binding(NamedTuple):
     """The console's address. Without certificate it speaks HTTP, on loopback only."""
 
-    host: str
-    port: int
-    is_loopback: bool
-    """True if only this machine can connect"""
+    address: Address
     certificate: Path | None
     key: Path | None
     asks_token: bool
@@ -69,11 +66,7 @@ class Binding(NamedTuple):
 def read_binding(settings: Settings) -> Binding:
     """Return where to listen. Raises SettingsError for another address than loopback without TLS."""
     console = settings.console
-    address = split_address(console.bind)
-    if address is None:
-        raise SettingsError(
-            f"console.bind: expected HOST:PORT such as 127.0.0.1:8460, found {console.bind!r:.80}"
-        )
+    address = read_address("console.bind", console.bind, "127.0.0.1:8460")
     if (console.certificate is None) != (console.key is None):
         raise SettingsError("console.certificate and console.key: expected both or none, found one")
     for name, path in (("certificate", console.certificate), ("key", console.key)):
@@ -84,15 +77,15 @@ def read_binding(settings: Settings) -> Binding:
             f"console.bind: expected 127.0.0.1, or TLS for others; found {address.host} without console.certificate "
             "and console.key. On this network, everybody could read the token and see the pictures"
         )
-    is_loopback = address.is_loopback
-    return Binding(*address, is_loopback, console.certificate, console.key, console.token or not is_loopback)
+    asks_token = console.token or not address.is_loopback
+    return Binding(address, console.certificate, console.key, asks_token)
 
 
 class AccessControl:
     """An ASGI application in front of another one. It refuses strangers, and adds HEADERS to every answer."""
 
     def __init__(self, app: ASGIApp, binding: Binding) -> None:
-        self.port = binding.port
+        self.port = binding.address.port
         """Port of the socket, which is known after it is bound."""
         self.token = secrets.token_urlsafe(24) if binding.asks_token else None
         self._app, self._binding = app, binding
@@ -130,7 +123,8 @@ class AccessControl:
         request = HTTPConnection(scope)
         host = request.headers.get("host", "")
         name = host.rpartition(":")[0] or host
-        if self._binding.is_loopback and not is_loopback(name.strip("[]")):  # a tunnel may have another port
+        # a tunnel may have another port
+        if self._binding.address.is_loopback and not is_loopback(name.strip("[]")):
             return 403, "expected a request for 127.0.0.1, found one for another host"
         changes = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD")
         if changes and request.headers.get("origin") != f"{self._binding.scheme}://{host}":

@@ -94,14 +94,16 @@ async def _serve(
 
 def _bind(binding: Binding) -> socket.socket:
     """Return a listening socket. Raises TransportError if the address is in use or not of this machine."""
-    family = socket.AF_INET6 if ":" in binding.host else socket.AF_INET
-    what = f"cannot bind the console to {binding.host}:{binding.port}"
+    host, port = binding.address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    what = f"cannot bind the console to {host}:{port}"
     with explain_os_error(TransportError, what, "; stop the process that uses it, or set console.bind"):
-        return socket.create_server((binding.host, binding.port), family=family)
+        return socket.create_server(binding.address, family=family)
 
 
 def _make_url(binding: Binding, console: Console) -> str:
-    host = "127.0.0.1" if binding.host == "0.0.0.0" else binding.host
-    name = f"[{host}]" if ":" in host else host
+    address = binding.address
+    if address.host == "0.0.0.0":
+        address = address._replace(host="127.0.0.1")
     fragment = f"#token={console.access.token}" if console.access.token else ""
-    return f"{binding.scheme}://{name}:{console.access.port}/{fragment}"
+    return f"{address.make_url(binding.scheme, console.access.port)}/{fragment}"

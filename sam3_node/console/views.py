@@ -23,7 +23,7 @@ from ..errors import Sam3NodeError, TransportError, WireError
 from ..settings import Settings
 from ..transport import ControlClient, MaskPairing, Security, StreamTap
 from ..transport.mask_pairing import MAX_CAMERAS
-from ..types import Buffer, Closeable, Frame, Instance, Mask, MaskFrame, keep_newest
+from ..types import Buffer, Closeable, Frame, Instance, Mask, MaskFrame, closed_on_error, keep_newest
 from ..wire import EVENTS_TOPIC, Event, decode_image, encode_image, unpack_event
 
 JPEG_QUALITY = 85
@@ -169,11 +169,8 @@ class LiveViews(Closeable):
         self._closing = threading.Event()
         security = Security.from_settings(transport)
         self._control = ControlClient(transport.control, STATUS_TIMEOUT_MS, security)
-        try:
+        with closed_on_error(self._control):
             self._tap = StreamTap(transport.frames, transport.masks, (), QUEUE_BYTES, security=security)
-        except BaseException:
-            self._control.close()
-            raise
         self._threads = [
             threading.Thread(target=run, name=f"console {run.__name__}", daemon=True)
             for run in (self._receive, self._ask)

@@ -341,11 +341,10 @@ def _reading(name: str, files: str) -> Iterator[None]:
 
 def _find(name: str, file: str, **options: Any) -> str | None:
     """Return the path of a file of a folder or hub repository; None if there is none."""
-    path: str | None = cached_file(
+    return cached_file(
         name,
         file,
         **options,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return path

@@ -17,10 +17,10 @@ from http.server import BaseHTTPRequestHandler
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import MissingExtraError, SettingsError, TransportError, find_version, require
+from ..errors import MissingExtraError, TransportError, find_version, require
 from ..files import explain_os_error
-from ..settings import Settings
-from ..types import Closeable, is_loopback, split_address
+from ..settings import Settings, read_address
+from ..types import Closeable, is_loopback
 from .status import Histogram, NodeStatus, Verdict
 
 if TYPE_CHECKING:
@@ -85,14 +85,11 @@ class HealthServer(Closeable):
     """
 
     def __init__(self, bind: str, pages: Pages) -> None:
-        address = split_address(bind)
-        if address is None:
-            raise SettingsError(f"health.bind: expected HOST:PORT such as 127.0.0.1:9464, found {bind!r:.80}")
+        address = read_address("health.bind", bind, "127.0.0.1:9464")
         remedy = "; stop the process that uses it, or set health.bind"
         with explain_os_error(TransportError, f"cannot bind the health endpoint to {bind}", remedy):
             self._server = _Server(address, pages)
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        self.url = f"http://{host}:{self._server.server_address[1]}"
+        self.url = address.make_url("http", self._server.server_address[1])
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(POLL_S,), name="health", daemon=True
         )

@@ -98,12 +98,7 @@ class Node:
         stack.callback(self.output.bind().close, LINGER_MS)
         session = LiveIdentity(self.cameras.silent_s, settings.tracker.max_prompt_age_s, live)
         self._control = stack.enter_context(
-            ControlServer(
-                settings.transport.control,
-                self._answer_now,
-                session.node,
-                security,
-            )
+            ControlServer(settings.transport.control, self._answer_now, session.node, security)
         )
         self.perception = self.output.perception = Perception.load(settings)
         self.perception.session = session

@@ -167,10 +167,7 @@ class CameraStats:
     """
 
     def __init__(
-        self,
-        camera: str = "",
-        silent_s: Callable[[], float | None] = lambda: None,
-        budget_ms: float = 0.0,
+        self, camera: str = "", silent_s: Callable[[], float | None] = lambda: None, budget_ms: float = 0.0
     ) -> None:
         self.stepped = self.failed = self.skipped = 0
         self.too_old = self.clock_ahead = self.withheld = 0

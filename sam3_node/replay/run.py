@@ -31,10 +31,7 @@ from .store import ReplayCounts, Summary, open_store
 Load = Callable[[Settings], Perception]
 SPAN_FINDERS: dict[
     Strategy, Callable[[Iterable[MaskFrame], float, Sequence[int]], Iterator[second_pass.Span]]
-] = {
-    "bidirectional": second_pass.find_bidirectional_spans,
-    "multi-shot": second_pass.find_multi_shot_spans,
-}
+] = {"bidirectional": second_pass.find_bidirectional_spans, "multi-shot": second_pass.find_multi_shot_spans}
 """For each strategy with a second pass: finds the spans to track again, from the first pass's masks,
 `detector.min_track_score`, and the numbers at which episodes begin."""
 THREADS = 2

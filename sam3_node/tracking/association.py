@@ -136,10 +136,7 @@ def _find_unique(duplicate_detections: Floats, duplicate_iou: float) -> Bools:
 def _find_uncovered(scores: PairwiseScores, matched: set[int], max_overlap: float) -> Bools:
     """Return bool [D]: True for detections that are not matched and do not cover any object."""
     overlap = np.maximum(scores.mask_iou, scores.box_iou).max(axis=0, initial=0)
-    uncovered: Bools = (overlap < max_overlap) & np.array(
-        [d not in matched for d in range(len(overlap))], bool
-    )
-    return uncovered
+    return (overlap < max_overlap) & np.array([d not in matched for d in range(len(overlap))], bool)
 
 
 def mask_iou(first: Tensor, second: Tensor) -> Tensor:

@@ -73,9 +73,8 @@ class ConfidenceEstimator:
         self._rows: dict[int, int] = {}
         self._free = list(range(capacity))
         self._history = TrackHistory(capacity, (grid_side(side),) * 2)
-        self._pointers: Floats32 = np.zeros(
-            (capacity, channels), np.float32
-        )  # of length 1, or 0 while unknown
+        # of length 1, or 0 while unknown
+        self._pointers: Floats32 = np.zeros((capacity, channels), np.float32)
         self._carried: Floats = np.zeros(capacity)
 
     def start(self, object_id: int, levels: LevelSets) -> None:
@@ -158,8 +157,7 @@ class ConfidenceEstimator:
             departure.shape,
             self._carried[rows],
         ]
-        features: Floats = _finite(np.stack(columns, axis=1))
-        return features
+        return _finite(np.stack(columns, axis=1))
 
     def _add(self, object_id: int) -> int:
         row = self._rows[object_id] = self._free.pop(0)
@@ -195,10 +193,8 @@ def _finite(values: Any) -> Any:
 
 def _normalise(pointers: Floats32) -> Floats32:
     length = np.sqrt(np.einsum("nc,nc->n", pointers, pointers))
-    unit: Floats32 = (pointers / np.maximum(length, 1e-6)[:, None]).astype(np.float32)
-    return unit
+    return (pointers / np.maximum(length, 1e-6)[:, None]).astype(np.float32)
 
 
 def _sigmoid(values: Floats) -> Floats:
-    result: Floats = 1 / (1 + np.exp(-np.clip(values, -30, 30)))
-    return result
+    return 1 / (1 + np.exp(-np.clip(values, -30, 30)))

@@ -445,9 +445,8 @@ class MemoryBank:
         prompted = self._conditioning_slots(
             conditioning, self._ring, np.full_like(conditioning, self._num_maskmem - 1)
         )
-        conditioning[:, self._anchor] = (
-            NO_FRAME  # it comes last, since the first is the newest prompted frame
-        )
+        # it comes last, since the first is the newest prompted frame
+        conditioning[:, self._anchor] = NO_FRAME
         newest_first = np.argsort(-conditioning, axis=1, kind="stable")
         return _join(
             rows * self.features.shape[1],

@@ -136,9 +136,8 @@ FREE_GROWTH = 0.25  # change of log area a frame that counts as gradual
 MAX_HIDDEN = 8  # frames without a mask after which the tolerance for its place and size grows no more
 VELOCITY_GAIN = 0.5  # share of the newest displacement in the velocity
 FORGET = 0.8  # share of an offset that a sure frame leaves
-RECOVERY = (
-    0.003  # share of an offset, and change of log area, that a frame with good evidence of its own takes back
-)
+# share of an offset, and change of log area, that a frame with good evidence of its own takes back
+RECOVERY = 0.003
 
 
 class Departure(NamedTuple):
@@ -174,9 +173,8 @@ class TrackHistory(RowTables):
     """Histories of up to `capacity` objects with masks on a grid of `size` (height, width) cells."""
 
     def __init__(self, capacity: int, size: tuple[int, int]) -> None:
-        self._areas: Floats = np.zeros(
-            (capacity, AREAS)
-        )  # logarithms, a ring; at first all have the prompt's area
+        # logarithms, a ring; at first all have the prompt's area
+        self._areas: Floats = np.zeros((capacity, AREAS))
         self._writes: Ints = np.zeros(capacity, np.int64)
         self._last: Floats = np.zeros((capacity, 3))  # log area, centre
         self._velocity: Floats = np.zeros((capacity, 2))
@@ -314,9 +312,8 @@ MIN_AREA = 16  # cells; the areas of smaller masks say nothing
 MIN_MARGIN = 2  # cells that the centre of a mask may lie outside of the last mask's box, at least
 MAX_GAP = 8  # frames without a mask after which tolerances grow no more
 ALIKE = 0.8  # IoU of two masks brought to one place, area and direction from which their shapes are alike
-SAME_AREA = (
-    0.15  # departure of the log area up to which the newest sure shape becomes the one to compare with
-)
+# departure of the log area up to which the newest sure shape becomes the one to compare with
+SAME_AREA = 0.15
 SHAPE_SIDE = 32  # cells of a stored shape
 SHAPE_SPAN = 2.5  # extent of a stored shape, in square roots of the mask's area
 MIN_QUALITY = 0.7  # share of the usual quality of the track's masks from which a mask is sure

@@ -293,9 +293,8 @@ class Tracker(SavedFields):
         """
         read, static = self.model.stages.read, self.model.static_shapes
         any_width, at_once = _read_limits(read)
-        find_place = getattr(
-            read, "find_place", None
-        )  # of a CUDA graph, whose inputs have addresses of their own
+        # of a CUDA graph, whose inputs have addresses of their own
+        find_place = getattr(read, "find_place", None)
         if not any_width and at_once is None:  # kernels read only what is valid
             padded = pad_to_batch(rows) if static else rows
             static = static or self.model.is_compiled
@@ -411,8 +410,7 @@ class Tracker(SavedFields):
         decoder = self.model.decode_stage
         top, *others = decoder.embed(features, prompt.points, prompt.labels, prompt.logits)
         multimask = self.model.competes(len(prompt.points), remembered is None)
-        decoded: Decoded = decoder(top if remembered is None else remembered, *others, multimask)
-        return decoded
+        return decoder(top if remembered is None else remembered, *others, multimask)
 
     def _decode_mask(self, features: Features, mask: Tensor) -> tuple[Decoded, Tensor]:
         """Return the mask prompt [1, 1, S, S] itself as the result. Only its object pointer is decoded."""

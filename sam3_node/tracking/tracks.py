@@ -242,8 +242,7 @@ def decode_boxes(
     """
     labels = torch.tensor([BOX_LABELS], dtype=torch.int32, device=model.device).expand(len(corners), -1)
     inputs = model.decode_stage.embed(features, corners, labels, logits)
-    decoded: Decoded = model.decode_stage(*inputs, model.competes(len(BOX_LABELS), True))
-    return decoded
+    return model.decode_stage(*inputs, model.competes(len(BOX_LABELS), True))
 
 
 def confidence(presence: Tensor, iou: Tensor) -> Tensor:

@@ -18,11 +18,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleRig]:
     """The processes. The node looks for NAME from its start."""
     from tests.support.console_rig import ConsoleRig  # needs torch, which the environment of ROS lacks
 
-    found = ConsoleRig(tmp_path_factory.mktemp("bridges"))
-    found.environment["SAM3_DETECTOR__PROMPTS"] = NAME
-    try:
+    with ConsoleRig(tmp_path_factory.mktemp("bridges")) as found:
+        found.environment["SAM3_DETECTOR__PROMPTS"] = NAME
         found.tabletop()
         found.node()
         yield found
-    finally:
-        found.close()

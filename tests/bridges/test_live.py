@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -67,9 +68,8 @@ class Bridge:
         self.names = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
         self.camera, self.node = FramePublisher(self.names["frames"]), MaskPublisher(self.names["masks"])
         self.viewer, self.stop = Viewer(), threading.Event()
-        self.result: BridgeCounts | Exception | None = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        arguments = self.settings(), self.viewer, self.stop, Watchdog()
+        self._result = ThreadPoolExecutor(1).submit(run_bridge, *arguments)
 
     def settings(self) -> Settings:
         transport = {**self.names, "frames": (self.names["frames"],)}
@@ -88,22 +88,15 @@ class Bridge:
         """Send a frame and its masks, again until they are shown."""
         until(lambda: self.send(seq) and seq in self.viewer.seqs(), f"masks {seq}")
 
-    def end(self) -> BridgeCounts | Exception | None:
+    def end(self) -> BridgeCounts | BaseException:
         self.stop.set()
-        self._thread.join(PATIENCE_S)
-        return self.result
+        return self._result.exception(PATIENCE_S) or self._result.result()
 
     def close(self) -> None:
         self.viewer.open.set()
         self.end()
         self.camera.close()
         self.node.close()
-
-    def _run(self) -> None:
-        try:
-            self.result = run_bridge(self.settings(), self.viewer, self.stop, Watchdog())
-        except Exception as error:
-            self.result = error
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from sam3_node.visualization import pick_colour
 from tests.support.node_rig import until
 from tests.support.refuses import refuses
 from tests.support.rrd_files import STATIC, count_rows, read_rrd, rerun_program
+from tests.support.threads import Running, repeating
 from tests.support.wire_examples import DRIVER, MUG, jpeg_frame, masks, raw_frame
 from tools.bench.processes import free_ports
 
@@ -199,7 +198,6 @@ class Shower:
     def __init__(self, stream: RerunStream) -> None:
         self.shown = 0
         self._stream = stream
-        self._ended = threading.Event()
         self._large = replace(jpeg_frame(), colour=bytes(1 << 20))
 
     def show(self, frame: Frame | None = None) -> bool:
@@ -212,18 +210,9 @@ class Shower:
         time.sleep(0.2)
         return self.shown == before
 
-    @contextmanager
-    def keep_showing(self) -> Iterator[None]:
+    def keep_showing(self) -> AbstractContextManager[Running]:
         """Show large frames in a thread."""
-        thread = threading.Thread(target=self._run, daemon=True)
-        thread.start()
-        yield
-        self._ended.set()
-        thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.is_set():
-            self.show(self._large)
+        return repeating(lambda: self.show(self._large))
 
 
 def test_a_viewer_may_come_late_hang_and_be_replaced(tmp_path: Path) -> None:

@@ -292,10 +292,7 @@ def mono8(pixels: np.ndarray, encoding: str = "mono8") -> Any:
 
 
 def test_prompts_of_a_request() -> None:
-    point, box = (
-        ros2.import_type("vision_msgs/msg/Point2D"),
-        ros2.import_type("vision_msgs/msg/BoundingBox2D"),
-    )
+    point, box = (ros2.import_type(f"vision_msgs/msg/{name}") for name in ("Point2D", "BoundingBox2D"))
     assert read_prompt(request()) == {}
     points = [point(x=3.0, y=4.5), point(x=1.0, y=0.5)]
     expected = {"points": [(3.0, 4.5), (1.0, 0.5)], "labels": [1, 0]}

@@ -41,6 +41,7 @@ from tests.support.camera_servers import (
     picture,
 )
 from tests.support.refuses import refuses
+from tests.support.threads import in_thread
 from tests.support.transport_peer import open_peer, wait_until
 
 HUB = "tcp://127.0.0.1:0"
@@ -279,10 +280,8 @@ def test_two_senders_do_not_mix_under_one_name(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_flood_of_tiny_messages_leaves_room_for_a_sender() -> None:
-    stop = threading.Event()
-
-    def flood(endpoint: str) -> None:
-        with open_peer(zmq.DEALER, endpoint) as socket:
+    def flood(stop: threading.Event) -> None:
+        with open_peer(zmq.DEALER, source.endpoint) as socket:
             socket.sndtimeo = 100
             for _ in range(30_000):
                 if stop.is_set():
@@ -292,14 +291,10 @@ def test_a_flood_of_tiny_messages_leaves_room_for_a_sender() -> None:
                 except zmq.Again:
                     continue
 
-    with opened(HUB, "imagezmq-hub") as source:
-        thread = threading.Thread(target=flood, args=(source.endpoint,), daemon=True)
-        thread.start()
+    with opened(HUB, "imagezmq-hub") as source, in_thread(flood):
         for i in range(5):
             assert send(source, imagezmq(f"pi{i}", picture())) == b"OK"
             assert image_where(source).camera == f"pi{i}"
-        stop.set()
-        thread.join()
 
 
 def test_a_hub_beyond_this_machine_needs_the_word_insecure() -> None:

@@ -68,8 +68,7 @@ def test_objects_are_prompted_when_they_are_in_view(tmp_path: Path) -> None:
     """The second object is hidden on frames 0, 3, 6, ...; both are added once, when in view."""
     path = write_recording(tmp_path / "table.mcap", 30)
     recording = LabelledClip.load(path)
-    rig = Rig(tmp_path)
-    try:
+    with Rig(tmp_path) as rig:
         rig.node()
         rig.start("camera", f"bag:{path}", CAMERA__LOOP="true")
         with rig.client() as client:
@@ -86,8 +85,6 @@ def test_objects_are_prompted_when_they_are_in_view(tmp_path: Path) -> None:
             assert {tracked.id: tracked.label for tracked in client.list_objects()} == names
         assert sorted(prompter.truth_ids.values()) == [1, 2]
         assert [text.split(", ")[1] for _, text in prompter.events] == ["object 1", "object 2"]
-    finally:
-        rig.close()
 
 
 def test_it_runs_real_processes_and_writes_its_results(

@@ -172,10 +172,7 @@ def test_the_settings_of_one_group_are_listed(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_an_error_names_no_function_or_class(
-    arguments: list[str],
-    expected: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile = tmp_path / "profile.toml"
     profile.write_text("group = 3\n")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +21,7 @@ from sam3_node.transport import FramePublisher, MaskPublisher, mask_pairing
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.visualization import Image, overlay
 from tests.cli.test_watch import frame_at, masks_at, send_until, settings_for
+from tests.support.threads import repeating
 
 
 def masks_of(frame: Frame) -> MaskFrame:
@@ -119,21 +122,13 @@ def test_the_watcher_reports_it(tmp_path: Path) -> None:
     path = tmp_path / "file" / "o.mp4"
     with FramePublisher("tcp://127.0.0.1:*") as frames, MaskPublisher("tcp://127.0.0.1:*") as publisher:
         settings = settings_for(publisher.endpoint, frames.endpoint)
-        stop = threading.Event()
+        seqs = itertools.count()
 
         def play() -> None:
-            for seq in range(10_000):
-                if stop.wait(0.02):
-                    return
-                frame = frame_at(seq)
-                frames.send(frame)
-                publisher.send(masks_of(frame))
+            frame = frame_at(next(seqs))
+            frames.send(frame)
+            publisher.send(masks_of(frame))
+            time.sleep(0.02)
 
-        player = threading.Thread(target=play)
-        player.start()
-        try:
-            with pytest.raises(OutputError, match="file"):
-                run_watch(settings, path, 200, threading.Event(), io.StringIO())
-        finally:
-            stop.set()
-            player.join()
+        with repeating(play), pytest.raises(OutputError, match="file"):
+            run_watch(settings, path, 200, threading.Event(), io.StringIO())

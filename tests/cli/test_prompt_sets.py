@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from sam3_node.cli.main import main
 from sam3_node.transport import ControlServer
-from sam3_node.wire import Reply
+from sam3_node.wire import Reply, Request
 
 LIMITS = {"scores": {"red mug": 0.3}, "most": {"red mug": 1}, "priorities": {"Süßkartoffel": "low"}}
 STATUS = {"prompts": ["red mug", "Süßkartoffel"], "prompt_limits": LIMITS}
@@ -21,22 +20,14 @@ STATUS = {"prompts": ["red mug", "Süßkartoffel"], "prompt_limits": LIMITS}
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The control socket of a node that has prompts; -> endpoint, arguments of set_prompts."""
-    endpoint, stop, given = f"ipc://{tmp_path}/control", threading.Event(), list[dict[str, Any]]()
+    endpoint, given = f"ipc://{tmp_path}/control", list[dict[str, Any]]()
 
-    def serve(control: ControlServer) -> None:
-        while not stop.is_set():
-            received = control.receive(50)
-            if received is not None:
-                peer, request = received
-                given.extend([dict(request.args)] if request.op == "set_prompts" else [])
-                control.reply(peer, Reply(request.id, STATUS if request.op == "status" else {}))
+    def reply(request: Request) -> Reply:
+        given.extend([dict(request.args)] if request.op == "set_prompts" else [])
+        return Reply(request.id, STATUS if request.op == "status" else {})
 
-    with ControlServer(endpoint, lambda _: None, "node") as control:
-        thread = threading.Thread(target=serve, args=(control,))
-        thread.start()
+    with ControlServer(endpoint, reply, "node"):
         yield endpoint, given
-        stop.set()
-        thread.join()
 
 
 def test_a_set_is_saved_listed_and_loaded(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from sam3_node.transport import ControlServer, FrameSubscriber
 from sam3_node.wire import Reply
 from tests.client.test_diagnosis import NOBODY, SENDING, SILENT, TCP, describing_node
 from tests.support.node_rig import until
+from tests.support.threads import Running, in_thread
 
 PATIENCE_S = 60.0
 SMALL = "scene:shapes?width=96&height=64&fps=30"
@@ -61,21 +61,8 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return Printed(capsys)
 
 
-@contextmanager
-def running(run: Callable[..., object], *arguments: Any) -> Iterator[threading.Event]:
-    stop = threading.Event()
-    thread = threading.Thread(target=run, args=(*arguments, stop))
-    thread.start()
-    try:
-        yield stop
-    finally:
-        stop.set()
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
-
-
-def watch(settings: Settings, stop: threading.Event) -> None:
-    run_watch(settings, None, 0, stop, io.StringIO())
+def watching(settings: Settings) -> AbstractContextManager[Running]:
+    return in_thread(lambda stop: run_watch(settings, None, 0, stop, io.StringIO()))
 
 
 def settings_for(masks: str, control: str, **others: str) -> Settings:
@@ -83,7 +70,7 @@ def settings_for(masks: str, control: str, **others: str) -> Settings:
 
 
 def test_watch_without_a_node(printed: Printed) -> None:
-    with running(watch, settings_for(NOBODY, "tcp://127.0.0.1:8")):
+    with watching(settings_for(NOBODY, "tcp://127.0.0.1:8")):
         printed.wait_for(f"watch: no node is connected at {NOBODY}")
 
 
@@ -101,7 +88,7 @@ def test_watch_beside_a_node_that_publishes_nothing(
 ) -> None:
     with (
         describing_node(**state) as endpoints,
-        running(watch, settings_for(*endpoints, **{"transport.delivery": delivery})),
+        watching(settings_for(*endpoints, **{"transport.delivery": delivery})),
     ):
         printed.wait_for(said)
 
@@ -116,12 +103,12 @@ def camera_settings(folder: Path, source: str, delivery: str = "newest") -> Sett
 
 @pytest.mark.parametrize("delivery", ["newest", "every"])
 def test_a_camera_that_nobody_hears(delivery: str, printed: Printed, tmp_path: Path) -> None:
-    with running(run_camera, camera_settings(tmp_path, SMALL, delivery)):
+    with in_thread(partial(run_camera, camera_settings(tmp_path, SMALL, delivery))):
         printed.wait_for("camera: no node receives frames from ipc://")
 
 
 def test_a_source_that_ends_waits_for_its_receiver(printed: Printed, tmp_path: Path) -> None:
-    with running(run_camera, camera_settings(tmp_path, SMALL + "&frames=5", "newest")):
+    with in_thread(partial(run_camera, camera_settings(tmp_path, SMALL + "&frames=5", "newest"))):
         endpoint = printed.wait_for_endpoint()
         printed.wait_for("camera: no node receives frames")
         with FrameSubscriber([endpoint]) as subscriber:
@@ -148,14 +135,7 @@ def test_what_is_accepted_by_a_paused_node_is_said_to_wait(command: list[str], p
         "set_prompts": {"prompts": ["red mug"]},
         "add_object": {"id": 4, "camera": "cam0"},
     }
-    with ControlServer(TCP) as server:
-
-        def serve(stop: threading.Event) -> None:
-            while not stop.is_set():
-                if received := server.receive(20):
-                    server.reply(received[0], Reply(received[1].id, results[received[1].op]))
-
-        with running(serve):
-            assert cli.main([*command, "--transport.control", server.endpoint]) == 0
+    with ControlServer(TCP, lambda request: Reply(request.id, results[request.op])) as server:
+        assert cli.main([*command, "--transport.control", server.endpoint]) == 0
     assert printed.err.startswith("nothing happens yet: the node is paused")
     assert printed.out == ("4\n" if command[0] == "object" else "")

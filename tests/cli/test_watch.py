@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from sam3_node.transport.channels import FramePublisher, MaskPublisher
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from tests.cli.test_progress import Terminal
 from tests.support.refuses import refuses
+from tests.support.threads import Running, in_thread
 
 SIZE = (48, 64)
 
@@ -45,19 +46,10 @@ def frame_at(seq: int, camera: str = "cam0") -> Frame:
     return Frame(camera, seq, time.time_ns(), SIZE[1], SIZE[0], "bgr8", pixels.tobytes())
 
 
-@contextmanager
 def watching(
     settings: Settings, out: io.StringIO, overlay: Path | None = None, frames: int = 0
-) -> Iterator[tuple[threading.Thread, threading.Event]]:
-    stop = threading.Event()
-    thread = threading.Thread(target=run_watch, args=(settings, overlay, frames, stop, out))
-    thread.start()
-    try:
-        yield thread, stop
-    finally:
-        stop.set()
-        thread.join(10)
-        assert not thread.is_alive()
+) -> AbstractContextManager[Running]:
+    return in_thread(lambda stop: run_watch(settings, overlay, frames, stop, out))
 
 
 def send_until(send: Callable[[int], object], done: Callable[[], bool]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sam3_node.wire import Reply
 from tests.support.camera_servers import StubServer, jpeg, picture
 from tests.support.node_rig import Rig, masks_where, until
 from tests.support.refuses import refuses
+from tests.support.threads import Running, repeating
 from tests.support.transport_peer import make_frame, make_masks, wait_until
 from tests.support.wire_examples import gripper_pose
 
@@ -89,8 +91,7 @@ def test_waiting_for_a_camera_ends_in_time_and_with_the_client() -> None:
 
 
 def test_a_policy_may_start_before_its_camera(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    try:
+    with Rig(tmp_path) as rig:
         rig.node()
         with rig.client() as client:
             until(lambda: client.connected, "a connection")
@@ -104,26 +105,11 @@ def test_a_policy_may_start_before_its_camera(tmp_path: Path) -> None:
             assert client.diagnosis().startswith("masks are published for cam0")
             client.pause()
             assert "the node is paused" in client.diagnosis()
-    finally:
-        rig.close()
 
 
-@contextmanager
-def sending(send: Callable[[], object]) -> Iterator[None]:
+def sending(send: Callable[[], object]) -> AbstractContextManager[Running]:
     """Send again and again in a thread."""
-    done = threading.Event()
-
-    def run() -> None:
-        while not done.wait(0.01):
-            send()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    return repeating(lambda: (send(), time.sleep(0.01)))
 
 
 def test_other_messages_than_masks_are_named() -> None:

@@ -133,10 +133,9 @@ def test_the_known_cameras_are_bounded() -> None:
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    rig = Rig(tmp_path_factory.mktemp("sessions"))
-    rig.camera()
-    yield rig
-    rig.close()
+    with Rig(tmp_path_factory.mktemp("sessions")) as rig:
+        rig.camera()
+        yield rig
 
 
 class Policy:

@@ -21,15 +21,12 @@ def rig(
     browser: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ConsoleRig]:
     """The bundled recording, a node with the bundled weights and the file's ENVIRONMENT, and a console at `rig.url`."""
-    found = ConsoleRig(tmp_path_factory.mktemp("console"))
-    found.environment |= getattr(request.module, "ENVIRONMENT", {})
-    try:
+    with ConsoleRig(tmp_path_factory.mktemp("console")) as found:
+        found.environment |= getattr(request.module, "ENVIRONMENT", {})
         _, found.url = found.console()
         found.tabletop()
         found.node()
         yield found
-    finally:
-        found.close()
 
 
 @pytest.fixture(scope="module")

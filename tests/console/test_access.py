@@ -33,11 +33,8 @@ Headers = dict[str, str]
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleRig]:
-    found = ConsoleRig(tmp_path_factory.mktemp("access"))
-    try:
+    with ConsoleRig(tmp_path_factory.mktemp("access")) as found:
         yield found
-    finally:
-        found.close()
 
 
 @pytest.fixture(scope="module")

@@ -81,15 +81,12 @@ def moved(masks: MaskFrame, away: bool) -> MaskFrame:
 def player(
     browser: Any, recording: Path, other: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Page]:
-    rig = ConsoleRig(tmp_path_factory.mktemp("player"))
-    try:
+    with ConsoleRig(tmp_path_factory.mktemp("player")) as rig:
         _, url = rig.console("--recording", str(recording), "--against", str(other))
         page = Page(browser, url)
         yield page
         page.close()
         assert not page.complaints
-    finally:
-        rig.close()
 
 
 def shown(page: Page, seq: int) -> None:

@@ -117,8 +117,7 @@ def plan_at_the_middle(message: bytes) -> bytes:
 
 
 def test_the_examples_of_a_live_node(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    try:
+    with Rig(tmp_path) as rig:
         rig.node(MODEL__NAME="nano", SPATIAL__CALIBRATION=str(ROOT / "examples/table.toml"))
         rig.start("camera", "scene:tabletop", CAMERA__LOOP="true", CAMERA__ENCODING="jpeg")
         added = example("add_object", rig.masks, rig.control)
@@ -130,8 +129,6 @@ def test_the_examples_of_a_live_node(tmp_path: Path) -> None:
         with serve(plan_at_the_middle) as server, rig.client() as client:
             found = client.grasps(1, server=server, max_age_ms=PATIENCE_S * 1000)
         assert found.base_from_gripper[0, :3, 3] == pytest.approx(place, abs=0.05)
-    finally:
-        rig.close()
 
 
 def test_the_examples_of_frames_and_recordings(tmp_path: Path) -> None:

@@ -242,9 +242,8 @@ def test_a_refusal_by_the_gate_is_kept_and_torch_serves(copied: Kept) -> None:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    yield rig
-    rig.close()
+    with Rig(tmp_path) as rig:
+        yield rig
 
 
 def test_a_node_starts_from_packages_without_a_compiler(kept: Kept, rig: Rig, tmp_path: Path) -> None:

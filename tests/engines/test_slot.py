@@ -306,10 +306,9 @@ def test_without_a_gpu_and_a_fallback_nothing_serves(weights: Path, tmp_path: Pa
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    rig = Rig(tmp_path)
-    rig.environment |= {"SAM3_ENGINE__KIND": "tensorrt", "SAM3_ENGINE__FOLDER": str(tmp_path / "engines")}
-    yield rig
-    rig.close()
+    with Rig(tmp_path) as rig:
+        rig.environment |= {"SAM3_ENGINE__KIND": "tensorrt", "SAM3_ENGINE__FOLDER": str(tmp_path / "engines")}
+        yield rig
 
 
 @no_gpu

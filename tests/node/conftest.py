@@ -13,10 +13,9 @@ from tests.support.node_rig import Process, Rig, masks_where
 @pytest.fixture(scope="module")
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """Processes whose settings are the ENVIRONMENT of the module, where it has one."""
-    rig = Rig(tmp_path_factory.mktemp("rig"))
-    rig.environment |= getattr(request.module, "ENVIRONMENT", {})
-    yield rig
-    rig.close()
+    with Rig(tmp_path_factory.mktemp("rig")) as rig:
+        rig.environment |= getattr(request.module, "ENVIRONMENT", {})
+        yield rig
 
 
 @pytest.fixture(scope="module")

@@ -185,8 +185,7 @@ def test_a_silent_camera_is_told_and_not_chosen(camera: Camera, rig: Rig) -> Non
 
 
 def test_prompts_on_an_old_frame_are_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
-    rig = Rig(tmp_path_factory.mktemp("prompts"))
-    try:
+    with Rig(tmp_path_factory.mktemp("prompts")) as rig:
         rig.node(TRACKER__MAX_PROMPT_AGE_S="0.7")
         process = rig.camera()
         with rig.client() as client:
@@ -211,8 +210,6 @@ def test_prompts_on_an_old_frame_are_refused(tmp_path_factory: pytest.TempPathFa
             os.kill(process.process.pid, signal.SIGCONT)
             masks_where(client, lambda masks: masks.seq > seq + 5, "new masks")
             assert client.segment(points=[(5, 5)]).mask.size == (240, 320)
-    finally:
-        rig.close()
 
 
 def received(age_s: float, clock: str = "system") -> ReceivedFrame:
@@ -263,16 +260,15 @@ DELAY_FRAMES = 8  # 1.5 s, also where the camera's process is late
 
 @pytest.fixture(scope="module")
 def past_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    past_rig = Rig(tmp_path_factory.mktemp("past"))
-    past_rig.environment |= {
-        "SAM3_MODEL__NAME": "nano",
-        "SAM3_CAMERA__FPS": str(FPS),
-        # on a busy machine, all frames are stepped nevertheless, and kept for a client that is slow to ask
-        "SAM3_TRANSPORT__DELIVERY": "every",
-        "SAM3_TRACKER__FEATURE_CACHE_S": "100",
-    }
-    yield past_rig
-    past_rig.close()
+    with Rig(tmp_path_factory.mktemp("past")) as past_rig:
+        past_rig.environment |= {
+            "SAM3_MODEL__NAME": "nano",
+            "SAM3_CAMERA__FPS": str(FPS),
+            # on a busy machine, all frames are stepped nevertheless, and kept for a client that is slow to ask
+            "SAM3_TRANSPORT__DELIVERY": "every",
+            "SAM3_TRACKER__FEATURE_CACHE_S": "100",
+        }
+        yield past_rig
 
 
 def true_ball(seq: int) -> Instance:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,8 +126,7 @@ def test_masks_of_a_node_that_decodes_ahead_equal_those_of_a_pipeline(
 
     monkeypatch.setattr(DecodeAhead, "take", count_use)
     frames = [jpeg(seq) for seq in range(FRAMES)]
-    with ExitStack() as opened:
-        near = NearNode(tmp_path, opened, rig.folder / "tiny", "every")
+    with NearNode(tmp_path, rig.folder / "tiny", "every") as near:
         assert near.camera.send(frames[0], timeout_ms=10_000)
         answered = [near.masks.take(timeout_ms=60_000)]
         near.client.call("add_object", points=[[20.0, 20.0]], seq=0)

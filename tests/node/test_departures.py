@@ -127,7 +127,7 @@ def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robot]:
     for name, endpoint in zip(("FRAMES", "MASKS", "CONTROL"), endpoints, strict=True):
         rig.environment[f"SAM3_TRANSPORT__{name}"] = endpoint
     with ExitStack() as stack:
-        stack.callback(rig.close)
+        stack.enter_context(rig)
         robot = Robot(rig, stack)
         robot.check()
         yield robot

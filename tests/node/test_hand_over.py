@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.support.node_frames import picture
 from tests.support.node_rig import READY_S, Process, Rig, ids, masks_where, until, unworried_client
 from tests.support.refuses import refuses
 from tests.support.relay import Relay
+from tests.support.threads import repeating
 
 HAND_OVER, CONFIRM, CONFIRMED = b"\xa9hand_over", b"\xb1confirm_hand_over", b"\xa9confirmed"
 SNAPSHOT = b"\xa8snapshot"
@@ -90,28 +90,20 @@ class OldNode:
     def __init__(self, folder: Path, opened: ExitStack) -> None:
         self.endpoint = f"ipc://{folder}/old"
         self.snapshots = keeper(folder / "old.snapshot", with_object())
-        self._stop = threading.Event()
         self._server = opened.enter_context(ControlServer(self.endpoint))
-        self._thread = threading.Thread(target=self._serve)
-        opened.callback(self._end)
-        self._thread.start()
+        opened.callback(self.snapshots.close)
+        opened.enter_context(repeating(self._serve))
 
     def _serve(self) -> None:
-        while not self._stop.is_set():
-            received = self._server.receive(20)
-            if received is None:
-                self.snapshots.tick()
-                continue
-            peer, request = received
-            host: Any = self  # of which snapshot operations use this field only
-            reply = handle_request(host, request)
-            assert isinstance(reply, Reply)
-            self._server.reply(peer, reply)
-
-    def _end(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        self.snapshots.close()
+        received = self._server.receive(20)
+        if received is None:
+            self.snapshots.tick()
+            return
+        peer, request = received
+        host: Any = self  # of which snapshot operations use this field only
+        reply = handle_request(host, request)
+        assert isinstance(reply, Reply)
+        self._server.reply(peer, reply)
 
     @property
     def perception(self) -> Perception:

@@ -32,8 +32,8 @@ NEVER_S = 300.0
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HealthyNode]:
-    with ExitStack() as opened:
-        yield HealthyNode(tmp_path_factory.mktemp("healthy"), opened, deadline_s=0.5)
+    with HealthyNode(tmp_path_factory.mktemp("healthy"), deadline_s=0.5) as served:
+        yield served
 
 
 def ready(served: HealthyNode) -> bool:

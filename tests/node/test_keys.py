@@ -51,9 +51,8 @@ class KeyedRig(Rig):
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedRig]:
-    rig = KeyedRig(tmp_path_factory.mktemp("keyed"))
-    yield rig
-    rig.close()
+    with KeyedRig(tmp_path_factory.mktemp("keyed")) as rig:
+        yield rig
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from tests.support.near_node import NearNode, held_step
 from tests.support.node_frames import picture
 from tests.support.node_rig import until
 from tests.support.refuses import refuses
+from tests.support.threads import in_thread
 
 
 class CountingWatchdog(Watchdog):
@@ -40,15 +40,15 @@ class CountingWatchdog(Watchdog):
 class Served(NearNode):
     """A node whose watchdog counts."""
 
-    def __init__(self, folder: Path, opened: ExitStack) -> None:
+    def __init__(self, folder: Path) -> None:
         self.watchdog = CountingWatchdog()
-        super().__init__(folder, opened, watchdog=self.watchdog)
+        super().__init__(folder, watchdog=self.watchdog)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with ExitStack() as opened:
-        yield Served(tmp_path_factory.mktemp("served"), opened)
+    with Served(tmp_path_factory.mktemp("served")) as served:
+        yield served
 
 
 def test_status_and_description_do_not_wait_for_a_step(
@@ -84,15 +84,13 @@ def test_a_description_is_the_outcome_of_the_events_that_it_counts(served: Serve
     served.send()
     events: list[str] = []
     described: list[tuple[int, bool]] = []
-    done = threading.Event()
 
-    def describe() -> None:
+    def describe(done: threading.Event) -> None:
         with ControlClient(served.control, timeout_ms=60_000) as client:
             while not done.is_set():
                 found = client.call("describe")
                 described.append((found["events"], found["paused"]))
 
-    asker = threading.Thread(target=describe)
     with StreamTap([served.frames], served.masks_at, (), 1 << 20) as tap:
 
         def take_events() -> bool:
@@ -102,12 +100,10 @@ def test_a_description_is_the_outcome_of_the_events_that_it_counts(served: Serve
             return bool(events)
 
         until(lambda: served.client.call("reset") is not None and take_events(), "events")
-        asker.start()
-        for _ in range(100):
-            served.client.call("pause")
-            served.client.call("resume")
-        done.set()
-        asker.join()
+        with in_thread(describe):
+            for _ in range(100):
+                served.client.call("pause")
+                served.client.call("resume")
         first = served.client.call("describe")["events"] - 200
     until(lambda: len(described) > 1, "descriptions")
     for count, paused in described:

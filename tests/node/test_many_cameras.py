@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from sam3_node.wire import unpack_masks
 from tests.support.node_frames import picture
 from tests.support.node_rig import Rig, until
 from tests.support.repeats import repetitions
+from tests.support.threads import repeating
 
 NAMES = ("front", "left", "right", "wrist")
 FRAMES = repetitions(10, 50)
@@ -68,19 +68,8 @@ class FourCameras:
     @contextmanager
     def flood(self, name: str) -> Iterator[None]:
         """Publish frames of one camera as fast as it can in a thread; wait until later ones are served again."""
-        stop = threading.Event()
-
-        def send_until_stopped() -> None:
-            while not stop.is_set():
-                self.send(name)
-
-        thread = threading.Thread(target=send_until_stopped)
-        thread.start()
-        try:
+        with repeating(lambda: self.send(name)):
             yield
-        finally:
-            stop.set()
-            thread.join()
         first = self.send(name)  # lost if queues are still full
         until(
             lambda: self.send(name) and self.read(50) and self.masks[name][-1].seq >= first,

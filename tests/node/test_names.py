@@ -37,20 +37,19 @@ DETECTORS: dict[str, Callable[[Path], object]] = {
 @pytest.fixture(scope="module", params=DETECTORS)
 def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """Start a camera, and a node that detects bottles from the start."""
-    rig = Rig(tmp_path_factory.mktemp("names"))
-    weights = rig.folder / "detector"
-    DETECTORS[request.param](weights)
-    rig.environment |= {
-        "SAM3_DETECTOR__KIND": request.param,
-        "SAM3_DETECTOR__NAME": str(weights),
-        "SAM3_DETECTOR__PROMPTS": "bottle",
-        "SAM3_DETECTOR__EVERY": "2",
-        "SAM3_DETECTOR__SCORE": "0.02",
-    }
-    rig.node()
-    rig.camera()
-    yield rig
-    rig.close()
+    with Rig(tmp_path_factory.mktemp("names")) as rig:
+        weights = rig.folder / "detector"
+        DETECTORS[request.param](weights)
+        rig.environment |= {
+            "SAM3_DETECTOR__KIND": request.param,
+            "SAM3_DETECTOR__NAME": str(weights),
+            "SAM3_DETECTOR__PROMPTS": "bottle",
+            "SAM3_DETECTOR__EVERY": "2",
+            "SAM3_DETECTOR__SCORE": "0.02",
+        }
+        rig.node()
+        rig.camera()
+        yield rig
 
 
 @pytest.fixture
@@ -116,18 +115,17 @@ EVERY = 4
 @pytest.fixture(scope="module")
 def live_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """Play the bundled recording to a node that detects the red mug. Every frame is stepped and published."""
-    live_rig = Rig(tmp_path_factory.mktemp("live"))
-    live_rig.environment |= {
-        "SAM3_MODEL__NAME": "nano",
-        "SAM3_DETECTOR__KIND": "yolo-world",
-        "SAM3_DETECTOR__EVERY": str(EVERY),
-        "SAM3_DETECTOR__PROMPTS": "red mug",
-        "SAM3_CAMERA__FPS": "6",
-    }
-    live_rig.node()
-    live_rig.start("camera", "scene:tabletop", "--camera.loop")
-    yield live_rig
-    live_rig.close()
+    with Rig(tmp_path_factory.mktemp("live")) as live_rig:
+        live_rig.environment |= {
+            "SAM3_MODEL__NAME": "nano",
+            "SAM3_DETECTOR__KIND": "yolo-world",
+            "SAM3_DETECTOR__EVERY": str(EVERY),
+            "SAM3_DETECTOR__PROMPTS": "red mug",
+            "SAM3_CAMERA__FPS": "6",
+        }
+        live_rig.node()
+        live_rig.start("camera", "scene:tabletop", "--camera.loop")
+        yield live_rig
 
 
 @pytest.fixture

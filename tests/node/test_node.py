@@ -10,7 +10,6 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -424,8 +423,8 @@ def test_lossless_delivery_ends_in_time_though_its_reader_hangs(rig: Rig, tmp_pa
 @pytest.fixture
 def near(rig: Rig, tmp_path: Path) -> Iterator[NearNode]:
     """Start a node for one camera in this process, so that tests can inject faults."""
-    with ExitStack() as opened:
-        yield NearNode(tmp_path, opened, rig.folder / "tiny", tracker=TrackerSettings(max_cameras=1))
+    with NearNode(tmp_path, rig.folder / "tiny", tracker=TrackerSettings(max_cameras=1)) as near:
+        yield near
 
 
 def test_an_unforeseen_failure_is_counted_and_logged(

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,7 @@ ALL = {"min_iou": 0.0, "min_stability": 0.0, "max_overlap": 1.0, "most": 256}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NearNode]:
-    with ExitStack() as opened:
-        served = NearNode(tmp_path_factory.mktemp("served"), opened)
+    with NearNode(tmp_path_factory.mktemp("served")) as served:
         served.send()
         yield served
 
@@ -173,8 +172,7 @@ def test_a_node_that_stops_refuses_it(tmp_path: Path, held: Held, monkeypatch: p
     monkeypatch.setattr(control_server, "LINGER_MS", PATIENCE_MS)  # a busy machine sends the reply late
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
         peer.linger = 0
-        with ExitStack() as opened:
-            served = NearNode(tmp_path, opened)
+        with NearNode(tmp_path) as served:
             served.send()
             peer.connect(served.control)
             peer.send(pack_request(Request(1, "segment_everything", {"camera": "cam1"})))

@@ -34,11 +34,10 @@ OFTEN = {"SNAPSHOT__EVERY_S": "0.1"}
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    rig = Rig(tmp_path_factory.mktemp("rig"))
-    rig.environment["SAM3_SNAPSHOT__PATH"] = str(rig.folder / "node.snapshot")
-    rig.camera()
-    yield rig
-    rig.close()
+    with Rig(tmp_path_factory.mktemp("rig")) as rig:
+        rig.environment["SAM3_SNAPSHOT__PATH"] = str(rig.folder / "node.snapshot")
+        rig.camera()
+        yield rig
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from sam3_node.types import Depth, Frame, FramePose, JointState, MaskFrame
 from sam3_node.wire import (
     Event,
     Reply,
+    Request,
     decode_image,
     pack_event,
     pack_frame,
@@ -75,23 +77,14 @@ def settings_for(folder: Path, **record: Any) -> Settings:
 @contextmanager
 def recording(settings: Settings, trigger: Trigger | None = None) -> Iterator[io.StringIO]:
     """Run a recorder in a thread, and check that it ends without an error."""
-    stop, out, failures = threading.Event(), io.StringIO(), []
-
-    def run() -> None:
+    stop, out = threading.Event(), io.StringIO()
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(run_record, settings, stop, out, trigger=trigger)
         try:
-            run_record(settings, stop, out, trigger=trigger)
-        except Exception as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield out
-    finally:
-        stop.set()
-        thread.join(20)
-    assert not thread.is_alive()
-    assert not failures
+            yield out
+        finally:
+            stop.set()
+        running.result(20)
 
 
 def send_until(send: Callable[[int], object], done: Callable[[], bool], what: str) -> None:
@@ -201,25 +194,18 @@ def test_poses_and_joints_of_the_robot_are_recorded_and_replayed(tmp_path: Path,
 
 
 def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path, path: Path) -> None:
-    stop, asked = threading.Event(), 0
+    asked = 0
 
-    def answer() -> None:
+    def answer(request: Request) -> Reply:
         nonlocal asked
-        with ControlServer(f"ipc://{tmp_path}/control") as control:
-            while not stop.is_set():
-                found = control.receive(20)
-                if found is not None:
-                    asked += 1
-                    control.reply(found[0], Reply(found[1].id, {"model": f"m{asked}", "events": 0}))
+        asked += 1
+        return Reply(request.id, {"model": f"m{asked}", "events": 0})
 
     with MaskPublisher(f"ipc://{tmp_path}/masks") as node, recording(settings_for(tmp_path)):
         send_until_recorded(lambda n: node.send_event(Event(n, "pause")), path, 1500)
-        thread = threading.Thread(target=answer)
-        thread.start()
-        until(lambda: asked, "the question")
-        send_until(lambda n: node.send_event(Event(0, "pause")), lambda: asked > 1, "the question again")
-        stop.set()
-        thread.join()
+        with ControlServer(f"ipc://{tmp_path}/control", answer):
+            until(lambda: asked, "the question")
+            send_until(lambda n: node.send_event(Event(0, "pause")), lambda: asked > 1, "the question again")
         until(lambda: len(RecordingReader([path]).metadata().get(NODE, [])) > 1, "both answers")
     models = [found["model"] for found in RecordingReader([path]).metadata()[NODE]]
     assert models[:2] == ["m1", "m2"]

@@ -5,8 +5,8 @@ was sent is changed, and all is there.
 from __future__ import annotations
 
 import dataclasses
-import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +20,24 @@ from sam3_node.bags.native import NODE, RECORDING
 from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
 from sam3_node.wire import Event, decode_image, pack_event, unpack_event, unpack_frame, unpack_masks
 from tests.support.node_rig import Rig, ids, masks_where
+from tests.support.threads import repeating
 from tests.support.wire_examples import plain
 
 
-class Listener:
-    """Keeps the parts of every message of two endpoints, with its own thread and sockets."""
-
-    def __init__(self, *endpoints: str) -> None:
-        self.messages: list[list[bytes]] = []
-        self._stop = threading.Event()
-        self._endpoints = endpoints
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        with zmq.Context() as context, ExitStack() as opened:
-            poller = zmq.Poller()
-            for endpoint in self._endpoints:
-                socket = opened.enter_context(context.socket(zmq.SUB))
-                socket.setsockopt(zmq.LINGER, 0)
-                socket.subscribe(b"")
-                socket.connect(endpoint)
-                poller.register(socket, zmq.POLLIN)
-            while not self._stop.is_set():
-                self.messages += [socket.recv_multipart() for socket, _ in poller.poll(50)]
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
+@contextmanager
+def listening(*endpoints: str) -> Iterator[list[list[bytes]]]:
+    """Yield a list that gets the parts of every message of the endpoints, in a thread with its own sockets."""
+    messages: list[list[bytes]] = []
+    with zmq.Context() as context, ExitStack() as opened:
+        poller = zmq.Poller()
+        for endpoint in endpoints:
+            socket = opened.enter_context(context.socket(zmq.SUB))
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.subscribe(b"")
+            socket.connect(endpoint)
+            poller.register(socket, zmq.POLLIN)
+        with repeating(lambda: messages.extend(socket.recv_multipart() for socket, _ in poller.poll(50))):
+            yield messages
 
 
 @dataclasses.dataclass
@@ -61,20 +51,18 @@ class Session:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
-    rig = Rig(tmp_path_factory.mktemp("session"))
-    path = rig.folder / "session.mcap"
-    listener = Listener(rig.frames[0], rig.masks)
-    try:
+    with (
+        Rig(tmp_path_factory.mktemp("session")) as rig,
+        listening(rig.frames[0], rig.masks) as messages,
+    ):
+        path = rig.folder / "session.mcap"
         recorder = rig.start("record", str(path))
         rig.node()
         rig.camera()
         edit(rig)
         assert recorder.terminate() == 0
         output = list(recorder.lines.queue)
-    finally:
-        listener.close()
-        rig.close()
-    return Session(path, listener.messages, output)
+    return Session(path, messages, output)
 
 
 def edit(rig: Rig) -> None:

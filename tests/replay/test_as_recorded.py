@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from sam3_node.wire import FAILED, Event
 from sam3_node.wire.messages import DEPTH_FIELDS
 from tests.support.node_rig import Process, Rig, masks_where, until
 from tests.support.refuses import refuses
+from tests.support.threads import in_thread
 
 MAX_AGE_MS = 1000
 NAMES = ("red mug", "green bottle")
@@ -80,10 +82,7 @@ def record(folder: Path) -> Path:
     path = rig.folder / "live.mcap"
     poses = rig.environment["SAM3_SPATIAL__POSES"] = f"ipc://{rig.folder}/poses"
     rig.environment["SAM3_SPATIAL__CALIBRATION"] = str(write_calibration(rig.folder / "wrist.toml", 0.1))
-    stop = threading.Event()
-    mover = threading.Thread(target=move, args=(poses, stop), daemon=True)
-    mover.start()
-    try:
+    with rig, in_thread(partial(move, poses)):
         recorder = rig.start("record", str(path))
         node = rig.node(TRACKER__MAX_AGE_MS=str(MAX_AGE_MS))
         rig.start("camera", "scene:tabletop", "--camera.loop")
@@ -91,10 +90,6 @@ def record(folder: Path) -> Path:
             edit(client)
             hang(node, client)
         recorder.terminate()
-    finally:
-        rig.close()
-        stop.set()
-        mover.join()
     return path
 
 

@@ -27,8 +27,8 @@ from sam3_node.replay.second_pass import (
 )
 from sam3_node.replay.shards import SECOND_PASS, ShardLimits, Shards
 from sam3_node.replay.store import FolderStore, Summary
-from sam3_node.types import Frame, Instance, Mask, MaskFrame, TrackState
-from tests.support.live import masks_of
+from sam3_node.types import Instance, Mask, MaskFrame, TrackState
+from tests.support.live import masks_of, masks_on
 from tests.support.recordings import frame_at
 from tests.support.refuses import refuses
 from tests.support.tabletop import NANO, cut, ious, shown
@@ -134,11 +134,6 @@ def test_detected_objects_are_tracked_backward(tmp_path: Path) -> None:
     late = [seq for seq, iou in once.items() if not iou]
     assert late
     assert np.mean([found[seq] for seq in late]) > 0.3
-
-
-def test_as_recorded_has_no_other_strategy(bag: Path, tmp_path: Path) -> None:
-    with refuses(ReplayError, field=("forward", "multi-shot")):
-        Job((str(bag),), str(tmp_path), "as-recorded", "multi-shot")
 
 
 def test_a_killed_second_pass_continues_bit_for_bit(bag: Path, load: PerceptionCache, tmp_path: Path) -> None:
@@ -276,10 +271,6 @@ def test_frames_are_read_only_as_needed() -> None:
 
 
 KNOWN = Instance(1, "thing", 0.9, "tracked", 1, 0, Mask.from_full(np.ones((4, 4), np.bool_)))
-
-
-def masks_on(frame: Frame) -> MaskFrame:
-    return MaskFrame(frame.camera, frame.seq, frame.capture_ns, frame.width, frame.height)
 
 
 def span(camera: str, first: int, last: int) -> Span:

@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sam3_node.errors import ReplayError
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.event_log import ADD_EVERYTHING, Edit, Step
-from sam3_node.replay.job import Job
 from sam3_node.replay.player import Player
 from sam3_node.replay.schedule import add_everything
 from sam3_node.replay.store import ReplayCounts
 from tests.support.live import moving_frame, tiny_settings
-from tests.support.refuses import refuses
 
 # random weights are sure of nothing
 ALL = {"grid": 3, "min_iou": 0.0, "min_stability": 0.0, "max_overlap": 1.0}
@@ -73,8 +70,3 @@ def test_an_edit_that_is_refused_is_noted_once(tmp_path: Path) -> None:
         player.play(Edit("set_prompts", {"prompts": ["mug"]}))
     assert player.counts["refused"] == 2
     assert [note.startswith("set_prompts was refused: ") for note in player.notes] == [True]
-
-
-def test_a_recorded_node_is_repeated_without_it() -> None:
-    with refuses(ReplayError, field=("as-recorded", "repeats")):
-        Job(("bag",), "out", "as-recorded", everything=True)

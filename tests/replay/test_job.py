@@ -41,6 +41,9 @@ DESCRIPTION = {
 }
 
 
+BARE = {"mode": "as-recorded", "names": (), "objects": ()}
+
+
 def full_job() -> Job:
     return Job(
         ("a.mcap", "s3://b/c.mcap"),
@@ -66,6 +69,10 @@ def full_job() -> Job:
         ({"settings": {"camera": {}}}, "settings"),
         ({"bags": ()}, "bags"),
         ({"mode": "as-recorded"}, ("objects", "beside")),
+        (BARE | {"everything": True}, ("as-recorded", "repeats")),
+        (BARE | {"strategy": "multi-shot"}, ("forward", "multi-shot")),
+        *((BARE | part, "mode") for part in ({"begin_ns": 1}, {"end_ns": 1}, {"stop": 1})),
+        ({"begin_ns": 5, "end_ns": 5}, ("end", "beginning")),
         *(({"names": names}, ("name", "object")) for names in (("",), (" ",), ("mug", ""))),
         ({"names": "mug"}, ("list", "phrases")),
         ({"objects": (ObjectOnFrame(box=(80, 90, 40, 30)),)}, ("box", "x0", "x1", "y0")),

@@ -57,14 +57,6 @@ def test_a_part_is_replayed_as_if_the_rest_did_not_exist(job: Job, load: Percept
         run_job(replace(part, stop=8), load)
 
 
-def test_a_part_of_what_was_recorded_bit_for_bit_is_refused(job: Job) -> None:
-    for part in ({"begin_ns": 1}, {"end_ns": 1}, {"stop": 1}):
-        with refuses(ReplayError, field="mode"):
-            Job(job.bags, job.out, "as-recorded", **part)  # type: ignore[arg-type]
-    with refuses(ReplayError, field=("end", "beginning")):
-        replace(job, begin_ns=5, end_ns=5)
-
-
 def test_recorded_edits_before_the_part_are_named(job: Job, load: PerceptionCache) -> None:
     summary = run_job(replace(job, objects=(), start=30), load)
     assert any(note.startswith("skipped") and "recorded edits of" in note for note in summary.notes)
@@ -97,22 +89,6 @@ def test_a_stop_writes_the_outputs_of_what_is_done(job: Job, load: PerceptionCac
     assert is_finished(job)
     for name in ("masks.mcap", "masks.json"):
         assert (out / name).read_bytes() == (Path(whole.out) / name).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--from", "soon"], "expected seconds from the start"),
-        (["--to", "2026-05-01T12:00:00"], "has no offset"),
-        (["--frames", "0"], "--frames"),
-    ],
-)
-def test_the_command_refuses_other_parts(
-    options: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["replay", str(tmp_path / "r.mcap"), "-o", str(tmp_path / "out"), *options])
-    assert told in capsys.readouterr().err
 
 
 def replay(job: Job, bag: Path, folder: Path, *options: str) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import cv2
@@ -18,6 +20,7 @@ from sam3_node.cameras.camera_source import CapturedImage
 from sam3_node.cameras.server_source import ServerSource, open_server
 from sam3_node.settings import CameraSettings
 from sam3_node.types import Image
+from tests.support.threads import repeating
 
 PERIOD_S = 0.01
 READY_S = 300.0
@@ -75,7 +78,7 @@ def views(parts: Sequence[bytes]) -> list[memoryview]:
     return [memoryview(part) for part in parts]
 
 
-class StubServer:
+class StubServer(ExitStack):
     """A PUB socket that sends what `make` returns for 0, 1, 2 ... until it is closed. A context manager."""
 
     def __init__(
@@ -84,31 +87,19 @@ class StubServer:
         endpoint: str = "tcp://127.0.0.1:*",
         period_s: float = PERIOD_S,
     ) -> None:
-        self._make, self._period_s = make, period_s
-        self._stop = threading.Event()
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PUB)
-        self._socket.linger = 0
-        self._socket.sndhwm = 20
-        self._socket.bind(endpoint)
-        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        super().__init__()
+        socket = self.enter_context(self.enter_context(zmq.Context()).socket(zmq.PUB))
+        socket.linger = 0
+        socket.sndhwm = 20
+        socket.bind(endpoint)
+        self.endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        indices = itertools.count()
 
-    def __enter__(self) -> StubServer:
-        return self
+        def send() -> None:
+            time.sleep(period_s)
+            socket.send_multipart(make(next(indices)))
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._socket.close()
-        self._context.term()
-
-    def _run(self) -> None:
-        index = 0
-        while not self._stop.wait(self._period_s):
-            self._socket.send_multipart(self._make(index))
-            index += 1
+        self.enter_context(repeating(send))
 
 
 @contextmanager

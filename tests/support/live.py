@@ -194,6 +194,11 @@ def masks_of(job: Job) -> list[MaskFrame]:
     return list(read_masks(Path(job.out) / "masks.mcap"))
 
 
+def masks_on(frame: Frame) -> MaskFrame:
+    """Return masks of a frame, without objects."""
+    return MaskFrame(*frame.key, frame.width, frame.height)
+
+
 def stop_after(count: int, what: str = "") -> tuple[Callable[[str, int, int | None], None], threading.Event]:
     """Return a progress callback, and the event that it sets when `count` frames are done, of `what` if given."""
     stop = threading.Event()

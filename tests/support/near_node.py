@@ -24,13 +24,14 @@ from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Delivery, MaskFrame
 from tests.support.node_frames import picture
 from tests.support.node_rig import until
+from tests.support.threads import in_thread
 from tests.support.tiny import random_source
 
 PATIENCE_S = 300.0
 
 
-class NearNode:
-    """A node with tiny weights whose main loop runs in a thread until `opened` closes; its camera, reader and client.
+class NearNode(ExitStack):
+    """A node with tiny weights whose main loop runs in a thread until the end; its camera, reader and client.
 
     `error` is the DeviceError that has ended it, if any. `weights` are made unless they are given.
     """
@@ -38,12 +39,12 @@ class NearNode:
     def __init__(
         self,
         folder: Path,
-        opened: ExitStack,
         weights: Path | None = None,
         delivery: Delivery = "newest",
         watchdog: Watchdog | None = None,
         **sections: Any,
     ) -> None:
+        super().__init__()
         self.frames, self.masks_at, self.control = (f"ipc://{folder}/{name}" for name in "fmc")
         if weights is None:
             weights = folder / "tiny"
@@ -57,14 +58,11 @@ class NearNode:
             **sections,
         )
         self.error: DeviceError | None = None
-        self.node = opened.enter_context(Node(self.settings, watchdog=watchdog))
-        self._stop = threading.Event()
-        self.loop = threading.Thread(target=self._run)
-        self.loop.start()
-        opened.callback(self._end)
-        self.client = opened.enter_context(ControlClient(self.control, timeout_ms=60_000))
-        self.camera = opened.enter_context(FramePublisher(self.frames, delivery))
-        self.masks = opened.enter_context(MaskSubscriber(self.masks_at, delivery))
+        self.node = self.enter_context(Node(self.settings, watchdog=watchdog))
+        self.loop, _ = self.enter_context(in_thread(self._run))
+        self.client = self.enter_context(ControlClient(self.control, timeout_ms=60_000))
+        self.camera = self.enter_context(FramePublisher(self.frames, delivery))
+        self.masks = self.enter_context(MaskSubscriber(self.masks_at, delivery))
         self._seqs = itertools.count()
 
     def send(self, seq: int | None = None) -> MaskFrame:
@@ -86,25 +84,20 @@ class NearNode:
         status: dict[str, Any] = self.client.call("status")
         return status
 
-    def _run(self) -> None:
+    def _run(self, stop: threading.Event) -> None:
         try:
-            self.node.main_loop(self._stop)
+            self.node.main_loop(stop)
         except DeviceError as error:
             self.error = error
-
-    def _end(self) -> None:
-        self._stop.set()
-        self.loop.join(PATIENCE_S)
-        assert not self.loop.is_alive()
 
 
 class HealthyNode(NearNode):
     """A node with a health endpoint on a free port, which keeps a snapshot."""
 
-    def __init__(self, folder: Path, opened: ExitStack, deadline_s: float) -> None:
+    def __init__(self, folder: Path, deadline_s: float) -> None:
         health = settings.HealthSettings(bind="127.0.0.1:0", deadline_s=deadline_s)
         keep = settings.SnapshotSettings(path=folder / "node.snapshot")
-        super().__init__(folder, opened, health=health, snapshot=keep)
+        super().__init__(folder, health=health, snapshot=keep)
         self.url = self.node.health_url
 
     def send_as(self, camera: str = "cam1") -> bool:

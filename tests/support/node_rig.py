@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from sam3_node.client import PerceptionClient
 from sam3_node.types import MaskFrame
@@ -32,6 +33,12 @@ class Rig:
         self.masks, self.control = f"ipc://{folder}/masks", f"ipc://{folder}/control"
         endpoints = ",".join(self.frames), self.masks, self.control
         self.environment = tiny_environment(folder, *endpoints) | {"SAM3_CAMERA__FPS": "15"}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def start(self, *arguments: str, **settings: str) -> Process:
         """Start a verb and wait until it says that it is ready."""

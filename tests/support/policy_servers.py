@@ -12,6 +12,8 @@ import msgpack
 import numpy as np
 import zmq
 
+from tests.support.threads import repeating
+
 
 def gr00t_pack(value: Any) -> bytes:
     """Pack a value; an array becomes the bytes of numpy.save."""
@@ -88,23 +90,16 @@ def graspgen_unpack(data: bytes) -> Any:
 @contextmanager
 def serve(answer: Callable[[bytes], bytes]) -> Iterator[str]:
     """Answer each request on a REP socket. Yields its endpoint."""
-    done = threading.Event()
     with zmq.Context() as context, context.socket(zmq.REP) as socket:
         socket.linger = 0
         port = socket.bind_to_random_port("tcp://127.0.0.1")
 
-        def run() -> None:
-            while not done.is_set():
-                if socket.poll(20):
-                    socket.send(answer(socket.recv()))
+        def answer_one() -> None:
+            if socket.poll(20):
+                socket.send(answer(socket.recv()))
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
+        with repeating(answer_one):
             yield f"tcp://127.0.0.1:{port}"
-        finally:
-            done.set()
-            thread.join()
 
 
 def serve_gr00t(act: Callable[[dict[str, Any], Any], Any]) -> AbstractContextManager[str]:

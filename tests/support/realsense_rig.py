@@ -64,10 +64,8 @@ class SoftCamera:
         self.device = rs.software_device()
         for key, value in {"serial_number": serial, "name": "Soft D435", "usb_type_descriptor": usb}.items():
             self.device.register_info(getattr(rs.camera_info, key), value)
-        self.colour_sensor, self.depth_sensor = (
-            self.device.add_sensor("RGB Camera"),
-            self.device.add_sensor("Stereo Module"),
-        )
+        self.colour_sensor = self.device.add_sensor("RGB Camera")
+        self.depth_sensor = self.device.add_sensor("Stereo Module")
         self.colour = add_stream(rs, self.colour_sensor, RGB, 1)
         self.depth = add_stream(rs, self.depth_sensor, Z16, 0)
         if extrinsics:

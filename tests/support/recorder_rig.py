@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import threading
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.transport import FramePublisher
 from sam3_node.types import Frame
 from tests.support.processes import Process
+from tests.support.threads import repeating
 from tests.support.wire_examples import plain
 
 FRAME_BYTES = 20_000
@@ -25,29 +27,20 @@ def frame(seq: int, size: int = FRAME_BYTES, camera: str = "cam0") -> Frame:
     return Frame(camera, seq, 10**9 + seq, 640, 480, "jpeg", np.random.default_rng(seq).bytes(size))
 
 
-class Camera:
+class Camera(ExitStack):
     """Publishes frames in `folder` from a thread; `sent` is the seq of the last."""
 
     def __init__(self, folder: Path, rate: float = 50, size: int = FRAME_BYTES) -> None:
+        super().__init__()
         self.sent = -1
-        self._rate, self._size = rate, size
-        self._stop = threading.Event()
-        self._publisher = FramePublisher(f"ipc://{folder}/frames")
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        publisher = self.enter_context(FramePublisher(f"ipc://{folder}/frames"))
 
-    def _run(self) -> None:
-        while not self._stop.wait(1 / self._rate):
-            self._publisher.send(frame(self.sent + 1, self._size))
+        def send() -> None:
+            time.sleep(1 / rate)
+            publisher.send(frame(self.sent + 1, size))
             self.sent += 1
 
-    def __enter__(self) -> Camera:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._publisher.close()
+        self.enter_context(repeating(send))
 
 
 def arguments(folder: Path, out: Path, **settings: Any) -> list[str]:

@@ -30,6 +30,11 @@ SESSIONS = {
 }
 
 
+def decoder_options(hidden: int) -> dict:
+    sizes = {"hidden_size": hidden, "mlp_dim": 2 * hidden, "iou_head_hidden_dim": hidden}
+    return {**sizes, "num_attention_heads": 4}
+
+
 def memory_options(hidden: int, grid: int) -> dict:
     return {
         "memory_attention_hidden_size": hidden,
@@ -69,12 +74,7 @@ def sam2_config(hidden: int = 128, size: int = 128) -> Sam2VideoConfig:
             "fpn_hidden_size": hidden,
         },
         prompt_encoder_config={"hidden_size": hidden, "image_size": size, "patch_size": 16},
-        mask_decoder_config={
-            "hidden_size": hidden,
-            "mlp_dim": 2 * hidden,
-            "iou_head_hidden_dim": hidden,
-            "num_attention_heads": 4,
-        },
+        mask_decoder_config=decoder_options(hidden),
         image_size=size,
         **memory_options(hidden, grid),
     )

@@ -78,22 +78,20 @@ def test_an_object_that_enters_the_image_grows_without_doubt(scene):
     assert min(whole) >= confidence_weights.SURE_MASK
 
 
-def test_a_jump_to_a_larger_object_is_doubtful_while_it_lasts(scene):
-    """A ball's mask jumps onto the player beside it, of seven times its area, and the decoder stays certain."""
-    for n in range(13):
-        scene.step(disc(20 + 0.2 * n, 30))
-    jumped = [scene.step(disc(28 + 0.05 * n, 32, 2.6 * RADIUS))[0] for n in range(215)]
-    assert max(jumped) < confidence_weights.SURE_MASK
-    back = [scene.step(disc(30 + 0.05 * n, 30))[0] for n in range(30)]
-    assert min(back[15:]) >= confidence_weights.SURE_MASK
+JUMPS = {
+    # a ball's mask jumps onto the player beside it, of seven times its area, and the decoder stays certain
+    "larger": (20, [disc(28 + 0.05 * n, 32, 2.6 * RADIUS) for n in range(215)], {}, (30, 0.05)),
+    "as large": (15, [disc(45 + 0.02 * n, 34) for n in range(100)], {"pointers": POINTERS[1:]}, (18, 0.02)),
+}
 
 
-def test_a_jump_to_an_object_of_the_same_size_is_doubtful_while_it_lasts(scene):
+@pytest.mark.parametrize("to", JUMPS)
+def test_a_jump_to_another_object_is_doubtful_while_it_lasts(scene, to):
+    start, jump, how, (again, drift) = JUMPS[to]
     for n in range(13):
-        scene.step(disc(15 + 0.2 * n, 30))
-    jumped = [scene.step(disc(45 + 0.02 * n, 34), pointers=POINTERS[1:])[0] for n in range(100)]
-    assert max(jumped) < confidence_weights.SURE_MASK
-    back = [scene.step(disc(18 + 0.02 * n, 30))[0] for n in range(30)]
+        scene.step(disc(start + 0.2 * n, 30))
+    assert max(scene.step(mask, **how)[0] for mask in jump) < confidence_weights.SURE_MASK
+    back = [scene.step(disc(again + drift * n, 30))[0] for n in range(30)]
     assert min(back[15:]) >= confidence_weights.SURE_MASK
 
 

@@ -27,9 +27,8 @@ from tests.support.tabletop import truth
 from tests.support.tiny import tiny_model
 from tests.support.tiny_sam1 import SIZE, random_sam1
 
-OPTIONS = EverythingOptions(
-    grid=6, min_iou=0.25, min_stability=0.0, max_overlap=1.0, most=256
-)  # random masks overlap
+# random masks overlap
+OPTIONS = EverythingOptions(grid=6, min_iou=0.25, min_stability=0.0, max_overlap=1.0, most=256)
 MATCH = 0.95
 
 

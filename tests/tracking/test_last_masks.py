@@ -112,14 +112,18 @@ def test_a_correction_replaces_the_last_mask_and_memory_does_not_grow(
     assert valid.all()
 
 
+def small_prompt(model: TrackerModel) -> ObjectPrompt:
+    small = torch.zeros(model.image_size, model.image_size)
+    small[40:60, 40:60] = 1
+    return ObjectPrompt(1, mask=small)
+
+
 def test_a_mask_that_jumps_is_withheld_and_its_object_is_searched_from_the_last_sure_mask(
     model: TrackerModel, clip: list[Tensor]
 ) -> None:
     """On noise, random weights decode masks of the whole image, whatever the prompt was."""
-    small = torch.zeros(model.image_size, model.image_size)
-    small[40:60, 40:60] = 1
     tracker, fresh = Tracker(model), Tracker(model)
-    tracker.step(clip[0], [ObjectPrompt(1, mask=small)])
+    tracker.step(clip[0], [small_prompt(model)])
     fresh.restore(tracker.state())
     tracks = tracker.step(clip[1])
     assert not tracks.visible.any()
@@ -129,17 +133,7 @@ def test_a_mask_that_jumps_is_withheld_and_its_object_is_searched_from_the_last_
     assert torch.equal(prompt, fresh.state()["bank"]["logits"])
     tracker.step(clip[2])
     assert torch.equal(tracker.state()["bank"]["logits"], prompt)
-
-
-def test_a_prompt_shows_an_object_again_whose_masks_were_withheld(
-    model: TrackerModel, clip: list[Tensor]
-) -> None:
-    small = torch.zeros(model.image_size, model.image_size)
-    small[40:60, 40:60] = 1
-    tracker = Tracker(model)
-    tracker.step(clip[0], [ObjectPrompt(1, mask=small)])
-    assert not tracker.step(clip[1]).visible.any()
-    assert tracker.step(clip[2], [ObjectPrompt(1, mask=small)]).visible.all()
+    assert tracker.step(clip[3], [small_prompt(model)]).visible.all()  # a prompt shows it again
 
 
 SIDE = 128
@@ -187,33 +181,31 @@ def follow(masks: Masks, frames: int = 1) -> list[bool]:
     return Follower(first).run(others, frames=frames)
 
 
-def test_objects_that_stay_move_turn_come_nearer_and_go_away_are_followed():
-    assert all(follow(disc(64, 64, 10) for _ in range(60)))
-    assert all(follow(disc(15 + 5 * n, 64, 10) for n in range(20)))
-    assert all(follow(bar(9 * n) for n in range(40)))
-    assert all(follow(disc(64, 64, 8 * 3 ** (n / 75)) for n in range(75)))
-    assert all(follow(disc(64, 64, 8 * 3 ** (n / 30)) for n in range(30)))
-    assert all(follow(disc(64, 64, 40 * 3 ** (-n / 50)) for n in range(50)))
+HALF, WHOLE = box(40, 40, 60, 60), box(40, 40, 80, 60)
+PLAUSIBLE = {
+    "stays": [disc(64, 64, 10)] * 60,
+    "moves": [disc(15 + 5 * n, 64, 10) for n in range(20)],
+    "turns": [bar(9 * n) for n in range(40)],
+    "comes nearer": [disc(64, 64, 8 * 3 ** (n / 75)) for n in range(75)],
+    "comes nearer quickly": [disc(64, 64, 8 * 3 ** (n / 30)) for n in range(30)],
+    "goes away": [disc(64, 64, 40 * 3 ** (-n / 50)) for n in range(50)],
+    "comes nearer and turns": [bar(4 * n, 24 * 1.02**n, 12 * 1.02**n) for n in range(40)],
+    "comes over the edge": [disc(-14 + n, 60, 20) for n in range(60)],
+    "is pushed over the edge": [box(0, 40, 2 + 2 * n, 80) for n in range(30)],
+    "crosses the edge": [disc(1.5 * n - 4, 64, 8) for n in range(60)],
+    "leaves over the edge": [disc(100 + n, 60, 15) for n in range(42)],
+    "was half hidden": [WHOLE] * 10 + [HALF] * 40 + [WHOLE] * 10,
+    "is covered and shown": [
+        disc(64, 64, 15),
+        *(disc(64, 64, 15) & ~box(0, 0, 52 + n, 128) for n in range(20)),
+    ],
+    "is small": [box(60, 60, 62 + n % 4, 62 + n % 3) for n in range(40)],
+}
 
 
-def test_an_object_that_comes_nearer_and_turns_is_followed():
-    assert all(follow(bar(4 * n, 24 * 1.02**n, 12 * 1.02**n) for n in range(40)))
-
-
-def test_an_object_that_comes_over_the_edge_of_the_image_grows():
-    assert all(follow(disc(-14 + n, 60, 20) for n in range(60)))
-    assert all(follow(box(0, 40, 2 + 2 * n, 80) for n in range(30)))
-    assert all(follow(disc(1.5 * n - 4, 64, 8) for n in range(60)))
-
-
-def test_an_object_that_leaves_over_the_edge_shrinks():
-    assert all(follow(disc(100 + n, 60, 15) for n in range(42)))
-
-
-def test_an_object_that_was_half_hidden_appears_again():
-    half, whole = box(40, 40, 60, 60), box(40, 40, 80, 60)
-    assert all(follow([whole] * 10 + [half] * 40 + [whole] * 10))
-    assert all(follow([disc(64, 64, 15), *(disc(64, 64, 15) & ~box(0, 0, 52 + n, 128) for n in range(20))]))
+@pytest.mark.parametrize("object_that", PLAUSIBLE)
+def test_what_an_object_may_do_is_followed(object_that):
+    assert all(follow(PLAUSIBLE[object_that]))
 
 
 def test_frames_that_are_left_out_widen_what_is_plausible():
@@ -289,10 +281,6 @@ def test_a_prompt_begins_the_history_again():
     follower.history.start(1, follower.frame, disc(64, 64, 40))
     follower.prompt = follower.sure = disc(64, 64, 40)
     assert follower.step(disc(64, 64, 40))
-
-
-def test_small_masks_may_vary_by_a_few_cells():
-    assert all(follow(box(60, 60, 62 + n % 4, 62 + n % 3) for n in range(40)))
 
 
 def test_what_is_saved_goes_on_the_same():

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sam3_node.errors import CapacityError, RequestError, SettingsError, UnknownObjectError
-from sam3_node.models.sam.memory_read import ReadMethod
 from sam3_node.models.sam.stages import Decoded
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import ObjectPrompt, Tracker, Tracks, memory
@@ -169,26 +168,20 @@ def test_a_small_bank_attends_to_less(model: TrackerModel, clip: list) -> None:
     assert largest_difference(small, reference) > 0
 
 
-def test_static_shapes_give_the_same_masks(clip: list) -> None:
+@pytest.mark.parametrize("read", ["static", "exact", "pooled"])
+def test_static_shapes_and_compiled_stages_give_the_same_masks(read: str, clip: list) -> None:
     source = random_source("sam3")
-    padded, plain = stages_of(source), stages_of(source)
-    padded.static_shapes = True
+    changed, plain = stages_of(source), stages_of(source)
+    if read == "static":
+        changed.static_shapes = True
+    else:
+        for model in (changed, plain):
+            model.use_read(read)  # type: ignore[arg-type]
+        torch._dynamo.reset()
+        changed.compile("aot_eager")
     prompts = {0: [A, B], 5: [ObjectPrompt(3, points=[[80.0, 20.0]])]}
-    assert largest_difference(run(Tracker(padded), clip, prompts), run(Tracker(plain), clip, prompts)) < CLOSE
-
-
-@pytest.mark.parametrize("read", ["exact", "pooled"])
-def test_compiled_stages_give_the_same_masks(read: ReadMethod, clip: list) -> None:
-    source = random_source("sam3")
-    compiled, plain = stages_of(source), stages_of(source)
-    for model in (compiled, plain):
-        model.use_read(read)
-    torch._dynamo.reset()
-    compiled.compile("aot_eager")
-    prompts = {0: [A, B], 5: [ObjectPrompt(3, points=[[80.0, 20.0]])]}
-    assert (
-        largest_difference(run(Tracker(compiled), clip, prompts), run(Tracker(plain), clip, prompts)) < CLOSE
-    )
+    masks = [run(Tracker(model), clip, prompts) for model in (changed, plain)]
+    assert largest_difference(*masks) < CLOSE
 
 
 def test_more_objects_than_one_batch(model: TrackerModel, clip: list) -> None:

@@ -18,6 +18,7 @@ from sam3_node.transport.control_server import LARGE_BYTES, MAX_REQUESTS_PER_PEE
 from sam3_node.transport.limits import rss_bytes
 from sam3_node.wire import Failure, Reply, Request, pack, pack_reply, pack_request, unpack_reply
 from tests.support.refuses import refuses
+from tests.support.threads import repeating
 from tests.support.transport_peer import (
     TCP,
     next_line,
@@ -33,20 +34,8 @@ from tests.support.transport_peer import (
 @contextmanager
 def serving(endpoint: str = TCP) -> Iterator[ControlServer]:
     """Start a server whose thread echoes arguments, or follows the operation."""
-    done = threading.Event()
-
-    def serve() -> None:
-        while not done.is_set():
-            answer_one(server)
-
-    with ControlServer(endpoint) as server:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield server
-        finally:
-            done.set()
-            thread.join()
+    with ControlServer(endpoint) as server, repeating(lambda: answer_one(server)):
+        yield server
 
 
 def answer_one(server: ControlServer) -> bool:

@@ -110,7 +110,7 @@ def make_checks(rows: Sequence[Row]) -> list[Check]:
     load_ms = next((1000 / row["load_hz"] for row in select(rows, "phase")), 0.0)
     gap_s = max(row["longest_gap_s"] for row in samples)
     ages, age = (
-        (list_ages(calm, "cam0"), list_ages(phases["overload"], "load")),
+        [list_ages(calm, "cam0"), list_ages(phases["overload"], "load")],
         "age at the start of the step, p99",
     )
     calm_ms, loaded_ms = (percentile(found, 0.99) if found else None for found in ages)

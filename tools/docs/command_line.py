@@ -12,7 +12,7 @@ from .tables import code, table
 
 _COMMON = ("help", "profile", argparse.SUPPRESS)
 _Row = tuple[str, str]
-MANY = 4  # commands with the same option, so that it is listed once
+MANY = 3  # commands with the same option, so that it is listed once
 
 
 def command_reference() -> str:
@@ -22,10 +22,10 @@ def command_reference() -> str:
         words: [_row(action) for action in parser._actions if _is_own(action)] for words, parser in listed
     }
     counts = Counter(row for own in options.values() for row in own)
-    shared = [row for row, count in counts.items() if count > MANY]
+    shared = [row for row, count in counts.items() if count >= MANY]
     links = ", ".join(f"[{' '.join(words[1:])}](#{'-'.join(words)})" for words, _ in listed)
     sections = [_section(words, parser, options[words], shared) for words, parser in listed]
-    return "\n\n".join([f"{links}.", table(["option of many commands", "meaning"], shared), *sections])
+    return "\n\n".join([f"{links}.", table(["option of several commands", "meaning"], shared), *sections])
 
 
 def commands(

@@ -90,8 +90,7 @@ class Played(NamedTuple):
 
     @property
     def right(self) -> npt.NDArray[np.bool_]:
-        right: npt.NDArray[np.bool_] = self.iou >= RIGHT_IOU
-        return right
+        return self.iou >= RIGHT_IOU
 
 
 class Probe(ConfidenceEstimator):

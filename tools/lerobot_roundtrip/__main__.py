@@ -144,8 +144,7 @@ def run_peer(python: Path, work: Path, *arguments: str) -> dict[str, Any]:
     peer = str(PLUGIN / "tests" / "peer.py")
     answer = work / "answer.json"
     subprocess.run([str(python), peer, str(answer), *arguments], check=True, env=peer_environment(work))
-    found: dict[str, Any] = json.loads(answer.read_text())
-    return found
+    return json.loads(answer.read_text())
 
 
 def peer_environment(work: Path) -> dict[str, str]:

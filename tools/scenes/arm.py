@@ -132,8 +132,7 @@ def _elbow(shoulder: Array, wrist: Array) -> Array:
     link = SLACK * distance.max() / 2
     along = unit(line)
     up = np.array([0.0, 0.0, 1.0]) - along * along[:, 2:]
-    elbow: Array = shoulder + line / 2 + np.sqrt(link**2 - distance**2 / 4) * unit(up)
-    return elbow
+    return shoulder + line / 2 + np.sqrt(link**2 - distance**2 / 4) * unit(up)
 
 
 def _between(solid: Solid, start: Array, end: Array, radius: float, color: Color) -> Limb:

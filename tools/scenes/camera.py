@@ -120,8 +120,7 @@ def _around(view: Viewpoint, azimuth: Array, elevation: Array, scale: Array) -> 
     angle = view.azimuth + azimuth
     flat = np.cos(elevation)
     ray = np.stack([flat * np.cos(angle), flat * np.sin(angle), np.sin(elevation)], -1)
-    positions: Array = view.centre + view.distance * scale[:, None] * ray
-    return positions
+    return view.centre + view.distance * scale[:, None] * ray
 
 
 def _look(rng: Rng, view: Viewpoint, times: Array, positions: Array, hand: float, fov_y: float) -> Camera:

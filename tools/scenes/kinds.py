@@ -287,10 +287,8 @@ def banana(rng: Rng) -> Shape:
 def pear(rng: Rng) -> Shape:
     name, color = draw_color(rng, ("green", "yellow", "red", "brown"))
     wide, height = rng.uniform(0.03, 0.037), rng.uniform(0.08, 0.1)
-    radii, heights = (
-        (0, 0.6, 0.95, 1, 0.8, 0.5, 0.42, 0.25, 0),
-        (0, 0.02, 0.2, 0.35, 0.58, 0.75, 0.9, 0.98, 1),
-    )
+    radii = 0, 0.6, 0.95, 1, 0.8, 0.5, 0.42, 0.25, 0
+    heights = 0, 0.02, 0.2, 0.35, 0.58, 0.75, 0.9, 0.98, 1
     mesh = lathe(np.stack([radii, heights], -1) * (wide, height))
     line = np.array([(0, 0, height * 0.97), (0.001, 0, height * 1.05), (0.005, 0, height * 1.15)])
     stem = tube(line, 0.0025, 6)

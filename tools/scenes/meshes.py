@@ -133,8 +133,7 @@ def _triangles(*corners: npt.NDArray[np.int64]) -> Indices:
 def _lengths(path: Array) -> Array:
     steps = np.linalg.norm(np.diff(path, axis=0), axis=-1)
     total = np.concatenate([[0.0], np.cumsum(steps)])
-    fractions: Array = total / max(total[-1], 1e-9)
-    return fractions
+    return total / max(total[-1], 1e-9)
 
 
 def _frames(path: Array) -> tuple[Array, Array]:

@@ -278,8 +278,7 @@ def _choose_small(script: ClipScript) -> Actor:
 def _displacement(script: ClipScript, when: Passing) -> Array:
     """Return the occluder's displacement [n]: 1 before it arrives, 0 while it hides, 1 or -1 after it has left."""
     gone = script.rng.choice([-1, 1]) * eased(script.times, when.go, when.gone)
-    displacement: Array = script.rng.choice([-1, 1]) * (1 - eased(script.times, when.come, when.there) + gone)
-    return displacement
+    return script.rng.choice([-1, 1]) * (1 - eased(script.times, when.come, when.there) + gone)
 
 
 def _nudge(script: ClipScript, target: Actor, when: Passing) -> None:

@@ -73,8 +73,7 @@ def compose(first: Array, second: Array) -> Array:
 
 def unit(vectors: Array) -> Array:
     """Return vectors of length one along the last axis."""
-    units: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-9)
-    return units
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-9)
 
 
 def frames(z: Array, near_x: Array) -> Array:

@@ -80,8 +80,7 @@ def noise(rng: Rng, size: int, cells: tuple[float, float], octaves: int = 4) -> 
         grid = rng.random((min(rows, size), min(columns, size)), np.float32)
         total += cv2.resize(grid, (size, size), interpolation=cv2.INTER_CUBIC) * 0.5**octave
     low, high = total.min(), total.max()
-    stretched: Field = (total - low) / max(high - low, 1e-6)
-    return stretched
+    return (total - low) / max(high - low, 1e-6)
 
 
 def blend(weight: Field, first: Color, second: Color) -> Canvas:
@@ -264,8 +263,7 @@ def _shapes(rng: Rng, size: int) -> Canvas:
     canvas = blend(noise(rng, size, (2, 2), 1), any_color(rng), any_color(rng))
     for _ in range(rng.integers(4, 25)):
         draw_shape(rng, canvas, any_color(rng))
-    blurred: Canvas = cv2.GaussianBlur(canvas, (0, 0), rng.uniform(0.5, 4.0))
-    return blurred
+    return cv2.GaussianBlur(canvas, (0, 0), rng.uniform(0.5, 4.0))
 
 
 def _tiles(rng: Rng, size: int) -> Canvas:

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 from sam3_node.errors import CameraError
 from sam3_node.types import Image
 from tools.scenes.clips import Clip, list_clips, read_clip
-from tools.train_nano.augment import Sprite, compose
+from tools.train_nano.augment import Lens, Sprite, compose
 
 from .network import ANYTHING, CLEAR, Phrase, Words
 
@@ -163,42 +163,25 @@ def collate(pictures: Sequence[Picture], queries: Sequence[Sequence[Phrase]], wo
 
 @dataclass(frozen=True)
 class Augmentation:
-    """An affine map [2, 3] from a frame's pixels to the canvas, tables of 256 values for B, G and R, blur and noise."""
+    """An affine map [2, 3] from a frame's pixels to the canvas, and a lens."""
 
     affine: npt.NDArray[np.float64]
-    table: npt.NDArray[np.uint8]
-    blur: float
-    noise: float
-    seed: int
+    lens: Lens
 
     @staticmethod
     def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Augmentation:
         """Draw an augmentation for pictures of shape (height, width)."""
-        return Augmentation(
-            _affine(rng, shape[0], shape[1]),
-            _tone(rng),
-            float(rng.uniform(0.3, 1.2)) if rng.random() < 0.2 else 0.0,
-            float(rng.uniform(1, 8)) if rng.random() < 0.3 else 0.0,
-            int(rng.integers(2**31)),
-        )
+        return Augmentation(_affine(rng, shape[0], shape[1]), Lens.draw(rng, _tone(rng)))
 
     def image(self, image: Image) -> Image:
         """Convert BGR uint8 [h, w, 3] to RGB uint8 [256, 320, 3]."""
-        toned, around = cv2.LUT(image, self.table), (GREY,) * 3
+        toned, around = cv2.LUT(image, self.lens.table), (GREY,) * 3
         canvas = cv2.warpAffine(toned, self.affine, SIZE[::-1], flags=cv2.INTER_LINEAR, borderValue=around)
-        if self.blur:
-            canvas = cv2.GaussianBlur(canvas, (5, 5), self.blur)
-        if self.noise:
-            grain = np.empty(canvas.shape, np.int16)
-            cv2.setRNGSeed(self.seed)
-            canvas = cv2.add(canvas, cv2.randn(grain, 0, self.noise), dtype=cv2.CV_8U)
-        rgb: Image = canvas[..., ::-1]
-        return rgb
+        return self.lens.blur_and_noise(canvas)
 
     def labels(self, labels: Labels) -> Labels:
         """Convert uint8 [h, w] to [256, 320], with 0 around the picture."""
-        moved: Labels = cv2.warpAffine(labels, self.affine, SIZE[::-1], flags=cv2.INTER_NEAREST)
-        return moved
+        return cv2.warpAffine(labels, self.affine, SIZE[::-1], flags=cv2.INTER_NEAREST)
 
 
 def _affine(rng: np.random.Generator, height: int, width: int) -> npt.NDArray[np.float64]:
@@ -219,8 +202,7 @@ def _tone(rng: np.random.Generator) -> npt.NDArray[np.uint8]:
     value = np.linspace(0, 1, 256)[:, None] ** np.exp(rng.uniform(-0.25, 0.25))
     value = (value - 0.5) * rng.uniform(0.8, 1.2) + 0.5 + rng.uniform(-0.06, 0.06)
     value = value * rng.uniform(0.96, 1.04, 3)
-    table: Image = np.clip(value * 255, 0, 255).astype(np.uint8)[None]
-    return table
+    return np.clip(value * 255, 0, 255).astype(np.uint8)[None]
 
 
 def query(

@@ -168,8 +168,7 @@ class LearntDetector(nn.Module):
     def forward(self, images: Tensor, numbers: Tensor) -> network.Predictions:
         """Predict from RGB uint8 [B, H, W, 3] and words int64 [B, K, 3]."""
         pixels = images.permute(0, 3, 1, 2).float() / 255  # channels last as it comes
-        predictions: network.Predictions = self.net.predict(pixels, self.vectors(numbers))
-        return predictions
+        return self.net.predict(pixels, self.vectors(numbers))
 
 
 def begin_from(detector: LearntDetector, words: Words, folder: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from sam3_node.errors import ModelError
+from tools.train_nano import loop
 from tools.train_nano.export import read_checkpoint
 from tools.train_nano.muon import Muon
-from tools.train_nano.train import schedule
+from tools.train_nano.train import load_ahead, schedule
 
 from .data import Batch, Pictures, Scenes
 from .losses import losses
@@ -26,7 +24,6 @@ PICTURES = 16  # a batch
 RATE, DECAY = 3e-3, 0.05
 MIN_SIDE = 16  # of a matrix that Muon trains; a smaller one is a set of outputs
 MAX_GRADIENT = 10.0
-AVERAGE = 0.998
 SAVE_EVERY, PRINT_EVERY = 60.0, 10.0
 
 
@@ -72,11 +69,8 @@ class Trainer:
 
         seed: of the pictures that are drawn; two runs from the same weights differ by it.
         """
-        pictures, ahead = (
-            Pictures(scenes, self.words, PICTURES, [seed, self.progress.step]),
-            4 if workers else None,
-        )
-        loader = DataLoader(pictures, batch_size=None, num_workers=workers, prefetch_factor=ahead)
+        pictures = Pictures(scenes, self.words, PICTURES, [seed, self.progress.step])
+        loader = load_ahead(pictures, workers, 4)
         begun = saved = printed = time.monotonic()
         for batch in loader:
             if self.progress.seconds >= seconds:
@@ -84,7 +78,7 @@ class Trainer:
             record = self.step(batch, rate * schedule(self.progress.seconds, seconds))
             now = time.monotonic()
             self.progress.seconds, begun = self.progress.seconds + now - begun, now
-            self._log(record)
+            loop.log(self.folder, record)
             if now - printed >= PRINT_EVERY:
                 printed = now
                 self._print(record, seconds)
@@ -95,45 +89,19 @@ class Trainer:
 
     def step(self, batch: Batch, rate: float) -> dict[str, Any]:
         """Run one step at a learning rate; return its log record."""
-        for optimiser in self.optimisers:
-            for group in optimiser.param_groups:
-                group["lr"] = rate
         images, boxes, words, fits = (tensor.to(self.device) for tensor in batch)
         terms = losses(self.detector(images, words), boxes, fits)
         loss = terms["similarity"] + terms["box"] + terms["distribution"]
-        self.detector.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.detector.parameters(), MAX_GRADIENT)
-        if torch.isfinite(norm):
-            for optimiser in self.optimisers:
-                optimiser.step()
+        norm = loop.descend(loss, self.detector, self.optimisers, rate, MAX_GRADIENT)
         self.progress.step += 1
-        self._follow()
+        loop.follow(self.average, self.detector, self.progress.step)
         figures = {name: float(term.detach()) for name, term in {"loss": loss, **terms}.items()}
-        return {**asdict(self.progress), "rate": rate, "gradient": float(norm), **figures}
-
-    @torch.no_grad()
-    def _follow(self) -> None:
-        decay = min(AVERAGE, (1 + self.progress.step) / (10 + self.progress.step))
-        for name, value in self.detector.state_dict().items():
-            if value.is_floating_point():
-                self.average[name].lerp_(value, 1 - decay)
-            else:
-                self.average[name].copy_(value)
+        return {**asdict(self.progress), "rate": rate, "gradient": norm, **figures}
 
     def save(self) -> None:
         """Write `last.pt` completely or not at all."""
-        partial = self.path.with_suffix(".part")
-        held = {
-            "model": self.detector.state_dict(),
-            "average": self.average,
-            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
-            "progress": asdict(self.progress),
-            "kinds": list(self.words.kinds),
-            "colours": list(self.words.colours),
-        }
-        torch.save(held, partial)
-        os.replace(partial, self.path)
+        words = {"kinds": list(self.words.kinds), "colours": list(self.words.colours)}
+        loop.save(self.path, self.detector, self.average, self.optimisers, self.progress, **words)
 
     def _read(self, path: Path, what: str = "model") -> dict[str, Any]:
         """Read a checkpoint and load its weights."""
@@ -148,11 +116,6 @@ class Trainer:
                 "train with another --output"
             ) from error
         return held
-
-    def _log(self, record: dict[str, Any]) -> None:
-        rounded = {name: round(v, 5) if isinstance(v, float) else v for name, v in record.items()}
-        with (self.folder / "log.jsonl").open("a") as log:
-            log.write(json.dumps(rounded) + "\n")
 
     def _print(self, record: dict[str, Any], seconds: float) -> None:
         names = ("similarity", "box", "distribution", "iou")

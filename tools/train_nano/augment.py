@@ -39,15 +39,39 @@ SOLID = 128
 
 
 @dataclass(frozen=True)
-class Augmentation:
-    """A crop (x, y, w, h), a flip, and a table of 256 values for each of B, G and R."""
+class Lens:
+    """A table [1, 256, 3] of values for B, G and R, blur and noise."""
 
-    crop: tuple[int, int, int, int]
-    flip: bool
     table: npt.NDArray[np.uint8]
     blur: float
     noise: float
     seed: int
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, table: npt.NDArray[np.uint8]) -> Lens:
+        """Draw blur and noise."""
+        blur = float(rng.uniform(0.3, 1.2)) if rng.random() < 0.2 else 0.0
+        noise = float(rng.uniform(1, 8)) if rng.random() < 0.3 else 0.0
+        return cls(table, blur, noise, int(rng.integers(2**31)))
+
+    def blur_and_noise(self, image: Image) -> Image:
+        """Return a BGR image with blur and noise, in RGB."""
+        if self.blur:
+            image = cv2.GaussianBlur(image, (5, 5), self.blur)
+        if self.noise:
+            grain = np.empty(image.shape, np.int16)
+            cv2.setRNGSeed(self.seed)
+            image = cv2.add(image, cv2.randn(grain, 0, self.noise), dtype=cv2.CV_8U)
+        return image[..., ::-1]
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A crop (x, y, w, h), a flip, and a lens."""
+
+    crop: tuple[int, int, int, int]
+    flip: bool
+    lens: Lens
 
     @staticmethod
     def draw(rng: np.random.Generator, shape: tuple[int, ...], objects: Bools | None = None) -> Augmentation:
@@ -56,26 +80,11 @@ class Augmentation:
             crop = _close(rng, objects[int(rng.integers(len(objects)))])
         else:
             crop = _crop(rng, shape)
-        return Augmentation(
-            crop,
-            bool(rng.random() < 0.5),
-            _tone(rng),
-            float(rng.uniform(0.3, 1.2)) if rng.random() < 0.2 else 0.0,
-            float(rng.uniform(1, 8)) if rng.random() < 0.3 else 0.0,
-            int(rng.integers(2**31)),
-        )
+        return Augmentation(crop, bool(rng.random() < 0.5), Lens.draw(rng, _tone(rng)))
 
     def image(self, image: Image) -> Image:
         """BGR uint8 [h, w, 3] -> RGB uint8 [256, 256, 3]."""
-        square = self._square(image, cv2.INTER_AREA)
-        square = cv2.LUT(square, self.table)
-        if self.blur:
-            square = cv2.GaussianBlur(square, (5, 5), self.blur)
-        if self.noise:
-            grain = np.empty(square.shape, np.int16)
-            cv2.setRNGSeed(self.seed)
-            square = cv2.add(square, cv2.randn(grain, 0, self.noise), dtype=cv2.CV_8U)
-        return square[..., ::-1]
+        return self.lens.blur_and_noise(cv2.LUT(self._square(image, cv2.INTER_AREA), self.lens.table))
 
     def labels(self, labels: Labels) -> Labels:
         """uint8 [h, w] -> [256, 256]."""

@@ -111,9 +111,8 @@ def parity(folder: Path, scenes: Path) -> Finding:
     """Follow a box through a moving pattern, by the training forward and by transformers."""
     source = new_tracker(nano_config()).eval()
     with torch.no_grad():
-        source.mask_decoder.pred_obj_score_head.proj_out.bias.fill_(
-            4.0
-        )  # else random weights see nothing anywhere
+        # else random weights see nothing anywhere
+        source.mask_decoder.pred_obj_score_head.proj_out.bias.fill_(4.0)
     tied = torch.equal(
         source.shared_image_embedding.positional_embedding,
         source.prompt_encoder.shared_embedding.positional_embedding,
@@ -158,9 +157,8 @@ def follow(net: TrainingTracker, images: list[Features], corners: Tensor) -> lis
             decoded = net.decode(image._replace(top=top), *net.nothing(1))
         present = decoded.presence > 0
         logits = hide(decoded.logits[:, 0], present)
-        memory = (
-            net.remember(image.top, logits, prompted, present).bfloat16().float()
-        )  # as the reference stores it
+        # as the reference stores it
+        memory = net.remember(image.top, logits, prompted, present).bfloat16().float()
         memories.append(Memory(number, prompted, memory, net.pointer(decoded, 0, present)))
         found.append(logits)
     return found

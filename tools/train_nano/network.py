@@ -267,9 +267,8 @@ class TrainingTracker(nn.Module):
             )
             position = source.get_image_wide_positional_embeddings()
         self.register_buffer("position", position.clone(), persistent=False)  # [1, C, h, w]
-        self.register_buffer(
-            "memory_place", place.flatten(2).permute(2, 0, 1), persistent=False
-        )  # [hw, 1, 64]
+        # [hw, 1, 64]
+        self.register_buffer("memory_place", place.flatten(2).permute(2, 0, 1), persistent=False)
         self.register_buffer("image_place", image.flatten(2).permute(2, 0, 1), persistent=False)  # [hw, 1, C]
         cos, sin = source.memory_attention.rotary_emb(position, source.memory_attention.position_ids)
         rotation = torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
@@ -420,9 +419,8 @@ class TrainingTracker(nn.Module):
         spatial = key.shape[1] - unplaced
         key = torch.cat([self._rotate(key[:, :spatial]), key[:, spatial:]], dim=1)
         read = _attend(self._rotate(cross.q_proj(layer.layer_norm2(x))), key, values)
-        x = x + cross.o_proj(
-            cross.v_proj(read)
-        )  # attention weights sum to one: project what was read, not all
+        # attention weights sum to one: project what was read, not all
+        x = x + cross.o_proj(cross.v_proj(read))
         return x + layer.linear2(layer.activation(layer.linear1(layer.layer_norm3(x))))
 
     def _rotate(self, x: Tensor) -> Tensor:

@@ -28,11 +28,8 @@ Bools = npt.NDArray[np.bool_]
 Shift = npt.NDArray[np.float32]  # px [h, w, 2]
 
 COARSE = 4  # px by which masks are thinned out to compare them
-WITHIN, LARGER, SCENE = (
-    0.9,
-    1.3,
-    0.4,
-)  # a part: so much of it in another, that is so much larger, and no scene
+# a part: so much of it in another, that is so much larger, and no scene
+WITHIN, LARGER, SCENE = 0.9, 1.3, 0.4
 PART = 0.05  # how often a part is drawn, against a whole
 MOST_IDS = 6  # objects of a clip
 JOINED = 0.5  # share of these that are seen as one with a neighbour, as an animal's body with its head

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,31 +11,29 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from sam3_node.errors import ModelError
 
+from . import loop
 from .data import Batch, Clips, Recipe, Sources
 from .export import read_checkpoint, read_weights
 from .muon import Muon
-from .network import Features, TrainingTracker, nano_config, new_tracker
+from .network import TrainingTracker, nano_config, new_tracker
 from .steps import EASE, KINDS, Cost, clip_cost, frame_costs, normalise, second_prompt, total
 
 WARM_UP = 60.0  # s
 DECAY = 0.05
 MIN_SIDE = 16  # of a matrix, below which it is a set of tokens or of outputs
 MAX_GRADIENT = 1.0
-EASY, NORMAL = (
-    0.25,
-    0.6,
-)  # shares of a stage until the outside begins to weigh more, and until it does in full
+# shares of a stage until the outside begins to weigh more, and until it does in full
+EASY, NORMAL = 0.25, 0.6
 CLIP_KINDS = (0.4, 0.25, 0.35)  # how often the first frame of a clip is prompted by a box, a point, a mask
 AGAIN, TRUST = 0.15, 0.5
 PICTURE_RATE = 4e-4  # at the peak, on taught pictures
 SHOWN, CORRECTED = 0.25, 0.3  # shares of light steps with a mask prompt, and with corrections
 ELSEWHERE = "move it away, or train with another --output"
 FLOOR = 0.02  # of the peak learning rate, at the end
-AVERAGE = 0.998
 SAVE_EVERY, SAY_EVERY = 60.0, 10.0
 
 
@@ -110,12 +105,7 @@ class Trainer:
     """Trains a tracker and keeps `last.pt`, `log.jsonl` in `folder`."""
 
     def __init__(
-        self,
-        folder: Path,
-        device: torch.device,
-        init: Path | None = None,
-        mixed: bool = False,
-        seed: int = 0,
+        self, folder: Path, device: torch.device, init: Path | None = None, mixed: bool = False, seed: int = 0
     ) -> None:
         self.folder, self.device, self.seed = folder, device, seed
         folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +139,9 @@ class Trainer:
 
     def _run_stage(self, stage: Stage, sources: Sources, workers: int) -> None:
         seed = 1_000_000 * self.seed + 1000 * self.progress.stage + self.progress.step
-        batches = {recipe: _batches(Clips(sources, recipe, seed), workers) for recipe in stage.recipes()}
+        batches = {
+            recipe: iter(load_ahead(Clips(sources, recipe, seed), workers, 3)) for recipe in stage.recipes()
+        }
         rng = np.random.default_rng(seed)
         saved = said = time.monotonic()
         begun = self._clock()
@@ -160,7 +152,7 @@ class Trainer:
             self.progress.seconds += spent
             self.progress.total += spent
             now = time.monotonic()
-            self._log(record)
+            loop.log(self.folder, record)
             if now - said >= SAY_EVERY:
                 said = now
                 self._say(stage, record)
@@ -174,27 +166,12 @@ class Trainer:
 
     def _step(self, stage: Stage, recipe: Recipe, batch: Batch, rng: np.random.Generator) -> dict[str, Any]:
         rate = stage.rate * schedule(self.progress.seconds, stage.seconds)
-        for optimiser in self.optimisers:
-            for group in optimiser.param_groups:
-                group["lr"] = rate * group.get("hurry", 1.0)
         prompted, followed = self._costs(stage, recipe, batch, rng)
-        loss, figures = self._total([each for costs in prompted.values() for each in costs] + followed)
-        for optimiser in self.optimisers:
-            optimiser.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), MAX_GRADIENT)
-        if torch.isfinite(norm):
-            for optimiser in self.optimisers:
-                optimiser.step()
+        loss, figures = total([each for costs in prompted.values() for each in costs] + followed)
+        norm = loop.descend(loss, self.net, self.optimisers, rate, MAX_GRADIENT)
         self.progress.step += 1
-        self._average()
-        record = {
-            **asdict(self.progress),
-            "stage": stage.name,
-            "rate": rate,
-            "gradient": float(norm),
-            **figures,
-        }
+        loop.follow(self.average, self.net.source, self.progress.step)
+        record = {**asdict(self.progress), "stage": stage.name, "rate": rate, "gradient": norm, **figures}
         record |= {kind: total(costs[:1])[1]["iou"] for kind, costs in prompted.items()}
         if followed:
             record |= {"followed": total(followed[1:])[1]["iou"], "last": total(followed[-1:])[1]["iou"]}
@@ -206,7 +183,7 @@ class Trainer:
         """Return the losses of the prompted first frames by prompt, and of the frames of clips."""
         frames = recipe.frames
         with torch.set_grad_enabled(recipe.encoder):
-            features = self._encode(normalise(batch.images))
+            features = self.net.encode(normalise(batch.images))
         first = features.select(batch.clip * frames)
         ease = easiness(self.progress.seconds / stage.seconds) if stage.new else EASE
         if frames == 1:
@@ -233,31 +210,9 @@ class Trainer:
             torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.95)),
         ]
 
-    def _encode(self, pixels: Tensor) -> Features:
-        return self.net.encode(pixels)
-
-    def _total(self, costs: list[Cost]) -> tuple[Tensor, dict[str, float]]:
-        return total(costs)
-
-    @torch.no_grad()
-    def _average(self) -> None:
-        decay = min(AVERAGE, (1 + self.progress.step) / (10 + self.progress.step))
-        for name, value in self.net.source.state_dict().items():
-            self.average[name].lerp_(value, 1 - decay)
-
     def save(self) -> None:
         """Write `last.pt`, whole or not at all."""
-        aside = self.path.with_suffix(".part")
-        torch.save(self._state(), aside)
-        os.replace(aside, self.path)
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "model": self.net.source.state_dict(),
-            "average": self.average,
-            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
-            "progress": asdict(self.progress),
-        }
+        loop.save(self.path, self.net.source, self.average, self.optimisers, self.progress)
 
     def _restore(self, held: dict[str, Any]) -> None:
         try:
@@ -267,12 +222,6 @@ class Trainer:
             self.progress = Progress(**held["progress"])
         except (RuntimeError, KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{self.path} is a checkpoint of another tracker: {ELSEWHERE}") from error
-
-    def _log(self, record: dict[str, Any]) -> None:
-        with (self.folder / "log.jsonl").open("a") as log:
-            log.write(
-                json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in record.items()}) + "\n"
-            )
 
     def _say(self, stage: Stage, record: dict[str, Any]) -> None:
         known = [f"{name} {record[name]:.3f}" for name in (*KINDS, "followed", "presence") if name in record]
@@ -291,9 +240,10 @@ def _load(source: torch.nn.Module, weights: dict[str, Tensor], otherwise: str) -
         raise ModelError(otherwise) from error
 
 
-def _batches(clips: Clips, workers: int) -> Iterator[Batch]:
-    return iter(
-        DataLoader(clips, batch_size=None, num_workers=workers, prefetch_factor=3 if workers else None)
+def load_ahead(batches: IterableDataset[Any], workers: int, ahead: int) -> DataLoader[Any]:
+    """Return what reads batches in `workers` processes, `ahead` of them in each."""
+    return DataLoader(
+        batches, batch_size=None, num_workers=workers, prefetch_factor=ahead if workers else None
     )
 
 
@@ -312,8 +262,4 @@ def schedule(seconds: float, of: float) -> float:
 
 
 def _to(batch: Batch, device: torch.device) -> Batch:
-    return Batch(*(_move(tensor, device) for tensor in batch))
-
-
-def _move(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.to(device, non_blocking=True)
+    return Batch(*(tensor.to(device, non_blocking=True) for tensor in batch))

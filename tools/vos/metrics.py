@@ -95,8 +95,7 @@ def _span(places: npt.NDArray[np.intp], margin: int) -> slice:
 
 
 def _dilated(edge: Bools, radius: int) -> Bools:
-    dilated: Bools = cv2.dilate(edge.view(np.uint8), _disk(radius)).view(np.bool_)
-    return dilated
+    return cv2.dilate(edge.view(np.uint8), _disk(radius)).view(np.bool_)
 
 
 @cache

@@ -126,12 +126,9 @@ def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
     counts as aligned to the colour if the topic contains `aligned` or `registered`. Raises MessageError for a damaged
     message, BagError for an unknown encoding.
     """
-    read = {
-        "CameraInfo": _camera_info,
-        "CompressedImage": _compressed,
-        "Image": _raw,
-        _PACKET: _packet,
-    }.get(type_name.rpartition("/")[2])
+    read = {"CameraInfo": _camera_info, "CompressedImage": _compressed, "Image": _raw, _PACKET: _packet}.get(
+        type_name.rpartition("/")[2]
+    )
     if read is None:
         raise UnreadableTopicError(
             topic, f"expected a type of {', '.join(_KINDS)} (sensor_msgs), found {type_name}"

@@ -33,13 +33,7 @@ class ObjectsObservation(ObservationWrapper, RecordConstructorArgs):
     """
 
     def __init__(
-        self,
-        env: Env,
-        client: MaskFeed,
-        slots: ObjectSlots,
-        *,
-        timeout_ms: int = 0,
-        name: str = "objects",
+        self, env: Env, client: MaskFeed, slots: ObjectSlots, *, timeout_ms: int = 0, name: str = "objects"
     ) -> None:
         RecordConstructorArgs.__init__(
             self, client=client, slots=slots, timeout_ms=timeout_ms, name=name, _disable_deepcopy=True

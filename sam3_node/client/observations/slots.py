@@ -86,8 +86,7 @@ CLOCK_TOLERANCE_S = 0.1
 MAX_READS = 64
 """Most masks that one read takes"""
 COLOURS = np.array(
-    [(255, 60, 60), (60, 220, 60), (80, 120, 255), (255, 210, 0), (0, 220, 220), (230, 60, 230)],
-    np.float32,
+    [(255, 60, 60), (60, 220, 60), (80, 120, 255), (255, 210, 0), (0, 220, 220), (230, 60, 230)], np.float32
 )
 """RGB of the overlay's slots"""
 

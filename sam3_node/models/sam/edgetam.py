@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import fuse_conv_bn_eval
 from transformers import AutoModel, EdgeTamVideoConfig, EdgeTamVideoModel, PreTrainedConfig, PreTrainedModel
 
 from ...errors import ModelError
@@ -70,15 +71,8 @@ class _ConvNorm(nn.Sequential):
     @torch.no_grad()
     def fold(self) -> nn.Conv2d:
         """Return the convolution that equals both. Computed in float64."""
-        plain, norm = self.c, self.bn
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-        return with_weights(
-            plain,
-            plain.weight.double() * scale.view(-1, 1, 1, 1),
-            norm.bias.double() - norm.running_mean.double() * scale,
-        )
+        exact = copy.deepcopy(self).double().eval()
+        return fuse_conv_bn_eval(exact.c, exact.bn).to(self.c.weight.dtype)
 
 
 class _TokenMixer(nn.Module):
@@ -90,8 +84,7 @@ class _TokenMixer(nn.Module):
         self.conv1 = _ConvNorm(width, width, groups=width)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv(x) + self.conv1(x) + x
-        return out
+        return self.conv(x) + self.conv1(x) + x
 
     @torch.no_grad()
     def fold(self) -> nn.Conv2d:
@@ -109,8 +102,7 @@ class _Stem(nn.Module):
         self.conv1, self.conv2 = _ConvNorm(3, width // 2, 3, 2), _ConvNorm(width // 2, width, 3, 2)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        out: Tensor = self.conv2(F.gelu(self.conv1(pixels)))
-        return out
+        return self.conv2(F.gelu(self.conv1(pixels)))
 
 
 class _ChannelMixer(nn.Module):
@@ -120,8 +112,7 @@ class _ChannelMixer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Add two 1x1 convolutions to x, with GELU between them."""
-        out: Tensor = x + self.conv2(F.gelu(self.conv1(x)))
-        return out
+        return x + self.conv2(F.gelu(self.conv1(x)))
 
 
 class _Gate(nn.Module):
@@ -134,8 +125,7 @@ class _Gate(nn.Module):
         self.fc1, self.fc2 = nn.Conv2d(width, squeezed, 1), nn.Conv2d(squeezed, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x * self.fc2(F.relu(self.fc1(x.mean((2, 3), keepdim=True)))).sigmoid()
-        return out
+        return x * self.fc2(F.relu(self.fc1(x.mean((2, 3), keepdim=True)))).sigmoid()
 
 
 class _RepVitBlock(nn.Module):
@@ -146,8 +136,7 @@ class _RepVitBlock(nn.Module):
         self.channel_mixer = _ChannelMixer(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.channel_mixer(self.se(self.token_mixer(x)))
-        return out
+        return self.channel_mixer(self.se(self.token_mixer(x)))
 
 
 class _StageDownsample(nn.Module):
@@ -159,8 +148,7 @@ class _StageDownsample(nn.Module):
         self.ffn = _ChannelMixer(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.ffn(self.channel_downsample(self.spatial_downsample(self.pre_block(x))))
-        return out
+        return self.ffn(self.channel_downsample(self.spatial_downsample(self.pre_block(x))))
 
 
 class _Stage(nn.Module):
@@ -172,8 +160,7 @@ class _Stage(nn.Module):
         self.blocks = nn.Sequential(*(_RepVitBlock(width, gated=number % 2 == 0) for number in range(depth)))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.blocks(self.downsample(x))
-        return out
+        return self.blocks(self.downsample(x))
 
 
 TIMM, ARCHITECTURE = "timm_wrapper", "repvit_m1"

@@ -83,8 +83,7 @@ class _Upscaling(nn.Module):
         if torch.onnx.is_in_onnx_export():  # TensorRT has no transposed convolution in bfloat16
             phases = F.conv2d(x, self._phase_weight(), padding=1)
             return F.pixel_shuffle(phases, 2) + self.bias
-        out: Tensor = self.map(x) + self.bias
-        return out
+        return self.map(x) + self.bias
 
     def _phase_weight(self) -> Tensor:
         """Return the 3x3 convolution [4 O, C, 3, 3] whose outputs are the 2 x 2 pixels below each input pixel."""
@@ -282,8 +281,7 @@ class _Sam1Layer(WindowLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.out(self._attend(self.norm1(x)))
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
+        return x + self.mlp(self.norm2(x))
 
     def _attend(self, x: Tensor) -> Tensor:
         batch, _, channels = x.shape

@@ -126,9 +126,8 @@ class MemoryTokens(nn.Module):
     ) -> Tokens:
         """Make the tokens, in `dtype`, from the arguments of `MemoryRead`."""
         count, slots = memory.shape[:2]
-        full = (
-            slots if self.method == "exact" else 1
-        )  # the newest prompted frame comes first, and stays whole
+        # the newest prompted frame comes first, and stays whole
+        full = slots if self.method == "exact" else 1
         place = self.memory_position[offset]
         places, values = [place[:, :full]], [memory[:, :full]]
         rows = offset.new_empty(1, 0)
@@ -165,8 +164,7 @@ class MemoryTokens(nn.Module):
     def _average(self, x: Tensor) -> Tensor:
         """Average x [..., hw, C] over squares of tokens; return [..., hw / 4, C]."""
         square = x.unflatten(-2, (self.height // POOL, POOL, self.width // POOL, POOL))
-        average: Tensor = square.mean(dim=(-4, -2)).flatten(-3, -2)
-        return average
+        return square.mean(dim=(-4, -2)).flatten(-3, -2)
 
     def _choose(self, memory: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keep the K tokens of each memory [N, S, hw, 64] that differ most from their mean.
@@ -196,8 +194,7 @@ class MemoryTokens(nn.Module):
         # a pointer is cut into tokens of a memory's width, which share one age
         phase = _sine_1d(age / (self.max_pointers - 1), self.hidden)
         place = self.pointer_time(phase.to(self.memory_position.dtype))
-        out: Tensor = place.repeat_interleave(self.pointer_tokens, dim=1)
-        return out
+        return place.repeat_interleave(self.pointer_tokens, dim=1)
 
     def _mask(
         self, valid: Tensor | None, reduced: int, full: int, pointers: int, tokens: int
@@ -317,8 +314,7 @@ class MemoryRead(CompilableStage):
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:  # the first memory attention turns the one row of all objects into N rows
             x = layer(x, attend)
-        out: Tensor = self.norm(x).transpose(1, 2).reshape(offset.shape[0], self.hidden, *top.shape[-2:])
-        return out
+        return self.norm(x).transpose(1, 2).reshape(offset.shape[0], self.hidden, *top.shape[-2:])
 
     def _attend(self, tokens: Tokens) -> Attend:
         if self.takes_any_width:
@@ -367,9 +363,8 @@ class _PlainAttend:
         rotation, memory = maker.rotation, maker.memory_rows
         self.tokens, self.rotation = tokens, rotation[: maker.area]
         self.key_rotation = rotation[memory.start : memory.stop]
-        self.reduced_rotation = (
-            rotation[tokens.rows] if tokens.reduced else None
-        )  # [1 or N, reduced, D / 2, 2]
+        # [1 or N, reduced, D / 2, 2]
+        self.reduced_rotation = rotation[tokens.rows] if tokens.reduced else None
 
     def project_own(self, layer: ReadLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = apply_linear(layer.own, x).unflatten(-1, (3, -1)).unbind(-2)
@@ -379,9 +374,8 @@ class _PlainAttend:
         tokens = self.tokens
         query = rotate(apply_linear(layer.query, x), self.rotation)
         # keys of all memories are projected at once; a memory's tokens have the same rotation at any age
-        key = apply_linear(
-            layer.key, tokens.keys
-        )  # [N, T, D]; the pointers, which come last, are not rotated
+        # [N, T, D]; the pointers, which come last, are not rotated
+        key = apply_linear(layer.key, tokens.keys)
         start, end = tokens.reduced, tokens.reduced + tokens.full
         full = key[:, start:end].unflatten(1, (-1, len(self.key_rotation)))
         rotated = rotate(full, self.key_rotation)
@@ -391,8 +385,7 @@ class _PlainAttend:
         if rotated is not full:  # otherwise it was done in place
             key = torch.cat(parts, dim=1)
         query = query.expand(key.shape[0], -1, -1)  # len() would fix the size in an export
-        out: Tensor = layer.attend(query, key, tokens.values, tokens.mask, tokens.reduced, tokens.weight)
-        return out
+        return layer.attend(query, key, tokens.values, tokens.mask, tokens.reduced, tokens.weight)
 
 
 def _sine(source: Any, size: tuple[int, int]) -> Tensor:
@@ -403,5 +396,4 @@ def _sine(source: Any, size: tuple[int, int]) -> Tensor:
     position = type(encoder)(num_position_features=source.hidden_dim // 2, normalize=True)(
         shape, reference.device, torch.float32
     )
-    out: Tensor = position.flatten(2).transpose(1, 2).to(reference.dtype)
-    return out
+    return position.flatten(2).transpose(1, 2).to(reference.dtype)

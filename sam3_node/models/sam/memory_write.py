@@ -109,8 +109,7 @@ class _MaskDownsample(nn.Module):
             inverse = torch.rsqrt(x.float().square().mean(dim=1, keepdim=True) + self.eps).to(x.dtype)
             weight, bias = self.weight.view(-1, 1, 1), self.bias.view(-1, 1, 1)
             x = (x * inverse).mul_(weight).add_(bias)
-        out: Tensor = self.activation(x)
-        return out
+        return self.activation(x)
 
     def _map_patches(self, x: Tensor) -> Tensor:
         """Map the patches of [N, C, n, n] to [N, m, m, O]."""
@@ -125,11 +124,8 @@ class _FuserBlock(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        self.depthwise, self.norm, self.activation = (
-            source.depthwise_conv,
-            source.layer_norm,
-            source.activation,
-        )
+        self.depthwise, self.norm = source.depthwise_conv, source.layer_norm
+        self.activation = source.activation
         self.widen, self.narrow = source.pointwise_conv1, scale_linear(source.pointwise_conv2, source.scale)
 
     def forward(self, rows: Tensor, grid: torch.Size) -> Tensor:
@@ -178,8 +174,7 @@ class Perceiver(nn.Module):
         x = self.latents.expand(memory.shape[0], -1, -1)  # len() would fix the size in an export
         for layer in self.layers:
             x = layer(x, memory, self.position, self.free, self._cut)
-        out: Tensor = self.norm(x)
-        return out
+        return self.norm(x)
 
     def _cut(self, rows: Tensor) -> Tensor:
         """Cut rows [N, hw, C] into windows, [N * windows, rows of a window, C]."""

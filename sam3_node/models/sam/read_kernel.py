@@ -202,10 +202,7 @@ class KernelAttend:
             tokens.keys, project.weight, project.bias, self.rotation, self.rows, self.counts, self.starts
         )
         query = layer.split_query(x)
-        out: Tensor = attend(
-            query, key, tokens.values, self.counts, self.rotation, self.starts, tokens.weight
-        )
-        return out
+        return attend(query, key, tokens.values, self.counts, self.rotation, self.starts, tokens.weight)
 
 
 def split_order(channels: int) -> Tensor:
@@ -250,13 +247,7 @@ def _(x: Tensor, rotation: Tensor) -> Tensor:
 
 @torch.library.custom_op("sam3_node::project_keys", mutates_args=())
 def project_keys(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    rotation: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    starts: list[int],
+    x: Tensor, weight: Tensor, bias: Tensor, rotation: Tensor, rows: Tensor, counts: Tensor, starts: list[int]
 ) -> Tensor:
     """Project tokens x [N, T, W] to keys [N, T, D], rotated; those that are not valid stay undefined.
 
@@ -310,8 +301,7 @@ def attend(
     if splits == 1:
         return out[0].to(query.dtype)
     weights = torch.softmax(log_sum * math.log(2), dim=0)
-    joined: Tensor = torch.einsum("snlw,snl->nlw", out, weights).to(query.dtype)
-    return joined
+    return torch.einsum("snlw,snl->nlw", out, weights).to(query.dtype)
 
 
 @attend.register_fake

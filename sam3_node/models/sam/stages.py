@@ -80,8 +80,7 @@ class MaskDecoder(nn.Module):
     def _presence(self, token: Tensor) -> Tensor:
         if self.presence_head is None:
             return token.new_full((len(token),), IN_VIEW_LOGIT)
-        presence: Tensor = self.presence_head(token)[:, 0]
-        return presence
+        return self.presence_head(token)[:, 0]
 
 
 class _Upscale(nn.Module):
@@ -94,10 +93,7 @@ class _Upscale(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        self.first, self.second = (
-            _subpixel_linear(source.upscale_conv1),
-            _subpixel_linear(source.upscale_conv2),
-        )
+        self.first, self.second = map(_subpixel_linear, (source.upscale_conv1, source.upscale_conv2))
         self.norm, self.activation = source.upscale_layer_norm, source.activation
 
     def forward(self, heads: Tensor, pixels: Tensor, fine: Tensor, middle: Tensor) -> Tensor:
@@ -138,11 +134,8 @@ class _TwoWayLayer(nn.Module):
         )
         self.first, self.mlp = source.skip_first_layer_pe, source.mlp
         own = source.self_attn
-        self.own_query_key, self.own_value, self.own_out = (
-            join_linear(own.q_proj, own.k_proj),
-            own.v_proj,
-            _output_projection(own),
-        )
+        self.own_query_key = join_linear(own.q_proj, own.k_proj)
+        self.own_value, self.own_out = own.v_proj, _output_projection(own)
         self.own_heads = own.num_attention_heads
         self.to_image = _TokenToImage(source.cross_attn_token_to_image)
         self.to_tokens = _ImageToToken(source.cross_attn_image_to_token)
@@ -181,8 +174,7 @@ class _TokenToImage(nn.Module):
         seen = seen.view(count, self.heads, length, -1).transpose(0, 1).flatten(1, 2)
         values = torch.bmm(seen, self.value.transpose(1, 2))  # [H, N * T, D]
         values = values.view(self.heads, count, length, -1).permute(1, 2, 0, 3).flatten(2)
-        out: Tensor = self.out(values + self.value_bias)
-        return out
+        return self.out(values + self.value_bias)
 
 
 class _ImageToToken(nn.Module):
@@ -253,8 +245,7 @@ class _StackedHeads(nn.Module):
 
 def _output_projection(attention: Any) -> nn.Linear:
     """Return the output projection of an attention layer, which SAM 1 and SAM 2 name differently."""
-    projection: nn.Linear = attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
-    return projection
+    return attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
@@ -341,9 +332,8 @@ class Decoder(nn.Module):
         empty = torch.full((1, 1, 1), -1, dtype=torch.int32, device=position.device)
         with torch.no_grad():
             nothing, _ = self.prompt_encoder(position.new_zeros(1, 1, 1, 2), empty, None, None)
-        self.register_buffer(
-            "nothing", nothing[0].to(position.dtype, copy=True), persistent=False
-        )  # [1, 2, C]
+        # [1, 2, C]
+        self.register_buffer("nothing", nothing[0].to(position.dtype, copy=True), persistent=False)
 
     def forward(
         self, top: Tensor, fine: Tensor, middle: Tensor, sparse: Tensor, dense: Tensor, multimask: bool
@@ -408,8 +398,7 @@ class Decoder(nn.Module):
             no_mask: Tensor = self.prompt_encoder.no_mask_embed.weight
             return no_mask.reshape(1, -1, 1, 1).expand(-1, -1, *self.position.shape[-2:])
         maps = logits.reshape(-1, 1, *logits.shape[-2:]).to(self.position.dtype)
-        embedded: Tensor = self.prompt_encoder.mask_embed(maps)
-        return embedded
+        return self.prompt_encoder.mask_embed(maps)
 
     def encode_mask_pointer(self, features: Features, mask: Tensor) -> Tensor:
         """Return the object pointer [1, C] of a mask prompt, float [1, 1, S, S] in 0..1."""
@@ -476,8 +465,7 @@ class FollowDecode(CompilableStage):
     def forward(self, top: Tensor, fine: Tensor, middle: Tensor) -> Decoded:
         """Decode top [N, C, h, w], the output of the memory read, with fine and middle of the image."""
         sparse, dense = self.decoder.no_prompt()
-        decoded: Decoded = self.decoder(top, fine, middle, sparse, dense, self.multimask)
-        return decoded
+        return self.decoder(top, fine, middle, sparse, dense, self.multimask)
 
 
 class FollowRemember(CompilableStage):
@@ -491,5 +479,4 @@ class FollowRemember(CompilableStage):
 
     def forward(self, top: Tensor, logits: Tensor, presence: Tensor) -> Tensor:
         """Encode the memory [N, T, 64] from top [1, C, h, w], logits [N, 4h, 4w] and presence [N]."""
-        memory: Tensor = self.write(top, self.write.upsample(logits), False, presence)
-        return memory
+        return self.write(top, self.write.upsample(logits), False, presence)

@@ -174,8 +174,7 @@ class CspLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, channels, h, w] to [B, out, h, w]."""
-        out: Tensor = self.leave(torch.cat(self.chain(x), dim=1))
-        return out
+        return self.leave(torch.cat(self.chain(x), dim=1))
 
     def chain(self, x: Tensor) -> list[Tensor]:
         """Return the two halves and the output of each block, [B, out / 2, h, w] each."""
@@ -204,8 +203,7 @@ class MaxSigmoidAttention(nn.Module):
         pixels = torch.unflatten(x.flatten(2), 1, (self.heads, -1))  # [B, heads, C / heads, h * w]
         similarity = (guide @ pixels).amax(dim=2) / guide.shape[-1] ** 0.5
         weight = (similarity + self.bias[:, None]).sigmoid().unflatten(2, x.shape[2:])
-        out: Tensor = (self.project(x).unflatten(1, (self.heads, -1)) * weight[:, :, None]).flatten(1, 2)
-        return out
+        return (self.project(x).unflatten(1, (self.heads, -1)) * weight[:, :, None]).flatten(1, 2)
 
 
 class TextGuidedCspLayer(CspLayer):
@@ -219,8 +217,7 @@ class TextGuidedCspLayer(CspLayer):
         """Map [B, channels, h, w] and text [B, K, D] to [B, out, h, w]."""
         links = self.chain(x)
         links.append(self.attention(links[-1], text))
-        out: Tensor = self.leave(torch.cat(links, dim=1))
-        return out
+        return self.leave(torch.cat(links, dim=1))
 
 
 class PyramidPooling(nn.Module):
@@ -235,8 +232,7 @@ class PyramidPooling(nn.Module):
         pooled = [self.enter(x)]
         for _ in range(3):
             pooled.append(F.max_pool2d(pooled[-1], 5, stride=1, padding=2))
-        out: Tensor = self.leave(torch.cat(pooled, dim=1))
-        return out
+        return self.leave(torch.cat(pooled, dim=1))
 
 
 class ContrastiveHead(nn.Module):

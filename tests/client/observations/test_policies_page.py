@@ -51,15 +51,12 @@ class Robot:
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    rig = Rig(tmp_path_factory.mktemp("rig"))
-    try:
+    with Rig(tmp_path_factory.mktemp("rig")) as rig:
         rig.node(TRACKER__MIN_CONFIDENCE="0")  # random weights are never sure
         rig.camera()
         with rig.client() as client:
             until(lambda: client.latest(timeout_ms=200), "masks")
         yield rig
-    finally:
-        rig.close()
 
 
 def run(name: str, rig: Rig, robot: Robot, *replacements: tuple[str, str], **names: Any) -> None:

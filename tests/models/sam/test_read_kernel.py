@@ -82,10 +82,8 @@ def record_variants(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
     class Recorder:
         def __init__(self, name: str) -> None:
             kernel = getattr(read_kernel, name)
-            self.name, self.bind = (
-                name,
-                create_function_from_signature(kernel.signature, kernel.params, backend),
-            )
+            self.name = name
+            self.bind = create_function_from_signature(kernel.signature, kernel.params, backend)
 
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             return lambda *args, **sizes: found.setdefault(self.name, set()).add(
@@ -94,9 +92,8 @@ def record_variants(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
     for name in ("_project_keys", "_rotate_pairs", "_attend"):
         monkeypatch.setattr(read_kernel, name, Recorder(name))
-    monkeypatch.setattr(
-        read_kernel, "count_processors", lambda device: 4
-    )  # from 4 objects on, nothing is split
+    # from 4 objects on, nothing is split
+    monkeypatch.setattr(read_kernel, "count_processors", lambda device: 4)
     return found
 
 

@@ -20,9 +20,8 @@ from tests.support.paths import SHARED
 CHECKPOINT = SHARED / "weights/yolo-world/yolov8s-worldv2.pt"
 VECTORS = SHARED / "weights/vocabulary/clip_vit_b32_104.json"
 DATA = SHARED / "data"
-NAMES = (
-    80  # the first ones of the file; those after them overlap with these, such as "white chair" with "chair"
-)
+# the first ones of the file; those after them overlap with these, such as "white chair" with "chair"
+NAMES = 80
 SURE = 0.4
 
 pytestmark = pytest.mark.skipif(

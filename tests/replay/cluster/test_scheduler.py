@@ -31,6 +31,7 @@ from sam3_node.types import MaskFrame
 from sam3_node.wire import pack_masks
 from tests.support.live import BOX, chosen, moving_frame
 from tests.support.refuses import refuses
+from tests.support.threads import in_thread
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -105,9 +106,8 @@ class SignalOneWorker:
 def killing(times: int, begun: Callable[[], bool]) -> Iterator[list[int]]:
     """Kills workers several times, at random moments after a replay has begun."""
     killed: list[int] = []
-    over = threading.Event()
 
-    def kill() -> None:
+    def kill(over: threading.Event) -> None:
         generator = random.Random(7)
         while len(killed) < times and not over.wait(generator.uniform(0.05, 0.5)):
             fresh = [one for one in workers() if one.pid not in killed]
@@ -116,13 +116,8 @@ def killing(times: int, begun: Callable[[], bool]) -> Iterator[list[int]]:
                 one.kill()
                 killed.append(one.pid)
 
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
+    with in_thread(kill):
         yield killed
-    finally:
-        over.set()
-        thread.join()
 
 
 def test_many_recordings_give_the_results_of_single_replays(

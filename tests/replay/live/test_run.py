@@ -20,8 +20,17 @@ from sam3_node.replay.shards import ShardLimits, Shards
 from sam3_node.replay.store import FolderStore
 from sam3_node.settings import Settings
 from sam3_node.transport import FramePublisher
-from sam3_node.types import Frame, Instance, MaskFrame
-from tests.support.live import BOX, Live, chosen, masks_of, moving_frame, record_edits, tiny_settings
+from sam3_node.types import Frame, Instance
+from tests.support.live import (
+    BOX,
+    Live,
+    chosen,
+    masks_of,
+    masks_on,
+    moving_frame,
+    record_edits,
+    tiny_settings,
+)
 from tests.support.node_rig import Rig
 from tests.support.refuses import refuses
 
@@ -232,7 +241,3 @@ def test_frames_in_flight_settle_in_order() -> None:
     frames_in_flight.update(NodeCounts(2, 2, 1))
     assert not frames_in_flight.in_flight
     assert [masks and masks.seq for masks in frames_in_flight.settled] == [0, None, None, 3, None]
-
-
-def masks_on(frame: Frame) -> MaskFrame:
-    return MaskFrame(frame.camera, frame.seq, frame.capture_ns, frame.width, frame.height)

@@ -26,15 +26,7 @@ from sam3_node.settings import DetectorSettings, TrackerSettings
 from tools.bench.common import ROOT, SHARED, Figures, make_parser
 from tools.command import errors_in_one_line
 from tools.doubt import names
-from tools.doubt.measure import (
-    Played,
-    auroc,
-    calibration_error,
-    play,
-    reliability,
-    risk_at,
-    risk_coverage,
-)
+from tools.doubt.measure import Played, auroc, calibration_error, play, reliability, risk_at, risk_coverage
 from tools.doubt.record import record_folder
 from tools.plots import draw
 

@@ -79,8 +79,7 @@ def main() -> None:
 def compute_truth(depth_m: Array, inside: np.ndarray, rays: Float) -> Array:
     """Return the mean [3] of the surface's points under a mask."""
     z = depth_m[inside]
-    found: Array = np.append(rays[:, inside] * z, z[None], axis=0).mean(axis=1)
-    return found
+    return np.append(rays[:, inside] * z, z[None], axis=0).mean(axis=1)
 
 
 def measure_cases(figures: Figures, picture: Path | None) -> None:
@@ -254,9 +253,7 @@ def show_static(figures: Figures, name: str, tracked: Sequence[Instance]) -> Non
     if positions:
         offsets = np.linalg.norm(positions - np.median(positions, axis=0), axis=1)
         figures.add(
-            f"{what}: distance from the median position, median",
-            100 * float(np.median(offsets)),
-            "cm",
+            f"{what}: distance from the median position, median", 100 * float(np.median(offsets)), "cm"
         )
         figures.add(
             f"{what}: distance from the median position, maximum",
@@ -382,8 +379,7 @@ def _trace(distance: Distance) -> Array:
 
 def _table(points: Array) -> Array:
     normal = np.array([0.0, -0.8, -0.6])
-    values: Array = points @ normal + 0.62
-    return values
+    return points @ normal + 0.62
 
 
 def _ball(centre: tuple[float, float, float], radius: float) -> Distance:
@@ -397,8 +393,7 @@ def _capsule(
 
     def distance(points: Array) -> Array:
         share = np.clip((points - start) @ along / (along @ along), 0, 1)
-        found: Array = np.linalg.norm(points - start - share[:, None] * along, axis=1) - radius
-        return found
+        return np.linalg.norm(points - start - share[:, None] * along, axis=1) - radius
 
     return distance
 
@@ -410,8 +405,7 @@ def _ring(centre: tuple[float, float, float], radius: float, thickness: float) -
         offset = points - centre
         height = offset @ axis
         flat = np.linalg.norm(offset - height[:, None] * axis, axis=1) - radius
-        values: Array = np.hypot(flat, height) - thickness
-        return values
+        return np.hypot(flat, height) - thickness
 
     return distance
 

@@ -77,8 +77,7 @@ class Theirs:
 
     def __call__(self, pixels: Tensor, text: Tensor) -> Tensor:
         """Turn pixels [1, 3, H, W] and text [K, D] into [1, 4 + K, A], boxes as centre and size."""
-        raw: Tensor = self.network.predict(pixels, txt_feats=text[None])[0]
-        return raw
+        return self.network.predict(pixels, txt_feats=text[None])[0]
 
     def detections(self, raw: Tensor) -> Detections:
         """Convert the raw output to our form, boxes as corners."""

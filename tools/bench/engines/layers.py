@@ -39,10 +39,7 @@ VARIANTS = ("encode", "encode in FP8", "read", "decode", "remember")
 """Reports; the first word is the stage."""
 MAX_OBJECTS = 16
 
-_LAYER = re.compile(
-    r"^Name: (\S+), LayerType: (\w+), Inputs: (.*), Outputs: (.*), TacticName",
-    re.MULTILINE,
-)
+_LAYER = re.compile(r"^Name: (\S+), LayerType: (\w+), Inputs: (.*), Outputs: (.*), TacticName", re.MULTILINE)
 _DTYPE = re.compile(r"Datatype: (\w+)")
 _ACTIVATION = re.compile(r"Total Activation Memory: (\d+) bytes")
 _TRAITS = re.compile(rb"fmha::(\w+_traits),")

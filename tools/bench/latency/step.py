@@ -123,8 +123,7 @@ class Theirs:
 
     def step(self, pixels: torch.Tensor) -> torch.Tensor:
         frame = pixels.to(self.source.dtype)
-        logits: torch.Tensor = self.source(inference_session=self.session, frame=frame).pred_masks[0, 0]
-        return logits
+        return self.source(inference_session=self.session, frame=frame).pred_masks[0, 0]
 
 
 class Taken(NamedTuple):
