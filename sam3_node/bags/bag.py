@@ -343,12 +343,11 @@ def sample_images(source: str | Path, count: int, step: int | None = None) -> It
     entries = path.iterdir() if path.is_dir() else ()
     files = sorted(file for file in entries if file.suffix.lower() in IMAGE_SUFFIXES)
     images = _read_files(files, count, step) if files else _read_bag(path, count, step)
-    is_empty = True
-    for image in images:
-        is_empty = False
-        yield image
-    if is_empty:
+    first = next(images, None)
+    if first is None:
         raise BagError(f"{path}: expected images, found none that can be read; are they damaged?")
+    yield first
+    yield from images
 
 
 def _read_files(files: list[Path], count: int, step: int | None) -> Iterator[Image]:

@@ -7,6 +7,7 @@ Drivers name their topics NAMESPACE/STREAM/IMAGE/TRANSPORT. All parts but the fi
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -259,12 +260,10 @@ def _words(part: str) -> list[str]:
 
 def _choose_per_sensor(topics: Iterable[Topic], kind: Kind, preferred: Collection[str]) -> list[TopicName]:
     """Choose one topic per sensor: a preferred one, or raw colour before rectified, grey and compressed."""
-    best: dict[tuple[str, ...], TopicName] = {}
+    sensors: defaultdict[tuple[str, ...], list[TopicName]] = defaultdict(list)
     for place in (TopicName(topic.name) for topic in topics if topic.kind == kind):
-        rival = best.get(place.folder)
-        if rival is None or _rank(place, preferred) < _rank(rival, preferred):
-            best[place.folder] = place
-    return list(best.values())
+        sensors[place.folder].append(place)
+    return [min(places, key=lambda place: _rank(place, preferred)) for places in sensors.values()]
 
 
 def _rank(place: TopicName, preferred: Collection[str]) -> tuple[bool, int, int]:

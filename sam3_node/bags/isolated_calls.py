@@ -187,22 +187,17 @@ class _Copy:
         from pyarrow.parquet import ParquetWriter
 
         table = pyarrow.Table.from_batches([self.batch])
+        image_type = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+        images = [name for name, values in added.items() if isinstance(values[0], dict)]
         for name, values in added.items():
-            array = pyarrow.array(values, _image_type() if isinstance(values[0], dict) else None)
+            array = pyarrow.array(values, image_type if name in images else None)
             at = table.schema.get_field_index(name)
             table = table.append_column(name, array) if at < 0 else table.set_column(at, name, array)
-        images = [name for name, values in added.items() if isinstance(values[0], dict)]
         table = table.replace_schema_metadata(_describe_images(table.schema.metadata, images))
         if self.writer is None:
             self.writer = ParquetWriter(self.target, table.schema, compression="snappy")
         self.writer.write_table(table)
         self.batch = self.rows.next(BATCH_ROWS)
-
-
-def _image_type() -> Any:
-    import pyarrow
-
-    return pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
 
 
 def _describe_images(metadata: dict[bytes, bytes] | None, names: list[str]) -> dict[bytes, bytes]:

@@ -403,8 +403,7 @@ class TimeSpan(NamedTuple):
 
     def contains(self, time_ns: int, margin_ns: int = 0) -> bool:
         """Return True for a time in the resolved span, widened by a margin at both ends."""
-        begins = self.begin_ns is None or time_ns >= self.begin_ns - margin_ns
-        return begins and (self.end_ns is None or time_ns < self.end_ns + margin_ns)
+        return self.overlaps(time_ns - margin_ns, time_ns + margin_ns)
 
     def overlaps(self, first_ns: int, last_ns: int) -> bool:
         """Return True if a time from `first_ns` to `last_ns`, both included, may be in the resolved span."""

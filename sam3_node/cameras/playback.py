@@ -36,7 +36,9 @@ class BagSource:
         self.name = name
         file, _, camera = (str(path), "", "") if path.exists() else str(path).partition(_CAMERA)
         try:
-            self._bag = open_bag(Path(file), (camera or _first_camera(Path(file)),))
+            with open_bag(Path(file)) as bag:
+                camera = camera or bag.cameras[0]
+            self._bag = open_bag(Path(file), (camera,))
             first = next(iter(self._bag), None)
         except BagError as error:
             raise BagError(f"{name}: {error}") from error
@@ -88,8 +90,3 @@ def open_files(name: str, kind: str, path: Path, fps: float, loop: bool, stop: t
     except BagError as error:
         unread = f"{path} holds no readable video: damaged, or of an unknown format"
         raise CameraError(unread if is_video else str(error)) from error
-
-
-def _first_camera(path: Path) -> str:
-    with open_bag(path) as bag:
-        return bag.cameras[0]

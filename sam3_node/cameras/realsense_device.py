@@ -39,13 +39,14 @@ _MAX_GAP = 0.55  # of a period, between colour and its depth: the sensors may ru
 _POLL_S = 0.1
 _HOST_CLOCKS = ("system_time", "global_time")
 _MAX_DELAY_NS = NANOSECONDS
-_METADATA_NS = {
-    "sensor_timestamp": 1000,
-    "frame_timestamp": 1000,
-    "backend_timestamp": 10**6,
-    "time_of_arrival": 10**6,
+_METADATA = {
+    "sensor_timestamp": ("sensor_timestamp_ns", 1000),
+    "frame_timestamp": ("frame_timestamp_ns", 1000),
+    "backend_timestamp": ("backend_timestamp_ns", 10**6),
+    "time_of_arrival": ("time_of_arrival_ns", 10**6),
+    "actual_exposure": ("actual_exposure", 1),
 }
-"""Further stamps of a frame, with the nanoseconds of their units."""
+"""Further stamps of a frame, and its exposure: what they are called in `times`, and their units there."""
 _RECORDINGS = (".db3", ".bag")
 
 
@@ -388,9 +389,10 @@ class RealSenseDevice:
         for prefix, stamped in (("", colour), ("depth_", depth)):
             if stamped is not None:
                 times[f"{prefix}{stamped.domain}_ns"] = stamped.stamp_ns
-                times |= {
-                    f"{prefix}{key}": value for key, value in _read_metadata(self._rs, stamped.frame).items()
-                }
+                for name, (key, unit) in _METADATA.items():
+                    value = getattr(self._rs.frame_metadata_value, name)
+                    if stamped.frame.supports_frame_metadata(value):
+                        times[f"{prefix}{key}"] = stamped.frame.get_frame_metadata(value) * unit
         times["arrival_ns"] = colour.arrival_unix_ns
         times["clock_drift_ppm"] = round(self._fits[colour.domain].drift_ppm, 3)
         return times
@@ -425,18 +427,6 @@ class _Aligner:
 
     def _bundle(self, _: Any, source: Any) -> None:
         source.frame_ready(source.allocate_composite_frame(self._waiting))
-
-
-def _read_metadata(rs: Any, frame: Any) -> dict[str, int | float]:
-    metadata: dict[str, int | float] = {}
-    for key, unit_ns in _METADATA_NS.items():
-        value = getattr(rs.frame_metadata_value, key)
-        if frame.supports_frame_metadata(value):
-            metadata[f"{key}_ns"] = frame.get_frame_metadata(value) * unit_ns
-    exposure = rs.frame_metadata_value.actual_exposure
-    if frame.supports_frame_metadata(exposure):
-        metadata["actual_exposure"] = frame.get_frame_metadata(exposure)
-    return metadata
 
 
 def _to_bgr(frame: Any) -> Image:

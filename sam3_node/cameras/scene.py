@@ -302,15 +302,15 @@ class Scene:
         sprite = self._sprites[i]
         centre = (self.width / 2 + offset[0], self.height / 2 + offset[1])
         shift = _SHADOW_OFFSET * self.height
-        shadow = _warp(sprite.shadow, (centre[0] + shift, centre[1] + shift), angle_deg, ids.shape)
-        if shadow is not None:
-            _darken(image[shadow.window], shadow.pixels)
-        body = _warp(sprite.pixels, centre, angle_deg, ids.shape)
-        if body is not None:
-            window, alpha = image[body.window], body.pixels[:, :, 3]
+        if shadow := _warp(sprite.shadow, (centre[0] + shift, centre[1] + shift), angle_deg, ids.shape):
+            place, alpha = shadow
+            _darken(image[place], alpha)
+        if body := _warp(sprite.pixels, centre, angle_deg, ids.shape):
+            place, pixels = body
+            window, alpha = image[place], pixels[:, :, 3]
             _darken(window, alpha)
-            cv2.add(window, cv2.cvtColor(body.pixels, cv2.COLOR_BGRA2BGR), dst=window)
-            np.copyto(ids[body.window], i + 1, where=alpha > 127)
+            cv2.add(window, cv2.cvtColor(pixels, cv2.COLOR_BGRA2BGR), dst=window)
+            np.copyto(ids[place], i + 1, where=alpha > 127)
 
 
 class SceneSource:
@@ -331,31 +331,26 @@ class SceneSource:
 
     def __iter__(self) -> Iterator[CapturedImage]:
         index = 0
-        while not self._closed:
-            if self.scene.frames and index == self.scene.frames:
-                if not self._loop:
-                    return
-                index = 0
+        while not self._closed and (not self.is_finite or index < self.scene.frames):
             image, _ = self.scene.render(index)
             if not self._pacer.wait():
                 return
             yield CapturedImage(image, time.time_ns())
             index += 1
+            if self.scene.frames and self._loop:
+                index %= self.scene.frames
 
     def close(self) -> None:
         self._closed = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Warped:
-    window: tuple[slice, slice]
-    pixels: Image
-
-
 def _warp(
     sprite: Image, centre: tuple[float, float], angle_deg: float, size: tuple[int, ...]
-) -> _Warped | None:
-    """Rotate the sprite about its middle, move it to `centre` and crop it to an image of `size`; None outside."""
+) -> tuple[tuple[slice, slice], Image] | None:
+    """Rotate the sprite about its middle, move it to `centre` and crop it to an image of `size`.
+
+    Return its place in the image, and its pixels; None outside.
+    """
     side = sprite.shape[0]
     reach = side / 2
     x0, y0 = (max(0, math.floor(c - reach)) for c in centre)
@@ -365,7 +360,7 @@ def _warp(
     matrix = cv2.getRotationMatrix2D((reach - 0.5, reach - 0.5), angle_deg, 1.0)
     matrix[:, 2] += (centre[0] - reach - x0, centre[1] - reach - y0)
     pixels = cv2.warpAffine(sprite, matrix, (x1 - x0, y1 - y0), flags=cv2.INTER_LINEAR)
-    return _Warped((slice(y0, y1), slice(x0, x1)), pixels)
+    return (slice(y0, y1), slice(x0, x1)), pixels
 
 
 def _darken(window: Image, alpha: Image) -> None:
@@ -389,9 +384,8 @@ def _choose_paths(rng: np.random.Generator, aspect: float) -> list[_Path]:
     """Choose a path for each of the six objects, in image heights: the image spans -aspect/2..aspect/2 by -0.5..0.5."""
     half = aspect / 2
     jitter = rng.uniform(-0.02, 0.02, (6, 2))
-    angles, swings = rng.uniform(-25, 25, 6), rng.uniform(8, 22, 6)
-    # x, y, reach_x, reach_y, phase, turns
-    plans = [
+    angles, swings = rng.uniform(-25, 25, 6).tolist(), rng.uniform(8, 22, 6).tolist()
+    plans = [  # x, y, reach_x, reach_y, phase, turns
         (0.0, 0.0, half - 0.16, 0.03, -1.3, 1),  # to and fro through the middle, behind the next
         (0.02, 0.02, 0.05, 0.04, 0.0, 1),
         (half + 0.04, -0.28, 0.30, 0.04, -1.2, 1),  # out at the right and back
@@ -400,7 +394,7 @@ def _choose_paths(rng: np.random.Generator, aspect: float) -> list[_Path]:
         (-0.22, -0.32, 0.12, 0.03, 3.5, 1),
     ]
     return [
-        _Path(x + dx, y + dy, reach_x, reach_y, phase, turns, float(angle), float(swing))
+        _Path(x + dx, y + dy, reach_x, reach_y, phase, turns, angle, swing)
         for (x, y, reach_x, reach_y, phase, turns), (dx, dy), angle, swing in zip(
             plans, jitter.tolist(), angles, swings, strict=True
         )

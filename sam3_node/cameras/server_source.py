@@ -25,6 +25,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, cast
 
@@ -34,11 +35,10 @@ from ..errors import CameraError, WireError
 from ..processes.signals import WaitingNotice
 from ..settings import CameraSettings
 from ..transport.foreign import ForeignHub, ForeignSubscriber
-from ..types import NANOSECONDS, Buffer, ColourEncoding, Depth, Frame, Image, closed_on_error
+from ..types import NANOSECONDS, Buffer, Depth, Frame, Image, closed_on_error
 from ..wire.codec import MAX_INT, MAX_SIDE, Limits, describe, unpack
 from ..wire.images import (
     MAX_FRAME_PIXELS,
-    check_colour,
     compressed_size,
     decode_image,
     identify_compressed,
@@ -56,12 +56,6 @@ MAX_ITEMS = 4096
 MAX_HEAD_BYTES = 64 << 10
 MAX_TOPIC_BYTES = 256
 _DEPTH_SUFFIX, _DEPTH_ENCODING, _DEPTH_SCALE_M = "_depth", "uint16_mm_png", 0.001
-_LAYOUTS: dict[str, str] = {
-    "groot": "a msgpack map of timestamps and images (GR00T's camera server)",
-    "lerobot": "JSON of timestamps and images (lerobot's ImageServer)",
-    "imagezmq": "a JSON header with 'msg' and an image in a second part (imagezmq)",
-    "jpeg": "a JPEG or PNG, alone or after a topic (jpeg)",
-}
 MAX_LATE_S = 10.0
 """A stamp up to this long before the arrival counts as Unix time: the image is old, or the clock is off."""
 MAX_EARLY_S = 0.05
@@ -175,6 +169,7 @@ class _ServerCamera:
 class _Arrived:
     """An image that waits to be taken, with the times of its capture and arrival (Unix)."""
 
+    camera: str
     image: ServerImage
     capture_ns: int
     arrival_ns: int
@@ -236,13 +231,12 @@ class ServerSource:
         while not (self._stop.is_set() or self._closed.is_set()):
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._newest), timeout=_TURN_S)
-                camera = next(iter(self._newest), None)
-                arrived = None if camera is None else self._newest.pop(camera)
-            if camera is None or arrived is None:
+                arrived = self._newest.pop(next(iter(self._newest), ""), None)
+            if arrived is None:
                 self._receiver.check()
                 continue
             try:
-                captured = self._capture(camera, arrived)
+                captured = self._capture(arrived)
             except WireError as error:
                 self._reject(error)
                 continue
@@ -254,7 +248,7 @@ class ServerSource:
         self._notice.close()
         self._receiver.close()
 
-    def _capture(self, camera: str, arrived: _Arrived) -> CapturedImage:
+    def _capture(self, arrived: _Arrived) -> CapturedImage:
         frame = arrived.image.frame
         times: dict[str, int | float] = {"arrival_ns": arrived.arrival_ns}
         if arrived.image.stamp_s is not None:
@@ -266,7 +260,7 @@ class ServerSource:
             arrived.capture_ns,
             depth=frame.depth if self._settings.depth else None,
             times=times,
-            camera=camera,
+            camera=arrived.camera,
         )
 
     def _deliver(self, parts: list[memoryview], arrival_ns: int, sender: bytes) -> None:
@@ -299,7 +293,7 @@ class ServerSource:
         self._notice.progress()
         if not camera.limit.admits(time.monotonic_ns()):
             return
-        arrived = _Arrived(image, camera.stamps.read(image.stamp_s, arrival_ns), arrival_ns)
+        arrived = _Arrived(name, image, camera.stamps.read(image.stamp_s, arrival_ns), arrival_ns)
         with self._changed:
             self.counts.replaced += name in self._newest
             self._newest[name] = arrived
@@ -320,18 +314,16 @@ class ServerSource:
         """Return the camera with this name. Raises WireError for a name of another sender, and for too many names."""
         now_s = time.monotonic()
         camera = self._cameras.get(name)
-        if camera is not None and camera.origin != origin:
-            if now_s - camera.heard_s < _SHARED_S:
-                raise WireError(
-                    f"camera {name}: expected images of {describe(camera.origin[1])} of one sender, found "
-                    f"{describe(origin[1])} or another sender too; give each camera its own name"
-                )
-            camera.origin = origin
         if camera is None:
             self._make_place(name, now_s)
             camera = _ServerCamera(origin, StampReader(name), RateLimit(self._settings.fps))
             self._cameras[name] = camera
-        camera.heard_s = now_s
+        elif camera.origin != origin and now_s - camera.heard_s < _SHARED_S:
+            raise WireError(
+                f"camera {name}: expected images of {describe(camera.origin[1])} of one sender, found "
+                f"{describe(origin[1])} or another sender too; give each camera its own name"
+            )
+        camera.origin, camera.heard_s = origin, now_s
         return camera
 
     def _make_place(self, name: str, now_s: float) -> None:
@@ -410,40 +402,37 @@ def read_message(dialect: Dialect, parts: Sequence[memoryview]) -> Contents:
     Raises WireError for anything else; it names the dialect that the bytes look like.
     """
     try:
-        return _READERS[dialect](parts)
+        return _read(dialect, parts)
     except WireError as error:
         other = detect_dialect(parts)
-        if other is None or other == dialect:
+        if other is None:
             raise
-        remedy = (
-            "the node reads this endpoint itself: name it in transport.frames"
-            if other == "sam3-node"
-            else f"use --dialect {other}"
-        )
-        layout = _LAYOUTS.get(other, "frames of a sam3-node camera")
-        raise WireError(f"expected {_LAYOUTS[dialect]}, found {layout}; {remedy}") from error
+        layout = "frames of a sam3-node camera"
+        remedy = "the node reads this endpoint itself: name it in transport.frames"
+        if other in _DIALECTS:
+            layout, remedy = _DIALECTS[other].layout, f"use --dialect {other}"
+        raise WireError(f"expected {_DIALECTS[dialect].layout}, found {layout}; {remedy}") from error
 
 
 def detect_dialect(parts: Sequence[memoryview]) -> str | None:
-    """Return the dialect that the start of a message looks like, or "sam3-node"; None if none is recognised."""
-    head = bytes(parts[0][:MAX_ITEMS]) if parts else b""
-    if head.startswith((b"frame/", b"masks/")):
+    """Return the dialect by which a message can be read, or "sam3-node"; None if there is none."""
+    if parts and bytes(parts[0][:6]) in (b"frame/", b"masks/"):
         return "sam3-node"
-    is_json = head.lstrip()[:1] == b"{"
-    if is_json and len(parts) == 2 and b'"msg"' in head:
-        return "imagezmq"
-    if len(parts) in (1, 2) and bytes(parts[-1][:3]) in (b"\xff\xd8\xff", b"\x89PN"):
-        return "jpeg"
-    if len(parts) != 1:
-        return None
-    if is_json:
-        return "lerobot" if b'"images"' in head or b'"timestamps"' in head else None
-    is_map = bool(head) and (head[0] & 0xF0 == 0x80 or head[0] in (0xDE, 0xDF))
-    return "groot" if is_map and (b"images" in head or b"timestamps" in head) else None
+    for dialect in _DIALECTS:
+        with suppress(WireError):
+            _read(dialect, parts)
+            return dialect
+    return None
+
+
+def _read(dialect: str, parts: Sequence[memoryview]) -> Contents:
+    form = _DIALECTS[dialect]
+    if len(parts) not in form.part_counts:
+        raise WireError(f"expected {form.layout}, found a message of {len(parts)} parts")
+    return form.read(parts)
 
 
 def _read_groot(parts: Sequence[memoryview]) -> Contents:
-    _require_parts(parts, "groot", 1)
     data = parts[0]
     limits = Limits(data.nbytes, data.nbytes, MAX_ITEMS, MAX_ITEMS, depth=8)
     message = unpack(data, what="groot message", limits=limits)
@@ -464,13 +453,12 @@ def _merge_cameras(message: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _read_lerobot(parts: Sequence[memoryview]) -> Contents:
-    _require_parts(parts, "lerobot", 1)
     return _read_maps(_parse_json(parts[0], "lerobot message", parts[0].nbytes), "lerobot")
 
 
 def _read_maps(message: object, dialect: Dialect) -> Contents:
     if not isinstance(message, dict) or "images" not in message:
-        raise WireError(f"expected {_LAYOUTS[dialect]}, found {describe(message)} without 'images'")
+        raise WireError(f"expected {_DIALECTS[dialect].layout}, found {describe(message)} without 'images'")
     images, stamps = (_read_map(message, key, dialect) for key in ("images", "timestamps"))
     if len(images) > MAX_IMAGES:
         raise WireError(f"{dialect} message: expected at most {MAX_IMAGES} images, found {len(images)}")
@@ -541,7 +529,6 @@ def _decode_base64(text: object, what: str) -> bytes:
 
 
 def _read_imagezmq(parts: Sequence[memoryview]) -> Contents:
-    _require_parts(parts, "imagezmq", 2)
     header = _parse_json(parts[0], "imagezmq header", MAX_HEAD_BYTES)
     if not isinstance(header, dict) or "msg" not in header:
         raise WireError(f"imagezmq header: expected a map with 'msg', found {describe(header)}")
@@ -551,7 +538,6 @@ def _read_imagezmq(parts: Sequence[memoryview]) -> Contents:
 
 
 def _read_jpeg(parts: Sequence[memoryview]) -> Contents:
-    _require_parts(parts, "jpeg", 1, 2)
     topic = bytes(parts[0][:MAX_TOPIC_BYTES]).decode(errors="replace").strip() if len(parts) == 2 else ""
     return Contents([ServerImage(topic, _read_compressed(parts[-1]))], [])
 
@@ -567,14 +553,12 @@ def _read_array(data: memoryview, dtype: object, shape: object) -> Frame:
         )
     height, width = sides[:2]
     _check_size(width, height)
-    if channels != 4:
-        encoding: ColourEncoding = "bgr8" if channels == 3 else "mono8"
-        check_colour(data, encoding, width, height)
-        return Frame("", 0, 0, width, height, encoding, data)
-    if data.nbytes != width * height * 4:
-        raise WireError(f"imagezmq image: expected {width * height * 4} bytes, found {data.nbytes}")
-    colour = np.ascontiguousarray(np.frombuffer(data, np.uint8).reshape(height, width, 4)[:, :, :3])
-    return Frame("", 0, 0, width, height, "bgr8", colour.data.cast("B"))
+    if data.nbytes != width * height * channels:
+        raise WireError(f"imagezmq image: expected {width * height * channels} bytes, found {data.nbytes}")
+    if channels == 4:
+        pixels = np.frombuffer(data, np.uint8).reshape(height, width, 4)
+        data = np.ascontiguousarray(pixels[:, :, :3]).data.cast("B")
+    return Frame("", 0, 0, width, height, "mono8" if channels == 1 else "bgr8", data)
 
 
 def _read_compressed(data: Buffer) -> Frame:
@@ -590,11 +574,6 @@ def _check_size(width: int, height: int) -> None:
         )
 
 
-def _require_parts(parts: Sequence[memoryview], dialect: Dialect, *counts: int) -> None:
-    if len(parts) not in counts:
-        raise WireError(f"expected {_LAYOUTS[dialect]}, found a message of {len(parts)} parts")
-
-
 def _parse_json(data: memoryview, what: str, max_bytes: int) -> Any:
     """Parse JSON of at most MAX_ITEMS items. They are counted first, because empty lists take 30 times their bytes."""
     if data.nbytes > max_bytes:
@@ -608,9 +587,19 @@ def _parse_json(data: memoryview, what: str, max_bytes: int) -> Any:
         raise WireError(f"{what}: expected JSON, found {describe(raw[:40])}: {str(error)[:80]}") from error
 
 
-_READERS: dict[Dialect, Callable[[Sequence[memoryview]], Contents]] = {
-    "groot": _read_groot,
-    "lerobot": _read_lerobot,
-    "imagezmq": _read_imagezmq,
-    "jpeg": _read_jpeg,
+class _Dialect(NamedTuple):
+    """The messages of a protocol: what they are, how many parts they have, and the function that reads them."""
+
+    layout: str
+    part_counts: tuple[int, ...]
+    read: Callable[[Sequence[memoryview]], Contents]
+
+
+_DIALECTS = {
+    "groot": _Dialect("a msgpack map of timestamps and images (GR00T's camera server)", (1,), _read_groot),
+    "lerobot": _Dialect("JSON of timestamps and images (lerobot's ImageServer)", (1,), _read_lerobot),
+    "imagezmq": _Dialect(
+        "a JSON header with 'msg' and an image in a second part (imagezmq)", (2,), _read_imagezmq
+    ),
+    "jpeg": _Dialect("a JPEG or PNG, alone or after a topic (jpeg)", (1, 2), _read_jpeg),
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 from pathlib import Path
 
 from ..errors import CameraError, Sam3NodeError, did_you_mean
@@ -122,14 +122,12 @@ def list_cameras(folder: Path) -> Iterator[str]:
 
 def describe_modes(modes: Iterable[Mode]) -> Iterator[str]:
     """Yield a line for each size and format, with all its rates."""
-
-    def key(mode: Mode) -> tuple[int, int, str]:
-        return -mode.width * mode.height, mode.width, mode.form
-
-    for _, group in groupby(sorted(set(modes), key=key), key):
-        same = list(group)
-        rates = ", ".join(f"{fps:g}" for fps in sorted(mode.fps for mode in same))
-        yield f"{same[0].width}x{same[0].height} {same[0].form}: {rates} fps"
+    rates: defaultdict[tuple[int, int, str], list[float]] = defaultdict(list)
+    for width, height, fps, form in sorted(set(modes)):
+        rates[width, height, form].append(fps)
+    for width, height, form in sorted(rates, key=lambda size: (-size[0] * size[1], size[0], size[2])):
+        listed = ", ".join(f"{fps:g}" for fps in rates[width, height, form])
+        yield f"{width}x{height} {form}: {listed} fps"
 
 
 def list_realsense() -> Iterator[str]:

@@ -66,10 +66,9 @@ class OpenCvDevice:
 
     def _take(self, method: Callable[[], Any]) -> Any:
         """Call a method of OpenCV and return its image, if it gives one. Raises CameraError if it fails."""
-        try:
+        taken: Any = False
+        with contextlib.suppress(cv2.error):  # some backends raise on a damaged image
             taken = method()
-        except cv2.error as error:  # some backends raise on a damaged image
-            raise CameraError("no image") from error
         succeeded, image = taken if isinstance(taken, tuple) else (taken, None)
         if not succeeded:
             raise CameraError("no image")
@@ -170,22 +169,17 @@ class V4l2Camera:
 def list_v4l2(folder: Path = DEVICES) -> list[V4l2Camera]:
     """Return the cameras of this machine, in the order of their files. One that cannot be opened has no modes."""
     paths = [path for path in folder.glob("video*") if path.name.removeprefix("video").isdecimal()]
-    cameras = []
+    cameras: list[V4l2Camera | None] = []
     for path in sorted(paths, key=lambda path: int(path.name.removeprefix("video"))):
         try:
             device = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         except OSError as error:
             cameras.append(V4l2Camera(path, f"({error.strerror})", ()))
             continue
-        try:
-            camera = read_camera(path, partial(fcntl.ioctl, device))
-        except OSError:  # not a video device
-            camera = None
-        finally:
-            os.close(device)
-        if camera is not None:
-            cameras.append(camera)
-    return cameras
+        with contextlib.suppress(OSError):  # of another kind of device
+            cameras.append(read_camera(path, partial(fcntl.ioctl, device)))
+        os.close(device)
+    return [camera for camera in cameras if camera is not None]
 
 
 def read_camera(path: Path, ask: Ask) -> V4l2Camera | None:
@@ -250,11 +244,8 @@ class V4l2Device(OpenCvDevice):
 
 def read_jpeg(data: bytes) -> Frame | None:
     """Return a JPEG of a camera as an encoded image, without the zeros that fill its buffer; None if it is damaged."""
-    end = data.rfind(b"\xff\xd9")
+    data = data[: data.rfind(b"\xff\xd9") + 2]
     try:
-        if end < 0:
-            return None
-        data = data[: end + 2]
         width, height = compressed_size(data, "jpeg")
     except WireError:
         return None

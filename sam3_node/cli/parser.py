@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ..errors import did_you_mean
 from ..settings import Settings, options
@@ -18,6 +18,7 @@ ANSWER_TIMEOUT_S = 3.0
 FAILED, NO_ANSWER, DEVICE_FAILED = 2, 3, 4
 """Exit codes of errors. argparse exits with 2, too."""
 
+T = TypeVar("T")
 NUMBERS = {int: "a whole number", float: "a number"}
 
 Command = Callable[[argparse.Namespace, Settings], int | None]
@@ -215,20 +216,20 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
-def parse_limit(parse: Callable[[str], float]) -> Callable[[str], tuple[str, float]]:
-    """Return a parser of NAME=NUMBER."""
+def parse_named(parse: Callable[[str], T], what: str = "NUMBER") -> Callable[[str], tuple[str, T]]:
+    """Return a parser of NAME=NUMBER, or of what else `parse` reads."""
 
-    def limit(text: str) -> tuple[str, float]:
+    def named(text: str) -> tuple[str, T]:
         name, _, value = text.rpartition("=")
         try:
-            number = parse(value)
+            parsed = parse(value)
         except ValueError:
             name = ""
         if not name:
-            raise ValueError(f"expected NAME=NUMBER, found {text!r}")
-        return name, number
+            raise ValueError(f"expected NAME={what}, found {text!r}")
+        return name, parsed
 
-    return limit
+    return named
 
 
 def _parse_numbers(text: str, count: int) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ReplayError, require
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
-from .parser import CommandParser, Commands, parse_box, parse_count
+from .parser import CommandParser, Commands, parse_box, parse_count, parse_named
 from .progress import ProgressBar, format_duration
 
 if TYPE_CHECKING:
@@ -83,6 +83,10 @@ def _add_prompts(parser: CommandParser) -> None:
     parser.add_path("--objects FILE", text)
     text = "the box around an object on the first frame, in pixels"
     parser.add_repeated("--box X0,Y0,X1,Y1", text, parse_box, dest="boxes")
+    place = "[FILE:]X0,Y0,X1,Y1"
+    like = "detect all that is like this box on the first frame or a photo, and call it NAME"
+    for name, text in (("exemplar", like), ("unlike", "but not what is like this box")):
+        parser.add_repeated(f"--{name} NAME={place}", text, parse_named(_parse_place, place))
     parser.add_flag(
         "--everything",
         "segment everything on the first frame of each camera, and track it (up to tracker.max_objects)",
@@ -231,7 +235,9 @@ def _make_job(args: Namespace, settings: Settings) -> Job:
 def _read_objects(args: Namespace) -> tuple[ObjectOnFrame, ...]:
     from ..replay.job import ObjectOnFrame, read_prompts
 
-    boxes = tuple(ObjectOnFrame(box=box) for box in args.boxes)
+    boxes = [ObjectOnFrame(box=box) for box in args.boxes]
+    for like, shown in ((1, args.exemplar), (0, args.unlike)):
+        boxes += [ObjectOnFrame(label=name, photo=photo, box=box, like=like) for name, (photo, box) in shown]
     return (*boxes, *(read_prompts(args.objects) if args.objects else ()))
 
 
@@ -239,6 +245,11 @@ def _add_images(outputs: tuple[str, ...]) -> tuple[Any, ...]:
     """Return the outputs with the frames beside masks: in the recording, and as files beside COCO."""
     named = tuple("mcap-images" if kind == "mcap" else kind for kind in outputs)
     return (*named, "images") if "coco" in named and "images" not in named else named
+
+
+def _parse_place(text: str) -> tuple[str | None, tuple[float, ...]]:
+    photo, _, box = text.rpartition(":")
+    return photo or None, parse_box(box)
 
 
 def _parse_time(text: str) -> int:

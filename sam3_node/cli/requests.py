@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..errors import OutputError, RequestError, SettingsError, did_you_mean
+from ..errors import OutputError, RequestError, SettingsError, WireError, did_you_mean
 from ..files import explain_os_error, make_folder, prepare_output, safe_file_name, write_output
 from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings
 from ..types import Mask, Priority
-from .parser import Command, CommandParser, Commands, parse_box, parse_limit, parse_point
+from ..wire.operations import OPERATIONS
+from .parser import Command, CommandParser, Commands, parse_box, parse_named, parse_point
 from .progress import printable
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ SUFFIX = ".json"
 MAX_SET_BYTES = 1 << 20
 FRAME_SIZE_MS = 500
 """Longest time to wait for masks before a box is sent."""
-LIMITS = ("scores", "most", "priorities")
-"""Maps by prompt that a set may have, as `set_prompts` takes them."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -36,6 +35,7 @@ def add_commands(commands: Commands) -> None:
     _add_segment(commands)
     _add_segment_everything(commands)
     _add_prompt(commands)
+    _add_exemplar(commands)
     _add_snapshots(commands)
     _add(commands, "status", status)
     pause, resume = _asking(lambda client, _: client.pause()), _asking(lambda client, _: client.resume())
@@ -232,8 +232,8 @@ def _add_prompt(commands: Commands) -> None:
     parser = _add(commands, "prompt", set_prompts)
     parser.add("names NAME", 'name such as "red mug"; without names the search stops', nargs="*")
     text = "minimum score of a detection to start an object of this name"
-    parser.add_repeated("--score NAME=SCORE", text, parse_limit(float))
-    parser.add_repeated("--most NAME=COUNT", "maximum number of objects of this name", parse_limit(int))
+    parser.add_repeated("--score NAME=SCORE", text, parse_named(float))
+    parser.add_repeated("--most NAME=COUNT", "maximum number of objects of this name", parse_named(int))
     text = "low priority: under load, track objects of this name on every second frame"
     parser.add_repeated("--low NAME", text)
 
@@ -243,6 +243,28 @@ def set_prompts(args: Namespace, settings: Settings) -> None:
     with connect(args, settings) as client:
         low: dict[str, Priority] = dict.fromkeys(args.low, "low")
         client.set_prompts(args.names, scores=dict(args.score), most=dict(args.most), priorities=low)
+    _report_idle(settings)
+
+
+def _add_exemplar(commands: Commands) -> None:
+    parser = _add(commands, "exemplar", add_exemplar, has_camera=True)
+    parser.add("name NAME", "name of what is found")
+    parser.add_repeated("--box X0,Y0,X1,Y1", "box around a thing that is meant", parse_box)
+    parser.add_repeated("--exclude X0,Y0,X1,Y1", "box around a thing that is not", parse_box)
+    parser.add("--text WORDS", "what is meant, in words, beside the boxes")
+    parser.add_path("--photo FILE", "JPEG or PNG that the boxes are on; default: a frame")
+    parser.add("--seq N", "number of a recent frame; default: the latest frame", int)
+
+
+def add_exemplar(args: Namespace, settings: Settings) -> None:
+    """Look for all that is like boxes on a frame or a photo."""
+    with explain_os_error(SettingsError, f"cannot read {args.photo}"):
+        photo = args.photo and args.photo.read_bytes()
+    boxes, labels = [*args.box, *args.exclude], [1] * len(args.box) + [0] * len(args.exclude)
+    with connect(args, settings) as client:
+        client.add_exemplar(
+            args.name, boxes, labels, text=args.text, photo=photo, seq=args.seq, camera=args.camera
+        )
     _report_idle(settings)
 
 
@@ -284,6 +306,10 @@ def prompts_save(args: Namespace, settings: Settings) -> None:
     """Keep the prompts of the running node, with their limits."""
     with connect(args, settings) as client:
         status = client.status()
+    if shown := status.get("exemplars"):
+        raise SettingsError(
+            f"expected names alone, found exemplars of {', '.join(map(printable, shown))}; use snapshot save"
+        )
     content = {"prompts": status["prompts"], **status["prompt_limits"]}
     path = _path_of(args)
     make_folder(path.parent)
@@ -340,14 +366,9 @@ def _read_set(path: Path) -> dict[str, Any]:
     try:
         if len(data) > MAX_SET_BYTES:
             raise ValueError(f"more than {MAX_SET_BYTES} bytes")
-        content = {**{limit: {} for limit in LIMITS}, **json.loads(data)}
-        if set(content) != {"prompts", *LIMITS} or not (
-            isinstance(content["prompts"], list)
-            and all(isinstance(name, str) for name in content["prompts"])
-            and all(isinstance(content[limit], dict) for limit in LIMITS)
-        ):
-            raise ValueError(f"{content!r:.200}")
-    except (ValueError, TypeError, RecursionError) as error:
+        content = dict(json.loads(data))
+        OPERATIONS["set_prompts"].read("set_prompts", content)
+    except (ValueError, TypeError, RecursionError, RequestError, WireError) as error:
         raise SettingsError(
             f'{path}: expected JSON such as {{"prompts": ["red mug"], "scores": {{"red mug": 0.3}}, "most": {{}}}}, '
             f"found {error}"

@@ -144,6 +144,7 @@ class AsyncPerceptionClient:
     points = _awaited(PerceptionClient.points)
     grasps = _awaited(PerceptionClient.grasps)
     set_prompts = _awaited(PerceptionClient.set_prompts)
+    add_exemplar = _awaited(PerceptionClient.add_exemplar)
     reset = _awaited(PerceptionClient.reset)
     pause = _awaited(PerceptionClient.pause)
     resume = _awaited(PerceptionClient.resume)

@@ -452,6 +452,29 @@ class PerceptionClient(SocketOwner):
         limits = {name: values.check_limits(by_name, name) for name, by_name in given.items() if by_name}
         self._open_control.call("set_prompts", prompts=names, **limits)
 
+    def add_exemplar(
+        self,
+        name: str,
+        boxes: Sequence[values.PixelBox],
+        labels: Sequence[int] | None = None,
+        *,
+        text: str | None = None,
+        photo: bytes | None = None,
+        seq: int | None = None,
+        camera: str | None = None,
+    ) -> None:
+        """Look for all that is like `boxes` too, and call it `name`.
+
+        Boxes with label 1 (default: all) show what is meant, boxes with label 0 what is not. They are in pixels of the
+        recent frame `seq` (default: the latest), or of `photo`, the bytes of a JPEG or PNG file. `text` says in words
+        what is meant; without it, a name that is looked for already is the text. Boxes are added to those that the name
+        has; `set_prompts` without the name ends it. Raises RequestError for a detector that finds names only.
+        """
+        values.check_label(name, "name")
+        packed = [values.pack_prompt(None, None, box, None)["box"] for box in boxes]
+        given = values.drop_none(labels=labels, text=text, photo=photo, seq=seq, camera=camera)
+        self._call("add_exemplar", {"name": name, "boxes": packed, **given})
+
     def reset(self, *, camera: str | None = None) -> None:
         """Remove all objects, of one camera or of all."""
         self._open_control.call("reset", **values.drop_none(camera=camera))

@@ -9,16 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from ..errors import ModelError, RequestError, VocabularyError, did_you_mean
-from ..types import Detection, Priority, State
-from .phrases import PhraseEncoder, phrase_key
+from ..types import Detection, Image, Priority, State
+from .phrases import PhraseEncoder, clean_phrase, clean_prompts, phrase_key
 from .vocabulary import Vocabulary, VocabularyWithFallback
 
 if TYPE_CHECKING:
@@ -32,8 +29,11 @@ KINDS = ("yolo-world", "sam3-concept", "grounding-dino")
 VOCABULARY = "vocabulary.safetensors"
 MAX_IOU = 0.7  # of two boxes of one phrase, as with the public weights
 MAX_DETECTIONS = 100
+MAX_BOXES = 64  # of one exemplar
 
 File = str | os.PathLike[str]
+Boxes = Sequence[Sequence[float]]
+"""(x0, y0, x1, y1) of each, in pixels of an image"""
 
 
 class Detector(Protocol):
@@ -50,7 +50,7 @@ class Detector(Protocol):
         """
 
     def detect(
-        self, image: npt.NDArray[np.uint8], query: Any, threshold: float, trunk: Tensor | None = None
+        self, image: Image, query: Any, threshold: float, trunk: Tensor | None = None
     ) -> list[Detection]:
         """Return the detections on a BGR frame [h, w, 3] with a score above `threshold`, the best first.
 
@@ -60,66 +60,152 @@ class Detector(Protocol):
         """
 
 
+class View(NamedTuple):
+    """Boxes on one image: things that a prompt means, or does not mean."""
+
+    boxes: Boxes
+    labels: Sequence[int]
+    """of each box: 1 for a thing that is meant, 0 for one that is not"""
+    tokens: Tensor
+    """[T, C]: the boxes as the detector encoded them on the image, on the CPU"""
+
+
+class Exemplar(NamedTuple):
+    """Boxes that show the meaning of a prompt: all like these."""
+
+    text: str
+    """words beside the boxes; "" for none"""
+    views: Mapping[str, View]
+    """by the name of the image"""
+
+    @property
+    def labels(self) -> list[int]:
+        """The labels of all boxes."""
+        return [label for view in self.views.values() for label in view.labels]
+
+
+@runtime_checkable
+class ExemplarDetector(Detector, Protocol):
+    """A detector that also finds what boxes on an image show."""
+
+    def prepare(self, phrases: Sequence[str], exemplars: Mapping[str, Exemplar] = ...) -> Any:
+        """Return a query as `Detector.prepare` does; some of the phrases only name what their exemplar shows."""
+
+    def encode_exemplar(self, image: Image, boxes: Boxes, labels: Sequence[int]) -> Tensor:
+        """Return the tokens [T, C] of a View: boxes on a BGR image [h, w, 3]. Raises ModelError if the model fails."""
+
+
 @dataclass(frozen=True, eq=False)
 class PromptSet:
-    """Prompts with their limits, the same for all cameras."""
+    """Prompts with their limits, the same for all cameras. Without phrases, nothing is searched for."""
 
-    query: Any
-    """prepared by the detector"""
-    thresholds: Mapping[str, float]
+    thresholds: Mapping[str, float] = field(default_factory=dict)
     """minimum score of a new object, for each phrase"""
     max_counts: Mapping[str, int] = field(default_factory=dict)
     """maximum number of objects, for some phrases"""
     priorities: Mapping[str, Priority] = field(default_factory=dict)
     """priority of the objects of some phrases; other objects have normal priority"""
+    exemplars: Mapping[str, Exemplar] = field(default_factory=dict)
+    """what some phrases mean, shown by boxes"""
+    query: Any = None
+    """prepared by the detector"""
 
     @property
     def phrases(self) -> tuple[str, ...]:
         """The phrases, in their order."""
         return tuple(self.thresholds)
 
+    def prepare(self, detector: Detector | None) -> PromptSet:
+        """Return these prompts with the detector's query. Raises RequestError if it cannot search for them."""
+        if detector is None:
+            raise RequestError("set_prompts: no detector is configured; set detector.kind, or use add_object")
+        if not self.phrases:
+            return self
+        if self.exemplars:
+            return replace(self, query=require_exemplars(detector).prepare(self.phrases, self.exemplars))
+        return replace(self, query=detector.prepare(self.phrases))
+
     def state(self) -> State:
         """Return the state that `restore_prompts` takes."""
-        return {
-            "thresholds": dict(self.thresholds),
-            "max_counts": dict(self.max_counts),
-            "priorities": dict(self.priorities),
-        }
+        return {part.name: dict(getattr(self, part.name)) for part in fields(self) if part.name != "query"}
 
 
-def restore_prompts(detector: Detector | None, state: State | None) -> PromptSet | None:
-    """Return the prompts that `PromptSet.state` described, None for None.
-
-    Raises RequestError if the detector cannot search for them, or if there is none.
-    """
-    if state is None:
-        return None
-    if detector is None:
-        raise RequestError(
-            f"expected a detector for the prompts {', '.join(state['thresholds'])}, found none"
-        )
-    return PromptSet(detector.prepare(tuple(state["thresholds"])), **state)
+def restore_prompts(detector: Detector | None, state: State) -> PromptSet:
+    """Return the prompts that `PromptSet.state` described. Raises RequestError as `PromptSet.prepare` does."""
+    exemplars = {
+        name: Exemplar(text, {place: View(*view) for place, view in views.items()})
+        for name, (text, views) in state["exemplars"].items()
+    }
+    prompts = PromptSet(**state | {"exemplars": exemplars})
+    return prompts.prepare(detector) if prompts.phrases else prompts
 
 
 def prepare_prompts(
-    detector: Detector,
+    detector: Detector | None,
     phrases: Sequence[str],
     score: float,
     scores: Mapping[str, float] | None = None,
     max_counts: Mapping[str, int] | None = None,
     priorities: Mapping[str, Priority] | None = None,
+    exemplars: Mapping[str, Exemplar] | None = None,
 ) -> PromptSet:
     """Prepare cleaned, unique phrases for a detector.
 
     scores: thresholds of some phrases; `score` is the threshold of the others. max_counts: maximum numbers of objects
-    of some phrases. priorities: of some phrases. Raises RequestError for a phrase that the detector cannot search
-    for, and for a limit whose phrase is not among `phrases`.
+    of some phrases. priorities: of some phrases. exemplars: those of other phrases are dropped. Raises RequestError
+    for a phrase that the detector cannot search for, and for a limit whose phrase is not among `phrases`.
     """
-    scores, max_counts, priorities = (
-        _by_phrase(limits or {}, phrases) for limits in (scores, max_counts, priorities)
+    keys = set(map(phrase_key, phrases))
+    kept = {name: shown for name, shown in (exemplars or {}).items() if phrase_key(name) in keys}
+    scores, *others = (_by_phrase(part or {}, phrases) for part in (scores, max_counts, priorities, kept))
+    return PromptSet({phrase: scores.get(phrase, score) for phrase in phrases}, *others).prepare(detector)
+
+
+def add_exemplar(
+    detector: Detector | None,
+    prompts: PromptSet,
+    name: str,
+    image: Image,
+    *,
+    place: str,
+    boxes: Boxes,
+    labels: Sequence[int],
+    text: str,
+    score: float,
+) -> PromptSet:
+    """Return the prompts with what boxes on a BGR image [h, w, 3] show, under this name.
+
+    place: names the image; its boxes are encoded together with those that it had before. text: words beside the boxes;
+    by default the name if it is among the prompts, else none. score: the threshold of a new name. See View. Raises
+    RequestError for a name or text that the detector cannot search for, for more than MAX_BOXES boxes of a name, and
+    where nothing says what is meant.
+    """
+    (name,) = _by_phrase({clean_phrase(name): None}, clean_prompts([*prompts.phrases, name]))
+    before = prompts.exemplars.get(name, Exemplar(name if name in prompts.thresholds else "", {}))
+    if not 0 < len(boxes) <= MAX_BOXES - len(before.labels):
+        found = len(before.labels) + len(boxes)
+        raise RequestError(f"boxes: expected 1 to {MAX_BOXES} of one name, found {found}")
+    if place in before.views:
+        boxes, labels = [*before.views[place].boxes, *boxes], [*before.views[place].labels, *labels]
+    tokens = require_exemplars(detector).encode_exemplar(image, boxes, labels)
+    views = {**before.views, place: View(boxes, labels, tokens)}
+    exemplar = Exemplar(clean_phrase(text, "text") if text else before.text, views)
+    if not (exemplar.text or any(exemplar.labels)):
+        raise RequestError("labels: expected a box of label 1, or a text, to say what is meant; found only 0")
+    thresholds = {**prompts.thresholds, name: prompts.thresholds.get(name, score)}
+    exemplars = {**prompts.exemplars, name: exemplar}
+    return replace(prompts, thresholds=thresholds, exemplars=exemplars).prepare(detector)
+
+
+def require_exemplars(detector: Detector | None) -> ExemplarDetector:
+    """Return the detector. Raises RequestError for one that finds objects by name only, and for none."""
+    if isinstance(detector, ExemplarDetector):
+        return detector
+    found = f"{detector.name}, whose weights have no encoder of image prompts" if detector else "none"
+    raise RequestError(
+        f"exemplar: expected a detector that takes boxes as prompts (detector.kind sam3-concept), found {found}; "
+        "look for a name, or add each object with add_object"
     )
-    thresholds = {phrase: scores.get(phrase, score) for phrase in phrases}
-    return PromptSet(detector.prepare(phrases), thresholds, max_counts, priorities)
 
 
 def _by_phrase(limits: Mapping[str, Any], phrases: Sequence[str]) -> dict[str, Any]:
@@ -179,27 +265,19 @@ def load_detector(
 
 
 def _load_yolo_world(
-    name: str,
-    vocabulary: File | None,
-    text_encoder: File | None,
-    image_size: int,
-    *,
-    device: str | torch.device,
-    dtype: str | torch.dtype | None,
+    name: str, vocabulary: File | None, text_encoder: File | None, image_size: int, **place: Any
 ) -> Detector:
     from ..models.yolo.network import load_yolo_world
     from .yolo_world import YoloWorldDetector
 
     is_nano = name == "nano"
-    if is_nano and not NANO.is_dir():
-        raise ModelError(f"no folder {NANO}: expected the bundled detector; name a folder with detector.name")
     folder = NANO if is_nano else Path(name)
     if not folder.is_dir():
         raise ModelError(
-            f"no folder {name}: expected nano (bundled), or a folder that `sam3-node weights convert` wrote "
+            f"no folder {folder}: expected nano (bundled), or a folder that `sam3-node weights convert` wrote "
             f"(detector.name){did_you_mean(name, ['nano', *map(str, folder.parent.glob('*/'))])}"
         )
-    model = load_yolo_world(folder, device=device, dtype=dtype)
+    model = load_yolo_world(folder, **place)
     return YoloWorldDetector(
         model,
         _phrase_encoder(folder, vocabulary, text_encoder),

@@ -6,8 +6,6 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import BertTokenizer, GroundingDinoForObjectDetection
@@ -15,7 +13,7 @@ from transformers import BertTokenizer, GroundingDinoForObjectDetection
 from ..errors import RequestError, UnknownPhraseError
 from ..models import weight_files
 from ..models.pixels import normalise_frame, select, to_corners, to_detections, unit_letterbox
-from ..types import Detection
+from ..types import Detection, Image
 from .detectors import MAX_DETECTIONS, MAX_IOU, raise_model_error
 from .phrases import quote_phrase
 
@@ -102,7 +100,7 @@ class GroundingDinoDetector:
 
     @torch.inference_mode()
     def detect(
-        self, image: npt.NDArray[np.uint8], query: TextQuery, threshold: float, trunk: Tensor | None = None
+        self, image: Image, query: TextQuery, threshold: float, trunk: Tensor | None = None
     ) -> list[Detection]:
         """Detect objects on a frame; see `Detector.detect`."""
         size = input_size(image.shape[:2], self._shortest, self._longest)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,17 +26,18 @@ from ..models.pixels import (
 )
 from ..models.sam.tracker_model import TrackerModel
 from ..models.sam.vit import WindowedViT, side
-from ..types import Detection
-from .detectors import MAX_DETECTIONS, MAX_IOU, raise_model_error
+from ..types import Detection, Image
+from .detectors import MAX_DETECTIONS, MAX_IOU, Boxes, Exemplar, raise_model_error
 from .phrases import check_token_counts
 
 CLASSES = {"sam3": Sam3Model, "sam3_video": Sam3Model}
 PHRASE_BATCH = 4  # phrases in one run of the detector; each has a copy of the image's tokens
 TEXT_BATCH = 64  # phrases in one run of the text tower
+NO_TEXT = "visual"  # the text of an exemplar without words, as in the public implementation
 
 
 class ConceptQuery(NamedTuple):
-    """K encoded phrases with T tokens each."""
+    """K encoded phrases with T tokens each: those of the text, then those of the exemplar."""
 
     phrases: tuple[str, ...]
     text: Tensor
@@ -57,7 +58,7 @@ class ConceptNetwork(nn.Module):
         self.trunk: nn.Module = WindowedViT(vision.backbone)
         self.level, self.position = vision.neck.fpn_layers[-2], vision.neck.position_encoding
         self.text_encoder, self.text_projection = source.text_encoder, source.text_projection
-        self.encoder = source.detr_encoder
+        self.geometry, self.encoder = source.geometry_encoder, source.detr_encoder
         self.decoder, self.scoring = source.detr_decoder.float(), source.dot_product_scoring.float()
 
     def encode_text(self, tokens: Tensor, mask: Tensor) -> Tensor:
@@ -70,6 +71,30 @@ class ConceptNetwork(nn.Module):
         """Turn the trunk's output [1, D, h, w] into features and their position encoding, both [1, C, h, w]."""
         features = self.level(trunk)
         return features, self.position(features.shape, features.device, features.dtype)
+
+    def encode_boxes(self, features: Tensor, position: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
+        """Encode boxes [N, 4] in 0..1 (x0 y0 x1 y1) on an encoded image into tokens [N + 1, C].
+
+        labels: int64 [N], 1 for boxes like those to find, 0 for others. As transformers' Sam3GeometryEncoder, whose
+        modules these are; that needs torchvision.
+        """
+        parts, dtype = self.geometry, features.dtype
+        size = torch.tensor(features.shape[:1:-1] * 2, device=boxes.device)  # of the grid: w h w h
+        normalised = parts.vision_layer_norm(features.movedim(1, -1)).movedim(-1, 1)
+        pooled = pool_boxes(normalised, boxes * size, parts.roi_size)
+        sides = boxes[:, 2:] - boxes[:, :2]
+        centres = boxes[:, :2] + sides / 2
+        place = parts._encode_box_coordinates(*centres.unbind(1), *sides.unbind(1))
+        tokens = parts.boxes_direct_project(torch.cat([centres, sides], dim=1).to(dtype))
+        tokens = tokens + parts.boxes_pool_project(pooled).flatten(1)
+        tokens = tokens + parts.boxes_pos_enc_project(place.to(dtype)) + parts.label_embed(labels)
+        tokens = torch.cat([tokens, parts.cls_embed.weight])[None]
+        tokens = parts.prompt_layer_norm(parts.final_proj(tokens))
+        image, where = (part.flatten(2).transpose(1, 2) for part in (features, position))
+        for layer in parts.layers:
+            tokens = layer(tokens, image, where, prompt_mask=None)
+        encoded: Tensor = parts.output_layer_norm(tokens)[0]
+        return encoded
 
     def forward(
         self, features: Tensor, position: Tensor, text: Tensor, mask: Tensor
@@ -122,32 +147,47 @@ class Sam3ConceptDetector:
         self._iou, self._limit = iou, limit
 
     @torch.inference_mode()
-    def prepare(self, phrases: Sequence[str]) -> ConceptQuery:
-        """Encode the phrases. Raises RequestError for a phrase with more tokens than the model accepts."""
-        counts = [len(ids) for ids in self._tokenizer(list(phrases)).input_ids]
-        check_token_counts(phrases, counts, self._max_tokens)
+    def prepare(
+        self, phrases: Sequence[str], exemplars: Mapping[str, Exemplar] = MappingProxyType({})
+    ) -> ConceptQuery:
+        """Encode the phrases, some of them with an exemplar.
+
+        Raises RequestError for a phrase with more tokens than the model accepts.
+        """
+        texts = [(exemplars[name].text or NO_TEXT) if name in exemplars else name for name in phrases]
+        counts = [len(ids) for ids in self._tokenizer(texts).input_ids]
+        check_token_counts(texts, counts, self._max_tokens)
         tokens = self._tokenizer(
-            list(phrases), padding="max_length", max_length=self._max_tokens, return_tensors="pt"
+            texts, padding="max_length", max_length=self._max_tokens, return_tensors="pt"
         )
         with raise_model_error(self.name):
             ids, mask = tokens.input_ids.to(self._device), tokens.attention_mask.to(self._device)
             batches = zip(torch.split(ids, TEXT_BATCH), torch.split(mask, TEXT_BATCH), strict=True)
+            text = torch.cat([self._network.encode_text(*batch) for batch in batches])
+            views = [exemplars[name].views.values() if name in exemplars else () for name in phrases]
+            shown = [torch.cat([text[0, :0], *(view.tokens.to(text) for view in seen)]) for seen in views]
+            padded = nn.utils.rnn.pad_sequence(shown, batch_first=True)
+            lengths = torch.tensor([[len(part)] for part in shown], device=self._device)
+            is_shown = torch.arange(padded.shape[1], device=self._device) < lengths
             return ConceptQuery(
-                tuple(phrases),
-                torch.cat([self._network.encode_text(*batch) for batch in batches]),
-                mask.bool(),
+                tuple(phrases), torch.cat([text, padded], dim=1), torch.cat([mask.bool(), is_shown], dim=1)
             )
 
     @torch.inference_mode()
+    def encode_exemplar(self, image: Image, boxes: Boxes, labels: Sequence[int]) -> Tensor:
+        """Encode boxes on an image; see `ExemplarDetector.encode_exemplar`."""
+        with raise_model_error(self.name):
+            shares = torch.tensor(boxes, dtype=torch.float32) / torch.tensor(image.shape[1::-1] * 2)
+            places = shares.to(self._device), torch.tensor(labels, device=self._device)
+            return self._network.encode_boxes(*self._encode(image), *places).cpu()
+
+    @torch.inference_mode()
     def detect(
-        self, image: npt.NDArray[np.uint8], query: ConceptQuery, threshold: float, trunk: Tensor | None = None
+        self, image: Image, query: ConceptQuery, threshold: float, trunk: Tensor | None = None
     ) -> list[Detection]:
         """Detect objects on a frame; see `Detector.detect`."""
         with raise_model_error(self.name):
-            if trunk is None:
-                pixels = normalise_frame(image, (self._side,) * 2, self._mean, self._std, self._dtype)
-                trunk = self._network.trunk(pixels)
-            encoded = self._network.encode(trunk)
+            encoded = self._encode(image, trunk)
             batches = zip(
                 torch.split(query.text, PHRASE_BATCH), torch.split(query.mask, PHRASE_BATCH), strict=True
             )
@@ -155,6 +195,12 @@ class Sam3ConceptDetector:
             boxes, scores = (torch.cat(parts) for parts in zip(*outputs, strict=True))
             chosen = self._choose(boxes, scores, threshold)
             return to_detections(chosen, unit_letterbox(image), query.phrases)
+
+    def _encode(self, image: Image, trunk: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if trunk is None:
+            pixels = normalise_frame(image, (self._side,) * 2, self._mean, self._std, self._dtype)
+            trunk = self._network.trunk(pixels)
+        return self._network.encode(trunk)
 
     def share_trunk_with(self, tracker: TrackerModel) -> bool:
         """Use the tracker's trunk instead of the own one, if weights and preprocessing are equal; return True then.
@@ -173,6 +219,32 @@ class Sam3ConceptDetector:
         best, index = scores.flatten().topk(min(MAX_CANDIDATES, scores.numel()))
         table = best[:, None] * F.one_hot(index // scores.shape[1], len(scores))
         return select(boxes.flatten(0, 1)[index], table, threshold, iou=self._iou, limit=self._limit)
+
+
+def pool_boxes(features: Tensor, boxes: Tensor, size: int) -> Tensor:
+    """Average features [1, C, h, w] in a grid over each box [N, 4] (x0 y0 x1 y1 in cells): [N, C, size, size].
+
+    As torchvision's `roi_align` with its defaults (arXiv 1703.06870), in float32.
+    """
+    height, width = features.shape[2:]
+    pooled = []
+    for x0, y0, x1, y1 in boxes.tolist():
+        x, y = (_sample(*line, size).to(features.device) for line in ((x0, x1), (y0, y1)))
+        # the middle of the first cell is 0 there, -1 here
+        grid = torch.meshgrid(2 * x / (width - 1) - 1, 2 * y / (height - 1) - 1, indexing="xy")
+        samples = F.grid_sample(
+            features.float(), torch.stack(grid, dim=2)[None], padding_mode="border", align_corners=True
+        )
+        is_inside = (y <= height)[:, None] & (x <= width)
+        pooled.append(F.adaptive_avg_pool2d(samples * is_inside, size))
+    return torch.cat(pooled).to(features.dtype)
+
+
+def _sample(low: float, high: float, bins: int) -> Tensor:
+    """Return the places, at most a cell apart, at which a side of a box is sampled: as many in each bin."""
+    side = max(high - low, 1.0)
+    count = bins * math.ceil(side / bins)
+    return low + (torch.arange(count) + 0.5) * side / count
 
 
 def _equal(first: nn.Module | None, second: nn.Module) -> bool:

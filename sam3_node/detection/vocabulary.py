@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -36,34 +35,23 @@ ANYTHING = {"object", "thing", "item"}
 SAME = 0.99  # cosine from which two phrases mean the same
 
 
-@dataclass(frozen=True, eq=False)
 class Vocabulary:
     """A PhraseEncoder backed by a fixed table of N phrases.
 
-    Raises VocabularyError for an empty table, for a phrase that `clean_phrase` refuses or that occurs twice, and for a
-    vector that is zero or not finite.
+    phrases: for display; lookup ignores case and extra white space. vectors: float32 [N, D], scaled to unit length and
+    made read-only. model: the name of the model that computed the vectors. Raises VocabularyError for an empty table,
+    for a phrase that `clean_phrase` refuses or that occurs twice, and for a vector that is zero or not finite.
     """
 
-    phrases: tuple[str, ...]
-    """for display; lookup ignores case and extra white space"""
-    vectors: Vectors
-    """float32 [N, D], scaled to unit length and made read-only"""
-    model: str
-    """name of the model that computed the vectors"""
-    _rows: dict[str, int] = field(init=False, repr=False)
-    _words: list[list[str]] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        phrases, vectors = _clean(self.phrases), _unit(self.vectors, self.phrases)
-        vectors.flags.writeable = False
-        if not isinstance(self.model, str) or not self.model.strip():
+    def __init__(self, phrases: Sequence[object], vectors: Any, model: str) -> None:
+        self.phrases, self.vectors, self.model = _clean(phrases), _unit(vectors, phrases), model
+        self.vectors.flags.writeable = False
+        if not isinstance(model, str) or not model.strip():
             raise VocabularyError(
                 "vocabulary: expected the name of the model that computed the vectors, found none"
             )
-        object.__setattr__(self, "phrases", phrases)
-        object.__setattr__(self, "vectors", vectors)
-        object.__setattr__(self, "_words", [phrase_key(phrase).split() for phrase in phrases])
-        object.__setattr__(self, "_rows", {phrase_key(phrase): row for row, phrase in enumerate(phrases)})
+        self._words = [phrase_key(phrase).split() for phrase in self.phrases]
+        self._rows = {phrase_key(phrase): row for row, phrase in enumerate(self.phrases)}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
@@ -190,15 +178,14 @@ def find_contrasts(encoder: PhraseEncoder, phrases: Sequence[str]) -> Vectors:
     Only phrases of a vocabulary have any.
     """
     vocabulary = encoder.vocabulary if isinstance(encoder, VocabularyWithFallback) else encoder
-    found: list[tuple[list[int], list[int]]] = [([], [])] * len(phrases)
-    if isinstance(vocabulary, Vocabulary):
-        found = [vocabulary.contrasts(phrase) if phrase in vocabulary else ([], []) for phrase in phrases]
+    if not isinstance(vocabulary, Vocabulary):
+        return np.full((len(phrases), 2, 1, encoder.dimension), np.nan, np.float32)
+    found = [vocabulary.contrasts(phrase) if phrase in vocabulary else ([], []) for phrase in phrases]
     most = max((len(rows) for pair in found for rows in pair), default=0)
     vectors = np.full((len(phrases), 2, max(1, most), encoder.dimension), np.nan, np.float32)
     for index, pair in enumerate(found):
         for group, rows in enumerate(pair):
-            if rows and isinstance(vocabulary, Vocabulary):
-                vectors[index, group, : len(rows)] = vocabulary.vectors[rows]
+            vectors[index, group, : len(rows)] = vocabulary.vectors[rows]
     return vectors
 
 
@@ -307,9 +294,9 @@ def read_phrases(path: Path) -> list[str]:
 def _read_map(path: Path) -> tuple[tuple[Any, ...], Any]:
     what = "a JSON map from phrases to lists of equally many numbers"
     try:
-        # pairs, not a dict, so that duplicate phrases are found
-        pairs = json.loads(_read_text(path, what), object_pairs_hook=_Pairs)
-        if not isinstance(pairs, _Pairs):
+        # a map becomes a tuple of pairs, so that duplicate phrases are found; a list stays one
+        pairs = json.loads(_read_text(path, what), object_pairs_hook=tuple)
+        if not isinstance(pairs, tuple):
             raise ValueError(f"a {type(pairs).__name__}")
         vectors = np.array([row for _, row in pairs])
         if vectors.ndim != 2 or vectors.dtype.kind not in "fi":
@@ -317,10 +304,6 @@ def _read_map(path: Path) -> tuple[tuple[Any, ...], Any]:
     except (ValueError, RecursionError) as error:
         raise VocabularyError(f"{path}: expected {what}, found {error}") from error
     return tuple(phrase for phrase, _ in pairs), vectors
-
-
-class _Pairs(list[tuple[str, Any]]):
-    """The pairs of a JSON map, in order."""
 
 
 def _read_text(path: Path, what: str) -> str:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..errors import ModelError
 from ..models.pixels import letterbox, select, to_detections
 from ..models.yolo.network import STRIDES, Detections, YoloWorld
-from ..types import Detection
+from ..types import Detection, Image
 from .detectors import MAX_DETECTIONS, MAX_IOU, raise_model_error
 from .phrases import PhraseEncoder, check_phrase_encoder
 from .vocabulary import find_contrasts
@@ -67,7 +65,7 @@ class YoloWorldDetector:
 
     @torch.inference_mode()
     def detect(
-        self, image: npt.NDArray[np.uint8], query: VectorQuery, threshold: float, trunk: Tensor | None = None
+        self, image: Image, query: VectorQuery, threshold: float, trunk: Tensor | None = None
     ) -> list[Detection]:
         """Detect objects on a frame; see `Detector.detect`."""
         with raise_model_error(self.name):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..detection.detectors import require_exemplars
 from ..detection.phrases import clean_label
 from ..engines.oom import find_device_error
 from ..errors import CapacityError, RequestError, Sam3NodeError, UnknownObjectError, WireError
@@ -17,6 +21,7 @@ from ..tracking.everything import EverythingOptions
 from ..types import Job, Priority, run_to_end
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, encode_mask
 from ..wire.frame_prompt import FramePrompt
+from ..wire.images import decode_photo
 from ..wire.operations import CHANGES, OPERATIONS
 from .saved_state import Snapshots
 
@@ -221,6 +226,34 @@ def _set_prompts(
     return {"prompts": list(perception.set_prompts(prompts, scores, most, priorities))}
 
 
+def _add_exemplar(
+    perception: Perception,
+    name: str,
+    boxes: Sequence[FramePrompt],
+    labels: Sequence[int] | None = None,
+    text: str = "",
+    photo: bytes | None = None,
+    seq: int | None = None,
+    **place: Any,
+) -> dict[str, Any]:
+    require_exemplars(perception.detector)
+    if photo is None:
+        pipeline = _find_pipeline(perception, **place)
+        cached = pipeline.queries.find(seq)
+        reply = {**_origin(pipeline), **_check_age(perception, pipeline, seq), "seq": cached.seq}
+        assert cached.image is not None  # as the detector takes exemplars
+        image, view = cached.image.numpy(), f"{pipeline.camera} {cached.seq} {cached.capture_ns}"
+    elif place or seq is not None:
+        raise RequestError("add_exemplar: expected boxes on a photo, or on a frame (camera, seq), found both")
+    else:
+        image = decode_photo(photo, perception.settings.tracker.max_frame_pixels)
+        reply, view = {}, hashlib.sha256(photo).hexdigest()
+    corners = np.array([box.within(image.shape[:2])[1] for box in boxes]).tolist()
+    marks = [1] * len(boxes) if labels is None else labels
+    phrases = perception.add_exemplar(name, image, place=view, boxes=corners, labels=marks, text=text)
+    return {**reply, "prompts": list(phrases)}
+
+
 def _reset(perception: Perception, camera: str | None = None) -> dict[str, Any]:
     for pipeline in _find_pipelines(perception, camera):
         pipeline.reset()
@@ -252,6 +285,7 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "remove_object": _remove_object,
     "rename_object": _rename_object,
     "set_prompts": _set_prompts,
+    "add_exemplar": _add_exemplar,
     "reset": _reset,
     "pause": lambda perception: _set_paused(perception, True),
     "resume": lambda perception: _set_paused(perception, False),

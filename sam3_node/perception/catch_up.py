@@ -56,19 +56,23 @@ class CachedFrame:
     capture_ns: int = 0
     age_origin_ns: int = 0
     """Unix time from which its age is measured"""
+    image: Tensor | None = None
+    """BGR uint8 [h, w, 3], if the detector takes exemplars"""
     lease_ns: int = 0
     """camera's time for which it stays pinned; 0: not pinned"""
     pinned_ns: int = 0
     """capture of the newest frame when its lease began"""
     nbytes: int = field(init=False)
-    """memory of features and logits"""
+    """memory of features, logits and image"""
 
     def __post_init__(self) -> None:
-        tensors = (*self.features, *self.logits.values())
+        tensors = (*self.features, *self.logits.values(), self.image)
         self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @classmethod
-    def from_step(cls, frame: Frame, received_ns: int, context: FrameContext, tracks: Tracks) -> CachedFrame:
+    def from_step(
+        cls, frame: Frame, received_ns: int, context: FrameContext, tracks: Tracks, has_image: bool
+    ) -> CachedFrame:
         """Build it from a step and its result, without the trunk, which no prompt needs."""
         logits = dict(zip(tracks.ids, tracks.logits, strict=True))
         origin_ns = frame.capture_ns if frame.clock == "system" else received_ns
@@ -81,6 +85,7 @@ class CachedFrame:
             context.scaling,
             frame.capture_ns,
             origin_ns,
+            torch.tensor(context.image) if has_image else None,
         )
 
     def set_logits(self, object_id: int, logits: Tensor) -> None:
@@ -105,6 +110,7 @@ class CachedFrame:
             "capture_ns": self.capture_ns,
             "age_origin_ns": self.age_origin_ns,
             "lease": [self.lease_ns, self.pinned_ns],
+            "image": self.image,
         }
 
     @classmethod
@@ -119,6 +125,7 @@ class CachedFrame:
             Scaling((height, width), state["model_size"]),
             state["capture_ns"],
             state["age_origin_ns"],
+            state["image"],
             *state["lease"],
         )
 

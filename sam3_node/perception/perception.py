@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ..calibration import Calibration, load_calibration
-from ..detection.detectors import Detector, PromptSet, prepare_prompts, restore_prompts
+from ..detection.detectors import Detector, PromptSet, add_exemplar, prepare_prompts, restore_prompts
 from ..detection.phrases import clean_prompts
 from ..engines.choice import choose
 from ..engines.detector import choose_phrases, load_chosen, resolve_folder, serve_detector
@@ -41,7 +41,7 @@ from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages
 from ..settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
 from ..tracking.confidence import CALIBRATION, is_calibrated
-from ..types import CAMERA_SILENT_S, Frame, Mask, MaskEncoding, MaskFrame, Priority, State
+from ..types import CAMERA_SILENT_S, Frame, Image, Mask, MaskEncoding, MaskFrame, Priority, State
 from ..wire import MAX_EPOCH
 from ..wire.frame_prompt import FramePrompt
 from .linking import LinkRules, WorldLinker
@@ -69,7 +69,7 @@ class Perception:
         self.robot = RobotBody(urdf, settings.robot.base) if urdf is not None else None
         self.pipelines: dict[str, Pipeline] = {}
         """The pipeline of each camera; `serve` and `drop` change it."""
-        self._prompt_set: PromptSet | None = None
+        self._prompts = PromptSet()
         self.forget_things()
         if settings.detector.prompts:
             self.set_prompts(settings.detector.prompts)
@@ -89,7 +89,7 @@ class Perception:
     @property
     def prompts(self) -> tuple[str, ...]:
         """The phrases that the detector searches for."""
-        return self._prompt_set.phrases if self._prompt_set else ()
+        return self._prompts.phrases
 
     @property
     def mask_encoding(self) -> MaskEncoding:
@@ -115,8 +115,8 @@ class Perception:
             )
             if self.session is not None:
                 pipeline.epoch = self.session.make_epoch()
-            if self._prompt_set is not None:
-                pipeline.set_prompts(self._prompt_set)
+            if self.prompts:
+                pipeline.set_prompts(self._prompts)
             self.pipelines[camera] = pipeline
         return self.pipelines[camera]
 
@@ -145,24 +145,29 @@ class Perception:
         """Detect these phrases on all cameras, starting with the next frame; no phrases stop detection.
 
         scores: the thresholds of some phrases. max_counts: the maximum number of objects of some phrases. priorities:
-        of the objects of some phrases. Return the cleaned phrases. Raises RequestError for phrases that cannot
-        be used; nothing is changed then.
+        of the objects of some phrases. A phrase keeps its exemplar. Return the cleaned phrases. Raises RequestError for
+        phrases that cannot be used; nothing is changed then.
         """
-        if self.detector is None:
-            raise RequestError(
-                "set_prompts: no detector is configured, so nothing can be looked for by name; set detector.kind, "
-                "or add objects by points, box or mask with add_object"
-            )
         cleaned = clean_prompts(phrases)
-        score = self.settings.detector.score
-        self._prompt_set = (
-            prepare_prompts(self.detector, cleaned, score, scores, max_counts, priorities)
-            if cleaned
-            else None
-        )
-        for pipeline in self.pipelines.values():
-            pipeline.set_prompts(self._prompt_set)
+        score, kept = self.settings.detector.score, self._prompts.exemplars
+        prompts = prepare_prompts(self.detector, cleaned, score, scores, max_counts, priorities, kept)
+        self._use_prompts(prompts)
         return cleaned
+
+    def add_exemplar(self, name: str, image: Image, **shown: Any) -> tuple[str, ...]:
+        """Detect all that is like boxes on a BGR image, under this name, on all cameras, as `set_prompts` does.
+
+        shown: see `detectors.add_exemplar`. Return the phrases. Raises RequestError for what cannot be used; nothing is
+        changed then.
+        """
+        score = self.settings.detector.score
+        self._use_prompts(add_exemplar(self.detector, self._prompts, name, image, score=score, **shown))
+        return self.prompts
+
+    def _use_prompts(self, prompts: PromptSet) -> None:
+        self._prompts = prompts
+        for pipeline in self.pipelines.values():
+            pipeline.set_prompts(prompts)
 
     def state(self, whole: bool = True) -> State:
         """Return the state that `restore` takes: prompts, cameras with their objects and epochs, links, the pause.
@@ -170,7 +175,7 @@ class Perception:
         See `Pipeline.state` for `whole`.
         """
         return {
-            "prompts": self._prompt_set and self._prompt_set.state(),
+            "prompts": self._prompts.state(),
             "paused": self.paused,
             "cameras": {camera: pipeline.state(whole) for camera, pipeline in self.pipelines.items()},
             "epochs": {camera: pipeline.epoch for camera, pipeline in self.pipelines.items()},
@@ -186,7 +191,7 @@ class Perception:
         for camera in list(self.pipelines):
             self.drop(camera)
         self.forget_things()
-        self._prompt_set = restore_prompts(self.detector, state["prompts"])
+        self._prompts = restore_prompts(self.detector, state["prompts"])
         for camera, saved in state["cameras"].items():
             pipeline = self.serve(camera)
             pipeline.restore(saved)
@@ -212,10 +217,11 @@ class Perception:
             "detector": self.detector.name if self.detector else None,
             "prompts": list(self.prompts),
             "prompt_limits": {
-                "scores": dict(self._prompt_set.thresholds) if self._prompt_set else {},
-                "most": dict(self._prompt_set.max_counts) if self._prompt_set else {},
-                "priorities": dict(self._prompt_set.priorities) if self._prompt_set else {},
+                "scores": dict(self._prompts.thresholds),
+                "most": dict(self._prompts.max_counts),
+                "priorities": dict(self._prompts.priorities),
             },
+            "exemplars": {name: shown.labels for name, shown in self._prompts.exemplars.items()},
             "prompt_scores": self.best_scores,
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..detection.detectors import Detector, PromptSet
+from ..detection.detectors import Detector, ExemplarDetector, PromptSet
 from ..errors import CalibrationError, ReplayError, RequestError, Sam3NodeError
 from ..geometry import Scaling
 from ..models import Features, TrackerModel
@@ -97,6 +97,7 @@ class Pipeline:
         self._exclude_robot = settings.exclude_robot
         self._track_manager: TrackManager | None = None
         self._min_name_confidence = 0.0
+        self._takes_exemplars = isinstance(detector, ExemplarDetector)
         if detector is not None:
             detection = detection or DetectorSettings()
             if is_name_calibrated(detector.name):
@@ -134,7 +135,7 @@ class Pipeline:
         timer.start()
         context, robot = self._make_context(frame, prepared, find_robot, find_joints)
         tracks, shed = self._track(context, shed_level)
-        cached = CachedFrame.from_step(frame, received_ns, context, tracks)
+        cached = CachedFrame.from_step(frame, received_ns, context, tracks, self._takes_exemplars)
         for dropped in self._frame_cache.add(cached, shed.held if shed else ()):
             self.catch_ups.use_dropped(dropped)
         on_host = copy_to_host(tracks)
@@ -292,15 +293,14 @@ class Pipeline:
         """Return the features of the name of a detected object, see `tracking.names`; None for other objects."""
         return self._track_manager.name_features(object_id) if self._track_manager else None
 
-    def set_prompts(self, prompts: PromptSet | None) -> None:
-        """Detect these prompts, starting with the next frame; None stops detection.
+    def set_prompts(self, prompts: PromptSet) -> None:
+        """Detect these prompts, starting with the next frame; without phrases, detection stops.
 
-        Detected objects whose label is no longer among the prompts are removed. Other objects do not change. Raises
-        RequestError if there is no detector.
+        Detected objects whose label is no longer among the prompts are removed. Other objects do not change. Without a
+        detector, none can be prepared.
         """
-        if self._track_manager is None:
-            raise RequestError("no detector: expected one to find objects by name (detector.kind)")
-        self._track_manager.set_prompts(prompts)
+        if self._track_manager is not None:
+            self._track_manager.set_prompts(prompts)
 
     def remove(self, object_id: int) -> None:
         """Remove an object; UnknownObjectError if there is none with this id."""

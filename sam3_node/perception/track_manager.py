@@ -5,6 +5,7 @@ On a GPU the detector runs on a CUDA stream of its own (`SideStream`), beside th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -106,7 +107,7 @@ class TrackManager(SavedFields):
         self._settings, self._rules = settings, AssociationRules()
         self._side_stream = SideStream(tracker.model.device)
         self._lifecycle = Lifecycle(LifecycleRules(max_lost_s=settings.max_lost_s))
-        self._prompt_set: PromptSet | None = None
+        self._prompts = PromptSet()
         self._frames_since_detection = 0
         self._requested = self._uncertain = False
         self._confident_ids: set[int] = set()
@@ -119,11 +120,11 @@ class TrackManager(SavedFields):
     @property
     def phrases(self) -> tuple[str, ...]:
         """The phrases that the detector searches for now."""
-        return self._prompt_set.phrases if self._prompt_set else ()
+        return self._prompts.phrases
 
-    def set_prompts(self, prompts: PromptSet | None) -> None:
+    def set_prompts(self, prompts: PromptSet) -> None:
         """Search for these prompts, starting with the next frame. Remove objects that have no label among them."""
-        self._prompt_set, self._requested = prompts, prompts is not None
+        self._prompts, self._requested = prompts, bool(prompts.phrases)
         self.best_scores = {name: score for name, score in self.best_scores.items() if name in self.phrases}
         for object_id in self._lifecycle.keep_labels(self.phrases):
             self._remove(object_id)
@@ -132,14 +133,14 @@ class TrackManager(SavedFields):
 
     def state(self) -> State:
         """Return the state that `restore` takes. It includes the prompts and their limits."""
-        return {"prompts": self._prompt_set and self._prompt_set.state(), **super().state()}
+        return {"prompts": self._prompts.state(), **super().state()}
 
     def restore(self, state: State) -> None:
         """Continue from the moment at which `state` was called, with the same prompts.
 
         Raises RequestError if the detector cannot search for these prompts; nothing is changed then.
         """
-        self._prompt_set = restore_prompts(self._detector, state["prompts"])
+        self._prompts = restore_prompts(self._detector, state["prompts"])
         super().restore(state)
 
     def forget(self, object_id: int) -> None:
@@ -190,7 +191,7 @@ class TrackManager(SavedFields):
         `stretch` is the factor by which detections are less frequent. New prompts are searched for at once in any case.
         """
         self._frames_since_detection += 1
-        if self._prompt_set is None:
+        if not self.phrases:
             return False
         uncertain = self._uncertain and self._frames_since_detection >= MIN_DETECTION_GAP * stretch
         return self._requested or uncertain or self._frames_since_detection >= self._settings.every * stretch
@@ -214,8 +215,7 @@ class TrackManager(SavedFields):
         return results
 
     def _run_detector(self, frame: FrameContext) -> list[Detection]:
-        assert self._prompt_set is not None
-        query, thresholds = self._prompt_set.query, self._prompt_set.thresholds
+        query, thresholds = self._prompts.query, self._prompts.thresholds
         min_score = WEAK_SCORE_FACTOR * min(thresholds.values())
         with self._side_stream.run():
             detections = self._detector.detect(frame.image, query, min_score, frame.features.trunk)
@@ -289,8 +289,7 @@ class TrackManager(SavedFields):
         return self._settings.association and not agrees and passes
 
     def _passes_threshold(self, detection: Detection) -> bool:
-        assert self._prompt_set is not None
-        return detection.score >= self._prompt_set.thresholds[detection.label]
+        return detection.score >= self._prompts.thresholds[detection.label]
 
     def _drop_duplicate(self, first: int, second: int, results: dict[int, Track]) -> None:
         """Drop one of two objects with the same mask: one that is no longer detected, preferably the younger."""
@@ -326,14 +325,12 @@ class TrackManager(SavedFields):
             self._objects.set_priority(object_id, self._priority(label))
 
     def _priority(self, label: str) -> Priority:
-        return self._prompt_set.priorities.get(label, "normal") if self._prompt_set else "normal"
+        return self._prompts.priorities.get(label, "normal")
 
     def _is_label_full(self, label: str) -> bool:
         """Return True if the number of objects with this label has reached its limit."""
-        limit = self._prompt_set.max_counts.get(label) if self._prompt_set else None
-        return (
-            limit is not None and sum(self._objects.label(i) == label for i in self._lifecycle.ids) >= limit
-        )
+        count = sum(self._objects.label(object_id) == label for object_id in self._lifecycle.ids)
+        return count >= self._prompts.max_counts.get(label, math.inf)
 
     def _adopt(self, object_id: int, index: int, candidates: _Candidates) -> Track:
         frame = candidates.frame

@@ -50,6 +50,8 @@ class ObjectOnFrame:
     `seq` selects the frame; without it, `index` counts the camera's frames from 0. `points` [n](x, y) with
     `labels` [n] (1 inside, 0 outside; all 1 when absent) and/or a `box` (x0, y0, x1, y1) mark the object. Instead,
     `mask` may name an image file of the frame's size: pixels of this `value` (default: all nonzero pixels) are inside.
+    With `like`, the box is an exemplar, on the frame or on a `photo`: all that is like it (1), but not like boxes of 0,
+    is looked for and gets the label.
     """
 
     camera: str | None = None
@@ -61,6 +63,8 @@ class ObjectOnFrame:
     mask: str | None = None
     value: int | None = None
     label: str = "object"
+    like: int | None = None
+    photo: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -371,7 +371,8 @@ class LiveNode(Closeable):
         self._check_camera_limit(sorted({*cameras, *status["cameras"]}))
         self.request("reset")
         prompts = self.description["settings"]["detector"]["prompts"]
-        if status["prompts"] != prompts:
+        if status["prompts"] != prompts or status.get("exemplars"):
+            self.request("set_prompts", prompts=[])  # without exemplars
             self.request("set_prompts", prompts=prompts)
         return [camera for camera in cameras if camera in status["cameras"]]
 

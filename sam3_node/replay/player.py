@@ -184,9 +184,9 @@ class Player(ActionPlayer):
             perception.drop(camera)
         perception.forget_things()
         perception.paused = False
-        prompts = perception.settings.detector.prompts
-        if perception.prompts or prompts:
-            perception.set_prompts(prompts)
+        for prompts in ((), perception.settings.detector.prompts):  # first without exemplars
+            if perception.prompts or prompts:
+                perception.set_prompts(prompts)
 
 
 def add_everything(edit: Edit, request: Callable[..., Any], notes: list[str]) -> list[Any]:

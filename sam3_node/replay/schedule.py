@@ -21,6 +21,7 @@ from ..bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from ..bags.samples import natural_order
 from ..calibration.poses import JointTrack, PoseTrack
 from ..errors import CalibrationError, ReplayError, RequestError
+from ..files import explain_os_error
 from ..node.cameras import pose_at
 from ..perception.spatial import BASE, GRIPPER
 from ..types import Clock, Closeable, Frame, FramePose, JointState, MaskFrame, closed_on_error
@@ -86,7 +87,8 @@ class Schedule(Closeable):
     @property
     def dataset(self) -> Dataset:
         """The recording as a dataset to write masks into."""
-        return Dataset(self.path, self.job.names or self.settings.detector.prompts)
+        shown = dict.fromkeys(marked.label for marked in self.job.objects if marked.like is not None)
+        return Dataset(self.path, (*self.job.names, *shown) or self.settings.detector.prompts)
 
     @property
     def episode_starts(self) -> tuple[int, ...]:
@@ -113,6 +115,7 @@ class Schedule(Closeable):
             return
         if self.job.names:
             yield event_log.Edit("set_prompts", {"prompts": list(self.job.names)})
+        yield from (_make_exemplar_edit(marked) for marked in self.job.objects if marked.photo)
         has_prompts = bool(self.job.names or self.job.objects or self.job.everything)
         use_recorded = self._recorded if not has_prompts else None
         edits = group_edits(use_recorded.actions()) if use_recorded else FrameEdits()
@@ -268,7 +271,7 @@ class FrameEdits:
     def begin_objects(self) -> bool:
         """Return True if any edit makes objects begin: an addition, or names to detect."""
         edits = (edit for group in (self.before, self.on) for found in group.values() for edit in found)
-        return any(edit.op == "add_object" or edit.args.get("prompts") for edit in edits)
+        return any(edit.op in ("add_object", "add_exemplar") or edit.args.get("prompts") for edit in edits)
 
     def skip_to(self, camera: str, seq: int) -> int:
         """Skip edits of the camera's frames before `seq`, but for the last names to detect.
@@ -328,7 +331,7 @@ def add_objects(
     actions: Iterable[event_log.Action], objects: Sequence[ObjectOnFrame], notes: event_log.Notes
 ) -> Iterator[event_log.Action]:
     """Yield the actions, with each object added on its frame. An object whose frame does not come is noted."""
-    remaining = list(objects)
+    remaining = [item for item in objects if not item.photo]
     indices: defaultdict[str, int] = defaultdict(int)
     for action in actions:
         if isinstance(action, event_log.Step) and remaining:
@@ -353,7 +356,7 @@ def check_extents(objects: Sequence[ObjectOnFrame], frames: Iterable[Frame]) -> 
 
     An object of any camera is taken for one of the camera that comes first. Reads no more frames than are needed.
     """
-    waiting = list(objects)
+    waiting = [item for item in objects if not item.photo]
     for frame in frames if waiting else ():
         for item in [item for item in waiting if item.camera in (None, frame.camera)]:
             waiting.remove(item)
@@ -387,17 +390,23 @@ def _is_on(marked: ObjectOnFrame, frame: Frame, index: int) -> bool:
 
 
 def _make_add_edit(marked: ObjectOnFrame, frame: Frame) -> event_log.Edit:
+    place = {"camera": frame.camera, "seq": frame.seq}
+    if marked.like is not None:
+        return _make_exemplar_edit(marked, place)
     prompt: dict[str, Any] = {"points": marked.points, "labels": marked.labels, "box": marked.box}
-    args = {name: _to_lists(value) for name, value in prompt.items() if value is not None}
+    args = {name: value for name, value in prompt.items() if value is not None}
     if marked.mask is not None:
         args["mask"] = encode_mask(read_mask(Path(marked.mask), marked.value))
-    return event_log.Edit(
-        "add_object", {**args, "camera": frame.camera, "seq": frame.seq, "label": marked.label}
-    )
+    return event_log.Edit("add_object", {**args, **place, "label": marked.label})
 
 
-def _to_lists(value: object) -> object:
-    return list(map(_to_lists, value)) if isinstance(value, tuple) else value
+def _make_exemplar_edit(marked: ObjectOnFrame, place: Mapping[str, Any] | None = None) -> event_log.Edit:
+    """Return the edit of a box on a frame, or on its photo."""
+    if place is None:
+        with explain_os_error(ReplayError, f"cannot read {marked.photo}"):
+            place = {"photo": Path(str(marked.photo)).read_bytes()}
+    shown = {"name": marked.label, "boxes": [marked.box], "labels": [marked.like]}
+    return event_log.Edit("add_exemplar", {**shown, **place})
 
 
 def group_edits(log: Iterable[RecordedMasks | Event]) -> FrameEdits:
@@ -422,7 +431,7 @@ def _find_prompted_frame(edit: event_log.Edit, last: dict[str, int]) -> FramePla
     """Return the past frame of an edit, None if the edit takes effect on the next frame."""
     camera = edit.args.get("camera") or (next(iter(last)) if len(last) == 1 else None)
     seq = edit.args.get("seq")
-    if seq is None and edit.op == "refine_object" and camera in last:
+    if seq is None and edit.op in ("refine_object", "add_exemplar") and camera in last:
         seq = last[camera]
     return None if seq is None or camera is None else (camera, seq)
 

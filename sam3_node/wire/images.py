@@ -359,6 +359,12 @@ def identify_compressed(data: Buffer) -> tuple[Literal["jpeg", "png"], int, int]
     return encoding, *compressed_size(data, encoding)
 
 
+def decode_photo(data: Buffer, max_pixels: int = MAX_FRAME_PIXELS) -> Image:
+    """Decode the bytes of a JPEG or PNG file to BGR uint8 [height, width, 3]. Raises WireError as `decode_image`."""
+    encoding, width, height = identify_compressed(data)
+    return decode_image(Frame("photo", 0, 0, width, height, encoding, data), max_pixels)
+
+
 def is_depth_png(data: Buffer) -> bool:
     """Return True if the bytes start like a PNG of 16-bit grey."""
     return bytes(data[: len(_PNG_START)]) == _PNG_START and bytes(data[24:26]) == _PNG_GREY16

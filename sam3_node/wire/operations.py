@@ -79,6 +79,15 @@ def _line(fields: Fields, name: str) -> str:
     return text
 
 
+def _boxes(fields: Fields, name: str) -> list[FramePrompt]:
+    """Read boxes, each a list of four numbers."""
+    return [FramePrompt(box=box) for box in fields.sequence(name)]
+
+
+def _box_labels(fields: Fields, name: str) -> tuple[int, ...]:
+    return fields.integers(name, len(fields.sequence("boxes")), 0, 1)
+
+
 _CAMERA: dict[str, Read] = {"camera?": Fields.text}
 _FRAME: dict[str, Read] = {**_CAMERA, "seq?": Fields.integer}
 _ID: dict[str, Read] = {"id": Fields.integer}
@@ -99,6 +108,10 @@ _SET_PROMPTS = Schema(
         "priorities?": _map(_PRIORITY),
     }
 )
+_EXEMPLAR = Schema(
+    {"name": Fields.text, "boxes": _boxes, "labels?": _box_labels, "text?": Fields.text, **_FRAME}
+    | {"epoch?": Fields.integer, "photo?": Fields.blob}
+)
 _EVERYTHING = Schema(
     {
         **_FRAME,
@@ -118,6 +131,7 @@ OPERATIONS = {
     "remove_object": Operation("change", Schema(_OBJECT), is_in_console=True),
     "rename_object": Operation("change", Schema(_OBJECT | {"label": Fields.text}), is_in_console=True),
     "set_prompts": Operation("change", _SET_PROMPTS, **_SWITCH),
+    "add_exemplar": Operation("change", _EXEMPLAR, is_in_console=True),
     "reset": Operation("change", Schema(_CAMERA), is_in_console=True),
     "pause": Operation("change", **_SWITCH),
     "resume": Operation("change", **_SWITCH),

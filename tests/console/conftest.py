@@ -17,12 +17,17 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
+def environment(request: pytest.FixtureRequest) -> dict[str, str]:
+    return getattr(request.module, "ENVIRONMENT", {})
+
+
+@pytest.fixture(scope="module")
 def rig(
-    browser: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    browser: Any, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ConsoleRig]:
     """The bundled recording, a node with the bundled weights and the file's ENVIRONMENT, and a console at `rig.url`."""
     with ConsoleRig(tmp_path_factory.mktemp("console")) as found:
-        found.environment |= getattr(request.module, "ENVIRONMENT", {})
+        found.environment |= environment
         _, found.url = found.console()
         found.tabletop()
         found.node()

@@ -16,11 +16,11 @@ from transformers.models.grounding_dino.image_processing_pil_grounding_dino impo
 )
 
 from sam3_node.detection.grounding_dino import GroundingDinoDetector, input_size, load_grounding_dino
-from sam3_node.errors import ModelError, RequestError, UnknownPhraseError
+from sam3_node.errors import RequestError, UnknownPhraseError
 from sam3_node.models.pixels import box_iou, normalise_frame
 from sam3_node.models.weight_files import IMAGENET
 from tests.support.refuses import refuses
-from tests.support.tiny_detectors import QUERIES, picture, write_tiny_grounding_dino
+from tests.support.tiny_detectors import picture, write_tiny_grounding_dino
 
 NAMES = ["red mug", "bottle", "spoons"]
 SMALL = {"shortest": 64, "longest": 107}
@@ -117,17 +117,6 @@ def test_of_one_phrases_overlapping_boxes_the_best_stays(folder: Path) -> None:
     assert detector(folder, limit=2).detect(picture(), query, 0.0) == found[:2]
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 480), (480, 1), (37, 641), (64, 64)])
-def test_a_frame_of_any_size_will_do(folder: Path, size: tuple[int, int]) -> None:
-    mine = detector(folder)
-    height, width = size
-    found = mine.detect(picture(*size), mine.prepare(NAMES), 0.0)
-    assert len(found) > QUERIES // 2
-    for x0, y0, x1, y1 in (d.box for d in found):
-        assert 0 <= x0 < x1 <= width
-        assert 0 <= y0 < y1 <= height
-
-
 @pytest.mark.parametrize("size", [(480, 640), (1080, 1920), (720, 1280), (800, 800), (100, 600), (2000, 900)])
 def test_the_input_is_as_large_as_the_processor_makes_it(size: tuple[int, int]) -> None:
     wanted = get_size_with_aspect_ratio(size, 800, 1333)
@@ -166,19 +155,3 @@ def test_the_folder_tells_how_pixels_are_made(folder: Path, tmp_path: Path) -> N
 
 def limits(mine: GroundingDinoDetector) -> tuple[int, int]:
     return mine._shortest, mine._longest
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
-def test_damaged_files_are_clear_errors(folder: Path, tmp_path: Path, file: str) -> None:
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:500])
-    with refuses(ModelError, field=str(tmp_path)):
-        load_grounding_dino(tmp_path)
-
-
-def test_a_folder_without_its_parts_says_which(folder: Path, tmp_path: Path) -> None:
-    with refuses(ModelError, field="folder"):
-        load_grounding_dino(tmp_path / "nowhere")
-    shutil.copytree(folder, tmp_path, ignore=shutil.ignore_patterns("tokenizer*"), dirs_exist_ok=True)
-    with refuses(ModelError, field=("tokenizer.json", "vocab.txt")):
-        load_grounding_dino(tmp_path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from sam3_node.errors import ModelError, RequestError, UnknownPhraseError, Vocab
 from sam3_node.models.yolo.network import YoloWorld, save_yolo_world
 from tests.support.refuses import refuses
 from tests.support.tiny_clip import vocabulary, write_tiny_clip
-from tests.support.tiny_detectors import picture, vary, write_tiny_grounding_dino, write_tiny_sam3
+from tests.support.tiny_detectors import QUERIES, picture, vary, write_tiny_grounding_dino, write_tiny_sam3
 from tests.support.tiny_yolo import TINY
 
 DIMENSION = 8  # of tiny_clip's vectors
@@ -132,19 +134,58 @@ def test_damaged_weights_are_clear_errors(tmp_path: Path, damage: str) -> None:
         load_detector("yolo-world", folder)
 
 
-@pytest.mark.parametrize(
-    ("kind", "write"), [("sam3-concept", write_tiny_sam3), ("grounding-dino", write_tiny_grounding_dino)]
-)
-def test_the_others_read_phrases_themselves(weights: Path, tmp_path: Path, kind: str, write: object) -> None:
-    write(tmp_path / "tiny")
-    mine = load_detector(kind, tmp_path / "tiny")
+OTHERS: dict[str, tuple[Callable[[Path], object], int, tuple[str, ...]]] = {
+    "sam3-concept": (write_tiny_sam3, 0, ("tokenizer.json", "vocab.json", "merges.txt")),
+    "grounding-dino": (write_tiny_grounding_dino, QUERIES // 2, ("tokenizer.json", "vocab.txt")),
+}
+
+
+@pytest.fixture(scope="module", params=OTHERS)
+def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A kind that reads phrases itself, and its weights."""
+    folder = tmp_path_factory.mktemp(request.param) / "tiny"
+    OTHERS[request.param][0](folder)
+    return request.param, folder
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 480), (480, 1), (37, 641), (64, 64), (112, 112)])
+def test_a_frame_of_any_size_will_do(other: tuple[str, Path], size: tuple[int, int]) -> None:
+    mine = load_detector(*other)
+    height, width = size
+    found = mine.detect(picture(*size), mine.prepare(["red mug", "a bottle", "spoon"]), 0.0)
+    assert len(found) > OTHERS[other[0]][1]
+    for x0, y0, x1, y1 in (d.box for d in found):
+        assert 0 <= x0 < x1 <= width
+        assert 0 <= y0 < y1 <= height
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_damaged_and_absent_files_are_clear_errors(
+    other: tuple[str, Path], tmp_path: Path, file: str
+) -> None:
+    (kind, folder), broken = other, tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    for length in (1000, 500):
+        (broken / file).write_bytes((folder / file).read_bytes()[:length])
+        with refuses(ModelError, field=str(broken)):
+            load_detector(kind, broken)
+    (broken / file).unlink()
+    with refuses(ModelError, field=OTHERS[kind][2] if file == "tokenizer.json" else str(broken)):
+        load_detector(kind, broken)
+    with refuses(ModelError, field="folder"):
+        load_detector(kind, tmp_path / "nowhere")
+
+
+def test_the_others_read_phrases_themselves(weights: Path, other: tuple[str, Path]) -> None:
+    kind, folder = other
+    mine = load_detector(kind, folder)
     assert mine.name == "tiny"
     found = mine.detect(picture(), mine.prepare(["red mug", "spoon"]), 0.0)
     assert {d.label for d in found} <= {"red mug", "spoon"}
     assert found
     for option in ({"vocabulary": weights / "names.safetensors"}, {"text_encoder": weights / CLIP_NAME}):
         with refuses(VocabularyError, field=str(kind)):
-            load_detector(kind, tmp_path / "tiny", **option)
+            load_detector(kind, folder, **option)
     with pytest.raises(RequestError):
         mine.prepare(["a" * 199])
     with refuses(ModelError, field=str(kind)):

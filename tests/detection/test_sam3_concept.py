@@ -1,17 +1,30 @@
-"""SAM 3's own detector against transformers' whole model, a phrase at a time."""
+"""SAM 3's own detector against transformers' whole model, a phrase or an exemplar at a time."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from itertools import product
+from math import ceil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import CLIPTokenizer, Sam3Model, Sam3VideoConfig, Sam3VideoModel
+from transformers.models.sam3 import modeling_sam3
+from transformers.models.sam3.modeling_sam3 import Sam3GeometryEncoderOutput
 
-from sam3_node.detection.sam3_concept import PHRASE_BATCH, Sam3ConceptDetector, load_sam3_concept
+from sam3_node.detection import detectors
+from sam3_node.detection.detectors import MAX_BOXES, Exemplar, PromptSet, View, prepare_prompts
+from sam3_node.detection.sam3_concept import (
+    PHRASE_BATCH,
+    Sam3ConceptDetector,
+    load_sam3_concept,
+    pool_boxes,
+)
 from sam3_node.errors import ModelError, RequestError
 from sam3_node.models import load_tracker
 from sam3_node.models.pixels import box_iou, normalise_frame
@@ -19,9 +32,17 @@ from sam3_node.types import Detection
 from tests.support.refuses import refuses
 from tests.support.tiny import sam3_config, tiny_model
 from tests.support.tiny_clip import LETTERS, TOKENS
-from tests.support.tiny_detectors import HIDDEN, picture, sam3_detector_config, write_tiny_sam3
+from tests.support.tiny_detectors import (
+    HIDDEN,
+    picture,
+    sam3_detector_config,
+    write_tiny_grounding_dino,
+    write_tiny_sam3,
+)
 
 NAMES = ["red mug", "a bottle", "spoon"]
+BOXES, LABELS = [[10.0, 20.0, 60.0, 70.0], [80.0, 5.0, 118.0, 44.5], [3.0, 4.0, 9.0, 8.0]], [1, 0, 1]
+HALF = torch.full((1, 3, 1, 1), 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +60,7 @@ def mine(folder: Path) -> Sam3ConceptDetector:
 def reference(folder: Path, image: np.ndarray, names: list[str], threshold: float) -> list[Detection]:
     """Boxes and scores as the model's documentation makes them of its outputs, each phrase on its own."""
     model, tokenizer = Sam3Model.from_pretrained(folder), CLIPTokenizer.from_pretrained(folder)
-    half = torch.full((1, 3, 1, 1), 0.5)
-    pixels = normalise_frame(image, (112, 112), half, half, torch.float32)
+    pixels = normalise_frame(image, (112, 112), HALF, HALF, torch.float32)
     height, width = image.shape[:2]
     found = []
     for name in names:
@@ -145,16 +165,6 @@ def test_the_trunk_of_another_tracker_is_not_shared(composite: Path) -> None:
         assert mine.detect(picture(), mine.prepare(NAMES), 0.1)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 480), (480, 1), (37, 641), (112, 112)])
-def test_a_frame_of_any_size_will_do(mine: Sam3ConceptDetector, size: tuple[int, int]) -> None:
-    height, width = size
-    found = mine.detect(picture(*size), mine.prepare(NAMES), 0.0)
-    assert found
-    for x0, y0, x1, y1 in (d.box for d in found):
-        assert 0 <= x0 < x1 <= width
-        assert 0 <= y0 < y1 <= height
-
-
 def test_a_phrase_of_too_many_tokens_is_refused(mine: Sam3ConceptDetector) -> None:
     assert mine.prepare(["mug", "a" * (TOKENS - 2)]).text.shape[:2] == (2, TOKENS)
     with refuses(RequestError, field=(str(TOKENS), str(TOKENS + 1))):
@@ -164,24 +174,6 @@ def test_a_phrase_of_too_many_tokens_is_refused(mine: Sam3ConceptDetector) -> No
 def copied(folder: Path, target: Path, leave_out: str = "") -> Path:
     shutil.copytree(folder, target, ignore=shutil.ignore_patterns(leave_out))
     return target
-
-
-def test_a_folder_without_its_parts_says_which(folder: Path, tmp_path: Path) -> None:
-    with refuses(ModelError, field="folder"):
-        load_sam3_concept(tmp_path / "nowhere")
-    with refuses(ModelError, field=("tokenizer.json", "vocab.json", "merges.txt")):
-        load_sam3_concept(copied(folder, tmp_path / "mute", leave_out="tokenizer*"))
-    for file in ("model.safetensors", "config.json"):
-        with refuses(ModelError, field=str(tmp_path)):
-            load_sam3_concept(copied(folder, tmp_path / f"without {file}", leave_out=file))
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
-def test_damaged_files_are_clear_errors(folder: Path, tmp_path: Path, file: str) -> None:
-    broken = copied(folder, tmp_path / "broken")
-    (broken / file).write_bytes((broken / file).read_bytes()[:1000])
-    with refuses(ModelError, field=str(broken)):
-        load_sam3_concept(broken)
 
 
 def test_a_preprocessor_that_is_no_json_is_told(folder: Path, tmp_path: Path) -> None:
@@ -211,3 +203,114 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path, tmp_path: Path) -
     tokenizer.save_pretrained(other)
     with refuses(ModelError, field=("56", "57", "tokens")):
         load_sam3_concept(other)
+
+
+@pytest.fixture(scope="module")
+def sharp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights whose logits are as large as trained ones."""
+    folder = tmp_path_factory.mktemp("sharp")
+    write_tiny_sam3(folder, gain=4.0)
+    return folder
+
+
+def roi_align(features: Tensor, boxes: tuple[Tensor, ...], size: int) -> Tensor:
+    """torchvision's operator with its defaults, a sample at a time; transformers calls it."""
+    _, channels, height, width = features.shape
+    pooled = torch.zeros(len(boxes[0]), channels, size, size)
+    for place, (x0, y0, x1, y1) in zip(pooled, boxes[0].tolist(), strict=True):
+        across, down = max(x1 - x0, 1), max(y1 - y0, 1)
+        columns, rows = ceil(across / size), ceil(down / size)
+        for row, column, i, j in product(range(size), range(size), range(rows), range(columns)):
+            y = y0 + down * (row + (i + 0.5) / rows) / size
+            x = x0 + across * (column + (j + 0.5) / columns) / size
+            if y <= height and x <= width:
+                y, x = min(y, height - 1), min(x, width - 1)
+                top, left = min(int(y), height - 2), min(int(x), width - 2)
+                shares = torch.outer(
+                    torch.tensor([top + 1 - y, y - top]), torch.tensor([left + 1 - x, x - left])
+                )
+                corners = features[0, :, top : top + 2, left : left + 2] * shares
+                place[:, row, column] += corners.sum((1, 2)) / (rows * columns)
+    return pooled
+
+
+@pytest.mark.parametrize("box", [[1, 1, 5, 4], [0, 0, 8, 6], [7.9, 5.9, 8, 6], [2, 2, 2.1, 5.5]])
+def test_pooling_is_that_of_the_operator(box: list[float]) -> None:
+    features, boxes = torch.randn(1, 5, 6, 8, generator=torch.Generator().manual_seed(1)), torch.tensor([box])
+    torch.testing.assert_close(pool_boxes(features, boxes, 7), roi_align(features, (boxes,), 7))
+
+
+@pytest.mark.verifies(
+    "network", "SAM 3: exemplars, positive and negative", "own package", "transformers", "public weights"
+)
+@pytest.mark.parametrize("text", ["", "red mug"])
+@pytest.mark.parametrize("seeds", [[3], [4], [3, 4]], ids=["its own image", "another image", "both"])
+def test_exemplars_give_the_logits_and_boxes_of_the_whole_model(
+    sharp: Path, monkeypatch: pytest.MonkeyPatch, seeds: list[int], text: str
+) -> None:
+    """As published on its own image; encoded on other images, as transformers' modules give it in that order."""
+    operators = SimpleNamespace(ops=SimpleNamespace(roi_align=roi_align))
+    monkeypatch.setattr(modeling_sam3, "torchvision", operators, raising=False)
+    model, tokenizer = Sam3Model.from_pretrained(sharp), CLIPTokenizer.from_pretrained(sharp)
+    given = tokenizer([text or "visual"], padding="max_length", max_length=TOKENS, return_tensors="pt")
+    corners = torch.tensor([BOXES]) / torch.tensor([120, 90, 120, 90])
+    sizes = corners[..., 2:] - corners[..., :2]
+    given |= {"input_boxes": torch.cat([corners[..., :2] + sizes / 2, sizes], dim=-1)}
+    given |= {"input_boxes_labels": torch.tensor([LABELS])}
+    detector, logits, encoded = load_sam3_concept(sharp), [], []
+    network, images = detector._network, {str(seed): picture(seed=seed) for seed in seeds}
+    views = {
+        name: View(BOXES, LABELS, detector.encode_exemplar(each, BOXES, LABELS))
+        for name, each in images.items()
+    }
+    query = detector.prepare(["spoon", "these"], {"these": Exemplar(text, views)})
+    model.geometry_encoder.register_forward_hook(lambda *call: encoded.append(call[2]))
+    network.scoring.register_forward_hook(lambda *call: logits.append(call[2][-1, -1, :, 0]))
+    with torch.inference_mode():
+        pixels = [normalise_frame(each, (112, 112), HALF, HALF, torch.float32) for each in images.values()]
+        expected, *_ = [model(pixel_values=each, **given) for each in pixels]
+        if seeds != [3]:
+            joined = (torch.cat([output[part] for output in encoded], dim=1) for part in range(2))
+            output = Sam3GeometryEncoderOutput(*joined)
+            model.geometry_encoder.forward = lambda **_: output
+            own = normalise_frame(picture(), (112, 112), HALF, HALF, torch.float32)
+            expected = model(pixel_values=own, **given)
+        boxes, _ = network(*detector._encode(picture()), query.text, query.mask)
+        plain, _ = network(*detector._encode(picture()), *detector.prepare([text or "visual"])[1:])
+    assert expected.pred_logits.abs().max() > 1.5
+    assert (boxes[1] - plain[0]).abs().max() > 0.05, "the exemplar changes nothing"
+    torch.testing.assert_close(logits[0], expected.pred_logits[0], atol=1e-3, rtol=0)
+    torch.testing.assert_close(boxes[1], expected.pred_boxes[0].clamp(0, 1), atol=1e-3, rtol=0)
+
+
+def show(detector: Sam3ConceptDetector, prompts: PromptSet, name: str, **changes) -> PromptSet:
+    given = {"place": "cam0 1", "boxes": BOXES[:1], "labels": [1], "text": "", "score": 0.3} | changes
+    return detectors.add_exemplar(detector, prompts, name, picture(), **given)
+
+
+def test_an_exemplar_stays_with_its_name_and_grows(mine: Sam3ConceptDetector) -> None:
+    prompts = show(mine, prepare_prompts(mine, ["mug"], 0.5, {"mug": 0.4}), "mug", labels=[0])
+    for box, label in zip(BOXES, LABELS, strict=True):
+        prompts = show(mine, prompts, "washer", boxes=[box], labels=[label])
+    assert [prompts.exemplars[name].text for name in ("mug", "washer")] == ["mug", ""]
+    assert prompts.thresholds == {"mug": 0.4, "washer": 0.3}
+    kept = prepare_prompts(mine, ["spoon", "Washer"], 0.5, exemplars=prompts.exemplars)
+    together = show(mine, PromptSet(), "washer", boxes=BOXES, labels=LABELS)
+    assert torch.equal(kept.query.text[1], together.query.text[0])
+    assert show(mine, prompts, "Washer", place="photo").query.text.shape[1] == TOKENS + 4 + 2
+
+
+def test_exemplars_that_cannot_be_used_are_refused(mine: Sam3ConceptDetector, tmp_path: Path) -> None:
+    for field, changes in (
+        ("labels", {"labels": [0]}),
+        (("boxes", "0"), {"boxes": []}),
+        (("boxes", str(MAX_BOXES + 1)), {"boxes": BOXES[:1] * (MAX_BOXES + 1)}),
+        (str(TOKENS), {"text": "a" * TOKENS}),
+    ):
+        with refuses(RequestError, field=field):
+            show(mine, PromptSet(), "washer", **changes)
+    write_tiny_grounding_dino(tmp_path)
+    load = detectors.load_detector
+    for other in (load("yolo-world"), load("grounding-dino", tmp_path), None):
+        with refuses(RequestError, field=("sam3-concept", other.name if other else "none")):
+            show(other, PromptSet(), "washer")

@@ -52,9 +52,7 @@ class World:
     def ask(
         self, *names: str, scores: dict[str, float] | None = None, max_counts: dict[str, int] | None = None
     ) -> None:
-        self.pipeline.set_prompts(
-            prepare_prompts(self.detector, names, 0.5, scores, max_counts) if names else None
-        )
+        self.pipeline.set_prompts(prepare_prompts(self.detector, names, 0.5, scores, max_counts))
 
     def step(self, placed: dict[tuple[int, int], str]) -> MaskFrame:
         self._seq += 1
@@ -352,9 +350,10 @@ def test_objects_are_found_by_name_with_weights_without_memory() -> None:
     assert [instance.label for instance in world.steps(EVERY + 2, {A: "red"}).instances] == ["red"]
 
 
-def test_without_a_detector_names_are_refused(model: TrackerModel) -> None:
-    with pytest.raises(RequestError, match="detector"):
-        Pipeline(model, TrackerSettings(), "cam0").set_prompts(None)
+def test_without_a_detector_names_are_refused() -> None:
+    for names in (["red"], []):
+        with pytest.raises(RequestError, match="detector"):
+            prepare_prompts(None, names, 0.5)
 
 
 def test_on_a_cpu_work_is_just_done() -> None:

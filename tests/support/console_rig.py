@@ -145,12 +145,16 @@ class Page:
         if shift:
             self.page.keyboard.up("Shift")
 
-    def drag(self, box: tuple[float, float, float, float]) -> None:
-        """Drag a box, in pixels of the frame."""
+    def drag(self, box: tuple[float, float, float, float], *keys: str) -> None:
+        """Drag a box, in pixels of the frame, while these keys are held."""
+        for key in keys:
+            self.page.keyboard.down(key)
         self.page.mouse.move(*self.to_page(*box[:2]))
         self.page.mouse.down()
         self.page.mouse.move(*self.to_page(*box[2:]), steps=4)
         self.page.mouse.up()
+        for key in keys:
+            self.page.keyboard.up(key)
 
     def rows(self) -> list[int]:
         """Return the ids in the table of objects."""

@@ -23,6 +23,7 @@ from tests.support.tiny_clip import TOKENS, write_tiny_clip
 HIDDEN = 64
 QUERIES = 30  # of Grounding DINO
 WORDS = ("red", "mug", "bottle", "spoon", "a", "dr", "pepper", "##s")
+UNSCALED = ("vision_encoder", "text_encoder", "presence", "q_proj", "k_proj")
 FIRST_WORD = 200  # below are BERT's own marks, where Grounding DINO expects them
 
 
@@ -51,12 +52,20 @@ def sam3_detector_config(queries: int = 12) -> Sam3Config:
     )
 
 
-def write_tiny_sam3(folder: Path) -> Sam3Model:
-    """A whole checkpoint with random weights, and the tokenizer of letters of tiny_clip."""
+def write_tiny_sam3(folder: Path, gain: float = 1.0) -> Sam3Model:
+    """A whole checkpoint with random weights, and the tokenizer of letters of tiny_clip.
+
+    gain: of the matrices from encoder to scores; with 4, logits are as large as trained ones. Those of attention's
+    weights stay: sharper ones would make of rounding any difference.
+    """
     write_tiny_clip(folder)
     torch.manual_seed(0)
     model = Sam3Model(sam3_detector_config()).eval()
     vary(model)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if value.ndim > 1 and not any(part in name for part in UNSCALED):
+                value.mul_(gain)
     model.save_pretrained(folder)
     return model
 

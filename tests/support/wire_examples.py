@@ -189,6 +189,9 @@ EXAMPLES = {
     "request-set-prompts-priorities": _request(
         "set_prompts", prompts=["red mug", "screwdriver"], priorities={"screwdriver": "low"}
     ),
+    "request-add-exemplar": _request(
+        "add_exemplar", name="mug", boxes=[[2.0, 1.0, 6.0, 4.0]], labels=[0], seq=41
+    ),
     "request-add-object-priority": _request("add_object", box=[2.0, 1.0, 6.0, 4.0], priority="low"),
     "request-add-object-points": _request(
         "add_object", points=[[3.5, 2.0], [7.0, 4.5]], labels=[1, 0], seq=41

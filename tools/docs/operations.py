@@ -22,12 +22,12 @@ RESULTS = {
     "`most` is 1..256 (100)",
     "points": "`id`, `camera`, `epoch`, `seq`, `frame`, `points_m`: up to `count` (1000 if absent, at most 10,000) "
     "points of the object's visible surface on the latest frame, as in a masks message",
+    "add_exemplar": "`prompts`; of a frame also `seq`, `age_ms`. See [exemplars](objects-by-name.md#all-like-this)",
     "reset": "forgets all objects, of that camera or of all",
     "pause": "`paused`: true",
     "resume": "`paused`: false",
     "status": "the node's state: `node`, model, memory, and for each camera `epoch`, `silent_s`, counts, rates, ages, "
-    "latencies, the frames that are kept for prompts with their bytes, and the offset of its masks from the newest "
-    "camera's",
+    "latencies, the frames that are kept for prompts with their bytes, and its masks' offset from the newest camera's",
     "describe": "everything that a recording needs for making the masks again: the model part of `status`, all "
     "settings, digests of the weights, versions, and `events`, the number of events so far",
     "snapshot": "`snapshot`, its number. The node copies what it tracks between two frames. With `name` (1 to 64 "

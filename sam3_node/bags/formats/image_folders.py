@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
 from heapq import merge
 from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from ...errors import BagError
 from ...files import describe_stand_in
@@ -44,6 +46,7 @@ _DEPTH_FOLDER = re.compile(
 )
 _TUM_SCALE_M = 1 / 5000
 _MAX_FILE = 1 << 28
+_MAX_NUMBER = 1 << 63
 _EXIF = re.compile(rb"(?:Exif\0\0|eXIf|EXIF.{4}(?:Exif\0\0)?)(?=II\*\0|MM\0\*)", re.DOTALL)  # JPEG, PNG, WebP
 _EXIF_PLACE = 1 << 16  # bytes from the beginning and from the end, where writers put it
 _ORIENTATION = 0x0112
@@ -135,8 +138,8 @@ class _Sequence:
         self, sequence: ImageSequence, topics: Collection[str], report: ReadReport, notes: ReadReport
     ) -> None:
         self._sequence, self._topics, self._report, self._notes = sequence, topics, report, notes
-        self._orientation: tuple[int, str] | None = None
-        self._has_mixed_turns = False
+        self._orientations: dict[int, str] = {}  # and the first photo of each
+        self._is_plain = not sequence.has_stamps and not sequence.has_intrinsics
         self._sizes: dict[str, tuple[int, int]] = {}
         self._intrinsics: CameraInfo | None = None
 
@@ -180,8 +183,8 @@ class _Sequence:
 
     def _note_alignment(self) -> None:
         """Say once that depth in a plain folder is taken as aligned, or that its size forbids it."""
-        sequence, colour, depth = self._sequence, self._sizes.get("colour"), self._sizes.get("depth")
-        if sequence.has_stamps or sequence.has_intrinsics or colour is None or depth is None:
+        colour, depth = self._sizes.get("colour"), self._sizes.get("depth")
+        if not self._is_plain or colour is None or depth is None:
             return
         reason = "the depth images have the size of the colour images: they are taken as aligned to them"
         if colour != depth:
@@ -189,16 +192,15 @@ class _Sequence:
                 f"the depth images are {depth[0]} x {depth[1]}, the colour images {colour[0]} x {colour[1]}: they are "
                 "not taken as aligned; if they are, state it by --depth-aligned or in the calibration file"
             )
-        self._notes.add(f"{sequence.name}: {reason}")
+        self._notes.add(f"{self._sequence.name}: {reason}")
 
     def _compare_orientation(self, path: Path, data: bytes) -> None:
         """Note once that the photos of a sequence have different EXIF orientations."""
         orientation = _find_orientation(data)
-        if self._orientation is None:
-            self._orientation = (orientation, path.name)
-        first, name = self._orientation
-        if orientation != first and not self._has_mixed_turns:
-            self._has_mixed_turns = True
+        is_new = orientation not in self._orientations
+        self._orientations.setdefault(orientation, path.name)
+        if is_new and len(self._orientations) == 2:
+            first, name = next(iter(self._orientations.items()))
             self._notes.add(
                 f"{path.parent}: its photos have different EXIF orientations ({first} of {name}, {orientation} of "
                 f"{path.name}); these turns are not made, so some pictures lie on their side: turn the files "
@@ -248,23 +250,22 @@ def _sorted(files: Iterable[ImageFile]) -> tuple[ImageFile, ...]:
 def _tum(folder: Path) -> Iterator[ImageSequence]:
     if not (folder / "rgb.txt").is_file():
         return
-    colour = [ImageFile(stamp, "colour", path) for stamp, path in _listed(folder / "rgb.txt")]
-    listed = _listed(folder / "depth.txt")
-    depth = [ImageFile(stamp, "depth", path, _TUM_SCALE_M, aligned=True) for stamp, path in listed]
-    yield ImageSequence(_name(folder), _sorted([*colour, *depth]), has_stamps=True)
+    colour, depth = folder / "rgb.txt", folder / "depth.txt"
+    files = [
+        ImageFile(_nanoseconds(stamp, colour), "colour", folder / name) for name, stamp in _listed(colour)
+    ]
+    files += [
+        ImageFile(_nanoseconds(stamp, depth), "depth", folder / name, _TUM_SCALE_M, aligned=True)
+        for name, stamp in _listed(depth)
+    ]
+    yield ImageSequence(_name(folder), _sorted(files), has_stamps=True)
 
 
-def _listed(path: Path) -> list[tuple[int, Path]]:
-    """Return stamps in ns and files of a list of `SECONDS FILE`; each file once."""
-    if not path.is_file():
-        return []
-    rows = [row for row in map(str.split, _lines(path)) if len(row) >= 2 and _is_below(row[1])]
-    return [(_seconds(row[0], path), path.parent / row[1]) for row in _distinct(rows)]
-
-
-def _distinct(rows: Iterable[list[str]]) -> Iterable[list[str]]:
-    """Return the rows without those whose second item, the name of a file, has come before."""
-    return {row[1].strip(): row for row in reversed([*rows])}.values()
+def _listed(path: Path, separator: str | None = None) -> Iterable[tuple[str, str]]:
+    """Return the names and stamps of a list of `STAMP FILE`; each file once, with the first of its stamps."""
+    rows = [line.split(separator) for line in _lines(path)] if path.is_file() else []
+    named = {row[1].strip(): row[0] for row in reversed(rows) if len(row) >= 2}
+    return [(name, stamp) for name, stamp in named.items() if _is_below(name)]
 
 
 def _is_below(name: str) -> bool:
@@ -280,11 +281,11 @@ def _euroc(folder: Path) -> Iterator[ImageSequence]:
     if not (folder / "data.csv").is_file() or not (folder / "data").is_dir():
         return
     intrinsics = _sensor_intrinsics(folder / "sensor.yaml")
-    rows = _distinct(row for line in _lines(folder / "data.csv") if len(row := line.split(",")) == 2)
-    files = []
-    for stamp, name in ((row[0], row[1].strip()) for row in rows if _is_below(row[1].strip())):
-        path, stamp_ns = folder / "data" / name, _integer(stamp, folder / "data.csv")
-        files.append(ImageFile(stamp_ns, "colour", path, intrinsics=intrinsics))
+    table = folder / "data.csv"
+    files = [
+        ImageFile(int(_number(stamp, table)), "colour", folder / "data" / name, intrinsics=intrinsics)
+        for name, stamp in _listed(table, ",")
+    ]
     if files:
         yield ImageSequence(_name(folder), _sorted(files), has_stamps=True)
 
@@ -313,11 +314,11 @@ def _kitti(folder: Path) -> Iterator[ImageSequence]:
     if not re.fullmatch(r"image_\d{1,2}", folder.name):
         return
     if (folder / "timestamps.txt").is_file():
-        pictures, stamps = _pictures(folder / "data"), _dates(folder / "timestamps.txt")
-        intrinsics = None
+        pictures, intrinsics = _pictures(folder / "data"), None
+        stamps = _dates(folder / "timestamps.txt")
     elif (folder.parent / "times.txt").is_file():
         times = folder.parent / "times.txt"
-        pictures, stamps = _pictures(folder), [_seconds(line, times) for line in _lines(times)]
+        pictures, stamps = _pictures(folder), [_nanoseconds(line, times) for line in _lines(times)]
         intrinsics = _projection(folder.parent / "calib.txt", int(folder.name[6:]))
     else:
         return
@@ -330,14 +331,10 @@ def _kitti(folder: Path) -> Iterator[ImageSequence]:
 
 def _dates(path: Path) -> list[int]:
     """Return the Unix ns of dates in UTC with nine digits of a second."""
-    stamps = []
-    for line in _lines(path):
-        whole, _, fraction = line.partition(".")
-        try:
-            second = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()
-        except ValueError as error:
-            raise BagError(f"{path}: expected dates, found {line[:40]!r}") from error
-        stamps.append(int(second) * NANOSECONDS + _integer(fraction.ljust(9, "0")[:9], path))
+    try:
+        stamps: list[int] = np.array(_lines(path), "datetime64[ns]").astype(np.int64).tolist()
+    except ValueError as error:
+        raise BagError(f"{path}: expected dates, found others ({str(error)[:80]})") from error
     return stamps
 
 
@@ -347,7 +344,7 @@ def _projection(path: Path, camera: int) -> CameraInfo | None:
         head, _, rest = line.partition(":")
         numbers = rest.split()
         if head == f"P{camera}" and len(numbers) == 12:
-            fx, _, cx, _, _, fy, cy = (_number(number, path) for number in numbers[:7])
+            fx, _, cx, _, _, fy, cy = (float(_number(number, path)) for number in numbers[:7])
             return CameraInfo(Intrinsics(fx, fy, cx, cy))
     return None
 
@@ -403,8 +400,13 @@ def _plain_sequences(path: Path) -> Iterator[ImageSequence]:
     for folder, name in zip(folders, names, strict=True):
         colour, depth = _plain_images(folder)
         matches = _match_depth(colour, depth)
-        unmatched = () if matches else tuple(depth)
-        yield ImageSequence(name, tuple(_plain_files(colour, matches)), unmatched=unmatched)
+        files = []
+        for index, path in enumerate(colour):
+            stamp_ns = index * NANOSECONDS // FPS
+            if path in matches:
+                files.append(ImageFile(stamp_ns, "depth", matches[path], aligned=True))
+            files.append(ImageFile(stamp_ns, "colour", path))
+        yield ImageSequence(name, tuple(files), unmatched=() if matches else tuple(depth))
 
 
 def _name(folder: Path) -> str:
@@ -452,25 +454,13 @@ def _depth_folders(folder: Path) -> list[Path]:
     return sorted(found, key=lambda place: place.name != "depth")
 
 
-def _plain_files(colour: Sequence[Path], matches: Mapping[Path, Path]) -> Iterator[ImageFile]:
-    for index, path in enumerate(colour):
-        stamp_ns = index * NANOSECONDS // FPS
-        if path in matches:
-            yield ImageFile(stamp_ns, "depth", matches[path], aligned=True)
-        yield ImageFile(stamp_ns, "colour", path)
-
-
 def _match_depth(colour: Sequence[Path], depth: Sequence[Path]) -> dict[Path, Path]:
     """Map colour to depth files of the same name, ignoring the words depth, color and image; else in order."""
-    named = {_key(path): path for path in depth}
-    matches = {path: named[_key(path)] for path in colour if _key(path) in named}
+    named = {_ROLES.sub("", path.stem): path for path in depth}
+    matches = {path: named[key] for path in colour if (key := _ROLES.sub("", path.stem)) in named}
     if not matches and len(colour) == len(depth):
         return dict(zip(colour, depth, strict=True))
     return matches
-
-
-def _key(path: Path) -> str:
-    return _ROLES.sub("", path.stem)
 
 
 # files
@@ -478,11 +468,8 @@ def _key(path: Path) -> str:
 
 def _pictures(folder: Path) -> list[Path]:
     """Return the files of a folder that are named as images, in their natural order; also links to absent files."""
-    return [path for path in _entries(folder, _is_named_file) if path.suffix.lower() in SUFFIXES]
-
-
-def _is_named_file(path: Path) -> bool:
-    return path.is_file() or (path.is_symlink() and not path.exists())
+    files = _entries(folder, lambda path: path.is_file() or (path.is_symlink() and not path.exists()))
+    return [path for path in files if path.suffix.lower() in SUFFIXES]
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -509,23 +496,16 @@ def _lines(path: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def _seconds(text: str, path: Path) -> int:
-    """Return seconds of a decimal number as ns, exactly."""
-    match = re.fullmatch(r"(\d{1,10})(?:\.(\d+))?", text)
-    if match:
-        return int(match[1]) * NANOSECONDS + int((match[2] or "0").ljust(9, "0")[:9])
-    return round(_number(text, path) * NANOSECONDS)  # KITTI writes 1.036224e-01
+def _nanoseconds(text: str, path: Path) -> int:
+    """Return seconds of a decimal number as ns, exactly; KITTI writes 1.036224e-01."""
+    return int(_number(text, path) * NANOSECONDS)
 
 
-def _integer(text: str, path: Path) -> int:
-    return int(_number(text, path)) if not text.isdecimal() else int(text[:19])
-
-
-def _number(text: str, path: Path) -> float:
+def _number(text: str, path: Path) -> Decimal:
     try:
-        number = float(text)
-    except ValueError as error:
+        number = Decimal(text)
+    except InvalidOperation as error:
         raise BagError(f"{path}: expected numbers, found {text[:40]!r}") from error
-    if not abs(number) < 1e18:
-        raise BagError(f"{path}: expected numbers below 1e18, found {text[:40]!r}")
+    if not (number.is_finite() and abs(number) < _MAX_NUMBER):
+        raise BagError(f"{path}: expected numbers below 2^63, found {text[:40]!r}")
     return number

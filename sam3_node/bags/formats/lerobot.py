@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from ...errors import BagError, WireError
 from ...files import describe_stand_in
-from ...geometry import quaternion_from_rotation, rotation_from_vector
+from ...geometry import pose_of, rigid, rotation_from_vector
 from ...types import NANOSECONDS, Clock, Depth, FramePose, closed_on_error
-from ...wire import encode_depth
+from ...wire import Fields, encode_depth
 from ...wire.images import compressed_size, is_depth_png
 from .. import samples
 from ..decompression import decode_float_tiff, decode_still_depth
@@ -48,6 +48,7 @@ MAX_ROWS = 1 << 40
 _DEPTH_CODES = ("depth_min", "depth_max", "shift", "use_log")
 _DEPTH_UNITS = {None: None, "m": 1.0, "mm": 0.001}
 _MAX_DEPTH_M = 1e4
+_MIN_FPS = 1e-6
 _FIELD = re.compile(r"\{(\w+)(?::0?(\d))?d?\}")
 
 
@@ -117,7 +118,10 @@ def is_lerobot(root: Path) -> bool:
 
 def read_layout(root: Path, tables: IsolatedCalls) -> LeRobotLayout:
     """Read a dataset's description. Raises BagError for a damaged one, or one of another version."""
-    return _LayoutReader(root, tables).read()
+    try:
+        return _LayoutReader(root, tables).read()
+    except WireError as error:
+        raise BagError(str(error)) from error
 
 
 class _LayoutReader:
@@ -126,6 +130,7 @@ class _LayoutReader:
     def __init__(self, root: Path, tables: IsolatedCalls) -> None:
         self._root, self._path, self._tables = root, root / INFO, tables
         self._info = _parse_json(self._path, _read_bytes(self._path))
+        self._fields = Fields(self._info, str(self._path))
         self._left_out: list[str] = []
 
     def read(self) -> LeRobotLayout:
@@ -135,9 +140,7 @@ class _LayoutReader:
                 f"a LeRobot dataset of version {', '.join(VERSIONS)}, found {version:.40}; convert it with lerobot's "
                 "own tools"
             )
-        fps = _number(self._path, self._info, "fps")
-        if not 0 < fps <= samples.MAX_FPS:
-            raise self._wrong(f"fps up to {samples.MAX_FPS:.0f}, found {fps}")
+        fps = self._fields.number("fps", _MIN_FPS, samples.MAX_FPS)
         pictures = list(self._list_images())
         images = tuple(image for image in pictures if image.depth is None)
         depths = tuple(image for image in pictures if image.depth is not None)
@@ -159,10 +162,7 @@ class _LayoutReader:
 
     def _list_images(self) -> Iterator[ImageFeature]:
         """Yield the cameras; note why other pictures are skipped."""
-        features = self._info.get("features")
-        if not isinstance(features, dict):
-            raise self._wrong(f"a map of features, found {features!r:.60}")
-        for key, feature in features.items():
+        for key, feature in self._fields.open_map("features").items():
             kind = feature.get("dtype") if isinstance(feature, dict) else None
             if kind not in ("image", "video") or ".masks." in key:
                 continue
@@ -175,10 +175,10 @@ class _LayoutReader:
     def _read_v2(self, keys: list[str]) -> Iterator[Episode]:
         path, first_row = self._root / EPISODES_V2, 0
         lines = [line for line in _read_bytes(path).splitlines() if line.strip()]
-        size = max(_integer(self._path, {"chunks_size": 1000, **self._info}, "chunks_size"), 1)
+        size = _integer(self._fields, "chunks_size", 1) if self._fields.has("chunks_size") else 1000
         for line in lines[:MAX_EPISODES]:
-            row = _parse_json(path, line)
-            number, length = _integer(path, row, "episode_index"), _integer(path, row, "length")
+            row = Fields(_parse_json(path, line), str(path))
+            number, length = _integer(row, "episode_index"), _integer(row, "length")
             fields = {"episode_chunk": number // size, "episode_index": number}
             data = self._fill("data_path", DATA_V2, fields)
             files = {key: self._fill("video_path", VIDEO_V2, {**fields, "video_key": key}) for key in keys}
@@ -188,45 +188,33 @@ class _LayoutReader:
 
     def _read_v3(self, keys: list[str]) -> Iterator[Episode]:
         first_rows: dict[Path, int] = {}
-        for path, row in self._read_episode_rows(keys):
-            first_row, end = (_integer(path, row, f"dataset_{edge}_index") for edge in ("from", "to"))
-            table = self._fill("data_path", DATA_V3, _read_place(path, row, "data"))
+        for row in self._read_episode_rows(keys):
+            first_row, end = _integer(row, "dataset_from_index"), _integer(row, "dataset_to_index")
+            table = self._fill("data_path", DATA_V3, _read_place(row, "data"))
             begins = first_rows.setdefault(table, first_row)
             if end < first_row or first_row < begins:
                 raise BagError(
-                    f"{path}: expected episodes in the order of their rows, found {first_row} to {end}"
+                    f"{row.what}: expected episodes in the order of their rows, found {first_row} to {end}"
                 )
             videos = {}
             for key in keys:
-                fields = {**_read_place(path, row, f"videos/{key}"), "video_key": key}
-                begin_s = _number(path, row, f"videos/{key}/from_timestamp")
+                fields = {**_read_place(row, f"videos/{key}"), "video_key": key}
+                begin_s = row.number(f"videos/{key}/from_timestamp", 0, MAX_ROWS)
                 videos[key] = VideoPart(self._fill("video_path", VIDEO_V3, fields), begin_s)
-            number = _integer(path, row, "episode_index")
+            number = _integer(row, "episode_index")
             yield Episode(number, first_row, end - first_row, table, first_row - begins, videos)
 
-    def _read_episode_rows(self, keys: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    def _read_episode_rows(self, keys: list[str]) -> Iterator[Fields]:
         columns = ["episode_index", "dataset_from_index", "dataset_to_index"]
         columns += ["data/chunk_index", "data/file_index"]
         names = ("chunk_index", "file_index", "from_timestamp")
         columns += [f"videos/{key}/{name}" for key in keys for name in names]
         for path in sorted((self._root / EPISODES_V3).glob("*/*.parquet")):
-            first = 0
-            while True:
-                try:
-                    found = self._tables.call(
-                        "read_rows", path, columns=columns, first=first, count=EPISODE_ROWS
-                    )
-                except BagError as error:
-                    self._left_out.append(f"the episodes of {error}")
-                    break
-                count = len(found["episode_index"])
-                if not count:
-                    break
-                first += count
-                if first > MAX_EPISODES:
-                    raise BagError(f"{path}: expected at most {MAX_EPISODES} episodes, found more")
-                for values in zip(*found.values(), strict=True):
-                    yield path, dict(zip(found, values, strict=True))
+            try:
+                for row in _read_rows(self._tables, path, columns, 0, MAX_EPISODES, EPISODE_ROWS):
+                    yield Fields(row, str(path))
+            except BagError as error:
+                self._left_out.append(f"the episodes of {error}")
 
     def _fill(self, name: str, default: str, fields: Mapping[str, int | str]) -> Path:
         """Return the path by a template such as data/chunk-{chunk_index:03d}; it stays inside the dataset."""
@@ -244,8 +232,30 @@ class _LayoutReader:
         return self._root / path
 
 
-def _read_place(path: Path, row: Mapping[str, Any], prefix: str) -> dict[str, int | str]:
-    return {name: _integer(path, row, f"{prefix}/{name}") for name in ("chunk_index", "file_index")}
+def _read_rows(
+    tables: IsolatedCalls, path: Path, columns: Sequence[str], first: int, count: int, at_once: int
+) -> Iterator[dict[str, Any]]:
+    """Yield up to `count` rows of a table from the row `first`, each by the names of its columns."""
+    end = first + count
+    while first < end:
+        count = min(at_once, end - first)
+        found = tables.call("read_rows", path, columns=columns, first=first, count=count)
+        rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+        if not rows:
+            return
+        yield from rows
+        first += len(rows)
+
+
+def _read_place(row: Fields, prefix: str) -> dict[str, int | str]:
+    return {name: _integer(row, f"{prefix}/{name}") for name in ("chunk_index", "file_index")}
+
+
+def _integer(fields: Fields, name: str, low: int = 0) -> int:
+    number = fields.number(name, low, MAX_ROWS)
+    if not number.is_integer():
+        raise fields.wrong(name, "a whole number")
+    return int(number)
 
 
 def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | None:
@@ -262,21 +272,16 @@ def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | Non
                 f"depth in images: expected a depth_unit of m or mm in its info, found {unit!r:.40}"
             )
         return DepthFormat(_DEPTH_UNITS[unit])
-    found = {name: next(_look_up(feature, name), None) for name in _DEPTH_CODES}
-    if absent := [name for name, value in found.items() if value is None]:
-        raise BagError(
-            f"depth in a video: expected {', '.join(_DEPTH_CODES)} in its info in {INFO}, which give its metres, found "
-            f"no {', '.join(absent)}"
-        )
+    found: dict[str, Any] = {name: next(_look_up(feature, name), None) for name in _DEPTH_CODES}
     *numbers, is_log = found.values()
     if isinstance(is_log, bool) and all(type(value) in (int, float) for value in numbers):
-        low, high, shift = (float(value) for value in numbers if value is not None)
+        low, high, shift = map(float, numbers)
         is_open = math.isfinite(shift) and (not is_log or low + shift > 0)
         if 0 <= low < high <= _MAX_DEPTH_M and is_open:
             return DepthFormat(None, low, high, shift, is_log)
     raise BagError(
-        "depth in a video: expected 0 <= depth_min < depth_max in metres, depth_min + shift above 0 and a use_log of "
-        f"true or false, found {found!r:.150}"
+        f"depth in a video: expected its metres in its info in {INFO}: 0 <= depth_min < depth_max, depth_min + shift "
+        f"above 0 and a use_log of true or false, found {found!r:.150}"
     )
 
 
@@ -298,28 +303,11 @@ def _read_bytes(path: Path) -> bytes:
         return path.read_bytes()
 
 
-def _parse_json(path: Path, text: bytes) -> dict[str, Any]:
+def _parse_json(path: Path, text: bytes) -> Any:
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BagError(f"{path}: expected JSON, found {str(error)[:100]}") from error
-    if not isinstance(value, dict):
-        raise BagError(f"{path}: expected a map, found {value!r:.60}")
-    return value
-
-
-def _number(path: Path, values: Mapping[str, Any], name: str) -> float:
-    value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_ROWS:
-        raise BagError(f"{path}: expected a number as {name}, found {value!r:.60}")
-    return float(value)
-
-
-def _integer(path: Path, values: Mapping[str, Any], name: str) -> int:
-    number = _number(path, values, name)
-    if not math.isfinite(number) or number != int(number):
-        raise BagError(f"{path}: expected a whole number as {name}, found {number}")
-    return int(number)
 
 
 ROWS = 16
@@ -337,7 +325,7 @@ STATE = "observation.state"
 
 class _Row(NamedTuple):
     number: int
-    time_s: float
+    time_ns: int | None
     cells: dict[str, Any]
 
 
@@ -406,10 +394,12 @@ class LeRobotBag(samples.SampleReader):
             start_ns = self._start_ns(episode)
             reader = _EpisodeReader(self, episode, {})
             with suppress(BagError):  # told where the episode's pictures are read
-                for time_ns, state in reader.states():
+                for row in reader.rows([STATE]):
+                    state = row.cells[STATE] if isinstance(row.cells[STATE], list) else []
                     pose = [state[index] for index in indices if index < len(state)]
-                    if len(pose) == len(POSE) and all(isinstance(value, float) for value in pose):
-                        yield _make_pose(start_ns + time_ns, pose)
+                    is_whole = len(pose) == len(POSE) and all(isinstance(value, float) for value in pose)
+                    if is_whole and row.time_ns is not None:
+                        yield _make_pose(start_ns + row.time_ns, pose)
 
     def _start_ns(self, episode: Episode) -> int:
         return round(episode.first_row / self.layout.fps * NANOSECONDS)
@@ -444,11 +434,9 @@ def _find_pose(info: Mapping[str, Any]) -> list[int] | None:
 
 
 def _make_pose(stamp_ns: int, pose: Sequence[float]) -> FramePose:
-    x, y, z, *vector = pose
-    quaternion = quaternion_from_rotation(rotation_from_vector(vector))
     clock: Clock = "system" if stamp_ns >= UNIX_SINCE_NS else "device"  # as of the frames
-    a, b, c, d = (float(value) for value in quaternion)
-    return FramePose("gripper", "base", stamp_ns, (x, y, z), (a, b, c, d), clock)
+    matrix = rigid(rotation_from_vector(pose[3:]), np.array(pose[:3]))
+    return pose_of(matrix, "gripper", "base", stamp_ns, clock)
 
 
 class _EpisodeReader:
@@ -478,14 +466,15 @@ class _EpisodeReader:
             if image.is_video
         }
         misses = 0
-        for row in self._rows([image.key for image in pictures.values() if not image.is_video]):
+        for row in self.rows([image.key for image in pictures.values() if not image.is_video]):
             misses += 1
             if misses > samples.MAX_MISSES:
                 raise BagError(f"expected pictures in its rows, found none before the row {row.number}")
-            if not math.isfinite(row.time_s) or not 0 <= row.time_s < MAX_TIME_S:
-                self._report.skip(f"episode {self._episode.number}", f"expected a time, found {row.time_s}")
+            time_ns = row.time_ns
+            if time_ns is None:
+                reason = f"expected a time, found {row.cells['timestamp']!r:.60}"
+                self._report.skip(f"episode {self._episode.number}", reason)
                 continue
-            time_ns = round(row.time_s * NANOSECONDS)
             if time_ns < offset_ns:
                 continue
             for topic, image in pictures.items():
@@ -498,35 +487,24 @@ class _EpisodeReader:
                 misses = 0
                 yield samples.Sample(topic, start_ns + time_ns, start_ns + time_ns, picture, row.number)
 
-    def states(self) -> Iterator[tuple[int, list[Any]]]:
-        """Yield the time in the episode, in ns, and the state of each row."""
-        for row in self._rows([STATE]):
-            state = row.cells[STATE]
-            if isinstance(state, list) and math.isfinite(row.time_s) and 0 <= row.time_s < MAX_TIME_S:
-                yield round(row.time_s * NANOSECONDS), state
-
-    def _rows(self, keys: Sequence[str]) -> Iterator[_Row]:
+    def rows(self, keys: Sequence[str]) -> Iterator[_Row]:
+        """Yield the rows with these columns; the time is None where the table has no time of the episode."""
         episode, done = self._episode, 0
-        while done < episode.length:
-            found = self._tables.call(
-                "read_rows",
-                episode.table,
-                columns=["episode_index", "timestamp", *keys],
-                first=episode.table_row + done,
-                count=min(ROWS, episode.length - done),
+        columns = ["episode_index", "timestamp", *keys]
+        for cells in _read_rows(
+            self._tables, episode.table, columns, episode.table_row, episode.length, ROWS
+        ):
+            if cells["episode_index"] != episode.number:
+                break
+            time_s = cells["timestamp"]
+            is_time = isinstance(time_s, int | float) and 0 <= time_s < MAX_TIME_S
+            yield _Row(episode.first_row + done, round(time_s * NANOSECONDS) if is_time else None, cells)
+            done += 1
+        if done < episode.length:
+            raise BagError(
+                f"{episode.table}: expected {episode.length} rows of episode {episode.number} from the row "
+                f"{episode.table_row}, found {done}"
             )
-            numbers = found["episode_index"]
-            if not numbers or any(number != episode.number for number in numbers):
-                raise BagError(
-                    f"{episode.table}: expected {episode.length} rows of episode {episode.number} from the row "
-                    f"{episode.table_row}, found {done}"
-                )
-            for index in range(len(numbers)):
-                value = found["timestamp"][index]
-                time_s = float(value) if isinstance(value, int | float) else math.nan
-                cells = {key: found[key][index] for key in keys}
-                yield _Row(episode.first_row + done + index, time_s, cells)
-            done += len(numbers)
 
 
 def _describe_absence(path: Path) -> str | None:

@@ -96,28 +96,6 @@ class McapStream:
         with _McapFile(self.path):
             return _read_channels(self.path, self.path.stat().st_mtime_ns)
 
-    def summarised(self) -> tuple[Channel, ...]:
-        """Return the channels that have messages by the file's summary; none if it has no summary."""
-        summary = self._read_summary()
-        if summary is None:
-            return ()
-        counts = summary.statistics.channel_message_counts
-        return tuple(
-            _make_channel(record, summary.schemas)
-            for record in summary.channels.values()
-            if counts.get(record.id) and (not record.schema_id or record.schema_id in summary.schemas)
-        )
-
-    def count_messages(self, topics: Collection[str]) -> int | None:
-        """Return the number of messages on `topics` by the file's summary; None if it has no summary."""
-        summary = self._read_summary()
-        if summary is None:
-            return None
-        counts: dict[int, int] = summary.statistics.channel_message_counts
-        return sum(
-            counts.get(number, 0) for number, channel in summary.channels.items() if channel.topic in topics
-        )
-
     def rows(self, span: TimeSpan = WHOLE, sort_chunks: bool = False) -> Iterator[Row]:
         """Yield the messages of a resolved span in the file's order, up to the first damage.
 
@@ -140,7 +118,7 @@ class McapStream:
 
         return self._until_damage(read)
 
-    def _read_summary(self) -> Any:
+    def read_summary(self) -> Any:
         """Return the mcap library's summary with statistics; None if there is none or it is damaged."""
         try:
             with _McapFile(self.path) as file:
@@ -162,7 +140,7 @@ class McapStream:
         schemas: dict[int, Any] = {}
         channels: dict[int, Channel] = {}
         places: list[int] | None = None
-        if (sort_chunks or not span.is_whole) and (summary := self._read_summary()) is not None:
+        if (sort_chunks or not span.is_whole) and (summary := self.read_summary()) is not None:
             schemas |= summary.schemas
             channels |= {number: _make_channel(item, schemas) for number, item in summary.channels.items()}
             if sort_chunks and channels and not _are_in_order(summary.chunk_indexes):
@@ -285,11 +263,18 @@ class McapStream:
 def count_messages(paths: Sequence[Path], topics: Collection[str]) -> int | None:
     """Return the number of messages on `topics` in all files; None if one is no MCAP file or has no summary."""
     try:
-        counts = [McapStream(path).count_messages(topics) for path in paths]
+        summaries = [McapStream(path).read_summary() for path in paths]
     except BagError:
         return None
-    known = [count for count in counts if count is not None]
-    return sum(known) if paths and len(known) == len(paths) else None
+    if not summaries or None in summaries:
+        return None
+    count: int = sum(
+        summary.statistics.channel_message_counts.get(number, 0)
+        for summary in summaries
+        for number, channel in summary.channels.items()
+        if channel.topic in topics
+    )
+    return count
 
 
 @lru_cache(maxsize=64)
@@ -299,7 +284,15 @@ def _read_channels(path: Path, changed_ns: int) -> tuple[Channel, ...]:
     A file without a summary is read whole for them; the cache makes that happen only once.
     """
     stream = McapStream(path)
-    return stream.summarised() or tuple(dict.fromkeys(row.channel for row in stream.rows()))
+    summary = stream.read_summary()
+    listed = () if summary is None else summary.channels.values()
+    channels = tuple(
+        _make_channel(record, summary.schemas)
+        for record in listed
+        if summary.statistics.channel_message_counts.get(record.id)
+        and (not record.schema_id or record.schema_id in summary.schemas)
+    )
+    return channels or tuple(dict.fromkeys(row.channel for row in stream.rows()))
 
 
 class _McapFile(Closeable):
@@ -396,17 +389,22 @@ class McapBag(SampleReader):
                 yield sample
         self.report.add(stream.damage)
 
+    def count_messages(self) -> tuple[int, bool]:
+        """Read the file to its end; return the number of its messages, and whether it is whole."""
+        stream = McapStream(self.path)
+        return sum(1 for _ in stream.rows()), stream.damage is None
+
 
 def _topic(channel: Channel) -> Topic:
     return Topic(channel.topic, channel.schema, find_kind(channel.schema, channel.topic))
 
 
 def _sample(row: Row, decode: Decode) -> Sample | None:
-    channel = row.channel
-    message = decode(row.data)
+    channel, damaged = row.channel, require("google.protobuf.message", "bags").DecodeError
     try:
-        sample = read_sample(message, channel.schema, channel.topic, row.logged_ns)
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:  # fields of JSON are of any type
+        sample = read_sample(decode(row.data), channel.schema, channel.topic, row.logged_ns)
+    # fields of JSON are of any type
+    except (damaged, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise MessageError(f"{channel.topic}: expected a {channel.schema}, found one with {error}") from error
     if sample is not None and sample.stamp_ns >= _MAX_STAMP_NS:
         raise MessageError(f"{channel.topic}: expected a stamp before the year 2262, found a later one")
@@ -436,30 +434,19 @@ def _protobuf_decoder(channel: Channel) -> Decode:
     schema = require("mcap.records", "bags").Schema(
         id=1, name=channel.schema, encoding=channel.schema_encoding, data=channel.schema_data
     )
-    damaged = require("google.protobuf.message", "bags").DecodeError
     try:
-        decode = factory.decoder_for(channel.encoding, schema)
+        decode: Decode = factory.decoder_for(channel.encoding, schema)
     except Exception as error:  # protobuf raises TypeError, DecodeError and others for a damaged schema
         raise UnreadableTopicError(
             channel.topic, f"the schema of {channel.schema} in the file is damaged"
         ) from error
-
-    def decode_or_raise(data: bytes) -> Any:
-        try:
-            return decode(data)
-        except damaged as error:
-            raise MessageError(f"expected a {channel.schema}, found {len(data)} other bytes") from error
-
-    return decode_or_raise
+    return decode
 
 
 def _from_json(data: bytes, name: str) -> dict[str, Any]:
     if sum(map(data.count, _JSON_MARKS)) > _MAX_JSON_ITEMS:
         raise MessageError(f"expected a {name} as JSON, found more than {_MAX_JSON_ITEMS} items")
-    try:
-        message = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise MessageError(f"expected a {name} as JSON, found {len(data)} other bytes") from error
+    message = json.loads(data)
     if not isinstance(message, dict):
         raise MessageError(f"expected a {name} as a JSON object, found {type(message).__name__}")
     return message

@@ -123,19 +123,17 @@ class _Reading:
         elif raw.topic in self._infos:
             yield from self._intrinsics(raw, self._infos[raw.topic])
         elif raw.topic in self._metadata:
-            yield from self._with_metadata(raw, self._metadata[raw.topic])
+            stream = self._metadata[raw.topic]
+            image = self.waiting.get(stream.image)
+            if image is not None and image.logged_ns == raw.logged_ns:
+                del self.waiting[stream.image]
+                yield self._image(image, stream, _fields(self._text(raw)))
         elif not self._is_cdr:
             yield self._image(raw, self._images[raw.topic], {})
         else:
             if raw.topic in self.waiting:
                 yield from self.without_metadata(raw.topic)
             self.waiting[raw.topic] = raw
-
-    def _with_metadata(self, raw: RawMessage, stream: _SensorStream) -> Iterator[Sample]:
-        image = self.waiting.get(stream.image)
-        if image is not None and image.logged_ns == raw.logged_ns:
-            del self.waiting[stream.image]
-            yield self._image(image, stream, _fields(self._text(raw)))
 
     def without_metadata(self, topic: str) -> Iterator[Sample]:
         """Yield the waiting image of this topic, whose metadata did not come."""

@@ -23,7 +23,7 @@ from ..decompression import DecompressionError, Expansion, decompress, decompres
 from ..messages.ros import RawMessage, deserialise, first_bytes, list_topics, read_sample
 from ..messages.ros_images import MessageError
 from ..samples import ReadReport, Sample, SampleReader, natural_order, reading
-from .mcap import McapBag, McapStream
+from .mcap import McapBag
 
 ROSBAG1_MAGIC = b"#ROSBAG V2.0\n"
 
@@ -124,20 +124,20 @@ class RosBag(SampleReader):
                 errors.append(str(error))
                 continue
             # a part with one copy is not read for its messages
-            count, is_whole = _count_messages(file) if len(copies) > 1 else (0, True)
+            count, is_whole = file.count_messages() if len(copies) > 1 else (0, True)
             opened.append((is_whole and damage is None, count, file, damage))
             if opened[-1][0]:
                 break
         if not opened:
             raise BagError("; ".join(errors))
-        best = max(opened, key=lambda item: item[:2])
-        for item in opened:
-            if item is not best:
-                item[2].close()
-        self._opening.add(best[3])
-        return best[2]
+        _, _, best, damage = max(opened, key=lambda copy: copy[:2])
+        for _, _, other, _ in opened:
+            if other is not best:
+                other.close()
+        self._opening.add(damage)
+        return best
 
-    def _open_copy(self, path: Path) -> tuple[SampleReader, str | None]:
+    def _open_copy(self, path: Path) -> tuple[_RosFile | McapBag, str | None]:
         """Open a file, or an unpacked copy of it; return also why the end of the packed one is lost."""
         try:
             if stand_in := describe_stand_in(path):
@@ -231,25 +231,17 @@ class _RosFile(StorageReader):
             yield sample
 
     def count_messages(self) -> tuple[int, bool]:
-        """Return the number of messages, and whether the file is whole."""
+        """Read the file to its end; return the number of its messages, and whether it is whole."""
         count = sum(1 for _ in self._storage.messages(self._storage.types))
         return count, self._storage.lost is None
 
 
-def _open_file(path: Path) -> SampleReader:
+def _open_file(path: Path) -> _RosFile | McapBag:
     if is_rosbag1(path):
         return _RosFile(path, Rosbag1(path))
     if _ending(path) == ".mcap":
         return McapBag(path)
     return _RosFile(path, Rosbag2Sqlite(path))
-
-
-def _count_messages(file: SampleReader) -> tuple[int, bool]:
-    """Read a file to its end; return the number of its messages, and whether it is whole."""
-    if isinstance(file, _RosFile):
-        return file.count_messages()
-    stream = McapStream(file.path)
-    return sum(1 for _ in stream.rows()), stream.damage is None
 
 
 def _list_parts(folder: Path) -> dict[str, list[Path]]:
@@ -286,14 +278,12 @@ class _Record(NamedTuple):
 class Rosbag1(Closeable):
     """A `.bag`, also one that was never closed or is cut off; the whole messages of a cut chunk are kept.
 
-    Raises BagError for a file that cannot be opened, is no ROS 1 bag of format 2.0, or has no topic.
+    Raises BagError for a file that cannot be opened, or has no topic.
     """
 
     is_cdr = False
 
     def __init__(self, path: Path) -> None:
-        if not is_rosbag1(path):
-            raise BagError(f"expected a ROS 1 bag of format 2.0, found another file at {path}")
         self.path = path
         self._file = path.open("rb")
         self._size = path.stat().st_size
@@ -512,7 +502,12 @@ class Rosbag2Sqlite(Closeable):
         numbers = [number for number, name in self._names.items() if name in topics]
         try:
             self._allow_steps()
-            rows: Iterator[tuple[int, int, object]] = self._rows(numbers)
+            # in the order of the rows, not by the index on stamps: a cut file has its first rows, but no whole index
+            rows: Iterator[tuple[int, int, object]] = self._database.execute(
+                "SELECT topic_id, timestamp, data FROM messages NOT INDEXED "
+                f"WHERE topic_id IN ({','.join('?' * len(numbers))}) ORDER BY rowid",
+                numbers,
+            )
             # SQLite fills the missing part of a cut page with zeros, in the last row that it reads
             for number, logged_ns, data in (row for row, _ in pairwise(rows)) if self._is_torn else rows:
                 if not (isinstance(data, bytes) and isinstance(logged_ns, int)):
@@ -528,15 +523,6 @@ class Rosbag2Sqlite(Closeable):
         if reason is not None:
             name = self.path.name
             self.lost = f"{name} is damaged or cut off: what follows {count} messages is lost ({reason})"
-
-    def _rows(self, numbers: list[int]) -> sqlite3.Cursor:
-        # in the order of the rows, not by the index on stamps: a cut file has its first rows, but no whole index
-        marks = ",".join("?" * len(numbers))
-        return self._database.execute(
-            f"SELECT topic_id, timestamp, data FROM messages NOT INDEXED WHERE topic_id IN ({marks}) "
-            "ORDER BY rowid",
-            numbers,
-        )
 
     def _allow_steps(self) -> None:
         self._steps_left = _MAX_STEPS + _STEPS_PER_BYTE * self._bytes
@@ -590,12 +576,9 @@ def _require_tables(database: sqlite3.Connection) -> None:
             "SELECT type, rootpage, sql FROM sqlite_master WHERE lower(name) = ? AND type != 'index'",
             (table,),
         ).fetchmany(2)
-        if [entry[:1] for entry in entries] != [("table",)] or not _is_table(*entries[0][1:]):
+        is_plain = len(entries) == 1 and entries[0][0] == "table" and entries[0][1]
+        if not is_plain or not str(entries[0][2]).upper().startswith("CREATE TABLE "):
             raise BagError(f"{table} is no plain table")
         stored = {row[1] for row in database.execute(f"PRAGMA table_xinfo({table})") if row[6] == 0}
         if not stored >= set(columns):
             raise BagError(f"{table} lacks the stored columns {', '.join(sorted(set(columns) - stored))}")
-
-
-def _is_table(rootpage: object, sql: object) -> bool:
-    return bool(rootpage) and isinstance(sql, str) and sql.upper().startswith("CREATE TABLE ")

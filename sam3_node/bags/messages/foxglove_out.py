@@ -138,26 +138,25 @@ def _transform(pose: FramePose, masks: MaskFrame) -> Any:
         timestamp=_time(masks.capture_ns),
         parent_frame_id=pose.parent,
         child_frame_id=masks.camera if pose.frame == CAMERA else pose.frame,
-        translation=_vector(pose.position_m),
-        rotation=_quaternion(pose.quaternion_xyzw),
+        translation=_named("xyz", pose.position_m),
+        rotation=_named("xyzw", pose.quaternion_xyzw),
     )
 
 
 def _entity(instance: Instance, position_m: Sequence[float], masks: MaskFrame, time: Any) -> Any:
-    place = _pose(position_m)
     colour, faint = _colour(instance), _colour(instance, FILL_ALPHA)
     cubes = []
     if instance.extent_m is not None:
         box = _pose(instance.extent_centre_m or position_m, instance.extent_quaternion_xyzw)
-        cubes.append(_kind("CubePrimitive")(pose=box, size=_vector(instance.extent_m), color=faint))
+        cubes.append({"pose": box, "size": _named("xyz", instance.extent_m), "color": faint})
     sizes: Sequence[float] = (MARK_M,) * 3
     rotation = None
     if instance.covariance_m2 is not None:
         deviations, rotation = compute_ellipsoid(instance.covariance_m2)
         sizes = [2 * SIGMAS * deviation for deviation in deviations]
-    ball = _kind("SpherePrimitive")(pose=_pose(position_m, rotation), size=_vector(sizes), color=colour)
+    ball = {"pose": _pose(position_m, rotation), "size": _named("xyz", sizes), "color": colour}
     text = _kind("TextPrimitive")(
-        pose=place, billboard=True, font_size=TEXT_M, color=colour, text=tag_text(instance)
+        pose=_pose(position_m), billboard=True, font_size=TEXT_M, color=colour, text=tag_text(instance)
     )
     return _kind("SceneEntity")(
         timestamp=time,
@@ -170,19 +169,13 @@ def _entity(instance: Instance, position_m: Sequence[float], masks: MaskFrame, t
 
 
 def _pose(position_m: Sequence[float], quaternion_xyzw: Sequence[float] | None = None) -> Any:
-    return _kind("Pose")(
-        position=_vector(position_m), orientation=_quaternion(quaternion_xyzw or (0.0, 0.0, 0.0, 1.0))
-    )
+    orientation = _named("xyzw", quaternion_xyzw or (0.0, 0.0, 0.0, 1.0))
+    return {"position": _named("xyz", position_m), "orientation": orientation}
 
 
-def _vector(values: Sequence[float]) -> Any:
-    x, y, z = values
-    return _kind("Vector3")(x=x, y=y, z=z)
-
-
-def _quaternion(values_xyzw: Sequence[float]) -> Any:
-    x, y, z, w = values_xyzw
-    return _kind("Quaternion")(x=x, y=y, z=z, w=w)
+def _named(names: str, values: Sequence[float]) -> dict[str, float]:
+    """Return a vector or a quaternion as protobuf takes it."""
+    return dict(zip(names, values, strict=True))
 
 
 def _encode(message: Any) -> Encoded:
@@ -207,9 +200,8 @@ def _kind(name: str) -> Any:
     return getattr(require(f"foxglove_schemas_protobuf.{name}_pb2", "bags"), name)
 
 
-def _time(time_ns: int) -> Any:
-    timestamp = require("google.protobuf.timestamp_pb2", "bags").Timestamp
-    return timestamp(seconds=time_ns // NANOSECONDS, nanos=time_ns % NANOSECONDS)
+def _time(time_ns: int) -> dict[str, int]:
+    return {"seconds": time_ns // NANOSECONDS, "nanos": time_ns % NANOSECONDS}
 
 
 def _distortion(intrinsics: Intrinsics) -> tuple[str, list[float]]:
@@ -240,7 +232,7 @@ def _outline(instance: Instance, time: Any) -> list[Any]:
         annotation(
             timestamp=time,
             type=annotation.LINE_LOOP,
-            points=[_point(x + 0.5, y + 0.5) for x, y in contour[:, 0].tolist()],
+            points=[{"x": x + 0.5, "y": y + 0.5} for x, y in contour[:, 0].tolist()],
             outline_color=line,
             fill_color=fill,
             thickness=2.0,
@@ -258,18 +250,14 @@ def _edges(mask: Mask) -> int:
 def _tag(instance: Instance, time: Any) -> Any:
     return _kind("TextAnnotation")(
         timestamp=time,
-        position=_point(instance.box[0], instance.box[1]),
+        position=_named("xy", instance.box[:2]),
         text=tag_text(instance),
         font_size=FONT_SIZE,
-        text_color=_kind("Color")(r=1, g=1, b=1, a=1),
+        text_color=dict.fromkeys("rgba", 1),
         background_color=_colour(instance),
     )
 
 
-def _point(x: float, y: float) -> Any:
-    return _kind("Point2")(x=x, y=y)
-
-
 def _colour(instance: Instance, alpha: float = 1.0) -> Any:
     blue, green, red = (part / 255 for part in pick_colour(instance.id))
-    return _kind("Color")(r=red, g=green, b=blue, a=alpha)
+    return {"r": red, "g": green, "b": blue, "a": alpha}

@@ -50,6 +50,11 @@ _ROS_TYPES = {
     "CameraCalibration": "sensor_msgs/CameraInfo",
 }
 _MODELS = {"kannala_brandt": "equidistant"}
+_EMPTY: dict[str, Any] = {
+    **dict.fromkeys(("width", "height", "step"), 0),
+    **dict.fromkeys(("encoding", "format", "distortion_model"), ""),
+    **dict.fromkeys(("data", "K", "D", "P"), b""),
+}
 _SECONDS = (("seconds", "nanos"), ("sec", "nsec"), ("sec", "nanosec"))  # protobuf, JSON, ROS
 
 
@@ -68,7 +73,7 @@ def list_topics(types: dict[str, str]) -> tuple[Topic, ...]:
 
 def find_kind(type_name: str, topic: str) -> Kind:
     """Return the kind of content of a message type: sensor_msgs/Image or foxglove.RawImage, for example."""
-    ros_type = type_name if _is_ros(type_name) else _find_ros_type(type_name)
+    ros_type = _find_ros_type(type_name)
     return "other" if ros_type is None else ros_images.find_kind(ros_type, topic)
 
 
@@ -77,28 +82,25 @@ def read_sample(message: Any, type_name: str, topic: str, logged_ns: int) -> Sam
 
     Raises MessageError for a damaged message, BagError for an unknown encoding.
     """
-    if _is_ros(type_name):
+    ros_type = _find_ros_type(type_name)
+    if ros_type is None:
+        raise MessageError(f"{topic}: expected {', '.join(_ROS_TYPES)} of foxglove, found {type_name}")
+    if ros_type == type_name:
         payload = ros_images.read_payload(message, type_name, topic)
         stamp_ns = ros_images.read_stamp(message)
     else:
-        ros_type = _find_ros_type(type_name)
-        if ros_type is None:
-            raise MessageError(f"{topic}: expected {', '.join(_ROS_TYPES)} of foxglove, found {type_name}")
         message = _with_attributes(message)
         payload = ros_images.read_payload(_rename_fields(message), ros_type, topic)
         stamp_ns = _read_foxglove_stamp(message)
     return None if payload is None else Sample(topic, stamp_ns or logged_ns, logged_ns, payload)
 
 
-def _is_ros(type_name: str) -> bool:
-    return "/" in type_name and type_name.split("/")[0] != "foxglove_msgs"
-
-
 def _find_ros_type(type_name: str) -> str | None:
-    """Return the type of ROS that corresponds to a type of Foxglove."""
+    """Return a type of ROS as it is, and for a type of Foxglove the type of ROS that corresponds to it."""
     package, *rest = re.split(r"[./]", type_name)
-    is_camera = package in ("foxglove", "foxglove_msgs") and len(rest) in (1, 2)
-    return _ROS_TYPES.get(rest[-1]) if is_camera else None
+    if package in ("foxglove", "foxglove_msgs"):
+        return _ROS_TYPES.get(rest[-1]) if len(rest) in (1, 2) else None
+    return type_name if "/" in type_name else None
 
 
 def _with_attributes(message: Any) -> Any:
@@ -116,20 +118,12 @@ def _read_foxglove_stamp(message: Any) -> int:
 
 def _rename_fields(message: Any) -> SimpleNamespace:
     """Name the fields as sensor_msgs does; a field that is absent, as JSON allows, becomes empty."""
-    data, model = getattr(message, "data", b""), getattr(message, "distortion_model", "")
-    return SimpleNamespace(
-        width=getattr(message, "width", 0),
-        height=getattr(message, "height", 0),
-        encoding=getattr(message, "encoding", "") or getattr(message, "format", ""),
-        is_bigendian=False,
-        step=getattr(message, "step", 0),
-        format=getattr(message, "format", ""),
-        data=base64.b64decode(data) if isinstance(data, str) else data,
-        distortion_model=_MODELS.get(model, model),
-        k=getattr(message, "K", ()),
-        d=getattr(message, "D", ()),
-        p=getattr(message, "P", getattr(message, "p", ())),
-    )
+    fields = {name: getattr(message, name, empty) for name, empty in _EMPTY.items()}
+    data, model = fields["data"], fields["distortion_model"]
+    fields["data"] = base64.b64decode(data) if isinstance(data, str) else data
+    fields["encoding"] = fields["encoding"] or fields["format"]
+    fields["distortion_model"] = _MODELS.get(model, model)
+    return SimpleNamespace(is_bigendian=False, **fields)
 
 
 def deserialise(data: Buffer, type_name: str, is_cdr: bool) -> Any:

@@ -17,7 +17,7 @@ from ...errors import BagError, WireError, require
 from ...types import NANOSECONDS, Buffer, Depth, Intrinsics
 from ...wire import decode_depth, encode_depth
 from ...wire.codec import MAX_SIDE
-from ...wire.images import compressed_size, find_compression, is_depth_png
+from ...wire.images import CHANNELS, compressed_size, find_compression, is_depth_png
 from ..decompression import decode_still_colour, decode_still_depth, max_pixels, recognise_still
 from ..samples import CameraInfo, Colour, Kind, MillimetreDepth, Payload, UnreadableTopicError, VideoPacket
 
@@ -43,12 +43,14 @@ _MODELS = {
 }
 _MAX_NUMBERS = 64  # of a camera's matrix or lens
 _COUNTS = {"brown_conrady": (4, 5, 8, 12, 14), "fisheye": (4,)}  # as OpenCV takes them
-_PLAIN = {"rgb8": "rgb8", "bgr8": "bgr8", "8UC3": "bgr8", "mono8": "mono8", "8UC1": "mono8"}
-_PLANAR_YUV = {"nv12": "YUV2BGR_NV12", "nv21": "YUV2BGR_NV21"}
-_CONVERSIONS = {  # to BGR: kind and number of channels, and OpenCV's code, none where they are BGR
+_PLANAR = ("nv12", "nv21")  # rows of brightness and, below them, half as many rows of colour
+_ENCODINGS = {  # kind and number of channels, and OpenCV's code for BGR, or the colour encoding that it is
+    **{"rgb8": ("u1", 3, "rgb8"), "bgr8": ("u1", 3, "bgr8"), "8UC3": ("u1", 3, "bgr8")},
+    **{"mono8": ("u1", 1, "mono8"), "8UC1": ("u1", 1, "mono8"), "mono16": ("u2", 1, "mono8")},
     **{"bgra8": ("u1", 4, "BGRA2BGR"), "8UC4": ("u1", 4, "BGRA2BGR"), "rgba8": ("u1", 4, "RGBA2BGR")},
-    **{"rgb16": ("u2", 3, "RGB2BGR"), "bgr16": ("u2", 3, "")},
+    **{"rgb16": ("u2", 3, "RGB2BGR"), "bgr16": ("u2", 3, "bgr8")},
     **{"rgba16": ("u2", 4, "RGBA2BGR"), "bgra16": ("u2", 4, "BGRA2BGR")},
+    **{name: ("u1", 1, f"YUV2BGR_{name.upper()}") for name in _PLANAR},
     **dict.fromkeys(("uyvy", "yuv422"), ("u1", 2, "YUV2BGR_UYVY")),
     **dict.fromkeys(("yuyv", "yuv422_yuy2"), ("u1", 2, "YUV2BGR_YUY2")),
     **{
@@ -214,9 +216,7 @@ def _lens(message: Any) -> Intrinsics | None:
     if len(matrix) != 9 or not all(map(math.isfinite, (*matrix, *coeffs))) or min(matrix[0], matrix[4]) <= 0:
         raise ValueError(f"expected a camera matrix of 9 with positive focal lengths, found {matrix}")
     fx, cx, fy, cy = matrix[0], matrix[2], matrix[4], matrix[5]
-    if not any(coeffs):
-        return Intrinsics(fx, fy, cx, cy)
-    model = _MODELS.get(message.distortion_model)
+    model = _MODELS.get(message.distortion_model) if any(coeffs) else "none"
     if model is None:
         expected = ", ".join(filter(None, _MODELS))
         raise ValueError(f"expected a distortion model of {expected}, found {message.distortion_model!r}")
@@ -233,22 +233,18 @@ def _raw(message: Any, topic: str) -> Colour | Depth:
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
         raise ValueError(f"expected sides of 1 to {MAX_SIDE} pixels, found {width} x {height}")
     if encoding in _DEPTH or (encoding == "mono16" and _names_depth(topic)):
-        return _make_depth(_pixels(message, _DEPTH.get(encoding, "u2"))[:, :, 0], topic)
-    if encoding in _PLAIN:
-        colour_encoding = _PLAIN[encoding]
-        data = _pixels(message, "u1", 1 if colour_encoding == "mono8" else 3)
-        return Colour(width, height, colour_encoding, _flat(data))  # type: ignore[arg-type]
-    if encoding == "mono16":
-        return Colour(width, height, "mono8", _flat(_high_byte(_pixels(message, "u2"))))
-    if encoding in _PLANAR_YUV:
-        return Colour(width, height, "bgr8", _flat(_cvt(_planes(message), _PLANAR_YUV[encoding])))
-    if encoding not in _CONVERSIONS:
-        expected = ", ".join((*_PLAIN, "mono16", *_CONVERSIONS, *_PLANAR_YUV, *_DEPTH))
+        return _make_depth(_pixels(message, _DEPTH.get(encoding, "u2"), 1, height)[:, :, 0], topic)
+    if encoding not in _ENCODINGS:
+        expected = ", ".join((*_ENCODINGS, *_DEPTH))
         raise UnreadableTopicError(topic, f"expected an encoding of {expected}, found {encoding!r:.80}")
-    kind, channels, code = _CONVERSIONS[encoding]
-    image = _pixels(message, kind, channels)
-    image = image if kind == "u1" else _high_byte(image)
-    return Colour(width, height, "bgr8", _flat(_cvt(image, code) if code else image))
+    if encoding in _PLANAR and (width % 2 or height % 2):
+        raise ValueError(f"expected even sides, found {width} x {height}")
+    kind, channels, form = _ENCODINGS[encoding]
+    image = _pixels(message, kind, channels, height * 3 // 2 if encoding in _PLANAR else height)
+    image = image if kind == "u1" else (image >> 8).astype(np.uint8)
+    if form in CHANNELS:
+        return Colour(width, height, form, _flat(image))  # type: ignore[arg-type]
+    return Colour(width, height, "bgr8", _flat(_cvt(image, form)))
 
 
 def _cvt(image: Bytes, code: str) -> Bytes:
@@ -259,13 +255,10 @@ def _cvt(image: Bytes, code: str) -> Bytes:
         raise ValueError(f"an image of {list(image.shape)} cannot be converted ({code})") from error
 
 
-def _pixels(message: Any, kind: str, channels: int = 1, rows: int = 0) -> npt.NDArray[Any]:
-    """Return the pixels [height, width, channels] of an Image, without row padding, in this machine's byte order.
-
-    `rows` is the height if it is not the message's own.
-    """
+def _pixels(message: Any, kind: str, channels: int, height: int) -> npt.NDArray[Any]:
+    """Return the pixels [height, width, channels] of an Image, without row padding, in this machine's byte order."""
     dtype = np.dtype((">" if message.is_bigendian else "<") + kind)
-    height, width, data = rows or int(message.height), int(message.width), _bytes(message.data)
+    width, data = int(message.width), _bytes(message.data)
     row = width * channels * dtype.itemsize
     step = int(message.step) or row
     if step < row or data.size < step * (height - 1) + row:
@@ -276,17 +269,6 @@ def _pixels(message: Any, kind: str, channels: int = 1, rows: int = 0) -> npt.ND
     lines = np.lib.stride_tricks.as_strided(data, (height, row), (step, 1), writeable=False)
     pixels = np.ascontiguousarray(lines).view(dtype).reshape(height, width, channels)
     return pixels.astype(dtype.newbyteorder("="), copy=False)
-
-
-def _planes(message: Any) -> Bytes:
-    """Return the rows of brightness and, below them, half as many rows of colour."""
-    if message.width % 2 or message.height % 2:
-        raise ValueError(f"expected even sides, found {message.width} x {message.height}")
-    return _pixels(message, "u1", rows=message.height * 3 // 2)
-
-
-def _high_byte(image: npt.NDArray[np.uint16]) -> Bytes:
-    return (image >> 8).astype(np.uint8)
 
 
 def _make_depth(image: npt.NDArray[Any], topic: str) -> Depth:
@@ -348,12 +330,12 @@ def _compressed(message: Any, topic: str) -> Colour | Depth | VideoPacket:
 def _compressed_depth(data: memoryview, format_: str, topic: str) -> Depth:
     image = data[_DEPTH_HEADER.size :]
     is_inverse = format_.startswith("32FC1")
-    if "rvl" not in format_.lower() and not is_depth_png(image):
+    if "rvl" in format_.lower():
+        quantised = decode_rvl(image)
+    elif not is_depth_png(image):
         raise ValueError(
             f"expected a PNG of 16-bit grey behind {_DEPTH_HEADER.size} bytes, found {format_!r} of {len(data)} bytes"
         )
-    if "rvl" in format_.lower():
-        quantised = decode_rvl(image)
     else:
         depth = read_depth_png(image, topic, MILLIMETRE, _is_aligned(topic))
         if not is_inverse:
@@ -393,7 +375,7 @@ def decode_rvl(data: Buffer) -> npt.NDArray[np.uint16]:
         raise ValueError(f"expected 1 to {limit} pixels of RVL, found {width} x {height}")
     numbers = _read_rvl_numbers(data)
     place = filled = 0
-    depths: list[slice] = []  # pixels
+    is_depth = np.zeros(width * height, np.bool_)
     differences: list[npt.NDArray[np.int64]] = []
     while filled < width * height:
         if place + 2 > len(numbers):
@@ -402,17 +384,12 @@ def decode_rvl(data: Buffer) -> npt.NDArray[np.uint16]:
         begin, place = place + 2, place + 2 + count
         if zeros + count == 0 or filled + zeros + count > width * height or place > len(numbers):
             raise ValueError(f"expected {width} x {height} pixels of RVL, found a run of {zeros} and {count}")
-        depths.append(slice(filled + zeros, filled + zeros + count))
+        is_depth[filled + zeros : filled + zeros + count] = True
         differences.append(numbers[begin:place])
         filled += zeros + count
     image = np.zeros(width * height, np.uint16)
     zigzag = np.concatenate(differences)
-    values = np.cumsum((zigzag >> 1) ^ -(zigzag & 1))
-    begin = 0
-    for pixels in depths:
-        end = begin + pixels.stop - pixels.start
-        image[pixels] = values[begin:end]  # modulo 2^16, as the source does
-        begin = end
+    image[is_depth] = np.cumsum((zigzag >> 1) ^ -(zigzag & 1))  # modulo 2^16, as the source does
     return image.reshape(height, width)
 
 

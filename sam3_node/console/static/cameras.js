@@ -164,8 +164,8 @@ function strokeTwice(context, ratio, stroke) {
   }
 }
 
-/** All tiles, and the one that is large. `marks` gets what the user marks: point(tile, xy, isInside), box(tile, box).
- * `changed` is called when another tile is large. */
+/** All tiles, and the one that is large. `marks` gets what the user marks: point(tile, xy, isInside), box(tile, box),
+ * exemplar(tile, box, isLike). `changed` is called when another tile is large. */
 export class Cameras {
   constructor(worker, marks, changed) {
     this.worker = worker;
@@ -237,7 +237,7 @@ export class Cameras {
       const wasDrag = isDrag(begin, event);
       begin = null;
       tile.drawOverlay();
-      if (wasDrag) this.marks.box(tile, toBox([...place, ...tile.toFrame(event)]), view);
+      if (wasDrag) this.markBox(tile, toBox([...place, ...tile.toFrame(event)]), event, view);
       else this.marks.point(tile, place, !event.shiftKey, view);
     });
     overlay.addEventListener("keydown", (event) => this.handleKey(tile, event));
@@ -245,6 +245,12 @@ export class Cameras {
       tile.cursor = tile.corner = null;
       tile.drawOverlay();
     });
+  }
+
+  /** With Alt, a box shows what to look for; with Shift, too, what not. */
+  markBox(tile, box, event, view) {
+    if (event.altKey) this.marks.exemplar(tile, box, !event.shiftKey, view);
+    else this.marks.box(tile, box, view);
   }
 
   handleKey(tile, event) {
@@ -259,7 +265,7 @@ export class Cameras {
       tile.cursor = [clip(x + dx * step, width), clip(y + dy * step, height)];
     } else if (event.key === "Enter" && tile !== this.main) this.enlarge(tile.camera);
     else if (event.key === "Enter" && tile.cursor && tile.corner) {
-      this.marks.box(tile, toBox([...tile.corner, ...tile.cursor]), tile.shown);
+      this.markBox(tile, toBox([...tile.corner, ...tile.cursor]), event, tile.shown);
       tile.corner = null;
     } else if (event.key === "Enter" && tile.cursor) this.marks.point(tile, tile.cursor, !event.shiftKey, tile.shown);
     else if (event.key.toLowerCase() === "b" && tile.cursor) tile.corner = tile.corner ? null : [...tile.cursor];

@@ -6,7 +6,8 @@ const CHANGES = new Set(["/", "F2", "Delete", "P", "X", "C", "H", "Tab"]);
 const ON_PICTURE = [
   ["arrows", "move the cross; Alt 1 pixel, Ctrl 50"],
   ["Enter", "add or correct there; with Shift: it is not that"],
-  ["B", "begin a box; Enter ends it"],
+  ["B", "begin a box; Enter ends it; Alt Enter: find all like it"],
+  ["Alt drag", "find all that is like the box; with Shift: not what is like it"],
 ];
 const GROUPS = ["Time", "Objects", "On the picture", "Node", "Page"];
 

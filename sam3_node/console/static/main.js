@@ -85,6 +85,7 @@ const prompts = new Prompts({
   goLive: () => goLive(),
   getNewest: (camera) => newest.get(camera),
   askLabel: (id) => askLabel(id),
+  getName: () => find("#name").value.trim(),
 });
 const pins = new Pins(() => refresh());
 const cameras = new Cameras(worker, prompts, () => refresh()); // at once: buttons of the table act on the large picture's camera

@@ -32,6 +32,7 @@ export function describeEvent({ op, camera, id, label, prompts, error, seq }, na
     remove_object: () => `Removed ${name()}.`,
     rename_object: () => `Object ${id} is now called ${label}.`,
     set_prompts: () => (prompts ? `Looks for ${prompts}.` : "Looks for nothing by name."),
+    add_exemplar: () => "Looks for all that is like a box.",
     reset: () => "Removed all objects.",
     pause: () => "Paused.",
     resume: () => "Goes on.",

@@ -29,6 +29,7 @@ export class Prompts {
     this.lastMark = null;
     this.negates = false; // on a touch screen: the next marks say what an object is not
     this.again = null; // {camera, id, label} of a lost object that the next mark shows
+    this.shownName = ""; // the name of the last exemplar
     this.young = []; // objects that were added on live pictures, until masks contain them
   }
 
@@ -60,6 +61,22 @@ export class Prompts {
     if (!this.canChange()) return;
     await this.once(tile, box, async () => {
       if (!(await this.addAgain(tile, { box }, view))) await this.add(tile, { box }, view);
+    });
+  }
+
+  /** A box shows what to look for, or what not: all like this, under the name that is typed, or that was shown last. */
+  async exemplar(tile, box, isLike, view) {
+    if (!this.canChange()) return;
+    const name = this.getName() || this.shownName;
+    if (!name) {
+      this.say("Type a name first: all that is like the box gets it.", true);
+      return;
+    }
+    await this.once(tile, box, async () => {
+      await this.send(tile, "add_exemplar", { name, boxes: [box], labels: [isLike ? 1 : 0] }, view, () => {
+        this.shownName = name;
+        this.say(`Looks for ${name}: all that is ${isLike ? "like" : "not like"} this box.`);
+      });
     });
   }
 

@@ -352,9 +352,9 @@ def test_depth_goes_to_the_camera_of_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("info", "expected"),
     [
-        ({}, "found no depth_min, depth_max, shift, use_log"),
-        ({**INFO, "video.shift": None}, "found no shift"),
-        ({**INFO, "video.depth_max": 0.1}, "expected 0 <= depth_min < depth_max"),
+        ({}, "found {'depth_min': None, 'depth_max': None, 'shift': None, 'use_log': None}"),
+        ({**INFO, "video.shift": None}, "'shift': None, 'use_log'"),
+        ({**INFO, "video.depth_max": 0.1}, "0 <= depth_min < depth_max"),
         ({**INFO, "video.shift": -0.3}, "depth_min + shift above 0"),
         ({**INFO, "video.use_log": 1}, "a use_log of true or false"),
     ],
