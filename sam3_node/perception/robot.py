@@ -139,7 +139,7 @@ class RobotBody:
         return found
 
     def draw(
-        self, camera_from_link: Array, view: View, depth: DepthMap | None = None, margin_m: float = 0.0
+        self, camera_from_link: Array, view: LensView, depth: DepthMap | None = None, margin_m: float = 0.0
     ) -> Pixels:
         """Return the pixels of the robot in a view, bool [height, width].
 
@@ -170,7 +170,7 @@ class RobotBody:
         return drawn.view(np.bool_)
 
 
-class View:
+class LensView:
     """The projection of a camera onto images of `size` (height, width)."""
 
     def __init__(self, intrinsics: Intrinsics, size: tuple[int, int]) -> None:
@@ -293,7 +293,7 @@ class RobotStage:
 
     def __init__(self, body: RobotBody, settings: RobotSettings) -> None:
         self._body, self._margin_m = body, settings.depth_margin_m
-        self._view: View | None = None
+        self._view: LensView | None = None
         self._places: dict[int, Place] = {}
 
     def see(self, joints: JointState | None, camera: CameraView, depth: DepthMap | None) -> RobotPixels:
@@ -304,7 +304,7 @@ class RobotStage:
             raise CalibrationError("expected a calibration with hand_eye in spatial.calibration, found none")
         size = camera.frame.height, camera.frame.width
         if self._view is None or (self._view.intrinsics, self._view.size) != (camera.intrinsics, size):
-            self._view = View(camera.intrinsics, size)
+            self._view = LensView(camera.intrinsics, size)
         camera_from_base = invert(matrix_of(camera.place.camera_pose))
         camera_from_link = camera_from_base @ self._body.place(joints.positions)
         return RobotPixels(joints, self._body.draw(camera_from_link, self._view, depth, self._margin_m))

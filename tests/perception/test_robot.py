@@ -12,7 +12,7 @@ import pytest
 
 from sam3_node.errors import CalibrationError, SettingsError
 from sam3_node.geometry import Array, deproject, invert, pose_of, rigid, rotation_from_vector
-from sam3_node.perception.robot import STRIDE, Pixels, RobotBody, RobotStage, View
+from sam3_node.perception.robot import STRIDE, LensView, Pixels, RobotBody, RobotStage
 from sam3_node.perception.spatial import CameraView, SpatialFrame
 from sam3_node.perception.surfaces import DepthMap, RayMap
 from sam3_node.settings import RobotSettings
@@ -152,7 +152,7 @@ def cameras(seed: int) -> Iterator[Array]:
 @pytest.mark.parametrize("lens", LENSES)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_silhouette_is_what_rays_hit(body: RobotBody, truth: Truth, lens: str, seed: int) -> None:
-    positions, view = draw_joints(seed), View(LENSES[lens], SIZE)
+    positions, view = draw_joints(seed), LensView(LENSES[lens], SIZE)
     placed = body.place(positions)
     for camera in cameras(seed):
         expected = np.isfinite(truth.cast(positions, camera, LENSES[lens]))

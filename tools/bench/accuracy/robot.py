@@ -18,7 +18,7 @@ import numpy as np
 
 from sam3_node.errors import require
 from sam3_node.geometry import invert, rigid, rotation_from_vector
-from sam3_node.perception.robot import RobotBody, View
+from sam3_node.perception.robot import LensView, RobotBody
 from sam3_node.perception.surfaces import DepthMap, RayMap
 from sam3_node.types import Intrinsics
 from tools.bench.common import Figures, make_parser
@@ -85,7 +85,7 @@ def run_clip(urdf: Path, seed: int) -> dict[str, list[float]]:
     rate, found, view = (
         random.uniform(-SPEED, SPEED, model.njnt),
         defaultdict[str, list[float]](list),
-        View(LENS, SIZE),
+        LensView(LENS, SIZE),
     )
     axis, shift = (ray / np.linalg.norm(ray) for ray in random.normal(size=(2, 3)))
     wrong = CAMERA @ rigid(rotation_from_vector(np.radians(HAND_EYE_DEG) * axis), HAND_EYE_M * shift)
