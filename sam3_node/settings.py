@@ -145,6 +145,12 @@ class HealthSettings(Section):
     """The node counts as ready if it published masks of any camera within this many seconds."""
 
 
+class MonitoringSettings(Section):
+    otlp_endpoint: str = Field("", pattern=r"^(https?://\S+)?$")
+    """OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318, for spans of frames and their stages; it
+    needs the extra otel. Empty: none."""
+
+
 class LoggingSettings(Section):
     format: Literal["text", "json"] = "text"
     """Format of the log on stderr. json: one object a line, with camera and seq where a line is about a frame."""
@@ -507,6 +513,7 @@ class Settings(BaseModel):
     bridge: BridgeSettings = BridgeSettings()
     group: GroupSettings = GroupSettings()
     health: HealthSettings = HealthSettings()
+    monitoring: MonitoringSettings = MonitoringSettings()
     logging: LoggingSettings = LoggingSettings()
 
 

@@ -52,7 +52,8 @@ def test_pods_have_no_privileges_and_bounds(base: str) -> None:
         assert context["readOnlyRootFilesystem"]
         assert not context["allowPrivilegeEscalation"]
         assert context["capabilities"] == {"drop": ["ALL"]}
-        assert "memory" in container["resources"]["limits"]
+        resources = container["resources"]
+        assert {"cpu", "memory"} <= resources["requests"].keys() & resources["limits"].keys()
 
 
 @pytest.mark.parametrize("base", BASES)

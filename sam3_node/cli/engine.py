@@ -45,6 +45,9 @@ def add_commands(commands: Commands) -> None:
     triton = group.add("export-triton", engine_export_triton)
     triton.add_path("-o, --out FOLDER", "model repository, new or existing", required=True)
     triton.add_flag("--plans", "copy the TensorRT plans of `engine build` [export ONNX files]")
+    triton.add("--name NAME", "how names of models begin [name of the weights]", default="")
+    triton.add("--batch N", "most images in a call [8]", parse_count, 8)
+    triton.add("--instances N", "copies of each model of images [1]", parse_count, 1)
 
 
 def add_fp8_command(group: Commands) -> None:
@@ -103,10 +106,14 @@ def engine_check(args: Namespace, settings: Settings) -> int:
 def engine_export_triton(args: Namespace, settings: Settings) -> None:
     """Write a model repository for Triton Inference Server."""
     _require_node()
-    from ..engines.triton_server import export_repository
+    from ..engines.triton_server import Serving, export_repository
 
+    serving = Serving(args.batch, args.instances)
     with closing(ProgressBar("%")) as bars:
-        print(*export_repository(settings, args.out, plans=args.plans, progress=bars.report), sep="\n")
+        written = export_repository(
+            settings, args.out, plans=args.plans, name=args.name, serving=serving, progress=bars.report
+        )
+    print(*written, sep="\n")
 
 
 def _has_detector_engine(settings: Settings) -> bool:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..errors import OutputError, RequestError, SettingsError, WireError, did_you_mean
+from ..errors import OutputError, RequestError, SettingsError, WireError, did_you_mean, request_id
 from ..files import explain_os_error, make_folder, prepare_output, safe_file_name, write_output
 from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings
@@ -54,6 +54,7 @@ def _add(
     if has_camera:
         parser.add("--camera NAME", "camera to use; optional if the node serves one camera")
     parser.add_timeout()
+    parser.add("--request-id ID", "its id in logs, events and errors")
     return parser
 
 
@@ -66,6 +67,7 @@ def connect(args: Namespace, settings: Settings) -> Iterator[PerceptionClient]:
 
     transport = settings.transport
     with (
+        request_id(getattr(args, "request_id", None)),
         PerceptionClient(
             transport.masks,
             transport.control,
@@ -112,6 +114,7 @@ def _add_objects(commands: Commands) -> None:
     added.add("--label", "name of the object")
     text = "low: track it on every second frame under load"
     added.add("--priority", text, choices=get_args(Priority))
+    added.add("--choice N", "begin with this mask of `segment --multimask`, from 0", int)
     refine = _add(objects, "refine", object_refine, has_camera=True)
     ask = _asking(lambda client, args: client.remove_object(args.id, camera=args.camera))
     remove = _add(objects, "remove", ask, "stop tracking an object", True)
@@ -136,7 +139,7 @@ def object_add(args: Namespace, settings: Settings) -> None:
     Track an object and print its id alone on a line, so that scripts can read it.
     """
     with connect(args, settings) as client:
-        prompt = {**_make_prompt(args), "mask": _read_mask(args.mask)}
+        prompt = {**_make_prompt(args), "mask": _read_mask(args.mask), "choice": args.choice}
         if args.box and args.seq is None:
             client.latest(FRAME_SIZE_MS)  # masks tell the size of the frame, and so whether it holds the box
         print(client.add_object(**prompt, label=args.label, priority=args.priority).id)
@@ -175,6 +178,7 @@ def _add_segment(commands: Commands) -> None:
     parser = _add(commands, "segment", segment, has_camera=True)
     _add_prompt_options(parser, "the latest frame")
     parser.add_path("--out MASK.png", "image file for the mask, with 255 inside")
+    parser.add_flag("--multimask", "list all masks that may be meant: a part, a larger one, the whole")
 
 
 def segment(args: Namespace, settings: Settings) -> None:
@@ -185,8 +189,10 @@ def segment(args: Namespace, settings: Settings) -> None:
     if args.out is not None:
         prepare_output(args.out)
     with connect(args, settings) as client:
-        segmentation = client.segment(**_make_prompt(args))
+        segmentation = client.segment(**_make_prompt(args), multimask=args.multimask)
     print(_describe(segmentation))
+    for number, candidate in enumerate(segmentation.candidates):
+        print(f"{number:>3}  {_describe(candidate)}")
     if args.out is not None:
         _write_image(args.out, segmentation.mask.full().astype("uint8") * 255)
 

@@ -139,6 +139,7 @@ class AsyncPerceptionClient:
     remove_object = _awaited(PerceptionClient.remove_object)
     rename_object = _awaited(PerceptionClient.rename_object)
     list_objects = _awaited(PerceptionClient.list_objects)
+    pin_frame = _awaited(PerceptionClient.pin_frame)
     segment = _awaited(PerceptionClient.segment)
     segment_everything = _awaited(PerceptionClient.segment_everything)
     points = _awaited(PerceptionClient.points)

@@ -358,6 +358,13 @@ class PerceptionClient(SocketOwner):
         segmentation = values.read_segmentation(self._call("segment", args))
         return values.note_clipping(segmentation, box, segmentation.mask.size)
 
+    def pin_frame(self, seq: int, *, lease_s: float = 60.0, camera: str | None = None) -> None:
+        """Keep the recent frame `seq` for prompts, for up to 120 seconds by the camera's clock; 0 lets it go.
+
+        At most four frames are kept so. Raises RequestError for a further one, or a frame that is gone.
+        """
+        self._call_with_epoch("pin_frame", {"seq": seq, "lease_s": lease_s}, camera)
+
     def segment_everything(
         self,
         *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import EngineError
@@ -32,13 +33,13 @@ class _TensorRTBuilder:
         self, model: TrackerModel, key: EngineKey, quantisation: Quantisation | None, store: EngineStore
     ) -> None:
         self._model, self._key, self._quantisation = model, key, quantisation
-        self._timings, self.fp8_layers = store.folder / TIMINGS, 0
+        self._timings = store.folder / TIMINGS
 
     def __call__(self, stage: StageSpec, step: BuildStep) -> bytes:
         with tempfile.TemporaryDirectory(prefix="sam3_node_engine_") as folder:
             path = Path(folder) / f"{stage.name}.onnx"
             if self._quantisation is not None and stage.name == "encode":
-                self.fp8_layers = _export_fp8(self._model, self._quantisation, path)
+                _export_fp8(self._model, self._quantisation, path)
             else:
                 export(stage, path)
             most = min(self._key.max_objects, OBJECTS_A_CALL.get(stage.name, MAX_OBJECTS))
@@ -47,15 +48,6 @@ class _TensorRTBuilder:
         if local is not None and local.generation == self._key.gpu:
             require_fused(plan, stage, MAX_PLAN_BYTES * max(1.0, (self._key.image_size / USUAL_SIDE) ** 2))
         return plan
-
-
-class _InductorBuilder:
-    """Compiles stages to packages."""
-
-    fp8_layers = 0
-
-    def __call__(self, stage: StageSpec, step: BuildStep) -> bytes:
-        return build_package(stage)
 
 
 def build_engines(
@@ -79,19 +71,10 @@ def build_engines(
     with reraise_out_of_memory(EngineError, "while engines were built"):
         model = _load_model(settings)
         key = compute_key(model, settings, gpu)
-        builder = (
-            _InductorBuilder()
-            if engine.kind == INDUCTOR
-            else _TensorRTBuilder(model, key, quantisation, store)
-        )
+        plan = _TensorRTBuilder(model, key, quantisation, store)
+        builder = (lambda stage, step: build_package(stage)) if engine.kind == INDUCTOR else plan
         plans, build_s = _build_stages(model, key, store, builder, progress)
-    stored = store.save(
-        key,
-        plans,
-        build_s,
-        scales=quantisation.digest if quantisation else "",
-        fp8_layers=builder.fp8_layers,
-    )
+    stored = store.save(key, plans, build_s, scales=quantisation.digest if quantisation else "")
     if quantisation is not None:
         quantisation.save(stored)
     return stored
@@ -118,7 +101,7 @@ def _build_stages(
     model: TrackerModel,
     key: EngineKey,
     store: EngineStore,
-    builder: _TensorRTBuilder | _InductorBuilder,
+    builder: Callable[[StageSpec, BuildStep], bytes],
     progress: ReportProgress,
 ) -> tuple[dict[str, bytes], dict[str, float]]:
     """Return the plan of each stage, and the seconds that it took."""
@@ -132,15 +115,13 @@ def _build_stages(
     return plans, build_s
 
 
-def _export_fp8(model: TrackerModel, quantisation: Quantisation, path: Path) -> int:
-    """Write the quantised encoder; return the number of FP8 layers that TensorRT reads from it."""
+def _export_fp8(model: TrackerModel, quantisation: Quantisation, path: Path) -> None:
+    """Write the quantised encoder. Raises EngineError unless TensorRT reads FP8 layers from it."""
     export_quantised(model, quantisation.scales, path, quantisation.recipe)
-    count = count_fp8_layers(path)
-    if not count:
+    if not count_fp8_layers(path):
         raise EngineError(
             f"{model.name}: expected an encoder with FP8 layers, TensorRT finds none in it; check the recipe"
         )
-    return count
 
 
 def _check_scales(engine: EngineSettings, quantisation: Quantisation | None) -> None:

@@ -86,8 +86,6 @@ class Manifest(Section):
     """Key that the engines fit."""
     scales: str = ""
     """For an fp8 encoder, the digest of its scales and recipe."""
-    fp8_layers: int = 0
-    """Number of the encoder's layers that convert their input or weights to FP8."""
     plans: dict[str, str] = Field(min_length=1)
     """SHA-256 of each stage's plan."""
     build_s: dict[str, float]
@@ -148,7 +146,6 @@ class EngineStore:
         build_s: Mapping[str, float],
         *,
         scales: str = "",
-        fp8_layers: int = 0,
     ) -> StoredEngine:
         """Store plans by stage, all or nothing; they replace earlier plans of the same build.
 
@@ -158,7 +155,6 @@ class EngineStore:
         manifest = Manifest(
             key=key,
             scales=scales,
-            fp8_layers=fp8_layers,
             plans=digests,
             build_s=dict(build_s),
             built_s=time.time(),

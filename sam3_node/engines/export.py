@@ -19,7 +19,7 @@ import torch
 
 from ..errors import EngineError, require
 from .oom import reraise_as_engine_error
-from .specs import MEMORIES, MIN_MEMORIES, OBJECTS, StageSpec
+from .specs import IMAGES, MEMORIES, MIN_MEMORIES, OBJECTS, StageSpec
 
 ReportProgress = Callable[[str, float], None]
 """Called with the title of a build step and the fraction of it that is done, 0 to 1."""
@@ -42,11 +42,11 @@ NOISY_LOGGERS = (
 def export(stage: StageSpec, path: Path, *, external_data: bool = False) -> Path:
     """Write a stage to `path` as ONNX with the names, shapes and dtypes of its specs; return the path.
 
-    If the stage varies, its axis `objects` takes 1 to 64, and its axis `memories` 2 or more. Attention is written as
-    separate steps with its softmax in float32, because engines gave wrong results for long sequences where it was fused
-    in half precision. With `external_data`, and always above 1.5 GB, the weights go to a file beside it, PATH.data. An
-    earlier file is replaced. The new one is written completely or not at all. Raises EngineError that names the stage
-    where the export fails, MissingExtraError without the extra `onnx`.
+    If the stage varies, its axes `objects` and `images` take 1 to 64, and its axis `memories` 2 or more. Attention is
+    written as separate steps with its softmax in float32, because engines gave wrong results for long sequences where
+    it was fused in half precision. With `external_data`, and always above 1.5 GB, the weights go to a file beside it,
+    PATH.data. An earlier file is replaced. The new one is written completely or not at all. Raises EngineError that
+    names the stage where the export fails, MissingExtraError without the extra `onnx`.
     """
     require("onnx", EXTRA)
     require("onnxscript", EXTRA)
@@ -79,11 +79,11 @@ def _make_program(stage: StageSpec) -> Any:
 
 
 def dynamic_axes(stage: StageSpec) -> tuple[dict[int, torch.export.Dim], ...]:
-    """Return for each input the axes that take 1 to 64 objects, and those that take any number of memories."""
+    """Return for each input the axes that take 1 to 64 objects or images, and any number of memories."""
     objects = torch.export.Dim(OBJECTS, min=1, max=MAX_OBJECTS)
     memories = torch.export.Dim(MEMORIES, min=MIN_MEMORIES, max=stage.max_memories or MAX_OBJECTS)
 
-    dims = {OBJECTS: objects, MEMORIES: memories}
+    dims = {OBJECTS: objects, MEMORIES: memories, IMAGES: torch.export.Dim(IMAGES, min=1, max=MAX_OBJECTS)}
 
     def find(side: int | str) -> torch.export.Dim:
         name, _, more = str(side).partition(" + ")

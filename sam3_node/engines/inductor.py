@@ -83,8 +83,11 @@ def build_package(stage: StageSpec) -> bytes:
     ):
         path = Path(folder) / f"{stage.name}.pt2"
         with silence_exporters(), torch.no_grad():
+            axes = (dynamic_axes(stage),) if stage.varies else None
+            module = _TupleOutputs(stage.module)
+            program = torch.export.export(module, stage.examples(), dynamic_shapes=axes, strict=False)
             torch._inductor.aoti_compile_and_package(
-                _export_program(stage), package_path=str(path), inductor_configs=dict(OPTIONS)
+                program, package_path=str(path), inductor_configs=dict(OPTIONS)
             )
         return path.read_bytes()
 
@@ -140,15 +143,6 @@ class _TupleOutputs(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return as_tuple(self.module(*inputs))
-
-
-def _export_program(stage: StageSpec) -> torch.export.ExportedProgram:
-    return torch.export.export(
-        _TupleOutputs(stage.module),
-        stage.examples(),
-        dynamic_shapes=(dynamic_axes(stage),) if stage.varies else None,
-        strict=False,
-    )
 
 
 def _load(package: bytes, stage: StageSpec, device: torch.device) -> Any:

@@ -127,7 +127,7 @@ class EngineSlot(ABC):
         with reraise_out_of_memory(EngineError, f"while comparing {self.subject} with torch in float32"):
             report = self.compare(engines, clip)
         report = replace(apply_thresholds(report, self.settings.engine), plans=engines.stored.manifest.plans)
-        write_report(engines.stored, report)
+        write_output(engines.stored.folder / REPORT, report.to_json().encode())
         return report
 
     def _serve_engines(self) -> None:
@@ -284,11 +284,6 @@ def read_report(stored: engine_store.StoredEngine) -> Report | None:
     """Read the gate's report that is stored beside engines; None where it is absent, damaged, or of other plans."""
     report = Report.load(stored.folder / REPORT)
     return report if report is not None and report.plans == stored.manifest.plans else None
-
-
-def write_report(stored: engine_store.StoredEngine, report: Report) -> None:
-    """Store the gate's report beside engines; raises OutputError."""
-    write_output(stored.folder / REPORT, report.to_json().encode())
 
 
 def shorten_reason(error: Exception) -> str:

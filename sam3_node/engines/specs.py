@@ -20,7 +20,7 @@ from ..models.sam.stages import Run
 from ..models.yolo.network import STRIDES, YoloWorld
 from ..tracking.memory import MemoryBank, get_rule
 
-OBJECTS, MEMORIES = "objects", "memories"  # the dimensions that vary
+OBJECTS, MEMORIES, IMAGES = "objects", "memories", "images"  # the dimensions that vary
 MIN_MEMORIES = 2
 """Least memories of an object that a read takes at once: of one prompted frame and one other."""
 TRUNK = "trunk"  # the encoder's output for a detector
@@ -33,18 +33,19 @@ class Sizes(NamedTuple):
 
     objects: int = 1
     memories: int = 0
+    images: int = 1
 
 
 class TensorSpec(NamedTuple):
-    """Name, shape and dtype of an input or output. A dimension is a number, OBJECTS, MEMORIES or "memories + 16"."""
+    """Name, shape and dtype of an input or output. A dimension is a number, a name, or "memories + 16"."""
 
     name: str
     shape: tuple[int | str, ...]
     dtype: torch.dtype
 
-    def shape_for(self, objects: int, memories: int = 0) -> tuple[int, ...]:
-        """Return the shape for this number of objects, and of memories of each."""
-        named = {OBJECTS: objects, MEMORIES: memories}
+    def shape_for(self, objects: int, memories: int = 0, images: int = 1) -> tuple[int, ...]:
+        """Return the shape for this number of objects, of memories of each, and of images."""
+        named = {OBJECTS: objects, MEMORIES: memories, IMAGES: images}
         return tuple(
             sum(named[part] if part in named else int(part) for part in str(side).split(" + "))
             for side in self.shape
@@ -63,8 +64,8 @@ class StageSpec(NamedTuple):
 
     @property
     def varies(self) -> bool:
-        """True if the stage runs for any number of objects."""
-        return any(OBJECTS in spec.shape for spec in self.inputs)
+        """True if the stage runs for any number of objects or images."""
+        return any(isinstance(side, str) for spec in self.inputs for side in spec.shape)
 
     def examples(self, objects: int = 2, seed: int = 0, memories: int | None = None) -> tuple[Tensor, ...]:
         """Make inputs of the right shapes and dtypes on the module's device, by default with the most memories.
@@ -73,7 +74,8 @@ class StageSpec(NamedTuple):
         """
         generator = torch.Generator().manual_seed(seed)
         device = next(chain(self.module.buffers(), self.module.parameters())).device
-        sizes = Sizes(objects, self.max_memories if memories is None else memories)
+        # one image more: an export must not take images and objects for the same dimension
+        sizes = Sizes(objects, self.max_memories if memories is None else memories, objects + 1)
         return tuple(_make_example(spec, sizes, generator).to(device) for spec in self.inputs)
 
 
@@ -82,16 +84,27 @@ def tracker_stages(
 ) -> Mapping[str, StageSpec]:
     """Specify the four stages of `model.stages` by name, for a memory bank of `bank_size` frames.
 
-    dtype: the dtype that an engine of them computes in. By default it is the model's own. trunk: whether the encoder
-    also returns what a detector may share; by default, as the model's own does now.
+    Weights without memory modules have the stage "encode" alone. dtype: the dtype that an engine of them computes in.
+    By default it is the model's own. trunk: whether the encoder also returns what a detector may share; by default, as
+    the model's own does now.
     """
     number, (height, width), channels = dtype or model.dtype, model.grid, model.hidden
-    memory = (model.memory_tokens, model.memory_channels)
-    kept = torch.bfloat16 if model.memory_dtype == torch.bfloat16 else number
-    slots, pointers = MemoryBank(model, 1, bank_size, get_rule("recent")).widths
     image = TensorSpec("top", (1, channels, height, width), number)
     fine = TensorSpec("fine", (1, channels // 8, 4 * height, 4 * width), number)
     middle = TensorSpec("middle", (1, channels // 4, 2 * height, 2 * width), number)
+    features = [fine, middle, image]
+    if getattr(model.encode_stage, "shares_trunk", False) if trunk is None else trunk:
+        assert model.trunk is not None
+        depth = model.trunk.get_buffer("position").shape[-1]
+        features.append(TensorSpec(TRUNK, (1, depth, height, width), number))
+    side, modules = model.image_size, model.stages
+    pixels = TensorSpec("pixels", (1, 3, side, side), number)
+    encode = StageSpec("encode", _require_module(modules.encode), (pixels,), tuple(features))
+    if not model.has_memory:
+        return {encode.name: encode}
+    memory = (model.memory_tokens, model.memory_channels)
+    kept = torch.bfloat16 if model.memory_dtype == torch.bfloat16 else number
+    slots, pointers = MemoryBank(model, 1, bank_size, get_rule("recent")).widths
     read = TensorSpec("read", (OBJECTS, channels, height, width), number)
     logits = TensorSpec("logits", (OBJECTS, *model.mask_size), number)
     presence = TensorSpec("presence", (OBJECTS,), number)
@@ -108,17 +121,9 @@ def tracker_stages(
         presence,
         TensorSpec("pointer", (OBJECTS, channels), number),
     )
-    features = [fine, middle, image]
-    if getattr(model.encode_stage, "shares_trunk", False) if trunk is None else trunk:
-        assert model.trunk is not None
-        depth = model.trunk.get_buffer("position").shape[-1]
-        features.append(TensorSpec(TRUNK, (1, depth, height, width), number))
-    side = model.image_size
-    pixels = TensorSpec("pixels", (1, 3, side, side), number)
     remembered = TensorSpec("remembered", (OBJECTS, *memory), kept)
-    modules = model.stages
     stages = (
-        StageSpec("encode", _require_module(modules.encode), (pixels,), tuple(features)),
+        encode,
         StageSpec("read", _require_module(modules.read), (image, *bank), (read,), slots),
         StageSpec("decode", _require_module(modules.decode), (read, fine, middle), decoded),
         StageSpec("remember", _require_module(modules.remember), (image, logits, presence), (remembered,)),

@@ -1,8 +1,9 @@
-"""A model repository for Triton Inference Server: the stages of a tracker, and two ensembles that segment an image.
+"""A model repository for Triton Inference Server: the stages of a tracker, a detector, and ensembles of them.
 
 Each stage is a model with an ONNX export, or with a TensorRT plan of the engine store. Prompts of a kind are decoded by
 one more model. An ensemble keeps nothing between two requests, so it cannot track: the client that calls the stages
-keeps an object's memories and chooses which of them are read.
+keeps an object's memories and chooses which of them are read. An ensemble has no code either: it passes tensors on. So
+the graph of the detector itself chooses among overlapping boxes, and converts them to the tracker's pixels.
 
 Files of configuration are written as text here, because they need a dozen fields. The package that has the server's
 schema, tritonclient, would add gRPC and an older protobuf. The tests parse the files with its schema.
@@ -11,26 +12,39 @@ schema, tritonclient, would add gRPC and an older protobuf. The tests parse the 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..detection.detectors import MAX_IOU
 from ..errors import EngineError, OutputError, require
 from ..files import explain_os_error, make_folder
 from ..models import TrackerModel
+from ..models.pixels import box_iou
+from ..models.sam.encoder import NO_POINT, Sam1PromptEncoder
 from ..models.sam.stages import Decoder, Features
+from ..models.yolo.network import YoloWorld, load_yolo_world
 from ..settings import Settings
 from ..tracking.tracks import BOX_LABELS
-from .engine_store import BUILD_HINT, EngineStore, StoredEngine, checkpoint_digest, load_stages
+from .detector import resolve_folder
+from .engine_store import (
+    BUILD_HINT,
+    EngineStore,
+    StoredEngine,
+    checkpoint_digest,
+    load_model_in,
+    resolve_dtype,
+)
 from .export import EXTRA, BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
-from .specs import OBJECTS, STAGES, StageSpec, TensorSpec, tracker_stages
+from .specs import IMAGES, OBJECTS, STAGES, StageSpec, TensorSpec, tracker_stages
 
-PREFIX = "sam3_"
 ONNX, PLAN, ENSEMBLE = "onnxruntime_onnx", "tensorrt_plan", "ensemble"
 FILES = {ONNX: "model.onnx", PLAN: "model.plan"}
 VERSION = "1"
@@ -39,6 +53,10 @@ ONNX_PRECISIONS = ("float32", "float16")
 TENSORRT = "tensorrt"
 PROMPTS = {"point": (1,), "box": BOX_LABELS}
 """Labels of the points of each kind of prompt. Another number of points would be another network."""
+NAMED = 16
+"""Boxes of an image that the detector's model gives, the best first."""
+CANDIDATES = 512
+"""Best boxes among which it chooses."""
 
 
 class Word(str):
@@ -54,7 +72,7 @@ TYPES = {
 }
 
 Config = Mapping[str, Any]
-"""Fields of the schema's ModelConfig: numbers, strings, words, maps, tuples of numbers, and lists of these."""
+"""Fields of the schema's ModelConfig: numbers, strings, words, maps, and sequences of these."""
 
 
 class ServedModel(NamedTuple):
@@ -70,14 +88,30 @@ class ServedModel(NamedTuple):
         return str(self.config["name"])
 
 
+class Serving(NamedTuple):
+    """Options of the models without memories: the encoder, the decoders of prompts, and the detector.
+
+    batch: the most images in a call; the server joins requests up to it. 0 for models of one image. instances: copies
+    of each model, which run at once.
+    """
+
+    batch: int = 8
+    instances: int = 1
+
+
+USUAL_SERVING = Serving()
+
+
 class PromptDecode(nn.Module):
-    """The decoder for N prompts of one kind on an image, each for an object of its own."""
+    """The decoder for N prompts of one kind on each of B images, each for an object of its own."""
 
     labels: Tensor
 
     def __init__(self, decoder: Decoder, labels: Sequence[int], multimask: bool) -> None:
         super().__init__()
-        self.decoder, self.multimask = decoder, multimask
+        self.decoder, self.multimask, self.points = decoder, multimask, len(labels)
+        if isinstance(decoder.prompt_encoder, Sam1PromptEncoder) and len(labels) == 1:
+            labels = (*labels, NO_POINT)
         device = decoder.no_memory.device
         self.register_buffer(
             "labels", torch.tensor([labels], dtype=torch.int32, device=device), persistent=False
@@ -86,36 +120,61 @@ class PromptDecode(nn.Module):
     def forward(
         self, top: Tensor, fine: Tensor, middle: Tensor, places: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Decode places [N, 2] (x y) or [N, 4] (x0 y0 x1 y1) in model pixels, with the image's features.
+        """Decode places [B, N, 2] (x y) or [B, N, 4] (x0 y0 x1 y1) in model pixels, with the features of B images.
 
-        Return logits [N, 4h, 4w], predicted iou [N] and presence logits [N].
+        Return logits [B, N, 4h, 4w], predicted iou [B, N] and presence logits [B, N].
         """
-        count, points = places.shape[0], self.labels.shape[1]
-        labels = self.labels.expand(count, points)
-        inputs = self.decoder.embed(Features(fine, middle, top), places.reshape(-1, points, 2), labels)
-        decoded = self.decoder(*inputs, self.multimask)
-        return decoded.logits, decoded.iou, decoded.presence
+        images, count = places.shape[:2]
+        features = Features(
+            *(x[:, None].expand(-1, count, -1, -1, -1).flatten(0, 1) for x in (fine, middle, top))
+        )
+        points = places.reshape(images * count, self.points, 2)
+        points = F.pad(points, (0, 0, 0, self.labels.shape[1] - self.points))
+        labels = self.labels.expand(images * count, -1)
+        decoded = self.decoder(*self.decoder.embed(features, points, labels), self.multimask)
+        logits, iou, presence = (x.unflatten(0, (images, count)) for x in decoded[:3])
+        return logits, iou, presence
 
 
-class FloatRead(nn.Module):
-    """The memory read for memories in another dtype than bfloat16."""
+class FindNamed(nn.Module):
+    """YOLO-World with the choice among overlapping boxes, for images that `letterbox` has fitted into its square.
 
-    def __init__(self, stage: nn.Module) -> None:
+    It chooses as `models.pixels.select` does, without a threshold and from fewer candidates.
+    """
+
+    def __init__(self, net: YoloWorld, segmented: int) -> None:
         super().__init__()
-        self.stage = stage
+        self.net, self.segmented = net, segmented
 
-    def forward(
-        self,
-        top: Tensor,
-        memory: Tensor,
-        offset: Tensor,
-        pointers: Tensor,
-        pointer_age: Tensor,
-        valid: Tensor,
-    ) -> Tensor:
-        """Read as the stage does."""
-        result: Tensor = self.stage(top, memory.bfloat16(), offset, pointers, pointer_age, valid)
-        return result
+    def forward(self, pixels: Tensor, text: Tensor, frame: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Find objects on pixels [B, 3, S, S] by vectors [B, K, D], for frames [B, 2] of (width, height) pixels.
+
+        Return boxes [B, 16, 4] in pixels of a square of `segmented` pixels a side, scores [B, 16] and phrases [B, 16].
+        """
+        boxes, scores = self.net(pixels, text)
+        best, phrases = scores.max(dim=2)
+        best, order = best.topk(min(CANDIDATES, best.shape[1]), dim=1)
+        boxes, phrases = boxes.gather(1, order[..., None].expand(-1, -1, 4)), phrases.gather(1, order)
+        rivals = (box_iou(boxes, boxes) > MAX_IOU) & (phrases[:, None] == phrases[..., None])
+        rivals |= torch.eye(order.shape[1], dtype=torch.bool, device=order.device)
+        left, chosen = best, []
+        for _ in range(NAMED):
+            chosen.append(left.argmax(dim=1, keepdim=True))
+            row = chosen[-1][..., None].expand(-1, -1, order.shape[1])
+            left = left.masked_fill(rivals.gather(1, row)[:, 0], 0)
+        index = torch.cat(chosen, dim=1)
+        boxes = boxes.gather(1, index[..., None].expand(-1, -1, 4))
+        scores = best.gather(1, index)
+        return self._convert(boxes, frame.double()), scores, phrases.gather(1, index)
+
+    def _convert(self, boxes: Tensor, frame: Tensor) -> Tensor:
+        """Undo `letterbox` and clip, as `Letterbox.to_frame` does; then scale to the tracker's square."""
+        side = self.net.config.image_size
+        fitted = (frame * (side / frame.amax(dim=1, keepdim=True))).round().clamp(min=1)
+        offset = ((side - fitted) / 2).floor()
+        places = (boxes.unflatten(2, (2, 2)) - offset[:, None, None]) / fitted[:, None, None]
+        within: Tensor = places.clamp(0, 1) * self.segmented
+        return within.float().flatten(2)
 
 
 class FloatRemember(nn.Module):
@@ -131,16 +190,21 @@ class FloatRemember(nn.Module):
         return result
 
 
-WITHOUT_BFLOAT16 = {"read": FloatRead, "remember": FloatRemember}
-
-
 def export_repository(
-    settings: Settings, folder: Path, *, plans: bool = False, progress: ReportProgress = ignore_progress
+    settings: Settings,
+    folder: Path,
+    *,
+    plans: bool = False,
+    name: str = "",
+    serving: Serving = USUAL_SERVING,
+    progress: ReportProgress = ignore_progress,
 ) -> list[Path]:
     """Write the models into `folder`, a new or existing model repository; return the folder of each.
 
-    By default, stages are exported to ONNX in `engine.precision`, float32 or float16. With `plans`, the four stages are
-    those that `engine build` has made with TensorRT; without bfloat16, prompts and ensembles come beside them. Raises
+    By default, stages are exported to ONNX in `engine.precision`, float32 or float16. Weights for images alone have the
+    encoder and the prompts. With `plans`, the four stages are those that `engine build` has made with TensorRT; without
+    bfloat16, prompts and ensembles come beside them. A YOLO-World of the settings comes with them, and an ensemble that
+    segments what it finds. name: the beginning of all names of models; by default, the name of the weights. Raises
     EngineError for a precision that cannot be served, for plans that are not in the store or that the server cannot
     run, and for models that are in the folder already; ModelError, MissingExtraError and OutputError. Nothing is
     written then.
@@ -154,140 +218,184 @@ def export_repository(
     if not plans or precision in ONNX_PRECISIONS:
         require("onnx", EXTRA)
     with reraise_out_of_memory(EngineError, "while models were exported"):
-        model = load_stages(settings)
+        model = load_model_in(settings, resolve_dtype(precision))
         stored = _find_plans(settings, model.image_size) if plans else None
-        models = make_models(model, settings.tracker.bank_size, stored)
-        _require_absent(folder, models)
+        detector = None
+        if settings.detector.kind == "yolo-world" and model.dtype != torch.bfloat16:
+            weights = resolve_folder(settings.detector)
+            detector = load_yolo_world(weights, device=settings.model.device, dtype=model.dtype)
+        models = make_models(
+            model, settings.tracker.bank_size, stored, detector=detector, name=name, serving=serving
+        )
+        present = [model.name for model in models if (folder / model.name).exists()]
+        if present:
+            raise EngineError(
+                f"{folder}: expected no models of these names, found {', '.join(present)}; delete them, choose another "
+                "folder, or name these models with --name"
+            )
         make_folder(folder)
         return _write_models(folder, models, stored, progress)
 
 
-def make_models(model: TrackerModel, bank_size: int, stored: StoredEngine | None = None) -> list[ServedModel]:
+def make_models(
+    model: TrackerModel,
+    bank_size: int,
+    stored: StoredEngine | None = None,
+    *,
+    detector: YoloWorld | None = None,
+    name: str = "",
+    serving: Serving = USUAL_SERVING,
+) -> list[ServedModel]:
     """Return the models of a repository: ONNX exports, or the plans of `stored` where there are any."""
     platform = ONNX if stored is None else PLAN
     stages = dict(tracker_stages(model, bank_size, trunk=stored.manifest.key.trunk if stored else False))
     if stored is None:
-        stages = {name: _without_bfloat16(stage) for name, stage in stages.items()}
-    served = [ServedModel(_describe_stage(stage, platform, model), stage) for stage in stages.values()]
+        stages = {key: _without_bfloat16(stage) for key, stage in stages.items()}
+        stages["encode"] = _for_images(stages["encode"])
+    else:
+        serving = serving._replace(batch=0)  # plans encode one image
+    describe = _Describer(re.sub(r"\W+", "_", name or model.name.rpartition("/")[2]), serving)
+    served = [ServedModel(describe.stage(stage, platform, model), stage) for stage in stages.values()]
     if model.dtype == torch.bfloat16:
         return served
     encode = stages["encode"]
     for kind, labels in PROMPTS.items():
         prompt = _specify_prompt(model, encode, kind, labels)
-        served.append(ServedModel(_describe_stage(prompt, ONNX, model), prompt))
-        served.append(ServedModel(_describe_ensemble(kind, encode, prompt)))
+        served.append(ServedModel(describe.stage(prompt, ONNX, model), prompt))
+        served.append(ServedModel(describe.ensemble(kind, [encode, prompt], prompt.outputs)))
+    if detector is not None:  # the last prompts are boxes
+        detect = _specify_detector(detector, model)
+        served.append(ServedModel(describe.stage(detect, ONNX, model), detect))
+        outputs = [*detect.outputs, *prompt.outputs]
+        served.append(ServedModel(describe.ensemble("named", [detect, encode, prompt], outputs)))
     return served
 
 
+def _for_images(stage: StageSpec) -> StageSpec:
+    """Return a stage of one image for any number of them."""
+    inputs, outputs = (
+        tuple(spec._replace(shape=(IMAGES, *spec.shape[1:])) for spec in specs)
+        for specs in (stage.inputs, stage.outputs)
+    )
+    return stage._replace(inputs=inputs, outputs=outputs)
+
+
 def _without_bfloat16(stage: StageSpec) -> StageSpec:
-    """Return a stage whose memories have the dtype of its other tensors."""
-    if stage.name not in WITHOUT_BFLOAT16:
-        return stage
+    """Return a stage whose memories have the dtype of its other tensors. A read takes memories of any dtype."""
     number = stage.inputs[0].dtype
     inputs, outputs = (
         tuple(spec._replace(dtype=number) if spec.dtype == torch.bfloat16 else spec for spec in specs)
         for specs in (stage.inputs, stage.outputs)
     )
-    module = WITHOUT_BFLOAT16[stage.name](stage.module)
+    module = FloatRemember(stage.module) if stage.name == "remember" else stage.module
     return stage._replace(module=module, inputs=inputs, outputs=outputs)
 
 
 def _specify_prompt(model: TrackerModel, encode: StageSpec, kind: str, labels: Sequence[int]) -> StageSpec:
     """Specify the decoder of prompts of a kind, whose places are the input `points` or `boxes`."""
-    fine, middle, top = encode.outputs[:3]
+    fine, middle, top = _for_images(encode).outputs[:3]
     module = PromptDecode(model.decode_stage, labels, model.competes(len(labels), True))
-    places = TensorSpec("points" if kind == "point" else "boxes", (OBJECTS, 2 * len(labels)), torch.float32)
+    objects = (IMAGES, OBJECTS)
+    places = TensorSpec("points" if kind == "point" else "boxes", (*objects, 2 * len(labels)), torch.float32)
     outputs = (
-        TensorSpec("logits", (OBJECTS, *model.mask_size), model.dtype),
-        TensorSpec("iou", (OBJECTS,), model.dtype),
-        TensorSpec("presence", (OBJECTS,), model.dtype),
+        TensorSpec("logits", (*objects, *model.mask_size), model.dtype),
+        TensorSpec("iou", objects, model.dtype),
+        TensorSpec("presence", objects, model.dtype),
     )
     return StageSpec(f"prompt_{kind}", module, (top, fine, middle, places), outputs)
 
 
-def _describe_stage(stage: StageSpec, platform: str, model: TrackerModel) -> Config:
-    """Return a stage's configuration. Nothing is batched by the server: all objects share the features of an image."""
-    kind = "KIND_GPU" if platform == PLAN else "KIND_AUTO"
-    config: dict[str, Any] = {
-        "name": PREFIX + stage.name,
-        "platform": platform,
-        "max_batch_size": 0,
-        "input": _describe_tensors(stage.inputs),
-        "output": _describe_tensors(stage.outputs),
-        "instance_group": [{"count": 1, "kind": Word(kind)}],
-    }
-    if stage.name == "encode":  # what a client needs to make pixels
-        values = {
-            "pixels": "RGB from 0 to 1, resized to the square, less mean, divided by std",
-            "mean": model.mean.flatten().tolist(),
-            "std": model.std.flatten().tolist(),
-        }
-        config["parameters"] = [
-            {"key": name, "value": {"string_value": str(value)}} for name, value in values.items()
-        ]
-    return config
+def _specify_detector(net: YoloWorld, model: TrackerModel) -> StageSpec:
+    """Specify the detector whose boxes are in pixels of the tracker's square; its phrases vary in number."""
+    side, found = net.config.image_size, (IMAGES, NAMED)
+    inputs = (
+        TensorSpec("letterbox", (IMAGES, 3, side, side), torch.float32),
+        TensorSpec("text", (IMAGES, OBJECTS, net.config.text_channels), torch.float32),
+        TensorSpec("frame", (IMAGES, 2), torch.float32),
+    )
+    outputs = (
+        TensorSpec("boxes", (*found, 4), torch.float32),
+        TensorSpec("scores", found, torch.float32),
+        TensorSpec("phrases", found, torch.int64),
+    )
+    return StageSpec("detect", FindNamed(net, model.image_size), inputs, outputs)
 
 
-def _describe_ensemble(kind: str, encode: StageSpec, prompt: StageSpec) -> Config:
-    """Return the configuration of the ensemble that encodes an image and decodes prompts of a kind on it."""
-    features = [spec.name for spec in encode.outputs[:3]]
-    return {
-        "name": f"{PREFIX}segment_{kind}",
-        "platform": ENSEMBLE,
-        "max_batch_size": 0,
-        "input": _describe_tensors([*encode.inputs, prompt.inputs[-1]]),
-        "output": _describe_tensors(prompt.outputs),
-        "ensemble_scheduling": {
-            "step": [
-                _describe_step(encode, [spec.name for spec in encode.inputs], features),
-                _describe_step(
-                    prompt, [spec.name for spec in prompt.inputs], [spec.name for spec in prompt.outputs]
-                ),
+class _Describer:
+    """Makes the configurations of models whose names begin with `name`."""
+
+    def __init__(self, name: str, serving: Serving) -> None:
+        self._name, self._serving = name, serving
+
+    def stage(self, stage: StageSpec, platform: str, model: TrackerModel) -> Config:
+        """Return a stage's configuration. Stages of memories are not batched: all objects share an image's features."""
+        config = self._head(stage, platform)
+        kind = Word("KIND_GPU" if platform == PLAN else "KIND_AUTO")
+        count = 1 if stage.name in STAGES[1:] else self._serving.instances
+        config["instance_group"] = [{"count": count, "kind": kind}]
+        if config["max_batch_size"]:
+            config["dynamic_batching"] = {}
+        if stage.name == "encode":  # what a client needs to make pixels
+            values = {
+                "pixels": "RGB from 0 to 1, resized to the square, less mean, divided by std",
+                "mean": model.mean.flatten().tolist(),
+                "std": model.std.flatten().tolist(),
+            }
+            config["parameters"] = [
+                {"key": key, "value": {"string_value": str(value)}} for key, value in values.items()
             ]
-        },
-    }
+        return config
 
+    def ensemble(self, kind: str, stages: Sequence[StageSpec], outputs: Sequence[TensorSpec]) -> Config:
+        """Return the configuration of the ensemble that runs stages in order; tensors of one name are one tensor."""
+        taken = {spec.name: spec for stage in stages for spec in stage.inputs}
+        made = {spec.name for stage in stages for spec in stage.outputs}
+        used = taken.keys() | {spec.name for spec in outputs}
+        steps = [
+            {
+                "model_name": f"{self._name}_{stage.name}",
+                "model_version": -1,
+                "input_map": _map_names(spec.name for spec in stage.inputs),
+                "output_map": _map_names(spec.name for spec in stage.outputs if spec.name in used),
+            }
+            for stage in stages
+        ]
+        inputs = tuple(spec for name, spec in taken.items() if name not in made)
+        whole = StageSpec(f"segment_{kind}", nn.Identity(), inputs, tuple(outputs))
+        return {**self._head(whole, ENSEMBLE), "ensemble_scheduling": {"step": steps}}
 
-def _describe_step(stage: StageSpec, inputs: Sequence[str], outputs: Sequence[str]) -> Config:
-    """Return a step of an ensemble whose tensors have the names of the stage's."""
-    return {
-        "model_name": PREFIX + stage.name,
-        "model_version": -1,
-        "input_map": [{"key": name, "value": name} for name in inputs],
-        "output_map": [{"key": name, "value": name} for name in outputs],
-    }
-
-
-def _describe_tensors(specs: Sequence[TensorSpec]) -> list[Config]:
-    return [
-        {
-            "name": spec.name,
-            "data_type": TYPES[spec.dtype],
-            "dims": tuple(side if isinstance(side, int) else -1 for side in spec.shape),
+    def _head(self, stage: StageSpec, platform: str) -> dict[str, Any]:
+        """Return name, platform and tensors. The schema leaves out the first dimension of what it batches."""
+        batch = 0 if stage.name in STAGES[1:] else self._serving.batch
+        tensors = {
+            side: [
+                {
+                    "name": spec.name,
+                    "data_type": TYPES[spec.dtype],
+                    "dims": tuple(side if isinstance(side, int) else -1 for side in spec.shape[batch > 0 :]),
+                }
+                for spec in specs
+            ]
+            for side, specs in (("input", stage.inputs), ("output", stage.outputs))
         }
-        for spec in specs
-    ]
+        name = f"{self._name}_{stage.name}"
+        return {"name": name, "platform": platform, "max_batch_size": batch, **tensors}
+
+
+def _map_names(names: Iterable[str]) -> list[Config]:
+    return [{"key": name, "value": name} for name in names]
 
 
 def format_config(config: Config) -> str:
-    """Format a configuration as the text of a config.pbtxt."""
-    return "".join(f"{line}\n" for line in _format_fields(config, ""))
+    """Format a configuration as the text of a config.pbtxt, a line for each field."""
+    return "".join(f"{name}: {_format(value)}\n" for name, value in config.items())
 
 
-def _format_fields(fields: Config, indent: str) -> Iterator[str]:
-    for name, value in fields.items():
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, Mapping):
-                yield f"{indent}{name} {{"
-                yield from _format_fields(item, f"{indent}  ")
-                yield f"{indent}}}"
-            else:
-                yield f"{indent}{name}: {_format_value(item)}"
-
-
-def _format_value(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"[ {', '.join(map(str, value))} ]"
+def _format(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_format(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_format, value))}]"
     return value if isinstance(value, Word) else json.dumps(value)
 
 
@@ -312,16 +420,6 @@ def _find_plans(settings: Settings, image_size: int) -> StoredEngine:
             "cannot run; build them where the extra tensorrt is installed, or export ONNX without --plans"
         )
     raise EngineError(f"{what}: found none in {engine.folder}; {BUILD_HINT}, or export ONNX without --plans")
-
-
-def _require_absent(folder: Path, models: Sequence[ServedModel]) -> None:
-    """Raise EngineError if the folder holds one of these models."""
-    present = next((model.name for model in models if (folder / model.name).exists()), None)
-    if present is not None:
-        raise EngineError(
-            f"{folder / present} exists already: expected a folder without it; delete the {PREFIX}* folders there, or "
-            "choose another folder"
-        )
 
 
 def _write_models(

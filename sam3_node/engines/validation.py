@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from ..errors import EngineError, ModelError
 from ..models import TrackerModel
-from ..models.pixels import mask_boxes
+from ..models.pixels import mask_boxes, suppress
 from ..models.sam.stages import Decoded, Run, Stages
 from ..settings import describe_faults
 from ..tracking import ObjectPrompt, Tracker
@@ -365,9 +365,7 @@ class StageComparator:
             )
             before = self._rows.get(spec.name, now)
             worse = min(before, now, key=lambda row: row.cosine)
-            self._rows[spec.name] = OutputFigures(
-                worse.stage, worse.output, worse.cosine, max(before.error, now.error), worse.frame
-            )
+            self._rows[spec.name] = replace(worse, error=max(before.error, now.error))
             if now.cosine < self.lowest:
                 self.lowest, self.worst_inputs = now.cosine, inputs
 
@@ -619,10 +617,10 @@ def find_confident_prompts(
     proposals = [tracker.propose(features, batch) for batch in batches]
     decoded = Decoded(*(torch.cat(parts).float() for parts in zip(*proposals, strict=True)))
     masks = decoded.logits > 0
-    rows = _select_distinct(masks, _compute_sureness(decoded), max_prompts)
-    scale = model.image_size / masks.shape[-1]
-    boxes = mask_boxes(masks[rows]).tolist()
-    return [ObjectPrompt(number, box=[edge * scale for edge in box]) for number, box in enumerate(boxes, 1)]
+    seen = masks.flatten(1).any(dim=1)
+    boxes, sureness = mask_boxes(masks[seen]), _compute_sureness(decoded)[seen]
+    distinct = boxes[suppress(boxes, sureness, SAME_IOU)[:max_prompts]] * (model.image_size / masks.shape[-1])
+    return [ObjectPrompt(number, box=box) for number, box in enumerate(distinct.tolist(), 1)]
 
 
 def grid_boxes(side: int) -> Tensor:
@@ -641,15 +639,3 @@ def _compute_sureness(decoded: Decoded) -> Tensor:
     area = (decoded.logits > 0).flatten(1).float().mean(1)
     unusual = (area < MIN_AREA) | (area > MAX_AREA)
     return score * sizes[0] / sizes[1].clamp(min=1) - unusual.float()
-
-
-def _select_distinct(masks: Tensor, sureness: Tensor, max_count: int) -> list[int]:
-    """Return rows of the surest masks [D, h, w] that are not empty and differ from those selected before."""
-    selected: list[int] = []
-    for row in sureness.argsort(descending=True).tolist():
-        if len(selected) == max_count:
-            break
-        overlap = mask_iou(masks[row : row + 1], masks[selected])
-        if masks[row].any() and bool((overlap < SAME_IOU).all()):
-            selected.append(row)
-    return selected

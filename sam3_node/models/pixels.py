@@ -173,11 +173,12 @@ def _survivors(boxes: Tensor, classes: Tensor, iou: float) -> Tensor:
 
 
 def box_iou(first: Tensor, second: Tensor) -> Tensor:
-    """Return the IoU [n, m] of boxes [n, 4] and [m, 4]; 0 where both are empty."""
-    low = torch.maximum(first[:, None, :2], second[:, :2])
-    high = torch.minimum(first[:, None, 2:], second[:, 2:])
-    common = (high - low).clamp(min=0).prod(dim=2)
-    union = _area(first)[:, None] + _area(second) - common
+    """Return the IoU [..., n, m] of boxes [..., n, 4] and [..., m, 4]; 0 where both are empty."""
+    first, second = first[..., None, :], second[..., None, :, :]
+    low = torch.maximum(first[..., :2], second[..., :2])
+    high = torch.minimum(first[..., 2:], second[..., 2:])
+    common = (high - low).clamp(min=0).prod(dim=-1)
+    union = _area(first) + _area(second) - common
     return common / union.clamp(min=torch.finfo(union.dtype).tiny)
 
 
@@ -193,7 +194,7 @@ def mask_boxes(masks: Tensor) -> Tensor:
 
 
 def _area(boxes: Tensor) -> Tensor:
-    return (boxes[:, 2:] - boxes[:, :2]).clamp(min=0).prod(dim=1)
+    return (boxes[..., 2:] - boxes[..., :2]).clamp(min=0).prod(dim=-1)
 
 
 def to_corners(boxes: Tensor) -> Tensor:

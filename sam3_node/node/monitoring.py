@@ -1,4 +1,4 @@
-"""Serve probes over HTTP, and the node's figures in the format of Prometheus.
+"""Serve probes over HTTP, and the node's figures in the format of Prometheus; send spans to OpenTelemetry.
 
 A thread answers GET and bounds connections, bytes and time. Each connection carries one request, and each answer is a
 small text. A request for metrics makes them: the loop only counts.
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import MissingExtraError, TransportError, find_version, require
 from ..files import explain_os_error
 from ..settings import Settings, read_address
-from ..types import Closeable, is_loopback
+from ..transport import ReceivedFrame
+from ..types import Closeable, MaskFrame, is_loopback
 from .status import Histogram, NodeStatus, Verdict
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ FRESH_S = 0.2
 """Age up to which a page is sent again, so that many who ask at once cost the loop no more than one."""
 WAIT_S = 1.0
 """Time for which the first requests wait for one another."""
+OTEL = "otel"
+EXPORT_S = 2.0
+"""Longest time for which one export, and the last one at the end, wait for the collector."""
 CAMERA_REASONS = ("too_old", "clock_ahead", "withheld", "failed")
 """Counts of CameraStats that are reasons of frames_rejected."""
 CAMERA_METRICS = (
@@ -366,3 +370,56 @@ def _make(kind: str, name: str, text: str, values: Any, *labels: str) -> Metric:
         elif value is not None:
             family.add_metric(labelled, float(value))  # type: ignore[attr-defined]
     return family
+
+
+class FrameSpans(Closeable):
+    """Sends a span of each published frame, and one of each stage within it, to an OpenTelemetry collector.
+
+    A thread sends them in batches over OTLP/HTTP. While the collector is away, spans wait in a bounded queue, and later
+    ones are lost. The OTEL_* variables of the SDK apply. Raises MissingExtraError without the extra `otel`.
+    """
+
+    def __init__(self, endpoint: str, node: str) -> None:
+        sdk, export = (
+            require("opentelemetry.sdk.trace", OTEL),
+            require("opentelemetry.sdk.trace.export", OTEL),
+        )
+        otlp = require("opentelemetry.exporter.otlp.proto.http.trace_exporter", OTEL)
+        resource = require("opentelemetry.sdk.resources", OTEL).Resource
+        about = resource.create({"service.name": "sam3-node", "service.instance.id": node})
+        self._provider = sdk.TracerProvider(resource=about, shutdown_on_exit=False)
+        exporter = otlp.OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_S)
+        self._provider.add_span_processor(export.BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("sam3_node")
+        self._within = require("opentelemetry.trace", OTEL).set_span_in_context
+
+    def record(self, masks: MaskFrame, received: ReceivedFrame) -> None:
+        """Send the spans of published masks.
+
+        The frame's span begins with its capture, or its arrival if the camera's clock is not Unix time. Stages have
+        durations alone: their spans follow one another, and end where publication begins.
+        """
+        frame, end_ns = received.frame, time.time_ns()
+        attributes = {"camera": masks.camera, "seq": masks.seq, "epoch": masks.epoch}
+        stages = [
+            (name, 1000 * us) for name, us in masks.stages_us.items() if name != "pack"
+        ]  # of the last message
+        begin_ns = masks.published_ns - sum(duration_ns for _, duration_ns in stages)
+        spans = [("wait", received.received_ns, begin_ns)]
+        if frame.clock == "system":
+            spans.insert(0, ("receive", frame.capture_ns, received.received_ns))
+        for name, duration_ns in stages:
+            spans.append((name, begin_ns, begin_ns := begin_ns + duration_ns))
+        spans.append(("publish", masks.published_ns, end_ns))
+        about = {"objects": len(masks.instances), "skipped": received.skipped}
+        whole = self._tracer.start_span("frame", start_time=spans[0][1], attributes=attributes | about)
+        context = self._within(whole)
+        for name, start_ns, stop_ns in spans:
+            self._tracer.start_span(name, context, start_time=start_ns, attributes=attributes).end(stop_ns)
+        whole.end(end_ns)
+
+    def close(self) -> None:
+        """Send what waits, for EXPORT_S at most."""
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(EXPORT_S)

@@ -24,7 +24,7 @@ from ..types import MaskFrame, resume
 from ..wire import CAUGHT_UP, DROPPED, SERVED, Reply, Request
 from ..wire.operations import OPERATIONS
 from .cameras import Cameras
-from .monitoring import HealthServer, Totals, make_pages
+from .monitoring import FrameSpans, HealthServer, Totals, make_pages
 from .operations import describe_change, handle_request
 from .saved_state import Snapshots, restore_at_start
 from .status import Health, NodeStatus, Output, describe_error
@@ -97,6 +97,8 @@ class Node:
             log.info("health at %s", self.health_url)
         stack.callback(self.output.bind().close, LINGER_MS)
         session = LiveIdentity(self.cameras.silent_s, settings.tracker.max_prompt_age_s, live)
+        if endpoint := settings.monitoring.otlp_endpoint:
+            self.output.spans = stack.enter_context(FrameSpans(endpoint, session.node))
         self._control = stack.enter_context(
             ControlServer(settings.transport.control, self._answer_now, session.node, security)
         )

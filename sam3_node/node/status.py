@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from ..errors import Sam3NodeError, current_request_id
 from ..perception.perception import Perception
@@ -33,6 +33,9 @@ from ..types import Frame, MaskFrame, TrackState
 from ..wire import FAILED, Event
 from ..wire.codec import MAX_INT
 from ..wire.messages import joints_fields, pose_fields
+
+if TYPE_CHECKING:
+    from .monitoring import FrameSpans
 
 STEPS = 25
 HANG_PER_STEP = 10.0
@@ -401,6 +404,8 @@ class Output:
 
     publisher: MaskPublisher
     perception: Perception
+    spans: FrameSpans | None = None
+    """Where published frames are traced, if anywhere"""
 
     def __init__(self, settings: Settings, health: Health) -> None:
         self.stats: Mapping[str, CameraStats] = {}
@@ -445,6 +450,8 @@ class Output:
             self.stats[masks.camera].end(received.frame, received.received_ns)
             self._health.published(stages_us)
             self.take_status()
+        if self.spans is not None:
+            self.spans.record(message, received)
         self._pack_us = (time.perf_counter_ns() - begin_ns) // 1000
         return True
 

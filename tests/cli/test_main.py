@@ -208,6 +208,28 @@ def test_a_prompt_that_cannot_be_meant_is_refused_before_it_is_sent(
         assert advice in fail([*command, *prompt], capsys)
 
 
+def test_a_part_is_listed_and_chosen_under_an_id_of_the_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Request] = []
+
+    def answer(request: Request) -> Reply:
+        asked.append(request)
+        mask = {"mask": encode_mask(Mask.from_full(np.eye(9, dtype=bool)), "rle")}
+        masks = [{**mask, "score": score} for score in (0.9, 0.5)]
+        return Reply(request.id, {"id": 7, "camera": "cam0", "seq": 3, **masks[0], "masks": masks})
+
+    endpoint = f"ipc://{tmp_path}/control"
+    common = ("--point", "4,5", "--transport.control", endpoint, "--request-id", "pick-17")
+    with ControlServer(endpoint, answer):
+        assert cli.main(["segment", "--multimask", *common]) == 0
+        lines = [line.split()[:5] for line in capsys.readouterr().out.splitlines()[1:]]
+        assert lines == [["0", "seq", "3", "score", "0.900"], ["1", "seq", "3", "score", "0.500"]]
+        assert cli.main(["object", "add", "--seq", "3", "--choice", "1", *common]) == 0
+    assert [request.request_id for request in asked] == ["pick-17"] * 2
+    assert (asked[0].args["multimask"], asked[1].args["choice"]) == (True, 1)
+
+
 @pytest.mark.parametrize("prompt", [("--point", "0.4,0.5"), ("--box", "0,0,1,1")])
 def test_a_prompt_in_the_first_pixel_is_warned_about(
     prompt: tuple[str, ...], capsys: pytest.CaptureFixture[str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from sam3_node.bags.native.reader import TABLETOP, LabelledClip
+from sam3_node.detection.detectors import NANO, load_detector
 from sam3_node.engines import triton_server
 from sam3_node.engines.engine_store import EngineKey, EngineStore, checkpoint_digest
 from sam3_node.engines.triton_server import (
@@ -20,19 +22,22 @@ from sam3_node.engines.triton_server import (
     PLAN,
     TYPES,
     ServedModel,
+    Serving,
     export_repository,
     format_config,
     make_models,
 )
 from sam3_node.errors import EngineError, MissingExtraError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.settings import EngineSettings, ModelSettings, Settings
+from sam3_node.models.pixels import letterbox
+from sam3_node.models.yolo.network import load_yolo_world
+from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.tracking.tracker import combine_scores
 from tests.support.onnx_run import ONNX_TYPES
 from tests.support.refuses import refuses
-from tests.support.repeats import repetitions
 from tests.support.tiny import TRAINED_LOGIT, noise_clip, random_source
+from tests.support.tiny_sam1 import random_sam1
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -41,54 +46,82 @@ runtime = pytest.importorskip("onnxruntime")
 STAGES = ("encode", "read", "decode", "remember")
 SERVER_TYPES = {ONNX_TYPES[dtype][1]: name for dtype, name in TYPES.items()}
 TOLERANCE = 1e-3
-KINDS = ("box", "point")[: repetitions(1, 2)]
-"""Kinds of prompts that are exported; an export takes most of the time of these tests."""
-POINTS = [[40.0, 50.0], [90.5, 20.0], [10.0, 101.0]]
-BOXES = [[20.0, 30.0, 80.0, 90.0], [50.0, 5.0, 110.0, 60.5]]
+KINDS = {"sam3": "box", "sam1": "point"}
+"""Kind of prompts that is exported of a family; an export takes most of the time of these tests."""
+PLACES = {
+    "point": [[[40.0, 50.0], [90.5, 20.0]], [[10.0, 101.0], [60.0, 30.0]]],
+    "box": [[[20.0, 30.0, 80.0, 90.0], [50.0, 5.0, 110.0, 60.5]], [[5.0, 5.0, 50.0, 70.0], [0, 0, 100, 100]]],
+}
+PHRASES = ("red mug", "box", "screwdriver")
+SCORE = 0.2
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tracker's weights, and weights for images alone."""
     folder = tmp_path_factory.mktemp("weights")
     source = random_source("sam3", presence=60.0, hidden=64)
     with torch.no_grad():
         for head in source.mask_decoder.output_hypernetworks_mlps:
             head.proj_out.weight.mul_(8)  # logits of a trained model's size
-    source.save_pretrained(folder)
-    return folder
+    source.save_pretrained(folder / "sam3")
+    random_sam1().save_pretrained(folder / "sam1")
+    return {family: folder / family for family in KINDS}
+
+
+@pytest.fixture(scope="module")
+def weights(families: dict[str, Path]) -> Path:
+    return families["sam3"]
 
 
 def settings_for(weights: Path, precision: str, engines: Path) -> Settings:
     return Settings(
         model=ModelSettings(name=str(weights), device="cpu"),
         engine=EngineSettings(precision=precision, folder=engines),  # type: ignore[arg-type]
+        detector=DetectorSettings(kind="yolo-world" if weights.name == "sam3" else "none"),
     )
 
 
 @pytest.fixture(scope="module")
-def model(weights: Path) -> TrackerModel:
-    return load_tracker(str(weights), device="cpu", dtype="float32")
+def trackers(families: dict[str, Path]) -> dict[str, TrackerModel]:
+    return {name: load_tracker(str(path), device="cpu", dtype="float32") for name, path in families.items()}
 
 
 @pytest.fixture(scope="module")
-def models(model: TrackerModel) -> dict[str, ServedModel]:
-    return {served.name: served for served in make_models(model, bank_size=7)}
+def model(trackers: dict[str, TrackerModel]) -> TrackerModel:
+    return trackers["sam3"]
 
 
 @pytest.fixture(scope="module")
-def repository(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository of the models that the ensembles need; tests/engines/test_export.py runs the other stages."""
-    needed = ["encode", *(f"{model}_{kind}" for kind in KINDS for model in ("prompt", "segment"))]
+def models(trackers: dict[str, TrackerModel]) -> dict[str, ServedModel]:
+    net = load_yolo_world(NANO, device="cpu", dtype="float32")
+    return {
+        served.name: served
+        for family, tracker in trackers.items()
+        for served in make_models(tracker, bank_size=7, detector=net if family == "sam3" else None)
+    }
 
-    def make_some(*args: Any) -> list[ServedModel]:
-        return [served for served in make_models(*args) if served.name.removeprefix("sam3_") in needed]
 
+@pytest.fixture(scope="module")
+def repository(families: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One repository of the models that the ensembles need; tests/engines/test_export.py runs the other stages."""
     folder = tmp_path_factory.mktemp("triton") / "models"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_server, "make_models", make_some)
-        written = export_repository(settings_for(weights, "float32", folder), folder)
-    assert sorted(path.name for path in written) == sorted(f"sam3_{name}" for name in needed)
-    assert sorted(written) == sorted(folder.iterdir()), "nothing else may lie there"
+    for family, weights in families.items():
+        earlier = {path: path.read_bytes() for path in folder.rglob("*.*")}
+        needed = {
+            f"{family}_{name}" for name in ("encode", f"prompt_{KINDS[family]}", f"segment_{KINDS[family]}")
+        }
+        if family == "sam3":
+            needed |= {"sam3_detect", "sam3_segment_named"}
+
+        def make_some(*args: Any, needed: set[str] = needed, **options: Any) -> list[ServedModel]:
+            return [served for served in make_models(*args, **options) if served.name in needed]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(triton_server, "make_models", make_some)
+            written = export_repository(settings_for(weights, "float32", folder), folder)
+        assert {path.name for path in written} == needed
+        assert earlier.items() <= {path: path.read_bytes() for path in folder.rglob("*.*")}.items()
     return folder
 
 
@@ -114,14 +147,31 @@ def run_ensemble(
     return {spec["name"]: tensors[spec["name"]] for spec in config["output"]}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_ensemble_segments_as_the_tracker_does(
-    repository: Path, models: dict[str, ServedModel], model: TrackerModel, kind: str
+@pytest.mark.parametrize(("family", "kind"), KINDS.items())
+def test_an_ensemble_segments_images_as_the_tracker_does(
+    repository: Path,
+    models: dict[str, ServedModel],
+    trackers: dict[str, TrackerModel],
+    family: str,
+    kind: str,
 ) -> None:
-    (pixels,) = noise_clip(model.image_size, 1)
-    name, places = ("points", POINTS) if kind == "point" else ("boxes", BOXES)
-    tensors = {"pixels": pixels.numpy(), name: np.asarray(places, np.float32)}
-    found = run_ensemble(repository, models[f"sam3_segment_{kind}"].config, tensors)
+    model, config = trackers[family], models[f"{family}_segment_{kind}"].config
+    clip = noise_clip(model.image_size, 2)
+    tensors = {"pixels": torch.cat(clip).numpy(), f"{kind}{'e' * (kind == 'box')}s": np.float32(PLACES[kind])}
+    found = run_ensemble(repository, config, tensors)
+    for index, pixels in enumerate(clip):
+        one = {name: values[index : index + 1] for name, values in tensors.items()}
+        for name, values in run_ensemble(repository, config, one).items():
+            np.testing.assert_allclose(found[name][index : index + 1], values, rtol=0, atol=1e-4)
+        check_masks(
+            model, pixels, {name: values[index] for name, values in found.items()}, kind, PLACES[kind][index]
+        )
+
+
+def check_masks(
+    model: TrackerModel, pixels: torch.Tensor, found: Mapping[str, np.ndarray], kind: str, places: Sequence
+) -> None:
+    """Compare the masks of an image with what the tracker segments there."""
     tracker, features = Tracker(model, max_objects=1), model.encode(pixels)
     scores = combine_scores(*(torch.from_numpy(found[column]) for column in ("presence", "iou")))
     for logits, score, place in zip(torch.from_numpy(found["logits"]), scores, places, strict=True):
@@ -130,6 +180,38 @@ def test_an_ensemble_segments_as_the_tracker_does(
         assert expected.abs().max() > TRAINED_LOGIT
         assert (logits - expected).abs().max() < TOLERANCE
         assert abs(score - expected_score) < TOLERANCE
+
+
+def test_an_ensemble_segments_what_the_detector_finds(
+    repository: Path, models: dict[str, ServedModel], model: TrackerModel
+) -> None:
+    clip = LabelledClip.load(TABLETOP)
+    detector = load_detector("yolo-world", "nano", device="cpu", dtype=torch.float32)
+    query = detector.prepare(PHRASES)
+    images = [clip.image(0), clip.image(0)[:, 60:400]]  # wide, and high
+    side = detector.model.config.image_size
+    tensors = {
+        "pixels": torch.cat([model.preprocess(image) for image in images]),
+        "letterbox": torch.cat([letterbox(image, side)[0] for image in images]),
+        "text": query.vectors.expand(2, -1, -1),
+        "frame": torch.tensor([image.shape[1::-1] for image in images], dtype=torch.float32),
+    }
+    found = run_ensemble(
+        repository,
+        models["sam3_segment_named"].config,
+        {name: values.numpy() for name, values in tensors.items()},
+    )
+    for index, image in enumerate(images):
+        expected = detector.detect(image, query, SCORE)
+        count = int((found["scores"][index] > SCORE).sum())
+        assert count == len(expected) >= 1
+        scale = np.tile(model.image_size / np.array(image.shape[1::-1]), 2)
+        for row, detection in enumerate(expected):
+            assert PHRASES[found["phrases"][index, row]] == detection.label
+            assert abs(found["scores"][index, row] - detection.score) < TOLERANCE
+            assert np.abs(found["boxes"][index, row] - detection.box * scale).max() < 0.01
+        outputs = {name: values[index] for name, values in found.items()}
+        check_masks(model, tensors["pixels"][index : index + 1], outputs, "box", outputs["boxes"].tolist())
 
 
 def test_memories_are_served_without_bfloat16(models: dict[str, ServedModel], model: TrackerModel) -> None:
@@ -141,7 +223,8 @@ def test_memories_are_served_without_bfloat16(models: dict[str, ServedModel], mo
     assert models["sam3_read"].config["input"][1]["dims"][:2] == (-1, -1), "objects and memories vary"
     top, memory, *others = read.examples(3)
     assert memory.shape[1] > 0
-    assert torch.equal(read.module(top, memory, *others), model.stages.read(top, memory.bfloat16(), *others))
+    rounded = memory.bfloat16()  # as `remember` gives them
+    assert torch.equal(read.module(top, rounded.float(), *others), model.stages.read(top, rounded, *others))
     inputs = remember.examples(3)
     assert torch.equal(remember.module(*inputs), model.stages.remember(*inputs).float())
 
@@ -164,10 +247,11 @@ def test_configurations_say_what_the_files_take_and_give(
                 (
                     x.name,
                     SERVER_TYPES[x.type],
-                    tuple(-1 if isinstance(side, str) else side for side in x.shape),
+                    tuple(-1 if isinstance(side, str) else side for side in x.shape[1:]),
                 )
                 for x in values
             ]
+            assert all(isinstance(x.shape[0], str) for x in values), "any number of images"
             assert found == [(x["name"], x["data_type"], x["dims"]) for x in served.config[side]]
 
 
@@ -192,7 +276,8 @@ def test_the_servers_schema_reads_the_files(repository: Path, models: dict[str, 
         text = (repository / served.name / "config.pbtxt").read_text()
         config = text_format.Parse(text, schema.ModelConfig())
         assert (config.name, config.platform) == (served.name, served.config["platform"])
-        assert config.max_batch_size == 0
+        assert config.max_batch_size == 8
+        assert config.HasField("dynamic_batching") == (served.stage is not None)
         for side in ("input", "output"):
             found = [
                 (x.name, schema.DataType.Name(x.data_type), tuple(x.dims)) for x in getattr(config, side)
@@ -228,16 +313,15 @@ def test_plans_of_the_store_are_served_as_they_are(weights: Path, tmp_path: Path
     store_plans(weights, tmp_path / "engines", "tensorrt")
     store_plans(weights, tmp_path / "engines", "tensorrt_rtx")  # newer, and of no use to the server
     settings = settings_for(weights, "bfloat16", tmp_path / "engines")
-    written = export_repository(settings, tmp_path / "models", plans=True)
-    assert [path.name for path in written] == [f"sam3_{name}" for name in STAGES]
+    written = export_repository(settings, tmp_path / "models", plans=True, name="arm")
+    assert [path.name for path in written] == [f"arm_{name}" for name in STAGES]
     for name, path in zip(STAGES, written, strict=True):
         assert (path / "1" / "model.plan").read_bytes() == f"tensorrt {name}".encode()
         text = (path / "config.pbtxt").read_text()
         assert f'platform: "{PLAN}"' in text
         assert "TYPE_BF16" in text
-    again = "sam3_encode exists already"
-    with pytest.raises(EngineError, match=again):
-        export_repository(settings, tmp_path / "models", plans=True)
+    with refuses(EngineError, field=("arm_encode", "--name")):
+        export_repository(settings, tmp_path / "models", plans=True, name="arm")
 
 
 def test_what_cannot_be_served_is_refused(weights: Path, tmp_path: Path) -> None:
@@ -263,8 +347,13 @@ def test_a_missing_exporter_names_its_extra(
 
 def test_half_precision_is_described_as_such(weights: Path) -> None:
     half = load_tracker(str(weights), device="cpu", dtype="float16")
-    models = {served.name: served.config for served in make_models(half, bank_size=7)}
+    serving = Serving(batch=4, instances=3)
+    models = {served.name: served.config for served in make_models(half, bank_size=7, serving=serving)}
     assert len(models) == 8
     assert {x["data_type"] for x in models["sam3_encode"]["output"]} == {"TYPE_FP16"}
     assert models["sam3_segment_box"]["input"][1]["data_type"] == "TYPE_FP32"
     assert {config["platform"] for config in models.values()} == {ONNX, "ensemble"}
+    for name, config in models.items():
+        of_memories = name.removeprefix("sam3_") in STAGES[1:]
+        assert config["max_batch_size"] == (0 if of_memories else 4)
+        assert config["platform"] != ONNX or config["instance_group"][0]["count"] == (1 if of_memories else 3)

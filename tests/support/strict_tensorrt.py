@@ -127,7 +127,7 @@ class Context:
         self._require_changeable()
         spec = next(spec for spec in self.stage.inputs if spec.name == name)
         self.shapes[name] = tuple(shape)
-        objects, memories = sizes = self._sizes()
+        objects, memories, _ = sizes = self._sizes()
         fits = 1 <= objects <= self.engine.max_objects and memories <= self.stage.max_memories
         return fits and tuple(shape) == spec.shape_for(*sizes)
 
@@ -177,7 +177,7 @@ class Context:
         return Sizes(found[OBJECTS], found[MEMORIES])
 
     def _kernel(self) -> str:
-        objects, memories = self._sizes()
+        objects, memories, _ = self._sizes()
         return f"{self.stage.name} {objects}" + (f" {memories}" if memories else "")
 
     def _compile(self) -> None:

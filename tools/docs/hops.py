@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +31,10 @@ _FRAMES = 6
 _PROMPTS = 5  # the one with the fewest calls counts
 _TIMEOUT_MS = 60_000
 _NODE, _CONTROL = "node", "control "  # beginnings of the names of the node's threads
-_STEP = "perception.pipeline:Pipeline.step"
-"""A function that runs once a frame."""
+_STEP = "perception.pipeline:Pipeline.step"  # runs once a frame
 _ANSWER = "node.node:Node._answer"
 """A function that hands the reply of a request to the control thread; what the node does next is not of the request."""
+_MOST = {"frame": 420, "add_object": 250}  # calls, without detection
 _SETTLE_S = 0.6  # a paused node finishes its frame meanwhile
 _PACKAGE = "sam3_node."
 
@@ -43,8 +43,7 @@ _PACKAGE = "sam3_node."
 class Calls:
     """Calls of functions of the package."""
 
-    functions: Counter[str] = field(default_factory=Counter)
-    """module.function -> number of calls"""
+    functions: Counter[str] = field(default_factory=Counter)  # by module.function
     deepest: tuple[str, ...] = ()
     """the most functions of the package that were active at once in one thread, the outermost first"""
 
@@ -123,10 +122,8 @@ def count(profile: Profile, names: str, folder: Path) -> Iterator[tuple[str, Cal
     detector = {"detector.prompts": names, "detector.every": "1"}
     settings = load_settings(overrides=sockets | camera | detector)
     transport, stop = settings.transport, threading.Event()
-    threads = [
-        threading.Thread(target=_run_node, args=(settings, stop), name=_NODE),
-        threading.Thread(target=run_camera, args=(settings, stop), name="camera"),
-    ]
+    runs: dict[str, Callable[..., object]] = {_NODE: _run_node, "camera": run_camera}
+    threads = [threading.Thread(target=run, args=(settings, stop), name=name) for name, run in runs.items()]
     for thread in threads:
         thread.start()
     try:
@@ -163,7 +160,8 @@ def _measure(client: PerceptionClient, profile: Profile) -> Iterator[tuple[str, 
 
 
 def main() -> None:
-    """Print the counts, without and with detection by name; with --all, each function and its calls."""
+    """Print the counts, without and with detection by name; with --all, each function. Exit with 1 above _MOST."""
+    beyond = False
     profile = Profile()
     threading.setprofile(profile)
     sys.setprofile(profile)
@@ -172,11 +170,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             for what, calls, frames in count(profile, names, Path(folder)):
                 print(f"{what}{', with detection' if names else ''}: {calls.describe(frames)}")
+                beyond |= not names and calls.functions.total() > frames * _MOST[what]
                 if "--all" in sys.argv:
                     for function, number in calls.functions.most_common():
                         print(f"  {number / frames:6.1f}  {function}")
                     print("  deepest:", *calls.deepest, sep="\n    ")
     sys.setprofile(None)
+    sys.exit(beyond)
 
 
 if __name__ == "__main__":

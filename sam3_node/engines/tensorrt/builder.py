@@ -23,7 +23,7 @@ import torch
 from ...errors import EngineError, MissingExtraError, install_advice, require
 from ...files import keep, read_kept
 from ..oom import MEMORY_HINT
-from ..specs import MIN_MEMORIES, OBJECTS, Sizes, StageSpec, TensorSpec
+from ..specs import MIN_MEMORIES, OBJECTS, Sizes, StageSpec
 
 PACKAGES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}  # module: extra, the preferred one first
 LOCAL = "this"
@@ -206,8 +206,6 @@ DTYPES = {
     torch.int64: "INT64",
     torch.bool: "BOOL",
 }
-TensorDescription = tuple[str, str, tuple[int, ...]]
-"""Name, dtype as TensorRT names it, and shape with -1 where it varies."""
 
 
 def build(
@@ -291,32 +289,16 @@ def _parse(library: Library, builder: Any, onnx: Path) -> tuple[Any, Any]:
 
 
 def _check_network(network: Any, stage: StageSpec, onnx: Path) -> None:
-    """Raise EngineError unless the network has the inputs and outputs of the stage."""
-    actual = [_describe_tensor(network.get_input(index)) for index in range(network.num_inputs)]
-    actual += [_describe_tensor(network.get_output(index)) for index in range(network.num_outputs)]
-    expected = [_describe_spec(spec) for spec in stage.inputs + stage.outputs]
-    for index, tensor in enumerate(actual):
-        spec = expected[index] if index < len(expected) else None
-        if spec is None or tensor[:2] != spec[:2] or not _fits(tensor[2], spec[2]):
-            raise EngineError(f"{onnx} is not the stage {stage.name}: expected {spec}, found {tensor}")
-    if len(actual) < len(expected):
-        raise EngineError(f"{onnx} is not the stage {stage.name}: it lacks {expected[len(actual)]}")
+    """Raise EngineError unless the network has the inputs and outputs of the stage, in their dtypes.
 
-
-def _describe_tensor(tensor: Any) -> TensorDescription:
-    return tensor.name, tensor.dtype.name, tuple(tensor.shape)
-
-
-def _describe_spec(spec: TensorSpec) -> TensorDescription:
-    shape = tuple(side if isinstance(side, int) else -1 for side in spec.shape)
-    return spec.name, DTYPES[spec.dtype], shape
-
-
-def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    """Return True if the shapes are equal in every dimension that the network knows."""
-    return len(shape) == len(expected) and all(
-        side in (-1, other) for side, other in zip(shape, expected, strict=True)
-    )
+    Shapes are checked when a plan runs.
+    """
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    tensors += [network.get_output(index) for index in range(network.num_outputs)]
+    actual = [(tensor.name, tensor.dtype.name) for tensor in tensors]
+    expected = [(spec.name, DTYPES[spec.dtype]) for spec in stage.inputs + stage.outputs]
+    if actual != expected:
+        raise EngineError(f"{onnx} is not the stage {stage.name}: expected {expected}, found {actual}")
 
 
 def _configure(

@@ -202,9 +202,10 @@ class Sam1PromptEncoder(nn.Module):
     def forward(self, points: Tensor, labels: Tensor, boxes: None, masks: None) -> tuple[Tensor, None]:
         """Embed points [1, N, n, 2] in model pixels with labels [1, N, n], as [1, N, n or n + 1, C].
 
-        Without a box, a position without a point follows, as in the reference.
+        Without a box, a position without a point follows, as in the reference. In an export, which has no branches, it
+        must be there already.
         """
-        if not (labels >= CORNER).any():
+        if not torch.onnx.is_in_onnx_export() and not ((labels >= CORNER) | (labels == NO_POINT)).any():
             points, labels = F.pad(points, (0, 0, 0, 1)), F.pad(labels, (0, 1), value=NO_POINT)
         size = (self.input_image_size, self.input_image_size)
         place = self.shared_embedding(points + 0.5, size)
@@ -231,15 +232,15 @@ class Sam1Encoder(nn.Module):
             "position", position[:, order].clone() if position.shape[1] > 1 else position, persistent=False
         )
         self.layers = nn.ModuleList(_Sam1Layer(layer, windows, order, grid) for layer in vision.layers)
-        for name, conv in (("fine", decoder.upscale_conv2), ("middle", decoder.upscale_conv1)):
+        for name, conv in (("no_fine", decoder.upscale_conv2), ("no_middle", decoder.upscale_conv1)):
             self.register_buffer(name, conv.weight.new_zeros(1, conv.out_channels, 1, 1), persistent=False)
         self.grid = grid
 
     order: Tensor
     inverse: Tensor
     position: Tensor
-    fine: Tensor
-    middle: Tensor
+    no_fine: Tensor
+    no_middle: Tensor
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Encode pixels [1, 3, S, S] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w]."""
@@ -248,8 +249,8 @@ class Sam1Encoder(nn.Module):
             x = layer(x)
         top = self.neck(x[:, self.inverse].unflatten(1, (self.grid, self.grid)))
         fine, middle = (
-            zero.expand(-1, -1, scale * self.grid, scale * self.grid)
-            for zero, scale in ((self.fine, 4), (self.middle, 2))
+            zero.expand(pixels.shape[0], -1, scale * self.grid, scale * self.grid)
+            for zero, scale in ((self.no_fine, 4), (self.no_middle, 2))
         )
         return fine, middle, top
 

@@ -58,7 +58,8 @@ class MaskDecoder(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Decode N objects on one image.
 
-        Takes image [N, C, h, w], fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and prompt [N, T, C]. Return logits
+        Takes image [N, C, h, w], fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and prompt [N, T, C]. Fine and middle
+        may be [N, ...] for objects on N images. Return logits
         [N, M, 4h, 4w], iou [N, M], mask tokens [N, M, C] and presence logits [N]; M is 3 with `multimask`, else 1.
         """
         tokens = torch.cat([self.output_tokens.expand(prompt.shape[0], -1, -1), prompt], dim=1)
@@ -79,7 +80,7 @@ class MaskDecoder(nn.Module):
 
     def _presence(self, token: Tensor) -> Tensor:
         if self.presence_head is None:
-            return token.new_full((len(token),), IN_VIEW_LOGIT)
+            return token.new_full((token.shape[0],), IN_VIEW_LOGIT)
         return self.presence_head(token)[:, 0]
 
 
@@ -117,11 +118,12 @@ def _subpixel_linear(layer: nn.ConvTranspose2d) -> nn.Linear:
 
 
 def _group(features: Tensor, height: int, width: int, levels: int) -> Tensor:
-    """Turn features [1, C, 2^L h, 2^L w] into pixels [1, hw * 4^L, C]: by token, then by pixel of each level L."""
+    """Turn features [n, C, 2^L h, 2^L w] into pixels [n, hw * 4^L, C]: by token, then by pixel of each level L."""
+    count, channels = features.shape[:2]
     rows, columns = [height] + [2] * levels, [width] + [2] * levels
-    split = features.view(features.shape[1], *rows, *columns)
-    places = [1 + level + axis * (levels + 1) for level in range(levels + 1) for axis in (0, 1)]
-    return split.permute(*places, 0).reshape(1, -1, features.shape[1])
+    split = features.view(count, channels, *rows, *columns)
+    places = [2 + level + axis * (levels + 1) for level in range(levels + 1) for axis in (0, 1)]
+    return split.permute(0, *places, 1).reshape(count, -1, channels)
 
 
 class _TwoWayLayer(nn.Module):
@@ -167,8 +169,7 @@ class _TokenToImage(nn.Module):
     def forward(self, tokens: Tensor, pixels: Tensor, position: Tensor) -> Tensor:
         """Attend with tokens [N, T, C] to pixels [N, hw, C] with the position encoding [C, hw]; return [N, T, C]."""
         count, length = tokens.shape[:2]
-        query = _split_heads(self.query(tokens), self.heads)  # [H, N * T, D]
-        carried = _join_heads(torch.bmm(query * query.shape[-1] ** -0.5, self.key), count)  # [N, H * T, C]
+        carried = _carry(self.query(tokens) * self.key.shape[1] ** -0.5, self.key)  # [N, H * T, C]
         scores = torch.baddbmm(carried @ position, carried, pixels.transpose(1, 2))
         seen = torch.bmm(scores.softmax(dim=-1), pixels)  # [N, H * T, C]
         seen = seen.view(count, self.heads, length, -1).transpose(0, 1).flatten(1, 2)
@@ -196,14 +197,14 @@ class _ImageToToken(nn.Module):
     def forward(self, pixels: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
         """Attend with pixels [N, hw, C] to keys and values [N, T, C]; return [N, hw, C]."""
         count, length = keys.shape[:2]
-        key = _split_heads(self.key(keys), self.heads)  # [H, N * T, D]
-        key = key * key.shape[-1] ** -0.5
-        carried = _join_heads(torch.bmm(key, self.query), count)  # [N, H * T, C]
-        bias = _join_heads(torch.bmm(key, self.query_bias), count)  # [N, H * T, 1]
+        key = self.key(keys) * self.query.shape[1] ** -0.5
+        carried, bias = (
+            _carry(key, self.query),
+            _carry(key, self.query_bias),
+        )  # [N, H * T, C] and [N, H * T, 1]
         scores = torch.baddbmm(carried @ position + bias, carried, pixels.transpose(1, 2))
         weights = scores.view(count, self.heads, length, -1).softmax(dim=2).flatten(1, 2)
-        carried_values = _join_heads(torch.bmm(_split_heads(self.value(values), self.heads), self.out), count)
-        out = torch.baddbmm(self.out_bias, weights.transpose(1, 2), carried_values)
+        out = torch.baddbmm(self.out_bias, weights.transpose(1, 2), _carry(self.value(values), self.out))
         return out
 
 
@@ -212,14 +213,10 @@ def _per_head(weight: Tensor, heads: int) -> nn.Parameter:
     return nn.Parameter(weight.detach().unflatten(0, (heads, -1)).contiguous(), requires_grad=False)
 
 
-def _split_heads(x: Tensor, heads: int) -> Tensor:
-    """Rearrange [N, T, H * D] to [H, N * T, D]."""
-    return torch.unflatten(x, -1, (heads, -1)).permute(2, 0, 1, 3).flatten(1, 2)
-
-
-def _join_heads(x: Tensor, count: int) -> Tensor:
-    """Rearrange [H, N * T, C] to [N, H * T, C]."""
-    return torch.unflatten(x, 1, (count, -1)).transpose(0, 1).flatten(1, 2)
+def _carry(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply x [N, T, H * D] with a matrix of each head [H, D, C]; return [N, H * T, C]."""
+    split = torch.unflatten(x, -1, (weight.shape[0], -1)).permute(2, 0, 1, 3).flatten(1, 2)
+    return torch.unflatten(torch.bmm(split, weight), 1, x.shape[:2]).transpose(0, 1).flatten(1, 2)
 
 
 class _StackedHeads(nn.Module):

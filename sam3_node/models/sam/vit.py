@@ -104,12 +104,12 @@ class _ViTLayer(WindowLayer):
     def _attend(self, x: Tensor) -> Tensor:
         qkv = apply_linear(self.qkv, x)
         if self.gather is not None:
-            qkv = torch.cat([qkv, self.filling.expand(len(x), -1, -1)], dim=1)[:, self.gather]
+            qkv = torch.cat([qkv, self.filling.expand(x.shape[0], -1, -1)], dim=1)[:, self.gather]
         qkv = qkv.view(-1, self.span, 3 * self.heads, x.shape[-1] // self.heads)
         query, key = rotate(qkv[:, :, : 2 * self.heads], self.rotation).transpose(1, 2).chunk(2, dim=1)
         value = qkv[:, :, 2 * self.heads :].transpose(1, 2)
         out = F.scaled_dot_product_attention(query, key, value)  # [windows, heads, span, D]
-        out = out.transpose(1, 2).reshape(len(x), -1, x.shape[-1])
+        out = out.transpose(1, 2).reshape(x.shape[0], -1, x.shape[-1])
         return out if self.scatter is None else out[:, self.scatter]
 
 
@@ -146,7 +146,7 @@ def pad_windows(windows: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     return gather, held.nonzero()[:, 0]
 
 
-POOL = 4  # tokens that pooling joins: it halves both sides of the map
+POOL = 4  # consecutive tokens that pooling joins to their maximum: it halves both sides of the map
 
 
 class Hiera(nn.Module):
@@ -206,28 +206,25 @@ class _HieraBlock(WindowLayer):
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm1(x)
         kept = x if isinstance(self.widen, nn.Identity) else self.widen(normed)
-        x = (_pooled(kept) if self.pools else kept) + self._attend(normed)
+        if self.pools:
+            kept = torch.unflatten(kept, 1, (-1, POOL)).amax(dim=2)
+        x = kept + self._attend(normed)
         mlp = self.mlp
         return x + apply_mlp(mlp.proj_in, mlp.activation, mlp.proj_out, self.norm2(x))
 
     def _attend(self, x: Tensor) -> Tensor:
-        batch = len(x)
+        batch = x.shape[0]  # `len` would fix it in an export
         if self.gather is not None:
             x = F.pad(x, (0, 0, 0, 1))[:, self.gather]
         qkv = apply_linear(self.qkv, x)
         qkv = qkv.view(-1, self.span, 3, self.heads, qkv.shape[-1] // (3 * self.heads))
         query, key, value = qkv.unbind(2)
         if self.pools:
-            query = _pooled(query)
+            query = torch.unflatten(query, 1, (-1, POOL)).amax(dim=2)
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         out = F.scaled_dot_product_attention(query, key, value)
         out = apply_linear(self.out, out.transpose(1, 2).reshape(batch, -1, out.shape[1] * out.shape[3]))
         return out if self.scatter is None else out[:, self.scatter]
-
-
-def _pooled(x: Tensor) -> Tensor:
-    """Return the maximum of each four consecutive tokens along axis 1."""
-    return torch.unflatten(x, 1, (-1, POOL)).amax(dim=2)
 
 
 def z_order(grid: int) -> Tensor:

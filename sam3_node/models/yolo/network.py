@@ -379,7 +379,7 @@ class YoloWorld(nn.Module):
         """Run the network as `forward` does, but return the raw output, before boxes and scores are computed."""
         self._check(pixels, text)
         dtype = self.backbone.stem.conv.weight.dtype
-        pixels, text = pixels.to(dtype), text.to(dtype).expand(len(pixels), -1, -1)
+        pixels, text = pixels.to(dtype), text.to(dtype).expand(pixels.shape[0], -1, -1)
         maps = self.neck(self.backbone(pixels), text)
         levels = [head(x, text) for head, x in zip(self.heads, maps, strict=True)]
         logits, distributions, embeddings = (
@@ -393,7 +393,7 @@ class YoloWorld(nn.Module):
                 f"pixels: expected [B, 3, H, W], H and W multiples of {STRIDES[-1]}, found {list(pixels.shape)}"
             )
         width = self.config.text_channels
-        fits = text.ndim == 2 or (text.ndim == 3 and len(text) == len(pixels))
+        fits = text.ndim == 2 or (text.ndim == 3 and text.shape[0] == pixels.shape[0])
         if not fits or text.shape[-1] != width or text.shape[-2] == 0:
             raise ModelError(
                 f"text: expected [K, {width}], or [B, K, {width}] for as many images, with K of at least 1; "

@@ -112,7 +112,7 @@ def _for_an_unknown_generation(onnx: Path, stage: StageSpec) -> None:
 @pytest.mark.parametrize(
     ("attempt", "said"),
     [
-        (_of_another_stage, r"not the stage encode: expected \('pixels'.* found \('top'"),
+        (_of_another_stage, r"not the stage encode: expected \[\('pixels'.* found \[\('top'"),
         (_of_another_dtype, r"not the stage remember: expected .*'HALF'.* found .*'FLOAT'"),
         (_not_onnx, "cannot read .*test_build.py"),
         (_not_there, "found none at .*absent.onnx"),

@@ -1,0 +1,78 @@
+"""Spans of frames, as an OpenTelemetry collector receives them from a node."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sam3_node.errors import MissingExtraError
+from sam3_node.node.monitoring import FrameSpans
+from sam3_node.settings import MonitoringSettings
+from tests.support.near_node import NearNode
+from tests.support.refuses import refuses
+
+AWAY = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[Any]]]:
+    """A collector that decodes by OpenTelemetry's own schema: its address, and the requests that came."""
+    service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    requests: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/traces"
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            requests.append(service.ExportTraceServiceRequest.FromString(body))
+            self.send_response(200)
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", requests
+        server.shutdown()
+
+
+def test_a_collector_receives_the_stages_of_a_frame(tmp_path: Path, collector: tuple[str, list[Any]]) -> None:
+    address, requests = collector
+    with NearNode(tmp_path, monitoring=MonitoringSettings(otlp_endpoint=address)) as node:
+        masks = node.send()
+    parts = [part for request in requests for part in request.resource_spans]
+    spans = [span for part in parts for span in part.scope_spans[0].spans]
+    about = {x.key: x.value.string_value for x in parts[0].resource.attributes}
+    assert (about["service.name"], about["service.instance.id"]) == ("sam3-node", masks.node)
+    whole = next(span for span in spans if span.name == "frame" and read(span)["seq"] == masks.seq)
+    assert read(whole).items() >= {"camera": masks.camera, "seq": masks.seq, "objects": 0}.items()
+    stages = [span for span in spans if span.parent_span_id == whole.span_id]
+    run = [name for name in masks.stages_us if name != "pack"]
+    assert [span.name for span in stages] == ["receive", "wait", *run, "publish"]
+    assert all(a.end_time_unix_nano == b.start_time_unix_nano for a, b in pairwise(stages))
+    assert {(read(span)["seq"], span.trace_id) for span in stages} == {(masks.seq, whole.trace_id)}
+    assert stages[0].start_time_unix_nano == whole.start_time_unix_nano == masks.capture_ns
+    assert stages[-1].end_time_unix_nano == whole.end_time_unix_nano
+    for span, name in zip(stages[2:], run, strict=False):
+        assert span.end_time_unix_nano - span.start_time_unix_nano == 1000 * masks.stages_us[name]
+
+
+def read(span: Any) -> dict[str, Any]:
+    return {x.key: getattr(x.value, x.value.WhichOneof("value")) for x in span.attributes}
+
+
+def test_a_collector_that_is_away_stops_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    with NearNode(tmp_path, monitoring=MonitoringSettings(otlp_endpoint=AWAY)) as node:
+        assert node.send().seq < node.send().seq
+
+
+def test_a_missing_exporter_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with refuses(MissingExtraError, field="otel"):
+        FrameSpans(AWAY, "node")
