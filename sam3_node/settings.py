@@ -335,6 +335,8 @@ class TrackerSettings(Section):
     link_distance_m: float = Field(0.0, ge=0.0, le=10.0)
     """Link objects of several calibrated cameras by a world_id if label and size agree and their positions in the base
     frame are at most this far apart, in metres; 0 links none."""
+    exclude_robot: bool = True
+    """true: with robot.urdf, masks leave out the robot, and what it covers is not lost."""
     max_cameras: int = Field(4, ge=1, le=64)
     """Maximum number of cameras. Frames of further cameras are counted and skipped. A camera silent for 10 s frees its
     slot."""
@@ -386,13 +388,25 @@ class SpatialSettings(Section):
     """Calibration files, separated by commas; each applies to the camera that it names, or to all others if it names
     none. They give positions in the robot's base, and replace the intrinsics and the depth scale of the frames."""
     poses: str = ""
-    """Endpoint of the robot's poses, such as tcp://127.0.0.1:5553, for cameras on the gripper. Empty: none."""
+    """Endpoint of the robot's poses, such as tcp://127.0.0.1:5553, for cameras on the gripper, and of its joints.
+    Empty: none."""
     max_pose_gap_ms: float = Field(100.0, gt=0.0, le=10_000.0)
     """Longest time between the two poses before and after an image."""
     max_pose_ahead_ms: float = Field(20.0, ge=0.0, le=1000.0)
     """Longest time from the last pose to an image. The pose is extrapolated to the image at constant velocity."""
     points: int = Field(0, ge=0, le=2000)
     """Number of surface points of each instance in the masks messages; 0: none."""
+
+
+class RobotSettings(Section):
+    urdf: OptionalProfilePath = None
+    """URDF of the robot whose pixels are found, by its joints at spatial.poses. Empty: none."""
+    name: str = Field("robot", max_length=64, pattern=CAMERA_PATTERN)
+    """Name in the topic of its joints, joints/NAME."""
+    base: str = ""
+    """Link that is the calibrations' base. Empty: the root."""
+    depth_margin_m: float = Field(0.03, ge=0.0, le=1.0)
+    """With depth: distance from its bodies, in metres, up to which a point is the robot's."""
 
 
 class RecordSettings(Section):
@@ -492,6 +506,7 @@ class Settings(BaseModel):
     deadline: DeadlineSettings = DeadlineSettings()
     detector: DetectorSettings = DetectorSettings()
     spatial: SpatialSettings = SpatialSettings()
+    robot: RobotSettings = RobotSettings()
     record: RecordSettings = RecordSettings()
     snapshot: SnapshotSettings = SnapshotSettings()
     console: ConsoleSettings = ConsoleSettings()

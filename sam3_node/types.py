@@ -247,6 +247,16 @@ class FramePose:
 
 
 @dataclass(frozen=True, slots=True)
+class JointState:
+    """Positions of a robot's joints at one time, by their names: radians, or metres where a joint slides."""
+
+    robot: str
+    stamp_ns: int
+    positions: Mapping[str, float]
+    clock: Clock = "system"
+
+
+@dataclass(frozen=True, slots=True)
 class Depth:
     """An encoded depth image: uint16 in units of `scale_m` metres; 0 marks an unknown depth.
 
@@ -323,6 +333,15 @@ class Mask:
         image[y0:y1, x0:x1] = self.crop
         return image
 
+    def without(self, pixels: np.typing.NDArray[np.bool_]) -> Mask:
+        """Return the mask without these pixels of the whole image, bool [height, width]."""
+        x0, y0, x1, y1 = self.box
+        kept = Mask.from_full(self.crop & ~pixels[y0:y1, x0:x1])
+        if not kept.crop.size:
+            return Mask.empty(self.size)
+        left, top, right, bottom = kept.box
+        return Mask(self.size, (x0 + left, y0 + top, x0 + right, y0 + bottom), kept.crop)
+
     def shifted(self, dx: int, dy: int) -> Mask:
         """Return the mask moved by whole pixels to the right and down; what leaves the image is cut off."""
         height, width = self.size
@@ -389,6 +408,8 @@ class Instance:
     """points of the surface, float32 [n, 3] little-endian; see spatial.points"""
     name_confidence: float | None = None
     """probability in 0..1 that the label is right; None if the label was given by a user, or without a mask"""
+    hidden_by: Literal["robot"] | None = None
+    """what covers an occluded object, if the node knows: the robot"""
 
     def __repr__(self) -> str:
         doubt = ", doubtful" if self.doubtful else ""
@@ -507,6 +528,10 @@ class MaskFrame:
     """The camera's pose in the robot's base at the capture, if it is known."""
     robot_pose: FramePose | None = None
     """The gripper's pose in the base at the capture, interpolated, if the node gets poses."""
+    joints: JointState | None = None
+    """The robot's joints at the capture, interpolated, if the node has `robot.urdf` and gets them."""
+    robot_mask: Mask | None = None
+    """The pixels of the robot, from its joints."""
     shed: Shed | None = None
     """What the node skipped on this frame to keep `deadline.budget_ms`; None if nothing."""
     before: MaskFrame | None = field(default=None, compare=False, repr=False)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import BagError, WireError
 from ..files import describe_stand_in
-from ..types import Closeable, Depth, Frame, FramePose, Image, closed_on_error
+from ..types import Closeable, Depth, Frame, FramePose, Image, JointState, closed_on_error
 from ..wire import decode_image
 from .decompression import STILL_SUFFIXES
 from .discovery import Camera, Firsts, choose_cameras, probe, settle_kinds
@@ -86,6 +86,10 @@ class Bag(Closeable):
         """Yield the robot's poses from a recording of this package, or from a LeRobot dataset that names them."""
         with reading(self._path):
             yield from self._poses()
+
+    def joints(self) -> Iterator[JointState]:
+        """Yield the joints of robots from a recording of this package; nothing from another."""
+        return iter(())
 
     def close(self) -> None:
         """End every iteration at its next frame and close the files. Idempotent."""
@@ -178,6 +182,10 @@ class _NativeBag(Bag):
 
     def _poses(self) -> Iterator[FramePose]:
         return RecordingReader(self._files).robot_poses()
+
+    def joints(self) -> Iterator[JointState]:
+        with reading(self._path):
+            yield from RecordingReader(self._files).joints()
 
     def _resolve_span(self) -> TimeSpan:
         if self._span.is_whole:

@@ -1,4 +1,4 @@
-"""Reads a file of robot poses, and interpolates a track of poses at the time of an image.
+"""Reads a file of robot poses, and interpolates a track of poses or of joints at the time of an image.
 
 A pose file is JSON, TOML, CSV or TUM's text; docs/calibration.md describes them. Poses are base_from_gripper:
 position in metres (or the unit that the file names) and a unit quaternion x, y, z, w or a rotation vector, or a 4x4
@@ -15,7 +15,7 @@ import logging
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from pathlib import Path, PurePath
@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from .. import geometry
 from ..errors import CalibrationError
 from ..settings import describe_fault
-from ..types import FramePose
+from ..types import FramePose, JointState
 
 log = logging.getLogger(__name__)
 
@@ -337,6 +337,8 @@ def _read_row(number: int, names: Sequence[str], cells: Sequence[str], unit: Uni
 class PoseTrack:
     """Poses of one frame over time; `at` interpolates between them. The oldest beyond `capacity` are forgotten."""
 
+    _kind = "pose"
+
     def __init__(self, capacity: int = 100_000) -> None:
         self._capacity = capacity
         self._stamps: list[int] = []
@@ -380,13 +382,13 @@ class PoseTrack:
             )
             distance = "none" if nearest is None else f"the nearest {nearest / 1e6:.0f} ms away"
             raise CalibrationError(
-                f"stale pose: expected robot poses before and after the image, found {distance}"
+                f"stale {self._kind}: expected robot {self._kind}s before and after the image, found {distance}"
             )
         before_ns, after_ns = self._stamps[after - 1], self._stamps[after]
         if after_ns - before_ns > max_gap_ns:
             raise CalibrationError(
-                f"stale pose: expected robot poses at most {max_gap_ns / 1e6:.0f} ms apart, found a gap of "
-                f"{(after_ns - before_ns) / 1e6:.0f} ms at the time of the image"
+                f"stale {self._kind}: expected robot {self._kind}s at most {max_gap_ns / 1e6:.0f} ms apart, found a "
+                f"gap of {(after_ns - before_ns) / 1e6:.0f} ms at the time of the image"
             )
         return self._blend(after - 1, after, stamp_ns)
 
@@ -397,7 +399,41 @@ class PoseTrack:
 
     def _blend(self, first: int, second: int, stamp_ns: int) -> geometry.Array:
         share = (stamp_ns - self._stamps[first]) / (self._stamps[second] - self._stamps[first])
-        return interpolate(self._poses[first], self._poses[second], share)
+        return self._interpolate(self._poses[first], self._poses[second], share)
+
+    def _interpolate(self, first: geometry.Array, second: geometry.Array, share: float) -> geometry.Array:
+        return interpolate(first, second, share)
+
+
+class JointTrack(PoseTrack):
+    """Joints of one robot over time; `find` interpolates between them as `PoseTrack.at` does. See JointState."""
+
+    _kind = "joint state"
+
+    def __init__(self, capacity: int = 100_000) -> None:
+        super().__init__(capacity)
+        self._last: JointState | None = None
+
+    def add_joints(self, joints: JointState) -> None:
+        """Add joints as a message gives them, in any order. Other names than before begin the track anew."""
+        if self._last is None or self._last.positions.keys() != joints.positions.keys():
+            self._stamps.clear()
+            self._poses.clear()
+            self._last = joints
+        values = [joints.positions[name] for name in self._last.positions]
+        self.add_matrix(joints.stamp_ns, np.array(values, np.float64))
+
+    def find(self, stamp_ns: int, max_gap_ns: int, max_ahead_ns: int = 0) -> JointState:
+        """Return the joints at a time, at constant velocity between two messages. Raises the error of `at`."""
+        values = self.at(stamp_ns, max_gap_ns, max_ahead_ns)
+        assert self._last is not None
+        positions = dict(zip(self._last.positions, values.tolist(), strict=True))
+        return replace(self._last, stamp_ns=stamp_ns, positions=positions)
+
+    def _interpolate(self, first: geometry.Array, second: geometry.Array, share: float) -> geometry.Array:
+        # some robots report a joint without limits in -pi..pi, so that it jumps by a turn
+        turn: geometry.Array = first + share * ((second - first + np.pi) % (2 * np.pi) - np.pi)
+        return turn
 
 
 def interpolate(first: geometry.Array, second: geometry.Array, share: float) -> geometry.Array:

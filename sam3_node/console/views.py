@@ -100,9 +100,13 @@ def _encode(frame: Frame | None) -> tuple[str, Buffer]:
 
 
 def _describe(masks: MaskFrame | None, blobs: list[Buffer]) -> dict[str, Any] | None:
-    """Return the fields of masks for the header, and append the bits of each."""
+    """Return the fields of masks for the header, and append the bits of each, at last of the robot's mask."""
     if masks is None:
         return None
+    instances, robot = [_describe_instance(instance, blobs) for instance in masks.instances], None
+    if masks.robot_mask is not None:
+        blobs.append(pack_bits(masks.robot_mask))
+        robot = {"box": masks.robot_mask.box, "bytes": len(blobs[-1])}
     return {
         "epoch": masks.epoch,
         "node": masks.node,
@@ -111,7 +115,8 @@ def _describe(masks: MaskFrame | None, blobs: list[Buffer]) -> dict[str, Any] | 
         "skipped": masks.skipped,
         "shed": None if masks.shed is None else {"level": masks.shed.level, "held": masks.shed.held},
         "latency_ms": (masks.published_ns - masks.age_origin_ns) / 1e6 if masks.published_ns else None,
-        "instances": [_describe_instance(instance, blobs) for instance in masks.instances],
+        "instances": instances,
+        "robot": robot,
     }
 
 

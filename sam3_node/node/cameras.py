@@ -1,4 +1,4 @@
-"""Receive the frames of a node's cameras and the robot's poses, and decide what is in time.
+"""Receive the frames of a node's cameras and the robot's poses and joints, and decide what is in time.
 
 `AgeLimits` keeps policies from acting on what is long past, `CatchUpPace` lets objects that were prompted on a past
 frame catch up beside live frames, `DecodeAhead` prepares the next frame during a step.
@@ -10,12 +10,12 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
-from ..calibration.poses import PoseTrack
+from ..calibration.poses import JointTrack, PoseTrack
 from ..errors import CalibrationError, TransportError
 from ..geometry import pose_of
 from ..models import TrackerModel
@@ -24,8 +24,8 @@ from ..perception.pipeline import FramePreparer, Pipeline, PreparedFrame, prepar
 from ..perception.spatial import BASE, GRIPPER
 from ..settings import Settings, SpatialSettings
 from ..transport import FrameSubscriber, ReceivedFrame, Security
-from ..transport.tap import PoseSubscriber
-from ..types import Clock, Closeable, Frame, FramePose, MaskFrame
+from ..transport.tap import JointSubscriber, PoseSubscriber
+from ..types import Clock, Closeable, Frame, FramePose, JointState, MaskFrame
 from ..wire.operations import MAX_STRIDE
 
 MAX_AHEAD_S = 1.0
@@ -46,6 +46,7 @@ CAPACITY = 4096
 """Poses that are remembered: 4 s at 1000 Hz."""
 
 Peek = Callable[[Frame | None, int], Frame | None]
+Track = TypeVar("Track", bound=PoseTrack)
 Prepare = Callable[[Frame], PreparedFrame]
 
 
@@ -74,7 +75,8 @@ class Cameras:
         self.frames = stack.enter_context(
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=max_cameras, security=security)
         )
-        self.poses = RobotPoses(settings.spatial, stack, security)
+        robot = settings.robot.name if settings.robot.urdf else None
+        self.poses = RobotPoses(settings.spatial, stack, security, robot)
         if prepares_ahead(model):
             prepare = FramePreparer(model, settings.tracker.max_frame_pixels)
             self.ahead = stack.enter_context(DecodeAhead(self.frames.peek, prepare))
@@ -295,20 +297,32 @@ class DecodeAhead(Closeable):
 
 
 class RobotPoses:
-    """Receives the poses of `settings.poses`, if it is set. `stack` closes the socket.
+    """Receives the poses of `settings.poses`, if it is set, and the joints of `robot`. `stack` closes the sockets.
 
     Raises TransportError for a malformed endpoint.
     """
 
-    def __init__(self, settings: SpatialSettings, stack: ExitStack, security: Security | None = None) -> None:
+    def __init__(
+        self,
+        settings: SpatialSettings,
+        stack: ExitStack,
+        security: Security | None = None,
+        robot: str | None = None,
+    ) -> None:
         self.problem: str | None = None
         """Why the last call of `find` gave no pose; None if it gave one, or poses are not configured."""
+        self.joints_problem: str | None = None
+        """The same of `find_joints`."""
         self._max_gap_ns = round(settings.max_pose_gap_ms * 1e6)
         self._max_ahead_ns = round(settings.max_pose_ahead_ms * 1e6)
         self._subscriber: PoseSubscriber | None = None
         if settings.poses:
             self._subscriber = stack.enter_context(PoseSubscriber(settings.poses, (GRIPPER,), security))
+        self._joints: JointSubscriber | None = None
+        if settings.poses and robot is not None:
+            self._joints = stack.enter_context(JointSubscriber(settings.poses, robot, security))
         self._tracks: dict[Clock, PoseTrack] = {}
+        self._joint_tracks: dict[Clock, JointTrack] = {}
 
     def find(self, frame: Frame) -> FramePose | None:
         """Return the gripper's pose in the base at the frame's capture; None if it is not known."""
@@ -319,16 +333,37 @@ class RobotPoses:
             for pose in self._subscriber.take(timeout_ms=0):
                 if pose.parent == BASE:
                     self._tracks.setdefault(pose.clock, PoseTrack(CAPACITY)).add(pose)
-            track = self._tracks.get(frame.clock)
-            if track is None:
-                self.problem = f"expected poses with the clock of the images, {frame.clock}, found none"
-                if rejected := self._subscriber.rejected:
-                    self.problem += f"; {rejected} were malformed, the last: {self._subscriber.last_error}"
-                return None
+            track = _require_track(self._tracks, frame, "poses", self._subscriber)
             return pose_at(track, frame, self._max_gap_ns, self._max_ahead_ns)
         except (CalibrationError, TransportError) as error:
             self.problem = str(error)
             return None
+
+    def find_joints(self, frame: Frame) -> JointState | None:
+        """Return the robot's joints at the frame's capture; None if they are not known."""
+        self.joints_problem = None
+        if self._joints is None:
+            return None
+        try:
+            for joints in self._joints.take(timeout_ms=0):
+                self._joint_tracks.setdefault(joints.clock, JointTrack(CAPACITY)).add_joints(joints)
+            track = _require_track(self._joint_tracks, frame, "joints", self._joints)
+            return track.find(frame.capture_ns, self._max_gap_ns, self._max_ahead_ns)
+        except (CalibrationError, TransportError) as error:
+            self.joints_problem = str(error)
+            return None
+
+
+def _require_track(
+    tracks: Mapping[Clock, Track], frame: Frame, what: str, source: PoseSubscriber | JointSubscriber
+) -> Track:
+    """Return the track on the clock of a frame. Raises CalibrationError if nothing has come on it."""
+    if frame.clock not in tracks:
+        problem = f"expected {what} with the clock of the images, {frame.clock}, found none"
+        if source.rejected:
+            problem += f"; {source.rejected} were malformed, the last: {source.last_error}"
+        raise CalibrationError(problem)
+    return tracks[frame.clock]
 
 
 def pose_at(track: PoseTrack, frame: Frame, max_gap_ns: int, max_ahead_ns: int = 0) -> FramePose:

@@ -32,7 +32,7 @@ from ..transport.limits import rss_bytes
 from ..types import Frame, MaskFrame, TrackState
 from ..wire import FAILED, Event
 from ..wire.codec import MAX_INT
-from ..wire.messages import pose_fields
+from ..wire.messages import joints_fields, pose_fields
 
 if TYPE_CHECKING:
     from .monitoring import FrameSpans
@@ -472,8 +472,12 @@ class Output:
         """Count a step whose masks are too old to publish, and tell recorders that the frame was stepped."""
         frame, stats = received.frame, self.stats[masks.camera]
         stats.withhold(frame, received.received_ns, reason)
-        pose = {"robot_pose": pose_fields(masks.robot_pose)} if masks.robot_pose is not None else {}
-        self.publish_event(FAILED, {**stats.describe_failure(frame, reason), "withheld": True, **pose})
+        robot: dict[str, Any] = {}
+        if masks.robot_pose is not None:
+            robot["robot_pose"] = pose_fields(masks.robot_pose)
+        if masks.joints is not None:
+            robot["joints"] = joints_fields(masks.joints)
+        self.publish_event(FAILED, {**stats.describe_failure(frame, reason), "withheld": True, **robot})
 
     def fail(self, frame: Frame, error: Exception) -> None:
         """Count a frame whose step failed, and tell recorders."""

@@ -46,6 +46,7 @@ from ..wire import MAX_EPOCH
 from ..wire.frame_prompt import FramePrompt
 from .linking import LinkRules, WorldLinker
 from .pipeline import Pipeline
+from .robot import RobotBody, RobotStage
 from .spatial import SpatialStage
 
 
@@ -64,6 +65,8 @@ class Perception:
         self.settings, self.model, self.detector = settings, model, detector
         self.calibrations: tuple[Calibration, ...] = ()
         """Set before a camera is served."""
+        urdf = settings.robot.urdf
+        self.robot = RobotBody(urdf, settings.robot.base) if urdf is not None else None
         self.pipelines: dict[str, Pipeline] = {}
         """The pipeline of each camera; `serve` and `drop` change it."""
         self._prompts = PromptSet()
@@ -100,8 +103,15 @@ class Perception:
             fitting = [calibration for calibration in self.calibrations if calibration.camera in (camera, "")]
             calibration = min(fitting, key=lambda calibration: calibration.camera != camera, default=None)
             spatial = SpatialStage(self.settings.spatial, calibration)
+            robot = RobotStage(self.robot, self.settings.robot) if self.robot is not None else None
             pipeline = Pipeline(
-                self.model, self.settings.tracker, camera, self.detector, self.settings.detector, spatial
+                self.model,
+                self.settings.tracker,
+                camera,
+                self.detector,
+                self.settings.detector,
+                spatial,
+                robot,
             )
             if self.session is not None:
                 pipeline.epoch = self.session.make_epoch()

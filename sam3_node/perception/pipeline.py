@@ -14,32 +14,37 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
+import cv2
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..detection.detectors import Detector, ExemplarDetector, PromptSet
-from ..errors import ReplayError, RequestError, Sam3NodeError
+from ..errors import CalibrationError, ReplayError, RequestError, Sam3NodeError
 from ..geometry import Scaling
 from ..models import Features, TrackerModel
 from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator, is_calibrated
 from ..tracking.everything import Census, EverythingOptions, segment_everything
+from ..tracking.host_copy import copy_to_device
 from ..tracking.names import is_calibrated as is_name_calibrated
-from ..tracking.tracks import PromptTensors
-from ..types import Frame, FramePose, Image, Instance, Job, Mask, MaskFrame, Priority, Shed, State
+from ..tracking.tracks import Cover, PromptTensors
+from ..types import Frame, FramePose, Image, Instance, Job, JointState, Mask, MaskFrame, Priority, Shed, State
 from ..wire import decode_image
 from ..wire.frame_prompt import FramePrompt
 from .catch_up import MAX_CORRECTIONS, CachedFrame, CacheLimits, CatchUps, FrameCache
 from .output_masks import HostTracks, copy_masks, copy_to_host, to_prompt_results, to_results_job
 from .prompts import PromptOutcome, PromptResult, check_choice, to_model
 from .registry import ObjectRegistry, ObjectStatus, choose_shed, stretch_detection
+from .robot import RobotPixels, RobotStage
 from .spatial import SpatialStage
 from .track_manager import FrameContext, TrackManager
 
 log = logging.getLogger(__name__)
 
 FindRobot = Callable[[Frame], FramePose | None]
+FindJoints = Callable[[Frame], JointState | None]
 
 
 class Pipeline:
@@ -59,6 +64,7 @@ class Pipeline:
         detector: Detector | None = None,
         detection: DetectorSettings | None = None,
         spatial: SpatialStage | None = None,
+        robot: RobotStage | None = None,
     ) -> None:
         self.camera = camera
         self.epoch: int | None = None
@@ -87,6 +93,8 @@ class Pipeline:
         )
         self._timer = StageTimer(model.device)
         self.spatial = spatial or SpatialStage(SpatialSettings(), None)
+        self.robot = robot
+        self._exclude_robot = settings.exclude_robot
         self._track_manager: TrackManager | None = None
         self._min_name_confidence = 0.0
         self._takes_exemplars = isinstance(detector, ExemplarDetector)
@@ -114,27 +122,28 @@ class Pipeline:
         find_robot: FindRobot = lambda _: None,
         prepared: PreparedFrame | None = None,
         shed_level: int = 0,
+        find_joints: FindJoints = lambda _: None,
     ) -> MaskFrame:
         """Track all objects on the next frame. `find_robot`, called last, gives the gripper's pose at its capture.
 
+        With a `robot`, it is called before the objects are tracked, as is `find_joints`, which gives its joints there.
         `prepared` holds this frame if a thread has decoded it already; the result is the same. `shed_level` says what
         to shed, see `registry`. The result's `stages_us` holds the stages that ran; packing comes later.
         Raises WireError if the image cannot be decoded; nothing is changed then.
         """
         timer = self._timer
         timer.start()
-        image, features = self._encode(frame, prepared)
-        scaling = Scaling((frame.height, frame.width), self._model.image_size)
-        context = FrameContext(image, features, self._tracker.frame_number, scaling, frame.capture_ns)
+        context, robot = self._make_context(frame, prepared, find_robot, find_joints)
         tracks, shed = self._track(context, shed_level)
         cached = CachedFrame.from_step(frame, received_ns, context, tracks, self._takes_exemplars)
         for dropped in self._frame_cache.add(cached, shed.held if shed else ()):
             self.catch_ups.use_dropped(dropped)
         on_host = copy_to_host(tracks)
         with timer.host("masks"):
-            instances = self._instances(on_host, scaling.frame_size, frame.capture_ns)
+            instances = self._instances(on_host, context)
         with timer.host("spatial") if frame.depth is not None else nullcontext():
-            instances, place = self.spatial.measure(frame, instances, find_robot(frame))
+            pose = find_robot(frame) if self.robot is None else None
+            instances, place = self.spatial.measure(frame, instances, pose)
         return MaskFrame(
             camera=frame.camera,
             seq=frame.seq,
@@ -150,8 +159,34 @@ class Pipeline:
             instances=instances,
             camera_pose=place.camera_pose,
             robot_pose=place.robot_pose,
+            joints=robot and robot.joints,
+            robot_mask=robot and Mask.from_full(robot.inside),
             shed=shed,
         )
+
+    def _make_context(
+        self, frame: Frame, prepared: PreparedFrame | None, find_robot: FindRobot, find_joints: FindJoints
+    ) -> tuple[FrameContext, RobotPixels | None]:
+        """Encode a frame, and find the robot's pixels; None if they are not known: `spatial.problem` says why."""
+        image, features = self._encode(frame, prepared)
+        scaling = Scaling((frame.height, frame.width), self._model.image_size)
+        context = FrameContext(image, features, self._tracker.frame_number, scaling, frame.capture_ns)
+        if self.robot is None:
+            return context, None
+        with self._timer.host("robot"):
+            view, joints = self.spatial.look(frame, find_robot(frame)), find_joints(frame)
+            try:
+                robot = self.robot.see(joints, view, self.spatial.read_depth(view))
+            except CalibrationError as error:
+                self.spatial.problem = self.spatial.problem or f"no mask of the robot: {error}"
+                self.spatial.lacks_robot |= joints is None
+                return context, None
+            if self._exclude_robot:
+                bright, size = robot.inside.view(np.uint8) * np.uint8(255), self._model.mask_size[::-1]
+                low = cv2.resize(bright, size, interpolation=cv2.INTER_AREA) > 127
+                cover = Cover(copy_to_device(low, self._model.device), self.robot.find_covered(robot))
+                context = context._replace(robot=robot, cover=cover)
+            return context, robot
 
     def _track(self, context: FrameContext, shed_level: int) -> tuple[Tracks, Shed | None]:
         """Track the objects on a frame, and detect if it is time to; return also what was shed."""
@@ -160,7 +195,8 @@ class Pipeline:
         objects = () if detects else self.registry  # a held object would be found as a new one
         shed = choose_shed(shed_level, objects, self._tracker.ids, context.frame_number)
         with self._timer.device("track"), self._pending_prompts() as prompts:
-            tracks = self._tracker.step_features(context.features, prompts, shed.held if shed else ())
+            held = shed.held if shed else ()
+            tracks = self._tracker.step_features(context.features, prompts, held, context.cover)
         if not detects:
             return tracks, shed
         with self._timer.device("detect"):
@@ -276,6 +312,8 @@ class Pipeline:
         self._frame_cache.remove_object(object_id)
         self._confidence.remove(object_id)
         self.spatial.remove(object_id)
+        if self.robot is not None:
+            self.robot.remove(object_id)
         if object_id in self._tracker.ids:
             self._tracker.remove(object_id)
 
@@ -305,6 +343,7 @@ class Pipeline:
             "objects": self.registry.state(),
             "confidence": self._confidence.state(),
             "spatial": self.spatial.state(),
+            "robot": self.robot and self.robot.state(),
             "pending": [prompt.state() for prompt in self._pending.values()],
             "frame_cache": self._frame_cache.state(after),
             "catch_ups": self.catch_ups.state(),
@@ -329,6 +368,8 @@ class Pipeline:
         self.registry.restore(state["objects"])
         self._confidence.restore(state["confidence"])
         self.spatial.restore(state["spatial"])
+        if self.robot is not None and state["robot"] is not None:
+            self.robot.restore(state["robot"])
         pending = (PromptTensors(**prompt) for prompt in state["pending"])
         self._pending = {prompt.object_id: prompt for prompt in pending}
         self._frame_cache.restore(state["frame_cache"], self._model.device)
@@ -389,26 +430,42 @@ class Pipeline:
             self._confidence.remove(object_id)
         return self._tracker.updated(tracks, changed)
 
-    def _instances(self, tracks: HostTracks, size: tuple[int, int], now_ns: int) -> tuple[Instance, ...]:
+    def _instances(self, tracks: HostTracks, context: FrameContext) -> tuple[Instance, ...]:
         evidence = tracks.evidence
-        read_masks = tracks.masks.rasterize(size)
+        read_masks = tracks.masks.rasterize(context.scaling.frame_size)
         confidences = self._confidence.observe(evidence)  # while a GPU makes the masks
         columns = zip(evidence.ids, read_masks(), evidence.scores, evidence.visible, confidences, strict=True)
-        return tuple(self._observe(*values, now_ns) for values in columns)
+        return tuple(self._observe(*values, context) for values in columns)
 
     def _observe(
-        self, object_id: int, mask: Mask, score: float, visible: bool, confidence: float, now_ns: int
+        self,
+        object_id: int,
+        mask: Mask,
+        score: float,
+        visible: bool,
+        confidence: float,
+        context: FrameContext,
     ) -> Instance:
+        robot, cover = context.robot, context.cover
         if visible and confidence < self._hide_below:
             visible, mask = False, Mask.empty(mask.size)
+        if robot is not None:
+            mask = mask.without(robot.inside)
         tentative, in_view, name = False, visible and mask.area > 0, None
+        # a detection may have found it elsewhere
+        covered = cover is not None and object_id in cover.ids and not visible
+        if self.robot is not None and in_view:
+            self.robot.observe(object_id, mask, robot)
         if self._track_manager is not None:
-            self._track_manager.observe(object_id, score, in_view, now_ns)
+            if covered:
+                self._track_manager.wait(object_id, context.now_ns)
+            else:
+                self._track_manager.observe(object_id, score, in_view, context.now_ns)
             tentative = self._track_manager.is_tentative(object_id)
             name = self._track_manager.name_confidence(object_id)
         instance = self.registry.observe(object_id, mask, score, visible, tentative)
         if not in_view:
-            return instance
+            return replace(instance, hidden_by="robot") if covered else instance
         doubtful = confidence < self._min_confidence or (
             name is not None and name < self._min_name_confidence
         )

@@ -57,6 +57,16 @@ class MeasuredPoints(NamedTuple):
     """[n, 3]"""
 
 
+class CameraView(NamedTuple):
+    """The camera on one frame."""
+
+    frame: Frame
+    place: SpatialFrame
+    intrinsics: Intrinsics | None
+    has_depth: bool
+    """True if the frame has depth that can be used"""
+
+
 class _LastFrame(NamedTuple):
     seq: int
     depth: DepthMap | None
@@ -79,6 +89,8 @@ class SpatialStage:
         self._velocities = VelocityFilters()
         self._last: _LastFrame | None = None
         self._place: Array | None = None
+        self._view: CameraView | None = None
+        self._depth: tuple[Frame, DepthMap | None] | None = None
 
     def measure(
         self, frame: Frame, instances: Sequence[Instance], robot_pose: FramePose | None
@@ -87,17 +99,30 @@ class SpatialStage:
 
         `robot_pose` is the gripper's in the base at the frame's capture; None if it is not known.
         """
-        self.problem, self.lacks_robot = None, False
-        place = SpatialFrame(robot_pose, self._locate(frame, robot_pose))
-        camera_pose = place.camera_pose
-        self._place = None if camera_pose is None else matrix_of(camera_pose)
-        intrinsics = self._intrinsics(frame)
-        fits = frame.depth is not None and self._fits(frame.depth, frame)
+        view, self._view = self._view, None
+        if view is None or view.frame is not frame:
+            view = self._look(frame, robot_pose)
+        place = view.place
+        self._place = None if place.camera_pose is None else matrix_of(place.camera_pose)
         shown = [seen for seen in instances if seen.mask.crop.size and not seen.doubtful]
-        depth = self._depth_map(frame, intrinsics) if shown and fits and intrinsics is not None else None
+        depth = self.read_depth(view) if shown else None
+        self._depth = None
         self._last = _LastFrame(frame.seq, depth, {instance.id: instance.mask for instance in shown})
         fields = self._describe(frame, shown, depth) if depth is not None else {}
         return self._complete(instances, fields, frame.capture_ns), place
+
+    def look(self, frame: Frame, robot_pose: FramePose | None) -> CameraView:
+        """Return what is known of the camera on a frame. The next call of `measure` for this frame uses the same."""
+        self._view = self._look(frame, robot_pose)
+        return self._view
+
+    def read_depth(self, view: CameraView) -> DepthMap | None:
+        """Return the depth of a frame at the size of colour; None if it has none that can be used."""
+        if view.intrinsics is None or not view.has_depth:
+            return None
+        if self._depth is None or self._depth[0] is not view.frame:
+            self._depth = view.frame, self._depth_map(view.frame, view.intrinsics)
+        return self._depth[1]
 
     def points(self, object_id: int, count: int) -> MeasuredPoints | None:
         """Return up to `count` measured points of an object's surface on the last frame; None if it has none."""
@@ -125,6 +150,13 @@ class SpatialStage:
         """Continue from the moment at which `state` was called. There are no points before the next frame."""
         self._last = None
         self._velocities.restore(state)
+
+    def _look(self, frame: Frame, robot_pose: FramePose | None) -> CameraView:
+        self.problem, self.lacks_robot = None, False
+        place = SpatialFrame(robot_pose, self._locate(frame, robot_pose))
+        intrinsics = self._intrinsics(frame)
+        fits = frame.depth is not None and self._fits(frame.depth, frame)
+        return CameraView(frame, place, intrinsics, fits)
 
     def _describe(self, frame: Frame, instances: Sequence[Instance], depth: DepthMap) -> dict[int, _Fields]:
         """Return the fields of instances with masks, by id. Their positions enter the filters of velocities."""

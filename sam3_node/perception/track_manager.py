@@ -6,7 +6,7 @@ On a GPU the detector runs on a CUDA stream of its own (`SideStream`), beside th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -31,8 +31,10 @@ from ..tracking.association import (
     compute_pairwise_scores,
 )
 from ..tracking.names import estimate_name, is_calibrated, measure_names
+from ..tracking.tracks import Cover
 from ..types import Detection, Priority, SavedFields, State
 from .registry import ObjectRegistry
+from .robot import RobotPixels
 
 # A detection with this part of its prompt's threshold still counts for an object that is already tracked
 # (arXiv 2110.06864); a new object needs the whole threshold.
@@ -54,6 +56,10 @@ class FrameContext(NamedTuple):
     scaling: Scaling
     now_ns: int
     """capture time"""
+    robot: RobotPixels | None = None
+    """the robot, if it is excluded"""
+    cover: Cover | None = None
+    """the same for the tracker"""
 
 
 class _Candidates(NamedTuple):
@@ -170,6 +176,11 @@ class TrackManager(SavedFields):
             self._confident_ids.remove(object_id)
             self._uncertain = True
 
+    def wait(self, object_id: int, now_ns: int) -> None:
+        """Record that the robot covers an object on a frame, which says nothing of it."""
+        if object_id in self._lifecycle:
+            self._lifecycle.wait(object_id, now_ns)
+
     def mark_encoded(self) -> None:
         """Mark the point at which the frame's features are queued. Detection waits for work up to this point only."""
         self._side_stream.mark()
@@ -198,8 +209,7 @@ class TrackManager(SavedFields):
             scores = self._score_pairs(tracks, candidates)
             self._apply_association(tracks.ids, candidates, scores, results)
         else:
-            for object_id in self._lifecycle.ids:
-                self._lifecycle.mark_missed(object_id)
+            self._mark_missed(set(), frame)
         for object_id in self._lifecycle.expired(frame.now_ns):
             self._drop(object_id, results)
         return results
@@ -209,6 +219,8 @@ class TrackManager(SavedFields):
         min_score = WEAK_SCORE_FACTOR * min(thresholds.values())
         with self._side_stream.run():
             detections = self._detector.detect(frame.image, query, min_score, frame.features.trunk)
+        if (robot := frame.robot) is not None:
+            detections = [found for found in detections if not robot.covers(found.box)]
         for found in detections:
             self.best_scores[found.label] = max(found.score, self.best_scores.get(found.label, 0.0))
         return [d for d in detections if d.score >= WEAK_SCORE_FACTOR * thresholds[d.label]][:MAX_DETECTIONS]
@@ -218,6 +230,8 @@ class TrackManager(SavedFields):
         boxes = torch.from_numpy(frame.scaling.to_model([d.box for d in detections]))
         names = measure_names(detections, is_calibrated(self._detector.name))
         proposals = self._tracker.propose(frame.features, boxes)
+        if frame.cover is not None:
+            proposals = frame.cover.cut(proposals)
         return _Candidates(frame, detections, boxes, proposals, names)
 
     def _score_pairs(self, tracks: Tracks, candidates: _Candidates) -> PairwiseScores:
@@ -246,14 +260,18 @@ class TrackManager(SavedFields):
             self._mark_detected(ids[row], index, candidates, anew)
             if row in association.recovered or self._disagrees(scores, row, index, candidates):
                 results[ids[row]] = self._adopt(ids[row], index, candidates)
-        detected = {ids[row] for row in pairs}
-        for object_id in self._lifecycle.ids:
-            if object_id not in detected:
-                self._lifecycle.mark_missed(object_id)
+        self._mark_missed({ids[row] for row in pairs}, candidates.frame)
         for first, second in association.duplicate_tracks:
             self._drop_duplicate(ids[first], ids[second], results)
         for index in association.new:
             self._start_track(index, candidates, results)
+
+    def _mark_missed(self, detected: Collection[int], frame: FrameContext) -> None:
+        """Record a round without a detection of the other objects, but for those that the robot covers."""
+        covered = frame.cover.ids if frame.cover else ()
+        for object_id in self._lifecycle.ids:
+            if object_id not in detected and object_id not in covered:
+                self._lifecycle.mark_missed(object_id)
 
     def _associate(self, ids: list[int], candidates: _Candidates, scores: PairwiseScores) -> Association:
         labels = [self._lifecycle.label(i) if i in self._lifecycle else "" for i in ids]

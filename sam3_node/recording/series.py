@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import wire
-from ..bags.native import COLOUR, RECORDER
+from ..bags.native import COLOUR, JOINTS_ROOT, RECORDER, ROBOT_POSES_ROOT
 from ..bags.native.writer import SplitRecordingWriter, compress_colour, describe_compression
 from ..errors import OutputError, WireError
 from ..settings import RecordSettings
@@ -117,9 +117,11 @@ class RecordedSeries(Closeable):
             self.report.admit(masks.camera)
             write = partial(self._write_masks, masks, parts[1], received_ns)
         elif parts[0][: len(wire.POSES_ROOT)] == wire.POSES_ROOT:
-            pose = wire.unpack_pose(parts)
-            self.report.admit_pose(pose.frame)
-            write = partial(self._write_pose, pose.frame, parts[1], received_ns)
+            frame_name = wire.unpack_pose(parts).frame
+            write = self._admit_robots(f"{ROBOT_POSES_ROOT}{frame_name}", parts[1], received_ns)
+        elif parts[0][: len(wire.JOINTS_ROOT)] == wire.JOINTS_ROOT:
+            robot = wire.unpack_joints(parts).robot
+            write = self._admit_robots(f"{JOINTS_ROOT}{robot}", parts[1], received_ns)
         else:
             frame = wire.unpack_frame(parts)
             self.report.admit(frame.camera)
@@ -150,8 +152,12 @@ class RecordedSeries(Closeable):
         self.files.current().write_masks(body, masks, received_ns)
         self.report.add_masks(masks)
 
-    def _write_pose(self, frame: str, body: memoryview, received_ns: int) -> None:
-        self.files.current().write_robot_pose(body, frame, received_ns)
+    def _admit_robots(self, topic: str, body: memoryview, received_ns: int) -> partial[None]:
+        self.report.admit_pose(topic)
+        return partial(self._write_robots, topic, body, received_ns)
+
+    def _write_robots(self, topic: str, body: memoryview, received_ns: int) -> None:
+        self.files.current().write_robots(body, topic, received_ns)
         self.report.poses += 1
 
     def _write_frame(self, frame: Frame, received_ns: int) -> None:
@@ -197,7 +203,7 @@ class RecordReport:
     cameras: dict[str, CameraCounts] = field(default_factory=dict)
     events: int = 0
     poses: int = 0
-    """Number of recorded poses of the robot, of at most MAX_CAMERAS frames."""
+    """Number of recorded poses and joints of robots, of at most MAX_CAMERAS topics."""
     node_starts: int = 0
     """Number of restarts of the node during the recording."""
     rejected: int = 0
@@ -220,11 +226,13 @@ class RecordReport:
             raise WireError(f"expected at most {MAX_CAMERAS} cameras, found another: {camera}")
         self.cameras[camera] = CameraCounts()
 
-    def admit_pose(self, frame: str) -> None:
-        """Add the name of a frame of the robot if it is new; WireError if there are too many."""
-        if frame not in self._posed and len(self._posed) >= MAX_CAMERAS:
-            raise WireError(f"expected poses of at most {MAX_CAMERAS} frames, found another: {frame}")
-        self._posed.add(frame)
+    def admit_pose(self, topic: str) -> None:
+        """Add a topic of poses or joints if it is new; WireError if there are too many."""
+        if topic not in self._posed and len(self._posed) >= MAX_CAMERAS:
+            raise WireError(
+                f"expected at most {MAX_CAMERAS} topics of poses and joints, found another: {topic}"
+            )
+        self._posed.add(topic)
 
     def add_frame(self, frame: Frame) -> None:
         """Count a recorded frame of an admitted camera."""

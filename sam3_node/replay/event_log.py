@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from ..bags.native.reader import RecordedMasks
 from ..errors import ReplayError
-from ..types import Frame, FramePose, MaskFrame, count_missing_frames
+from ..types import Frame, FramePose, JointState, MaskFrame, count_missing_frames
 from ..wire import DROPPED, FAILED, RESTORED, SERVED, Event, Fields
-from ..wire.messages import read_pose, read_shed
+from ..wire.messages import read_joints, read_pose, read_shed
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,8 @@ class Step(NamedTuple):
     """The gripper's pose that the live node used for this frame, None if it had none."""
     shed_level: int = 0
     """How much work the live node shed on this frame."""
+    joints: JointState | None = None
+    """The robot's joints that the live node used for this frame, None if it had none."""
 
 
 Action = Step | Edit
@@ -99,6 +101,7 @@ class LoggedStep(NamedTuple):
     """True if the masks were too old to publish"""
     robot_pose: FramePose | None = None
     shed_level: int = 0
+    joints: JointState | None = None
 
     @property
     def failed(self) -> bool:
@@ -151,8 +154,9 @@ class _LogReader:
             self.last_seq[camera] = seq
             withheld = args.has("withheld") and args.flag("withheld")
             pose = read_pose(args.fields("robot_pose")) if args.has("robot_pose") else None
+            joints = read_joints(args.fields("joints")) if args.has("joints") else None
             level = read_shed(args.fields("shed")).level if args.has("shed") else 0
-            yield LoggedStep(camera, seq, withheld=withheld, robot_pose=pose, shed_level=level)
+            yield LoggedStep(camera, seq, withheld=withheld, robot_pose=pose, shed_level=level, joints=joints)
             return
         if event.op == RESTORED:
             self.last_seq.clear()
@@ -188,6 +192,7 @@ class _LogReader:
             masks.skipped,
             robot_pose=masks.robot_pose,
             shed_level=masks.shed.level if masks.shed else 0,
+            joints=masks.joints,
         )
 
     def _begin(self, first_event: int) -> Iterator[Gap]:
@@ -263,7 +268,7 @@ def match_frames(entries: Iterable[LogEntry], frames: Iterable[Frame], notes: No
             notes.add_gap(entry.text)
         elif (frame := matcher.find(entry)) is not None:
             step = Step(frame, entry.received_ns, entry.skipped, entry.failed, entry.withheld)
-            yield step._replace(robot_pose=entry.robot_pose, shed_level=entry.shed_level)
+            yield step._replace(robot_pose=entry.robot_pose, shed_level=entry.shed_level, joints=entry.joints)
         else:
             notes.add_gap(
                 f"camera {entry.camera}: expected frame {entry.seq}, which the node stepped, found that it is not in "

@@ -36,7 +36,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OUTPUTS: tuple[Output, ...] = get_args(Output)
 NAMES = ("camera", "frame", "label", "box", "points", "labels", "mask", "value")
-SECTIONS = ("model", "tracker", "detector", "engine", "spatial")
+SECTIONS = ("model", "tracker", "detector", "engine", "spatial", "robot")
 """The sections of the settings that masks depend on."""
 
 Sections = dict[str, dict[str, Any]]

@@ -106,7 +106,13 @@ class Player(ActionPlayer):
             pipeline = self._perception.serve(frame.camera)
             masks = self._perception.link(
                 pipeline.step(
-                    frame, step.received_ns, step.skipped, lambda _: step.robot_pose, None, step.shed_level
+                    frame,
+                    step.received_ns,
+                    step.skipped,
+                    lambda _: step.robot_pose,
+                    None,
+                    step.shed_level,
+                    lambda _: step.joints,
                 )
             )
         except Exception as error:  # as in the node, one bad frame does not end the run, but a lost GPU does

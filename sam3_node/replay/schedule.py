@@ -12,19 +12,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..bags.bag import open_bag
 from ..bags.formats.mcap import count_messages
 from ..bags.native import COLOUR, NODE, RING
 from ..bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from ..bags.samples import natural_order
-from ..calibration.poses import PoseTrack
+from ..calibration.poses import JointTrack, PoseTrack
 from ..errors import CalibrationError, ReplayError, RequestError
 from ..files import explain_os_error
 from ..node.cameras import pose_at
 from ..perception.spatial import BASE, GRIPPER
-from ..types import Clock, Closeable, Frame, FramePose, MaskFrame, closed_on_error
+from ..types import Clock, Closeable, Frame, FramePose, JointState, MaskFrame, closed_on_error
 from ..wire import CAUGHT_UP, Event, encode_mask
 from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.operations import CHANGES
@@ -35,6 +35,7 @@ from .lerobot_dataset import check_lerobot
 from .outputs import Dataset
 from .store import local_bag
 
+Found = TypeVar("Found")
 FramePlace = tuple[str, int]
 """Camera and seq of a frame."""
 
@@ -121,10 +122,10 @@ class Schedule(Closeable):
         if not (has_prompts or self.settings.detector.prompts or edits.begin_objects()):
             self.notes.add(NOTHING_ASKED)
         frames = self.frames()
-        find_robot = self._make_robot_finder()
+        find_robot, find_joints = self._make_robot_finder(), self._make_joint_finder()
         if self.job.start or self.job.begin_ns is not None:
             frames = self._skip_edits(frames, edits)
-        steps = step_all_frames(frames, edits, find_robot)
+        steps = step_all_frames(frames, edits, find_robot, find_joints)
         steps = separate_episodes(steps, self.episode_starts, self.dataset.prompts)
         actions = add_objects(steps, self.job.objects, self.notes)
         yield from add_everything(actions) if self.job.everything else actions
@@ -145,15 +146,36 @@ class Schedule(Closeable):
                 "a camera is on the gripper, and the recording has no poses of the gripper in the base: objects of "
                 "that camera have no positions in the base"
             )
+        return self._make_finder(lambda frame, max_gap_ns: pose_at(tracks[frame.clock], frame, max_gap_ns))
+
+    def _make_joint_finder(self) -> Callable[[Frame], JointState | None]:
+        """Return a function that gives the robot's joints at a frame, from its messages or the recorded masks."""
+        settings = self.settings.robot
+        if settings.urdf is None:
+            return lambda _: None
+        tracks: defaultdict[Clock, JointTrack] = defaultdict(JointTrack)
+        recorded = [joints for joints in self._bag.joints() if joints.robot == settings.name]
+        for joints in recorded or filter(None, (masks.joints for masks in self.recorded_masks())):
+            tracks[joints.clock].add_joints(joints)
+        if not tracks:
+            self.notes.add(
+                f"the recording has no joints of {settings.name}: no pixels of the robot are known"
+            )
+        return self._make_finder(
+            lambda frame, max_gap_ns: tracks[frame.clock].find(frame.capture_ns, max_gap_ns)
+        )
+
+    def _make_finder(self, find: Callable[[Frame, int], Found]) -> Callable[[Frame], Found | None]:
+        """Return a function that gives what is known at a frame; None where the nearest is too far."""
         max_gap_ns = round(self.settings.spatial.max_pose_gap_ms * 1e6)
 
-        def find(frame: Frame) -> FramePose | None:
+        def find_or_none(frame: Frame) -> Found | None:
             try:
-                return pose_at(tracks[frame.clock], frame, max_gap_ns)
+                return find(frame, max_gap_ns)
             except CalibrationError:
                 return None
 
-        return find
+        return find_or_none
 
     def _read_gripper_poses(self) -> Iterator[FramePose]:
         gripper = [pose for pose in self._bag.robot_poses() if (pose.frame, pose.parent) == (GRIPPER, BASE)]
@@ -270,6 +292,7 @@ def step_all_frames(
     frames: Iterable[Frame],
     edits: FrameEdits,
     find_robot: Callable[[Frame], FramePose | None] = lambda _: None,
+    find_joints: Callable[[Frame], JointState | None] = lambda _: None,
 ) -> Iterator[event_log.Action]:
     """Yield a step on each frame, with its edits."""
     for frame in frames:
@@ -277,7 +300,11 @@ def step_all_frames(
         yield from edits.before.pop(place, ())
         received_ns = frame.sent_ns or frame.capture_ns
         yield event_log.Step(
-            frame, received_ns, edits=tuple(edits.on.pop(place, ())), robot_pose=find_robot(frame)
+            frame,
+            received_ns,
+            edits=tuple(edits.on.pop(place, ())),
+            robot_pose=find_robot(frame),
+            joints=find_joints(frame),
         )
 
 

@@ -246,6 +246,11 @@ class Lifecycle:
         if life.hidden:
             life.rounds, life.names = 0, {}
 
+    def wait(self, object_id: int, now_ns: int) -> None:
+        """Record a frame on which the object cannot be seen, where it is known to be: no time passes for it."""
+        life = self._lives[object_id]
+        life.hidden, life.evidence_ns = True, now_ns
+
     def observe(self, object_id: int, score: float, visible: bool, now_ns: int) -> None:
         """Record the object's mask on a frame. A mask with a high score is evidence, unless the object is tentative."""
         life = self._lives[object_id]

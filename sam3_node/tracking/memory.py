@@ -588,15 +588,18 @@ class LastMasks:
     def copy_conditioning(self, row: int, target: int) -> None:
         """Do nothing: only the newest prompt counts."""
 
-    def follow(self, features: Features, rows: Ints, frame: int) -> Decoded:
+    def follow(self, features: Features, rows: Ints, frame: int, hidden: Bools | None = None) -> Decoded:
         """Decode the objects of N rows on frame number `frame`, and keep the masks of those in view.
 
-        A mask that departs from its track's history is withheld: its object is out of view in the result.
+        Nothing is kept of the rows that are `hidden`, bool [N]. A mask that departs from its track's history is
+        withheld: its object is out of view in the result.
         """
         index = torch.from_numpy(rows).to(self._logits.device)
         last = self._logits[index]
         decoded, levels = self._search(features, last)
         present = decoded.presence.cpu().numpy() > 0
+        if hidden is not None:
+            present &= ~hidden
         signals = track_history.measure(levels, present)
         quality = decoded.iou.float().cpu().numpy() * signals.stability
         before = track_history.find_level_sets(last).inside

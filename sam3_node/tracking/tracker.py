@@ -12,8 +12,10 @@ from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded, Run
 from ..types import SavedFields
+from .host_copy import copy_to_device
 from .memory import PRESENT_LOGIT, Ints, LastMasks, MemoryBank, get_rule
 from .tracks import (
+    Cover,
     ObjectPrompt,
     ObjectRows,
     PromptTensors,
@@ -90,18 +92,26 @@ class Tracker(SavedFields):
 
     @torch.inference_mode()
     def step_features(
-        self, features: Features, prompts: Sequence[AnyPrompt] = (), held: Collection[int] = ()
+        self,
+        features: Features,
+        prompts: Sequence[AnyPrompt] = (),
+        held: Collection[int] = (),
+        cover: Cover | None = None,
     ) -> Tracks:
         """Do the same as `step`, from features = model.encode(pixels).
 
         The objects `held` are not tracked on this frame, and are not among the result. They remember nothing of it.
+        Nor do the objects that `cover` hides: they are not visible. Masks and memories leave out its pixels.
         """
         checked = self._check(prompts)
         frame = self.frame_number
         following = [
             object_id for object_id in self.ids if object_id not in checked and object_id not in held
         ]
-        results = dict(zip(following, self._follow(features, following, frame), strict=True))
+        results = dict(zip(following, self._follow(features, following, frame, cover), strict=True))
+        for object_id in cover.ids & results.keys() if cover else ():
+            track = results[object_id]
+            results[object_id] = track._replace(visible=torch.zeros_like(track.visible))
         for object_id, prompt in checked.items():
             results[object_id] = self._condition(features, frame, object_id, prompt)
         self.frame_number += 1
@@ -232,7 +242,9 @@ class Tracker(SavedFields):
         size, device = self.model.image_size, self.model.device
         return {prompt.object_id: prompt.to_tensors(size, device) for prompt in prompts}
 
-    def _follow(self, features: Features, ids: list[int], frame: int) -> list[Track]:
+    def _follow(
+        self, features: Features, ids: list[int], frame: int, cover: Cover | None = None
+    ) -> list[Track]:
         """Track objects in batches that suit the device. Where its memory runs out, halve them from now on.
 
         A batch writes the bank last, so one that failed can run again.
@@ -241,7 +253,7 @@ class Tracker(SavedFields):
         while len(tracks) < len(ids):
             batch = ids[len(tracks) : len(tracks) + self.model.batch_size]
             try:
-                tracks += self._follow_batch(features, batch, frame)
+                tracks += self._follow_batch(features, batch, frame, cover)
                 continue
             except torch.OutOfMemoryError:
                 if len(batch) == 1:
@@ -250,20 +262,29 @@ class Tracker(SavedFields):
             self.model.limit_batch(len(batch) // 2)
         return tracks
 
-    def _follow_batch(self, features: Features, ids: list[int], frame: int) -> list[Track]:
-        """Track one batch: read the bank, decode, write the bank."""
+    def _follow_batch(
+        self, features: Features, ids: list[int], frame: int, cover: Cover | None = None
+    ) -> list[Track]:
+        """Track one batch: read the bank, decode, write the bank for the objects that nothing covers."""
         model = self.model
         rows = np.array([self._rows[object_id] for object_id in ids], dtype=np.int64)
+        hidden = np.array([cover is not None and object_id in cover.ids for object_id in ids])
         if isinstance(self.bank, LastMasks):
-            return split_tracks(self.bank.follow(features, rows, frame), len(ids))
+            decoded = self.bank.follow(features, rows, frame, hidden)
+            return split_tracks(cover.cut(decoded) if cover else decoded, len(ids))
         top = self._read(features.top, rows, frame)
         if model.is_compiled:
             top = top.contiguous()  # a compiled decoder is made for one order of values in memory
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
+        if cover is not None:
+            decoded = cover.cut(decoded)
         memory = model.stages.remember(features.top, decoded.logits, decoded.presence)
-        count = len(ids)
-        self.bank.write(rows, frame, memory[:count], decoded)
-        return split_tracks(decoded, count)
+        if not hidden.any():
+            self.bank.write(rows, frame, memory[: len(ids)], decoded)
+        elif not hidden.all():
+            seen = copy_to_device(np.flatnonzero(~hidden), memory.device)
+            self.bank.write(rows[~hidden], frame, memory[seen], Decoded(*(part[seen] for part in decoded)))
+        return split_tracks(decoded, len(ids))
 
     def _read(self, top: Tensor, rows: Ints, frame: int) -> Tensor:
         """Return the image tokens of N objects, [N, C, h, w], which have attended to the memories before `frame`.

@@ -192,6 +192,20 @@ def catching_key(object_id: int) -> int:
     return ~object_id
 
 
+class Cover(NamedTuple):
+    """The pixels in front of the objects on a frame, and the objects behind them."""
+
+    pixels: Tensor
+    """bool [h, w] at the size of low-resolution masks, on the model's device"""
+    ids: frozenset[int]
+    """the objects that are hidden"""
+
+    def cut(self, decoded: Decoded) -> Decoded:
+        """Return masks that leave out these pixels; their edge lies between two pixels, as others do."""
+        logits = decoded.logits
+        return decoded._replace(logits=torch.where(self.pixels, -logits.abs(), logits))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Tracks:
     """All N objects on one frame, in the order in which they were added. Tensors are on the model's device."""

@@ -11,13 +11,14 @@ from .security import Security
 if TYPE_CHECKING:
     from .control_server import ControlServer, Peer, poll
     from .mask_pairing import MaskPair, MaskPairing
-    from .tap import PosePublisher, PoseSubscriber, ReceivedMessage, StreamTap
+    from .tap import JointSubscriber, PosePublisher, PoseSubscriber, ReceivedMessage, StreamTap
 
 __all__ = [
     "ControlClient",
     "ControlServer",
     "FramePublisher",
     "FrameSubscriber",
+    "JointSubscriber",
     "MaskPair",
     "MaskPairing",
     "MaskPublisher",
@@ -37,7 +38,7 @@ __all__ = [
 _LATER = {
     "control_server": ("ControlServer", "Peer", "poll"),
     "mask_pairing": ("MaskPair", "MaskPairing"),
-    "tap": ("PosePublisher", "PoseSubscriber", "ReceivedMessage", "StreamTap"),
+    "tap": ("JointSubscriber", "PosePublisher", "PoseSubscriber", "ReceivedMessage", "StreamTap"),
 }
 """Modules that are imported when a name of theirs is used: a client, which needs none, starts sooner."""
 

@@ -1,6 +1,7 @@
-"""Tap all messages in the order of arrival, for recorders; publish and receive poses.
+"""Tap all messages in the order of arrival, for recorders; publish and receive poses and joints.
 
-There is one stream of poses for each frame, such as the gripper's in the robot's base.
+There is one stream of poses for each frame, such as the gripper's in the robot's base, and one of joints for each
+robot.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import zmq
 
 from .. import wire
 from ..errors import TransportError
-from ..types import FramePose
+from ..types import FramePose, JointState
 from . import sockets
 from .channels import Publisher
 from .receiver import Receiver
@@ -29,14 +30,16 @@ MAX_POSES = 4096
 MIN_RECONNECT_MS, MAX_RECONNECT_MS = 20, 50
 OVERHEAD_BYTES = 1024  # approximate memory of a waiting message beside its parts
 
+Moved = TypeVar("Moved", FramePose, JointState)
+
 log = logging.getLogger(__name__)
 
 
 class PosePublisher(Publisher):
-    """A publisher of poses on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
+    """A publisher of a robot's poses and joints on `endpoint`.
 
-    It is a context manager. Raises TransportError when the endpoint is malformed or in use. `security`
-    defaults to the environment.
+    `.endpoint` is the bound endpoint, with port 0 and * resolved. It is a context manager. Raises TransportError when
+    the endpoint is malformed or in use. `security` defaults to the environment.
     """
 
     role = "robot"
@@ -44,28 +47,34 @@ class PosePublisher(Publisher):
     def __init__(self, endpoint: str, security: Security | None = None) -> None:
         super().__init__(endpoint, "newest", POSES_QUEUE, sockets.MAX_MESSAGE_BYTES, security)
 
-    def send(self, pose: FramePose) -> bool:
-        """Publish a pose without waiting. Return True when it is queued. Raises WireError for an invalid pose."""
+    def send(self, pose: FramePose | JointState) -> bool:
+        """Publish a pose or joints without waiting. Return True when they are queued.
+
+        Raises WireError for an invalid pose.
+        """
+        if isinstance(pose, JointState):
+            return self._send(lambda: wire.pack_joints(pose), 0)
         return self._send(lambda: wire.pack_pose(pose), 0)
 
 
-class PoseSubscriber(Receiver[FramePose]):
-    """A subscriber of poses: a thread collects all of them in the order of arrival, for `take`.
+class _RobotSubscriber(Receiver[Moved]):
+    """A subscriber of what a robot publishes: a thread collects all messages in the order of arrival, for `take`.
 
-    Each image needs the poses before and after it, so the subscriber skips no pose: the newest MAX_POSES wait, of all
-    frames or of `frames` only. It is a context manager. Raises TransportError for a malformed endpoint; the publisher
-    may start later.
+    Each image needs those before and after it, so the subscriber skips none: the newest MAX_POSES wait, of all topics
+    below `root` or of `topics` only. It is a context manager. Raises TransportError for a malformed endpoint; the
+    publisher may start later.
     """
 
-    def __init__(self, endpoint: str, frames: Sequence[str] = (), security: Security | None = None) -> None:
+    def __init__(
+        self, endpoint: str, topics: Sequence[bytes], root: bytes, security: Security | None = None
+    ) -> None:
         keys = (security or Security.from_environment()).client_keys("robot")
-        topics = [wire.pose_topic(frame) for frame in frames]
-        self._poses: deque[FramePose] = deque(maxlen=MAX_POSES)
-        socket = sockets.open_subscriber(topics or (wire.POSES_ROOT,), sockets.MAX_MESSAGE_BYTES)
+        self._poses: deque[Moved] = deque(maxlen=MAX_POSES)
+        socket = sockets.open_subscriber(topics or (root,), sockets.MAX_MESSAGE_BYTES)
         super().__init__(sockets.connect_all([(socket, endpoint, keys)]), topics, POSES_QUEUE)
 
-    def take(self, timeout_ms: int | None = None) -> list[FramePose]:
-        """Return all poses that wait, oldest first; [] when none arrives in time (None: no limit) or after `close`.
+    def take(self, timeout_ms: int | None = None) -> list[Moved]:
+        """Return all messages that wait, oldest first; [] when none arrives in time (None: no limit) or after `close`.
 
         Raises TransportError when the receiving thread has failed.
         """
@@ -79,14 +88,31 @@ class PoseSubscriber(Receiver[FramePose]):
             self.check()
         return taken
 
-    def _unpack(self, parts: list[memoryview]) -> FramePose:
-        return wire.unpack_pose(parts)
-
-    def _store(self, pose: FramePose, received_ns: int, source: sockets.ReconnectingSocket) -> bool:
+    def _store(self, pose: Moved, received_ns: int, source: sockets.ReconnectingSocket) -> bool:
         with self._changed:
             self._poses.append(pose)
             self._changed.notify_all()
         return True
+
+
+class PoseSubscriber(_RobotSubscriber[FramePose]):
+    """A subscriber of poses, of all frames or of `frames` only."""
+
+    def __init__(self, endpoint: str, frames: Sequence[str] = (), security: Security | None = None) -> None:
+        super().__init__(endpoint, [wire.pose_topic(frame) for frame in frames], wire.POSES_ROOT, security)
+
+    def _unpack(self, parts: list[memoryview]) -> FramePose:
+        return wire.unpack_pose(parts)
+
+
+class JointSubscriber(_RobotSubscriber[JointState]):
+    """A subscriber of the joints of one robot."""
+
+    def __init__(self, endpoint: str, robot: str, security: Security | None = None) -> None:
+        super().__init__(endpoint, [wire.joints_topic(robot)], wire.JOINTS_ROOT, security)
+
+    def _unpack(self, parts: list[memoryview]) -> JointState:
+        return wire.unpack_joints(parts)
 
 
 class ReceivedMessage(NamedTuple):
@@ -104,10 +130,11 @@ class ReceivedMessage(NamedTuple):
 class StreamTap(Receiver[list[memoryview]]):
     """A receiver of all frames, masks and events of live (`newest`) delivery, in the order of arrival.
 
-    With `poses`, it also receives all poses of that endpoint. It is a context manager. At most `max_bytes` wait to be
-    taken; further messages are dropped and counted. Publishers never wait for a tap. With `cameras`, frames and masks
-    of other cameras are ignored. Messages are neither unpacked nor checked, but with keys, frames of a name that the
-    endpoint's key may not send are rejected. Raises TransportError for a malformed endpoint; the peers may start later.
+    With `poses`, it also receives all poses and joints of that endpoint. It is a context manager. At most `max_bytes`
+    wait to be taken; further messages are dropped and counted. Publishers never wait for a tap. With `cameras`, frames
+    and masks of other cameras are ignored. Messages are neither unpacked nor checked, but with keys, frames of a name
+    that the endpoint's key may not send are rejected. Raises TransportError for a malformed endpoint; the peers may
+    start later.
     """
 
     def __init__(
@@ -139,7 +166,7 @@ class StreamTap(Receiver[list[memoryview]]):
         peers = [(endpoint, frame_topics, key) for endpoint, key in zip(frames, keys, strict=True)]
         peers.append((masks, mask_topics, security.client_keys("node")))
         if poses:
-            peers.append((poses, [wire.POSES_ROOT], security.client_keys("robot")))
+            peers.append((poses, [wire.POSES_ROOT, wire.JOINTS_ROOT], security.client_keys("robot")))
         super().__init__(
             sockets.connect_all((_open(topics), endpoint, key) for endpoint, topics, key in peers)
         )
@@ -164,8 +191,8 @@ class StreamTap(Receiver[list[memoryview]]):
         return parts
 
     def _store(self, parts: list[memoryview], received_ns: int, source: sockets.ReconnectingSocket) -> bool:
-        is_pose = parts[0][: len(wire.POSES_ROOT)] == wire.POSES_ROOT
-        if self._wanted and parts[0] not in self._wanted and not is_pose:
+        is_robots = bytes(parts[0]).startswith((wire.POSES_ROOT, wire.JOINTS_ROOT))
+        if self._wanted and parts[0] not in self._wanted and not is_robots:
             return True  # a subscription also matches longer topics
         if source.keys is not None and not self._is_permitted(parts[0], source, source.keys):
             return True

@@ -1,8 +1,8 @@
-"""Pack and unpack the messages of frames, masks and poses.
+"""Pack and unpack the messages of frames, masks, poses and joints.
 
 The topic `<kind>/<name>` is the first part of each: `[b"frame/<camera>", header, colour, depth?]`, whose pixels are
-parts of their own and are not copied, `[b"masks/<camera>", body]`, and `[b"pose/<frame>", body]`, the place of a frame
-such as the gripper in its parent's frame.
+parts of their own and are not copied, `[b"masks/<camera>", body]`, `[b"pose/<frame>", body]`, the place of a frame
+such as the gripper in its parent's frame, and `[b"joints/<robot>", body]`, the positions of a robot's joints.
 """
 
 from __future__ import annotations
@@ -213,6 +213,27 @@ def read_pose(body: codec.Fields) -> types.FramePose:
     return types.FramePose(position_m=values.pop("position"), quaternion_xyzw=quaternion, **values)
 
 
+_JOINTS = codec.Schema(
+    {
+        "robot": lambda fields, name: check_name(fields.text(name), name),
+        "stamp_ns": codec.Fields.integer,
+        "clock": _CLOCK,
+        "positions": lambda fields, name: fields.fields(name).measures(),
+    }
+)
+
+
+def joints_fields(joints: types.JointState) -> dict[str, Any]:
+    """Return the fields of a joint state."""
+    check_name(joints.robot, "robot")
+    return {name: getattr(joints, name) for name in _JOINTS.readers} | {"positions": dict(joints.positions)}
+
+
+def read_joints(body: codec.Fields) -> types.JointState:
+    """Read the fields of a joint state. Raises WireError for any other input."""
+    return types.JointState(**body.read(_JOINTS))
+
+
 def _read_stages(fields: codec.Fields, name: str) -> dict[str, int]:
     stages = fields.fields(name)
     return {stage: stages.integer(stage) for stage in stages.names()}
@@ -249,6 +270,7 @@ _INSTANCE = codec.Schema(
         "confidence?": _SHARE,
         "doubtful?": codec.Fields.flag,
         "name_confidence?": _SHARE,
+        "hidden_by?": codec.choice(("robot",)),
         "world_id?": codec.integer(1),
         **{f"{name}?": read for name, read in _SPATIAL.items()},
     }
@@ -272,6 +294,8 @@ _MASKS = codec.Schema(
         "node?": codec.Fields.text,
         "epoch?": codec.integer(high=MAX_EPOCH),
         "shed?": lambda fields, name: read_shed(fields.fields(name)),
+        "joints?": lambda fields, name: read_joints(fields.fields(name)),
+        "robot_mask?": codec.Fields.fields,
         **{f"{name}?": lambda fields, name: read_pose(fields.fields(name)) for name in _POSES},
     }
 )
@@ -285,6 +309,8 @@ def pack_masks(masks: types.MaskFrame, encoding: types.MaskEncoding = "bits+zstd
         "stages_us": dict(masks.stages_us),
         "instances": [_pack_instance(instance, encoding) for instance in masks.instances],
         "shed": masks.shed and shed_fields(masks.shed),
+        "joints": masks.joints and joints_fields(masks.joints),
+        "robot_mask": masks.robot_mask and encode_mask(masks.robot_mask, encoding),
     }
     body |= {name: pose_fields(pose) for name in _POSES if (pose := getattr(masks, name)) is not None}
     return [masks_topic(masks.camera), codec.pack(_drop_none(body))]
@@ -299,6 +325,8 @@ def unpack_masks(parts: Sequence[types.Buffer], lazy: bool = False) -> types.Mas
     _check_topic(parts[0], masks_topic(values["camera"]), "masks")
     size = values["height"], values["width"]
     values["instances"] = _unpack_instances(values["instances"], size, lazy)
+    if "robot_mask" in values:
+        values["robot_mask"] = read_mask(values["robot_mask"], MAX_MASK_PIXELS, size)
     return types.MaskFrame(**values)
 
 
@@ -340,8 +368,8 @@ def _unpack_instance(
     return types.Instance(**values)
 
 
-POSES_ROOT = b"pose/"
-"""Beginning of the topics of all poses."""
+POSES_ROOT, JOINTS_ROOT = b"pose/", b"joints/"
+"""Beginnings of the topics of all poses, and of the joints of all robots."""
 
 
 def pose_topic(frame: str) -> bytes:
@@ -359,3 +387,21 @@ def unpack_pose(parts: Sequence[types.Buffer]) -> types.FramePose:
     pose = read_pose(_open_body(parts, "pose", _POSE_LIMITS))
     _check_topic(parts[0], pose_topic(pose.frame), "pose")
     return pose
+
+
+def joints_topic(robot: str) -> bytes:
+    """Return the topic of the joints of a robot."""
+    return JOINTS_ROOT + check_name(robot, "robot").encode()
+
+
+def pack_joints(joints: types.JointState) -> list[bytes]:
+    """Return the parts of the message. Raises WireError for a robot's name that cannot be a topic."""
+    body = {"v": codec.VERSION, "kind": "joints", **joints_fields(joints)}
+    return [joints_topic(joints.robot), codec.pack(body)]
+
+
+def unpack_joints(parts: Sequence[types.Buffer]) -> types.JointState:
+    """Unpack joints from the parts of a message. Raises WireError for any other input."""
+    joints = read_joints(_open_body(parts, "joints", _POSE_LIMITS))
+    _check_topic(parts[0], joints_topic(joints.robot), "joints")
+    return joints

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import zmq
 
-from sam3_node.errors import TransportError
+from sam3_node.calibration.poses import JointTrack
+from sam3_node.errors import CalibrationError, TransportError
 from sam3_node.node.cameras import RobotPoses
 from sam3_node.settings import SpatialSettings
 from sam3_node.transport import PosePublisher
-from sam3_node.types import Clock, Frame, FramePose
+from sam3_node.types import Clock, Frame, FramePose, JointState
 from tests.support.node_rig import until
 from tests.support.refuses import refuses
 from tests.support.transport_peer import open_peer, place_of
@@ -85,11 +87,53 @@ def test_only_the_grippers_poses_in_the_base_count_and_only_on_the_clock_of_the_
         assert "clock of the images, system" in str(poses.problem)
 
 
+def test_joints_are_interpolated_and_extrapolated_within_bounds(publisher: PosePublisher) -> None:
+    """A joint without limits may jump from pi to -pi. Those of other robots do not count."""
+    settings = SpatialSettings(poses=publisher.endpoint, max_pose_gap_ms=20, max_pose_ahead_ms=10)
+    turns = ((100, 3.1), (110, -3.1), (150, 1.0), (160, 2.0))
+    states = [JointState("arm", ms * MS, {"elbow": ms / 1000, "wrist": wrist}) for ms, wrist in turns]
+    with ExitStack() as stack:
+        poses = RobotPoses(settings, stack, robot="arm")
+
+        def have_arrived() -> bool:
+            for state in (*states, JointState("arm2", 101 * MS, {"elbow": 9.0, "wrist": 9.0})):
+                publisher.send(state)
+            return all(poses.find_joints(frame(state.stamp_ns / MS)) == state for state in states)
+
+        until(have_arrived, "the joints")
+        between = poses.find_joints(frame(105))
+        assert (between.robot, between.stamp_ns, between.clock) == ("arm", 105 * MS, "system")
+        assert between.positions["elbow"] == pytest.approx(0.105)
+        assert abs(between.positions["wrist"]) == pytest.approx(np.pi)
+        assert poses.find_joints(frame(165)).positions == pytest.approx({"elbow": 0.165, "wrist": 2.5})
+        assert poses.joints_problem is None
+        for capture_ms, problem in ((171, "11 ms away"), (99, "1 ms away"), (130, "a gap of 40 ms")):
+            assert poses.find_joints(frame(capture_ms)) is None
+            assert problem in str(poses.joints_problem)
+        assert poses.find_joints(frame(105, "device")) is None
+        assert "clock of the images, device" in str(poses.joints_problem)
+        assert poses.find(frame(105)) is None  # joints are no poses
+
+
+def test_other_joints_begin_the_track_anew() -> None:
+    track = JointTrack(capacity=3)
+    for ms in (10, 20, 30, 40):
+        track.add_joints(JointState("arm", ms, {"a": float(ms), "b": 0.0}))
+    assert len(track) == 3
+    track.add_joints(JointState("arm", 35, {"b": 1.0, "a": 35.0}))
+    assert track.find(35, 10).positions == {"a": 35.0, "b": 1.0}
+    track.add_joints(JointState("arm", 50, {"a": 50.0}))
+    assert len(track) == 1
+    assert track.find(50, 10).positions == {"a": 50.0}
+    with refuses(CalibrationError, field="joint states"):
+        track.find(40, 10)
+
+
 def test_without_an_endpoint_there_is_no_pose_and_no_problem() -> None:
     with ExitStack() as stack:
-        poses = RobotPoses(SpatialSettings(), stack)
-        assert poses.find(frame(1)) is None
-        assert poses.problem is None
+        poses = RobotPoses(SpatialSettings(), stack, robot="arm")
+        assert (poses.find(frame(1)), poses.find_joints(frame(1))) == (None, None)
+        assert (poses.problem, poses.joints_problem) == (None, None)
         with refuses(TransportError, field="tcp://host:port"):
             RobotPoses(SpatialSettings(poses="http://robot"), stack)
 

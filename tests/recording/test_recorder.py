@@ -35,8 +35,18 @@ from sam3_node.replay.job import Job
 from sam3_node.replay.schedule import Schedule
 from sam3_node.settings import GroupSettings, RecordSettings, Settings, SpatialSettings, TransportSettings
 from sam3_node.transport import ControlServer, FramePublisher, MaskPublisher, ReceivedMessage
-from sam3_node.types import Depth, Frame, FramePose, MaskFrame
-from sam3_node.wire import Event, Reply, Request, decode_image, pack_event, pack_frame, pack_masks, pack_pose
+from sam3_node.types import Depth, Frame, FramePose, JointState, MaskFrame
+from sam3_node.wire import (
+    Event,
+    Reply,
+    Request,
+    decode_image,
+    pack_event,
+    pack_frame,
+    pack_joints,
+    pack_masks,
+    pack_pose,
+)
 from tests.support.node_rig import READY_S, until
 from tests.support.recorder_rig import (
     FRAME_BYTES,
@@ -143,35 +153,44 @@ def test_a_recording_without_a_node_is_one_of_frames(
     assert len(read_seqs(path)) >= 3
 
 
-def test_poses_of_the_robot_are_recorded_and_replayed(tmp_path: Path, path: Path) -> None:
+def test_poses_and_joints_of_the_robot_are_recorded_and_replayed(tmp_path: Path, path: Path) -> None:
     settings = settings_for(tmp_path, cameras=("cam0",))
     settings = settings.model_copy(update={"spatial": SpatialSettings(poses=f"ipc://{tmp_path}/poses")})
     still = (0.0, 0.0, 0.0, 1.0)  # around the captures of the frames
     poses = [FramePose("gripper", "base", ms * 10**6, (ms / 1000, 0.0, 0.5), still) for ms in (999, 1001)]
     tool = dataclasses.replace(poses[0], frame="tool")
+    states = [JointState("arm", ms * 10**6, {"elbow": ms / 1000, "wrist": -1.0}) for ms in (999, 1001)]
+    states.append(JointState("other", 10**9, {"elbow": 7.0}))
     with peer(f"ipc://{tmp_path}/poses") as robot, Camera(tmp_path), recording(settings) as out:
 
         def send_all() -> bool:
-            for parts in (*map(pack_pose, (*poses, tool)), [b"pose/gripper", b"\xc1"]):
+            packed = (*map(pack_pose, (*poses, tool)), *map(pack_joints, states))
+            for parts in (*packed, [b"pose/gripper", b"\xc1"], [b"joints/arm", b"\xc1"]):
                 robot.send_multipart(parts)
-            begun = has_grown(path, FRAME_BYTES)()
-            return begun and {tool, *poses} <= set(RecordingReader([path]).robot_poses())
+            if not has_grown(path, FRAME_BYTES)():
+                return False
+            reader = RecordingReader([path])
+            found = list(reader.joints())
+            return {tool, *poses} <= set(reader.robot_poses()) and all(state in found for state in states)
 
         until(send_all, "the poses on the disk", READY_S)
         until(lambda: len(read_seqs(path)) > 2, "frames", READY_S)
     counts = RecordingReader([path]).metadata()[RECORDING][0]
-    assert counts["poses"] >= 3
-    assert counts["rejected"] >= 1
+    assert counts["poses"] >= 6
+    assert counts["rejected"] >= 2
     assert f"{counts['poses']} poses" in out.getvalue()
     hand_eye = HandEye(kind="eye_in_hand", translation_m=(0, 0, 0.1), rotation_vector_rad=(0, 0, 0))
     pinhole = PinholeSection(width_px=640, height_px=480, fx_px=600, fy_px=600, cx_px=319.5, cy_px=239.5)
     calibration = Calibration(intrinsics=pinhole, hand_eye=hand_eye)
-    job = Job((str(path),), str(tmp_path / "out"), calibrations=(calibration.model_dump_json(),))
+    settings_of_job = {"robot": {"urdf": "arm.urdf", "name": "arm"}}
+    calibrations = (calibration.model_dump_json(),)
+    job = Job((str(path),), str(tmp_path / "out"), calibrations=calibrations, settings=settings_of_job)
     with Schedule(job, path) as schedule:
         steps = [action for action in schedule.actions() if isinstance(action, Step)]
     assert len(steps) > 2
     for step in steps:
         assert step.robot_pose.position_m == pytest.approx((step.frame.capture_ns / 1e9, 0.0, 0.5))
+        assert step.joints.positions == pytest.approx({"elbow": step.frame.capture_ns / 1e9, "wrist": -1.0})
 
 
 def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path, path: Path) -> None:

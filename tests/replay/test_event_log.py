@@ -22,8 +22,9 @@ from sam3_node.replay.event_log import (
     match_frames,
     read_event_log,
 )
-from sam3_node.types import Frame, MaskFrame, Shed
+from sam3_node.types import Frame, JointState, MaskFrame, Shed
 from sam3_node.wire import Event
+from sam3_node.wire.messages import joints_fields
 from tests.support.refuses import refuses
 from tests.support.replay_logs import make_frame, make_masks, served
 
@@ -109,14 +110,16 @@ def test_a_late_beginning_is_a_gap(
 
 
 def test_a_frame_whose_masks_were_withheld_was_stepped() -> None:
-    event = Event(1, "failed", {"camera": "a", "seq": 3, "error": "old", "withheld": True})
+    joints = JointState("arm", 17, {"elbow": 0.5})
+    args = {"camera": "a", "seq": 3, "error": "old", "withheld": True, "joints": joints_fields(joints)}
+    event = Event(1, "failed", args)
     entries = read_log(served(0), make_masks(0), event, make_masks(5, 1))
-    assert entries[2] == LoggedStep("a", 3, withheld=True)
+    assert entries[2] == LoggedStep("a", 3, withheld=True, joints=joints)
     assert not entries[2].failed
     assert not gaps(entries)
     (step,) = match_frames([entries[2]], [make_frame(seq) for seq in range(6)], Notes(lenient=False))
     assert isinstance(step, Step)
-    assert (step.frame.seq, step.failed, step.withheld) == (3, False, True)
+    assert (step.frame.seq, step.failed, step.withheld, step.joints) == (3, False, True, joints)
 
 
 def test_a_camera_that_starts_again_is_no_gap() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sam3_node import wire
-from sam3_node.types import Depth, Frame, FramePose, Instance, Intrinsics, Mask, MaskFrame, Shed
+from sam3_node.types import Depth, Frame, FramePose, Instance, Intrinsics, JointState, Mask, MaskFrame, Shed
 from tests.support.paths import ROOT
 
 DATA = ROOT / "tests" / "data" / "wire"
@@ -118,6 +118,16 @@ def gripper_pose() -> FramePose:
     )
 
 
+def joint_state() -> JointState:
+    positions = {"shoulder": -0.5, "elbow": 1.25, "finger": 0.03125}
+    return JointState("left-arm", 1_700_000_000_123_456_789, positions, "device")
+
+
+def masks_with_robot() -> MaskFrame:
+    hidden = Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8)), hidden_by="robot")
+    return masks_of(mug(), hidden, received_ns=18, joints=joint_state(), robot_mask=DRIVER)
+
+
 def _request(op: str, request_id: str | None = None, **args: Any) -> Example:
     request = wire.Request(17, op, args, request_id)
     return Example(
@@ -171,8 +181,10 @@ EXAMPLES = {
     ),
     "masks-depth": _masks(masks_with_depth()),
     "masks-shed": _masks(masks_of(driver("screwdriver"), received_ns=18, shed=Shed(2, (3, 7)))),
+    "masks-robot": _masks(masks_with_robot()),
     "beat": Example([wire.BEAT_TOPIC], list, list),
     "pose": Example(gripper_pose(), wire.pack_pose, wire.unpack_pose),
+    "joints": Example(joint_state(), wire.pack_joints, wire.unpack_joints),
     "request-set-prompts": _request("set_prompts", prompts=["red mug", "screwdriver"]),
     "request-set-prompts-priorities": _request(
         "set_prompts", prompts=["red mug", "screwdriver"], priorities={"screwdriver": "low"}

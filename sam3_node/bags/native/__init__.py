@@ -9,6 +9,7 @@ masks/<camera>         the body of a masks message, msgpack, as it arrived
 events                 the body of an event, msgpack, as it arrived
 truth/<camera>         optional ground truth: the body of a masks message, an instance for each object, in view or not
 poses/<frame>          the body of a pose message of the robot, msgpack, as it arrived
+joints/<robot>         the body of a joints message of a robot, msgpack, as it arrived
 pose/<camera>          optional camera pose, msgpack: {v, camera, seq, camera_to_world}, the matrix row by row
 
 Messages are logged at their arrival; publish times are times of sending. The values of metadata records are JSON.
@@ -40,6 +41,7 @@ RING = "sam3_node.ring"
 earlier messages that the recorder received."""
 EVENTS = "events"
 MASKS_ROOT, TRUTH_ROOT, POSE_ROOT, ROBOT_POSES_ROOT = "masks/", "truth/", "pose/", "poses/"
+JOINTS_ROOT = "joints/"
 NO_SCHEMA = 0
 """MCAP's schema id of messages that describe themselves."""
 

@@ -19,13 +19,14 @@ import numpy.typing as npt
 
 from ... import wire
 from ...errors import BagError, WireError, require
-from ...types import NANOSECONDS, Buffer, Frame, FrameKey, FramePose, MaskFrame
+from ...types import NANOSECONDS, Buffer, Frame, FrameKey, FramePose, JointState, MaskFrame
 from ...wire import unpack_pose as unpack_robot_pose
 from ..formats.mcap import WHOLE, McapStream, Row
 from ..pairing import TimeSpan
 from ..samples import ReadReport
 from . import (
     EVENTS,
+    JOINTS_ROOT,
     LAYOUT,
     LAYOUT_VERSION,
     MASKS_ROOT,
@@ -156,6 +157,12 @@ class RecordingReader:
     def robot_poses(self) -> Iterator[FramePose]:
         """Yield the poses that the robot published, in the order of their arrival; nothing if there are none."""
         return self._unpack_all(f"{ROBOT_POSES_ROOT}.*", _unpack_robot_pose)
+
+    def joints(self) -> Iterator[JointState]:
+        """Yield the joints that robots published, in the order of their arrival; nothing if there are none."""
+        return self._unpack_all(
+            f"{JOINTS_ROOT}.*", lambda row: wire.unpack_joints([row.channel.topic.encode(), row.data])
+        )
 
     def metadata(self) -> dict[str, list[dict[str, Any]]]:
         """Return the metadata records by their names, each name's in the order of writing."""

@@ -93,9 +93,12 @@ class RecordingWriter(Closeable):
         """Append the node's n-th event, which arrived at `logged_ns`: the body of its message."""
         self._add(native.EVENTS, bytes(body), n, logged_ns, logged_ns)
 
-    def write_robot_pose(self, body: Buffer, frame: str, logged_ns: int) -> None:
-        """Append a pose of the robot's frame that arrived at `logged_ns`: the body of its message."""
-        self._add(native.ROBOT_POSES_ROOT + frame, bytes(body), 0, logged_ns, logged_ns)
+    def write_robots(self, body: Buffer, topic: str, logged_ns: int) -> None:
+        """Append a pose or joints of a robot that arrived at `logged_ns`: the body of their message.
+
+        `topic` begins with ROBOT_POSES_ROOT or JOINTS_ROOT.
+        """
+        self._add(topic, bytes(body), 0, logged_ns, logged_ns)
 
     def write_truth(self, truth: MaskFrame) -> None:
         """Append the true masks of the frame with the same camera, seq and capture_ns."""

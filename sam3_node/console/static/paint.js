@@ -8,11 +8,13 @@ const TINT = 0.4;
 const LABEL_PX = 12;
 const MAX_LABEL = 20;
 const OTHER = [255, 255, 255];
+const ROBOT = [150, 150, 150];
 const STYLES = {
   sure: { tint: TINT, dash: 0 },
   doubtful: { tint: TINT, dash: 9, hatched: true },
   tentative: { tint: 0.12, dash: 4 },
   other: { tint: 0, dash: 7 },
+  robot: { tint: 0.25, dash: 2, hatched: true },
   preview: { tint: 0.14, dash: 0 },
 };
 
@@ -38,7 +40,9 @@ export class Painter {
     const thickness = Math.max(1, Math.round((2.5 * ratio) / scale));
     const first = shows === "other" ? [] : view.masks?.instances ?? [];
     const second = shows === "masks" ? [] : view.other?.instances ?? [];
+    const robot = shows !== "other" && view.masks?.robot;
     const drawn = [
+      ...(robot ? [[{ ...robot, id: null }, "robot", ROBOT]] : []),
       ...first.map((instance) => [instance, nameState(instance), pickColour(instance.id)]),
       ...second.map((instance) => [instance, "other", OTHER]),
     ].filter(([instance]) => instance.bits.length);
@@ -71,7 +75,7 @@ export class Painter {
     const height = Math.max(...drawn.map(([instance]) => instance.box[3])) - y0;
     const pixels = this.clearLayer(size.width, size.height, y0, height);
     for (const [instance, style, colour] of drawn) {
-      const wide = instance.id === selected ? 2 * thickness : thickness;
+      const wide = instance.id !== null && instance.id === selected ? 2 * thickness : thickness;
       this.paintMask(pixels, size.width, instance, STYLES[style], colour, wide);
     }
     this.context.putImageData(this.image, 0, 0, x0, y0, width, height);

@@ -15,6 +15,7 @@ export function parseView(buffer) {
   header.picture = take(header.image.bytes);
   for (const masks of [header.masks, header.other]) {
     for (const instance of masks?.instances ?? []) instance.bits = take(instance.bytes);
+    if (masks?.robot) masks.robot.bits = take(masks.robot.bytes);
   }
   return header;
 }
@@ -22,7 +23,7 @@ export function parseView(buffer) {
 /** Return a copy of a header without pixels and bits, which may be posted to another thread cheaply. */
 export function withoutPixels(view) {
   const strip = (masks) =>
-    masks && { ...masks, instances: masks.instances.map(({ bits, ...instance }) => instance) };
+    masks && { ...masks, robot: null, instances: masks.instances.map(({ bits, ...instance }) => instance) };
   const { picture, ...rest } = view;
   return { ...rest, masks: strip(view.masks), other: strip(view.other) };
 }

@@ -1,0 +1,408 @@
+"""Find the robot's own pixels in an image, from its URDF and its joints, and the objects that it covers.
+
+`RobotBody` reads a URDF: each geometry of a link becomes a convex part, its hull. The silhouette of the robot is the
+union of the projected parts: the hull of the projected corners of a convex body is its exact outline. With depth, a
+pixel is the robot's only if the measured point lies on a part. `RobotStage` does this for one camera, and remembers
+where each object was when the robot came in front of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import CalibrationError, SettingsError, require
+from ..geometry import Array, deproject, invert, matrix_of, project, transform_points
+from ..settings import RobotSettings
+from ..types import Intrinsics, JointState, Mask, State
+from ..wire import decode_mask, encode_mask
+from .spatial import CameraView
+from .surfaces import DepthMap, Float
+
+Pixels = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+NEAR_M = 0.02
+"""Parts are cut off at this distance in front of the camera."""
+STRIDE = 4
+"""Distance in pixels of the points whose depth is compared: the others do as their neighbour."""
+PLANES = 0.5
+"""Faces whose normals agree when rounded to this step are one plane, around the whole hull."""
+EDGE_POINTS = 12
+"""Points of each edge of an outline that a lens bends."""
+COVERED = 0.5
+"""Share of an object's last place from which it is hidden, and of a detection's box from which it is dropped."""
+GROWTH = 1.2
+"""A place of more than this many times the area of the whole object has been left: the object has moved."""
+_MOVING = ("revolute", "continuous", "prismatic")
+_AROUND = np.ones((3, 3), np.uint8)
+_SHIFT = 4  # bits of a part of a pixel, in OpenCV's drawing
+
+
+class Part(NamedTuple):
+    """A convex body that is fixed to a link, in the link's frame."""
+
+    link: int
+    corners: Array
+    """[n, 3], metres"""
+    normals: Array
+    """[f, 3], outward"""
+    offsets: Array
+    """[f]: the body is where normals @ point <= offsets"""
+
+    @classmethod
+    def from_mesh(cls, link: int, mesh: Any, link_from_mesh: Array) -> Part:
+        """Return the convex hull of a trimesh mesh."""
+        hull = mesh.convex_hull
+        corners = transform_points(link_from_mesh, hull.vertices)
+        faces = np.asarray(hull.face_normals) @ link_from_mesh[:3, :3].T
+        _, group = np.unique(np.round(faces / PLANES), axis=0, return_inverse=True)
+        sums = np.zeros((group.max() + 1, 3))
+        np.add.at(sums, group.ravel(), faces * np.asarray(hull.area_faces)[:, None])
+        normals = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
+        return cls(link, corners, normals, (corners @ normals.T).max(axis=0))
+
+
+class RobotBody:
+    """The convex parts of a robot and the joints between its links. `base` names the link of the calibration's base.
+
+    A link has the parts of its collision geometry, else of its visual geometry. Raises SettingsError for a file that is
+    not a URDF with a body, and MissingExtraError without the extra `robot`.
+    """
+
+    def __init__(self, path: Path, base: str = "") -> None:
+        yourdfpy = require("yourdfpy", "robot")
+        try:
+            urdf = yourdfpy.URDF.load(str(path), build_scene_graph=False, load_meshes=False)
+            children = {joint.child for joint in urdf.robot.joints}
+            links = [link.name for link in urdf.robot.links if link.name not in children][:1]
+            joints = list(_sort_joints(urdf.robot.joints, *links))
+            links += [joint.child for joint in joints]
+            self._parts = list(_load_parts(path, [urdf.link_map[name] for name in links]))
+        except SettingsError:
+            raise
+        except Exception as error:  # yourdfpy and the readers of meshes raise errors of many kinds
+            raise SettingsError(f"robot.urdf: cannot read {path}: {error!r:.300}") from error
+        if not self._parts:
+            raise SettingsError(
+                f"robot.urdf: expected links with collision or visual geometry, found none in {path}"
+            )
+        if base and base not in links:
+            raise SettingsError(
+                f"robot.base: expected a link of {path}, one of {', '.join(links)}, found {base}"
+            )
+        self._corners = np.concatenate([part.corners for part in self._parts])
+        counts = [len(part.corners) for part in self._parts]
+        self._corner_links = np.repeat([part.link for part in self._parts], counts)
+        self._starts = np.append(0, np.cumsum(counts)[:-1])
+        self._base = links.index(base) if base else 0
+        self._parents = [links.index(joint.parent) for joint in joints]
+        self._origins = np.array([_or_identity(joint.origin) for joint in joints]).reshape(-1, 4, 4)
+        self._moves = [joint for joint in joints if joint.type in _MOVING and joint.mimic is None]
+        self._joints = joints
+        axes = [_unit(joint.axis) if joint.type in _MOVING else np.zeros(3) for joint in joints]
+        slides = np.array([joint.type == "prismatic" for joint in joints], bool)[:, None]
+        self._slides = np.reshape(axes, (-1, 3)) * slides
+        turns = np.reshape(axes, (-1, 3)) * ~slides
+        self._cross = np.cross(np.eye(3), turns[:, None])
+
+    @property
+    def joints(self) -> tuple[str, ...]:
+        """Names of the joints that a joint state gives: those that move and mimic no other."""
+        return tuple(joint.name for joint in self._moves)
+
+    def place(self, positions: Mapping[str, float]) -> Array:
+        """Return base_from_link [n, 4, 4] at joint positions, radians or metres.
+
+        A joint without a position is at zero. Raises CalibrationError if none has one.
+        """
+        if self._moves and not positions.keys() & set(self.joints):
+            raise CalibrationError(
+                f"expected joints {', '.join(self.joints)} of robot.urdf, found {', '.join(positions)[:200] or 'none'}"
+            )
+        angles = np.array([_find_position(joint, positions) for joint in self._joints])[:, None, None]
+        motion = np.tile(np.eye(4), (len(self._joints), 1, 1))
+        # Rodrigues' formula
+        motion[:, :3, :3] += np.sin(angles) * self._cross + (1 - np.cos(angles)) * self._cross @ self._cross
+        motion[:, :3, 3] = angles[:, 0] * self._slides
+        placed = [np.eye(4)]
+        for parent, local in zip(self._parents, self._origins @ motion, strict=True):
+            placed.append(placed[parent] @ local)
+        found: Array = invert(placed[self._base]) @ np.array(placed)
+        return found
+
+    def draw(
+        self, camera_from_link: Array, view: LensView, depth: DepthMap | None = None, margin_m: float = 0.0
+    ) -> Pixels:
+        """Return the pixels of the robot in a view, bool [height, width].
+
+        With `depth`, of the view's size, only those whose measured point is less than `margin_m` outside of a part, and
+        those without a measured depth.
+        """
+        drawn = np.zeros(view.size, np.uint8)
+        poses = camera_from_link[self._corner_links]
+        corners = np.einsum("nij,nj->ni", poses[:, :3, :3], self._corners) + poses[:, :3, 3]
+        measured = None if depth is None else _Measured.thin(depth)
+        for part, outline in zip(self._parts, view.outlines(corners, self._starts), strict=True):
+            if outline is None:
+                continue
+            if measured is None:
+                cv2.fillPoly(drawn, [outline], 1, shift=_SHIFT)
+                continue
+            # a box whose sides fit the thinned points
+            x, y, width, height = cv2.boundingRect(outline >> _SHIFT)
+            left, top = max(x, 0) // STRIDE * STRIDE, max(y, 0) // STRIDE * STRIDE
+            box = np.s_[top : max(y + height + 1, 0), left : max(x + width + 1, 0)]
+            shape = np.zeros_like(drawn[box])
+            if shape.size:
+                cv2.fillPoly(shape, [outline - (np.array([left, top]) << _SHIFT)], 1, shift=_SHIFT)
+                others = measured.find_outside(
+                    part, camera_from_link[part.link], shape, (left, top), margin_m
+                )
+                drawn[box] |= shape & ~others
+        return drawn.view(np.bool_)
+
+
+class LensView:
+    """The projection of a camera onto images of `size` (height, width)."""
+
+    def __init__(self, intrinsics: Intrinsics, size: tuple[int, int]) -> None:
+        self.intrinsics, self.size = intrinsics, size
+        height, width = size
+        rim = np.array([(x, y) for x in np.linspace(0, width - 1, 9) for y in np.linspace(0, height - 1, 9)])
+        rays = deproject(rim, 1.0, intrinsics)[:, :2]
+        edge = 0.1 * (rays.max(axis=0) - rays.min(axis=0))
+        self._low, self._high = rays.min(axis=0) - edge, rays.max(axis=0) + edge
+        """directions (x / z, y / z) a little beyond the image, where a lens model still holds"""
+        (x0, y0), (x1, y1) = self._low, self._high
+        self._field = np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], np.float32)
+
+    def outlines(self, points_m: Array, starts: Ints) -> Iterator[npt.NDArray[np.int32] | None]:
+        """Yield the outline [n, 2] of each body, the convex hull of its points, in OpenCV's shifted pixels.
+
+        points_m [n, 3] are in the camera; the bodies begin at `starts`. None for a body that is out of the image.
+        """
+        z = points_m[:, 2]
+        nearest = np.minimum.reduceat(z, starts)
+        rays = (points_m[:, :2] / np.maximum(z, NEAR_M)[:, None]).astype(np.float32)
+        low, high = np.minimum.reduceat(rays, starts), np.maximum.reduceat(rays, starts)
+        outside = ((high < self._low) | (low > self._high)).any(axis=1)
+        across = ((low < self._low) | (high > self._high)).any(axis=1)
+        for index, (start, end) in enumerate(pairwise([*starts.tolist(), len(z)])):
+            if nearest[index] < NEAR_M:
+                yield self._close(_cut_near(points_m[start:end]), True)
+            else:
+                yield None if outside[index] else self._close(rays[start:end], bool(across[index]))
+
+    def _close(self, rays: Float, may_leave: bool) -> npt.NDArray[np.int32] | None:
+        if not len(rays):
+            return None
+        hull = cv2.convexHull(rays)
+        if may_leave:
+            area, hull = cv2.intersectConvexConvex(hull, self._field)
+            if not area:
+                return None
+        corners, lens = hull.reshape(-1, 2), self.intrinsics
+        if lens.model == "none":
+            pixels = corners * (lens.fx, lens.fy) + (lens.cx, lens.cy)
+        else:
+            steps = np.linspace(0, 1, EDGE_POINTS, endpoint=False)[:, None]
+            edges = (corners[:, None] + steps * (np.roll(corners, -1, axis=0) - corners)[:, None]).reshape(
+                -1, 2
+            )
+            pixels = project(np.insert(edges, 2, 1.0, axis=1), lens)
+        outline: npt.NDArray[np.int32] = np.rint(pixels * (1 << _SHIFT)).astype(np.int32)
+        return outline
+
+
+def _cut_near(points_m: Array) -> Float:
+    """Return directions (x / z, y / z) whose hull is that of the part of a convex body in front of the camera."""
+    ahead = points_m[:, 2] >= NEAR_M
+    front, back = points_m[ahead, None], points_m[None, ~ahead]
+    # where lines between corners meet the plane: their hull is the cut through the body
+    share = (front[..., 2:] - NEAR_M) / (front[..., 2:] - back[..., 2:])
+    kept = np.concatenate([front[:, 0], (front + share * (back - front)).reshape(-1, 3)])
+    rays: Float = (kept[:, :2] / kept[:, 2:]).astype(np.float32)
+    return rays
+
+
+class _Measured(NamedTuple):
+    """Every STRIDE-th point of a depth image."""
+
+    points: Float
+    """[4, h, w], x, y, z and 1 in the camera; 0 where depth is unknown"""
+
+    @classmethod
+    def thin(cls, depth: DepthMap) -> _Measured:
+        z = depth.image[::STRIDE, ::STRIDE] * np.float32(depth.scale_m)
+        x, y = depth.rays[:, ::STRIDE, ::STRIDE] * z
+        return cls(np.stack([x, y, z, z > 0]))
+
+    def find_outside(
+        self, part: Part, camera_from_link: Array, shape: Bytes, corner: tuple[int, int], margin_m: float
+    ) -> Bytes:
+        """Return 1 for the pixels of a part's shape whose point is not on the part, and 0 for others, uint8.
+
+        `corner` is the pixel (x, y) of the frame where the shape begins.
+        """
+        inside = shape[::STRIDE, ::STRIDE]
+        x, y = corner[0] // STRIDE, corner[1] // STRIDE
+        row, column = inside.nonzero()
+        normals = part.normals @ camera_from_link[:3, :3].T
+        planes = np.column_stack([normals, -part.offsets - margin_m - normals @ camera_from_link[:3, 3]])
+        above = planes.astype(np.float32) @ self.points[:, y + row, x + column]
+        outside = np.zeros_like(inside)
+        outside[row, column] = above.max(axis=0, initial=-1.0) > 0
+        # at the edge of the shape, pixels do as the points beside them
+        outside = np.where(inside, outside, cv2.dilate(outside, _AROUND))
+        high, wide = shape.shape
+        return outside.repeat(STRIDE, axis=0).repeat(STRIDE, axis=1)[:high, :wide]
+
+
+class Place(NamedTuple):
+    """The place where an object was last: what was in view, and what the robot hides of it."""
+
+    mask: Mask
+    whole_px: int
+    """pixels of the object when the robot was not in front of it"""
+
+
+class RobotPixels(NamedTuple):
+    """The robot on a frame."""
+
+    joints: JointState
+    inside: Pixels
+    """[height, width]"""
+
+    def covers(self, box: tuple[float, float, float, float]) -> bool:
+        """Return True if the robot fills most of a box (x0, y0, x1, y1) in pixels of the frame."""
+        x0, y0, x1, y1 = (max(0, round(side)) for side in box)
+        crop = self.inside[y0:y1, x0:x1]
+        return crop.size > 0 and float(crop.mean()) > COVERED
+
+
+class RobotStage:
+    """Finds the robot's pixels for one camera, and the objects that it covers. Places are saved with the state."""
+
+    def __init__(self, body: RobotBody, settings: RobotSettings) -> None:
+        self._body, self._margin_m = body, settings.depth_margin_m
+        self._view: LensView | None = None
+        self._places: dict[int, Place] = {}
+
+    def see(self, joints: JointState | None, camera: CameraView, depth: DepthMap | None) -> RobotPixels:
+        """Return the robot's pixels on a frame, taken at these joints. Raises CalibrationError if something lacks."""
+        if joints is None:
+            raise CalibrationError("expected joints at the time of the image, found none")
+        if camera.intrinsics is None or camera.place.camera_pose is None:
+            raise CalibrationError("expected a calibration with hand_eye in spatial.calibration, found none")
+        size = camera.frame.height, camera.frame.width
+        if self._view is None or (self._view.intrinsics, self._view.size) != (camera.intrinsics, size):
+            self._view = LensView(camera.intrinsics, size)
+        camera_from_base = invert(matrix_of(camera.place.camera_pose))
+        camera_from_link = camera_from_base @ self._body.place(joints.positions)
+        return RobotPixels(joints, self._body.draw(camera_from_link, self._view, depth, self._margin_m))
+
+    def find_covered(self, robot: RobotPixels) -> frozenset[int]:
+        """Return the objects whose last place is mostly under the robot."""
+        return frozenset(
+            object_id
+            for object_id, place in self._places.items()
+            if np.count_nonzero(_crop(robot.inside, place.mask) & place.mask.crop) > COVERED * place.mask.area
+        )
+
+    def observe(self, object_id: int, mask: Mask, robot: RobotPixels | None) -> None:
+        """Take an object's mask in view, without pixels of the robot.
+
+        Its place is the mask, and what it was before where the robot is now: an arm that comes slowly hides it little
+        by little. A place that so becomes larger than the object is one that the object has left.
+        """
+        before = self._places.get(object_id)
+        place = Place(mask, mask.area)
+        if robot is not None and before is not None and before.mask.size == mask.size:
+            hidden = before.mask.crop & _crop(robot.inside, before.mask)
+            if hidden_px := np.count_nonzero(hidden):
+                place = Place(mask, before.whole_px)
+                if mask.area + hidden_px <= GROWTH * before.whole_px:
+                    both = mask.full()
+                    _crop(both, before.mask)[hidden] = True
+                    place = Place(Mask.from_full(both), before.whole_px)
+        self._places[object_id] = place
+
+    def remove(self, object_id: int) -> None:
+        """Forget an object."""
+        self._places.pop(object_id, None)
+
+    def state(self) -> State:
+        """Return the state that `restore` takes."""
+        return {
+            "places": [[key, encode_mask(place.mask), place.whole_px] for key, place in self._places.items()]
+        }
+
+    def restore(self, state: State) -> None:
+        """Continue from the moment at which `state` was called."""
+        self._places = {key: Place(decode_mask(mask), whole_px) for key, mask, whole_px in state["places"]}
+
+
+def _sort_joints(joints: list[Any], root: str) -> Iterator[Any]:
+    """Yield the joints, those of a parent before those of its children."""
+    waiting = [root]
+    while waiting:
+        found = [joint for joint in joints if joint.parent == waiting[0]]
+        yield from found
+        waiting = waiting[1:] + [joint.child for joint in found]
+
+
+def _load_parts(path: Path, links: list[Any]) -> Iterator[Part]:
+    creation = require("trimesh.creation", "robot")
+    for index, link in enumerate(links):
+        for shape in link.collisions or link.visuals:
+            box, cylinder, sphere = shape.geometry.box, shape.geometry.cylinder, shape.geometry.sphere
+            if box is not None:
+                mesh = creation.box(box.size)
+            elif cylinder is not None:
+                mesh = creation.cylinder(cylinder.radius, cylinder.length)
+            elif sphere is not None:
+                mesh = creation.icosphere(2, sphere.radius)
+            else:
+                mesh = _load_mesh(path, shape.geometry.mesh)
+            yield Part.from_mesh(index, mesh, _or_identity(shape.origin))
+
+
+def _load_mesh(path: Path, named: Any) -> Any:
+    find = require("yourdfpy.urdf", "robot").filename_handler_magic
+    file = Path(find(named.filename, str(path.parent)))
+    if not file.is_file():
+        raise SettingsError(f"robot.urdf: expected the mesh {named.filename} near {path}, found no such file")
+    mesh = require("trimesh", "robot").load_scene(str(file)).to_mesh()
+    return mesh if named.scale is None else mesh.apply_scale(named.scale)
+
+
+def _or_identity(origin: Array | None) -> Array:
+    return np.eye(4) if origin is None else np.asarray(origin)
+
+
+def _unit(axis: Array | None) -> Array:
+    found = np.array([1.0, 0.0, 0.0]) if axis is None else np.asarray(axis, np.float64)
+    return found / np.linalg.norm(found)
+
+
+def _find_position(joint: Any, positions: Mapping[str, float]) -> float:
+    """Return the position of any joint, also of one that mimics another."""
+    if joint.type not in _MOVING or joint.mimic is None:
+        return positions.get(joint.name, 0.0)
+    factor = 1.0 if joint.mimic.multiplier is None else joint.mimic.multiplier
+    position: float = factor * positions.get(joint.mimic.joint, 0.0) + (joint.mimic.offset or 0.0)
+    return position
+
+
+def _crop(image: Pixels, mask: Mask) -> Pixels:
+    """Return the part of an image, which is not copied, in the box of a mask."""
+    x0, y0, x1, y1 = mask.box
+    return image[y0:y1, x0:x1]

@@ -1,0 +1,215 @@
+"""The robot's pixels from its URDF, against rays that MuJoCo casts at the same URDF."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.errors import CalibrationError, SettingsError
+from sam3_node.geometry import Array, deproject, invert, pose_of, rigid, rotation_from_vector
+from sam3_node.perception.robot import STRIDE, LensView, Pixels, RobotBody, RobotStage
+from sam3_node.perception.spatial import CameraView, SpatialFrame
+from sam3_node.perception.surfaces import DepthMap, RayMap
+from sam3_node.settings import RobotSettings
+from sam3_node.types import Frame, Intrinsics, JointState
+from tests.support.refuses import refuses
+
+trimesh = pytest.importorskip("trimesh", reason="needs the extra robot")
+pytest.importorskip("yourdfpy", reason="needs the extra robot")
+mujoco = pytest.importorskip("mujoco")
+
+SIZE = (240, 320)
+PINHOLE = Intrinsics(300.0, 310.0, 158.0, 121.0)
+LENSES = {
+    "pinhole": PINHOLE,
+    "brown": Intrinsics(300.0, 310.0, 158.0, 121.0, "brown_conrady", (-0.28, 0.09, 0.001, -0.002, -0.01)),
+    "fisheye": Intrinsics(200.0, 205.0, 158.0, 121.0, "fisheye", (0.05, -0.01, 0.003, -0.001)),
+}
+FAR_M = 5.0
+INERTIA = '<inertial><mass value="1"/><inertia ixx="1" ixy="0" ixz="0" iyy="1" iyz="0" izz="1"/></inertial>'
+URDF = """<robot name="test">
+  <link name="floor"/>
+  <link name="foot">{inertia}
+    <collision><origin xyz="0 0 0.05"/><geometry><box size="0.3 0.2 0.1"/></geometry></collision></link>
+  <link name="upper">{inertia}
+    <collision><origin xyz="0 0 0.2" rpy="0 0 0.4"/><geometry><cylinder radius="0.05" length="0.4"/></geometry>
+    </collision></link>
+  <link name="lower">{inertia}
+    <collision><origin xyz="0.15 0 0" rpy="0.3 0 0"/><geometry>
+      <mesh filename="package://some_robot/meshes/wedge.stl" scale="0.001 0.001 0.001"/></geometry></collision>
+    <visual><geometry><sphere radius="3"/></geometry></visual></link>
+  <link name="ball">{inertia}
+    <collision><geometry><sphere radius="0.06"/></geometry></collision></link>
+  <link name="left">{inertia}
+    <collision><origin xyz="0 0 -0.1"/><geometry><box size="0.02 0.04 0.1"/></geometry></collision></link>
+  <link name="right">{inertia}
+    <collision><origin xyz="0 0 -0.1"/><geometry><box size="0.02 0.04 0.1"/></geometry></collision></link>
+  <joint name="fixed" type="fixed"><parent link="floor"/><child link="foot"/>
+    <origin xyz="0.1 -0.2 0.02" rpy="0 0 3.14159265"/></joint>
+  <joint name="elbow" type="revolute"><parent link="upper"/><child link="lower"/><origin xyz="0 0 0.4"/>
+    <axis xyz="0 2 0"/><limit lower="0.3" upper="2" effort="1" velocity="1"/></joint>
+  <joint name="shoulder" type="continuous"><parent link="foot"/><child link="upper"/>
+    <origin xyz="0 0 0.1" rpy="0 0.2 0"/><axis xyz="0 0.6 0.8"/></joint>
+  <joint name="wrist" type="prismatic"><parent link="lower"/><child link="ball"/><origin xyz="0.3 0 0"/>
+    <axis xyz="1 0 0"/><limit lower="0" upper="0.2" effort="1" velocity="1"/></joint>
+  <joint name="finger" type="prismatic"><parent link="ball"/><child link="left"/><axis xyz="0 1 0"/>
+    <limit lower="0.01" upper="0.1" effort="1" velocity="1"/></joint>
+  <joint name="finger2" type="prismatic"><parent link="ball"/><child link="right"/><axis xyz="0 1 0"/>
+    <limit lower="-0.1" upper="0" effort="1" velocity="1"/><mimic joint="finger" multiplier="-1"/></joint>
+</robot>"""
+
+
+class Truth:
+    """MuJoCo's model of the URDF."""
+
+    def __init__(self, urdf: Path) -> None:
+        compiler = '<mujoco><compiler fusestatic="false"/></mujoco></robot>'
+        text = urdf.read_text().replace("package://some_robot/meshes", str(urdf.parent.parent / "meshes"))
+        text = text.replace("</robot>", compiler).replace("<compiler", '<compiler strippath="false"')
+        self.model = mujoco.MjModel.from_xml_string(text)
+        self.data = mujoco.MjData(self.model)
+
+    def cast(self, positions: dict[str, float], camera: Array, lens: Intrinsics) -> Array:
+        """Return the depth [h, w] of the body in a camera at base_from_camera, in metres; inf beside it."""
+        for name, value in {**positions, "finger2": -positions.get("finger", 0.0)}.items():
+            self.data.joint(name).qpos[:] = value
+        mujoco.mj_kinematics(self.model, self.data)
+        rows, columns = np.indices(SIZE)
+        rays = deproject(np.stack([columns, rows], axis=-1).reshape(-1, 2), 1.0, lens)
+        length = np.linalg.norm(rays, axis=1)
+        directions = np.ascontiguousarray(rays / length[:, None] @ camera[:3, :3].T).reshape(-1)
+        geoms, far = np.zeros(len(rays), np.int32), np.zeros(len(rays))
+        arguments = (None, 1, -1, geoms, far, None, len(rays), mujoco.mjMAXVAL)
+        mujoco.mj_multiRay(self.model, self.data, camera[:3, 3].copy(), directions, *arguments)
+        return np.where(geoms < 0, np.inf, far / length).reshape(SIZE)
+
+
+def look(eye: Any, target: Any) -> Array:
+    forward = np.subtract(target, eye) / np.linalg.norm(np.subtract(target, eye))
+    right = np.cross(forward, (0, 0, 1.0)) / np.linalg.norm(np.cross(forward, (0, 0, 1.0)))
+    return rigid(np.stack([right, np.cross(forward, right), forward], axis=1), eye)
+
+
+def see_from(camera: Array) -> CameraView:
+    frame = Frame("cam0", 0, 0, SIZE[1], SIZE[0], "bgr8", b"")
+    return CameraView(
+        frame, SpatialFrame(None, pose_of(camera, "camera", "base", 0, "system")), PINHOLE, True
+    )
+
+
+def grown(inside: Pixels, px: int = 1) -> Pixels:
+    """Return the pixels at most `px` from these along both axes."""
+    return cv2.dilate(inside.astype(np.uint8), np.ones((2 * px + 1, 2 * px + 1), np.uint8)) > 0
+
+
+@pytest.fixture(scope="module")
+def urdf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("some_robot")
+    (root / "urdf").mkdir()
+    (root / "meshes").mkdir()
+    wedge = trimesh.convex.convex_hull(
+        [
+            (x * 150, y * 40, z * 30)
+            for x, y, z in ((-1, -1, -1), (-1, 1, -1), (1, 1, -1), (1, -1, -1), (0, 0, 1))
+        ]
+    )
+    wedge.export(root / "meshes/wedge.stl")
+    path = root / "urdf/arm.urdf"
+    path.write_text(URDF.format(inertia=INERTIA))
+    return path
+
+
+@pytest.fixture(scope="module")
+def body(urdf: Path) -> RobotBody:
+    return RobotBody(urdf)
+
+
+@pytest.fixture(scope="module")
+def truth(urdf: Path) -> Truth:
+    return Truth(urdf)
+
+
+def draw_joints(seed: int) -> dict[str, float]:
+    rng = np.random.default_rng(seed)
+    ranges = {"shoulder": (-3, 3), "elbow": (0.3, 2), "wrist": (0, 0.2), "finger": (0.01, 0.1)}
+    return {name: float(rng.uniform(*limits)) for name, limits in ranges.items()}
+
+
+def cameras(seed: int) -> Iterator[Array]:
+    """Yield a camera that sees the whole, one that sees a part, and one beside the arm that it reaches behind."""
+    angle = np.random.default_rng(seed).uniform(-3, 3)
+    side = np.array([np.cos(angle), np.sin(angle), 0.3])
+    yield look(1.8 * side, (0, -0.2, 0.4))
+    yield look(0.8 * side, (0.2, -0.2, 0.7))
+    yield look((0.35, -0.3, 0.25), (-1.0, 0.1, 0.2))
+
+
+@pytest.mark.parametrize("lens", LENSES)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_silhouette_is_what_rays_hit(body: RobotBody, truth: Truth, lens: str, seed: int) -> None:
+    positions, view = draw_joints(seed), LensView(LENSES[lens], SIZE)
+    placed = body.place(positions)
+    for camera in cameras(seed):
+        expected = np.isfinite(truth.cast(positions, camera, LENSES[lens]))
+        drawn = body.draw(invert(camera) @ placed, view)
+        assert drawn.shape == SIZE
+        assert expected.any()
+        # near the rim, few pixels differ by more than one: there the lens is least certain, and the body the nearest
+        assert (drawn & ~grown(expected)).sum() < 15
+        assert (expected & ~grown(drawn)).sum() < 15
+
+
+def test_with_depth_only_what_lies_on_the_body_is_the_robot(body: RobotBody, truth: Truth) -> None:
+    positions, camera = draw_joints(1), look((0.9, 0.4, 0.6), (0, -0.2, 0.3))
+    cast = truth.cast(positions, camera, PINHOLE)
+    drawn = np.isfinite(cast)
+    z = np.where(drawn, cast, FAR_M)
+    columns = np.broadcast_to(np.arange(SIZE[1]), SIZE)
+    middle = int(np.median(columns[drawn]))
+    front, unknown = drawn & (columns < middle), drawn & (columns > middle + 20)
+    z[front] -= 0.1  # a thing in front of it
+    z[unknown] = 0
+    depth = DepthMap(np.round(z * 1000).astype(np.uint16), 0.001, RayMap().rays(PINHOLE, SIZE), 305.0)
+    stage, joints = RobotStage(body, RobotSettings(depth_margin_m=0.02)), JointState("robot", 0, positions)
+    seen = stage.see(joints, see_from(camera), depth).inside
+    assert (seen & ~grown(drawn & ~front, STRIDE)).sum() < 0.01 * drawn.sum()
+    assert (drawn & ~front & ~grown(seen, STRIDE)).sum() < 0.01 * drawn.sum()
+    # what a wrong calibration puts in front of the background, or of another thing, is not the robot
+    shifted = stage.see(joints, see_from(rigid(np.eye(3), (0, 0.2, 0)) @ camera), depth).inside
+    assert shifted[z > 0].sum() < 0.1 * drawn.sum()
+
+
+def test_positions_are_in_the_base_that_the_calibration_means(urdf: Path, body: RobotBody) -> None:
+    positions, other = draw_joints(2), RobotBody(urdf, base="foot")
+    base_from_foot = rigid(rotation_from_vector((0, 0, np.pi)), (0.1, -0.2, 0.02))
+    assert np.abs(base_from_foot @ other.place(positions) - body.place(positions)).max() < 1e-6
+
+
+def test_a_joint_without_a_position_is_at_zero(body: RobotBody) -> None:
+    assert set(body.joints) == {"shoulder", "elbow", "wrist", "finger"}
+    rest = dict.fromkeys(body.joints, 0.0)
+    assert np.array_equal(body.place({"shoulder": 0.0, "stranger": 7.0}), body.place(rest))
+    with refuses(CalibrationError, field=("shoulder", "joint_1")):
+        body.place({"joint_1": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("text", "base", "named"),
+    [
+        ("<robot", "", "robot.urdf"),
+        ('<robot name="a"><link name="l"/></robot>', "", "collision"),
+        (URDF.format(inertia=""), "", "package://some_robot/meshes/wedge.stl"),
+        ('<robot name="a"><link name="l"><visual><geometry><sphere radius="1"/></geometry></visual></link></robot>',
+         "tool", ("robot.base", "tool", "l")),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_named(tmp_path: Path, text: str, base: str, named: Any) -> None:
+    path = tmp_path / "arm.urdf"
+    path.write_text(text)
+    with refuses(SettingsError, field=named):
+        RobotBody(path, base)

@@ -1,0 +1,113 @@
+"""Measure the robot's silhouette from its URDF, without errors and with those of a usual calibration and clock.
+
+python -m tools.bench.accuracy.robot --urdf FILE [--clips N] [--json FILE]
+
+An arm swings in front of a wall. The truth are MuJoCo's pictures of the URDF's collision geometry. Needs
+the extras `robot` and `scenes`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sam3_node.errors import require
+from sam3_node.geometry import invert, rigid, rotation_from_vector
+from sam3_node.perception.robot import LensView, RobotBody
+from sam3_node.perception.surfaces import DepthMap, RayMap
+from sam3_node.types import Intrinsics
+from tools.bench.common import Figures, make_parser
+from tools.scenes.render import load_mujoco
+
+SIZE, LENS, FRAMES, PERIOD_S = (480, 640), Intrinsics(554.0, 554.0, 319.5, 239.5), 60, 0.1
+HAND_EYE_M, HAND_EYE_DEG, CLOCK_S, SPEED, REACH = 0.005, 0.3, 0.01, 1.0, 0.3
+WALL_M = -0.7
+CAMERA = rigid([[0, 0, -1], [1, 0, 0], [0, -1, 0]], (1.9, 0, 0.6))
+OPTIONS = 'strippath="false" fusestatic="false" balanceinertia="true" boundmass="0.01" boundinertia="0.01"'
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--urdf", type=Path, required=True, help="the arm's URDF")
+    parser.add_argument("--clips", type=int, default=4, help="rendered clips (default 4)")
+    args = parser.parse_args()
+    figures, runs = Figures("accuracy.robot"), defaultdict[str, list[float]](list)
+    for seed in range(args.clips):
+        for name, values in run_clip(args.urdf, seed).items():
+            runs[name].append(float(np.mean(values)))
+    for name, found in runs.items():
+        figures.add(name, found, "ms" if "time" in name else "of 1")
+    figures.write(args.json)
+
+
+def build(urdf: Path) -> Any:
+    """Return MuJoCo's model of a URDF before a wall, whose geom belongs to the world."""
+    find = require("yourdfpy.urdf", "robot").filename_handler_magic
+    text = re.sub(r"<visual>.*?</visual>", "", urdf.read_text(), flags=re.S)
+    text = re.sub(r'filename="([^"]*)"', lambda name: f'filename="{find(name[1], str(urdf.parent))}"', text)
+    spec = load_mujoco().MjSpec.from_string(
+        text.replace("</robot>", f"<mujoco><compiler {OPTIONS}/></mujoco></robot>")
+    )
+    wall = [WALL_M, 0, 0]
+    spec.worldbody.add_geom(type=6, size=[0.02, 3, 3], pos=wall)
+    spec.worldbody.add_light(pos=[2, 1, 3], dir=[-0.6, -0.3, -0.7])
+    spec.worldbody.add_camera(name="camera", pos=CAMERA[:3, 3], xyaxes=[0, 1, 0, 0, 0, 1], fovy=46.84)
+    return spec.compile()
+
+
+def render(renderer: Any, data: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the geom of each pixel, and the depth in metres."""
+    made = []
+    for name in ("segmentation", "depth"):
+        getattr(renderer, f"enable_{name}_rendering")()
+        renderer.update_scene(data, "camera")
+        made.append(renderer.render().copy())
+        getattr(renderer, f"disable_{name}_rendering")()
+    return made[0][..., 0], made[1]
+
+
+def iou(first: np.ndarray, second: np.ndarray) -> float:
+    return float((first & second).sum() / max(1, (first | second).sum()))
+
+
+def run_clip(urdf: Path, seed: int) -> dict[str, list[float]]:
+    """Return the figures of each frame of one clip."""
+    random = np.random.default_rng(seed)
+    model, mujoco, body = build(urdf), load_mujoco(), RobotBody(urdf)
+    data, renderer, rays = mujoco.MjData(model), mujoco.Renderer(model, *SIZE), RayMap().rays(LENS, SIZE)
+    names, (low, high) = [model.joint(index).name for index in range(model.njnt)], model.jnt_range.T
+    rest = (low + high) / 2 + (high - low) * random.uniform(-REACH, REACH, model.njnt)
+    rate, found, view = (
+        random.uniform(-SPEED, SPEED, model.njnt),
+        defaultdict[str, list[float]](list),
+        LensView(LENS, SIZE),
+    )
+    axis, shift = (ray / np.linalg.norm(ray) for ray in random.normal(size=(2, 3)))
+    wrong = CAMERA @ rigid(rotation_from_vector(np.radians(HAND_EYE_DEG) * axis), HAND_EYE_M * shift)
+    for seq in range(FRAMES):
+        now, late = (np.clip(rest + rate * np.sin(seq * PERIOD_S + gap), low, high) for gap in (0, CLOCK_S))
+        data.qpos[:] = now
+        mujoco.mj_forward(model, data)
+        geoms, depth = render(renderer, data)
+        robot = (geoms >= 0) & (model.geom_bodyid[geoms] > 0)
+        measured = DepthMap(np.round(1000 * depth).astype(np.uint16), 0.001, rays, LENS.fx)
+        for error, joints, camera in (("", now, CAMERA), (", 5 mm, 0.3 degrees, 10 ms off", late, wrong)):
+            for name, used in (("silhouette", None), ("silhouette by depth", measured)):
+                begin, placed = (
+                    time.process_time(),
+                    body.place(dict(zip(names, joints.tolist(), strict=True))),
+                )
+                drawn = body.draw(invert(camera) @ placed, view, used, 0.03)
+                found[f"{name}: time of one core"].append(1000 * (time.process_time() - begin))
+                found[f"{name}{error}: IoU"].append(iou(drawn, robot))
+    renderer.close()
+    return found
+
+
+if __name__ == "__main__":
+    main()
