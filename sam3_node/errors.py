@@ -3,8 +3,6 @@
 The first line of a class docstring states when the error is raised; the documentation is generated from it.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Iterable, Iterator

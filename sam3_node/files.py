@@ -3,8 +3,6 @@
 Temporary folders lie in one that all users may write to, so no path there is followed through a symbolic link.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

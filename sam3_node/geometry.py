@@ -7,8 +7,6 @@ Intrinsics, `project` and `deproject` use the pixel convention of OpenCV and ROS
 pixel. Points, boxes and `Scaling` measure from the corner of that pixel, so their values are larger by half a pixel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast

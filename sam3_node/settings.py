@@ -4,8 +4,6 @@ The string under each field is its help on the command line and in the documenta
 environment (SAM3_*), and the environment overrides the TOML profile.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import itertools
 import os

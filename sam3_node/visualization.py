@@ -1,7 +1,5 @@
 """Drawing of masks on camera images, and writing of contact sheets, images and video files."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Sequence

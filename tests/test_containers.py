@@ -1,7 +1,5 @@
 """Files of launch/container: images and compose files that fit the package. `launch/container/test` builds and runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

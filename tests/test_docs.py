@@ -1,7 +1,5 @@
 """Checks the documentation: commands parse, examples run, links resolve, generated parts equal the code."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import base64

@@ -1,7 +1,5 @@
 """Checks the English of code and documentation: how docstrings open, and a list of phrases that nobody understands."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Atomic writes, and temporary folders that no killed process leaves behind."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

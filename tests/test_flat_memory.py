@@ -1,7 +1,5 @@
 """A long run holds no more memory than one that has just filled its bank and its cache of frames."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

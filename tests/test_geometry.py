@@ -1,7 +1,5 @@
 """Tests of transforms, projection and scaling, against known values and OpenCV."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Bases of launch/kubernetes: commands, probes, ports and limits that fit the program, and valid objects."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Tests of launch/: valid profiles, systemd units with real commands, and start and stop of a group."""
 
-from __future__ import annotations
-
 import configparser
 import os
 import re

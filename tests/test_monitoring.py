@@ -1,7 +1,5 @@
 """Rules, metrics and dashboard of launch/monitoring/, against a real node and a real Prometheus."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A recorded robot arm through camera, node and watcher as three processes."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator

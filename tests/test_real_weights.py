@@ -1,7 +1,5 @@
 """Real SAM 2 weights through the node's sockets: a box around an object gives its mask."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

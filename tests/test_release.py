@@ -1,7 +1,5 @@
 """The archives of a release, and what they install: the client with four packages; the command names its extra."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os
@@ -19,7 +17,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from sam3_node.transport import ControlServer, MaskPublisher
+from sam3_node.transport import MaskPublisher
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.wire import Reply, Request
 from tests.support.paths import ROOT
 from tests.support.transport_peer import make_masks

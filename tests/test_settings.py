@@ -1,7 +1,5 @@
 """Tests of the settings: precedence of the layers, errors that name the field, and generated documentation."""
 
-from __future__ import annotations
-
 import itertools
 from operator import attrgetter
 from pathlib import Path

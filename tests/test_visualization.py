@@ -1,7 +1,5 @@
 """Tests of overlays, contact sheets and videos, by pixels where they matter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Score published masks against rendered clips: IDF1 and CLEAR MOT, computed by py-motmetrics, and events a minute."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

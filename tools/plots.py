@@ -1,7 +1,5 @@
 """Draw pictures with matplotlib, without a display."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

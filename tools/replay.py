@@ -3,8 +3,6 @@
 python tools/replay.py BAG… -o OUT
 """
 
-from __future__ import annotations
-
 import sys
 
 from sam3_node.cli.main import main

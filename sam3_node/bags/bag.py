@@ -3,8 +3,6 @@
 `sample_images` takes single images from any recording, video or folder, for calibration and comparison of engines.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Collection, Iterator, Sequence

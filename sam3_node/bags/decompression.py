@@ -4,8 +4,6 @@ A size that a file declares is never allocated, and never exceeded. JPEG and PNG
 WebP, AVIF, TIFF and BMP are decoded by ffmpeg, which refuses too many pixels by the header, before it allocates memory.
 """
 
-from __future__ import annotations
-
 import bz2
 import io
 import re

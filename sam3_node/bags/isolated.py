@@ -4,8 +4,6 @@ Both libraries can crash on damaged files, and allocate what a file of some kilo
 memory and processor time (`isolated_calls`). If it ends, the call raises BagError, and the next one starts another.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ It is run as a file, and imports nothing of this package, so that it starts fast
 its argument numbers is a msgpack map {function, path, arguments}; the reply is {value}, {error} or {missing}.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -4,8 +4,6 @@ A reader of any format is a `SampleReader`. `discovery` finds cameras among its 
 its samples. `split_selection` parses the episodes that a path selects: `PATH#episode=3`, `#episode=2-5&fps=50`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager

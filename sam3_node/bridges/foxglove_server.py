@@ -4,8 +4,6 @@ Recordings have the same messages (`bags.messages.foxglove_out`). A topic withou
 SDK keeps at most MAX_BACKLOG messages for a client that reads slowly, and drops the oldest.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

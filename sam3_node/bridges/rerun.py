@@ -15,8 +15,6 @@ Rerun's class ids, with the colours of the overlay videos.
     confidence/CAMERA/ID           probability that the mask is right
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import socket

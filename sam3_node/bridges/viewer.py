@@ -3,8 +3,6 @@
 A viewer that is slow, or hangs, holds up its own thread only. Newer pairs replace waiting ones, so nothing grows.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from typing import NamedTuple, Protocol
@@ -12,7 +10,9 @@ from typing import NamedTuple, Protocol
 from ..errors import WireError
 from ..processes.notify import Watchdog
 from ..settings import Settings
-from ..transport import MaskPair, MaskPairing, Security, StreamTap
+from ..transport import Security
+from ..transport.mask_pairing import MaskPair, MaskPairing
+from ..transport.tap import StreamTap
 from ..types import Frame, MaskFrame
 
 POLL_MS = 100

@@ -1,7 +1,5 @@
 """Writes a board as a PDF page with true dimensions and a ruler, in vectors, which no printer driver resamples."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ fixed in the base's frame for a camera on the gripper (eye_in_hand), and on the 
 (eye_to_hand).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

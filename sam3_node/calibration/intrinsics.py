@@ -3,8 +3,6 @@
 The held-out error chooses the lens model. Bad views are rejected by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace

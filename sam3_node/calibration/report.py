@@ -1,7 +1,5 @@
 """Draws pictures of a calibration: coverage of the image, residual arrows of each view, and errors by view."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import cv2

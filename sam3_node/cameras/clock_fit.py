@@ -1,7 +1,5 @@
 """Maps a device's clock to the host's clock, and estimates the drift between them."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

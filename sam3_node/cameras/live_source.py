@@ -3,8 +3,6 @@
 A pace lies on an absolute grid of times, so that errors of waiting never add up.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

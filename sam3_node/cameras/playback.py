@@ -1,7 +1,5 @@
 """Plays recordings at their own pace: bag:FILE, video:FILE, images:FOLDER, and the bundled scene:tabletop."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

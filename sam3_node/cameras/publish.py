@@ -1,7 +1,5 @@
 """Runs a camera process: captures, resizes, encodes and publishes images until the source ends or a stop."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Wraps the RealSense SDK: its import, devices by serial number, streams and their modes, lenses, and its errors."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Opens a camera source by its uri, and lists the cameras and recordings that can be opened, with their modes."""
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

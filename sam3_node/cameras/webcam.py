@@ -3,8 +3,6 @@
 The kernel tells the names and modes of V4L2 cameras (linux/videodev2.h). Their MJPEG is passed on as it comes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -33,7 +33,8 @@ from ..files import explain_os_error
 from ..geometry import Array, invert, quaternion_from_rotation
 from ..processes.signals import print_notice
 from ..settings import Settings
-from ..transport import FrameSubscriber, PoseSubscriber, Security
+from ..transport import FrameSubscriber, Security
+from ..transport.tap import PoseSubscriber
 from ..types import Frame, FramePose, Image
 from ..wire import decode_image
 

@@ -3,8 +3,6 @@
 It needs no optional dependency.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Command-line entry point: `sam3-node COMMAND`. Each command imports its heavy dependencies when it runs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -24,7 +24,8 @@ from ..errors import AuthenticationError, OutputError, Sam3NodeError, WireError
 from ..files import child_path, prepare_output
 from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings
-from ..transport import ControlClient, FrameSubscriber, MaskPair, MaskPairing, MaskSubscriber, Security
+from ..transport import ControlClient, FrameSubscriber, MaskSubscriber, Security
+from ..transport.mask_pairing import MaskPair, MaskPairing
 from ..types import NANOSECONDS, Closeable, Frame, Instance, MaskFrame, keep_newest
 from ..visualization import VideoWriter, overlay
 from ..wire import decode_image

@@ -1,7 +1,5 @@
 """The reason why a client gets no masks, from what the node says about itself."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@
 client's callbacks, one at a time.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

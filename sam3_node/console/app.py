@@ -6,8 +6,6 @@ fragment of the printed URL and so in no server's log, and then a cookie. A page
 asks for the next one when it has drawn the last, so a slow page gets fewer views, and never older ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Play a recording as views, and compare its masks with another result."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Entry point of the console: it opens the source, binds the socket and serves the page until a signal."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

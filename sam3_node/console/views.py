@@ -6,8 +6,6 @@ without padding, eight pixels in a byte, the first in the highest bit. `LiveView
 pairs masks with their frames.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import threading
@@ -21,8 +19,9 @@ import numpy as np
 from ..client.diagnosis import Wanted, diagnose, find_sending_camera
 from ..errors import Sam3NodeError, TransportError, WireError
 from ..settings import Settings
-from ..transport import ControlClient, MaskPairing, Security, StreamTap
-from ..transport.mask_pairing import MAX_CAMERAS
+from ..transport import ControlClient, Security
+from ..transport.mask_pairing import MAX_CAMERAS, MaskPairing
+from ..transport.tap import StreamTap
 from ..types import Buffer, Closeable, Frame, Instance, Mask, MaskFrame, closed_on_error, keep_newest
 from ..wire import EVENTS_TOPIC, Event, decode_image, encode_image, unpack_event
 

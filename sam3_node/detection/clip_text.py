@@ -1,7 +1,5 @@
 """A phrase encoder with CLIP's text tower, loaded from a local folder."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

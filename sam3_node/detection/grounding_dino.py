@@ -1,7 +1,5 @@
 """Grounding DINO (arXiv 2303.05499) as a detector: all phrases form one text, and each box is scored for each token."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple

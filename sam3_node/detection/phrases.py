@@ -1,7 +1,5 @@
 """Clean, limit and compare phrases that name objects, and define phrase encoders, which turn them into vectors."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol

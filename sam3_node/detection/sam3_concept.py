@@ -1,7 +1,5 @@
 """SAM 3's own detector (arXiv 2511.16719): it finds all instances of each phrase on a frame."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """YOLO-World as a detector: phrases are encoded once, and their vectors enter the network with each frame."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

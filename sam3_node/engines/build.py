@@ -1,7 +1,5 @@
 """Building of engines, as `engine build` does it: export, quantise where asked, build or compile, and store."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from pathlib import Path

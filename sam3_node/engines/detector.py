@@ -3,8 +3,6 @@
 The detector's engine slot puts it in the place of torch's network.
 """
 
-from __future__ import annotations
-
 import logging
 import tempfile
 from collections.abc import Callable, Sequence

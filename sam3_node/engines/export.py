@@ -3,8 +3,6 @@
 `BuildStep` measures and reports the steps of exports and builds.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import tempfile

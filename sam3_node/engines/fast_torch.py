@@ -8,8 +8,6 @@ and some weights lose too much, so capability alone is no reason to use it.
 kernels. They are judged once for each GPU, weights and versions, and made each time the model is loaded.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -5,8 +5,6 @@ one generation of GPU. `keep_compiled` keeps the cache of torch.compile for rest
 each number of objects. Its replay launches all kernels of a stage at once, so the GPU does not wait for Python.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import logging

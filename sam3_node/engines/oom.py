@@ -1,7 +1,5 @@
 """Errors of running models and engines, above all memory and lost devices, converted to errors of this package."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -6,8 +6,6 @@ encoder whose layers round to FP8 in torch, and `export_quantised` writes it to 
 DequantizeLinear. Inputs have one scale for each layer, weights one for each output channel.
 """
 
-from __future__ import annotations
-
 import copy
 import difflib
 import fnmatch

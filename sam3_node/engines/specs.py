@@ -4,8 +4,6 @@ All engines share these specs. The module makes them for a tracker and a detecto
 adapts an engine to a model that computes in another dtype.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain

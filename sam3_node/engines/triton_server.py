@@ -9,8 +9,6 @@ Files of configuration are written as text here, because they need a dozen field
 schema, tritonclient, would add gRPC and an older protobuf. The tests parse the files with its schema.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

@@ -7,8 +7,6 @@ Beside them the served model's own stages track the same clip, frame by frame, a
 figures and verdict. `worst_layers` finds the layers in which two networks of one structure differ.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

@@ -5,8 +5,6 @@ size: SAM 3 tiles its position map and scales its rotary positions to the window
 Hiera interpolates one position map and tiles the other, EdgeTAM's windows grow.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

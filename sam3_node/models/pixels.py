@@ -1,7 +1,5 @@
 """Convert frames to the input of networks, and a network's boxes (x0 y0 x1 y1) to detections in the frame."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

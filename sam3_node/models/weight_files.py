@@ -6,8 +6,6 @@ and these are followed. The digest of FILE is in FILE.sha256 beside it, in the f
 progress bars and warnings are suppressed, and its errors become ModelError.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -8,8 +8,6 @@ If the successor is silent for `confirm_s`, this node keeps serving with the sam
 A successor that gets no answer cannot know which of the two has happened, so it begins new epochs.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Run the node: receive the newest frame, step it, publish the masks, and answer requests in between."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import logging
@@ -18,7 +16,8 @@ from ..perception.pipeline import Pipeline
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..settings import Settings
-from ..transport import ControlServer, ReceivedFrame, Security, poll
+from ..transport import ReceivedFrame, Security
+from ..transport.control_server import ControlServer, poll
 from ..transport.limits import rss_bytes
 from ..types import MaskFrame, resume
 from ..wire import CAUGHT_UP, DROPPED, SERVED, Reply, Request

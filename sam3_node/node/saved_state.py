@@ -5,8 +5,6 @@ takes over writes the state to its own snapshot before it confirms: from then on
 happens to either node. `hand_over` describes the two phases.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import logging

@@ -8,8 +8,6 @@ strides stands for each tensor. The strides are kept because the rounding of ker
 Dimensions are stored from the outermost inward.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

@@ -3,8 +3,6 @@
 It works on masks messages alone and knows no time but theirs, so the same messages in the same order give the same ids.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator

@@ -12,8 +12,6 @@ for the same logits. Only the objects' regions are upsampled, in one of two ways
   number of operations that does not depend on the number of objects.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from math import gcd

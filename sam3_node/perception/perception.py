@@ -4,8 +4,6 @@ Node and replay share it. A live node also has a `LiveIdentity`: its name, the e
 cameras send. A replay has none, so its results depend neither on random numbers nor on the time at which it runs.
 """
 
-from __future__ import annotations
-
 import platform
 import secrets
 import time

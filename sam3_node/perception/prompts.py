@@ -1,7 +1,5 @@
 """Convert prompts in pixels of a frame to prompts of the tracker, and hold their results."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import cv2

@@ -5,8 +5,6 @@ level 2, objects of low priority are also tracked on every second step only. Wha
 and on the objects, so a replay that knows the level of each step repeats it.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator

@@ -7,8 +7,6 @@ An automatic snapshot reserves ids: the node that wrote it gives at most ID_BLOC
 and a node that restores it skips these ids. So no id names two objects, whenever the node is killed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 import time

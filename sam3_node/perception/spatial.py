@@ -6,8 +6,6 @@ the nearest pixel). Intrinsics are the calibration's, else the frame's. Velociti
 constant velocity for each object.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

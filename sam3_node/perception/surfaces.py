@@ -13,8 +13,6 @@ camera's frame, in metres. `Samples` lays the masks one below the other in one i
 for all objects: with masks of a few hundred samples, a call costs more than its samples.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

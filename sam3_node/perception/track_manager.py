@@ -3,8 +3,6 @@
 On a GPU the detector runs on a CUDA stream of its own (`SideStream`), beside the work of the frame step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager

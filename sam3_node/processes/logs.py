@@ -5,8 +5,6 @@ neither fills the disk nor hides what else happens.
 The limit of open files of this process is raised here, and a warning comes before they run out.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -6,8 +6,6 @@ process that knows that it hangs sends `WATCHDOG=trigger`, and is replaced at on
 sd_watchdog_enabled(3).
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

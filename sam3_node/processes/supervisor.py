@@ -7,8 +7,6 @@ kernel kills all members if the supervisor is killed. It needs only the standard
 When a process ends for good, or on SIGINT or SIGTERM, the group stops all processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math

@@ -29,8 +29,9 @@ from ..errors import BagError, OutputError, Sam3NodeError, TransportError
 from ..files import make_folder
 from ..processes.notify import Watchdog
 from ..settings import RecordSettings, Settings
-from ..transport import ControlClient, ReceivedMessage, Security, StreamTap
+from ..transport import ControlClient, Security
 from ..transport.sockets import SocketOwner
+from ..transport.tap import ReceivedMessage, StreamTap
 from ..types import NANOSECONDS, Closeable
 from ..wire import EVENTS_TOPIC, unpack_event
 from .series import RecordedSeries, RecordReport

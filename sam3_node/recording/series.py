@@ -3,8 +3,6 @@
 `RecordReport` counts recorded and lost messages by the numbers that messages carry.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import time
@@ -21,7 +19,7 @@ from ..bags.native import COLOUR, JOINTS_ROOT, RECORDER, ROBOT_POSES_ROOT
 from ..bags.native.writer import SplitRecordingWriter, compress_colour, describe_compression
 from ..errors import OutputError, WireError
 from ..settings import RecordSettings
-from ..transport import ReceivedMessage
+from ..transport.tap import ReceivedMessage
 from ..types import Closeable, Frame, MaskFrame, count_missing_frames
 from ..wire.images import CHANNELS
 

@@ -5,8 +5,6 @@ summary.json is written last: with `complete: true` it marks the results as comp
 the outputs of what is done, and a summary with `complete: false`; it can go on later.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -3,8 +3,6 @@
 Pixels are 0 for the background. <camera>/objects.json lists the objects as {index, id, label, first_seq}.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

@@ -6,8 +6,6 @@ The masks and events give the node's actions in their order, and show where the 
 steps are then found in one pass over the recording, with few frames in memory.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping

@@ -6,8 +6,6 @@ camera. Labels are numbered over the whole dataset, objects over their episode a
 meta/sam3_masks.json names them. The statistics are exact, in 0..1 as the loader gives the pixels.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

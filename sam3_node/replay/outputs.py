@@ -3,8 +3,6 @@
 Each output is complete or absent. File names from a recording never lead out of the folder of the outputs.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -1,7 +1,5 @@
 """Applies replay actions to a `Perception`, as the node does, and checkpoints its state."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping

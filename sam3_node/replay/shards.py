@@ -7,8 +7,6 @@ two segments share tell which objects are the same: those with one label whose m
 assignment of all pairs at once (Kuhn 1955).
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections import Counter, deque

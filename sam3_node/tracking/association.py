@@ -4,8 +4,6 @@ Overlap of masks and boxes and appearance score each pair. All pairs are assigne
 pairs is the greatest possible. A detected object is tentative at first, kept while there is evidence, then removed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple

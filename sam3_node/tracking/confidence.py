@@ -5,8 +5,6 @@ below; `confidence_weights` holds the weights, which `python -m tools.doubt.fit`
 numpy, for all objects at once. The results depend only on the frames and prompts since the objects were added.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple

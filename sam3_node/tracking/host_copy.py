@@ -1,7 +1,5 @@
 """Copy between device and host, waiting for nothing but the copy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy.typing as npt

@@ -6,8 +6,6 @@ features below, averaged over the detections of a track; `confidence_weights` ho
 view.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The frame step: track many objects with one model, in batches, with a bounded memory for each object."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np

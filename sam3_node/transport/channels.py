@@ -1,9 +1,7 @@
-"""Publish and receive frames and masks, and keep the newest masks of each camera.
+"""Publish and receive frames and masks, publish poses, and keep the newest masks of each camera.
 
 Delivery is live (`newest`: PUB/SUB, stale messages are skipped) or lossless (`every`: PUSH/PULL).
 """
-
-from __future__ import annotations
 
 import math
 import os
@@ -19,12 +17,23 @@ import zmq
 
 from .. import wire
 from ..errors import TransportError
-from ..types import Buffer, Delivery, Frame, MaskEncoding, MaskFrame, count_missing_frames, keep_newest
+from ..types import (
+    Buffer,
+    Delivery,
+    Frame,
+    FramePose,
+    JointState,
+    MaskEncoding,
+    MaskFrame,
+    count_missing_frames,
+    keep_newest,
+)
 from . import sockets
 from .receiver import EVERY_QUEUE, MAX_TOPIC_BYTES, CameraReceiver
 from .security import Security
 
 FRAMES_QUEUE = 2
+POSES_QUEUE = 256
 MAX_FRAMES_CAMERAS = 16
 MASKS_QUEUE = 8
 MAX_MASKS_CAMERAS = 64
@@ -107,6 +116,28 @@ class Publisher(sockets.BoundOwner):
         while not self._closing.wait(sockets.BEAT_S):
             with suppress(TransportError):  # closed meanwhile
                 self._send(lambda: [wire.BEAT_TOPIC], 0)
+
+
+class PosePublisher(Publisher):
+    """A publisher of a robot's poses and joints on `endpoint`.
+
+    `.endpoint` is the bound endpoint, with port 0 and * resolved. It is a context manager. Raises TransportError when
+    the endpoint is malformed or in use. `security` defaults to the environment.
+    """
+
+    role = "robot"
+
+    def __init__(self, endpoint: str, security: Security | None = None) -> None:
+        super().__init__(endpoint, "newest", POSES_QUEUE, sockets.MAX_MESSAGE_BYTES, security)
+
+    def send(self, pose: FramePose | JointState) -> bool:
+        """Publish a pose or joints without waiting. Return True when they are queued.
+
+        Raises WireError for an invalid pose.
+        """
+        if isinstance(pose, JointState):
+            return self._send(lambda: wire.pack_joints(pose), 0)
+        return self._send(lambda: wire.pack_pose(pose), 0)
 
 
 class ReceivedFrame(NamedTuple):

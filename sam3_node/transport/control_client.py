@@ -1,7 +1,5 @@
 """The client of control requests: a DEALER socket that connects to the node."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

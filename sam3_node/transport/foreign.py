@@ -4,8 +4,6 @@ Messages are passed on as they came, at most MAX_KEPT of the waiting ones. A rea
 newest messages, and the flood of one sender leaves the messages of the others. CONFLATE would keep one part only.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ libzmq bounds a message part, but not the parts of a message, the subscriptions 
 owner of the socket looks at it. The kernel counts the bytes of each TCP connection, so a thread reads those counts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import mmap

@@ -3,8 +3,6 @@
 `CameraReceiver` holds frames and masks: bounded, fair to cameras and endpoints, and never stale.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import threading

@@ -1,10 +1,8 @@
-"""Tap all messages in the order of arrival, for recorders; publish and receive poses and joints.
+"""Tap all messages in the order of arrival, for recorders; receive poses and joints.
 
 There is one stream of poses for each frame, such as the gripper's in the robot's base, and one of joints for each
 robot.
 """
-
-from __future__ import annotations
 
 import logging
 from collections import deque
@@ -17,11 +15,10 @@ from .. import wire
 from ..errors import TransportError
 from ..types import FramePose, JointState
 from . import sockets
-from .channels import Publisher
+from .channels import POSES_QUEUE
 from .receiver import Receiver
 from .security import ClientKeys, Security, Socket
 
-POSES_QUEUE = 256
 MAX_POSES = 4096
 """Maximum number of received poses that wait to be taken; the oldest are dropped beyond it."""
 
@@ -33,28 +30,6 @@ OVERHEAD_BYTES = 1024  # approximate memory of a waiting message beside its part
 Moved = TypeVar("Moved", FramePose, JointState)
 
 log = logging.getLogger(__name__)
-
-
-class PosePublisher(Publisher):
-    """A publisher of a robot's poses and joints on `endpoint`.
-
-    `.endpoint` is the bound endpoint, with port 0 and * resolved. It is a context manager. Raises TransportError when
-    the endpoint is malformed or in use. `security` defaults to the environment.
-    """
-
-    role = "robot"
-
-    def __init__(self, endpoint: str, security: Security | None = None) -> None:
-        super().__init__(endpoint, "newest", POSES_QUEUE, sockets.MAX_MESSAGE_BYTES, security)
-
-    def send(self, pose: FramePose | JointState) -> bool:
-        """Publish a pose or joints without waiting. Return True when they are queued.
-
-        Raises WireError for an invalid pose.
-        """
-        if isinstance(pose, JointState):
-            return self._send(lambda: wire.pack_joints(pose), 0)
-        return self._send(lambda: wire.pack_pose(pose), 0)
 
 
 class _RobotSubscriber(Receiver[Moved]):

@@ -5,8 +5,6 @@ parts of their own and are not copied, `[b"masks/<camera>", body]`, `[b"pose/<fr
 such as the gripper in its parent's frame, and `[b"joints/<robot>", body]`, the positions of a robot's joints.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

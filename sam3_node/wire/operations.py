@@ -4,8 +4,6 @@ A new operation needs a row here, a function of the same name in `node.operation
 `tools/docs/operations.py`. Operations of wire version 1 are frozen: add, never change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args

@@ -1,7 +1,5 @@
 """open_bag recognises formats by content, gives all cameras in order, survives damage; bag:FILE plays the result."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

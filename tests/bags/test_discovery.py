@@ -1,7 +1,5 @@
 """Discovery of cameras from the topics of common drivers: matching depth and intrinsics, unique names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Pairing of colour with depth: nearest by stamp, in order, in bounded memory, without endless waiting."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

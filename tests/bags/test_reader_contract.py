@@ -1,7 +1,5 @@
 """The contract of all readers of recordings, whatever the format."""
 
-from __future__ import annotations
-
 import shutil
 import zlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Intrinsics of an image by its CameraInfo: raw and rectified, binned, cut out and resized."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Video that a recording holds message by message: foxglove.CompressedVideo, and FFMPEGPacket of ROS."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache

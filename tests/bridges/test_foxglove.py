@@ -1,7 +1,5 @@
 """Tests of the Foxglove bridge by a client of its protocol that shares no code with the server."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

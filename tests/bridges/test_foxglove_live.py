@@ -1,7 +1,5 @@
 """Tests of `sam3-node bridge foxglove` as a process, with a real camera and node."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import cv2

@@ -1,7 +1,5 @@
 """Tests of what all bridges share, with real sockets and a viewer that only remembers."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,7 +16,8 @@ from sam3_node.cli import services as command
 from sam3_node.errors import OutputError, SettingsError
 from sam3_node.processes.notify import Watchdog
 from sam3_node.settings import Settings
-from sam3_node.transport import FramePublisher, MaskPair, MaskPublisher
+from sam3_node.transport import FramePublisher, MaskPublisher
+from sam3_node.transport.mask_pairing import MaskPair
 from sam3_node.types import Closeable, Frame, MaskFrame
 from tests.support.node_rig import PATIENCE_S, until
 from tests.support.refuses import refuses

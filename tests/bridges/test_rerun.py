@@ -1,7 +1,5 @@
 """Tests of the Rerun bridge: files are read back by Rerun's reader, and Rerun's program receives the live stream."""
 
-from __future__ import annotations
-
 import time
 from contextlib import AbstractContextManager
 from dataclasses import replace

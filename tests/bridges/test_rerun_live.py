@@ -1,7 +1,5 @@
 """Tests of `sam3-node bridge rerun` as a process, with a real camera and node."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A recording played as a camera of ROS 2, recorded again, and tracked bit for bit as the same frames over ZeroMQ."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

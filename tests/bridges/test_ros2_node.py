@@ -1,7 +1,5 @@
 """The node of `launch/ros2` under rclpy and Fast DDS, with a running sam3-node: three processes on this machine."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The packages of `launch/ros2`: what they describe exists, and the launch files set all parameters."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """Boards: their text form, their corners in images, why one is not found, and their true dimensions on paper."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The calibration file gives intrinsics and poses, and errors name every wrong field."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

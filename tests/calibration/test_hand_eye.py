@@ -1,7 +1,5 @@
 """Hand-eye calibration: the truth lies within the predicted error, and input that cannot give it is refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Intrinsics from views of a board: the truth is found, bad views are named, and too little is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

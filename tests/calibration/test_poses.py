@@ -1,7 +1,5 @@
 """Files of robot poses in three forms, and poses at the time of an image."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

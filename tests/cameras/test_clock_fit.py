@@ -1,7 +1,5 @@
 """The fit of a device's clock, with synthetic drift and delays."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Messages of other projects' camera servers: what is read, and that no bytes do harm."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

@@ -1,7 +1,5 @@
 """Sources of camera.dialect over real sockets: names, stamps, newest images, restarts, hostile servers and senders."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import threading

@@ -1,7 +1,5 @@
 """The grid of due times, and the rate limit of a faster camera. Times are given instead of measured if possible."""
 
-from __future__ import annotations
-
 import threading
 import time
 

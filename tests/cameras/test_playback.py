@@ -1,7 +1,5 @@
 """bag:, video:, images: and scene: give each frame once, in order, at its pace, up to any damage."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The camera as a real process with a socket, a subscriber in this process, and the list of cameras."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """RealSense cameras without hardware: a recording played as the device, and software devices as live cameras."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import random

@@ -1,7 +1,5 @@
 """webcam:N, V4L2 and network streams. A video file is the device, and a kernel is imitated at its ioctls."""
 
-from __future__ import annotations
-
 import itertools
 import struct
 import threading

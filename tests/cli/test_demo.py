@@ -1,7 +1,5 @@
 """Tests of the demonstration, with its real processes, and of its scores."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

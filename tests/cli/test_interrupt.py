@@ -1,7 +1,5 @@
 """Ctrl-C at any moment: exit code 130, and no traceback. The moments are events: an import, a socket, a line."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

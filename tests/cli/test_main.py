@@ -1,7 +1,5 @@
 """Tests of the command line: light imports, complete help, one line for each error, and text safe for a terminal."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -22,7 +20,8 @@ from sam3_node.cli.parser import load_examples
 from sam3_node.cli.progress import printable
 from sam3_node.errors import DeviceError, ProcessError, RequestError
 from sam3_node.settings import load_settings, options
-from sam3_node.transport import ControlClient, ControlServer
+from sam3_node.transport import ControlClient
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Mask
 from sam3_node.wire import Reply, Request, encode_mask
 from tools.bench.processes import free_ports

@@ -1,7 +1,5 @@
 """Tests of overlay videos: pairing of frames and masks by seq, drawing in the background, counts of losses."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Progress on a terminal and in a log: of tasks in units, and of steps of an engine build."""
 
-from __future__ import annotations
-
 import io
 from contextlib import closing
 

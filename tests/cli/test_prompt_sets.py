@@ -1,7 +1,5 @@
 """Sets of prompts: kept from a node, listed, and used again, through a real control socket."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import pytest
 
 from sam3_node.cli.main import main
-from sam3_node.transport import ControlServer
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.wire import Reply, Request
 
 LIMITS = {"scores": {"red mug": 0.3}, "most": {"red mug": 1}, "priorities": {"Süßkartoffel": "low"}}

@@ -1,7 +1,5 @@
 """Every command says on stderr what it waits for: no node, no camera, a paused node, nobody who receives."""
 
-from __future__ import annotations
-
 import io
 from contextlib import AbstractContextManager
 from functools import partial
@@ -15,7 +13,8 @@ from sam3_node.cli import main as cli
 from sam3_node.cli.watch import run_watch
 from sam3_node.processes import signals
 from sam3_node.settings import Settings, load_settings
-from sam3_node.transport import ControlServer, FrameSubscriber
+from sam3_node.transport import FrameSubscriber
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.wire import Reply
 from tests.client.test_diagnosis import NOBODY, SENDING, SILENT, TCP, describing_node
 from tests.support.node_rig import until

@@ -1,7 +1,5 @@
 """Tests of the watcher on real sockets: plain lines, the live table, the summary, and videos paired by seq."""
 
-from __future__ import annotations
-
 import io
 import threading
 import time

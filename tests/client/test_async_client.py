@@ -1,7 +1,5 @@
 """The asyncio counterpart: the same arguments, methods and errors as the client, without blocking the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
@@ -14,7 +12,8 @@ import pytest
 
 from sam3_node.client import AsyncPerceptionClient, PerceptionClient, request_id
 from sam3_node.errors import NodeRestarted, NotSeenError, TransportError
-from sam3_node.transport import ControlServer, MaskPublisher
+from sam3_node.transport import MaskPublisher
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply, Request
 from tests.support.refuses import refuses

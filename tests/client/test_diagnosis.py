@@ -1,7 +1,5 @@
 """The client says why no masks come, and waits for a camera: with real sockets and, at the end, a real node."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +12,9 @@ import pytest
 from sam3_node.client import PerceptionClient, diagnosis
 from sam3_node.client.diagnosis import Wanted
 from sam3_node.errors import RequestError, TransportError
-from sam3_node.transport import ControlServer, FramePublisher, MaskPublisher, PosePublisher
+from sam3_node.transport import FramePublisher, MaskPublisher, PosePublisher
 from sam3_node.transport.channels import Arrivals
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.wire import Reply
 from tests.support.camera_servers import StubServer, jpeg, picture
 from tests.support.node_rig import Rig, masks_where, until

@@ -1,7 +1,5 @@
 """Masks moved to another time: known motion in the image and in 3-D, and what is left as it was."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of the client with real publishers and a real control server."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -18,8 +16,9 @@ from sam3_node import errors
 from sam3_node.client import AddedObject, PerceptionClient, Segmentation, SurfacePoints, TrackedObject
 from sam3_node.client.observations import ObjectSlots
 from sam3_node.settings import TransportSettings
-from sam3_node.transport import ControlClient, ControlServer, MaskPublisher, MaskSubscriber
+from sam3_node.transport import ControlClient, MaskPublisher, MaskSubscriber
 from sam3_node.transport.channels import NewestMasks
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Depth, Mask
 from sam3_node.wire import Reply, Request, decode_mask, encode_mask
 from tests.support.refuses import names, refuses

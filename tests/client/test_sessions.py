@@ -1,7 +1,5 @@
 """A policy never takes an object of a restarted node for one that it knows: with sockets, then with a real node."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,8 @@ import pytest
 from sam3_node.client import PerceptionClient
 from sam3_node.client.mask_reader import MAX_CAMERAS, KnownEpochs
 from sam3_node.errors import NodeRestarted, RequestError
-from sam3_node.transport import ControlServer, MaskPublisher
+from sam3_node.transport import MaskPublisher
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply, Request
 from tests.support.node_rig import Process, Rig, masks_where, until

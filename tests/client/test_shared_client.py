@@ -1,7 +1,5 @@
 """One client, many threads: looking, taking, callbacks and waiting, with a real publisher."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading
@@ -16,7 +14,8 @@ import pytest
 from sam3_node import client as api
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import AmbiguousError, NodeRestarted, NotSeenError, RequestError, TransportError
-from sam3_node.transport import ControlServer, MaskPublisher
+from sam3_node.transport import MaskPublisher
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Instance, MaskFrame
 from sam3_node.wire import Reply, Request
 from tests.client.test_perception_client import node

@@ -1,7 +1,5 @@
 """A browser for all tests, and one camera, node and console for the tests of a file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of who may use the console: addresses, origins, tokens, and what a page without changes may do."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,7 +1,5 @@
 """A drag with Alt on the picture: all like this."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.console_rig import ConsoleRig, Page

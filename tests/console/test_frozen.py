@@ -1,7 +1,5 @@
 """Marks on pictures that stand still: the node keeps their frames."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.support.console_rig import CLIP_FRAMES, ConsoleRig, Page, best_iou, inner_point, true_mask

@@ -1,7 +1,5 @@
 """Tests of the console with a real browser, camera and node: what a person sees, clicks and types."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of the live source and of the messages to the page, with real sockets and without a browser."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct
@@ -16,7 +14,8 @@ import pytest
 
 from sam3_node.console.views import FrameView, LiveViews, pack_view
 from sam3_node.settings import Settings
-from sam3_node.transport import FramePublisher, MaskPairing, MaskPublisher
+from sam3_node.transport import FramePublisher, MaskPublisher
+from sam3_node.transport.mask_pairing import MaskPairing
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import Event, unpack_masks
 from tests.support.node_rig import until

@@ -1,7 +1,5 @@
 """Tests of the console that plays a recording and compares two results, with a real browser."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CLIP's text tower against transformers' own, alone and behind a vocabulary."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

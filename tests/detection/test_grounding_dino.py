@@ -1,7 +1,5 @@
 """Grounding DINO against transformers' model and processor."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The door to detectors: every kind, and where phrases have their vectors from."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import subprocess

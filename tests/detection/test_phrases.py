@@ -1,7 +1,5 @@
 """Phrases: cleaned, bounded, compared."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

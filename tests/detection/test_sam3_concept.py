@@ -1,7 +1,5 @@
 """SAM 3's own detector against transformers' whole model, a phrase or an exemplar at a time."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import product

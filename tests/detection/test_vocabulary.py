@@ -1,7 +1,5 @@
 """Vocabularies: read, written, built, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

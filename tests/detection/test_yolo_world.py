@@ -1,7 +1,5 @@
 """YOLO-World as a detector: names in, boxes on the frame out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cv2

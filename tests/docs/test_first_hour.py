@@ -1,7 +1,5 @@
 """Plays a stranger on the bundled recording: types the commands of both tutorials, and runs the examples."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Options that the settings leave open: on a GPU, the first start times them."""
 
-from __future__ import annotations
-
 import re
 from operator import attrgetter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """YOLO-World as an engine: the same detections, the gate, and the fallback to torch."""
 
-from __future__ import annotations
-
 import logging
 from importlib.util import find_spec
 from pathlib import Path

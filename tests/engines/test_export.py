@@ -1,7 +1,5 @@
 """Exported stages: onnxruntime gives the same outputs as torch."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence

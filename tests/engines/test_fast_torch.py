@@ -1,7 +1,5 @@
 """Faster arithmetic of torch behind the gate: an open dtype, FP8 and kernels."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

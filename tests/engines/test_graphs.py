@@ -1,7 +1,5 @@
 """CUDA graphs, which are captured once for each shape, and the cache folder of torch.compile."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

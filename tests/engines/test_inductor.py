@@ -3,8 +3,6 @@
 Compiling the smallest of trackers takes most of a minute, so one is built for all tests.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """Engines that fail once they are chosen: torch serves and says why, or an error says what to do."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

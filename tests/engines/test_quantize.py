@@ -1,7 +1,5 @@
 """FP8: calibrated on frames, rounded as an engine would, written as standard ONNX; scales of other weights refused."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tracker's engine slot: the gate's stored report, and the fallback to torch."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

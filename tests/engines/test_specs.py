@@ -1,7 +1,5 @@
 """Inputs of a stage: checked against its specs, and copied only where an engine could not read them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

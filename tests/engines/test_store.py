@@ -1,7 +1,5 @@
 """The engine store: engines are stored whole, found again, and refused with a hint where they cannot serve."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

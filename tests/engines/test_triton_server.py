@@ -1,7 +1,5 @@
 """Model repositories for Triton Inference Server: its own schema reads them, and onnxruntime runs what they say."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The gate: its figures, its refusals and its reports."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Letterboxes there and back, and suppression against a plain greedy reference."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Loading weights, and the encoder's rearrangements."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Old is old: the node skips frames and withholds masks that are too old, and says how old a prompted frame is."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """The pace of objects that catch up, in simulated time: how long frames wait for slices, and that objects arrive."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from math import ceil

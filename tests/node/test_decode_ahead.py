@@ -1,7 +1,5 @@
 """Decoding ahead changes when a frame is decoded, and nothing else."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Iterator

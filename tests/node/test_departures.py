@@ -1,7 +1,5 @@
 """Real commands beside each other: whoever is killed, hangs or is started again, nobody else ends, and masks flow."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

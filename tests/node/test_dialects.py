@@ -1,7 +1,5 @@
 """A camera server of another project, a camera process that reads it, and a node that serves its cameras."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

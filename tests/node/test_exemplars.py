@@ -1,7 +1,5 @@
 """All that is like a box, live: on a frame and on a photo, in snapshots, and in a replay as recorded."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hand-overs that are disturbed at each step: no two nodes ever publish with the same epoch. Real processes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,7 +14,7 @@ from sam3_node.node import saved_state
 from sam3_node.node.operations import handle_request
 from sam3_node.node.saved_state import Snapshots, restore_at_start
 from sam3_node.perception.perception import Perception
-from sam3_node.transport import ControlServer
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply
 from sam3_node.wire.frame_prompt import FramePrompt

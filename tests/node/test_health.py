@@ -1,7 +1,5 @@
 """The health of a node: probes that wait for no step, and when it is alive and ready, with a real node."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Hostile frames and requests: the node counts and answers them, and goes on."""
 
-from __future__ import annotations
-
 import zmq
 
 from sam3_node.client import PerceptionClient

@@ -1,7 +1,5 @@
 """Tests of a whole deployment with keys: real processes of camera, node and commands, each with its own folder."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Status and description of a node whose step takes long, whose camera jumps, or whose clients flood it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Four cameras at one node: each is served though one floods, and status says how they lie in time."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections import defaultdict
@@ -10,7 +8,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from sam3_node.transport import FramePublisher, StreamTap
+from sam3_node.transport import FramePublisher
+from sam3_node.transport.tap import StreamTap
 from sam3_node.types import MaskFrame
 from sam3_node.wire import unpack_masks
 from tests.support.node_frames import picture

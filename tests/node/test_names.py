@@ -1,7 +1,5 @@
 """Names instead of clicks, with each kind of detector, also changed while the node runs; all are processes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The node as its users meet it: camera, node, watcher and client are processes, joined by real sockets."""
 
-from __future__ import annotations
-
 import ctypes
 import inspect
 import itertools
@@ -23,8 +21,9 @@ from sam3_node.node import node
 from sam3_node.node.operations import HANDLERS
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import TrackerSettings
-from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber, StreamTap
+from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.transport.limits import rss_bytes
+from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import EVENTS_TOPIC, Request, pack_request, unpack_event, unpack_masks, unpack_reply
 from sam3_node.wire.operations import OPERATIONS

@@ -1,7 +1,5 @@
 """The gripper's pose at the capture of an image, from poses that arrive over a socket."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace

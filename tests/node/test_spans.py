@@ -1,7 +1,5 @@
 """Spans of frames, as an OpenTelemetry collector receives them from a node."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

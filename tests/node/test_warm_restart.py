@@ -1,7 +1,5 @@
 """Nodes that are killed and started again, and nodes that take over from others: real processes and sockets."""
 
-from __future__ import annotations
-
 import os
 import resource
 import time

@@ -1,7 +1,5 @@
 """Prompts on past frames: the object catches up through the cached frames while live frames go on being stepped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

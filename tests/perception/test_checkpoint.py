@@ -1,7 +1,5 @@
 """States as bytes: back bit for bit, or refused."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

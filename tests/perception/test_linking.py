@@ -1,7 +1,5 @@
 """Identity across cameras on synthetic scenes: who is linked, who is not, and how stable the links are."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Masks at frame size: equal to the definition bit for bit, on the host and on a device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

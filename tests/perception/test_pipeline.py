@@ -1,7 +1,5 @@
 """The straight line from a frame to its masks, and the objects added, corrected and removed in between."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partialmethod

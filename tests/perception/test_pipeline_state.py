@@ -1,7 +1,5 @@
 """A pipeline killed at any moment and gone on with elsewhere: as if it had never stopped, bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

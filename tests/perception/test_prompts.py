@@ -1,7 +1,5 @@
 """Prompts in frame pixels and in model pixels pass the same checks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

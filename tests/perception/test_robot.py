@@ -1,7 +1,5 @@
 """The robot's pixels from its URDF, against rays that MuJoCo casts at the same URDF."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

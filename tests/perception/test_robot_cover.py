@@ -1,7 +1,5 @@
 """Masks without the robot's pixels, and objects under it that wait until it has gone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Load that is shed in a fixed order while frames take longer than the budget, and taken back without flapping."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Snapshots: a node that continues from one makes the same masks; damaged and foreign ones are refused."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import struct

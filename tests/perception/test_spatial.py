@@ -1,7 +1,5 @@
 """3-D fields of instances: in the camera's frame, in the robot's base, and absent where something lacks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

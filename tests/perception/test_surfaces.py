@@ -1,7 +1,5 @@
 """Positions, extents and nearest points of surfaces whose truth is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pytest

@@ -1,7 +1,5 @@
 """Objects found by name, on the real tracker: born, confirmed, corrected, hidden, taken back, and let go."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

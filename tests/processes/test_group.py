@@ -1,7 +1,5 @@
 """Tests of groups of real processes: forwarding, readiness, stopping, restarts, and no orphans."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Tests of the log (formats, subjects, the limit of lines of one kind) and of the limit of open files."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

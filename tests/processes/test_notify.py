@@ -1,7 +1,5 @@
 """Tests of the watchdog: what a process reports, and the replacement of a silent one, with real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Tests of stop signals and of notices: a signal sets the event, a reason is shown once."""
 
-from __future__ import annotations
-
 import queue
 import signal
 import subprocess

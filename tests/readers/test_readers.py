@@ -1,7 +1,5 @@
 """The readers in C++17 and Rust give what the golden files hold, and survive damaged messages."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 import subprocess

@@ -1,7 +1,5 @@
 """`sam3-node record` in this process: counts, requests to the node, triggers, compression of colour, and the quota."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import os
@@ -34,7 +32,9 @@ from sam3_node.replay.event_log import Step
 from sam3_node.replay.job import Job
 from sam3_node.replay.schedule import Schedule
 from sam3_node.settings import GroupSettings, RecordSettings, Settings, SpatialSettings, TransportSettings
-from sam3_node.transport import ControlServer, FramePublisher, MaskPublisher, ReceivedMessage
+from sam3_node.transport import FramePublisher, MaskPublisher
+from sam3_node.transport.control_server import ControlServer
+from sam3_node.transport.tap import ReceivedMessage
 from sam3_node.types import Depth, Frame, FramePose, JointState, MaskFrame
 from sam3_node.wire import (
     Event,

@@ -2,8 +2,6 @@
 was sent is changed, and all is there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

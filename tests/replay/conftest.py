@@ -1,7 +1,5 @@
 """Tiny weights, and one loaded model for all replays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A replay as recorded gives the live masks; camera, a node that skips frames, recorder and replay are processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -23,7 +21,7 @@ from sam3_node.client import PerceptionClient
 from sam3_node.errors import RequestError, UnknownFrameError, UnknownObjectError
 from sam3_node.replay.event_log import Gap, read_event_log
 from sam3_node.replay.run import compare_masks
-from sam3_node.transport.tap import PosePublisher
+from sam3_node.transport import PosePublisher
 from sam3_node.types import NANOSECONDS, FramePose, MaskFrame
 from sam3_node.wire import FAILED, Event
 from sam3_node.wire.messages import DEPTH_FIELDS

@@ -1,7 +1,5 @@
 """Objects tracked forward and backward, and again from confident frames: passes, their buffer and their merging."""
 
-from __future__ import annotations
-
 import resource
 import threading
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Replays of folders with depth: 3-D fields, or the reason in the summary."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The node's steps and edits in a recording, and the frames matched with them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any

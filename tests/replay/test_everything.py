@@ -1,7 +1,5 @@
 """Replays that track everything on the first frame of each camera."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Exemplars in states and in replays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cv2

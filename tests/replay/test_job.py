@@ -1,7 +1,5 @@
 """Jobs as JSON, the settings that they run with, and prompts read from files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Masks in a copy of a LeRobot dataset; that lerobot's own loader opens it is shown by tools/lerobot_roundtrip."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A replay gives the same `world_id` as the live node, also when it continues from a checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Outputs of a replay, read back with the usual libraries, also from a full disk."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Parts of recordings through the command: by time, by number of frames, and what is left after a stop."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prefetching keeps the actions and their order, within its limits."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Replays killed with SIGKILL at random moments end with the results of one uninterrupted run."""
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import random

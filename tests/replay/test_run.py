@@ -1,7 +1,5 @@
 """Replays with tiny weights: as recorded, on every frame, stopped and continued."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

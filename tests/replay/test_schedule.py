@@ -1,7 +1,5 @@
 """Steps on all frames, with edits and objects on the frames that they belong to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A replay leaves out what the live node left out to keep its budget."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

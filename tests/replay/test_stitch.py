@@ -1,7 +1,5 @@
 """Segments of a recording, cut and stitched, on masks of moving blocks."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Stores and recordings at URLs; shards are complete or absent after any failed write."""
 
-from __future__ import annotations
-
 import tempfile
 import uuid
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Synthetic views for calibration: a camera looks at a board, a robot moves one of them; noise is added on request."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import cv2

@@ -1,7 +1,5 @@
 """Camera servers of other projects: their messages, built from published layouts, and a publisher of such messages."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

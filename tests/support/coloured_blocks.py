@@ -1,7 +1,5 @@
 """A world simple enough to detect by its colours: flat blocks on grey, and a detector that finds them by name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Recordings that are opened and read in a process of their own, with its time, memory and disk measured."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import tempfile

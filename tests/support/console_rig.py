@@ -1,7 +1,5 @@
 """A camera, a node and a console as processes, and a browser that opens the console's page."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Small good recordings of every format, and damage to them."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

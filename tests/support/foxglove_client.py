@@ -3,8 +3,6 @@
 Messages are decoded by the schemas that the server advertises.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

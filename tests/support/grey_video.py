@@ -1,7 +1,5 @@
 """Encode a grey video that becomes brighter, packet by packet. A process that only encodes imports nothing else."""
 
-from __future__ import annotations
-
 import av
 import numpy as np
 

@@ -1,7 +1,5 @@
 """HDF5 episodes in the layouts of ALOHA's record_episodes and of robomimic's dataset_states_to_obs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Images and videos of at most 64 KB that want gigabytes of memory, or minutes of work: more of CASES."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -3,8 +3,6 @@
 Each entry of CASES writes one into an empty folder and returns its path.
 """
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import json

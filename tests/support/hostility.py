@@ -1,7 +1,5 @@
 """Hostile bytes: harms to good ones, and context managers that expect a WireError and a limit on memory."""
 
-from __future__ import annotations
-
 import gc
 import random
 import resource

@@ -3,8 +3,6 @@
 A program of its own, because TRITON_INTERPRET has to be set before triton is imported.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,12 +1,11 @@
 """A folder of keys of a whole deployment, what each machine of it has, and a server that expects them."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
-from sam3_node.transport import ControlServer, Security
+from sam3_node.transport import Security
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.transport.security import KeyFolder
 from sam3_node.wire import Reply, Request
 from tests.support.transport_peer import TCP

@@ -1,7 +1,5 @@
 """Recordings of what a real Perception did on frames, written as a node and its recorder would, in one process."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """MCAP files of an RGB-D camera as other programs write them, made by the libraries of the four formats."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Nodes in this process with a camera whose frames the test sends, and requests to their health endpoint."""
 
-from __future__ import annotations
-
 import itertools
 import socket
 import threading

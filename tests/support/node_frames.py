@@ -1,7 +1,5 @@
 """Frames and conditions for the tests of the node."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

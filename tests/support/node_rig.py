@@ -1,7 +1,5 @@
 """Real processes of the command line, for the tests of the node."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

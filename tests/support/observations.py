@@ -1,7 +1,5 @@
 """Masks of a node for the tests of observations."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

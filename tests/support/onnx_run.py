@@ -1,7 +1,5 @@
 """Runner of exported stages: onnxruntime on the CPU, to check exports on machines without a GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Servers that are written from the published layouts of GR00T, openpi and GraspGen, without this package."""
 
-from __future__ import annotations
-
 import io
 import threading
 from collections.abc import Callable, Iterator

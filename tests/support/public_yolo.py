@@ -1,7 +1,5 @@
 """Checkpoints in the layout of the public YOLO-World files, made of a network of ours; foreign classes are made up."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A peer that speaks ZMTP 3.1 over a plain TCP socket, so that it can send what libzmq would not."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Recordings of the RealSense SDK: what its streams hold, and a `.bag` as the SDK wrote it."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """RealSense cameras without hardware: software devices of the SDK, and recordings of them by its own recorder."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Recorder processes, and a cheap camera for them."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 import time

@@ -1,7 +1,5 @@
 """Small recordings with ground truth, for the tests of bags, cameras and the demo."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

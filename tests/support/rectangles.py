@@ -1,7 +1,5 @@
 """A tiny folder of training clips: a red and a blue rectangle that move over grey."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Assert that something is refused, by the class of its error and what the message names, not by its sentence."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A relay of ipc:// connections that is cut at a chosen message, as a network may be."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Frames, masks and events as a recorded node has them."""
 
-from __future__ import annotations
-
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import Event
 

@@ -5,8 +5,6 @@ It runs in the environment of `make ros2` alone. sam3-node runs in the project's
 
 # ruff: noqa: E402 - the check for rclpy comes first
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Small recordings of ROS 1 and 2, written by rosbags: one camera with colour, depth and intrinsics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple

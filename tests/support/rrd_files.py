@@ -1,7 +1,5 @@
 """Reading of .rrd files by Rerun's own reader, and Rerun's program as a viewer without a window."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Stretches of the bundled recording, with nano on them, held against its ground truth."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path

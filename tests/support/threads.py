@@ -1,7 +1,5 @@
 """Work in a thread that ends with a block."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

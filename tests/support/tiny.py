@@ -1,7 +1,5 @@
 """Tiny random trackers of the real classes, and the oracle: transformers' own streaming inference."""
 
-from __future__ import annotations
-
 import math
 
 import torch

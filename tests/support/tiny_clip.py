@@ -1,7 +1,5 @@
 """A tiny random CLIP of the real classes, and vocabularies of the same kind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

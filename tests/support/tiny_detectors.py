@@ -1,7 +1,5 @@
 """Tiny random detectors of transformers' classes, as folders with their tokenizers."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

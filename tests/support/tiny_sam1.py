@@ -1,7 +1,5 @@
 """A tiny random SAM 1 of the real class."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The smallest stage: its export costs next to nothing."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """A YOLO-World small enough for any test: random weights, phrase vectors of 12 numbers."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The peer process of the transport tests, and helpers that they share."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys
@@ -15,6 +13,8 @@ import zmq
 
 from sam3_node import transport
 from sam3_node.errors import TransportError
+from sam3_node.transport.control_server import ControlServer, poll
+from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import Reply, Request, unpack_reply
 
@@ -36,7 +36,7 @@ def make_masks(seq: int, camera: str = "cam0") -> MaskFrame:
     return MaskFrame(camera, seq, time.time_ns(), 40, 30, instances=(instance,))
 
 
-def waiting_bodies(server: transport.ControlServer) -> bytes:
+def waiting_bodies(server: ControlServer) -> bytes:
     """Return the requests that wait, as bytes."""
     with server._requests._changed:
         contents = [
@@ -131,7 +131,7 @@ def run_reader(endpoint: str, delivery: str) -> None:
 
 
 def run_server(endpoint: str) -> None:
-    with transport.ControlServer(endpoint) as server:
+    with ControlServer(endpoint) as server:
         print_line(server.endpoint)
         while True:
             received = server.receive(1000)
@@ -146,11 +146,11 @@ def run_node(frames: str, masks: str, control: str) -> None:
     with (
         transport.FrameSubscriber([frames]) as subscriber,
         transport.MaskPublisher(masks) as publisher,
-        transport.ControlServer(control) as server,
+        ControlServer(control) as server,
     ):
         print_line(publisher.endpoint)
         while True:
-            transport.poll(subscriber, server, 1000)
+            poll(subscriber, server, 1000)
             while (received := server.receive(0)) is not None:
                 server.reply(received[0], Reply(received[1].id, received[1].args))
             if (taken := subscriber.take(0)) is not None:
@@ -168,7 +168,7 @@ def run_policy(masks: str, hold_ms: str) -> None:
 
 
 def run_recorder(frames: str, masks: str) -> None:
-    with transport.StreamTap([frames], masks, [f"cam{n}" for n in range(10)], 1 << 24) as tap:
+    with StreamTap([frames], masks, [f"cam{n}" for n in range(10)], 1 << 24) as tap:
         print_line("ready")
         while True:
             if (message := tap.take(1000)) is not None:

@@ -1,7 +1,5 @@
 """Messages of the golden files. `python -m tests.support.wire_examples` writes the files of a new wire version."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass

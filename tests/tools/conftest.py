@@ -1,7 +1,5 @@
 """Restores what the training commands set for their whole process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

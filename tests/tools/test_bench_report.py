@@ -1,7 +1,5 @@
 """Generated pages: of the benchmarks' figures, and of formats and peers, which markers of tests name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

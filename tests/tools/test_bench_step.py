@@ -3,8 +3,6 @@
 The comparison with transformers runs on random weights whose logits have a trained model's size.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Tests of the measures of confidence, of the fit, and of records of tracks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The measurements for the first minutes on a GPU, in small sizes on a CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

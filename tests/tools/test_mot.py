@@ -1,7 +1,5 @@
 """Identities against ground truth: who is counted, what is an error, and the figures of the library."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 A clip folder's clip becomes a recording that plays and is judged by its own labels.
 """
 
-from __future__ import annotations
-
 import ctypes.util
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The chaos soak: a short run of it, and what its summary makes of a log."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

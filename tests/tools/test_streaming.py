@@ -1,7 +1,5 @@
 """Masks judged when they arrive: known delays of a square that moves, and a short run with a node."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise

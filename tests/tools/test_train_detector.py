@@ -1,7 +1,5 @@
 """Training of the detector: words, pictures, losses, weights; and its scores against known values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cv2

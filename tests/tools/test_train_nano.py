@@ -1,7 +1,5 @@
 """The training as a whole: steps, a kill and a new start, export, gates, the command."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """Batches to train on: rendered clips, composites of cut-outs, background videos."""
 
-from __future__ import annotations
-
 from itertools import islice
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The training forward is the forward that is used: transformers' and the package's own; losses, prompts and Muon."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

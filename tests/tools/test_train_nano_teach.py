@@ -1,7 +1,5 @@
 """Real pictures for training: which are found and held aside, which masks a teacher keeps, and training on them."""
 
-from __future__ import annotations
-
 import tarfile
 from itertools import islice
 from pathlib import Path

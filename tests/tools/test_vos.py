@@ -1,7 +1,5 @@
 """Evaluation of video object segmentation: sequences, prompts, whole runs; J, F and occlusions against other ways."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Detections matched to objects, and the life of detected objects."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

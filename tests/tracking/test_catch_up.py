@@ -1,7 +1,5 @@
 """An object that was prompted on a past frame is tracked through the frames since then, beside the steps."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Confidence of masks and of names: scripted masks, pointers and detections in, probabilities out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Everything on a frame, against transformers' mask generation pipeline with the same weights."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Objects followed by their last masks, and the history that judges these masks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import cv2

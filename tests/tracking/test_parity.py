@@ -1,7 +1,5 @@
 """Our batched bank against transformers' streaming inference: the same logits at every frame and object."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The tracker's promises: objects do not disturb one another, memory is bounded, bad prompts change nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Fixtures of the tests of sockets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -9,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sam3_node.transport import ControlServer
+from sam3_node.transport.control_server import ControlServer
 from tests.support.key_rig import Keys, serve
 from tests.support.transport_peer import TCP
 

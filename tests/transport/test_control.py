@@ -1,7 +1,5 @@
 """Tests of requests and replies between sockets, threads and processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -13,8 +11,8 @@ import pytest
 import zmq
 
 from sam3_node import errors
-from sam3_node.transport import ControlClient, ControlServer
-from sam3_node.transport.control_server import LARGE_BYTES, MAX_REQUESTS_PER_PEER
+from sam3_node.transport import ControlClient
+from sam3_node.transport.control_server import LARGE_BYTES, MAX_REQUESTS_PER_PEER, ControlServer
 from sam3_node.transport.limits import rss_bytes
 from sam3_node.wire import Failure, Reply, Request, pack, pack_reply, pack_request, unpack_reply
 from tests.support.refuses import refuses

@@ -1,7 +1,5 @@
 """Sockets with keys: who has no right key gets nothing in and nothing out, is counted, and learns why."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -20,19 +18,18 @@ from sam3_node.client import PerceptionClient
 from sam3_node.errors import AuthenticationError, BusyError, ForbiddenError, TransportError
 from sam3_node.transport import (
     ControlClient,
-    ControlServer,
     FramePublisher,
     FrameSubscriber,
     MaskPublisher,
     MaskSubscriber,
     PosePublisher,
-    PoseSubscriber,
     Security,
-    StreamTap,
     limits,
 )
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.transport.security import KeyFolder
 from sam3_node.transport.sockets import HandshakeWatch
+from sam3_node.transport.tap import PoseSubscriber, StreamTap
 from tests.support.key_rig import Keys, echo, revoke, serve
 from tests.support.refuses import refuses
 from tests.support.transport_peer import TCP, make_frame, make_masks, take_frame, wait_until

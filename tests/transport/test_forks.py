@@ -1,7 +1,5 @@
 """After a fork, what owns sockets raises in the new process, and the first process goes on undisturbed."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import multiprocessing
@@ -18,8 +16,10 @@ import pytest
 from sam3_node import transport
 from sam3_node.client import AsyncPerceptionClient, PerceptionClient
 from sam3_node.errors import TransportError
-from sam3_node.transport import ControlClient, ControlServer, FrameSubscriber, Security, StreamTap
+from sam3_node.transport import ControlClient, FrameSubscriber, Security
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.transport.foreign import ForeignHub, ForeignSubscriber
+from sam3_node.transport.tap import PoseSubscriber, StreamTap
 from sam3_node.wire import Reply
 from tests.support.key_rig import Keys
 from tests.support.transport_peer import make_frame, make_masks, wait_until
@@ -85,7 +85,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimpleNamesp
         found.reader = enter(FrameSubscriber([found.frames.endpoint], security=policy))
         streams = ([found.frames.endpoint], found.masks.endpoint)
         found.tap = enter(StreamTap(*streams, (), 1 << 20, security=policy))
-        found.robot = enter(transport.PoseSubscriber(found.poses.endpoint, security=policy))
+        found.robot = enter(PoseSubscriber(found.poses.endpoint, security=policy))
         found.foreign = enter(ForeignSubscriber("tcp://127.0.0.1:9", lambda *_: None))
         found.policy = policy
         go_on(found)

@@ -1,7 +1,5 @@
 """Tests of frames between sockets: live and lossless, from one camera and from several."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import threading
@@ -14,7 +12,8 @@ import numpy as np
 import pytest
 import zmq
 
-from sam3_node.transport import ControlServer, FramePublisher, FrameSubscriber, choose_replaced, poll
+from sam3_node.transport import FramePublisher, FrameSubscriber, choose_replaced
+from sam3_node.transport.control_server import ControlServer, poll
 from sam3_node.types import Delivery, Depth, Frame, Intrinsics
 from sam3_node.wire import pack_frame, unpack_frame
 from tests.support.transport_peer import TCP, make_frame, next_line, output_of, peer, take_frame, wait_until

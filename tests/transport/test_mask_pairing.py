@@ -1,7 +1,5 @@
 """Tests of the pairing of masks with their frames."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +7,14 @@ import numpy as np
 import pytest
 
 from sam3_node.errors import WireError
-from sam3_node.transport import MaskPair, MaskPairing
-from sam3_node.transport.mask_pairing import MASKS_LATE_S, MAX_CAMERAS, MAX_FRAMES, RecentFrames
+from sam3_node.transport.mask_pairing import (
+    MASKS_LATE_S,
+    MAX_CAMERAS,
+    MAX_FRAMES,
+    MaskPair,
+    MaskPairing,
+    RecentFrames,
+)
 from sam3_node.types import Depth, Frame, MaskFrame
 from sam3_node.wire import pack_frame, pack_masks
 

@@ -1,7 +1,5 @@
 """Masks and poses between sockets: no pose is skipped, and malformed ones are counted."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterator
@@ -14,8 +12,9 @@ import pytest
 import zmq
 
 from sam3_node.errors import TransportError
-from sam3_node.transport import MaskPublisher, MaskSubscriber, PosePublisher, PoseSubscriber
+from sam3_node.transport import MaskPublisher, MaskSubscriber, PosePublisher
 from sam3_node.transport.receiver import Inbox
+from sam3_node.transport.tap import PoseSubscriber
 from sam3_node.types import Delivery, FramePose, MaskEncoding, MaskFrame
 from tests.support.refuses import refuses
 from tests.support.transport_peer import TCP, make_masks, open_peer, place_of, wait_until

@@ -1,7 +1,5 @@
 """The queue of requests: peers take turns, it is bounded, and a newer request supersedes an older one."""
 
-from __future__ import annotations
-
 import select
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -9,10 +7,11 @@ from contextlib import closing, contextmanager
 import pytest
 import zmq
 
-from sam3_node.transport import ControlServer, control_server
+from sam3_node.transport import control_server
 from sam3_node.transport.control_server import (
     MAX_REQUESTS_PER_PEER,
     MAX_WAITING_BYTES,
+    ControlServer,
     RequestQueue,
     WaitingRequest,
 )

@@ -1,7 +1,5 @@
 """Processes are killed, hang or send garbage, and connections end before their reply: peers notice and reconnect."""
 
-from __future__ import annotations
-
 import os
 import queue
 import signal
@@ -19,7 +17,9 @@ import zmq
 
 from sam3_node import transport
 from sam3_node.errors import NoAnswerError, TransportError
+from sam3_node.transport.control_server import ControlServer, Peer
 from sam3_node.transport.sockets import ReconnectingSocket, open_subscriber, receive_parts
+from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Delivery
 from sam3_node.wire import Reply, Request, pack_frame, pack_request
 from tests.support.key_rig import Keys, revoke
@@ -147,7 +147,7 @@ PATIENT_MS = 120_000
 """Longer than a test may take: a call that ends before has not waited for its timeout."""
 
 
-def next_request(server: transport.ControlServer) -> tuple[transport.Peer, Request]:
+def next_request(server: ControlServer) -> tuple[Peer, Request]:
     return until(lambda: server.receive(100), "a request", PATIENT_MS / 2000)
 
 
@@ -156,7 +156,7 @@ def test_a_request_in_flight_when_another_key_is_revoked(keys: Keys, endpoint: s
     """All connections are made anew then, and the reply has nowhere to go."""
     node = keys.machine("node", "node")
     with (
-        transport.ControlServer(endpoint, security=node) as server,
+        ControlServer(endpoint, security=node) as server,
         transport.ControlClient(server.endpoint, PATIENT_MS, keys.machine("policy", "policy")) as client,
         transport.ControlClient(server.endpoint, PATIENT_MS, keys.machine("watcher", "watcher")),
         ThreadPoolExecutor(1) as thread,
@@ -185,10 +185,10 @@ def test_a_request_in_flight_when_another_key_is_revoked(keys: Keys, endpoint: s
 def test_a_request_is_repeated_to_the_next_node(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/control"
     with transport.ControlClient(endpoint, PATIENT_MS) as client, ThreadPoolExecutor(1) as thread:
-        with transport.ControlServer(endpoint) as server:
+        with ControlServer(endpoint) as server:
             call = thread.submit(client.call, "status")
             next_request(server)
-        with transport.ControlServer(endpoint) as server:
+        with ControlServer(endpoint) as server:
             peer, request = next_request(server)
             server.reply(peer, Reply(request.id, "fine"))
             assert call.result() == "fine"
@@ -236,7 +236,7 @@ def test_a_hung_node_is_noticed_by_masks_and_tap_and_received_again(tmp_path: Pa
     with (
         peer("node", frames, masks, control) as node,
         transport.MaskSubscriber(masks) as subscriber,
-        transport.StreamTap([frames], masks, (), 1 << 20) as tap,
+        StreamTap([frames], masks, (), 1 << 20) as tap,
     ):
         next_line(node)
         wait_until(lambda: subscriber._sockets[0]._watched and tap._sockets[1]._watched)

@@ -1,7 +1,5 @@
 """Tests of endpoints that cannot be bound, of parts that are too large, and of resources after close."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import socket
@@ -16,6 +14,7 @@ import pytest
 from sam3_node import transport
 from sam3_node.errors import TransportError, WireError
 from sam3_node.settings import TransportSettings
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.transport.foreign import ForeignHub
 from sam3_node.transport.security import is_local
 from sam3_node.types import Delivery, Frame
@@ -24,9 +23,7 @@ from tests.support.refuses import refuses
 from tests.support.transport_peer import TCP, make_frame, wait_until
 
 
-@pytest.mark.parametrize(
-    "opener", [transport.FramePublisher, transport.MaskPublisher, transport.ControlServer]
-)
+@pytest.mark.parametrize("opener", [transport.FramePublisher, transport.MaskPublisher, ControlServer])
 def test_an_address_in_use_is_an_error(opener: type[transport.FramePublisher], endpoint: str) -> None:
     with opener(endpoint) as first:
         with refuses(TransportError, field=("process", "uses")) as caught:
@@ -54,7 +51,7 @@ def test_an_address_in_use_is_an_error(opener: type[transport.FramePublisher], e
 def test_malformed_endpoints_are_errors(endpoint: str) -> None:
     for opener in (
         transport.FramePublisher,
-        transport.ControlServer,
+        ControlServer,
         lambda endpoint: transport.FrameSubscriber([TCP[:-1] + "9", endpoint]),
     ):
         with refuses(TransportError, field=("tcp://host:port", "ipc://path")):
@@ -133,7 +130,7 @@ BINDERS: list[Callable[[str], object]] = [
     lambda endpoint: transport.FramePublisher(endpoint, "every"),
     transport.MaskPublisher,
     transport.PosePublisher,
-    transport.ControlServer,
+    ControlServer,
     lambda endpoint: ForeignHub(endpoint, lambda *_: None),
 ]
 
@@ -236,7 +233,7 @@ def test_addresses_of_ipv6_carry_frames_and_requests(host: str) -> None:
         assert ":" in publisher.endpoint.removeprefix("tcp://").rpartition(":")[0]
         wait_until(lambda: publisher.send(make_frame(1)) and subscriber.take(20) is not None)
     with (
-        transport.ControlServer(f"tcp://{host}:*", lambda request: Reply(request.id, "done")) as server,
+        ControlServer(f"tcp://{host}:*", lambda request: Reply(request.id, "done")) as server,
         transport.ControlClient(server.endpoint, 20_000) as client,
     ):
         assert client.call("status") == "done"

@@ -1,7 +1,5 @@
 """Strangers that send without end, or hostile bytes: each is cut off or answered, and good messages still pass."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -18,6 +16,7 @@ import zmq
 
 from sam3_node import transport
 from sam3_node.errors import RequestError
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.transport.sockets import BoundSocket, receive_parts
 from sam3_node.types import Delivery
 from sam3_node.wire import Reply, Request, pack_frame, pack_masks, pack_request
@@ -152,7 +151,7 @@ def test_readers_of_many_cameras_and_peers_with_heartbeats_are_not_cut_off() -> 
 
 def test_connections_beyond_the_limit_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sam3_node.transport.limits.MAX_CONNECTIONS", 5)
-    with ExitStack() as stack, transport.ControlServer(TCP) as server:
+    with ExitStack() as stack, ControlServer(TCP) as server:
         for _ in range(5):
             stack.enter_context(raw_peer(server.endpoint, "DEALER"))
         extra = stack.enter_context(connect(server.endpoint))
@@ -234,7 +233,7 @@ def test_a_live_subscriber_survives_hostile_messages(kind: str) -> None:
 def test_each_hostile_request_is_answered() -> None:
     batches = [list(mutations(GOOD["request"], 40, seed)) for seed in range(100)]
     good = 0
-    with transport.ControlServer(TCP) as server, open_peer(zmq.DEALER, server.endpoint) as asker:
+    with ControlServer(TCP) as server, open_peer(zmq.DEALER, server.endpoint) as asker:
         for number, batch in enumerate(batches, start=1):
             for parts in batch:
                 asker.send_multipart(parts)
@@ -245,7 +244,7 @@ def test_each_hostile_request_is_answered() -> None:
     assert server.rejected > 2000
 
 
-def refuse(server: transport.ControlServer) -> bool:
+def refuse(server: ControlServer) -> bool:
     """Answer one valid request. Return True if there was one."""
     received = server.receive(1)
     if received is not None:
@@ -253,9 +252,7 @@ def refuse(server: transport.ControlServer) -> bool:
     return received is not None
 
 
-@pytest.mark.parametrize(
-    "opener", [transport.FramePublisher, transport.MaskPublisher, transport.ControlServer]
-)
+@pytest.mark.parametrize("opener", [transport.FramePublisher, transport.MaskPublisher, ControlServer])
 def test_a_socket_still_works_after_garbage_at_its_port(opener: Callable[[str], Any]) -> None:
     rng = random.Random(5)
     greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL" + b"\0" * 48
@@ -273,7 +270,7 @@ def test_a_socket_still_works_after_garbage_at_its_port(opener: Callable[[str], 
 
 
 def serves(bound: Any) -> bool:
-    if isinstance(bound, transport.ControlServer):
+    if isinstance(bound, ControlServer):
         with open_peer(zmq.DEALER, bound.endpoint) as asker:
             asker.send(GOOD["request"][0])
             return bound.receive(5000) is not None

@@ -1,7 +1,5 @@
 """Tests of the tap: it keeps every message in the order of arrival, up to its limit of bytes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from sam3_node.errors import TransportError
-from sam3_node.transport import FramePublisher, MaskPublisher, ReceivedMessage, StreamTap
+from sam3_node.transport import FramePublisher, MaskPublisher
+from sam3_node.transport.tap import ReceivedMessage, StreamTap
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import Event, pack_event, unpack_frame
 from tests.support.node_rig import until

@@ -1,7 +1,5 @@
 """Hostile messages, masks and images are refused, without memory for data that is declared but not present."""
 
-from __future__ import annotations
-
 import dataclasses
 import struct
 import zlib

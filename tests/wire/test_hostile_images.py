@@ -3,8 +3,6 @@
 All files are generated here. The decoder is the oracle: whatever is accepted, it decodes to the size that was read.
 """
 
-from __future__ import annotations
-
 import itertools
 import struct
 import zlib

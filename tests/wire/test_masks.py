@@ -1,7 +1,5 @@
 """Mask encodings: round trips, equality with pycocotools, and masks that are decoded when they are used."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

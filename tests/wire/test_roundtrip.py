@@ -1,7 +1,5 @@
 """Packing and unpacking give the same value, and golden files pin the bytes of wire version 1 for all peers."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ A figure is a number with its unit, its target where one was set, and its spread
 runs. The JSON also says how to measure it again, when, on which machine and with which versions it was measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

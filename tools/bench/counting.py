@@ -1,7 +1,5 @@
 """Counts of the arithmetic, the memory traffic and the kernels of torch code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -18,8 +18,6 @@ measured then is cut, and left to the next call. A figure that fails is a line w
 it has cost the process its GPU, they follow in a new process.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import gc

@@ -1,7 +1,5 @@
 """sam3-node commands as processes on endpoints of their own, and the client calls that benchmarks repeat."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -3,8 +3,6 @@
 `python -m tools.bench.report latency-step` prints all figures of a benchmark instead, with commands and machines.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

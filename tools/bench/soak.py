@@ -12,8 +12,6 @@ their meaning, and that memory, descriptors and ages keep their bounds (`soak_su
 `soak_chaos`. It exits with 1 if a check has failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from contextlib import suppress

@@ -7,8 +7,6 @@ frames at several times the node's rate. Each object has a label that no other e
 had two meanings.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ process, ages of the masks since the last sample, and what has gone wrong with i
 which process, `phase` lines when a part of the run began.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random weights for benchmarks in which neither time nor memory depends on what the masks show."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

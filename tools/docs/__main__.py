@@ -3,8 +3,6 @@
 `--gif overlay.mp4` draws docs/images/demo.gif from the overlay of a replay, docs/development.md has the two commands.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

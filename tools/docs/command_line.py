@@ -1,7 +1,5 @@
 """Reference of the command line, from its argparse parsers."""
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from collections.abc import Iterator

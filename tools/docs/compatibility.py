@@ -12,8 +12,6 @@ Markers of the same area and peer become one row. The tests are parsed, not impo
 be installed. Arguments are literals.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

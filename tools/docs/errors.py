@@ -1,7 +1,5 @@
 """Table of the errors, with advice for each."""
 
-from __future__ import annotations
-
 import inspect
 
 from sam3_node import errors

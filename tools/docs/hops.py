@@ -6,8 +6,6 @@ also counts the thread that receives requests. --all lists each function, and th
 extra `node`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

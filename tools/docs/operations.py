@@ -1,7 +1,5 @@
 """Make the table of control operations: arguments from the code, types and results from here."""
 
-from __future__ import annotations
-
 from sam3_node.wire.operations import OPERATIONS, Operation
 
 from .tables import code, table

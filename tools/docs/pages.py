@@ -3,8 +3,6 @@
 A part stands between `<!-- generated: NAME -->` and `<!-- /generated: NAME -->`.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

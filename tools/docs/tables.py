@@ -1,7 +1,5 @@
 """Markdown tables, and the table of replay outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from sam3_node.replay.job import OUTPUTS

@@ -9,8 +9,6 @@ right. The threshold of `sure` is the lowest at which at most 5 % of the sure ma
 checked, but the `--rough` ones, whose truth a teacher made on frames that lie far apart.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

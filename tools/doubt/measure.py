@@ -3,8 +3,6 @@
 Records of tracks are played through the confidence estimator, as the pipeline does with live tracks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path

@@ -11,8 +11,6 @@ SOURCE is a folder of clips, or of shards of taught pictures (`tools.train_nano 
 that are two neighbours at least: a tracker that falls back to parts of one colour loses the rest of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import zlib

@@ -8,8 +8,6 @@ object that has most of the mask's pixels has it. `--step` leaves frames out, to
 `tools.doubt.fit`; each mask that is sure and not tentative counts.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Iterator, Sequence

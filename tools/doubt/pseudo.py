@@ -8,8 +8,6 @@ its first mask. Where the two ways disagree, its truth is unknown; see `tools.vo
 pseudo-truth, and objects that the teacher loses are missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterable

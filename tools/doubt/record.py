@@ -6,8 +6,6 @@ Each object is prompted once, on the first frame where it is large enough; see `
 written for each clip; a file that exists is kept. The frame of the prompt is the object's first record.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -9,8 +9,6 @@ the loader saw, and fails if these are not the masks of the replay and the depth
 runs the tests of launch/lerobot. `--fixture FOLDER` keeps the datasets that lerobot wrote, for the tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ depends only on its settings, seed and index. A run that is started again keeps 
 of one split appears in another: see tools/scenes/objects.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A kinematic robot arm, or a person's: column, two links, wrist and gripper or hand, placed along the tool's path."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Cameras: their positions over time, their angle of view, and their effects on a picture."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Several processes may render, each with a renderer of its own.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 import time

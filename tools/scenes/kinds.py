@@ -1,7 +1,5 @@
 """Shapes of the kinds of objects: vessels, goods and hand tools."""
 
-from __future__ import annotations
-
 import math
 
 import cv2

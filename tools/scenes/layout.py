@@ -1,7 +1,5 @@
 """The layout of a scene: objects on the table, and a room with lights around them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

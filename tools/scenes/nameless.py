@@ -4,8 +4,6 @@ A detector that has only seen things with a name gives every other thing one of 
 that a query for a kind never means them. Their kinds say how they are made, and are no words of the detector.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tools.scenes.meshes import (

@@ -5,8 +5,6 @@ An object model and a surface texture are functions of one integer each. Integer
 (TEST_KINDS) are drawn for testing only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Plans: everything about a clip that its seed decides."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

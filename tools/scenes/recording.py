@@ -4,8 +4,6 @@ Writes colour as JPEG, depth as PNG, and intrinsics, camera poses and the object
 Times are the clip's own and start at 0, so that the same clip always gives the same file.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

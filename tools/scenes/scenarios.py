@@ -1,7 +1,5 @@
 """Scenarios: scripts of what happens on the table. Each returns the label of the object that it is about, or 0."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

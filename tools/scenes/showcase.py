@@ -1,7 +1,5 @@
 """The bundled recording: five test objects, and an arm that hides one and takes another away."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

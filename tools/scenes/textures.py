@@ -1,7 +1,5 @@
 """Named colours, and textures of objects and surfaces; images are RGB uint8 [h, w, 3]."""
 
-from __future__ import annotations
-
 import colorsys
 import math
 from collections.abc import Callable

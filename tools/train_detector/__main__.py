@@ -8,8 +8,6 @@ It can be killed at any time; the same command resumes from a checkpoint at most
 one. Results are in --output, the weights in its folder `export`, or in the package with --install.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

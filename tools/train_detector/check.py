@@ -1,7 +1,5 @@
 """Score a detector on rendered clips: COCO's average precision, by pycocotools, and a contact sheet."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 Objects are assigned to anchors by the task (TOOD, arXiv 2108.07755).
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Train for a limited time, as the nano tracker does, and resume after a kill."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path

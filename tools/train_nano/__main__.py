@@ -12,8 +12,6 @@ It can be killed at any time; the same command goes on from the last minute. On 
 lies in --output; the weights in its folder `export`, or in the package with --install.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -6,8 +6,6 @@
 WEIGHTS are names as `load_tracker` takes them: nano, or a folder.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The training's curves as a picture."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

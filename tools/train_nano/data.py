@@ -1,7 +1,5 @@
 """Training clips: rendered scenes, optional video frames without labels, and composites of cut-outs over both."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

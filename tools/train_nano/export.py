@@ -1,7 +1,5 @@
 """Weights for the package: the running average of training, in float16, beside its configuration and digest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ bank      on held-out clips the bank beats no bank, and both beat copying the fi
 figures   on unseen scenes the exported weights reach what is asked of them
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

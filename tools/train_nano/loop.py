@@ -1,7 +1,5 @@
 """Steps that every training takes: the optimisers, the moving average of the weights, the checkpoint and the log."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Muon: momentum whose matrices are orthogonalised before they are applied (Jordan and others, 2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

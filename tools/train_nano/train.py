@@ -1,7 +1,5 @@
 """The training loop: by time, not by steps, so that a slow machine and a fast one both finish; resumes after a kill."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Evaluate settings side by side on a sequence against its labels; each frame is read and encoded once."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Follow prompted objects through a clip: the tracker with its memory in named settings, and baselines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol

@@ -3,8 +3,6 @@
 Means are over the objects of a sequence or of all sequences, as in the benchmark.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sequences to evaluate: frames with true masks, from a folder in DAVIS' layout or from a recording."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from sam3_node.client.observations import ANY, ObjectSlots
 from sam3_node.errors import WireError
-from sam3_node.transport import MaskPair, MaskPairing, StreamTap
+from sam3_node.transport.mask_pairing import MaskPair, MaskPairing
+from sam3_node.transport.tap import StreamTap
 from sam3_node.wire import decode_depth, decode_image
 
 from .config_sam3_camera import Sam3CameraConfig

@@ -15,7 +15,8 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from sam3_node.client.observations import FIELDS, ObjectSlots, as_lerobot, lerobot_features
 from sam3_node.client.observations.lerobot_step import ObjectsProcessorStep
 from sam3_node.errors import PolicyError
-from sam3_node.transport import ControlServer, MaskPublisher
+from sam3_node.transport import MaskPublisher
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.wire import Reply
 from tests.support.observations import T0, Client, fresh, make_frame, make_instance
 from tests.support.refuses import refuses

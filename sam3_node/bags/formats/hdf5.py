@@ -5,8 +5,6 @@ are JPEG or PNG, read as any other; openpi and lerobot read ALOHA's so, too. The
 a frame's stamp is its row by the rate that the file's attributes name, or `PATH#fps=50`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

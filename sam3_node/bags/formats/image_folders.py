@@ -6,8 +6,6 @@ times.txt and calib.txt beside (odometry). BOP: rgb or gray, depth and scene_cam
 and the scale of its depth.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

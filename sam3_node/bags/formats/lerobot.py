@@ -6,8 +6,6 @@ dataset. Its stamp is the beginning of the episode, by the number of its first r
 own timestamp. A state is read as poses if it has the names POSE, which lerobot's own kinematics give the gripper.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

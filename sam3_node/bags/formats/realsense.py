@@ -4,8 +4,6 @@ The SDK names topics by its sensors: /device_0/sensor_1/Color_0/image/data. The 
 driver does: /device_0/color/image_raw and camera_info, /device_0/depth/..., /device_0/infra1/...
 """
 
-from __future__ import annotations
-
 import math
 import re
 import struct

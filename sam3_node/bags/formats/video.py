@@ -4,8 +4,6 @@ Packets come from foxglove.CompressedVideo, ROS's FFMPEGPacket, and CompressedIm
 is not used: it returns unwritten memory for interlaced video, and takes the time before the first frame for a loss.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator

@@ -4,8 +4,6 @@ The timestamp is the frame's time of capture, on its clock; all messages about a
 sees is in the coordinate frame of the camera's name, all else in the frame that the masks name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple

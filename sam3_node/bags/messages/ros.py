@@ -4,8 +4,6 @@ Foxglove's messages (protobuf, JSON, or `foxglove_msgs` of ROS) differ from ROS'
 and read as those.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 import struct

@@ -1,7 +1,5 @@
 """Reads the content of deserialised camera messages of ROS 1 and 2: Image, CompressedImage and CameraInfo."""
 
-from __future__ import annotations
-
 import math
 import re
 import struct

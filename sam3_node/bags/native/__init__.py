@@ -17,8 +17,6 @@ Images are Foxglove's messages, so that its viewers show a recording; headers an
 that a replay gets exactly the node's input.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -3,8 +3,6 @@
 `LabelledClip` holds a short recording with ground truth in memory, to score masks against.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence

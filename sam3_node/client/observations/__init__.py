@@ -15,20 +15,3 @@ from .policies import (
     unpack_openpi,
 )
 from .slots import ANY, FIELDS, MAX_AGE_S, Fit, ObjectSlots, SlotObservation
-
-__all__ = [
-    "ANY",
-    "FIELDS",
-    "MAX_AGE_S",
-    "Fit",
-    "ObjectSlots",
-    "SlotObservation",
-    "as_gr00t",
-    "as_lerobot",
-    "as_openpi",
-    "lerobot_features",
-    "pack_gr00t",
-    "pack_openpi",
-    "unpack_gr00t",
-    "unpack_openpi",
-]

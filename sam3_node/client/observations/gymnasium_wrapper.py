@@ -1,7 +1,5 @@
 """A wrapper for environments of gymnasium that adds the masks of a node to observations. It needs gymnasium 1."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

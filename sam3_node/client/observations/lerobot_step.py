@@ -1,7 +1,5 @@
 """A step of lerobot's pipelines that adds the masks of a node to observations. It needs lerobot 0.4 to 0.6."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

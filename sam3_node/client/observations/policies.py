@@ -20,8 +20,6 @@ msgpack_numpy: an array is {b"nd": true, b"type", b"kind": b"", b"shape", b"data
 Observations and features of a dataset for lerobot. `lerobot_step` has a step for its pipelines.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -6,8 +6,6 @@ The form that all observations are made of: objects by name in a fixed number of
 one moment, with the age of each and the doubt about it. The forms for policies only arrange its arrays.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@
 `find_library` says which is installed.
 """
 
-from __future__ import annotations
-
 import logging
 import types
 from collections.abc import Callable, Iterator

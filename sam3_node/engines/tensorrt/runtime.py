@@ -4,8 +4,6 @@ Each number of objects and memories has an execution context of its own, so that
 a tracker run one after another, so that all their contexts share one block of memory.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A rearranged map equals the original up to rounding, and is cheaper: it joins, f
 time.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

@@ -6,8 +6,6 @@ a bias of tokens x tokens, become further channels of queries and keys. So atten
 in memory.
 """
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -5,8 +5,6 @@ rows [N, hw, C]: 1x1 convolutions are linear maps with fused activations, norms 
 no transposition. EdgeTAM's `Perceiver` (arXiv 2501.07256, sec. 3.2) compresses a memory to a few latent tokens.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

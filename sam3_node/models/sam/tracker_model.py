@@ -5,8 +5,6 @@ engine. The arithmetic follows transformers' `Sam3TrackerVideoModel`, `Sam2Video
 compare with all of them.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -9,8 +9,6 @@ Hiera's tokens stay in Z order. In this order, every aligned window whose side i
 Windows of other sizes, and windows that extend past the map's edge, are gathered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

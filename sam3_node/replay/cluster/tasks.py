@@ -4,8 +4,6 @@ A plan is a list of steps, each with tasks that may run at the same time. A task
 counts frames, deletes results, or stitches the results of segments.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """HDF5 episodes in the layouts of ALOHA and robomimic; damaged ones, and LeRobot datasets; their child processes."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

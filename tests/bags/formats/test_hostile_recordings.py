@@ -1,7 +1,5 @@
 """Recordings of some kilobytes that would unpack to gigabytes, or compute without end, are refused within limits."""
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import resource

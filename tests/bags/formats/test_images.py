@@ -1,7 +1,5 @@
 """Folders of images, with depth beside them, and the layouts of TUM, EuRoC, KITTI and BOP."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """LeRobot datasets that lerobot's own tools wrote (tools/lerobot_roundtrip): 0.3.3 wrote 2.1, 0.4.4 and 0.6.1 3.0."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """MCAP files of ROS 2, ROS 1 and Foxglove: all comes back as written; of damaged files every complete chunk."""
 
-from __future__ import annotations
-
 import io
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Images in ROS messages, and WebP, AVIF, TIFF and BMP in messages and folders, are what OpenCV decodes."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from types import SimpleNamespace

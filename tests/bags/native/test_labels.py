@@ -1,7 +1,5 @@
 """Masks, truth and poses beside frames, and the bundled clip."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from dataclasses import replace

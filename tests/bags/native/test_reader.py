@@ -1,7 +1,5 @@
 """Recordings come back as they were written, also as Foxglove's messages; damage costs only what follows it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

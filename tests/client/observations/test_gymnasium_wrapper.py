@@ -1,7 +1,5 @@
 """The wrapper for environments, checked by gymnasium's own checker."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

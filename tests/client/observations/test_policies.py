@@ -4,8 +4,6 @@ The peers here are written from the descriptions of these layouts. Where a peer'
 launch/lerobot/tests has what needs lerobot's own environment.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +30,8 @@ from sam3_node.client.observations import (
 )
 from sam3_node.client.observations.policies import pack_graspgen, unpack_graspgen
 from sam3_node.errors import NoAnswerError, PolicyError
-from sam3_node.transport import ControlServer, MaskPublisher
+from sam3_node.transport import MaskPublisher
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Mask
 from sam3_node.wire import Reply
 from tests.support.observations import FRAME, T0, fresh, make_frame, make_instance

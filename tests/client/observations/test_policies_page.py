@@ -1,7 +1,5 @@
 """Runs the policies of docs/policies.md with a live node. (lerobot's runs in launch/lerobot.) Each is short."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of the slots: which object is in which, at which size, how old, and whether a policy may act on it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

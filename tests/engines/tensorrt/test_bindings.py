@@ -4,8 +4,6 @@ The bindings are small. They are downloaded and imported, each in a process of i
 libraries, which are 2 GB. `make test-engines` does this; where the package index cannot be reached, it is skipped.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """TensorRT plans: real ones, built here by TensorRT-RTX, which needs no GPU for it; run only where there is one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec

@@ -4,8 +4,6 @@ The encoder has its full width and two of its layers, the read half of its four.
 the products of all keys in float16, which is wrong for tens of thousands of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec

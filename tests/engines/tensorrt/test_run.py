@@ -1,7 +1,5 @@
 """The runtime of TensorRT plans, on a strict stand-in for the library and for CUDA's streams and graphs; no GPU."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable

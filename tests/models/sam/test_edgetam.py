@@ -1,7 +1,5 @@
 """EdgeTAM: RepViT against timm's outputs, memories against transformers', and folders as transformers writes them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Hiera in Z order against transformers' own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import Sam2HieraDetConfig, Sam2HieraDetModel

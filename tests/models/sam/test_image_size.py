@@ -1,7 +1,5 @@
 """Trackers at other image sizes than their weights' own, against transformers' at that size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

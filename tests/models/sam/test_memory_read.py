@@ -1,7 +1,5 @@
 """The memory read: its attention, and the tokens that it attends to."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """The Triton kernels of the memory read: their numbers in Triton's interpreter, their code for an H100."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """SAM 1 against transformers' `SamModel`: features, and masks from points, boxes and earlier masks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Public checkpoints become folders of ours; nothing in them is run, and what does not fit is told."""
 
-from __future__ import annotations
-
 import os
 import sys
 import zipfile

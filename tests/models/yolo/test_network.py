@@ -1,7 +1,5 @@
 """YOLO-World: shapes, what text does, and weights on disk."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The public small YOLO-World, converted by the command line, names what is on real pictures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Replays on a local Ray give the same results as without, also when workers and drivers are killed."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

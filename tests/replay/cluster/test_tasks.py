@@ -1,7 +1,5 @@
 """Plans, reports and progress of many replays, and the files in launch/cloud/, without Ray."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

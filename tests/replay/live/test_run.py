@@ -1,7 +1,5 @@
 """Replays through a live node: a real process with tiny weights, against the replay without one."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

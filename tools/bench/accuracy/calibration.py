@@ -8,8 +8,6 @@ robot; half of them have the camera on the gripper, half beside the robot. A dra
 the 95 % bound.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

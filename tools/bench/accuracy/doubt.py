@@ -14,8 +14,6 @@ similar=3,lookalike=1 --seed 42 --clips 24 --frames 48 --size 640x480 -o out/sce
 single ones, and with absent ones; see `tools.doubt.names`.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -6,8 +6,6 @@ An arm swings in front of a wall. The truth are MuJoCo's pictures of the URDF's 
 the extras `robot` and `scenes`.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections import defaultdict

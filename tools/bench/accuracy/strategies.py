@@ -7,8 +7,6 @@ Objects are prompted by their true boxes. The mean is over all frames on which a
 counts as 0. The second figure counts the masks of objects that are not in view.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import NamedTuple

@@ -12,8 +12,6 @@ Ramanan, "Towards Streaming Perception", ECCV 2020). "VOT's rule" also takes mas
 then over the objects. With depth, the true position is what the same stage measures under the true mask.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -10,8 +10,6 @@ pipeline one after another, with the clip's own time stamps and none skipped. A 
 of its name is at least 0.5. `--json` without a file prints the scores as JSON and nothing else.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

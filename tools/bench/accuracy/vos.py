@@ -13,8 +13,6 @@ would publish it, with overlaps. tools/vos/metrics.py defines recovery. `--json`
 prints all figures, of each sequence and object too, as JSON and nothing else.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

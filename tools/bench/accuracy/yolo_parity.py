@@ -11,8 +11,6 @@ both. Each of --runs runs is one pass of each over all frames; the ratio of a ru
 code is 1 if a difference exceeds 1e-3, or 0.5 px and 0.01 from frame to boxes.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

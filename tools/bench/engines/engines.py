@@ -13,8 +13,6 @@ of --runs such medians. On a GPU the share is relative to the rate of a plain ma
 our whole steps are compiled and run in CUDA graphs.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

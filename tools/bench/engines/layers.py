@@ -8,8 +8,6 @@ and in bfloat16. The encoder has the full width and 2 of its 32 layers: one with
 stage needs for intermediate values at the largest number of objects of a call.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import tempfile

@@ -8,8 +8,6 @@ frame interval of the camera + 20 ms at p99, whatever the camera's rate. If fram
 every frame.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import NamedTuple

@@ -12,8 +12,6 @@ and a node. The bridges are processes of their own, and run at the same time.
 Needs the extras foxglove and rerun, and websockets.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import threading

@@ -8,8 +8,6 @@ all of its own if it sends fewer; what it does not use is shared by the others. 
 the node where they share the cores, so the shares are of the same time; the rates of both times are compared too.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -14,8 +14,6 @@ and a node. The console and a headless chromium are processes of their own.
 Needs the extras console and dev, and chromium.
 """
 
-from __future__ import annotations
-
 import shutil
 import socket
 import threading

@@ -5,8 +5,6 @@ is from before `send` in one process to after `take` in the other: packing, encr
 decryption and unpacking. Run it on a quiet machine: `python -m tools.bench.latency.curve --json curve.json`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import select

@@ -8,8 +8,6 @@ boxes of the objects. The detector looks for names with a threshold that nothing
 the same objects. Each of --runs runs has --frames frames.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 

@@ -12,8 +12,6 @@ Then it stops the node's process (SIGSTOP) under launch/start, with the default 
 its successor starts, and until masks of the successor arrive.
 """
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess

@@ -7,8 +7,6 @@ of the machine meets all alike. CPU time is of this process alone. "with pixels"
 imports numpy.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -8,8 +8,6 @@ the bits of the regions. The operations of the device run on the CPU here; they 
 out. Times are process CPU time of one thread, medians of interleaved runs.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

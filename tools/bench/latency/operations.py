@@ -10,8 +10,6 @@ fused attention takes values that are padded to the width of the keys. The read 
 attention on a CPU takes them as they are. "static" is the read with static shapes, "engine" an engine's, with a mask.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import torch

@@ -8,8 +8,6 @@ removed. The age of the masks runs from capture to publication. Both kinds alter
 says more than either age.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections import defaultdict, deque

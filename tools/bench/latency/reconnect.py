@@ -9,8 +9,6 @@ the watcher prints its first row.
 Then it kills (SIGKILL) and stops (SIGSTOP) camera and node, and measures how soon a subscriber of each notices.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import tempfile

@@ -8,8 +8,6 @@ the loop waits. `step beside` is the step while the thread packs and writes, ove
 runs. The file goes to the temporary folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

@@ -9,8 +9,6 @@ compiled, as the node does. The import of torch is not counted. CPU seconds incl
 the process has run. The first start from packages runs the gate, which then accepts them for later starts.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource

@@ -14,8 +14,6 @@ the largest logit on any frame. On a CPU it also prints the step's rate beside t
 same dtype (sgemm for float32), measured at once before and after.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import statistics

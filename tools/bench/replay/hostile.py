@@ -8,8 +8,6 @@ The damaged recordings are small good ones of every format with flipped bits, cu
 number is also the seed. Prints the worst of each, and every recording that breaks a rule. Exits with 1 if one does.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence

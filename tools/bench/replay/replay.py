@@ -15,8 +15,6 @@ The recording has the 640x480 JPEG frames of the bundled one, repeated in a loop
 Bare and replay alternate, and so do one and two workers, so that other load on the machine slows both.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import tempfile
