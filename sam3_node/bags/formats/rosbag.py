@@ -7,6 +7,7 @@ single messages. Files that ROS 2 packed as a whole are unpacked into a temporar
 
 from __future__ import annotations
 
+import io
 import re
 import sqlite3
 import struct
@@ -14,7 +15,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from ...errors import BagError, require
 from ...files import describe_stand_in
@@ -30,8 +31,7 @@ ROSBAG1_MAGIC = b"#ROSBAG V2.0\n"
 _MESSAGE, _BAG, _INDEX, _CHUNK, _CHUNK_INFO, _CONNECTION = 2, 3, 4, 5, 6, 7
 _LENGTH = struct.Struct("<I")
 _TIME = struct.Struct("<II")
-_MAX_HEADER = 1 << 20
-_MAX_CHUNK = 1 << 30
+_MAX_PART = 1 << 30  # bytes of a header, or of the data of a record
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
 
@@ -272,7 +272,7 @@ class _DamageError(Exception):
 class _Record(NamedTuple):
     op: int
     fields: dict[bytes, bytes]
-    data: memoryview
+    data: bytes
 
 
 class Rosbag1(Closeable):
@@ -339,28 +339,9 @@ class Rosbag1(Closeable):
             )
 
     def _read(self, position: int) -> tuple[_Record, int]:
-        """Return the record at `position`, without data that is not needed, and the position of its end."""
+        """Return the record at `position`, and the position of its end."""
         self._file.seek(position)
-        fields = _fields(self._take(self._length(_MAX_HEADER)))
-        op, length = _op(fields), self._length(_MAX_CHUNK)
-        begin = self._file.tell()
-        if op == _CHUNK:
-            # a cut chunk still holds whole messages
-            data = self._file.read(min(length, max(0, self._size - begin)))
-        else:
-            data = self._take(length) if op in (_MESSAGE, _CONNECTION) else b""
-        return _Record(op, fields, memoryview(data)), begin + length
-
-    def _length(self, limit: int) -> int:
-        length = int(_LENGTH.unpack(self._take(_LENGTH.size))[0])
-        if length > limit:
-            raise _DamageError("there is no record")
-        return length
-
-    def _take(self, size: int) -> bytes:
-        if self._file.tell() + size > self._size:
-            raise _DamageError("the file is cut off")
-        return self._file.read(size)
+        return _take_record(self._file, self._size), self._file.tell()
 
     def _flatten(self, record: _Record) -> Iterator[_Record]:
         if record.op == _CONNECTION:
@@ -368,7 +349,10 @@ class Rosbag1(Closeable):
         elif record.op == _MESSAGE:
             yield record
         elif record.op == _CHUNK:
-            for inner in _inside(_decompress(record, self._expansion)):
+            content = _decompress(record, self._expansion)
+            chunk = io.BytesIO(content)
+            while chunk.tell() < len(content):
+                inner = _take_record(chunk, len(content))
                 self._expansion.add_record()
                 if inner.op == _CHUNK:
                     raise _DamageError("there is a chunk within a chunk")
@@ -400,38 +384,32 @@ def is_rosbag1(path: Path) -> bool:
     return first_bytes(path, len(ROSBAG1_MAGIC)) == ROSBAG1_MAGIC
 
 
-def _inside(content: Buffer) -> Iterator[_Record]:
-    """Yield the records of a chunk; raise _DamageError at a record that is cut off."""
-    view, position = memoryview(content), 0
-    while position < len(view):
-        header, position = _part(view, position)
-        data, position = _part(view, position)
-        fields = _fields(header)
-        yield _Record(_op(fields), fields, data)
-
-
-def _part(view: memoryview, position: int) -> tuple[memoryview, int]:
-    begin = position + _LENGTH.size
-    end = begin + _number(view[position:begin])
-    if begin > len(view) or end > len(view):
-        raise _DamageError("a record is cut off")
-    return view[begin:end], end
-
-
-def _fields(header: Buffer) -> dict[bytes, bytes]:
-    fields, view, position = {}, memoryview(header), 0
-    while position < len(view):
-        field, position = _part(view, position)
-        name, _, value = bytes(field).partition(b"=")
-        fields[name] = value
-    return fields
-
-
-def _op(fields: dict[bytes, bytes]) -> int:
+def _take_record(source: BinaryIO, size: int) -> _Record:
+    """Take the next record of a file or chunk of `size` bytes. A cut chunk still holds whole messages."""
+    fields = _fields(_take(source, size))
     op = fields.get(b"op", b"")
     if len(op) != 1 or not _MESSAGE <= op[0] <= _CONNECTION:
         raise _DamageError("there is no record")
-    return op[0]
+    return _Record(op[0], fields, _take(source, size, may_be_cut=op[0] == _CHUNK))
+
+
+def _take(source: BinaryIO, size: int, may_be_cut: bool = False) -> bytes:
+    """Take a length and as many bytes."""
+    length = _number(source.read(_LENGTH.size))
+    left = size - source.tell()
+    if not 0 <= length <= _MAX_PART:
+        raise _DamageError("there is no record")
+    if length > left and not may_be_cut:
+        raise _DamageError("a record is cut off")
+    return source.read(min(length, left))
+
+
+def _fields(header: bytes) -> dict[bytes, bytes]:
+    fields, source = {}, io.BytesIO(header)
+    while source.tell() < len(header):
+        name, _, value = _take(source, len(header)).partition(b"=")
+        fields[name] = value
+    return fields
 
 
 def _decompress(chunk: _Record, expansion: Expansion) -> Buffer:
@@ -449,7 +427,7 @@ def _decompress(chunk: _Record, expansion: Expansion) -> Buffer:
     return content
 
 
-def _number(value: Buffer) -> int:
+def _number(value: bytes) -> int:
     return int(_LENGTH.unpack(value)[0]) if len(value) == _LENGTH.size else -1
 
 
