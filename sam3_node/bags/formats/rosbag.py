@@ -64,7 +64,6 @@ class RosBag(SampleReader):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._opening = ReadReport()
         self._unpacked: tempfile.TemporaryDirectory[str] | None = None
         self._files: list[SampleReader] = []
         with closed_on_error(self):
@@ -82,7 +81,7 @@ class RosBag(SampleReader):
 
     @property
     def lost(self) -> str | None:
-        reasons = (self._opening.text(), *(file.lost for file in self._files))
+        reasons = (self.opening.text(), *(file.lost for file in self._files))
         return ReadReport(*(self._name(reason) for reason in reasons if reason is not None)).text()
 
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
@@ -108,9 +107,9 @@ class RosBag(SampleReader):
             try:
                 files.append(self._open_best(copies))
             except BagError as error:
-                self._opening.add(str(error))
+                self.opening.add(str(error))
         if not files:
-            raise BagError(f"expected a ROS 2 bag in {self.path}, found {self._opening.text()}")
+            raise BagError(f"expected a ROS 2 bag in {self.path}, found {self.opening.text()}")
         return files
 
     def _open_best(self, copies: Sequence[Path]) -> SampleReader:
@@ -134,7 +133,7 @@ class RosBag(SampleReader):
         for _, _, other, _ in opened:
             if other is not best:
                 other.close()
-        self._opening.add(damage)
+        self.opening.add(damage)
         return best
 
     def _open_copy(self, path: Path) -> tuple[_RosFile | McapBag, str | None]:
@@ -166,17 +165,15 @@ class RosBag(SampleReader):
             text = metadata.read_text("utf-8", "replace")
         except OSError as error:
             state = "has no" if not metadata.exists() else f"has an unreadable ({error.strerror})"
-            self._opening.add(
-                f"{self.path.name} {state} {METADATA}: it was never closed, its end may be lost"
-            )
+            self.opening.add(f"{self.path.name} {state} {METADATA}: it was never closed, its end may be lost")
             return
         listed = [Path(_KEY.sub("", entry)) for entry in _LISTED.findall(text)]
         if not listed:
-            self._opening.add(
+            self.opening.add(
                 f"the {METADATA} of {self.path.name} lists no files: it was never closed, its end may be lost"
             )
         for name in dict.fromkeys(path.name for path in listed if _part_name(path) not in parts):
-            self._opening.add(f"{self.path.name} lacks {name}")
+            self.opening.add(f"{self.path.name} lacks {name}")
 
 
 class StorageReader(SampleReader):
@@ -187,10 +184,6 @@ class StorageReader(SampleReader):
         super().__init__(path)
         self._storage = storage
         self._good_topics: set[str] = set()
-
-    @property
-    def lost(self) -> str | None:
-        return ReadReport(self._storage.lost, self.report.text()).text()
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -221,6 +214,7 @@ class _RosFile(StorageReader):
         chosen = {topic.name for topic in self.topics if topic.name in topics and topic.kind != "other"}
         for raw in self._storage.messages(chosen):
             yield from self._guard(self._deserialise(raw), raw.topic)
+        self.report.add(self._storage.lost)
 
     def _deserialise(self, raw: RawMessage) -> Iterator[Sample]:
         type_name = self._storage.types[raw.topic]
