@@ -120,7 +120,8 @@ def test_an_object_under_the_robot_waits_for_it(nano: TrackerModel, exclude: boo
     for _ in range(2 * EVERY):
         (found,) = world.step({PLACE: "red"}).instances
     for x in range(0, 105, 15):  # the plate comes slowly
-        world.step({PLACE: "red"}, x - 10)
+        for partly in world.step({PLACE: "red"}, x - 10).instances:
+            assert (partly.area == 0) is (partly.state == "occluded")
     before = world.pipeline.state()["tracker"]["bank"]
     for _ in range(3 * LOST_FRAMES):
         masks = world.step({PLACE: "red"}, 105)
