@@ -1,6 +1,7 @@
 """The bundled recording: five test objects, and an arm that hides one and takes another away."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -44,8 +45,10 @@ def record(renderer: Renderer) -> Rendered:
         rendered = shoot(film_of_it, plan, labels, rng, NAME, SEED)
     finally:
         film_of_it.close()
-    rendered.clip.meta["urdf"], rendered.clip.meta["joints"] = describe_arm(plan)
-    return rendered
+    urdf, joints = describe_arm(plan)
+    return replace(
+        rendered, clip=replace(rendered.clip, meta={**rendered.clip.meta, "urdf": urdf, "joints": joints})
+    )
 
 
 def check(labels: list[Labels]) -> None:
