@@ -105,30 +105,35 @@ class RobotBody:
         self._base = links.index(base) if base else 0
         self._parents = [links.index(joint.parent) for joint in joints]
         self._origins = np.array([_or_identity(joint.origin) for joint in joints]).reshape(-1, 4, 4)
-        self._moves = [joint for joint in joints if joint.type in _MOVING and joint.mimic is None]
-        self._joints = joints
-        axes = [_unit(joint.axis) if joint.type in _MOVING else np.zeros(3) for joint in joints]
+        self.joints = tuple(joint.name for joint in joints if joint.type in _MOVING and joint.mimic is None)
+        """Names of the joints that a joint state gives: those that move and mimic no other."""
+        self._followed = [
+            (joint.mimic.joint, joint.mimic.multiplier, joint.mimic.offset)
+            if joint.mimic
+            else (joint.name, 1.0, 0.0)
+            for joint in joints
+        ]
+        # the axis of a fixed joint may be zero
+        axes = [
+            joint.axis / np.linalg.norm(joint.axis) if joint.type in _MOVING else np.zeros(3)
+            for joint in joints
+        ]
         slides = np.array([joint.type == "prismatic" for joint in joints], bool)[:, None]
         self._slides = np.reshape(axes, (-1, 3)) * slides
-        turns = np.reshape(axes, (-1, 3)) * ~slides
-        self._cross = np.cross(np.eye(3), turns[:, None])
-
-    @property
-    def joints(self) -> tuple[str, ...]:
-        """Names of the joints that a joint state gives: those that move and mimic no other."""
-        return tuple(joint.name for joint in self._moves)
+        self._cross = np.cross(np.eye(3), (np.reshape(axes, (-1, 3)) * ~slides)[:, None])
 
     def place(self, positions: Mapping[str, float]) -> Array:
         """Return base_from_link [n, 4, 4] at joint positions, radians or metres.
 
         A joint without a position is at zero. Raises CalibrationError if none has one.
         """
-        if self._moves and not positions.keys() & set(self.joints):
+        if self.joints and not positions.keys() & set(self.joints):
             raise CalibrationError(
                 f"expected joints {', '.join(self.joints)} of robot.urdf, found {', '.join(positions)[:200] or 'none'}"
             )
-        angles = np.array([_find_position(joint, positions) for joint in self._joints])[:, None, None]
-        motion = np.tile(np.eye(4), (len(self._joints), 1, 1))
+        moved = [factor * positions.get(name, 0.0) + offset for name, factor, offset in self._followed]
+        angles = np.array(moved)[:, None, None]
+        motion = np.tile(np.eye(4), (len(angles), 1, 1))
         # Rodrigues' formula
         motion[:, :3, :3] += np.sin(angles) * self._cross + (1 - np.cos(angles)) * self._cross @ self._cross
         motion[:, :3, 3] = angles[:, 0] * self._slides
@@ -149,7 +154,7 @@ class RobotBody:
         drawn = np.zeros(view.size, np.uint8)
         poses = camera_from_link[self._corner_links]
         corners = np.einsum("nij,nj->ni", poses[:, :3, :3], self._corners) + poses[:, :3, 3]
-        measured = None if depth is None else _Measured.thin(depth)
+        measured = None if depth is None else _thin(depth)
         for part, outline in zip(self._parts, view.outlines(corners, self._starts), strict=True):
             if outline is None:
                 continue
@@ -163,10 +168,10 @@ class RobotBody:
             shape = np.zeros_like(drawn[box])
             if shape.size:
                 cv2.fillPoly(shape, [outline - (np.array([left, top]) << _SHIFT)], 1, shift=_SHIFT)
-                others = measured.find_outside(
-                    part, camera_from_link[part.link], shape, (left, top), margin_m
+                points = measured[:, top // STRIDE :, left // STRIDE :]
+                drawn[box] |= shape & ~_find_outside(
+                    part, camera_from_link[part.link], shape, points, margin_m
                 )
-                drawn[box] |= shape & ~others
         return drawn.view(np.bool_)
 
 
@@ -233,37 +238,29 @@ def _cut_near(points_m: Array) -> Float:
     return rays
 
 
-class _Measured(NamedTuple):
-    """Every STRIDE-th point of a depth image."""
+def _thin(depth: DepthMap) -> Float:
+    """Return every STRIDE-th point of a depth image [4, h, w]: x, y, z and 1 in the camera, 0 where it is unknown."""
+    z = depth.image[::STRIDE, ::STRIDE] * np.float32(depth.scale_m)
+    x, y = depth.rays[:, ::STRIDE, ::STRIDE] * z
+    return np.stack([x, y, z, z > 0])
 
-    points: Float
-    """[4, h, w], x, y, z and 1 in the camera; 0 where depth is unknown"""
 
-    @classmethod
-    def thin(cls, depth: DepthMap) -> _Measured:
-        z = depth.image[::STRIDE, ::STRIDE] * np.float32(depth.scale_m)
-        x, y = depth.rays[:, ::STRIDE, ::STRIDE] * z
-        return cls(np.stack([x, y, z, z > 0]))
+def _find_outside(part: Part, camera_from_link: Array, shape: Bytes, points: Float, margin_m: float) -> Bytes:
+    """Return 1 for the pixels of a part's shape whose point is not on the part, and 0 for others, uint8.
 
-    def find_outside(
-        self, part: Part, camera_from_link: Array, shape: Bytes, corner: tuple[int, int], margin_m: float
-    ) -> Bytes:
-        """Return 1 for the pixels of a part's shape whose point is not on the part, and 0 for others, uint8.
-
-        `corner` is the pixel (x, y) of the frame where the shape begins.
-        """
-        inside = shape[::STRIDE, ::STRIDE]
-        x, y = corner[0] // STRIDE, corner[1] // STRIDE
-        row, column = inside.nonzero()
-        normals = part.normals @ camera_from_link[:3, :3].T
-        planes = np.column_stack([normals, -part.offsets - margin_m - normals @ camera_from_link[:3, 3]])
-        above = planes.astype(np.float32) @ self.points[:, y + row, x + column]
-        outside = np.zeros_like(inside)
-        outside[row, column] = above.max(axis=0, initial=-1.0) > 0
-        # at the edge of the shape, pixels do as the points beside them
-        outside = np.where(inside, outside, cv2.dilate(outside, _AROUND))
-        high, wide = shape.shape
-        return outside.repeat(STRIDE, axis=0).repeat(STRIDE, axis=1)[:high, :wide]
+    `points` are those of `_thin`, from the corner of the shape on.
+    """
+    inside = shape[::STRIDE, ::STRIDE]
+    row, column = inside.nonzero()
+    normals = part.normals @ camera_from_link[:3, :3].T
+    planes = np.column_stack([normals, -part.offsets - margin_m - normals @ camera_from_link[:3, 3]])
+    above = planes.astype(np.float32) @ points[:, row, column]
+    outside = np.zeros_like(inside)
+    outside[row, column] = above.max(axis=0, initial=-1.0) > 0
+    # at the edge of the shape, pixels do as the points beside them
+    outside = np.where(inside, outside, cv2.dilate(outside, _AROUND))
+    high, wide = shape.shape
+    return outside.repeat(STRIDE, axis=0).repeat(STRIDE, axis=1)[:high, :wide]
 
 
 class Place(NamedTuple):
@@ -386,20 +383,6 @@ def _load_mesh(path: Path, named: Any) -> Any:
 
 def _or_identity(origin: Array | None) -> Array:
     return np.eye(4) if origin is None else np.asarray(origin)
-
-
-def _unit(axis: Array | None) -> Array:
-    found = np.array([1.0, 0.0, 0.0]) if axis is None else np.asarray(axis, np.float64)
-    return found / np.linalg.norm(found)
-
-
-def _find_position(joint: Any, positions: Mapping[str, float]) -> float:
-    """Return the position of any joint, also of one that mimics another."""
-    if joint.type not in _MOVING or joint.mimic is None:
-        return positions.get(joint.name, 0.0)
-    factor = 1.0 if joint.mimic.multiplier is None else joint.mimic.multiplier
-    position: float = factor * positions.get(joint.mimic.joint, 0.0) + (joint.mimic.offset or 0.0)
-    return position
 
 
 def _crop(image: Pixels, mask: Mask) -> Pixels:

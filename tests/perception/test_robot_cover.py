@@ -16,7 +16,7 @@ from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.robot import RobotPixels, RobotStage
 from sam3_node.perception.spatial import SpatialStage
 from sam3_node.settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
-from sam3_node.types import Frame, JointState, Mask, MaskFrame
+from sam3_node.types import Frame, JointState, Mask, MaskFrame, RobotState
 from sam3_node.wire import encode_image
 from tests.support import coloured_blocks
 from tests.support.coloured_blocks import HEIGHT, PERIOD_NS, WIDTH, ColourDetector
@@ -89,7 +89,9 @@ class World:
     ) -> MaskFrame:
         state = JointState("robot", 0, {"slide": x} if joints is None else joints)
         frame = self.frame(blocks, x, colour)
-        return self.pipeline.step(frame, find_joints=lambda _: state if state.positions else None)
+        return self.pipeline.step(
+            frame, find_robot=lambda _: RobotState(None, state if state.positions else None)
+        )
 
 
 @pytest.fixture
