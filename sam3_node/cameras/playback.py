@@ -1,6 +1,5 @@
 """Plays recordings at their own pace: bag:FILE, video:FILE, images:FOLDER, and the bundled scene:tabletop."""
 
-import heapq
 import logging
 import threading
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 from ..bags.bag import open_bag
 from ..bags.native.reader import TABLETOP
 from ..errors import BagError, CameraError
-from ..types import NANOSECONDS, FramePose, JointState
+from ..types import NANOSECONDS, RobotMessage
 from .camera_source import CapturedImage
 from .live_source import make_pace
 
@@ -67,14 +66,13 @@ class BagSource:
 
     def _play(self) -> Iterator[CapturedImage]:
         """Play the recording once, up to its end or to the damage."""
-        recorded = (self._bag.robot_poses(), self._bag.joints()) if self._has_robot else ()
-        moves = heapq.merge(*recorded, key=lambda move: move.stamp_ns)
+        moves = self._bag.robot() if self._has_robot else iter(())
         move = next(moves, None)
         for frame in self._bag:
             self._closed |= not self._wait(frame.capture_ns)
             if self._closed:
                 return
-            captured_ns, robot = time.time_ns(), list[FramePose | JointState]()
+            captured_ns, robot = time.time_ns(), list[RobotMessage]()
             while move is not None and move.stamp_ns <= frame.capture_ns + _LEAD_NS:
                 stamp_ns = move.stamp_ns + captured_ns - frame.capture_ns
                 robot.append(replace(move, stamp_ns=stamp_ns, clock="system"))

@@ -22,7 +22,7 @@ from sam3_node.cameras.sources import open_camera
 from sam3_node.errors import BagError, CameraError
 from sam3_node.settings import CameraSettings, load_settings
 from sam3_node.types import Frame, FramePose, JointState
-from sam3_node.wire import decode_depth, decode_image, encode_depth, pack_joints, pack_pose
+from sam3_node.wire import decode_depth, decode_image, encode_depth, pack_pose
 from tests.support.paths import SHARED
 from tests.support.recordings import INTRINSICS, MS, frame_at, write_film, write_recording
 from tests.support.refuses import refuses
@@ -66,8 +66,8 @@ def test_a_recorded_robot_moves_beside_its_images(tmp_path: Path) -> None:
     gripper = FramePose("gripper", "base", first_ns + 35 * MS, (0.0, 0.0, 0.5), (0.0, 0.0, 0.0, 1.0))
     with RecordingWriter(path) as writer:
         for joints in poses:
-            writer.write_robots(pack_joints(joints)[1], "joints/arm", joints.stamp_ns)
-        writer.write_robots(pack_pose(gripper)[1], "poses/gripper", gripper.stamp_ns)
+            writer.write_robot(pack_pose(joints)[1], "joints/arm", joints.stamp_ns)
+        writer.write_robot(pack_pose(gripper)[1], "poses/gripper", gripper.stamp_ns)
         for frame in frames:
             writer.write_frame(frame, frame.capture_ns)
     played = list(open_camera(f"bag:{path}", CameraSettings(fps=1000, robot="tcp://127.0.0.1:*")))

@@ -221,7 +221,7 @@ def test_the_bundled_arm_is_where_the_recorded_joints_put_it() -> None:
     body = RobotBody(TABLETOP.with_suffix(".urdf"), "camera")
     recording = RecordingReader([TABLETOP])
     calibration = load_calibration(TABLETOP.with_suffix(".toml"))
-    rows = zip(recording.frames(), recording.truth(), recording.joints(), strict=True)
+    rows = zip(recording.frames(), recording.truth(), recording.robot(), strict=True)
     for frame, truth, joints in islice(rows, 0, None, 30):
         lens, size = frame.intrinsics, (frame.height, frame.width)
         assert lens is not None

@@ -16,7 +16,7 @@ from sam3_node.bags.native import JOINTS_ROOT
 from sam3_node.errors import Sam3NodeError
 from sam3_node.files import write_output
 from sam3_node.types import NANOSECONDS, Depth, Frame, Instance, Intrinsics, JointState, Mask, MaskFrame
-from sam3_node.wire import pack_joints
+from sam3_node.wire import pack_pose
 
 from .clips import Clip, read_clip
 
@@ -38,7 +38,7 @@ def write_recording(clip: Clip, path: Path, quality: int = 80, depth_step: int =
             frame = _frame(clip, index, quality, depth_step)
             if "joints" in clip.meta:
                 joints = JointState(ROBOT, frame.capture_ns, clip.meta["joints"][index], frame.clock)
-                writer.write_robots(pack_joints(joints)[1], f"{JOINTS_ROOT}{ROBOT}", frame.capture_ns)
+                writer.write_robot(pack_pose(joints)[1], f"{JOINTS_ROOT}{ROBOT}", frame.capture_ns)
             writer.write_frame(frame, frame.capture_ns)
             writer.write_truth(truth.at(index, frame))
             if "camera_poses" in clip.meta:
