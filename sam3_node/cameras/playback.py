@@ -2,16 +2,14 @@
 
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..bags.bag import open_bag
 from ..bags.native.reader import TABLETOP
 from ..errors import BagError, CameraError
-from ..types import Frame
 from .camera_source import CapturedImage
-from .live_source import make_pace
+from .live_source import PlayedSource
 
 __all__ = ["TABLETOP", "BagSource", "open_files"]
 
@@ -19,7 +17,7 @@ _log = logging.getLogger(__name__)
 _CAMERA = "?camera="
 
 
-class BagSource:
+class BagSource(PlayedSource):
     """Plays the frames of one camera of a recording in order: FILE?camera=NAME, or the first camera of FILE.
 
     Each frame is captured anew. Colour and depth stay encoded as they were recorded. Intrinsics and device times are
@@ -28,10 +26,8 @@ class BagSource:
     recording is played up to the damage. Raises BagError if there is no frame at all.
     """
 
-    lost = 0
-
     def __init__(self, name: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> None:
-        self.name = name
+        super().__init__(name, fps, loop, stop)
         file, _, camera = (str(path), "", "") if path.exists() else str(path).partition(_CAMERA)
         try:
             with open_bag(Path(file)) as bag:
@@ -43,35 +39,18 @@ class BagSource:
         if first is None:
             raise BagError(f"{name}: expected frames, found none that is whole ({self._bag.lost})")
         self._start_ns = first.capture_ns
-        self._loop = loop
-        self.is_finite = not loop
-        self._closed = False
-        self._wait = make_pace(fps, stop)
-
-    def __iter__(self) -> Iterator[CapturedImage]:
-        while not self._closed:
-            yield from self._play()
-            self._closed |= not self._loop
 
     def close(self) -> None:
-        self._closed = True
+        super().close()
         self._bag.close()
 
     def _play(self) -> Iterator[CapturedImage]:
         """Play the recording once, up to its end or to the damage."""
         for frame in self._bag:
-            self._closed |= not self._wait(frame.capture_ns)
-            if self._closed:
-                return
-            yield self._capture(frame)
+            times = {**frame.times, "media_ns": frame.capture_ns - self._start_ns}
+            yield CapturedImage(frame, frame.capture_ns, frame.depth, frame.intrinsics, times)
         for text in filter(None, (self._bag.lost, *self._bag.notes)):
             _log.warning("%s: %s", self.name, text)
-
-    def _capture(self, frame: Frame) -> CapturedImage:
-        times = {**frame.times, "media_ns": frame.capture_ns - self._start_ns}
-        return CapturedImage(
-            frame, time.time_ns(), depth=frame.depth, intrinsics=frame.intrinsics, times=times
-        )
 
 
 def open_files(name: str, kind: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> BagSource:

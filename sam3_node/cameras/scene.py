@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import parse_qsl
@@ -21,7 +20,7 @@ import numpy.typing as npt
 from ..errors import CameraError, did_you_mean
 from ..types import Image
 from .camera_source import CapturedImage
-from .live_source import Pacer
+from .live_source import PlayedSource
 
 Points = npt.NDArray[np.float64]
 
@@ -197,35 +196,20 @@ class Scene:
         ]
 
 
-class SceneSource:
+class SceneSource(PlayedSource):
     """A scene as a camera: its frames starting at index 0, at `fps`, or at the scene's own rate if that is 0.
 
     A scene with an end that loops starts again at index 0: the truth of `seq` is the truth of seq % frames.
     """
 
-    lost = 0
-
     def __init__(self, uri: str, fps: float, loop: bool, stop: threading.Event) -> None:
-        self.name = uri
         self.scene = Scene.from_uri(uri)
-        self._loop = loop
+        super().__init__(uri, fps or self.scene.fps, loop, stop)
         self.is_finite = self.scene.frames > 0 and not loop
-        self._pacer = Pacer(fps or self.scene.fps, stop)
-        self._closed = False
 
-    def __iter__(self) -> Iterator[CapturedImage]:
-        index = 0
-        while not self._closed and (not self.is_finite or index < self.scene.frames):
-            image, _ = self.scene.render(index)
-            if not self._pacer.wait():
-                return
-            yield CapturedImage(image, time.time_ns())
-            index += 1
-            if self.scene.frames and self._loop:
-                index %= self.scene.frames
-
-    def close(self) -> None:
-        self._closed = True
+    def _play(self) -> Iterator[CapturedImage]:
+        for index in range(self.scene.frames) if self.scene.frames else itertools.count():
+            yield CapturedImage(self.scene.render(index)[0], 0)
 
 
 def _parameter(key: str, text: str) -> tuple[str, int]:
