@@ -250,7 +250,7 @@ def describe_missing(views: Sequence[BoardView], board: Board, size: Size) -> li
 def _choose_lenses(model: LensModel, coefficients: int) -> tuple[Lens, ...]:
     allowed = _COEFFICIENTS[model]
     if coefficients not in (0, *allowed):
-        expected = " or ".join(map(str, allowed))
+        expected = "2, 4, 5 or 8" if model == "pinhole" else "4"
         raise CalibrationError(f"expected {expected} coefficients for {model}, found {coefficients}")
     chosen = (coefficients,) if coefficients else _TRIED
     return tuple(Lens(model, count) for count in chosen if count in allowed)

@@ -196,7 +196,7 @@ def make_pace(fps: float, stop: threading.Event) -> Callable[[int], bool]:
 class PlayedSource:
     """Plays images once or in a loop, at the pace of their stamps, or at `fps` if it is not 0.
 
-    Each image is captured anew.
+    Each image is captured anew, and what its robot has published with it.
     """
 
     def __init__(self, name: str, fps: float, loop: bool, stop: threading.Event) -> None:
@@ -217,7 +217,12 @@ class PlayedSource:
                 self._closed |= not self._wait(image.capture_ns)
                 if self._closed:
                     return
-                yield replace(image, capture_ns=time.time_ns())
+                now_ns = time.time_ns()
+                late_ns = now_ns - image.capture_ns
+                robot = [
+                    replace(move, stamp_ns=move.stamp_ns + late_ns, clock="system") for move in image.robot
+                ]
+                yield replace(image, capture_ns=now_ns, robot=robot)
             self._closed |= not self._loop
 
     def close(self) -> None:
