@@ -67,7 +67,7 @@ def build_engines(
         find_library()
     store = EngineStore(engine.folder)
     with reraise_out_of_memory(EngineError, "while engines were built"):
-        model = _load_model(settings)
+        model = load_stages(settings)
         key = compute_key(model, settings, gpu)
         plan = _TensorRTBuilder(model, key, quantisation, store)
         builder = (lambda stage, step: build_package(stage)) if engine.kind == INDUCTOR else plan
@@ -85,14 +85,6 @@ def read_quantisation(scales: Path | None, recipe: Path | None) -> Quantisation 
             raise EngineError(f"expected --scales FILE with --recipe {recipe}, found the recipe alone")
         return None
     return Quantisation(Scales.load(scales), load_recipe(recipe))
-
-
-def _load_model(settings: Settings) -> TrackerModel:
-    """Load the model in the dtype of its engines."""
-    model = load_stages(settings)
-    if model.trunk is not None:
-        model.share_trunk()  # an output that costs little, and spares a detector an encoder of its own
-    return model
 
 
 def _build_stages(

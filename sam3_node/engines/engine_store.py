@@ -32,7 +32,7 @@ from .inductor import INDUCTOR, PRECISIONS, describe_processor, find_inductor_ta
 from .tensorrt.builder import LOCAL, find_library, find_target
 
 MANIFEST = "manifest.json"
-INFORMATIVE = {"model", "bank_size", "trunk"}  # fields of a key that need not match
+INFORMATIVE = {"model", "bank_size"}  # fields of a key that need not match
 BUILD_HINT = "build them: sam3-node engine build, with the same settings"
 _log = logging.getLogger(__name__)
 
@@ -62,8 +62,6 @@ class EngineKey(Section):
     """Name of the GPU that they are built for; empty for all of the generation."""
     cpu: str = ""
     """Processor that they are built for; empty for any."""
-    trunk: bool = False
-    """True if the encoder also returns what a detector may share; otherwise the detector runs an encoder of its own."""
 
     def describe_differences(self, required: EngineKey) -> list[str]:
         """Return each reason why engines of this key cannot serve as `required`; empty if they can."""
@@ -261,7 +259,6 @@ def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> En
         precision=settings.engine.arithmetic,
         image_size=model.image_size,
         bank_size=settings.tracker.bank_size,
-        trunk=model.trunk is not None,
         **describe_target(model.device, settings, gpu),
     )
 

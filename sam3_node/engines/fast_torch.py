@@ -246,8 +246,7 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
     def serve() -> None:
         try:
             fast = make_stages(model, settings)
-            shares_trunk = getattr(model.encode_stage, "shares_trunk", False)
-            path = find_report(settings, FAST_FOLDER, model.dtype, shares_trunk)
+            path = find_report(settings, FAST_FOLDER, model.dtype)
             report = None if path is None else Report.load(path)
             if report is None:
                 report = compare_fast(fast, model, settings, clock)
@@ -332,7 +331,5 @@ def compare_fast(
     ):
         reference = load_model_in(settings, torch.float32)
         reference.use_read(settings.tracker.read)
-        if getattr(model.encode_stage, "shares_trunk", False):
-            reference.share_trunk()
         thresholds = engine.min_cosine, engine.min_iou
         return _run_gate(reference, model, stages, *thresholds, engines=False, clock=clock)

@@ -292,7 +292,7 @@ class GraphedStage:
     def __call__(self, *inputs: Tensor | None) -> Any:
         """Run the stage. Raises EngineError where it cannot be captured."""
         held = tuple(None if given is None else self._hold(i, given) for i, given in enumerate(inputs))
-        key = getattr(self.run, "shares_trunk", False), *map(id, held)  # the flag adds an output
+        key = tuple(map(id, held))
         if key not in self._graphs:
             self._graphs[key] = self._capture(self.run, held)
         graph = self._graphs[key]

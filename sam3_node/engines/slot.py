@@ -33,7 +33,7 @@ from . import engine_store
 from .inductor import INDUCTOR, InductorRun
 from .oom import STAGE_ERRORS, reraise_out_of_memory, to_engine_error
 from .quantize import Quantisation, quantise_encoder
-from .specs import STAGES, StageSpec, has_trunk, tracker_stages
+from .specs import STAGES, StageSpec, tracker_stages
 from .tensorrt.runtime import TensorRTRun, Workspace
 from .validation import Clock, Report, compare_stages, fit_stages, read_clock
 
@@ -180,7 +180,7 @@ class TrackerSlot(EngineSlot):
 
     def load(self, stored: engine_store.StoredEngine) -> LoadedEngines:
         dtype = engine_store.resolve_dtype(self.settings.engine.arithmetic)
-        specs = tracker_stages(self.model, dtype=dtype, trunk=stored.manifest.key.trunk)
+        specs = tracker_stages(self.model, dtype=dtype)
         load = self._load_packages if self.settings.engine.kind == INDUCTOR else self._load_plans
         return LoadedEngines(stored, load(stored, specs), specs)
 
@@ -208,8 +208,6 @@ class TrackerSlot(EngineSlot):
     def compare(self, engines: LoadedEngines, clip: GateClip) -> Report:
         engine = self.settings.engine
         reference = engine_store.load_model_in(self.settings, torch.float32)
-        if has_trunk(engines.specs):
-            reference.share_trunk()
         return compare_stages(
             reference,
             _list_runs(engines),
@@ -218,7 +216,7 @@ class TrackerSlot(EngineSlot):
             engine.min_iou,
             dtype=engine_store.resolve_dtype(engine.arithmetic),
             prompts=clip.prompts(reference.image_size),
-            find_module=partial(self._load_module, engines),
+            find_module=partial(self._load_module, engines.stored),
             served=self.model,
             clock=self.clock,
         )
@@ -230,17 +228,15 @@ class TrackerSlot(EngineSlot):
     def fall_back(self, reason: EngineError) -> None:
         use_torch(self.model, self._torch_stages, reason)
 
-    def _load_module(self, engines: LoadedEngines, name: str) -> nn.Module | None:
+    def _load_module(self, stored: engine_store.StoredEngine, name: str) -> nn.Module | None:
         """Load the torch module of a stage in the dtype of its engine, to compare layers.
 
         None for an FP8 encoder whose scales and recipe are not stored beside its engines.
         """
         precision = self.settings.engine.arithmetic
         model = engine_store.load_model_in(self.settings, engine_store.resolve_dtype(precision))
-        if has_trunk(engines.specs):
-            model.share_trunk()
         if precision == engine_store.FP8 and name == "encode":
-            quantisation = Quantisation.load(engines.stored)
+            quantisation = Quantisation.load(stored)
             return quantise_encoder(model, *quantisation) if quantisation else None
         return tracker_stages(model)[name].module
 

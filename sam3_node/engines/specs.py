@@ -21,7 +21,6 @@ from ..tracking.memory import MemoryBank, get_rule
 OBJECTS, MEMORIES, IMAGES = "objects", "memories", "images"  # the dimensions that vary
 MIN_MEMORIES = 2
 """Least memories of an object that a read takes at once: of one prompted frame and one other."""
-TRUNK = "trunk"  # the encoder's output for a detector
 STAGES = ("encode", "read", "decode", "remember")
 ALIGNMENT = 256  # bytes, of every tensor that TensorRT reads
 
@@ -78,23 +77,21 @@ class StageSpec(NamedTuple):
 
 
 def tracker_stages(
-    model: TrackerModel, bank_size: int = 7, dtype: torch.dtype | None = None, *, trunk: bool | None = None
+    model: TrackerModel, bank_size: int = 7, dtype: torch.dtype | None = None
 ) -> Mapping[str, StageSpec]:
     """Specify the four stages of `model.stages` by name, for a memory bank of `bank_size` frames.
 
     Weights without memory modules have the stage "encode" alone. dtype: the dtype that an engine of them computes in.
-    By default it is the model's own. trunk: whether the encoder also returns what a detector may share; by default, as
-    the model's own does now.
+    By default it is the model's own. The encoder of SAM 3 also returns what a detector may share.
     """
     number, (height, width), channels = dtype or model.dtype, model.grid, model.hidden
     image = TensorSpec("top", (1, channels, height, width), number)
     fine = TensorSpec("fine", (1, channels // 8, 4 * height, 4 * width), number)
     middle = TensorSpec("middle", (1, channels // 4, 2 * height, 2 * width), number)
     features = [fine, middle, image]
-    if getattr(model.encode_stage, "shares_trunk", False) if trunk is None else trunk:
-        assert model.trunk is not None
+    if model.trunk is not None:
         depth = model.trunk.get_buffer("position").shape[-1]
-        features.append(TensorSpec(TRUNK, (1, depth, height, width), number))
+        features.append(TensorSpec("trunk", (1, depth, height, width), number))
     side, modules = model.image_size, model.stages
     pixels = TensorSpec("pixels", (1, 3, side, side), number)
     encode = StageSpec("encode", _require_module(modules.encode), (pixels,), tuple(features))
@@ -250,28 +247,6 @@ class DtypeAdapter:
         results = as_tuple(self.run(*cast_tensors(inputs, self.inside.inputs)))
         outputs = cast_tensors(results, self.outside.outputs)
         return outputs if len(outputs) > 1 else outputs[0]
-
-
-class SharedEncoder(DtypeAdapter):
-    """An encoder's engine that has the trunk as its last output, and returns it only if the torch encoder would."""
-
-    def __init__(self, run: Run, inside: StageSpec, outside: StageSpec, encoder: nn.Module) -> None:
-        super().__init__(run, inside, outside)
-        self._encoder = encoder
-
-    @property
-    def shares_trunk(self) -> bool:
-        """True once a detector shares the trunk."""
-        return bool(self._encoder.shares_trunk)
-
-    def __call__(self, *inputs: Tensor) -> Any:
-        outputs = super().__call__(*inputs)
-        return outputs if self.shares_trunk else outputs[:-1]
-
-
-def has_trunk(stages: Mapping[str, StageSpec]) -> bool:
-    """Return True if the encoder of these specs also returns the trunk."""
-    return stages["encode"].outputs[-1].name == TRUNK
 
 
 def cast_tensors(tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:

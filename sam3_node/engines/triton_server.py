@@ -246,7 +246,7 @@ def make_models(
 ) -> list[ServedModel]:
     """Return the models of a repository: ONNX exports, or the plans of `stored` where there are any."""
     platform = ONNX if stored is None else PLAN
-    stages = dict(tracker_stages(model, bank_size, trunk=stored.manifest.key.trunk if stored else False))
+    stages = dict(tracker_stages(model, bank_size))
     if stored is None:
         stages = {key: _without_bfloat16(stage) for key, stage in stages.items()}
         stages["encode"] = _for_images(stages["encode"])

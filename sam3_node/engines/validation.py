@@ -38,12 +38,10 @@ from .specs import (
     OBJECTS,
     STAGES,
     DtypeAdapter,
-    SharedEncoder,
     StageSpec,
     TensorSpec,
     as_tuple,
     cast_tensors,
-    has_trunk,
     tracker_stages,
 )
 
@@ -245,7 +243,7 @@ def compare_stages(
     memory modules.
     """
     clip, clip_prompts = _prepare_clip(reference, frames, prompts)
-    specs = tracker_stages(reference, dtype=dtype)  # with the trunk, if the reference shares its own
+    specs = tracker_stages(reference, dtype=dtype)
     pairs = zip(STAGES, reference.stages, stages, strict=True)
     comparators = [StageComparator(specs[name], own, other) for name, own, other in pairs]
     with without_tf32():
@@ -284,15 +282,8 @@ def _prepare_clip(
 
 def fit_stages(stages: Stages, specs: Mapping[str, StageSpec], model: TrackerModel) -> Stages:
     """Return engines of these specs in the form in which they replace the modules of a model."""
-    trunk = has_trunk(specs)
-    outside = tracker_stages(model, trunk=trunk)
-    runs = zip(STAGES, stages, strict=True)
-    adapted = Stages(*(DtypeAdapter(run, specs[name], outside[name]) for name, run in runs))
-    if not trunk:
-        return adapted
-    return adapted._replace(
-        encode=SharedEncoder(stages.encode, specs["encode"], outside["encode"], model.encode_stage)
-    )
+    outside, runs = tracker_stages(model), zip(STAGES, stages, strict=True)
+    return Stages(*(DtypeAdapter(run, specs[name], outside[name]) for name, run in runs))
 
 
 class StageComparator:

@@ -153,7 +153,6 @@ def test_a_tracker_gives_the_masks_that_torch_gives(kept: Kept) -> None:
 @pytest.mark.parametrize("objects", [1, 5])
 def test_one_package_is_for_any_number_of_objects(kept: Kept, objects: int) -> None:
     model = load_tracker(str(kept.weights))
-    model.share_trunk()  # packages have this output
     stages = tracker_stages(model)
     for name in STAGES:
         run, inputs = (

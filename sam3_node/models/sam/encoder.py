@@ -44,7 +44,6 @@ class Sam3Encoder(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         vision = source.vision_encoder
-        self.shares_trunk = False
         self.backbone = WindowedViT(vision.backbone)
         fine, middle, top = vision.neck.fpn_layers[:3]
         decoder = source.mask_decoder
@@ -55,14 +54,13 @@ class Sam3Encoder(nn.Module):
         self.top = nn.Sequential(top.proj1, top.proj2)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the tokens are channels-last already
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Encode pixels [1, 3, S, S] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w].
 
-        With `shares_trunk`, also return the backbone's output [1, D, h, w].
+        The last output is the backbone's own, the trunk [1, D, h, w], which costs nothing.
         """
         image = self.backbone(pixels)
-        levels = self.fine(image), self.middle(image), self.top(image)
-        return (*levels, image) if self.shares_trunk else levels
+        return self.fine(image), self.middle(image), self.top(image), image
 
 
 class _Upscaling(nn.Module):
