@@ -208,8 +208,8 @@ def load_pretrained(
 
     `name` is a folder or a hub repository. `configure` may change the configuration before the model is built. Raises
     ModelError if the files are missing, damaged, or of another type, or lie outside the folder. Only safetensors are
-    loaded, unless `is_safe` is False: then torch's own files, too, from which it reads tensors alone. No code of the
-    repository runs.
+    loaded, unless `is_safe` is False: then torch's own files where there are no others, from which it reads tensors
+    alone. No code of the repository runs.
     """
     _check_folder(name)
     if os.path.isdir(name):
@@ -226,7 +226,7 @@ def load_pretrained(
             config=config,
             dtype=dtype,
             output_loading_info=True,
-            use_safetensors=is_safe,
+            use_safetensors=is_safe or None,
             weights_only=True,
             trust_remote_code=False,
         )

@@ -206,16 +206,17 @@ def _infer_config(state: dict[str, Tensor]) -> YoloWorldConfig:
 
     stages = [f"backbone.stages.{index}" for index in range(4)]
     attention = "neck.top_down.0.attention"
-    return YoloWorldConfig(
-        channels=(out("backbone.stem.conv"), *(out(f"{stage}.0.conv") for stage in stages)),  # type: ignore[arg-type]
-        depths=tuple(depth(f"{stage}.1") for stage in stages),  # type: ignore[arg-type]
-        neck_depth=depth("neck.top_down.0"),
-        box_channels=out("heads.0.boxes.0.conv"),
-        embedding_channels=out("heads.0.embeddings.0.conv"),
-        text_channels=size(f"{attention}.guide.weight", 1),
-        attention_channels=out(f"{attention}.guide") // max(1, size(f"{attention}.bias")),
-        bins=out("heads.0.boxes.2") // 4,
-    )
+    fields = {
+        "channels": (out("backbone.stem.conv"), *(out(f"{stage}.0.conv") for stage in stages)),
+        "depths": tuple(depth(f"{stage}.1") for stage in stages),
+        "neck_depth": depth("neck.top_down.0"),
+        "box_channels": out("heads.0.boxes.0.conv"),
+        "embedding_channels": out("heads.0.embeddings.0.conv"),
+        "text_channels": size(f"{attention}.guide.weight", 1),
+        "attention_channels": out(f"{attention}.guide") // max(1, size(f"{attention}.bias")),
+        "bins": out("heads.0.boxes.2") // 4,
+    }
+    return YoloWorldConfig.from_json(fields)
 
 
 def _list_names(names: set[str]) -> str:
