@@ -181,7 +181,10 @@ def find_sizes(stage: StageSpec, inputs: Sequence[Tensor], max_objects: int, dev
         raise EngineError(f"{stage.name}: expected {len(stage.inputs)} inputs, found {len(inputs)}")
     found = {OBJECTS: 1, MEMORIES: 0}
     for spec, tensor in zip(stage.inputs, inputs, strict=True):
-        _check_is_tensor(stage, spec, tensor)
+        if not isinstance(tensor, Tensor):
+            found_type = type(tensor).__name__
+            raise EngineError(f"{stage.name}: {spec.name}: expected a tensor, found {found_type}")
+    for spec, tensor in zip(stage.inputs, inputs, strict=True):
         if OBJECTS in spec.shape and tensor.ndim == len(spec.shape):
             found |= {str(side): size for side, size in zip(spec.shape, tensor.shape, strict=True)}
             break
@@ -204,18 +207,12 @@ def find_sizes(stage: StageSpec, inputs: Sequence[Tensor], max_objects: int, dev
 def _check_tensor(
     stage: StageSpec, spec: TensorSpec, tensor: Tensor, sizes: Sizes, device: torch.device
 ) -> None:
-    _check_is_tensor(stage, spec, tensor)
     shape = spec.shape_for(*sizes)
     if tensor.shape != shape or tensor.dtype != spec.dtype or tensor.device != device:
         raise EngineError(
             f"{stage.name}: {spec.name}: expected {list(shape)} {spec.dtype} on {device}, "
             f"found {list(tensor.shape)} {tensor.dtype} on {tensor.device}"
         )
-
-
-def _check_is_tensor(stage: StageSpec, spec: TensorSpec, tensor: object) -> None:
-    if not isinstance(tensor, Tensor):
-        raise EngineError(f"{stage.name}: {spec.name}: expected a tensor, found {type(tensor).__name__}")
 
 
 def ensure_aligned(tensor: Tensor) -> Tensor:

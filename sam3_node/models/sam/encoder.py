@@ -264,7 +264,7 @@ class _Sam1Layer(WindowLayer):
         windowed = source.window_size > 0
         width = source.window_size if windowed else grid
         cells = torch.arange(width * width, device=order.device) if windowed else order
-        self.span = len(cells)  # tokens that attend to each other
+        self.span = len(cells)
         self.keep_padded(windowed, windows, order)
         self.tables = nn.ParameterList(
             [attention.rel_pos_h, attention.rel_pos_w] if attention.use_rel_pos else []
@@ -277,16 +277,13 @@ class _Sam1Layer(WindowLayer):
         self.register_buffer("key_place", marks.to(self.qkv.weight.dtype), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.out(self._attend(self.norm1(x)))
+        x = x + self.attend(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
-    def _attend(self, x: Tensor) -> Tensor:
-        batch, _, channels = x.shape
-        if self.gather is not None:  # tokens beyond the edge are zeros, which the others do attend to
-            x = F.pad(x, (0, 0, 0, 1))[:, self.gather]
-        qkv = self.qkv(x).view(-1, self.span, 3, self.heads, channels // self.heads)
-        query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
-        scale = query.shape[-1] ** -0.5
+    def attend_within(self, qkv: Tensor) -> Tensor:
+        query, key, value = qkv.transpose(1, 2).chunk(3, dim=1)
+        width = query.shape[-1]
+        scale = width**-0.5
         if len(self.tables):
             place = [
                 (query @ table.T).gather(-1, index.expand(*query.shape[:2], -1, -1))
@@ -295,6 +292,4 @@ class _Sam1Layer(WindowLayer):
             query = torch.cat([query * scale, *place], dim=-1)
             key = torch.cat([key, self.key_place.expand(*key.shape[:2], -1, -1)], dim=-1)
             value, scale = F.pad(value, (0, query.shape[-1] - value.shape[-1])), 1.0
-        out = F.scaled_dot_product_attention(query, key, value, scale=scale)[..., : channels // self.heads]
-        out = out.transpose(1, 2).reshape(batch, -1, channels)
-        return out if self.scatter is None else out[:, self.scatter]
+        return F.scaled_dot_product_attention(query, key, value, scale=scale)[..., :width]
