@@ -21,7 +21,7 @@ from ..errors import EngineError
 from ..models import TrackerModel
 from ..models.pixels import letterbox
 from ..models.sam.stages import Run
-from ..models.yolo.network import Detections, YoloWorld, anchors, load_yolo_world
+from ..models.yolo.network import STRIDES, Detections, YoloWorld, anchors, load_yolo_world
 from ..settings import DetectorSettings, ModelSettings, Settings
 from ..types import Image
 from . import validation
@@ -29,7 +29,7 @@ from .engine_store import EngineKey, EngineStore, StoredEngine, checkpoint_diges
 from .export import BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
 from .slot import EngineSlot, GateClip, LoadedEngines, require_gpu, shorten_reason
-from .specs import StageSpec, detector_stage
+from .specs import StageSpec, TensorSpec
 from .tensorrt.builder import LOCAL, build
 from .tensorrt.runtime import TensorRTRun
 
@@ -60,9 +60,23 @@ def pad_phrases(text: Tensor) -> Tensor:
 
 
 def specify_network(net: YoloWorld, dtype: torch.dtype | None = None) -> StageSpec:
-    """Return the network as a stage for frames letterboxed into the square that its weights were trained at."""
+    """Specify YOLO-World for frames letterboxed into the square that its weights were trained at, and PHRASES phrases.
+
+    The vectors of the phrases are an input of each frame. dtype: of the vectors, and what an engine computes in; the
+    network's own by default. The stage does not choose among overlapping boxes.
+    """
     side = net.config.image_size
-    return detector_stage(net, PHRASES, (side, side), dtype)
+    count = sum((side // stride) ** 2 for stride in STRIDES)
+    number = dtype or net.backbone.stem.conv.weight.dtype
+    inputs = (
+        TensorSpec("pixels", (1, 3, side, side), torch.float32),
+        TensorSpec("text", (PHRASES, net.config.text_channels), number),
+    )
+    outputs = (
+        TensorSpec("boxes", (1, count, 4), torch.float32),
+        TensorSpec("scores", (1, count, PHRASES), torch.float32),
+    )
+    return StageSpec(DETECT, net, inputs, outputs)
 
 
 def resolve_detector_dtype(settings: Settings) -> torch.dtype:
@@ -163,10 +177,8 @@ class DetectorSlot(EngineSlot):
     def _device(self) -> torch.device:
         return self.detector.model.backbone.stem.conv.weight.device
 
-    def require_device(self) -> None:
-        require_gpu(self._device)
-
     def compute_key(self) -> EngineKey:
+        require_gpu(self._device)
         return compute_detector_key(self.settings, self.detector.model.config.image_size)
 
     def load(self, stored: StoredEngine) -> LoadedEngines:

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from ..errors import EngineError
+from ..errors import EngineError, summarize_error
 from ..files import describe_exposure, keep, make_private_dir, read_kept
 from ..models import TrackerModel
 from ..models.sam.stages import Run, Stages
 from .export import MAX_OBJECTS, dynamic_axes, silence_exporters
-from .oom import MEMORY_HINT, is_out_of_memory, reraise_as_engine_error, summarize_error, to_engine_error
+from .oom import MEMORY_HINT, is_out_of_memory, reraise_as_engine_error, to_engine_error
 from .specs import StageSpec, as_tuple, ensure_aligned, find_sizes
 from .tensorrt.builder import LOCAL, find_local_gpu
 

@@ -62,12 +62,8 @@ class EngineSlot(ABC):
         self.settings, self.clock = settings, clock
 
     @abstractmethod
-    def require_device(self) -> None:
-        """Raise EngineError unless the device can have engines."""
-
-    @abstractmethod
     def compute_key(self) -> engine_store.EngineKey:
-        """Return the key that stored engines must match."""
+        """Return the key that stored engines must match. Raises EngineError unless the device can have engines."""
 
     @abstractmethod
     def load(self, stored: engine_store.StoredEngine) -> LoadedEngines:
@@ -106,7 +102,6 @@ class EngineSlot(ABC):
 
     def open(self) -> LoadedEngines:
         """Find the stored engines, and load them onto the device."""
-        self.require_device()
         stored = engine_store.EngineStore(self.settings.engine.folder).find(self.compute_key())
         with reraise_out_of_memory(EngineError, f"while loading {self.subject}"):
             return self.load(stored)
@@ -171,11 +166,9 @@ class TrackerSlot(EngineSlot):
         super().__init__(settings, clock)
         self.model, self._torch_stages = model, model.stages
 
-    def require_device(self) -> None:
+    def compute_key(self) -> engine_store.EngineKey:
         if self.settings.engine.kind != INDUCTOR:
             require_gpu(self.model.device)
-
-    def compute_key(self) -> engine_store.EngineKey:
         return engine_store.compute_key(self.model, self.settings)
 
     def load(self, stored: engine_store.StoredEngine) -> LoadedEngines:

@@ -1,6 +1,6 @@
 """Specifications of the stages that engines run: names, shapes and dtypes of every input and output.
 
-All engines share these specs. The module makes them for a tracker and a detector, checks tensors against them, and
+All engines share these specs. The module makes them for a tracker, checks tensors against them, and
 adapts an engine to a model that computes in another dtype.
 """
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from ..errors import EngineError
 from ..models import TrackerModel
 from ..models.sam.stages import Run
-from ..models.yolo.network import STRIDES, YoloWorld
 from ..tracking.memory import MemoryBank, get_rule
 
 OBJECTS, MEMORIES, IMAGES = "objects", "memories", "images"  # the dimensions that vary
@@ -124,37 +123,6 @@ def tracker_stages(
         StageSpec("remember", _require_module(modules.remember), (image, logits, presence), (remembered,)),
     )
     return {stage.name: stage for stage in stages}
-
-
-def detector_stage(
-    net: YoloWorld, phrases: int, size: tuple[int, int], dtype: torch.dtype | None = None
-) -> StageSpec:
-    """Specify YOLO-World for frames of `size` (H, W) and `phrases` phrases, whose vectors are an input of each frame.
-
-    dtype: of the vectors, and what an engine computes in; the network's own by default. A caller that has fewer
-    phrases repeats one. The stage does not choose among overlapping boxes. Raises EngineError for no phrase, or for
-    sides that are not multiples of the network's coarsest stride.
-    """
-    height, width = size
-    if phrases < 1 or any(side < 1 or side % STRIDES[-1] for side in size):
-        raise EngineError(
-            f"detect: expected at least one phrase and sides that are multiples of {STRIDES[-1]}; "
-            f"found {phrases} and {height} x {width}"
-        )
-    anchors = sum((height // stride) * (width // stride) for stride in STRIDES)
-    number = dtype or net.backbone.stem.conv.weight.dtype
-    return StageSpec(
-        "detect",
-        net,
-        (
-            TensorSpec("pixels", (1, 3, height, width), torch.float32),
-            TensorSpec("text", (phrases, net.config.text_channels), number),
-        ),
-        (
-            TensorSpec("boxes", (1, anchors, 4), torch.float32),
-            TensorSpec("scores", (1, anchors, phrases), torch.float32),
-        ),
-    )
 
 
 def _require_module(run: object) -> nn.Module:

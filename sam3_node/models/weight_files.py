@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
-from ..errors import ModelError, did_you_mean
+from ..errors import ModelError, did_you_mean, summarize_error
 from ..files import describe_stand_in, explain_os_error
 
 CONFIG = "config.json"
@@ -328,12 +328,11 @@ def _reading(name: str, files: str) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:  # transformers raises OSError, ValueError, SafetensorError, KeyError and more
-        first_line = str(error).strip().split("\n")[0][:300]
+        found = summarize_error(error)
         explained = ModelError(
-            f"cannot load {name}: expected a folder or hub repository with {files}; "
-            f"found {type(error).__name__}: {first_line}"
+            f"cannot load {name}: expected a folder or hub repository with {files}; found {found}"
         )
-        explained.may_pass = "connect to" in first_line  # the hub cannot be reached now
+        explained.may_pass = "connect to" in found  # the hub cannot be reached now
         raise explained from error
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from ...errors import ModelError
+from ...errors import ModelError, summarize_error
 from .network import YoloWorld, YoloWorldConfig, build, save_yolo_world
 
 # classes of modules, the trainer's options, and the numbers that interrupted training leaves in the file
@@ -121,7 +121,7 @@ def _load_root(path: Path, names: list[str]) -> object:
         with safe_globals([(type("Inert", (_Inert,), {}), name) for name in names]):
             checkpoint: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # any error that a hostile pickle causes in torch's unpickler
-        raise ModelError(f"cannot read {path}: {_describe_error(error)}") from error
+        raise ModelError(f"cannot read {path}: {summarize_error(error)}") from error
     if not isinstance(checkpoint, dict):
         raise ModelError(f"{path}: expected a map with 'model' or 'ema', found {type(checkpoint).__name__}")
     averaged: object = checkpoint.get("ema")
@@ -155,7 +155,7 @@ def _foreign_names(path: Path) -> list[str]:
         Exception
     ) as error:  # OSError, ValueError, RuntimeError of the zip reader, EOFError, UnpicklingError, …
         raise ModelError(
-            f"cannot read {path}: expected a checkpoint as torch.save writes it; found {_describe_error(error)}"
+            f"cannot read {path}: expected a checkpoint as torch.save writes it; found {summarize_error(error)}"
         ) from error
 
 
@@ -221,8 +221,3 @@ def _infer_config(state: dict[str, Tensor]) -> YoloWorldConfig:
 
 def _list_names(names: set[str]) -> str:
     return ", ".join(sorted(names)[:5]) or "no module"
-
-
-def _describe_error(error: Exception) -> str:
-    """Return an error as one line of text."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else 'no text'}"
