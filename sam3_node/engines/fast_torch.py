@@ -79,7 +79,7 @@ def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
     `load` loads the weights of `settings` in a dtype, and its errors pass.
     """
     path = find_report(settings, FOLDER)
-    if path is not None and (report := Report.load(path)):
+    if report := Report.load(path):
         return load(torch.bfloat16 if report.passed else torch.float32)
     reference = load(torch.float32)
     parameters = sum(parameter.numel() for parameter in reference.parameters())
@@ -247,7 +247,7 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
         try:
             fast = make_stages(model, settings)
             path = find_report(settings, FAST_FOLDER, model.dtype)
-            report = None if path is None else Report.load(path)
+            report = Report.load(path)
             if report is None:
                 report = compare_fast(fast, model, settings, clock)
                 _write_report(path, report)

@@ -173,30 +173,18 @@ class TrackerSlot(EngineSlot):
 
     def load(self, stored: engine_store.StoredEngine) -> LoadedEngines:
         dtype = engine_store.resolve_dtype(self.settings.engine.arithmetic)
-        specs = tracker_stages(self.model, dtype=dtype)
-        load = self._load_packages if self.settings.engine.kind == INDUCTOR else self._load_plans
-        return LoadedEngines(stored, load(stored, specs), specs)
+        specs, device = tracker_stages(self.model, dtype=dtype), self.model.device
+        workspace = Workspace(device)  # of plans; packages have their own
 
-    def _load_packages(
-        self, stored: engine_store.StoredEngine, specs: Mapping[str, StageSpec]
-    ) -> dict[str, Run]:
-        device = self.model.device
-        return {name: InductorRun(stored.read_plan(name), specs[name], device) for name in STAGES}
+        def load(name: str) -> Run:
+            plan = stored.read_plan(name)
+            if self.settings.engine.kind == INDUCTOR:
+                return InductorRun(plan, specs[name], device)
+            return TensorRTRun(plan, specs[name], device, workspace, stored.kernels_path(name))
 
-    def _load_plans(
-        self, stored: engine_store.StoredEngine, specs: Mapping[str, StageSpec]
-    ) -> dict[str, Run]:
-        """Load plans that share one block of memory, and allocate it: it is known now whether it fits."""
-        device = self.model.device
-        workspace = Workspace(device)
-        runs: dict[str, Run] = {
-            name: TensorRTRun(
-                stored.read_plan(name), specs[name], device, workspace, stored.kernels_path(name)
-            )
-            for name in STAGES
-        }
-        workspace.allocate()
-        return runs
+        runs = {name: load(name) for name in STAGES}
+        workspace.allocate()  # now, so that it is known whether it fits
+        return LoadedEngines(stored, runs, specs)
 
     def compare(self, engines: LoadedEngines, clip: GateClip) -> Report:
         engine = self.settings.engine

@@ -158,29 +158,19 @@ class Report:
         yield f"passed: {thresholds} or more" if refusal is None else f"refused: {refusal}"
 
     def to_json(self) -> str:
-        """Return the report as JSON, which `from_json` reads."""
+        """Return the report as JSON, which `load` reads."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read a report from the text that `to_json` made. Raises EngineError for any other text."""
-        try:
-            return TypeAdapter(cls).validate_json(text)
-        except ValidationError as error:
-            raise EngineError(
-                f"expected a report of the gate, found another text ({describe_faults(error)}); "
-                "run `sam3-node engine check`"
-            ) from error
-
-    @classmethod
-    def load(cls, path: Path) -> Self | None:
+    def load(cls, path: Path | None) -> Self | None:
         """Read a report from a file; None where it is absent or damaged, with a warning if it is damaged."""
         try:
-            return cls.from_json(path.read_text(encoding="utf-8", errors="replace"))
+            return TypeAdapter(cls).validate_json(path.read_bytes()) if path else None
         except FileNotFoundError:
             return None
-        except (OSError, EngineError) as error:
-            _log.warning("%s is ignored: %s", path, error)
+        except (OSError, ValidationError) as error:
+            reason = describe_faults(error) if isinstance(error, ValidationError) else error
+            _log.warning("%s is ignored, as it holds no report of the gate: %s", path, reason)
             return None
 
     def _reasons(self) -> Iterator[str]:
