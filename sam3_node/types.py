@@ -173,7 +173,7 @@ def split_address(text: str) -> Address | None:
 def split_host(endpoint: str) -> str:
     """Return the host of a tcp endpoint, without the brackets of IPv6 and without a source address; else ""."""
     scheme, _, address = endpoint.partition("://")
-    host = address.rpartition(";")[2].rpartition(":")[0].replace("[", "").replace("]", "")
+    host = address.rpartition(";")[2].rpartition(":")[0].removeprefix("[").removesuffix("]")
     return host if scheme == "tcp" else ""
 
 

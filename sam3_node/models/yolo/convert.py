@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from ...errors import ModelError, summarize_error
+from ...settings import describe_faults
 from .network import YoloWorld, YoloWorldConfig, build, save_yolo_world
 
 # classes of modules, the trainer's options, and the numbers that interrupted training leaves in the file
@@ -68,8 +70,9 @@ def convert_checkpoint(source: Path, folder: Path) -> YoloWorld:
     state = dict(_rename_tensor(name, value) for name, value in tensors.items() if not CONSTANT.match(name))
     try:
         config = _infer_config(state)
-    except ModelError as error:
-        raise ModelError(f"{source}: {error}") from error
+    except (ModelError, ValidationError) as error:
+        found = describe_faults(error) if isinstance(error, ValidationError) else error
+        raise ModelError(f"{source}: {found}") from error
     model = build(config, state, origin=str(source))
     save_yolo_world(model, folder)
     return model
@@ -206,17 +209,16 @@ def _infer_config(state: dict[str, Tensor]) -> YoloWorldConfig:
 
     stages = [f"backbone.stages.{index}" for index in range(4)]
     attention = "neck.top_down.0.attention"
-    fields = {
-        "channels": (out("backbone.stem.conv"), *(out(f"{stage}.0.conv") for stage in stages)),
-        "depths": tuple(depth(f"{stage}.1") for stage in stages),
-        "neck_depth": depth("neck.top_down.0"),
-        "box_channels": out("heads.0.boxes.0.conv"),
-        "embedding_channels": out("heads.0.embeddings.0.conv"),
-        "text_channels": size(f"{attention}.guide.weight", 1),
-        "attention_channels": out(f"{attention}.guide") // max(1, size(f"{attention}.bias")),
-        "bins": out("heads.0.boxes.2") // 4,
-    }
-    return YoloWorldConfig.from_json(fields)
+    return YoloWorldConfig(
+        channels=(out("backbone.stem.conv"), *(out(f"{stage}.0.conv") for stage in stages)),
+        depths=tuple(depth(f"{stage}.1") for stage in stages),
+        neck_depth=depth("neck.top_down.0"),
+        box_channels=out("heads.0.boxes.0.conv"),
+        embedding_channels=out("heads.0.embeddings.0.conv"),
+        text_channels=size(f"{attention}.guide.weight", 1),
+        attention_channels=out(f"{attention}.guide") // max(1, size(f"{attention}.bias")),
+        bins=out("heads.0.boxes.2") // 4,
+    )
 
 
 def _list_names(names: set[str]) -> str:

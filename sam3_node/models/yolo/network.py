@@ -70,14 +70,6 @@ class YoloWorldConfig:
             )
         return self
 
-    @classmethod
-    def from_json(cls, data: Any) -> Self:
-        """Read a map of the fields. Raises ModelError, which names missing, unknown or wrong ones."""
-        try:
-            return TypeAdapter(cls).validate_python(data)
-        except ValidationError as error:
-            raise ModelError(f"YOLO-World configuration: {describe_faults(error)}") from error
-
 
 Scale = typing.Literal["nano", "s", "m", "l", "x"]
 SCALES: dict[Scale, YoloWorldConfig] = {
@@ -452,13 +444,10 @@ def build(config: YoloWorldConfig, state: Mapping[str, Tensor], *, origin: str) 
 
 def _read_config(path: Path) -> YoloWorldConfig:
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        return TypeAdapter(YoloWorldConfig).validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        found = describe_faults(error) if isinstance(error, ValidationError) else error
         raise ModelError(
             f"cannot read {path}: expected a folder with {CONFIG} and {WEIGHTS}, as `sam3-node weights convert` "
-            f"writes it; found {error}"
+            f"writes it; found {found}"
         ) from error
-    try:
-        return YoloWorldConfig.from_json(config)
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from error

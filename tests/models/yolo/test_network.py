@@ -207,11 +207,13 @@ def test_a_wrong_configuration_is_told(
     assert str(config) in str(caught.value)
 
 
-def test_a_configuration_survives_json() -> None:
+def test_a_configuration_survives_json(tmp_path: Path) -> None:
     for config in network.SCALES.values():
-        assert network.YoloWorldConfig.from_json(json.loads(json.dumps(dataclasses.asdict(config)))) == config
-    with refuses(ModelError, field="table"):
-        network.YoloWorldConfig.from_json([])
+        (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+        assert network._read_config(tmp_path / "config.json") == config
+    (tmp_path / "config.json").write_text("[]")
+    with refuses(ModelError, field="config.json"):
+        network.load_yolo_world(tmp_path)
     with pytest.raises(dataclasses.FrozenInstanceError):
         TINY.bins = 3  # type: ignore[misc]
 
