@@ -646,8 +646,10 @@ def describe_fault(item: ErrorDetails) -> str:
     return item["msg"].removeprefix("Value error, ")
 
 
-def describe_faults(error: ValidationError) -> str:
-    """Describe each wrong field of a file: what it should be and what was found."""
+def describe_faults(error: Exception) -> str:
+    """Describe each wrong field of a file: what it should be and what was found; other errors as they say it."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     return "; ".join(
         f"{'.'.join(map(str, item['loc'])) or 'the whole'}: {describe_fault(item)} (found {str(item['input'])[:80]!r})"
         for item in error.errors()

@@ -43,7 +43,7 @@ ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 FOLDER, FAST_FOLDER = "bfloat16", "faster"
 TRITON = "triton"
 BACKEND = "inductor"
-LAUNCHES, TIMED_CALLS = "launches", 5
+LAUNCHES = "launches"
 MAX_ERROR_CHARS = 300  # of triton's errors, which have the reason in their third line
 MULTIPLE = 16
 """The sides of FP8 matrices on a GPU are multiples of this."""
@@ -293,21 +293,9 @@ def choose_launch(device: torch.device, folder: Path) -> None:
     try:
         launch = read_kernel.Launch(*json.loads(read_kept(path, "launches are timed again") or b""))
     except (ValueError, TypeError):  # absent, or damaged
-        launch = read_kernel.time_launches(device, _measure_ms)
+        launch = read_kernel.time_launches(device)
         keep(path, json.dumps(launch).encode(), "launches are timed again at the next start")
     read_kernel.use_launch(device, launch)
-
-
-def _measure_ms(run: Callable[[], object]) -> float:
-    """Return how long a call takes on the GPU, in milliseconds, once it is compiled."""
-    run()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(TIMED_CALLS):
-        run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / TIMED_CALLS
 
 
 def _require_half_on_gpu(model: TrackerModel) -> None:

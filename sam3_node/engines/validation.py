@@ -169,8 +169,7 @@ class Report:
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:
-            reason = describe_faults(error) if isinstance(error, ValidationError) else error
-            _log.warning("%s is ignored, as it holds no report of the gate: %s", path, reason)
+            _log.warning("%s is ignored, as it holds no report of the gate: %s", path, describe_faults(error))
             return None
 
     def _reasons(self) -> Iterator[str]:

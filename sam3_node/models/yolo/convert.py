@@ -71,8 +71,7 @@ def convert_checkpoint(source: Path, folder: Path) -> YoloWorld:
     try:
         config = _infer_config(state)
     except (ModelError, ValidationError) as error:
-        found = describe_faults(error) if isinstance(error, ValidationError) else error
-        raise ModelError(f"{source}: {found}") from error
+        raise ModelError(f"{source}: {describe_faults(error)}") from error
     model = build(config, state, origin=str(source))
     save_yolo_world(model, folder)
     return model

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -446,8 +446,7 @@ def _read_config(path: Path) -> YoloWorldConfig:
     try:
         return TypeAdapter(YoloWorldConfig).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        found = describe_faults(error) if isinstance(error, ValidationError) else error
         raise ModelError(
             f"cannot read {path}: expected a folder with {CONFIG} and {WEIGHTS}, as `sam3-node weights convert` "
-            f"writes it; found {found}"
+            f"writes it; found {describe_faults(error)}"
         ) from error
