@@ -5,7 +5,7 @@ The detector's engine slot puts it in the place of torch's network.
 
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -225,9 +225,7 @@ def compare_detector(
     if not frames:
         raise EngineError("expected frames to compare the detector's engine on, found none")
     comparator = validation.StageComparator(spec, _relative_to_anchors(reference), _relative_to_anchors(run))
-    for comparator.frame, image in enumerate(frames):
-        config = reference.config
-        pixels, _ = letterbox(image, config.image_size, device=text.device, resize=config.resize)
+    for comparator.frame, pixels in enumerate(_fit_frames(frames, reference, text.device)):
         comparator(pixels, pad_phrases(text))
     faults = (comparator.fault,) if comparator.fault else ()
     return validation.Report(
@@ -243,8 +241,7 @@ def time_detector(
     text = text.to(own.backbone.stem.conv.weight.dtype)
     pair = [validation.TimedStage(run, partial(clock, text.device)) for run in (network, own)]
     times: list[list[float]] = []
-    for image in frames:
-        pixels, _ = letterbox(image, own.config.image_size, device=text.device, resize=own.config.resize)
+    for pixels in _fit_frames(frames, own, text.device):
         for stage in pair:
             stage(pixels, text)
         times.append([stage.take_ms() for stage in pair])
@@ -258,6 +255,12 @@ def choose_phrases(settings: DetectorSettings) -> tuple[str, ...]:
     file = settings.vocabulary or resolve_folder(settings) / VOCABULARY
     phrases = Vocabulary.load(file).phrases if file.is_file() else DEFAULT_PHRASES
     return phrases[:PHRASES]
+
+
+def _fit_frames(frames: Sequence[Image], net: YoloWorld, device: torch.device) -> Iterator[Tensor]:
+    """Yield the input of the network for each frame."""
+    for image in frames:
+        yield letterbox(image, net.config.image_size, device=device, resize=net.config.resize)[0]
 
 
 def _relative_to_anchors(run: Run) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
