@@ -7,7 +7,7 @@ adapts an engine to a model that computes in another dtype.
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -91,9 +91,12 @@ def tracker_stages(
     if model.trunk is not None:
         depth = model.trunk.get_buffer("position").shape[-1]
         features.append(TensorSpec("trunk", (1, depth, height, width), number))
-    side, modules = model.image_size, model.stages
+    side, modules = (
+        model.image_size,
+        cast("tuple[nn.Module, ...]", model.stages),
+    )  # no engine has replaced them yet
     pixels = TensorSpec("pixels", (1, 3, side, side), number)
-    encode = StageSpec("encode", _require_module(modules.encode), (pixels,), tuple(features))
+    encode = StageSpec("encode", modules[0], (pixels,), tuple(features))
     if not model.has_memory:
         return {encode.name: encode}
     memory = (model.memory_tokens, model.memory_channels)
@@ -118,17 +121,11 @@ def tracker_stages(
     remembered = TensorSpec("remembered", (OBJECTS, *memory), kept)
     stages = (
         encode,
-        StageSpec("read", _require_module(modules.read), (image, *bank), (read,), slots),
-        StageSpec("decode", _require_module(modules.decode), (read, fine, middle), decoded),
-        StageSpec("remember", _require_module(modules.remember), (image, logits, presence), (remembered,)),
+        StageSpec("read", modules[1], (image, *bank), (read,), slots),
+        StageSpec("decode", modules[2], (read, fine, middle), decoded),
+        StageSpec("remember", modules[3], (image, logits, presence), (remembered,)),
     )
     return {stage.name: stage for stage in stages}
-
-
-def _require_module(run: object) -> nn.Module:
-    if not isinstance(run, nn.Module):
-        raise TypeError("expected the stages of a model that no engine has changed")
-    return run
 
 
 def _make_example(spec: TensorSpec, sizes: Sizes, generator: torch.Generator) -> Tensor:

@@ -19,7 +19,7 @@ from transformers.models.sam.modeling_sam import SamVisionEncoder
 from ...errors import ModelError
 from .algebra import fold_convolution, fold_upscaling, patch_linear, upscaled_bias
 from .edgetam import RepVitBackbone, fold_norms
-from .vit import POOL, Hiera, WindowedViT, WindowLayer, side, window_order, z_order
+from .vit import POOL, Hiera, WindowedViT, WindowEncoder, WindowLayer, side, token_grid, z_order
 
 
 def build_encoder(source: Any) -> nn.Module:
@@ -209,7 +209,7 @@ class Sam1PromptEncoder(nn.Module):
         return embedded, None
 
 
-class Sam1Encoder(nn.Module):
+class Sam1Encoder(WindowEncoder):
     """SAM's ViT with its neck. SAM has no finer feature maps: those two are zeros, which take no memory."""
 
     def __init__(self, source: Any) -> None:
@@ -217,23 +217,17 @@ class Sam1Encoder(nn.Module):
         vision, decoder = source.vision_encoder, source.mask_decoder
         config = vision.config
         self.patch, self.neck = vision.patch_embed.projection, vision.neck
-        grid = side(config.image_size) // side(config.patch_size)
-        windows = window_order(grid, config.window_size).to(self.patch.weight.device)
-        order = windows[windows < grid * grid]
-        self.register_buffer("order", order, persistent=False)
-        self.register_buffer("inverse", order.argsort(), persistent=False)
+        windows = self.keep_order(token_grid(config), config.window_size, self.patch.weight.device)
+        order = self.order
         position = self.patch.weight.new_zeros(1, 1, 1) if vision.pos_embed is None else vision.pos_embed
         position = position.detach().flatten(1, -2)
         self.register_buffer(
             "position", position[:, order].clone() if position.shape[1] > 1 else position, persistent=False
         )
-        self.layers = nn.ModuleList(_Sam1Layer(layer, windows, order, grid) for layer in vision.layers)
+        self.layers = nn.ModuleList(_Sam1Layer(layer, windows, order, self.grid) for layer in vision.layers)
         for name, conv in (("no_fine", decoder.upscale_conv2), ("no_middle", decoder.upscale_conv1)):
             self.register_buffer(name, conv.weight.new_zeros(1, conv.out_channels, 1, 1), persistent=False)
-        self.grid = grid
 
-    order: Tensor
-    inverse: Tensor
     position: Tensor
     no_fine: Tensor
     no_middle: Tensor

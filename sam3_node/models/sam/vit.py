@@ -20,11 +20,24 @@ from ...errors import ModelError
 from .algebra import apply_linear, apply_mlp, join_linear, patch_linear, rotate
 
 
-class WindowedViT(nn.Module):
-    """The backbone of a transformers `Sam3TrackerVideoModel`."""
+class WindowEncoder(nn.Module):
+    """An encoder whose tokens stay in window `order`, which `inverse` undoes; `grid` tokens are along a side."""
 
     order: Tensor
     inverse: Tensor
+
+    def keep_order(self, grid: int, window: int, device: torch.device) -> Tensor:
+        """Keep the order, and return the windows; see `window_order`."""
+        windows = window_order(grid, window).to(device)
+        self.grid = grid
+        self.register_buffer("order", windows[windows < grid * grid], persistent=False)
+        self.register_buffer("inverse", self.order.argsort(), persistent=False)
+        return windows
+
+
+class WindowedViT(WindowEncoder):
+    """The backbone of a transformers `Sam3TrackerVideoModel`."""
+
     position: Tensor
 
     def __init__(self, source: Any) -> None:
@@ -33,17 +46,13 @@ class WindowedViT(nn.Module):
         self.patch = patch_linear(source.embeddings.patch_embeddings.projection)
         self.patch_size = side(config.patch_size)
         grid = token_grid(config)
-        self.grid = grid
         position = source.embeddings._tile_position_embeddings(
             source.embeddings.position_embeddings, grid, grid
         )
-        windows = window_order(grid, config.window_size).to(position.device)
-        order = windows[windows < grid * grid]
-        self.register_buffer("order", order, persistent=False)
-        self.register_buffer("inverse", order.argsort(), persistent=False)
-        self.register_buffer("position", position.detach()[:, order].clone(), persistent=False)
+        windows = self.keep_order(grid, config.window_size, position.device)
+        self.register_buffer("position", position.detach()[:, self.order].clone(), persistent=False)
         self.norm = source.layer_norm
-        self.layers = nn.ModuleList(_ViTLayer(layer, windows, order) for layer in source.layers)
+        self.layers = nn.ModuleList(_ViTLayer(layer, windows, self.order) for layer in source.layers)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Encode pixels [1, 3, S, S] into the feature map [1, C, h, w], channels last in memory."""
