@@ -1,7 +1,7 @@
 """The child process of `isolated`: calls pyarrow and h5py on files that may be damaged.
 
 It is run as a file, and imports nothing of this package, so that it starts fast. A request through the connection that
-its argument numbers is a msgpack map {function, path, arguments}; the reply is {value}, {error} or {missing}.
+its argument numbers is a msgpack map {function, path, arguments}; the reply is {value} or {error}.
 """
 
 import json
@@ -47,8 +47,6 @@ def _answer(request: dict[str, Any]) -> bytes:
         path = os.fsdecode(request["path"])
         _limit(os.path.getsize(path) if os.path.exists(path) else 0)
         return _pack({"value": FUNCTIONS[request["function"]](path, **request["arguments"])})
-    except ModuleNotFoundError as error:
-        return _pack({"missing": error.name or str(error)})
     except MemoryError:
         return _pack({"error": "expected content of a size that fits the file, found more"})
     except Exception as error:  # each library has its own exceptions, and values that cannot be packed
