@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 from ..errors import BagError
-from ..types import Buffer, Closeable, ColourEncoding, Depth, FramePose, Intrinsics
+from ..types import Buffer, Closeable, ColourEncoding, Depth, Intrinsics, RobotMessage
 from ..wire.images import identify_compressed
 
 MAX_REASONS = 20
@@ -201,7 +201,7 @@ class SampleReader(Closeable):
     """True if `samples` can begin in the middle without decoding what comes before."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.report = path, ReadReport()
+        self.path, self.opening, self.report = path, ReadReport(), ReadReport()
 
     @staticmethod
     def recognises(path: Path) -> bool:
@@ -211,7 +211,7 @@ class SampleReader(Closeable):
     @property
     def lost(self) -> str | None:
         """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
-        return self.report.text()
+        return ReadReport(self.opening.text(), self.report.text()).text()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -231,8 +231,8 @@ class SampleReader(Closeable):
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
         raise NotImplementedError
 
-    def robot_poses(self) -> Iterator[FramePose]:
-        """Yield the robot's poses; nothing if the format has none."""
+    def robot(self) -> Iterator[RobotMessage]:
+        """Yield the robot's poses and joints; nothing if the format has none."""
         return iter(())
 
     def close(self) -> None:

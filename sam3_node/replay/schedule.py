@@ -7,24 +7,23 @@ to. The recording's index gives the number of frames, for progress.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..bags.bag import open_bag
 from ..bags.formats.mcap import count_messages
 from ..bags.native import COLOUR, NODE, RING
 from ..bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from ..bags.samples import natural_order
-from ..calibration.poses import JointTrack, PoseTrack
-from ..errors import CalibrationError, ReplayError, RequestError
+from ..errors import ReplayError, RequestError
 from ..files import explain_os_error
-from ..node.cameras import pose_at
-from ..perception.spatial import BASE, GRIPPER
-from ..types import Clock, Closeable, Frame, FramePose, JointState, MaskFrame, closed_on_error
+from ..node.cameras import RobotTracks
+from ..perception.spatial import GRIPPER
+from ..types import Closeable, Frame, JointState, MaskFrame, RobotState, closed_on_error
 from ..wire import CAUGHT_UP, Event, encode_mask
 from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.operations import CHANGES
@@ -35,7 +34,6 @@ from .lerobot_dataset import check_lerobot
 from .outputs import Dataset
 from .store import local_bag
 
-Found = TypeVar("Found")
 FramePlace = tuple[str, int]
 """Camera and seq of a frame."""
 
@@ -122,66 +120,50 @@ class Schedule(Closeable):
         if not (has_prompts or self.settings.detector.prompts or edits.begin_objects()):
             self.notes.add(NOTHING_ASKED)
         frames = self.frames()
-        find_robot, find_joints = self._make_robot_finder(), self._make_joint_finder()
+        find_robot = self._make_robot_finder()
         if self.job.start or self.job.begin_ns is not None:
             frames = self._skip_edits(frames, edits)
-        steps = step_all_frames(frames, edits, find_robot, find_joints)
-        steps = separate_episodes(steps, self.episode_starts, self.dataset.prompts)
-        actions = add_objects(steps, self.job.objects, self.notes)
-        yield from add_everything(actions) if self.job.everything else actions
+        yield from step_all_frames(
+            frames,
+            self.notes,
+            edits,
+            objects=self.job.objects,
+            everything=self.job.everything,
+            episode_starts=self.episode_starts,
+            prompts=self.dataset.prompts,
+            find_robot=find_robot,
+        )
 
-    def _make_robot_finder(self) -> Callable[[Frame], FramePose | None]:
-        """Return a function that gives the gripper's pose at a frame.
+    def _make_robot_finder(self) -> Callable[[Frame], RobotState]:
+        """Return a function that gives the robot at a frame.
 
-        It is interpolated between the recorded poses of the robot, or between those in the recorded masks.
+        It is interpolated between the recorded messages of the robot, or between those in the recorded masks.
         """
-        calibrations = calibrations_for(self.job, self.description)
-        if not any(found.parent == GRIPPER for found in calibrations):
-            return lambda _: None
-        tracks: defaultdict[Clock, PoseTrack] = defaultdict(PoseTrack)
-        for pose in self._read_gripper_poses():
-            tracks[pose.clock].add(pose)
-        if not tracks:
+        settings = self.settings.robot
+        on_gripper = any(found.parent == GRIPPER for found in calibrations_for(self.job, self.description))
+        if not on_gripper and settings.urdf is None:
+            return lambda _: RobotState()
+        spatial = self.settings.spatial.model_copy(update={"max_pose_ahead_ms": 0.0})
+        tracks = RobotTracks(spatial, settings.name if settings.urdf else None)
+        for message in self._bag.robot():
+            if on_gripper or isinstance(message, JointState):
+                tracks.add(message)
+        lacks_poses, lacks_joints = on_gripper and not tracks.poses, settings.urdf and not tracks.joints
+        for masks in self.recorded_masks() if lacks_poses or lacks_joints else ():
+            if lacks_poses and masks.robot_pose is not None:
+                tracks.add(masks.robot_pose)
+            if lacks_joints and masks.joints is not None:
+                tracks.add(masks.joints)
+        if on_gripper and not tracks.poses:
             self.notes.add(
                 "a camera is on the gripper, and the recording has no poses of the gripper in the base: objects of "
                 "that camera have no positions in the base"
             )
-        return self._make_finder(lambda frame, max_gap_ns: pose_at(tracks[frame.clock], frame, max_gap_ns))
-
-    def _make_joint_finder(self) -> Callable[[Frame], JointState | None]:
-        """Return a function that gives the robot's joints at a frame, from its messages or the recorded masks."""
-        settings = self.settings.robot
-        if settings.urdf is None:
-            return lambda _: None
-        tracks: defaultdict[Clock, JointTrack] = defaultdict(JointTrack)
-        recorded = [joints for joints in self._bag.joints() if joints.robot == settings.name]
-        for joints in recorded or filter(None, (masks.joints for masks in self.recorded_masks())):
-            tracks[joints.clock].add_joints(joints)
-        if not tracks:
+        if settings.urdf and not tracks.joints:
             self.notes.add(
                 f"the recording has no joints of {settings.name}: no pixels of the robot are known"
             )
-        return self._make_finder(
-            lambda frame, max_gap_ns: tracks[frame.clock].find(frame.capture_ns, max_gap_ns)
-        )
-
-    def _make_finder(self, find: Callable[[Frame, int], Found]) -> Callable[[Frame], Found | None]:
-        """Return a function that gives what is known at a frame; None where the nearest is too far."""
-        max_gap_ns = round(self.settings.spatial.max_pose_gap_ms * 1e6)
-
-        def find_or_none(frame: Frame) -> Found | None:
-            try:
-                return find(frame, max_gap_ns)
-            except CalibrationError:
-                return None
-
-        return find_or_none
-
-    def _read_gripper_poses(self) -> Iterator[FramePose]:
-        gripper = [pose for pose in self._bag.robot_poses() if (pose.frame, pose.parent) == (GRIPPER, BASE)]
-        if gripper:
-            return iter(gripper)
-        return (masks.robot_pose for masks in self.recorded_masks() if masks.robot_pose is not None)
+        return tracks.find
 
     def _note_inexact_recording(self) -> None:
         """Note what makes masks differ from the live node's: compressed colour, or a ring's late beginning."""
@@ -290,64 +272,48 @@ class FrameEdits:
 
 def step_all_frames(
     frames: Iterable[Frame],
-    edits: FrameEdits,
-    find_robot: Callable[[Frame], FramePose | None] = lambda _: None,
-    find_joints: Callable[[Frame], JointState | None] = lambda _: None,
+    notes: event_log.Notes,
+    edits: FrameEdits | None = None,
+    *,
+    objects: Sequence[ObjectOnFrame] = (),
+    everything: bool = False,
+    episode_starts: Sequence[int] = (),
+    prompts: Sequence[str] = (),
+    find_robot: Callable[[Frame], RobotState] = lambda _: RobotState(),
 ) -> Iterator[event_log.Action]:
-    """Yield a step on each frame, with its edits."""
+    """Yield a step on each frame, with its `edits`, and with the addition of each object that is marked on it.
+
+    An object whose frame does not come is noted. With `everything`, all that can be segmented on the first frame of
+    each camera and episode is added on it. Between two episodes, whose first frames have the numbers `episode_starts`,
+    all objects are removed, and `prompts` are detected anew; ids go on over all episodes.
+    """
+    edits = edits or FrameEdits()
+    remaining = [item for item in objects if not item.photo]
+    indices, begun, episode = Counter[str](), set[str](), None
     for frame in frames:
         place = frame.camera, frame.seq
         yield from edits.before.pop(place, ())
+        before, episode = episode, bisect_right(episode_starts, frame.seq)
+        if before not in (None, episode):
+            begun.clear()
+            yield event_log.Edit("reset")
+            if prompts:
+                yield event_log.Edit("set_prompts", {"prompts": list(prompts)})
+        marked = [item for item in remaining if _is_on(item, frame, indices[frame.camera])]
+        remaining = [item for item in remaining if item not in marked]
+        indices[frame.camera] += 1
+        on_frame = [*edits.on.pop(place, ()), *(_make_add_edit(item, frame, notes) for item in marked)]
+        if everything and frame.camera not in begun:
+            begun.add(frame.camera)
+            on_frame.append(
+                event_log.Edit(event_log.ADD_EVERYTHING, {"camera": frame.camera, "seq": frame.seq})
+            )
         received_ns = frame.sent_ns or frame.capture_ns
-        yield event_log.Step(
-            frame,
-            received_ns,
-            edits=tuple(edits.on.pop(place, ())),
-            robot_pose=find_robot(frame),
-            joints=find_joints(frame),
-        )
-
-
-def separate_episodes(
-    actions: Iterable[event_log.Action], starts: Sequence[int], prompts: Sequence[str]
-) -> Iterator[event_log.Action]:
-    """Yield the actions. Between two episodes, all objects are removed, and `prompts` are detected anew.
-
-    `starts` are the numbers of the episodes' first frames. Ids go on over all episodes.
-    """
-    last = None
-    for action in actions:
-        if isinstance(action, event_log.Step) and starts:
-            episode = bisect_right(starts, action.frame.seq)
-            if last not in (None, episode):
-                yield event_log.Edit("reset")
-                if prompts:
-                    yield event_log.Edit("set_prompts", {"prompts": list(prompts)})
-            last = episode
-        yield action
-
-
-def add_objects(
-    actions: Iterable[event_log.Action], objects: Sequence[ObjectOnFrame], notes: event_log.Notes
-) -> Iterator[event_log.Action]:
-    """Yield the actions, with each object added on its frame. An object whose frame does not come is noted."""
-    remaining = [item for item in objects if not item.photo]
-    indices: defaultdict[str, int] = defaultdict(int)
-    for action in actions:
-        if isinstance(action, event_log.Step) and remaining:
-            marked = [item for item in remaining if _is_on(item, action.frame, indices[action.frame.camera])]
-            remaining = [item for item in remaining if item not in marked]
-            for item in marked:
-                if clipped := describe_clipping(item.box, (action.frame.height, action.frame.width)):
-                    notes.add(f"object {item.label}: {clipped}")
-            additions = (_make_add_edit(item, action.frame) for item in marked)
-            action = action._replace(edits=(*action.edits, *additions))
-            indices[action.frame.camera] += 1
-        yield action
+        yield event_log.Step(frame, received_ns, edits=tuple(on_frame), robot=find_robot(frame))
     for item in remaining:
-        place = f"seq {item.seq}" if item.seq is not None else f"frame {item.index}"
+        wanted = f"seq {item.seq}" if item.seq is not None else f"frame {item.index}"
         notes.add(
-            f"object {item.label}: expected {place} of {item.camera or 'a camera'}, found no such frame"
+            f"object {item.label}: expected {wanted} of {item.camera or 'a camera'}, found no such frame"
         )
 
 
@@ -369,27 +335,15 @@ def check_extents(objects: Sequence[ObjectOnFrame], frames: Iterable[Frame]) -> 
             return
 
 
-def add_everything(actions: Iterable[event_log.Action]) -> Iterator[event_log.Action]:
-    """Yield the actions, with all that can be segmented on the first frame of each camera and episode added on it."""
-    begun: set[str] = set()
-    for action in actions:
-        if isinstance(action, event_log.Edit) and action.op == "reset":
-            begun.clear()
-        if isinstance(action, event_log.Step) and action.frame.camera not in begun:
-            begun.add(action.frame.camera)
-            edit = event_log.Edit(
-                event_log.ADD_EVERYTHING, {"camera": action.frame.camera, "seq": action.frame.seq}
-            )
-            action = action._replace(edits=(*action.edits, edit))
-        yield action
-
-
 def _is_on(marked: ObjectOnFrame, frame: Frame, index: int) -> bool:
     at = frame.seq == marked.seq if marked.seq is not None else index == marked.index
     return at and marked.camera in (None, frame.camera)
 
 
-def _make_add_edit(marked: ObjectOnFrame, frame: Frame) -> event_log.Edit:
+def _make_add_edit(marked: ObjectOnFrame, frame: Frame, notes: event_log.Notes) -> event_log.Edit:
+    """Return the edit that adds an object on its frame. A box that reaches beyond the frame is noted."""
+    if clipped := describe_clipping(marked.box, (frame.height, frame.width)):
+        notes.add(f"object {marked.label}: {clipped}")
     place = {"camera": frame.camera, "seq": frame.seq}
     if marked.like is not None:
         return _make_exemplar_edit(marked, place)
