@@ -102,7 +102,7 @@ class Live:
         pipeline = self.perception.pipelines[camera]
         try:
             masks = self.perception.link(
-                pipeline.step(frame, self._tick(), skipped, lambda _: None, None, shed_level)
+                pipeline.step(frame, self._tick(), skipped, shed_level=shed_level)
             )
         except Sam3NodeError as error:
             self.tell(FAILED, **stats.describe_failure(frame, str(error)))
