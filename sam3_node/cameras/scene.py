@@ -16,8 +16,10 @@ from urllib.parse import parse_qsl
 import cv2
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import CameraError, did_you_mean
+from ..settings import describe_faults
 from ..types import Image
 from .camera_source import CapturedImage
 from .live_source import PlayedSource
@@ -116,14 +118,18 @@ SHAPES: dict[str, tuple[Part, ...]] = {
 }
 KINDS = tuple(SHAPES)
 
-_LIMITS = {
-    "seed": (0, 2**31 - 1),
-    "objects": (1, len(KINDS)),
-    "frames": (0, 2**31 - 1),
-    "width": (64, 4096),
-    "height": (64, 4096),
-    "fps": (1, 1000),
-}
+
+class SceneParameters(BaseModel):
+    """Parameters of a scene: the size in pixels, and frames a second. With 0 frames it never ends."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    objects: int = Field(5, ge=1, le=len(KINDS))
+    frames: int = Field(0, ge=0, le=2**31 - 1)
+    width: int = Field(640, ge=64, le=4096)
+    height: int = Field(480, ge=64, le=4096)
+    fps: int = Field(30, ge=1, le=1000)
 
 
 class Scene:
@@ -132,24 +138,22 @@ class Scene:
     Every object is in view at index 0. The source ends after `frames` frames; with 0 it never ends.
     """
 
-    def __init__(
-        self,
-        seed: int = 0,
-        objects: int = 5,
-        frames: int = 0,
-        width: int = 640,
-        height: int = 480,
-        fps: int = 30,
-    ) -> None:
-        self.width, self.height, self.frames, self.fps = width, height, frames, fps
-        rng = np.random.default_rng(seed)
-        self._table = draw_table(rng, width, height)
+    def __init__(self, **parameters: int | str) -> None:
+        chosen = SceneParameters.model_validate(parameters)
+        self.width, self.height, self.frames, self.fps = (
+            chosen.width,
+            chosen.height,
+            chosen.frames,
+            chosen.fps,
+        )
+        rng = np.random.default_rng(chosen.seed)
+        self._table = draw_table(rng, self.width, self.height)
         self._shaded_table = (self._table * _SHADOW_SHARE).astype(np.uint8)
         kinds, colours = rng.permutation(KINDS).tolist(), rng.permutation(list(COLOURS)).tolist()
         if kinds[1] == "screwdriver":  # too slim to hide anything
             kinds[1], kinds[0] = kinds[0], kinds[1]
-        self._kinds, self._colours = kinds[:objects], colours[:objects]
-        self._paths = _choose_paths(rng, width / height)[:objects]
+        self._kinds, self._colours = kinds[: chosen.objects], colours[: chosen.objects]
+        self._paths = _choose_paths(rng, self.width / self.height)[: chosen.objects]
         self.names = tuple(map(" ".join, zip(self._colours, self._kinds, strict=True)))
 
     @classmethod
@@ -162,7 +166,11 @@ class Scene:
         if drawing != "shapes":
             nearest = did_you_mean(f"scene:{drawing}", ("scene:shapes", "scene:tabletop"))
             raise CameraError(f"expected scene:shapes or scene:tabletop, found {uri!r}{nearest}")
-        return cls(**dict(_parameter(key, text) for key, text in parse_qsl(query, keep_blank_values=True)))
+        try:
+            return cls(**dict(parse_qsl(query, keep_blank_values=True)))
+        except ValidationError as error:
+            names = ", ".join(SceneParameters.model_fields)
+            raise CameraError(f"{uri}: {describe_faults(error)}; the parameters are {names}") from error
 
     def render(self, index: int) -> tuple[Image, Image]:
         """Return frame `index`: the image, BGR uint8 [h, w, 3], and the id at each pixel, uint8 [h, w]."""
@@ -210,17 +218,6 @@ class SceneSource(PlayedSource):
     def _play(self) -> Iterator[CapturedImage]:
         for index in range(self.scene.frames) if self.scene.frames else itertools.count():
             yield CapturedImage(self.scene.render(index)[0], 0)
-
-
-def _parameter(key: str, text: str) -> tuple[str, int]:
-    if key not in _LIMITS:
-        raise CameraError(f"scene:shapes has the parameters {', '.join(_LIMITS)}; found {key!r}")
-    low, high = _LIMITS[key]
-    if not (text.isascii() and text.isdigit() and len(text) < 12 and low <= int(text) <= high):
-        raise CameraError(
-            f"scene:shapes: expected {key} to be a whole number in {low}..{high}, found {text!r}"
-        )
-    return key, int(text)
 
 
 def draw_table(rng: np.random.Generator, width: int, height: int) -> Image:
