@@ -13,7 +13,7 @@ from sam3_node.errors import BagError, MissingExtraError, OutputError, ReplayErr
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job
 from sam3_node.replay.outputs import write_outputs
-from sam3_node.replay.run import PerceptionCache, compare_job, is_finished, run_job
+from sam3_node.replay.run import PerceptionCache, compare_job, read_finished_summary, run_job
 from sam3_node.replay.shards import FIRST_PASS, Cursor, ShardLimits, Shards
 from sam3_node.replay.store import FolderStore, HeldError, UrlStore, local_bag, open_store
 from sam3_node.types import Frame, MaskFrame
@@ -152,7 +152,7 @@ def test_a_replay_between_urls_continues_from_its_last_shard(
     ]
     summary = run_job(job, load)
     assert summary.resumed_from == 8
-    assert is_finished(job)
+    assert read_finished_summary(job)
     assert compare_job(job).is_identical
     local = replace(job, bags=(str(bag),), out=str(tmp_path / "out"))
     run_job(local, load)
