@@ -116,7 +116,6 @@ SHAPES: dict[str, tuple[Part, ...]] = {
         *(Part(_rectangle(-1.1, y, -0.1, y + 0.1), 1.1) for y in (-0.2, -0.05, 0.1)),
     ),
 }
-KINDS = tuple(SHAPES)
 
 
 class SceneParameters(BaseModel):
@@ -125,7 +124,7 @@ class SceneParameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     seed: int = Field(0, ge=0, le=2**31 - 1)
-    objects: int = Field(5, ge=1, le=len(KINDS))
+    objects: int = Field(5, ge=1, le=len(SHAPES))
     frames: int = Field(0, ge=0, le=2**31 - 1)
     width: int = Field(640, ge=64, le=4096)
     height: int = Field(480, ge=64, le=4096)
@@ -149,7 +148,7 @@ class Scene:
         rng = np.random.default_rng(chosen.seed)
         self._table = draw_table(rng, self.width, self.height)
         self._shaded_table = (self._table * _SHADOW_SHARE).astype(np.uint8)
-        kinds, colours = rng.permutation(KINDS).tolist(), rng.permutation(list(COLOURS)).tolist()
+        kinds, colours = rng.permutation(list(SHAPES)).tolist(), rng.permutation(list(COLOURS)).tolist()
         if kinds[1] == "screwdriver":  # too slim to hide anything
             kinds[1], kinds[0] = kinds[0], kinds[1]
         self._kinds, self._colours = kinds[: chosen.objects], colours[: chosen.objects]
