@@ -70,6 +70,9 @@ def all_frames() -> Iterator[Frame]:
         yield frame_of("left", seq)
 
 
+ALL = Sources(all_masks, all_frames)
+
+
 def told(kind: str, count: int) -> None:
     pass
 
@@ -81,16 +84,14 @@ def digests(folder: Path) -> dict[str, str]:
 
 def test_all_outputs_are_written_and_repeatable(tmp_path: Path) -> None:
     counts: dict[str, list[int]] = {kind: [] for kind in OF_ALL}
-    written = write_outputs(
-        tmp_path, OF_ALL, Sources(all_masks, all_frames), lambda kind, n: counts[kind].append(n)
-    )
+    written = write_outputs(tmp_path, OF_ALL, ALL, lambda kind, n: counts[kind].append(n))
     names = ["masks.mcap", "masks.mcap", "masks.json", "png"]
     names += ["overlay-left.mp4", "overlay-right.mp4", "images", "report.html"]
     assert written == [tmp_path / name for name in names]
     assert {path.name for path in tmp_path.iterdir()} == set(names)
     assert all(found == list(range(1, 19)) for found in counts.values())
     before = digests(tmp_path)
-    write_outputs(tmp_path, OF_ALL, Sources(all_masks, all_frames), told)
+    write_outputs(tmp_path, OF_ALL, ALL, told)
     assert digests(tmp_path) == before
 
 
@@ -141,7 +142,7 @@ def test_the_report_has_the_tracks_and_their_iou_and_opens_in_a_browser(tmp_path
 
 
 def test_the_bag_has_the_masks_in_their_order(tmp_path: Path) -> None:
-    write_outputs(tmp_path, ["mcap"], Sources(all_masks, all_frames), told)
+    write_outputs(tmp_path, ["mcap"], ALL, told)
     read = list(read_masks(tmp_path / "masks.mcap"))
     assert [(found.camera, found.seq) for found in read] == [(m.camera, m.seq) for m in all_masks()]
     for found, expected in zip(read, all_masks(), strict=True):
@@ -149,7 +150,7 @@ def test_the_bag_has_the_masks_in_their_order(tmp_path: Path) -> None:
 
 
 def test_the_bag_shows_its_masks_in_foxglove(tmp_path: Path) -> None:
-    write_outputs(tmp_path, ["mcap"], Sources(all_masks, all_frames), told)
+    write_outputs(tmp_path, ["mcap"], ALL, told)
     with (tmp_path / "masks.mcap").open("rb") as file:
         reader = make_reader(file, decoder_factories=[DecoderFactory()])
         rows = list(reader.iter_decoded_messages(topics=["/right/annotations"]))
@@ -164,7 +165,7 @@ def read_coco(path: Path) -> COCO:
 
 @pytest.mark.verifies("results", "COCO with RLE masks", "own package", "pycocotools reads it")
 def test_pycocotools_reads_every_image_of_the_json(tmp_path: Path) -> None:
-    write_outputs(tmp_path, ["coco"], Sources(all_masks, all_frames), told)
+    write_outputs(tmp_path, ["coco"], ALL, told)
     coco = read_coco(tmp_path / "masks.json")
     cameras = {video["id"]: video["name"] for video in coco.dataset["videos"]}
     tracks = {track["id"]: (track["video_id"], track["instance_id"]) for track in coco.dataset["tracks"]}
@@ -222,7 +223,7 @@ def test_without_images_coco_names_places_in_the_recording(tmp_path: Path) -> No
     write_outputs(tmp_path, ["coco"], Sources(all_masks, all_frames, recording="pick.mcap"), told)
     found = json.loads((tmp_path / "masks.json").read_text())
     assert found["images"][2]["file_name"] == "pick.mcap#right/1"
-    write_outputs(tmp_path, ["images"], Sources(all_masks, all_frames), told)
+    write_outputs(tmp_path, ["images"], ALL, told)
     write_outputs(tmp_path, ["coco"], Sources(all_masks, all_frames, has_images=True), told)
     found = json.loads((tmp_path / "masks.json").read_text())
     assert (tmp_path / found["images"][2]["file_name"]).is_file()
@@ -271,7 +272,7 @@ def test_json_of_no_masks_is_still_coco(tmp_path: Path) -> None:
     "results", "DAVIS' palette PNG", "layout", "names and palette as published", "DAVIS' own evaluation"
 )
 def test_png_have_the_ids_in_davis_colours_and_a_table(tmp_path: Path) -> None:
-    write_outputs(tmp_path, ["png"], Sources(all_masks, all_frames), told)
+    write_outputs(tmp_path, ["png"], ALL, told)
     right = tmp_path / "png/right"
     assert sorted(path.name for path in right.glob("*.png")) == [f"{seq:05d}.png" for seq in range(1, 12, 2)]
     labels = decode_labels((right / "00003.png").read_bytes())
@@ -323,7 +324,7 @@ def test_photographs_are_no_label_images() -> None:
 
 
 def test_overlays_are_drawn_at_the_cameras_rate(tmp_path: Path) -> None:
-    write_outputs(tmp_path, ["overlay"], Sources(all_masks, all_frames), told)
+    write_outputs(tmp_path, ["overlay"], ALL, told)
     for camera, rate, count in (("left", 20, 12), ("right", 10, 6)):
         film = cv2.VideoCapture(str(tmp_path / f"overlay-{camera}.mp4"))
         assert film.get(cv2.CAP_PROP_FPS) == pytest.approx(rate)
@@ -361,7 +362,7 @@ def test_frames_are_paired_after_a_camera_restart() -> None:
 
 
 def test_a_failed_run_keeps_the_old_outputs(tmp_path: Path) -> None:
-    write_outputs(tmp_path, OF_ALL, Sources(all_masks, all_frames), told)
+    write_outputs(tmp_path, OF_ALL, ALL, told)
     before = digests(tmp_path)
 
     def broken() -> Iterator[MaskFrame]:
@@ -378,7 +379,7 @@ def test_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".png.partial/new/png/left").mkdir(parents=True)
     (tmp_path / ".png.partial/new/png/left/00099.png").write_bytes(b"half")
     (tmp_path / "png/gone").mkdir(parents=True)
-    write_outputs(tmp_path, ["png"], Sources(all_masks, all_frames), told)
+    write_outputs(tmp_path, ["png"], ALL, told)
     assert [path.name for path in tmp_path.iterdir()] == ["png"]
     assert sorted(path.name for path in (tmp_path / "png").iterdir()) == ["left", "right"]
     assert not (tmp_path / "png/left/00099.png").exists()
@@ -386,14 +387,14 @@ def test_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
 
 def test_an_unknown_kind_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with refuses(ReplayError, field="gif"):
-        write_outputs(tmp_path, ["png", "gif"], Sources(all_masks, all_frames), told)
+        write_outputs(tmp_path, ["png", "gif"], ALL, told)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refuses(OutputError, field=("write", "png")):
-        write_outputs(tmp_path / "file", ["png"], Sources(all_masks, all_frames), told)
+        write_outputs(tmp_path / "file", ["png"], ALL, told)
 
 
 LIMIT_BYTES = 20_000
