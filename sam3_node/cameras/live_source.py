@@ -1,6 +1,6 @@
 """Paces and plays images, and reads live devices: a thread keeps the newest image and opens a lost device again.
 
-The time of an image follows from that of the one before it, so that errors of waiting never add up.
+The time of an image follows from the time of the image before it, so that errors of waiting never add up.
 """
 
 import logging

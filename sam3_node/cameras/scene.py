@@ -45,7 +45,7 @@ COLOURS = {  # BGR
 _PAPER, _TAPE, _STEEL = (236, 240, 242), (170, 205, 222), (196, 192, 188)
 
 
-class Part(NamedTuple):
+class ShapePart(NamedTuple):
     """A filled polygon [n, 2], in radii from the object's middle, y down; a second one is cut out of it.
 
     It has the object's colour, or its own (BGR), times `shade`.
@@ -74,46 +74,46 @@ def _ellipse(x: float, y: float, width: float, height: float | None = None) -> t
 _LEVELS = np.linspace(0, 1, 9)  # of rounded shapes, from their shaded rim to their lit middle
 _SPRINKLES = [(2.4 * k, 0.58 + 0.08 * (k % 3)) for k in range(11)]
 
-SHAPES: dict[str, tuple[Part, ...]] = {
+SHAPES: dict[str, tuple[ShapePart, ...]] = {
     "ball": (
-        *(Part(_ellipse(-0.3 * t, -0.34 * t, 0.92 - 0.8 * t), 0.5 + 0.6 * t) for t in _LEVELS),
-        Part(_ellipse(-0.32, -0.36, 0.07), colour=_PAPER),
+        *(ShapePart(_ellipse(-0.3 * t, -0.34 * t, 0.92 - 0.8 * t), 0.5 + 0.6 * t) for t in _LEVELS),
+        ShapePart(_ellipse(-0.32, -0.36, 0.07), colour=_PAPER),
     ),
     "box": (  # a parcel: two visible faces, a band of tape and a label
-        Part(_rectangle(-0.9, -0.62, 0.9, 0.4)),
-        Part(_polygon((-0.9, 0.4), (0.9, 0.4), (0.86, 0.72), (-0.86, 0.72)), 0.62),
-        Part(_rectangle(-0.14, -0.62, 0.14, 0.4), colour=_TAPE),
-        Part(_rectangle(-0.14, 0.4, 0.14, 0.58), 0.7, _TAPE),
-        Part(_rectangle(0.3, -0.1, 0.76, 0.22), colour=_PAPER),
-        *(Part(_rectangle(0.36, y, 0.7, y + 0.03), 0.35, _PAPER) for y in (-0.02, 0.06, 0.14)),
+        ShapePart(_rectangle(-0.9, -0.62, 0.9, 0.4)),
+        ShapePart(_polygon((-0.9, 0.4), (0.9, 0.4), (0.86, 0.72), (-0.86, 0.72)), 0.62),
+        ShapePart(_rectangle(-0.14, -0.62, 0.14, 0.4), colour=_TAPE),
+        ShapePart(_rectangle(-0.14, 0.4, 0.14, 0.58), 0.7, _TAPE),
+        ShapePart(_rectangle(0.3, -0.1, 0.76, 0.22), colour=_PAPER),
+        *(ShapePart(_rectangle(0.36, y, 0.7, y + 0.03), 0.35, _PAPER) for y in (-0.02, 0.06, 0.14)),
     ),
     "pyramid": (  # three faces that meet above the middle
-        Part(_polygon((0.0, -0.92), (0.86, 0.62), (0.0, 0.12)), 0.78),
-        Part(_polygon((0.86, 0.62), (-0.86, 0.62), (0.0, 0.12)), 0.6),
-        Part(_polygon((-0.86, 0.62), (0.0, -0.92), (0.0, 0.12)), 1.1),
+        ShapePart(_polygon((0.0, -0.92), (0.86, 0.62), (0.0, 0.12)), 0.78),
+        ShapePart(_polygon((0.86, 0.62), (-0.86, 0.62), (0.0, 0.12)), 0.6),
+        ShapePart(_polygon((-0.86, 0.62), (0.0, -0.92), (0.0, 0.12)), 1.1),
     ),
     "ring": (  # with sprinkles that make its rotation visible
         *(
-            Part(_ellipse(0, 0, 0.94 - 0.2 * t) + _ellipse(0, 0, 0.38 + 0.2 * t), 0.6 + 0.4 * t)
+            ShapePart(_ellipse(0, 0, 0.94 - 0.2 * t) + _ellipse(0, 0, 0.38 + 0.2 * t), 0.6 + 0.4 * t)
             for t in _LEVELS
         ),
         *(
-            Part(_ellipse(reach * math.cos(turn), reach * math.sin(turn), 0.05), colour=_PAPER)
+            ShapePart(_ellipse(reach * math.cos(turn), reach * math.sin(turn), 0.05), colour=_PAPER)
             for turn, reach in _SPRINKLES
         ),
     ),
     "mug": (  # from the side: handle, round body, stripe and dark mouth
-        Part(_ellipse(0.58, 0.0, 0.46) + _ellipse(0.6, 0.0, 0.27), 0.8),
-        *(Part(_rectangle(-0.78 + 0.34 * t, -0.7, 0.54 - 0.7 * t, 0.8), 0.6 + 0.5 * t) for t in _LEVELS),
-        Part(_rectangle(-0.78, 0.02, 0.54, 0.22), 0.9, _PAPER),
-        Part(_ellipse(-0.12, -0.7, 0.66, 0.14), 0.28),
+        ShapePart(_ellipse(0.58, 0.0, 0.46) + _ellipse(0.6, 0.0, 0.27), 0.8),
+        *(ShapePart(_rectangle(-0.78 + 0.34 * t, -0.7, 0.54 - 0.7 * t, 0.8), 0.6 + 0.5 * t) for t in _LEVELS),
+        ShapePart(_rectangle(-0.78, 0.02, 0.54, 0.22), 0.9, _PAPER),
+        ShapePart(_ellipse(-0.12, -0.7, 0.66, 0.14), 0.28),
     ),
     "screwdriver": (  # grooved handle and steel shaft
-        Part(_rectangle(0.0, -0.09, 1.25, 0.09), 0.8, _STEEL),
-        Part(_rectangle(0.0, -0.06, 1.25, 0.0), 1.2, _STEEL),
-        Part(_rectangle(-1.18, -0.28, -0.05, 0.28), 0.7),
-        Part(_polygon((-0.05, -0.28), (0.14, -0.14), (0.14, 0.14), (-0.05, 0.28)), 0.6),
-        *(Part(_rectangle(-1.1, y, -0.1, y + 0.1), 1.1) for y in (-0.2, -0.05, 0.1)),
+        ShapePart(_rectangle(0.0, -0.09, 1.25, 0.09), 0.8, _STEEL),
+        ShapePart(_rectangle(0.0, -0.06, 1.25, 0.0), 1.2, _STEEL),
+        ShapePart(_rectangle(-1.18, -0.28, -0.05, 0.28), 0.7),
+        ShapePart(_polygon((-0.05, -0.28), (0.14, -0.14), (0.14, 0.14), (-0.05, 0.28)), 0.6),
+        *(ShapePart(_rectangle(-1.1, y, -0.1, y + 0.1), 1.1) for y in (-0.2, -0.05, 0.1)),
     ),
 }
 

@@ -45,7 +45,7 @@ class Dataset(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """What outputs are made from: masks and frames, the recording's name, and the recorded masks if there are any.
+    """Masks, frames and name of a recording that outputs are made from, and its recorded masks if there are any.
 
     `has_images` is True if the images were written before. The kind lerobot needs the `dataset` that was replayed.
     """
