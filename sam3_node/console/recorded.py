@@ -134,7 +134,7 @@ class RecordedViews(Closeable):
             )
 
     def _read_frame(self, entry: Entry) -> Frame | None:
-        """Return a frame. Those of the following half second are read with it and kept until another is read."""
+        """Return a frame. The following half second is read with it and kept until another is read."""
         with self._reading:
             if entry.key not in self._frames:
                 self._frames, size = {}, 0
