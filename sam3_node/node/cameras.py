@@ -309,9 +309,9 @@ class RobotTracks:
         self._max_ahead_ns = round(settings.max_pose_ahead_ms * 1e6)
 
     def add(self, message: RobotMessage) -> None:
-        """Take a pose or joints, in any order; those of other frames and robots are ignored."""
+        """Take a pose or joints, in any order; those of other frames are ignored, and of robots of other names."""
         if isinstance(message, JointState):
-            if message.robot == self._robot:
+            if message.robot in ("", self._robot):
                 self.joints.setdefault(message.clock, JointTrack(self._capacity)).add_joints(message)
         elif (message.frame, message.parent) == (GRIPPER, BASE):
             self.poses.setdefault(message.clock, PoseTrack(self._capacity)).add(message)

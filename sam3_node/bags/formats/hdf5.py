@@ -1,4 +1,4 @@
-"""Reads HDF5 episodes: ALOHA (observations/images/CAMERA) and robomimic (data/demo_N/obs/CAMERA_image).
+"""Reads HDF5 episodes: ALOHA (observations/images/CAMERA) and robomimic (data/demo_N/obs/CAMERA_image), with joints.
 
 ALOHA's record_episodes and robomimic's dataset_states_to_obs write these layouts. Raw images are RGB. Compressed ones
 are JPEG or PNG, read as any other; openpi and lerobot read ALOHA's so, too. The files have no times:
@@ -14,34 +14,53 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...errors import BagError, WireError
 from ...types import NANOSECONDS, closed_on_error
 from ...wire.images import MAX_FRAME_PIXELS
 from ..isolated import IsolatedCalls
 from ..messages.ros import first_bytes
-from ..samples import MAX_FPS, MAX_MISSES, Colour, Sample, SampleReader, Topic, natural_order, split_selection
+from ..samples import (
+    MAX_FPS,
+    MAX_MISSES,
+    Colour,
+    Joints,
+    Sample,
+    SampleReader,
+    Topic,
+    natural_order,
+    split_selection,
+)
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 RATES = ("fps", "frequency", "control_freq", "hz")
+NUMBERS, MAX_JOINTS = ("float32", "float64"), 256
 ROWS = 16
 MAX_RATIO = 1100
 """Maximum ratio of sizes unpacked and stored: a little more than deflate reaches."""
 _CAMERA = re.compile(r"(?:(data/[^/]+)/obs|(?:.*/)?observations/images)/([^/]+)")
+_JOINTS, JOINTS = re.compile(r"(data/[^/]+)/obs/robot0_joint_pos|(?:.*/)?observations/qpos"), "/joint_states"
 
 
-class _ImageDataset(NamedTuple):
-    """The images of one camera in one episode; `size` is (width, height), None for compressed images."""
+class _Stream(NamedTuple):
+    """The images of one camera in one episode, or its joints, which are numbers of the type `kind`.
+
+    `size` is (width, height) of raw images, else None.
+    """
 
     dataset: str
     rows: int
-    size: tuple[int, int] | None
+    size: tuple[int, int] | None = None
+    kind: str = "uint8"
 
 
 class _Episode(NamedTuple):
     number: int
     first_row: int
     rows: int
-    streams: dict[str, _ImageDataset]
+    streams: dict[str, _Stream]
+    """by topics"""
 
 
 class Hdf5Bag(SampleReader):
@@ -67,7 +86,7 @@ class Hdf5Bag(SampleReader):
                 raise BagError(f"{path}: expected these episodes in the file, found {numbers}")
         self.episode_starts = tuple(episode.first_row for episode in self._episodes)
         names = dict.fromkeys(name for episode in self._episodes for name in episode.streams)
-        self.topics = tuple(Topic(f"/{name}/image", "hdf5", "colour") for name in names)
+        self.topics = tuple(Topic(name, "hdf5", "joints" if name == JOINTS else "colour") for name in names)
 
     @staticmethod
     def recognises(path: Path) -> bool:
@@ -80,16 +99,16 @@ class Hdf5Bag(SampleReader):
         begin = int(begin_ns * self._fps / NANOSECONDS)
         for episode in self._episodes:
             first = max(begin - episode.first_row, 0)
-            cameras = {name: self._images(stream, first) for name, stream in episode.streams.items()}
-            cameras = {name: images for name, images in cameras.items() if f"/{name}/image" in topics}
-            for row in range(first, episode.rows if cameras else 0):
+            chosen = {name: stream for name, stream in episode.streams.items() if name in topics}
+            payloads = {name: self._payloads(stream, first) for name, stream in chosen.items()}
+            for row in range(first, episode.rows if payloads else 0):
                 number = episode.first_row + row
                 stamp_ns = round(number / self._fps * NANOSECONDS)
-                for name, images in cameras.items():
-                    image = next(images, None)
-                    misses = 0 if image is not None else misses + 1
-                    if image is not None:
-                        yield Sample(f"/{name}/image", stamp_ns, stamp_ns, image, number)
+                for name, found in payloads.items():
+                    payload = next(found, None)
+                    misses = 0 if payload is not None else misses + 1
+                    if payload is not None:
+                        yield Sample(name, stamp_ns, stamp_ns, payload, number)
                     elif misses > MAX_MISSES:
                         self.report.add(
                             f"nothing was read from the row {number} on, after many that are damaged"
@@ -100,8 +119,8 @@ class Hdf5Bag(SampleReader):
         """End the process that reads the file. Idempotent."""
         self._calls.close()
 
-    def _images(self, stream: _ImageDataset, first: int) -> Iterator[Colour | None]:
-        """Yield the images of a stream from a row; None for one that cannot be read."""
+    def _payloads(self, stream: _Stream, first: int) -> Iterator[Colour | Joints | None]:
+        """Yield the images or joints of a stream from a row; None for those that cannot be read."""
         while first < stream.rows:
             try:
                 rows = self._calls.call(
@@ -120,7 +139,9 @@ class Hdf5Bag(SampleReader):
             first += len(rows) or 1
 
 
-def _decode(stream: _ImageDataset, data: bytes) -> Colour:
+def _decode(stream: _Stream, data: bytes) -> Colour | Joints:
+    if stream.kind != "uint8":
+        return Joints({str(number): float(at) for number, at in enumerate(np.frombuffer(data, stream.kind))})
     if stream.size is not None:
         width, height = stream.size
         if len(data) != width * height * 3:
@@ -130,11 +151,16 @@ def _decode(stream: _ImageDataset, data: bytes) -> Colour:
 
 
 def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Iterator[_Episode]:
-    groups: defaultdict[str, dict[str, _ImageDataset]] = defaultdict(dict)
+    groups: defaultdict[str, dict[str, _Stream]] = defaultdict(dict)
+    joints: dict[str, dict[str, _Stream]] = {}
     for name, dataset in datasets.items():
         place, stream = _CAMERA.fullmatch(name), _make_stream(name, dataset)
         if place is not None and stream is not None:
-            groups[place[1] or ""][place[2].removesuffix("_image")] = stream
+            groups[place[1] or ""][f"/{place[2].removesuffix('_image')}/image"] = stream
+        elif (place := _JOINTS.fullmatch(name)) and dataset["type"] in NUMBERS:
+            rows, *width = dataset["shape"]
+            if len(width) == 1 and width[0] <= MAX_JOINTS:
+                joints[place[1] or ""] = {JOINTS: _Stream(name, rows, kind=dataset["type"])}
     if not groups:
         listed = ", ".join(
             f"{name} {dataset['type']} {dataset['shape']}" for name, dataset in datasets.items()
@@ -147,21 +173,22 @@ def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Ite
     for index, group in enumerate(sorted(groups, key=lambda name: natural_order(Path(name)))):
         rows = max(stream.rows for stream in groups[group].values())
         digits = re.search(r"(\d{1,9})$", group)
-        yield _Episode(int(digits[1]) if digits else index, first_row, rows, groups[group])
+        streams = groups[group] | joints.get(group, {})
+        yield _Episode(int(digits[1]) if digits else index, first_row, rows, streams)
         first_row += rows
 
 
-def _make_stream(name: str, dataset: Mapping[str, Any]) -> _ImageDataset | None:
+def _make_stream(name: str, dataset: Mapping[str, Any]) -> _Stream | None:
     """Return the stream of a dataset with images; None for another dataset."""
     shape, kind = dataset["shape"], dataset["type"]
     size = math.prod(shape) * dataset["item_bytes"]
     if size > MAX_RATIO * dataset["stored_bytes"]:
         return None  # rows that were never written
     if kind == "uint8" and len(shape) == 4 and shape[3] == 3 and 0 < shape[1] * shape[2] <= MAX_FRAME_PIXELS:
-        return _ImageDataset(name, shape[0], (shape[2], shape[1]))
+        return _Stream(name, shape[0], (shape[2], shape[1]))
     is_list = len(shape) == 1 and (kind == "list of uint8" or kind.startswith("|S"))
     if is_list or (kind == "uint8" and len(shape) == 2):
-        return _ImageDataset(name, shape[0], None)
+        return _Stream(name, shape[0])
     return None
 
 

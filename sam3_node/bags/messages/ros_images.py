@@ -1,4 +1,4 @@
-"""Reads the content of deserialised camera messages of ROS 1 and 2: Image, CompressedImage and CameraInfo."""
+"""Reads the content of deserialised messages of ROS 1 and 2: Image, CompressedImage, CameraInfo, and JointState."""
 
 import math
 import re
@@ -17,14 +17,23 @@ from ...wire import decode_depth, encode_depth
 from ...wire.codec import MAX_SIDE
 from ...wire.images import CHANNELS, compressed_size, find_compression, is_depth_png
 from ..decompression import decode_still_colour, decode_still_depth, max_pixels, recognise_still
-from ..samples import CameraInfo, Colour, Kind, MillimetreDepth, Payload, UnreadableTopicError, VideoPacket
+from ..samples import (
+    CameraInfo,
+    Colour,
+    Joints,
+    Kind,
+    MillimetreDepth,
+    Payload,
+    UnreadableTopicError,
+    VideoPacket,
+)
 
 MILLIMETRE = 0.001
 """Metres per depth unit in ROS (REP 118)."""
 
 Bytes = npt.NDArray[np.uint8]
 
-_KINDS = {"Image": "colour", "CompressedImage": "colour", "CameraInfo": "intrinsics"}
+_KINDS = {"Image": "colour", "CompressedImage": "colour", "CameraInfo": "intrinsics", "JointState": "joints"}
 _PACKET = "FFMPEGPacket"  # of the package ffmpeg_image_transport_msgs
 _CODECS = {  # how encoders name them, ffmpeg's decoder
     **{"264": "h264", "265": "hevc", "hevc": "hevc", "avc": "h264", "av1": "libdav1d"},
@@ -126,15 +135,20 @@ def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
     counts as aligned to the colour if the topic contains `aligned` or `registered`. Raises MessageError for a damaged
     message, BagError for an unknown encoding.
     """
-    read = {"CameraInfo": _camera_info, "CompressedImage": _compressed, "Image": _raw, _PACKET: _packet}.get(
-        type_name.rpartition("/")[2]
-    )
+    images = {"CompressedImage": _compressed, "Image": _raw, _PACKET: _packet}
+    read = {**images, "CameraInfo": _camera_info, "JointState": _joints}.get(type_name.rpartition("/")[2])
     if read is None:
         raise UnreadableTopicError(
             topic, f"expected a type of {', '.join(_KINDS)} (sensor_msgs), found {type_name}"
         )
     with naming(topic):
         return read(message, topic)
+
+
+def _joints(message: Any, topic: str) -> Joints | None:
+    """Return the positions that are known; None for a message without any, such as one of velocities."""
+    pairs = zip(message.name, map(float, message.position), strict=False)
+    return Joints(found) if (found := {name: at for name, at in pairs if math.isfinite(at)}) else None
 
 
 def _packet(message: Any, topic: str) -> VideoPacket:
