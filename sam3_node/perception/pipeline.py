@@ -450,9 +450,11 @@ class Pipeline:
             visible, mask = False, Mask.empty(mask.size)
         if robot is not None:
             mask = mask.without(robot.inside)
-        tentative, in_view, name = False, visible and mask.area > 0, None
         # a detection may have found it elsewhere
         covered = cover is not None and object_id in cover.ids and not visible
+        if covered:
+            mask = Mask.empty(mask.size)
+        tentative, in_view, name = False, visible and mask.area > 0, None
         if self.robot is not None and in_view:
             self.robot.observe(object_id, mask, robot)
         if self._track_manager is not None:

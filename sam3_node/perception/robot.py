@@ -8,6 +8,7 @@ where each object was when the robot came in front of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CalibrationError, SettingsError, require
-from ..geometry import Array, deproject, invert, matrix_of, project, transform_points
+from ..geometry import Array, deproject, invert, matrix_of, project, transform_points, vector_from_rotation
 from ..settings import RobotSettings
 from ..types import Intrinsics, JointState, Mask, State
 from ..wire import decode_mask, encode_mask
@@ -39,6 +40,8 @@ EDGE_POINTS = 12
 """Points of each edge of an outline that a lens bends."""
 COVERED = 0.5
 """Share of an object's last place from which it is hidden, and of a detection's box from which it is dropped."""
+MOVED_M, MOVED_RAD = 0.02, math.radians(2)
+"""A camera that has moved more than this looks at another place: what was there may be anywhere in the image."""
 GROWTH = 1.2
 """A place of more than this many times the area of the whole object has been left: the object has moved."""
 _MOVING = ("revolute", "continuous", "prismatic")
@@ -277,6 +280,8 @@ class Place(NamedTuple):
     mask: Mask
     whole_px: int
     """pixels of the object when the robot was not in front of it"""
+    camera_from_base: Array
+    """[4, 4], when the object was in view"""
 
 
 class RobotPixels(NamedTuple):
@@ -285,6 +290,21 @@ class RobotPixels(NamedTuple):
     joints: JointState
     inside: Pixels
     """[height, width]"""
+    camera_from_base: Array
+    """[4, 4]"""
+
+    def hides(self, place: Place) -> bool:
+        """Return True if the robot is in front of most of a place, at which the camera still looks."""
+        if not self.looks_at(place):
+            return False
+        hidden_px = np.count_nonzero(_crop(self.inside, place.mask) & place.mask.crop)
+        return bool(hidden_px > COVERED * place.mask.area)
+
+    def looks_at(self, place: Place) -> bool:
+        """Return True if the camera is where it was when it saw the object there."""
+        motion = self.camera_from_base @ invert(place.camera_from_base)
+        turned_rad = float(np.linalg.norm(vector_from_rotation(motion[:3, :3])))
+        return float(np.linalg.norm(motion[:3, 3])) <= MOVED_M and turned_rad <= MOVED_RAD
 
     def covers(self, box: tuple[float, float, float, float]) -> bool:
         """Return True if the robot fills most of a box (x0, y0, x1, y1) in pixels of the frame."""
@@ -312,32 +332,32 @@ class RobotStage:
             self._view = LensView(camera.intrinsics, size)
         camera_from_base = invert(matrix_of(camera.place.camera_pose))
         camera_from_link = camera_from_base @ self._body.place(joints.positions)
-        return RobotPixels(joints, self._body.draw(camera_from_link, self._view, depth, self._margin_m))
+        inside = self._body.draw(camera_from_link, self._view, depth, self._margin_m)
+        return RobotPixels(joints, inside, camera_from_base)
 
     def find_covered(self, robot: RobotPixels) -> frozenset[int]:
         """Return the objects whose last place is mostly under the robot."""
-        return frozenset(
-            object_id
-            for object_id, place in self._places.items()
-            if np.count_nonzero(_crop(robot.inside, place.mask) & place.mask.crop) > COVERED * place.mask.area
-        )
+        return frozenset(object_id for object_id, place in self._places.items() if robot.hides(place))
 
     def observe(self, object_id: int, mask: Mask, robot: RobotPixels | None) -> None:
         """Take an object's mask in view, without pixels of the robot.
 
         Its place is the mask, and what it was before where the robot is now: an arm that comes slowly hides it little
-        by little. A place that so becomes larger than the object is one that the object has left.
+        by little. A place that so becomes larger than the object is one that the object has left. Without the robot,
+        its place is forgotten.
         """
-        before = self._places.get(object_id)
-        place = Place(mask, mask.area)
-        if robot is not None and before is not None and before.mask.size == mask.size:
+        before = self._places.pop(object_id, None)
+        if robot is None:
+            return
+        place = Place(mask, mask.area, robot.camera_from_base)
+        if before is not None and before.mask.size == mask.size and robot.looks_at(before):
             hidden = before.mask.crop & _crop(robot.inside, before.mask)
             if hidden_px := np.count_nonzero(hidden):
-                place = Place(mask, before.whole_px)
+                place = place._replace(whole_px=before.whole_px)
                 if mask.area + hidden_px <= GROWTH * before.whole_px:
                     both = mask.full()
                     _crop(both, before.mask)[hidden] = True
-                    place = Place(Mask.from_full(both), before.whole_px)
+                    place = place._replace(mask=Mask.from_full(both))
         self._places[object_id] = place
 
     def remove(self, object_id: int) -> None:
@@ -347,12 +367,18 @@ class RobotStage:
     def state(self) -> State:
         """Return the state that `restore` takes."""
         return {
-            "places": [[key, encode_mask(place.mask), place.whole_px] for key, place in self._places.items()]
+            "places": [
+                [key, encode_mask(mask), whole_px, camera.tolist()]
+                for key, (mask, whole_px, camera) in self._places.items()
+            ]
         }
 
     def restore(self, state: State) -> None:
         """Continue from the moment at which `state` was called."""
-        self._places = {key: Place(decode_mask(mask), whole_px) for key, mask, whole_px in state["places"]}
+        self._places = {
+            key: Place(decode_mask(mask), whole_px, np.array(camera))
+            for key, mask, whole_px, camera in state["places"]
+        }
 
 
 def _sort_joints(joints: list[Any], root: str) -> Iterator[Any]:
