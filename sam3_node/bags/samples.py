@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 from ..errors import BagError
-from ..types import Buffer, Clock, Closeable, ColourEncoding, Depth, Intrinsics, JointState, RobotMessage
+from ..types import (
+    ROBOT,
+    Buffer,
+    Clock,
+    Closeable,
+    ColourEncoding,
+    Depth,
+    Intrinsics,
+    JointState,
+    RobotMessage,
+)
 from ..wire.images import identify_compressed
 
 MAX_REASONS = 20
@@ -247,7 +257,7 @@ class SampleReader(Closeable):
         raise NotImplementedError
 
     def robot(self) -> Iterator[RobotMessage]:
-        """Yield the robot's poses and joints; its name is empty. Of several topics of joints the shortest counts.
+        """Yield the poses and joints of the robot ROBOT. Of several topics of joints the shortest counts.
 
         A joint that a message leaves out is where it was: an arm and its gripper may send theirs apart.
         """
@@ -257,7 +267,7 @@ class SampleReader(Closeable):
             for sample in self.samples(names[:1]) if names else ():
                 if isinstance(sample.payload, Joints):
                     known |= sample.payload.positions
-                    yield JointState("", sample.stamp_ns, dict(known), find_clock(sample.stamp_ns))
+                    yield JointState(ROBOT, sample.stamp_ns, dict(known), find_clock(sample.stamp_ns))
 
     def close(self) -> None:
         """Close what the reader keeps open. Idempotent."""

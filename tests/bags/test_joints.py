@@ -75,7 +75,7 @@ def test_joint_states_of_ros_are_read_as_other_readers_do(tmp_path: Path, form: 
         if len(message.position):
             known |= dict(zip(message.name, message.position, strict=True))
             stamp = message.header.stamp
-            whole.append(JointState("", stamp.sec * NANOSECONDS + stamp.nanosec, dict(known)))
+            whole.append(JointState("robot", stamp.sec * NANOSECONDS + stamp.nanosec, dict(known)))
     assert len(whole) == 6
     assert read_joints(path) == whole
 
@@ -89,7 +89,7 @@ def test_a_dataset_of_lerobot_has_its_motors_in_degrees(tmp_path: Path, version:
         stamps = [frame.capture_ns for frame in bag if frame.camera == bag.cameras[0]]
     found = read_joints(path)
     assert [(joints.robot, joints.stamp_ns, joints.clock) for joints in found] == [
-        ("", stamp_ns, "device") for stamp_ns in stamps
+        ("robot", stamp_ns, "device") for stamp_ns in stamps
     ]
     assert all([*joints.positions] == ["shoulder_pan", "elbow_flex", "gripper"] for joints in found)
     np.testing.assert_allclose([[*joints.positions.values()] for joints in found], np.radians(states))
@@ -108,7 +108,7 @@ def test_joints_of_hdf5_have_numbers_as_names(tmp_path: Path, form: str) -> None
     found = read_joints(path)
     period_ns = NANOSECONDS // (50 if form == "aloha" else 20)
     assert [joints.stamp_ns for joints in found] == [row * period_ns for row in range(20)]
-    assert {joints.clock for joints in found} == {"device"}
+    assert {(joints.robot, joints.clock) for joints in found} == {("robot", "device")}
     assert all(
         [*joints.positions] == [str(number) for number in range(expected.shape[1])] for joints in found
     )

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ...errors import BagError, WireError
 from ...files import describe_stand_in
 from ...geometry import pose_of, rigid, rotation_from_vector
-from ...types import NANOSECONDS, Depth, JointState, RobotMessage, closed_on_error
+from ...types import NANOSECONDS, ROBOT, Depth, JointState, RobotMessage, closed_on_error
 from ...wire import Fields, encode_depth
 from ...wire.images import compressed_size, is_depth_png
 from .. import samples
@@ -442,7 +442,7 @@ def _make_robot_message(stamp_ns: int, state: Mapping[str, float]) -> RobotMessa
         for name, value in state.items()
         if math.isfinite(value)
     }
-    return JointState("", stamp_ns, joints, clock)
+    return JointState(ROBOT, stamp_ns, joints, clock)
 
 
 class _EpisodeReader:
