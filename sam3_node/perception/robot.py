@@ -111,7 +111,7 @@ class RobotBody:
         free = [joint for joint in urdf.robot.joints if joint.type in _MOVING and joint.mimic is None]
         self.joints = tuple(joint.name for joint in free)
         """Names of the joints that a joint state gives, in the URDF's order: those that move and mimic no other."""
-        self._turning = tuple(joint.name for joint in free if joint.type != "prismatic")
+        self._orders = self.joints, tuple(joint.name for joint in free if joint.type != "prismatic")
         self._followed = [
             (joint.mimic.joint, joint.mimic.multiplier, joint.mimic.offset)
             if joint.mimic
@@ -133,11 +133,9 @@ class RobotBody:
         A joint without a position is at zero. Positions that have numbers as names, "0", "1" and so on, are those of
         all joints in the URDF's order, or of all that turn. Raises CalibrationError if no joint has a position.
         """
-        if positions.keys() == set(map(str, range(len(positions)))):
-            named = next(
-                (names for names in (self.joints, self._turning) if len(names) == len(positions)), ()
-            )
-            positions = {**positions, **dict(zip(named, positions.values(), strict=False))}
+        for names in self._orders:
+            if positions.keys() == set(map(str, range(len(names)))):
+                positions = dict(zip(names, positions.values(), strict=True))
         if self.joints and not positions.keys() & set(self.joints):
             raise CalibrationError(
                 f"expected joints {', '.join(self.joints)} of robot.urdf, found {', '.join(positions)[:200] or 'none'}"

@@ -95,6 +95,13 @@ def test_a_dataset_of_lerobot_has_its_motors_in_degrees(tmp_path: Path, version:
     np.testing.assert_allclose([[*joints.positions.values()] for joints in found], np.radians(states))
 
 
+def test_joints_of_hdf5_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    path = write_aloha(tmp_path / "episode_0.hdf5", {"cam_high": make_pictures(20)}, fps=50)
+    with h5py.File(path, "r+") as file:
+        file["observations/qpos"][7, 3] = np.nan
+    assert [joints.stamp_ns * 50 // NANOSECONDS for joints in read_joints(path)] == [*range(7), *range(8, 20)]
+
+
 @pytest.mark.parametrize("form", ["aloha", "robomimic"])
 def test_joints_of_hdf5_have_numbers_as_names(tmp_path: Path, form: str) -> None:
     path = tmp_path / "episode_0.hdf5"

@@ -19,19 +19,9 @@ import numpy as np
 from ...errors import BagError, WireError
 from ...types import NANOSECONDS, closed_on_error
 from ...wire.images import MAX_FRAME_PIXELS
+from .. import samples
 from ..isolated import IsolatedCalls
 from ..messages.ros import first_bytes
-from ..samples import (
-    MAX_FPS,
-    MAX_MISSES,
-    Colour,
-    Joints,
-    Sample,
-    SampleReader,
-    Topic,
-    natural_order,
-    split_selection,
-)
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 RATES = ("fps", "frequency", "control_freq", "hz")
@@ -63,7 +53,7 @@ class _Episode(NamedTuple):
     """by topics"""
 
 
-class Hdf5Bag(SampleReader):
+class Hdf5Bag(samples.SampleReader):
     """The episodes of an HDF5 file. `PATH#episode=3&fps=50` chooses episodes, and gives the rate.
 
     A frame has the number of its row, counted over all episodes of the file. Raises BagError for a damaged file,
@@ -74,7 +64,7 @@ class Hdf5Bag(SampleReader):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._selection = split_selection(path)
+        self._selection = samples.split_selection(path)
         self._calls = IsolatedCalls("h5py", "hdf5")
         with closed_on_error(self._calls):
             content = self._calls.call("list_hdf5", self._selection.path)
@@ -86,15 +76,17 @@ class Hdf5Bag(SampleReader):
                 raise BagError(f"{path}: expected these episodes in the file, found {numbers}")
         self.episode_starts = tuple(episode.first_row for episode in self._episodes)
         names = dict.fromkeys(name for episode in self._episodes for name in episode.streams)
-        self.topics = tuple(Topic(name, "hdf5", "joints" if name == JOINTS else "colour") for name in names)
+        self.topics = tuple(
+            samples.Topic(name, "hdf5", "joints" if name == JOINTS else "colour") for name in names
+        )
 
     @staticmethod
     def recognises(path: Path) -> bool:
         """Return True for an HDF5 file, also with a selection of episodes."""
-        file = split_selection(path).path
+        file = samples.split_selection(path).path
         return file.is_file() and first_bytes(file, len(SIGNATURE)) == SIGNATURE
 
-    def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+    def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[samples.Sample]:
         misses = 0
         begin = int(begin_ns * self._fps / NANOSECONDS)
         for episode in self._episodes:
@@ -108,8 +100,8 @@ class Hdf5Bag(SampleReader):
                     payload = next(found, None)
                     misses = 0 if payload is not None else misses + 1
                     if payload is not None:
-                        yield Sample(name, stamp_ns, stamp_ns, payload, number)
-                    elif misses > MAX_MISSES:
+                        yield samples.Sample(name, stamp_ns, stamp_ns, payload, number)
+                    elif misses > samples.MAX_MISSES:
                         self.report.add(
                             f"nothing was read from the row {number} on, after many that are damaged"
                         )
@@ -119,7 +111,7 @@ class Hdf5Bag(SampleReader):
         """End the process that reads the file. Idempotent."""
         self._calls.close()
 
-    def _payloads(self, stream: _Stream, first: int) -> Iterator[Colour | Joints | None]:
+    def _payloads(self, stream: _Stream, first: int) -> Iterator[samples.Colour | samples.Joints | None]:
         """Yield the images or joints of a stream from a row; None for those that cannot be read."""
         while first < stream.rows:
             try:
@@ -139,15 +131,18 @@ class Hdf5Bag(SampleReader):
             first += len(rows) or 1
 
 
-def _decode(stream: _Stream, data: bytes) -> Colour | Joints:
+def _decode(stream: _Stream, data: bytes) -> samples.Colour | samples.Joints:
     if stream.kind != "uint8":
-        return Joints({str(number): float(at) for number, at in enumerate(np.frombuffer(data, stream.kind))})
+        positions = np.frombuffer(data, stream.kind).tolist()
+        if not all(map(math.isfinite, positions)):
+            raise BagError(f"expected finite positions of joints, found {positions}")
+        return samples.Joints({str(number): at for number, at in enumerate(positions)})
     if stream.size is not None:
         width, height = stream.size
         if len(data) != width * height * 3:
             raise BagError(f"expected {width} x {height} RGB pixels, found {len(data)} bytes")
-        return Colour(width, height, "rgb8", data)
-    return Colour.from_compressed(data.rstrip(b"\0"))  # rows are padded to the longest image
+        return samples.Colour(width, height, "rgb8", data)
+    return samples.Colour.from_compressed(data.rstrip(b"\0"))  # rows are padded to the longest image
 
 
 def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Iterator[_Episode]:
@@ -170,7 +165,7 @@ def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Ite
             f"(data/demo_0/obs/CAMERA_image) have them, found {listed[:600] or 'no dataset'}"
         )
     first_row = 0
-    for index, group in enumerate(sorted(groups, key=lambda name: natural_order(Path(name)))):
+    for index, group in enumerate(sorted(groups, key=lambda name: samples.natural_order(Path(name)))):
         rows = max(stream.rows for stream in groups[group].values())
         digits = re.search(r"(\d{1,9})$", group)
         streams = groups[group] | joints.get(group, {})
@@ -201,7 +196,7 @@ def _find_rate(path: Path, attributes: Mapping[str, Mapping[str, Any]]) -> float
             arguments = json.loads(text) if isinstance(text, str) else {}
             candidates.append(arguments["env_kwargs"]["control_freq"])
         for rate in candidates:
-            if isinstance(rate, int | float) and 0 < rate <= MAX_FPS:
+            if isinstance(rate, int | float) and 0 < rate <= samples.MAX_FPS:
                 return float(rate)
     raise BagError(
         f"{path}: expected the rate of the frames in an attribute ({', '.join(RATES)}), found none; add it to the "

@@ -398,8 +398,10 @@ class LeRobotBag(samples.SampleReader):
                 for row in reader.rows([STATE]):
                     values = row.cells[STATE] if isinstance(row.cells[STATE], list) else []
                     state = dict(zip(names or map(str, range(len(values))), values, strict=False))
-                    is_whole = bool(state) and all(isinstance(value, float) for value in state.values())
-                    if is_whole and row.time_ns is not None:
+                    is_whole = all(
+                        isinstance(value, float) and math.isfinite(value) for value in state.values()
+                    )
+                    if state and is_whole and row.time_ns is not None:
                         yield _make_robot_message(start_ns + row.time_ns, state)
 
     def _start_ns(self, episode: Episode) -> int:
@@ -440,7 +442,6 @@ def _make_robot_message(stamp_ns: int, state: Mapping[str, float]) -> RobotMessa
     joints = {
         name.removesuffix(MOTOR): math.radians(value) if name.endswith(MOTOR) else value
         for name, value in state.items()
-        if math.isfinite(value)
     }
     return JointState(ROBOT, stamp_ns, joints, clock)
 
