@@ -49,8 +49,8 @@ def slide_to(column: float) -> float:
 
 
 AWAY, OVER = slide_to(620), slide_to(MIDDLE_PX)
-HALF = OVER - WIDE_M / 2
-"""the plate's right side is in the middle of the bottle"""
+PART = slide_to(MIDDLE_PX - 15) - WIDE_M / 2
+"""the plate covers a quarter of the bottle"""
 
 
 def plate(slide: float, size: tuple[int, int] = (480, 640), scale: float = 1.0) -> np.ndarray:
@@ -125,15 +125,15 @@ def check_scene(scene: Scene) -> None:
     object_id = scene.client.add_object(box=(x0, y0, x1, y1), label=LABEL).id
     _, whole = scene.show_until(AWAY, "tracked")
     assert iou(whole.mask.full(), BOTTLE.full()) > 0.8
-    masks, half = scene.show_until(HALF, "tracked")
+    masks, part = scene.show_until(PART, "tracked")
     assert masks.joints is not None
     assert (masks.joints.robot, masks.joints.stamp_ns) == ("gate", masks.capture_ns)
-    assert masks.joints.positions == pytest.approx({"slide": HALF})
+    assert masks.joints.positions == pytest.approx({"slide": PART})
     assert masks.robot_mask is not None
-    assert iou(masks.robot_mask.full(), plate(HALF)) > 0.98
-    assert not (half.mask.full() & masks.robot_mask.full()).any()
-    assert iou(half.mask.full(), BOTTLE.full() & ~plate(HALF)) > 0.7
-    assert half.hidden_by is None
+    assert iou(masks.robot_mask.full(), plate(PART)) > 0.98
+    assert not (part.mask.full() & masks.robot_mask.full()).any()
+    assert iou(part.mask.full(), BOTTLE.full() & ~plate(PART)) > 0.7
+    assert part.hidden_by is None
     masks, hidden = scene.show_until(OVER, "occluded")
     assert (hidden.id, hidden.hidden_by, hidden.area) == (object_id, "robot", 0)
     assert iou(masks.robot_mask.full(), plate(OVER)) > 0.98
