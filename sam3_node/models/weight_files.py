@@ -9,7 +9,6 @@ progress bars and warnings are suppressed, and its errors become ModelError.
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
-from ..errors import ModelError, did_you_mean
+from ..errors import ModelError, did_you_mean, summarize_error
 from ..files import describe_stand_in, explain_os_error
 
 CONFIG = "config.json"
@@ -98,9 +97,6 @@ def _read_json(path: Path) -> dict[str, object]:
     return content if isinstance(content, dict) else {}
 
 
-_LINE = re.compile(r"([0-9a-f]{64}) [ *](\S.*)")
-
-
 def pick_device(device: str | torch.device) -> torch.device:
     """Return the device with this name; "auto" is CUDA if available, else CPU. Raises ModelError if it is missing."""
     if device == "auto":
@@ -142,17 +138,11 @@ def check_digest(path: Path, hint: str | None = None) -> None:
     """
     digest_file, hint = digest_path(path), hint or _reinstall_hint(path)
     with explain_os_error(ModelError, f"cannot check {path} against its digest", f"; {hint}"):
-        line = _LINE.fullmatch(digest_file.read_text(errors="replace").strip())
-        digest = _compute_sha256(path)
-    if line is None or line[2] != path.name:
+        line, digest = digest_file.read_text(errors="replace").strip(), _compute_sha256(path)
+    if line not in (f"{digest}  {path.name}", f"{digest} *{path.name}"):
         raise ModelError(
-            f"expected the sha256 of {path.name} in {digest_file}, as sha256sum writes it, found another text; "
-            f"{hint}"
-        )
-    if line[1] != digest:
-        raise ModelError(
-            f"{path} is damaged or not the file of {digest_file.name}: expected sha256 {line[1]}, "
-            f"found {digest}; {hint}"
+            f"{path} is damaged or not the file of {digest_file}: expected its sha256 there, {digest}, as sha256sum "
+            f"writes it, found {line!r:.160}; {hint}"
         )
 
 
@@ -208,8 +198,8 @@ def load_pretrained(
 
     `name` is a folder or a hub repository. `configure` may change the configuration before the model is built. Raises
     ModelError if the files are missing, damaged, or of another type, or lie outside the folder. Only safetensors are
-    loaded, unless `is_safe` is False: then torch's own files, too, from which it reads tensors alone. No code of the
-    repository runs.
+    loaded, unless `is_safe` is False: then torch's own files where there are no others, from which it reads tensors
+    alone. No code of the repository runs.
     """
     _check_folder(name)
     if os.path.isdir(name):
@@ -226,7 +216,7 @@ def load_pretrained(
             config=config,
             dtype=dtype,
             output_loading_info=True,
-            use_safetensors=is_safe,
+            use_safetensors=is_safe or None,
             weights_only=True,
             trust_remote_code=False,
         )
@@ -328,12 +318,11 @@ def _reading(name: str, files: str) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:  # transformers raises OSError, ValueError, SafetensorError, KeyError and more
-        first_line = str(error).strip().split("\n")[0][:300]
+        found = summarize_error(error)
         explained = ModelError(
-            f"cannot load {name}: expected a folder or hub repository with {files}; "
-            f"found {type(error).__name__}: {first_line}"
+            f"cannot load {name}: expected a folder or hub repository with {files}; found {found}"
         )
-        explained.may_pass = "connect to" in first_line  # the hub cannot be reached now
+        explained.may_pass = "connect to" in found  # the hub cannot be reached now
         raise explained from error
 
 
