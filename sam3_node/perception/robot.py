@@ -130,7 +130,7 @@ class RobotBody:
     def place(self, positions: Mapping[str, float]) -> Array:
         """Return base_from_link [n, 4, 4] at joint positions, radians or metres.
 
-        A joint without a position is at zero. Positions that have numbers as names, "0", "1" and so on, are those of
+        A joint without a position is at zero. Positions that have numbers as names, "0", "1" and so on, belong to
         all joints in the URDF's order, or of all that turn. Raises CalibrationError if no joint has a position.
         """
         for names in self._orders:

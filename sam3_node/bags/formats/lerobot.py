@@ -384,7 +384,7 @@ class LeRobotBag(samples.SampleReader):
     def robot(self) -> Iterator[RobotMessage]:
         """Yield the gripper's poses in the base if the state has the names POSE, else joints by the state's names.
 
-        Stamps are those of the rows.
+        Stamps are the times of the rows.
         """
         names = _list_state_names(self.layout.info)
         for episode in self._episodes:
