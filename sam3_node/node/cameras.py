@@ -312,7 +312,7 @@ class RobotTracks:
         self._max_ahead_ns = round(settings.max_pose_ahead_ms * 1e6)
 
     def add(self, message: RobotMessage) -> None:
-        """Take a pose or joints, in any order; those of other frames and robots are ignored."""
+        """Take a pose or joints, in any order; other frames and robots are ignored."""
         if isinstance(message, JointState):
             if message.robot == self._robot:
                 self.joints.setdefault(message.clock, JointTrack(self._capacity)).add_joints(message)

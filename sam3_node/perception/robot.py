@@ -131,7 +131,7 @@ class RobotBody:
         """Return base_from_link [n, 4, 4] at joint positions, radians or metres.
 
         A joint without a position is at zero. Positions that have numbers as names, "0", "1" and so on, belong to
-        all joints in the URDF's order, or of all that turn. Raises CalibrationError if no joint has a position.
+        all joints in the URDF's order, or to all that turn. Raises CalibrationError if no joint has a position.
         """
         for names in self._orders:
             if positions.keys() == set(map(str, range(len(names)))):
