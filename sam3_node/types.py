@@ -263,6 +263,8 @@ class JointState:
     clock: Clock = "system"
 
 
+ROBOT = "robot"
+"""Name of a robot that has no other."""
 RobotMessage = FramePose | JointState
 """What a robot publishes."""
 

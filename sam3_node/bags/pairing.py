@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import BagError
 from ..types import NANOSECONDS, Depth, Frame, Intrinsics
 from .discovery import Camera
-from .samples import CameraInfo, Colour, MillimetreDepth, ReadReport, Sample
+from .samples import UNIX_SINCE_NS, CameraInfo, Colour, MillimetreDepth, ReadReport, Sample, find_clock
 
 TOLERANCE_NS = 20_000_000
 """Least of the maximum distances between the stamps of a colour image and its depth: 0.6 of a period at 30 Hz."""
@@ -38,9 +38,6 @@ MAX_WAITING = 64
 
 MAX_BYTES = 256 << 20
 """Maximum size of the colour images that wait, and of the depth images that are kept per camera."""
-
-UNIX_SINCE_NS = 10**17
-"""Stamps before this one (in 1973) are not Unix time, but the clock of a video or a simulation."""
 
 LATE_NS = 250_000_000
 """Least difference between the delays of recording of colour and depth that becomes a note."""
@@ -367,7 +364,7 @@ def _frame(waiting: _WaitingImage, intrinsics: Intrinsics | None) -> Frame:
         height=colour.height,
         encoding=colour.encoding,
         colour=colour.data,
-        clock="system" if waiting.stamp_ns >= UNIX_SINCE_NS else "device",
+        clock=find_clock(waiting.stamp_ns),
         depth=depth,
         intrinsics=intrinsics,
     )

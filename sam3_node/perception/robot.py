@@ -108,8 +108,10 @@ class RobotBody:
         self._base = links.index(base) if base else 0
         self._parents = [links.index(joint.parent) for joint in joints]
         self._origins = np.array([_or_identity(joint.origin) for joint in joints]).reshape(-1, 4, 4)
-        self.joints = tuple(joint.name for joint in joints if joint.type in _MOVING and joint.mimic is None)
-        """Names of the joints that a joint state gives: those that move and mimic no other."""
+        free = [joint for joint in urdf.robot.joints if joint.type in _MOVING and joint.mimic is None]
+        self.joints = tuple(joint.name for joint in free)
+        """Names of the joints that a joint state gives, in the URDF's order: those that move and mimic no other."""
+        self._orders = self.joints, tuple(joint.name for joint in free if joint.type != "prismatic")
         self._followed = [
             (joint.mimic.joint, joint.mimic.multiplier, joint.mimic.offset)
             if joint.mimic
@@ -128,8 +130,12 @@ class RobotBody:
     def place(self, positions: Mapping[str, float]) -> Array:
         """Return base_from_link [n, 4, 4] at joint positions, radians or metres.
 
-        A joint without a position is at zero. Raises CalibrationError if none has one.
+        A joint without a position is at zero. Positions that have numbers as names, "0", "1" and so on, belong to
+        all joints in the URDF's order, or to all that turn. Raises CalibrationError if no joint has a position.
         """
+        for names in self._orders:
+            if positions.keys() == set(map(str, range(len(names)))):
+                positions = dict(zip(names, positions.values(), strict=True))
         if self.joints and not positions.keys() & set(self.joints):
             raise CalibrationError(
                 f"expected joints {', '.join(self.joints)} of robot.urdf, found {', '.join(positions)[:200] or 'none'}"

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..perception.perception import Perception
 from ..settings import Settings
-from ..types import Closeable, Instance, MaskFrame
+from ..types import Closeable, Instance, Mask, MaskFrame
 from ..wire import decode_image, encode_image
 from . import completion, second_pass
 from .event_log import Action, Edit, Step
@@ -324,9 +324,9 @@ def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
         whose = f" of object {now.id}" if isinstance(now, Instance) else ""
         for field in fields(now):
             here, there = getattr(now, field.name), getattr(then, field.name)
-            if field.name == "mask" and (here.box, here.crop.tobytes()) != (there.box, there.crop.tobytes()):
-                pixels = np.count_nonzero(here.full() != there.full())
-                return f"has another mask{whose}: {pixels} pixels differ"
-            if field.compare and field.name not in ("instances", "mask") and here != there:
+            if isinstance(here, Mask) and isinstance(there, Mask):
+                if pixels := np.count_nonzero(here.full() != there.full()):
+                    return f"has another {field.name}{whose}: {pixels} pixels differ"
+            elif field.compare and field.name != "instances" and here != there:
                 return f"had {field.name} {there!r}{whose}, has {here!r}"
     return None

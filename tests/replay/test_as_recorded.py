@@ -42,16 +42,17 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     for _ in range(3):
         path = record(tmp_path_factory.mktemp("live"))
-        found = RecordingReader([path])
-        seqs = {frame.seq for frame in found.frames()}
-        stepped = {seq for item in found.actions() if (seq := stepped_seq(item)) is not None}
-        if stepped <= seqs and not has_gap(log_of(path)):
+        if is_whole(path):
             break
     return path
 
 
-def has_gap(log: list[RecordedMasks | Event]) -> bool:
-    return any(isinstance(entry, Gap) for entry in read_event_log(log, {"events": 0}))
+def is_whole(path: Path) -> bool:
+    """Return True if a recording has all frames that its node stepped, and all its masks and events."""
+    log, seqs = log_of(path), {frame.seq for frame in RecordingReader([path]).frames()}
+    stepped = {seq for item in log if (seq := stepped_seq(item)) is not None}
+    has_gap = any(isinstance(entry, Gap) for entry in read_event_log(log, {"events": 0}))
+    return stepped <= seqs and not has_gap
 
 
 def log_of(recording: Path) -> list[RecordedMasks | Event]:

@@ -21,7 +21,7 @@ from sam3_node.replay.job import OUTPUTS, Job, ObjectOnFrame
 from sam3_node.replay.run import PerceptionCache, compare_job, compare_masks, read_finished_summary, run_job
 from sam3_node.replay.shards import ShardLimits
 from sam3_node.settings import Settings
-from sam3_node.types import Instance
+from sam3_node.types import Instance, Mask
 from tests.support.live import BOX, SIZE, Live, masks_of, moving_frame, tiny_settings
 from tests.support.observations import make_frame, make_instance
 from tests.support.paths import ROOT
@@ -352,3 +352,17 @@ def test_a_comparison_names_the_field_of_an_object_that_differs() -> None:
     assert "confidence 0.9 " in (differs(replace(named, confidence=0.8), named) or "")
     assert "name_confidence 0.5 " in (differs(replace(named, name_confidence=0.6), named) or "")
     assert "doubtful True" in (differs(replace(named, doubtful=False), named) or "")
+
+
+def test_a_comparison_tells_of_another_mask_of_the_robot() -> None:
+    def differs(now: Mask | None, then: Mask | None) -> str | None:
+        frame = make_frame(make_instance(1, "mug"))
+        return compare_masks([replace(frame, robot_mask=now)], [replace(frame, robot_mask=then)]).first
+
+    full = make_instance(1, "mug").mask.full()
+    robot, same = Mask.from_full(full), Mask.from_full(full.copy())
+    assert differs(robot, same) is None
+    assert "another robot_mask: 1 pixels" in (
+        differs(robot, robot.without(np.cumsum(full).reshape(full.shape) == 1)) or ""
+    )
+    assert "had robot_mask None" in (differs(robot, None) or "")

@@ -1,4 +1,4 @@
-"""Reads the content of deserialised camera messages of ROS 1, ROS 2 and Foxglove: images, video and calibration.
+"""Reads the content of deserialised messages of ROS 1, ROS 2 and Foxglove: images, video, calibration; ROS's joints.
 
 Foxglove's messages differ from ROS's in a few names.
 """
@@ -22,7 +22,16 @@ from ...wire import decode_depth, encode_depth
 from ...wire.codec import MAX_SIDE
 from ...wire.images import CHANNELS, compressed_size, find_compression, is_depth_png
 from ..decompression import decode_still_colour, decode_still_depth, max_pixels, recognise_still
-from ..samples import CameraInfo, Colour, Kind, MillimetreDepth, Payload, UnreadableTopicError, VideoPacket
+from ..samples import (
+    CameraInfo,
+    Colour,
+    Joints,
+    Kind,
+    MillimetreDepth,
+    Payload,
+    UnreadableTopicError,
+    VideoPacket,
+)
 
 MILLIMETRE = 0.001
 """Metres per depth unit in ROS (REP 118)."""
@@ -34,6 +43,7 @@ _INFOS = ("CameraInfo", "CameraCalibration")
 _KINDS = {
     **dict.fromkeys(("Image", "RawImage", "CompressedImage", *_PACKETS), "colour"),
     **dict.fromkeys(_INFOS, "intrinsics"),
+    "JointState": "joints",
 }
 _PACKAGES = ("sensor_msgs", "ffmpeg_image_transport_msgs", "foxglove", "foxglove_msgs")
 _STAMPS = (
@@ -152,12 +162,19 @@ def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
         "CompressedImage": _compressed,
         **dict.fromkeys(_PACKETS, _packet),
         **dict.fromkeys(_INFOS, _camera_info),
+        "JointState": _joints,
     }
     read = readers.get(re.split(r"[./]", type_name)[-1])
     if read is None:
         raise UnreadableTopicError(topic, f"expected a type of {', '.join(readers)}, found {type_name}")
     with naming(topic):
         return read(message, topic)
+
+
+def _joints(message: Any, topic: str) -> Joints | None:
+    """Return the positions that are known; None for a message without any, such as one of velocities."""
+    pairs = zip(message.name, map(float, message.position), strict=False)
+    return Joints(found) if (found := {name: at for name, at in pairs if math.isfinite(at)}) else None
 
 
 def _packet(message: Any, topic: str) -> VideoPacket:
