@@ -143,7 +143,8 @@ class Pipeline:
             instances = self._instances(on_host, context)
         with timer.host("spatial") if frame.depth is not None else nullcontext():
             pose = find_robot(frame) if self.robot is None else None
-            instances, place = self.spatial.measure(frame, instances, pose)
+            inside = robot.inside if robot is not None else None
+            instances, place = self.spatial.measure(frame, instances, pose, inside)
         return MaskFrame(
             camera=frame.camera,
             seq=frame.seq,
@@ -161,6 +162,7 @@ class Pipeline:
             robot_pose=place.robot_pose,
             joints=robot and robot.joints,
             robot_mask=robot and Mask.from_full(robot.inside),
+            table=place.table,
             shed=shed,
         )
 

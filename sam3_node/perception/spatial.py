@@ -19,9 +19,21 @@ from ..calibration.rigid_motion import cross_matrices
 from ..errors import Sam3NodeError
 from ..geometry import Array, matrix_of, pose_of, quaternion_from_rotation, transform_points
 from ..settings import SpatialSettings
-from ..types import ACCELERATION_MPS2, NANOSECONDS, Depth, Frame, FramePose, Instance, Intrinsics, Mask, State
+from ..types import (
+    ACCELERATION_MPS2,
+    NANOSECONDS,
+    Depth,
+    Frame,
+    FramePose,
+    Instance,
+    Intrinsics,
+    Mask,
+    Plane,
+    State,
+)
 from ..wire import decode_depth
-from .surfaces import TARGET_PIXELS, DepthMap, Float, RayMap, Surfaces, measure_surfaces
+from .surfaces import TARGET_PIXELS, Bools, DepthMap, Float, RayMap, Surfaces, measure_surfaces
+from .table import TableFinder, describe_on
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +54,7 @@ class SpatialFrame(NamedTuple):
     """the gripper's pose that was used"""
     camera_pose: FramePose | None
     """the camera's pose in the base; None if fields are in the camera's frame"""
+    table: Plane | None = None
 
 
 class MeasuredPoints(NamedTuple):
@@ -85,17 +98,23 @@ class SpatialStage:
         self._settings, self._calibration = settings, calibration
         self._rays = RayMap()
         self._velocities = VelocityFilters()
+        self._table = TableFinder() if settings.table else None
         self._last: _LastFrame | None = None
         self._place: Array | None = None
         self._view: CameraView | None = None
         self._depth: tuple[Frame, DepthMap | None] | None = None
 
     def measure(
-        self, frame: Frame, instances: Sequence[Instance], robot_pose: FramePose | None
+        self,
+        frame: Frame,
+        instances: Sequence[Instance],
+        robot_pose: FramePose | None,
+        robot: Bools | None = None,
     ) -> tuple[tuple[Instance, ...], SpatialFrame]:
         """Return the instances with their 3-D fields, and the poses that were used.
 
-        `robot_pose` is the gripper's in the base at the frame's capture; None if it is not known.
+        `robot_pose` is the gripper's in the base at the frame's capture; None if it is not known. `robot` are its
+        pixels [height, width], which are not of the table.
         """
         view, self._view = self._view, None
         if view is None or view.frame is not frame:
@@ -103,10 +122,11 @@ class SpatialStage:
         place = view.place
         self._place = None if place.camera_pose is None else matrix_of(place.camera_pose)
         shown = [seen for seen in instances if seen.mask.crop.size and not seen.doubtful]
+        place = place._replace(table=self._find_table(view, [instance.mask for instance in instances], robot))
         depth = self.read_depth(view) if shown else None
         self._depth = None
         self._last = _LastFrame(frame.seq, depth, {instance.id: instance.mask for instance in shown})
-        fields = self._describe(frame, shown, depth) if depth is not None else {}
+        fields = self._describe(frame, shown, depth, place.table) if depth is not None else {}
         return self._complete(instances, fields, frame.capture_ns), place
 
     def look(self, frame: Frame, robot_pose: FramePose | None) -> CameraView:
@@ -142,12 +162,14 @@ class SpatialStage:
 
     def state(self) -> State:
         """Return the state that `restore` takes."""
-        return self._velocities.state()
+        return {"velocities": self._velocities.state(), "table": self._table and self._table.state()}
 
     def restore(self, state: State) -> None:
         """Continue from the moment at which `state` was called. There are no points before the next frame."""
         self._last = None
-        self._velocities.restore(state)
+        self._velocities.restore(state["velocities"])
+        if self._table is not None and state["table"] is not None:
+            self._table.restore(state["table"])
 
     def _look(self, frame: Frame, robot_pose: FramePose | None) -> CameraView:
         self.problem, self.lacks_robot = None, False
@@ -156,7 +178,17 @@ class SpatialStage:
         fits = frame.depth is not None and self._fits(frame.depth, frame)
         return CameraView(frame, place, intrinsics, fits)
 
-    def _describe(self, frame: Frame, instances: Sequence[Instance], depth: DepthMap) -> dict[int, _Fields]:
+    def _find_table(self, view: CameraView, masks: Sequence[Mask], robot: Bools | None) -> Plane | None:
+        camera = view.place.camera_pose
+        if self._table is None or camera is None:
+            return None
+        if self._table.is_due(camera) and (depth := self.read_depth(view)) is not None:
+            self._table.observe(camera, depth, masks, robot)
+        return self._table.plane
+
+    def _describe(
+        self, frame: Frame, instances: Sequence[Instance], depth: DepthMap, table: Plane | None
+    ) -> dict[int, _Fields]:
         """Return the fields of instances with masks, by id. Their positions enter the filters of velocities."""
         masks = [instance.mask for instance in instances]
         surfaces = measure_surfaces(masks, depth, max(TARGET_PIXELS, self._settings.points))
@@ -167,8 +199,10 @@ class SpatialStage:
         ids = [instances[index].id for index in surfaces.indices]
         if ids:
             placed = self._place_surfaces(ids, surfaces, frame.capture_ns)
-            for object_id, surface in zip(ids, placed, strict=True):
+            for object_id, surface, points_m in zip(ids, placed, surfaces.points_m, strict=True):
                 fields[object_id] |= surface
+                if table is not None and self._place is not None:
+                    fields[object_id] |= describe_on(table, transform_points(self._place, points_m))
         return fields
 
     def _place_surfaces(self, ids: list[int], surfaces: Surfaces, stamp_ns: int) -> Iterator[_Fields]:
