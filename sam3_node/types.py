@@ -427,6 +427,8 @@ class Instance:
     upright_quaternion_xyzw: tuple[float, ...] | None = None
     """rotation from this box's axes to `frame`; its z is the table's normal"""
     upright_size_m: tuple[float, float, float] | None = None
+    held: bool = False
+    """True if the gripper holds it. While it is hidden, `position_m` is where the gripper has it"""
 
     def __repr__(self) -> str:
         doubt = ", doubtful" if self.doubtful else ""

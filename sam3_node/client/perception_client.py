@@ -200,10 +200,21 @@ class PerceptionClient(SocketOwner):
         TransportError that says what is missing if no masks came. Raises NodeRestarted as `latest` does, and
         TransportError with lossless delivery and after `close`.
         """
-        search = self._search(label, camera, most)
+        return self._wait_for(self._search(label, camera, most), timeout_ms)
+
+    def wait_for_held(
+        self, id: int, timeout_ms: int | None = 30_000, *, camera: str | None = None
+    ) -> FoundObject:
+        """Wait until the gripper holds an object, and return it with its masks. No masks are taken.
+
+        The node needs the robot's poses and depth. Raises the errors of `wait_for`.
+        """
+        return self._wait_for(self._search_held(id, camera), timeout_ms)
+
+    def _wait_for(self, search: LabelSearch, timeout_ms: int | None) -> FoundObject:
         deadline = Deadline(timeout_ms)
         found = self._masks.newest.wait(search.find, deadline.before_reason_s)
-        return self._settle(search, found, label, deadline)
+        return self._settle(search, found, deadline)
 
     def wait_for_camera(self, timeout_ms: int | None = 30_000) -> str:
         """Wait until the node has processed a frame of a camera that sends, and return that camera's name.
@@ -546,9 +557,13 @@ class PerceptionClient(SocketOwner):
             raise RequestError(f"most: expected a whole number of at least 1, found {most!r}")
         return LabelSearch(self._masks, label, camera, self._sure_only, self._epochs.has_ended, most)
 
-    def _settle(
-        self, search: LabelSearch, found: FoundObject | None, label: str, deadline: Deadline
-    ) -> FoundObject:
+    def _search_held(self, id: int, camera: str | None) -> LabelSearch:
+        self._require_open()
+        self._require_newest("wait_for_held")
+        camera = self._epochs.name_camera(camera)
+        return LabelSearch(self._masks, "", camera, self._sure_only, self._epochs.has_ended, held=id)
+
+    def _settle(self, search: LabelSearch, found: FoundObject | None, deadline: Deadline) -> FoundObject:
         """Return what a search has found, or finds until its end; else raise the error that says what was seen."""
         reason = ""
         if found is None and not self._closed:
@@ -559,12 +574,12 @@ class PerceptionClient(SocketOwner):
             self._report(self._epochs.meet(masks.camera, masks.epoch, masks.node))
             return FoundObject(self._filter(masks), found.instance)
         if self._closed:
-            raise TransportError(f"cannot wait for {label!r}: this client is closed")
+            raise TransportError(f"no {search.aim}: this client is closed")
         sight = search.describe_sight()
         if sight is None:
             kind = AuthenticationError if self._masks.refusals else TransportError
             raise kind(f"no masks came within {deadline.timeout_ms} ms: {reason}")
-        raise NotSeenError(f"no object {label!r} was tracked within {deadline.timeout_ms} ms: {sight}")
+        raise NotSeenError(f"no {search.aim} within {deadline.timeout_ms} ms: {sight}")
 
     def _take_next(self, timeout_ms: int | None) -> MaskFrame | None:
         """Take the next masks of an epoch that has not ended; raise or report if theirs is new."""

@@ -274,6 +274,8 @@ class Node:
                             cameras.poses.find_joints,
                         )
                         masks = self.perception.link(masks)
+                    for op, object_id in pipeline.spatial.held.changes:
+                        output.publish_event(op, {"camera": frame.camera, "id": object_id})
                     if frame.depth is not None or pipeline.robot is not None:
                         problem = cameras.poses.joints_problem or cameras.poses.problem
                         stats.note_spatial_problem(pipeline.spatial, problem)

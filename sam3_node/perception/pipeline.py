@@ -143,8 +143,7 @@ class Pipeline:
             instances = self._instances(on_host, context)
         with timer.host("spatial") if frame.depth is not None else nullcontext():
             pose = find_robot(frame) if self.robot is None else None
-            inside = robot.inside if robot is not None else None
-            instances, place = self.spatial.measure(frame, instances, pose, inside)
+            instances, place = self.spatial.measure(frame, instances, pose, robot and robot.inside)
         return MaskFrame(
             camera=frame.camera,
             seq=frame.seq,

@@ -8,7 +8,8 @@ constant velocity for each object.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import cv2
@@ -29,9 +30,11 @@ from ..types import (
     Intrinsics,
     Mask,
     Plane,
+    SavedFields,
     State,
 )
 from ..wire import decode_depth
+from .held import HeldObjects
 from .surfaces import TARGET_PIXELS, Bools, DepthMap, Float, RayMap, Surfaces, measure_surfaces
 from .table import TableFinder, describe_on
 
@@ -85,12 +88,14 @@ class _LastFrame(NamedTuple):
     """by object"""
 
 
-class SpatialStage:
+class SpatialStage(SavedFields):
     """Measures the objects of one camera in 3-D, and keeps the filters of their velocities.
 
     `problem` says why the last frame with depth has no 3-D fields, or none in the base; None if nothing is missing.
     `lacks_robot` is True if that is because the gripper's pose was not given.
     """
+
+    SAVED = ("_velocities", "_table", "held")
 
     def __init__(self, settings: SpatialSettings, calibration: Calibration | None) -> None:
         self.problem: str | None = None
@@ -98,7 +103,8 @@ class SpatialStage:
         self._settings, self._calibration = settings, calibration
         self._rays = RayMap()
         self._velocities = VelocityFilters()
-        self._table = TableFinder() if settings.table else None
+        self._table = TableFinder()
+        self.held = HeldObjects()
         self._last: _LastFrame | None = None
         self._place: Array | None = None
         self._view: CameraView | None = None
@@ -122,12 +128,17 @@ class SpatialStage:
         place = view.place
         self._place = None if place.camera_pose is None else matrix_of(place.camera_pose)
         shown = [seen for seen in instances if seen.mask.crop.size and not seen.doubtful]
-        place = place._replace(table=self._find_table(view, [instance.mask for instance in instances], robot))
+        if self._settings.table and place.camera_pose is not None:
+            masks, read_depth = [instance.mask for instance in instances], partial(self.read_depth, view)
+            table = self._table.find(place.camera_pose, read_depth, masks, robot)
+            place = place._replace(table=table)
         depth = self.read_depth(view) if shown else None
         self._depth = None
         self._last = _LastFrame(frame.seq, depth, {instance.id: instance.mask for instance in shown})
         fields = self._describe(frame, shown, depth, place.table) if depth is not None else {}
-        return self._complete(instances, fields, frame.capture_ns), place
+        completed = self._complete(instances, fields, frame.capture_ns)
+        gripper = place.robot_pose if place.camera_pose is not None else None
+        return self.held.observe(completed, gripper), place
 
     def look(self, frame: Frame, robot_pose: FramePose | None) -> CameraView:
         """Return what is known of the camera on a frame. The next call of `measure` for this frame uses the same."""
@@ -157,19 +168,14 @@ class SpatialStage:
     def remove(self, object_id: int) -> None:
         """Forget an object."""
         self._velocities.remove(object_id)
+        self.held.remove(object_id)
         if self._last is not None:
             self._last.masks.pop(object_id, None)
-
-    def state(self) -> State:
-        """Return the state that `restore` takes."""
-        return {"velocities": self._velocities.state(), "table": self._table and self._table.state()}
 
     def restore(self, state: State) -> None:
         """Continue from the moment at which `state` was called. There are no points before the next frame."""
         self._last = None
-        self._velocities.restore(state["velocities"])
-        if self._table is not None and state["table"] is not None:
-            self._table.restore(state["table"])
+        super().restore(state)
 
     def _look(self, frame: Frame, robot_pose: FramePose | None) -> CameraView:
         self.problem, self.lacks_robot = None, False
@@ -177,14 +183,6 @@ class SpatialStage:
         intrinsics = self._intrinsics(frame)
         fits = frame.depth is not None and self._fits(frame.depth, frame)
         return CameraView(frame, place, intrinsics, fits)
-
-    def _find_table(self, view: CameraView, masks: Sequence[Mask], robot: Bools | None) -> Plane | None:
-        camera = view.place.camera_pose
-        if self._table is None or camera is None:
-            return None
-        if self._table.is_due(camera) and (depth := self.read_depth(view)) is not None:
-            self._table.observe(camera, depth, masks, robot)
-        return self._table.plane
 
     def _describe(
         self, frame: Frame, instances: Sequence[Instance], depth: DepthMap, table: Plane | None
@@ -421,22 +419,21 @@ class VelocityFilters:
     def state(self) -> State:
         """Return the state that `restore` takes."""
         return {
-            str(object_id): {
-                **asdict(kept),
-                "mean": kept.mean.tolist(),
-                "covariance": kept.covariance.ravel().tolist(),
-            }
+            str(object_id): [
+                kept.frame,
+                kept.stamp_ns,
+                kept.mean.tolist(),
+                kept.covariance.tolist(),
+                kept.count,
+            ]
             for object_id, kept in self._filters.items()
         }
 
     def restore(self, state: State) -> None:
         """Continue from the moment at which `state` was called."""
         self._filters = {
-            int(object_id): _Filter(
-                **saved
-                | {"mean": np.array(saved["mean"]), "covariance": np.array(saved["covariance"]).reshape(6, 6)}
-            )
-            for object_id, saved in state.items()
+            int(object_id): _Filter(frame, stamp_ns, np.array(mean), np.array(covariance), count)
+            for object_id, (frame, stamp_ns, mean, covariance, count) in state.items()
         }
 
 

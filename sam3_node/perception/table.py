@@ -5,7 +5,7 @@ with fixed triples, then least squares on its points. A point's weight is one ov
 floor behind the table counts little. The same frames give the same plane, bit for bit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import cv2
@@ -62,22 +62,22 @@ def fit_plane(points_m: Array, depths_m: Array) -> Plane | None:
 def describe_on(table: Plane, points_m: Array) -> dict[str, Any]:
     """Return the fields of an object whose measured points [n, 3] are in the base: its heights and its upright box."""
     normal = np.array(table.normal)
-    axis = np.cross((0.0, 1.0, 0.0), normal)
-    axes = np.column_stack([axis / np.linalg.norm(axis), np.zeros(3), normal])
-    axes[:, 1] = np.cross(normal, axes[:, 0])
-    angle = np.radians(cv2.minAreaRect((points_m @ axes[:, :2]).astype(np.float32))[2])
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    axes[:, :2] = axes[:, :2] @ turn
+    x = np.cross((0.0, 1.0, 0.0), normal)
+    x /= np.linalg.norm(x)
+    flat = points_m @ np.column_stack([x, np.cross(normal, x)])
+    angle = np.radians(cv2.minAreaRect(flat.astype(np.float32))[2])
+    x = np.cos(angle) * x + np.sin(angle) * np.cross(normal, x)
+    axes = np.column_stack([x, np.cross(normal, x), normal])
     low, high = trim_ends((axes.T @ points_m.T).astype(np.float32))
     heights = low[2] - table.offset_m, high[2] - table.offset_m
     low[2] = min(table.offset_m, high[2])  # what is below an object was not seen to be free
-    rounded = np.round([axes @ (low + high) / 2, high - low], 6).tolist()
-    return {
-        "heights_m": tuple(np.round(heights, 6).tolist()),
-        "upright_centre_m": tuple(rounded[0]),
-        "upright_size_m": tuple(rounded[1]),
-        "upright_quaternion_xyzw": tuple(quaternion_from_rotation(axes).tolist()),
+    fields = {
+        "heights_m": heights,
+        "upright_centre_m": axes @ (low + high) / 2,
+        "upright_quaternion_xyzw": quaternion_from_rotation(axes),
+        "upright_size_m": high - low,
     }
+    return {name: tuple(np.round(value, 6).tolist()) for name, value in fields.items()}
 
 
 class TableFinder(SavedFields):
@@ -90,32 +90,39 @@ class TableFinder(SavedFields):
         self._camera: tuple[float, ...] = ()
         self._stamp_ns = -round(PERIOD_S * NANOSECONDS)
 
-    @property
-    def plane(self) -> Plane | None:
-        """The table, in the base; None if it is not known."""
+    def find(
+        self,
+        camera: FramePose,
+        read_depth: Callable[[], DepthMap | None],
+        masks: Iterable[Mask],
+        robot: Bools | None,
+    ) -> Plane | None:
+        """Return the table in the base; None if it is not known. Measure it if it is time to.
+
+        `camera` is its pose in the base. If the camera has not moved and no table is found, the last one stays.
+        """
+        pose = (*camera.position_m, *camera.quaternion_xyzw)
+        has_moved = not self._camera or np.abs(np.subtract(pose, self._camera)).max() > MOVED
+        period_ns = (MOVING_PERIOD_S if has_moved else PERIOD_S) * NANOSECONDS
+        is_due = not 0 <= camera.stamp_ns - self._stamp_ns < period_ns
+        if is_due and (depth := read_depth()) is not None:
+            found = fit_plane(*_list_points(camera, depth, masks, robot))
+            if found is not None or has_moved:
+                self._plane = () if found is None else (*found.normal, found.offset_m, found.rms_m)
+                self._camera = pose
+            self._stamp_ns = camera.stamp_ns
         return Plane(self._plane[:3], *self._plane[3:]) if self._plane else None
 
-    def is_due(self, camera: FramePose) -> bool:
-        """Return True if the table is to be measured on the frame with this pose of the camera."""
-        period_s = MOVING_PERIOD_S if self._has_moved(camera) else PERIOD_S
-        return not 0 <= camera.stamp_ns - self._stamp_ns < period_s * NANOSECONDS
 
-    def observe(self, camera: FramePose, depth: DepthMap, masks: Iterable[Mask], robot: Bools | None) -> None:
-        """Measure the table on a frame. If the camera has not moved and none is found, the last one stays."""
-        taken = np.zeros(depth.image.shape, np.bool_) if robot is None else robot.copy()
-        for mask in masks:
-            mask.paint(taken, True)
-        step = max(1, round((taken.size / POINTS) ** 0.5))
-        z = depth.image[::step, ::step] * np.float64(depth.scale_m)
-        free = (z > 0) & (z < FAR_M) & ~taken[::step, ::step]
-        x, y = depth.rays[:, ::step, ::step][:, free] * z[free]
-        points_m = np.column_stack([x, y, z[free]])
-        found = fit_plane(transform_points(matrix_of(camera), points_m), z[free])
-        if found is not None or self._has_moved(camera):
-            self._plane = () if found is None else (*found.normal, found.offset_m, found.rms_m)
-            self._camera = (*camera.position_m, *camera.quaternion_xyzw)
-        self._stamp_ns = camera.stamp_ns
-
-    def _has_moved(self, camera: FramePose) -> bool:
-        pose = (*camera.position_m, *camera.quaternion_xyzw)
-        return not self._camera or float(np.abs(np.subtract(pose, self._camera)).max()) > MOVED
+def _list_points(
+    camera: FramePose, depth: DepthMap, masks: Iterable[Mask], robot: Bools | None
+) -> tuple[Array, Array]:
+    """Return points in the base [n, 3] outside of masks and robot, with their depths [n]."""
+    taken = np.zeros(depth.image.shape, np.bool_) if robot is None else robot.copy()
+    for mask in masks:
+        mask.paint(taken, True)
+    step = max(1, round((taken.size / POINTS) ** 0.5))
+    z = depth.image[::step, ::step] * np.float64(depth.scale_m)
+    free = (z > 0) & (z < FAR_M) & ~taken[::step, ::step]
+    x, y = depth.rays[:, ::step, ::step][:, free] * z[free]
+    return transform_points(matrix_of(camera), np.column_stack([x, y, z[free]])), z[free]

@@ -273,6 +273,7 @@ _INSTANCE = codec.Schema(
         "doubtful?": codec.Fields.flag,
         "name_confidence?": _SHARE,
         "hidden_by?": codec.choice(("robot",)),
+        "held?": codec.Fields.flag,
         "world_id?": codec.integer(1),
         **{f"{name}?": read for name, read in _SPATIAL.items()},
     }
@@ -341,9 +342,8 @@ def _drop_none(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _pack_instance(instance: types.Instance, encoding: types.MaskEncoding) -> dict[str, Any]:
     fields = {name: getattr(instance, name) for name in _INSTANCE.readers}
-    return _drop_none(
-        fields | {"mask": encode_mask(instance.mask, encoding), "doubtful": instance.doubtful or None}
-    )
+    fields["mask"] = encode_mask(instance.mask, encoding)
+    return {name: value for name, value in fields.items() if value is not None and value is not False}
 
 
 def _unpack_instances(
