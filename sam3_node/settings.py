@@ -242,6 +242,9 @@ class CameraSettings(Section):
     """Start a finite source when a node receives its frames. false: start it at once."""
     frames: int = Field(0, ge=0)
     """Stop after this many frames; 0 never stops."""
+    robot: str = ""
+    """Endpoint on which the poses and joints of a recording of this package are published beside its frames, for
+    spatial.poses of the node. Empty: none."""
 
 
 class ModelSettings(Section):

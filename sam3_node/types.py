@@ -266,6 +266,17 @@ class JointState:
     clock: Clock = "system"
 
 
+RobotMessage = FramePose | JointState
+"""What a robot publishes."""
+
+
+class RobotState(NamedTuple):
+    """The robot at the capture of a frame: the gripper's pose in the base, and the joints. None: not known."""
+
+    pose: FramePose | None = None
+    joints: JointState | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Depth:
     """An encoded depth image: uint16 in units of `scale_m` metres; 0 marks an unknown depth.

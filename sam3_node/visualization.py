@@ -23,7 +23,7 @@ PALETTE = (
 # fmt: on
 FILL_OPACITY = 0.45
 FRAMES_FOR_RATE = 10
-DARK, LIGHT = (24, 24, 24), (255, 255, 255)
+DARK, GREY, LIGHT = (24, 24, 24), (150, 150, 150), (255, 255, 255)
 FONT = cv2.FONT_HERSHEY_SIMPLEX
 DASH = 5  # length of the dashes and gaps around a doubtful mask, in widths of the line
 STATE_MARK = {"tracked": "", "tentative": "?", "occluded": " occluded"}
@@ -44,13 +44,15 @@ def tag_text(instance: Instance) -> str:
 def overlay(image: Image, masks: MaskFrame) -> Image:
     """Return a copy of `image` (BGR uint8 [h, w, 3]) with each instance filled, outlined and tagged.
 
-    A doubtful instance has a dashed outline. A status line at the top shows the camera and the times. Masks are scaled
-    to the size of the image.
+    A doubtful instance has a dashed outline. The robot's pixels are grey. A status line at the top shows the camera and
+    the times. Masks are scaled to the size of the image.
     """
     canvas = image.copy()
     height, width = image.shape[:2]
     shown = [(instance, _fit(instance.mask, (height, width))) for instance in masks.instances]
     shown = [(instance, mask) for instance, mask in shown if mask.crop.size]
+    if masks.robot_mask is not None and masks.robot_mask.area:
+        _fill(canvas, _fit(masks.robot_mask, (height, width)), GREY)
     for instance, mask in shown:
         _fill(canvas, mask, pick_colour(instance.id))
     for instance, mask in shown:

@@ -6,6 +6,7 @@ import base64
 import importlib.util
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -304,8 +305,7 @@ def test_the_recording_example_runs() -> None:
 
 def test_segment_behind_http_runs() -> None:
     pytest.importorskip("starlette", reason="the extra console is not installed")
-    space: dict[str, Any] = {}
-    exec(block_with("docs/not-built.md", "Starlette("), space)
+    space = runpy.run_path(str(ROOT / "examples/segment_http.py"))
     data = base64.b64encode(cv2.imencode(".jpg", np.full((48, 64, 3), 90, np.uint8))[1].tobytes()).decode()
     body, sent = {"image": data, "points": [[30, 20]], "box": [8, 8, 50, 40]}, []
 

@@ -39,6 +39,15 @@ def test_the_inside_is_tinted_towards_the_colour_of_the_id_and_the_outside_is_un
     assert (image == 128).all()
 
 
+def test_the_robot_is_grey() -> None:
+    robot = instance(1, (200, 100, 280, 200)).mask
+    image = np.zeros((*SIZE, 3), np.uint8)
+    drawn = overlay(image, replace(frame(instance(1, (100, 100, 200, 200))), robot_mask=robot))
+    assert len(set(drawn[150, 240])) == 1
+    assert 0 < drawn[150, 240, 0] < 128
+    assert not drawn[230, 20].any()
+
+
 def test_a_contour_has_the_full_colour_at_the_edge_of_the_mask() -> None:
     drawn = overlay(grey(), frame(instance(6, (100, 100, 200, 200))))
     near = drawn[150, 97:104].astype(int)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import BagError, WireError
 from ..files import describe_stand_in
-from ..types import Closeable, Depth, Frame, FramePose, Image, JointState, closed_on_error
+from ..types import Closeable, Depth, Frame, Image, RobotMessage, closed_on_error
 from ..wire import decode_image
 from .decompression import STILL_SUFFIXES
 from .discovery import Camera, Firsts, choose_cameras, probe, settle_kinds
@@ -80,14 +80,10 @@ class Bag(Closeable):
         """Assumptions and remarks so far where nothing is missing: alignment of depth, late writers."""
         return ()
 
-    def robot_poses(self) -> Iterator[FramePose]:
-        """Yield the robot's poses from a recording of this package, or from a LeRobot dataset that names them."""
+    def robot(self) -> Iterator[RobotMessage]:
+        """Yield the robot's poses and joints with the stamps and the clock of the recording, if it has any."""
         with reading(self._path):
-            yield from self._poses()
-
-    def joints(self) -> Iterator[JointState]:
-        """Yield the joints of robots from a recording of this package; nothing from another."""
-        return iter(())
+            yield from self._robot()
 
     def close(self) -> None:
         """End every iteration at its next frame and close the files. Idempotent."""
@@ -96,7 +92,7 @@ class Bag(Closeable):
     def _frames(self) -> Iterator[Frame]:
         raise NotImplementedError
 
-    def _poses(self) -> Iterator[FramePose]:
+    def _robot(self) -> Iterator[RobotMessage]:
         raise NotImplementedError
 
 
@@ -178,12 +174,8 @@ class _NativeBag(Bag):
             return frame
         return replace(frame, depth=replace(frame.depth, aligned=True))
 
-    def _poses(self) -> Iterator[FramePose]:
-        return RecordingReader(self._files).robot_poses()
-
-    def joints(self) -> Iterator[JointState]:
-        with reading(self._path):
-            yield from RecordingReader(self._files).joints()
+    def _robot(self) -> Iterator[RobotMessage]:
+        return RecordingReader(self._files).robot()
 
     def _resolve_span(self) -> TimeSpan:
         if self._span.is_whole:
@@ -229,8 +221,8 @@ class _ForeignBag(Bag):
             yield from pairing.add(sample)
         yield from pairing.flush()
 
-    def _poses(self) -> Iterator[FramePose]:
-        return self._reader.robot_poses()
+    def _robot(self) -> Iterator[RobotMessage]:
+        return self._reader.robot()
 
     def _samples(self) -> Iterator[Sample]:
         self._report = ReadReport()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 from ..errors import BagError
-from ..types import Buffer, Closeable, ColourEncoding, Depth, FramePose, Intrinsics
+from ..types import Buffer, Closeable, ColourEncoding, Depth, Intrinsics, RobotMessage
 from ..wire.images import identify_compressed
 
 MAX_REASONS = 20
@@ -231,8 +231,8 @@ class SampleReader(Closeable):
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
         raise NotImplementedError
 
-    def robot_poses(self) -> Iterator[FramePose]:
-        """Yield the robot's poses; nothing if the format has none."""
+    def robot(self) -> Iterator[RobotMessage]:
+        """Yield the robot's poses and joints; nothing if the format has none."""
         return iter(())
 
     def close(self) -> None:

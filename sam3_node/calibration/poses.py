@@ -15,7 +15,7 @@ import logging
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from pathlib import Path, PurePath
@@ -406,29 +406,18 @@ class PoseTrack:
 
 
 class JointTrack(PoseTrack):
-    """Joints of one robot over time; `find` interpolates between them as `PoseTrack.at` does. See JointState."""
+    """Joints of one robot over time; `at` gives the positions [n] of the joints `names`. See JointState."""
 
     _kind = "joint state"
-
-    def __init__(self, capacity: int = 100_000) -> None:
-        super().__init__(capacity)
-        self._last: JointState | None = None
+    names: tuple[str, ...] = ()
 
     def add_joints(self, joints: JointState) -> None:
         """Add joints as a message gives them, in any order. Other names than before begin the track anew."""
-        if self._last is None or self._last.positions.keys() != joints.positions.keys():
+        if set(self.names) != joints.positions.keys():
             self._stamps.clear()
             self._poses.clear()
-            self._last = joints
-        values = [joints.positions[name] for name in self._last.positions]
-        self.add_matrix(joints.stamp_ns, np.array(values, np.float64))
-
-    def find(self, stamp_ns: int, max_gap_ns: int, max_ahead_ns: int = 0) -> JointState:
-        """Return the joints at a time, at constant velocity between two messages. Raises the error of `at`."""
-        values = self.at(stamp_ns, max_gap_ns, max_ahead_ns)
-        assert self._last is not None
-        positions = dict(zip(self._last.positions, values.tolist(), strict=True))
-        return replace(self._last, stamp_ns=stamp_ns, positions=positions)
+            self.names = tuple(joints.positions)
+        self.add_matrix(joints.stamp_ns, np.array([joints.positions[name] for name in self.names]))
 
     def _interpolate(self, first: geometry.Array, second: geometry.Array, share: float) -> geometry.Array:
         # some robots report a joint without limits in -pi..pi, so that it jumps by a turn

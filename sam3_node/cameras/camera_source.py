@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ..settings import CameraSettings
-from ..types import Depth, Frame, Image, Intrinsics
+from ..types import Depth, Frame, Image, Intrinsics, RobotMessage
 from ..wire import decode_image
 
 _log = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ class CapturedImage:
     intrinsics: Intrinsics | None = None
     times: Mapping[str, int | float] = field(default_factory=dict)
     camera: str = ""
+    robot: Sequence[RobotMessage] = ()
+    """what a recorded robot published up to the capture, and shortly after it, on the clock of `capture_ns`"""
 
     @property
     def size(self) -> tuple[int, int]:

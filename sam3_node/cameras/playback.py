@@ -4,12 +4,13 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ..bags.bag import open_bag
 from ..bags.native.reader import TABLETOP
 from ..errors import BagError, CameraError
-from ..types import Frame
+from ..types import NANOSECONDS, RobotMessage
 from .camera_source import CapturedImage
 from .live_source import make_pace
 
@@ -17,20 +18,26 @@ __all__ = ["TABLETOP", "BagSource", "open_files"]
 
 _log = logging.getLogger(__name__)
 _CAMERA = "?camera="
+_LEAD_NS = NANOSECONDS // 10
+"""What the robot publishes at most so much after an image goes before it: a node needs poses on both sides of an image.
+"""
 
 
 class BagSource:
     """Plays the frames of one camera of a recording in order: FILE?camera=NAME, or the first camera of FILE.
 
     Each frame is captured anew. Colour and depth stay encoded as they were recorded. Intrinsics and device times are
-    kept, and `times` gains `media_ns`, the time since the first frame. `fps` 0 keeps the recorded pace. A recording
+    kept, and `times` gains `media_ns`, the time since the first frame. With `robot`, an image brings what the recorded
+    robot published until then, in the image's new time. `fps` 0 keeps the recorded pace. A recording
     that loops starts again at its first frame: the image of `seq` is the recorded one of seq % its length. A damaged
     recording is played up to the damage. Raises BagError if there is no frame at all.
     """
 
     lost = 0
 
-    def __init__(self, name: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> None:
+    def __init__(
+        self, name: str, path: Path, fps: float, loop: bool, stop: threading.Event, robot: bool = False
+    ) -> None:
         self.name = name
         file, _, camera = (str(path), "", "") if path.exists() else str(path).partition(_CAMERA)
         try:
@@ -43,7 +50,7 @@ class BagSource:
         if first is None:
             raise BagError(f"{name}: expected frames, found none that is whole ({self._bag.lost})")
         self._start_ns = first.capture_ns
-        self._loop = loop
+        self._loop, self._has_robot = loop, robot
         self.is_finite = not loop
         self._closed = False
         self._wait = make_pace(fps, stop)
@@ -59,19 +66,21 @@ class BagSource:
 
     def _play(self) -> Iterator[CapturedImage]:
         """Play the recording once, up to its end or to the damage."""
+        moves = self._bag.robot() if self._has_robot else iter(())
+        move = next(moves, None)
         for frame in self._bag:
             self._closed |= not self._wait(frame.capture_ns)
             if self._closed:
                 return
-            yield self._capture(frame)
+            captured_ns, robot = time.time_ns(), list[RobotMessage]()
+            while move is not None and move.stamp_ns <= frame.capture_ns + _LEAD_NS:
+                stamp_ns = move.stamp_ns + captured_ns - frame.capture_ns
+                robot.append(replace(move, stamp_ns=stamp_ns, clock="system"))
+                move = next(moves, None)
+            times = {**frame.times, "media_ns": frame.capture_ns - self._start_ns}
+            yield CapturedImage(frame, captured_ns, frame.depth, frame.intrinsics, times, robot=robot)
         for text in filter(None, (self._bag.lost, *self._bag.notes)):
             _log.warning("%s: %s", self.name, text)
-
-    def _capture(self, frame: Frame) -> CapturedImage:
-        times = {**frame.times, "media_ns": frame.capture_ns - self._start_ns}
-        return CapturedImage(
-            frame, time.time_ns(), depth=frame.depth, intrinsics=frame.intrinsics, times=times
-        )
 
 
 def open_files(name: str, kind: str, path: Path, fps: float, loop: bool, stop: threading.Event) -> BagSource:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 import cv2
@@ -15,7 +15,7 @@ from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..processes.signals import WaitingNotice
 from ..settings import CameraSettings, Settings
-from ..transport import FramePublisher, Security
+from ..transport import FramePublisher, PosePublisher, Security
 from ..types import Buffer, Delivery, Depth, Frame, keep_newest
 from ..wire import decode_depth, encode_depth, encode_image
 from .camera_source import CameraSource, CapturedImage
@@ -53,7 +53,9 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
         closing(open_camera(camera.source, camera, stop, transport.insecure)) as source,
         FramePublisher(transport.frames[0], transport.delivery, security) as publisher,
         WaitingNotice(lambda: _explain_wait(publisher, transport.delivery)),
+        ExitStack() as stack,
     ):
+        robot = stack.enter_context(PosePublisher(camera.robot, security)) if camera.robot else None
         details = f"{source.name}, {camera.encoding}, {transport.delivery}"
         announce(f"camera {camera.name} publishing on {publisher.endpoint} ({details})")
         if source.is_finite and camera.wait:
@@ -61,7 +63,7 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
                 pass
             stop.wait(_SUBSCRIBE_S)
         try:
-            summary = _publish(source, publisher, camera, calibration, stop, watchdog)
+            summary = _publish(source, publisher, robot, camera, calibration, stop, watchdog)
         finally:
             watchdog.begin_close()
         if stop.is_set():
@@ -118,6 +120,7 @@ def _describe(summary: CameraSummary) -> str:
 def _publish(
     source: CameraSource,
     publisher: FramePublisher,
+    robot: PosePublisher | None,
     camera: CameraSettings,
     calibration: Calibration | None,
     stop: threading.Event,
@@ -134,6 +137,9 @@ def _publish(
         name = image.camera or camera.name
         seq = numbers.get(name, 0)
         keep_newest(numbers, name, seq + 1, _MAX_NUMBERS)
+        if robot is not None:
+            for move in image.robot:
+                robot.send(move)
         with log_subject(name, seq):
             try:
                 unsent += not _send(publisher, frame_from(image, seq, camera, calibration), stop, watchdog)

@@ -46,7 +46,7 @@ def open_camera(
         case "scene" | "bag":
             from .playback import TABLETOP, BagSource
 
-            return BagSource(uri, TABLETOP if scheme == "scene" else path, *rate)
+            return BagSource(uri, TABLETOP if scheme == "scene" else path, *rate, bool(settings.robot))
         case "video" | "images":
             from .playback import open_files
 

@@ -36,7 +36,7 @@ from ..settings import Settings
 from ..transport import FrameSubscriber, Security
 from ..transport.tap import PoseSubscriber
 from ..types import Frame, FramePose, Image
-from ..wire import decode_image
+from ..wire import decode_image, pose_topic
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 GUIDE_VIEWS = 15
@@ -233,7 +233,7 @@ def collect_live(
     security = Security.from_settings(transport)
     with (
         FrameSubscriber(transport.frames, cameras=cameras, security=security) as frames,
-        PoseSubscriber(poses, ["gripper"], security) if poses else nullcontext() as subscriber,
+        PoseSubscriber(poses, [pose_topic("gripper")], security) if poses else nullcontext() as subscriber,
     ):
         while not stop.is_set() and not guide.is_enough(count):
             received = frames.take(200)
@@ -242,13 +242,17 @@ def collect_live(
                 digest = hashlib.sha256(frame.colour).hexdigest()
                 guide.offer(Picture(f"seq {frame.seq}", image, frame.capture_ns, digest))
             if subscriber is not None:
-                guide.found.poses += subscriber.take(0)
+                guide.found.poses += _take_poses(subscriber, 0)
         if subscriber is not None:  # the pose after the last image
-            guide.found.poses += subscriber.take(500)
+            guide.found.poses += _take_poses(subscriber, 500)
             _require_one_clock(guide.found.poses, clock)
     if not guide.found.views:
         raise CalibrationError(f"expected views of {board} from camera {settings.camera.name}, found none")
     return guide.found
+
+
+def _take_poses(subscriber: PoseSubscriber, timeout_ms: int) -> list[FramePose]:
+    return [pose for pose in subscriber.take(timeout_ms) if isinstance(pose, FramePose)]
 
 
 def _require_one_clock(poses: Sequence[FramePose], clock: str) -> None:

@@ -8,6 +8,7 @@ the best frame, a bag and a summary.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from ..errors import ProcessError, UnknownFrameError
 from ..files import prepare_output, write_output
 from ..processes.logs import announce
 from ..processes.supervisor import CAMERA_READY, NODE_READY, Group, Process
-from ..settings import CameraSettings, Settings, TransportSettings
+from ..settings import CameraSettings, RobotSettings, Settings, SpatialSettings, TransportSettings
 from ..types import NANOSECONDS, Image, Mask, MaskFrame
 from ..visualization import VideoWriter, contact_sheet, overlay, write_image
 from ..wire import pack_masks
@@ -56,10 +57,11 @@ def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResult
     announce(f"demo: {SOURCE} at {recording.fps:.0f} fps for {duration_s:.0f} s; each part is a process")
     with tempfile.TemporaryDirectory(prefix="sam3-demo-") as folder, Group(echo=announce) as group:
         frames_endpoint = f"ipc://{folder}/frames"
-        masks_endpoint, control_endpoint = _start_node(group, settings, frames_endpoint)
+        robot_endpoint = f"ipc://{folder}/robot" if importlib.util.find_spec("yourdfpy") else ""
+        masks_endpoint, control_endpoint = _start_node(group, settings, frames_endpoint, robot_endpoint)
         with PerceptionClient(masks_endpoint, control_endpoint, timeout_ms=10_000) as client:
             # start the camera after the node, so that the node receives the first frame of the recording
-            _start_camera(group, frames_endpoint)
+            _start_camera(group, frames_endpoint, robot_endpoint)
             prompter_class = BoxPrompter if settings.detector.kind == "none" else NamePrompter
             results = _collect(group, client, prompter_class(recording, client), frames)
     announce("drawing the results ...")
@@ -70,8 +72,14 @@ def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResult
     return results
 
 
-def _start_node(group: Group, settings: Settings, frames_endpoint: str) -> tuple[str, str]:
+def _start_node(
+    group: Group, settings: Settings, frames_endpoint: str, robot_endpoint: str
+) -> tuple[str, str]:
     """Start the node on free ports of this machine. Return its masks and control endpoints."""
+    robot, spatial = settings.robot, settings.spatial
+    if robot_endpoint:
+        robot = RobotSettings(urdf=TABLETOP.with_suffix(".urdf"), base="camera")
+        spatial = SpatialSettings(calibration=(TABLETOP.with_suffix(".toml"),), poses=robot_endpoint)
     transport = TransportSettings(frames=(frames_endpoint,), masks=ANY_PORT, control=ANY_PORT)
     environment = make_environment(
         transport=transport,
@@ -79,15 +87,17 @@ def _start_node(group: Group, settings: Settings, frames_endpoint: str) -> tuple
         engine=settings.engine,
         tracker=settings.tracker,
         detector=settings.detector,
+        robot=robot,
+        spatial=spatial,
     )
     group.start(Process("node", _make_command("run"), NODE_READY, environment))
     ready = group.wait_ready("node", READY_S)
     return ready.group(1), ready.group(2)
 
 
-def _start_camera(group: Group, frames_endpoint: str) -> None:
-    """Start the camera. It publishes the recording in a loop, as jpeg like the recorded frames."""
-    camera = CameraSettings(source=SOURCE, name=CAMERA, encoding="jpeg", loop=True)
+def _start_camera(group: Group, frames_endpoint: str, robot_endpoint: str) -> None:
+    """Start the camera. It publishes the recording in a loop, as jpeg like the recorded frames, with its robot."""
+    camera = CameraSettings(source=SOURCE, name=CAMERA, encoding="jpeg", loop=True, robot=robot_endpoint)
     environment = make_environment(transport=TransportSettings(frames=(frames_endpoint,)), camera=camera)
     group.start(Process("camera", _make_command("camera"), CAMERA_READY, environment))
     group.wait_ready("camera", READY_S)

@@ -13,19 +13,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from math import ceil
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from ..calibration.poses import JointTrack, PoseTrack
 from ..errors import CalibrationError, TransportError
-from ..geometry import pose_of
+from ..geometry import Array, pose_of
 from ..models import TrackerModel
 from ..perception.catch_up import CatchUps
 from ..perception.pipeline import FramePreparer, Pipeline, PreparedFrame, prepares_ahead
 from ..perception.spatial import BASE, GRIPPER
 from ..settings import Settings, SpatialSettings
 from ..transport import FrameSubscriber, ReceivedFrame, Security
-from ..transport.tap import JointSubscriber, PoseSubscriber
-from ..types import Clock, Closeable, Frame, FramePose, JointState, MaskFrame
+from ..transport.tap import PoseSubscriber
+from ..types import Clock, Closeable, Frame, JointState, MaskFrame, RobotMessage, RobotState
+from ..wire import joints_topic, pose_topic
 from ..wire.operations import MAX_STRIDE
 
 MAX_AHEAD_S = 1.0
@@ -43,10 +44,9 @@ SLICE_SHARE_OF_STEP = 0.5
 """Time of a slice before one is measured. A slice reads no pixels and encodes nothing."""
 POLL_MS = 20
 CAPACITY = 4096
-"""Poses that are remembered: 4 s at 1000 Hz."""
+"""Poses, and joint states, that are remembered: 4 s at 1000 Hz."""
 
 Peek = Callable[[Frame | None, int], Frame | None]
-Track = TypeVar("Track", bound=PoseTrack)
 Prepare = Callable[[Frame], PreparedFrame]
 
 
@@ -296,10 +296,53 @@ class DecodeAhead(Closeable):
             self._changed.notify_all()
 
 
-class RobotPoses:
-    """Receives the poses of `settings.poses`, if it is set, and the joints of `robot`. `stack` closes the sockets.
+class RobotTracks:
+    """The gripper's poses in the base, and the joints of `robot` if it is given, over time on each clock."""
 
-    Raises TransportError for a malformed endpoint.
+    def __init__(self, settings: SpatialSettings, robot: str | None = None, capacity: int = 100_000) -> None:
+        self.problem: str | None = None
+        """Why the last call of `find` gave no pose or no joints of `robot`; None if it gave them."""
+        self.poses: dict[Clock, PoseTrack] = {}
+        self.joints: dict[Clock, JointTrack] = {}
+        self._robot, self._capacity = robot, capacity
+        self._max_gap_ns = round(settings.max_pose_gap_ms * 1e6)
+        self._max_ahead_ns = round(settings.max_pose_ahead_ms * 1e6)
+
+    def add(self, message: RobotMessage) -> None:
+        """Take a pose or joints, in any order; those of other frames and robots are ignored."""
+        if isinstance(message, JointState):
+            if message.robot == self._robot:
+                self.joints.setdefault(message.clock, JointTrack(self._capacity)).add_joints(message)
+        elif (message.frame, message.parent) == (GRIPPER, BASE):
+            self.poses.setdefault(message.clock, PoseTrack(self._capacity)).add(message)
+
+    def find(self, frame: Frame) -> RobotState:
+        """Return the robot at the frame's capture."""
+        self.problem, stamp_ns, clock = None, frame.capture_ns, frame.clock
+        pose = joints = None
+        if (matrix := self._find(self.poses, "poses", frame)) is not None:
+            pose = pose_of(matrix, GRIPPER, BASE, stamp_ns, clock)
+        if self._robot is not None and (values := self._find(self.joints, "joints", frame)) is not None:
+            positions = dict(zip(self.joints[clock].names, values.tolist(), strict=True))
+            joints = JointState(self._robot, stamp_ns, positions, clock)
+        return RobotState(pose, joints)
+
+    def _find(self, tracks: Mapping[Clock, PoseTrack], what: str, frame: Frame) -> Array | None:
+        try:
+            if frame.clock not in tracks:
+                raise CalibrationError(
+                    f"expected {what} with the clock of the images, {frame.clock}, found none"
+                )
+            return tracks[frame.clock].at(frame.capture_ns, self._max_gap_ns, self._max_ahead_ns)
+        except CalibrationError as error:
+            self.problem = str(error)
+            return None
+
+
+class RobotPoses(RobotTracks):
+    """Receives the poses of `settings.poses`, if it is set, and the joints of `robot`. `stack` closes the socket.
+
+    Without an endpoint there is no state and no `problem`. Raises TransportError for a malformed endpoint.
     """
 
     def __init__(
@@ -309,64 +352,23 @@ class RobotPoses:
         security: Security | None = None,
         robot: str | None = None,
     ) -> None:
-        self.problem: str | None = None
-        """Why the last call of `find` gave no pose; None if it gave one, or poses are not configured."""
-        self.joints_problem: str | None = None
-        """The same of `find_joints`."""
-        self._max_gap_ns = round(settings.max_pose_gap_ms * 1e6)
-        self._max_ahead_ns = round(settings.max_pose_ahead_ms * 1e6)
+        super().__init__(settings, robot, CAPACITY)
         self._subscriber: PoseSubscriber | None = None
         if settings.poses:
-            self._subscriber = stack.enter_context(PoseSubscriber(settings.poses, (GRIPPER,), security))
-        self._joints: JointSubscriber | None = None
-        if settings.poses and robot is not None:
-            self._joints = stack.enter_context(JointSubscriber(settings.poses, robot, security))
-        self._tracks: dict[Clock, PoseTrack] = {}
-        self._joint_tracks: dict[Clock, JointTrack] = {}
+            topics = [pose_topic(GRIPPER), *([] if robot is None else [joints_topic(robot)])]
+            self._subscriber = stack.enter_context(PoseSubscriber(settings.poses, topics, security))
 
-    def find(self, frame: Frame) -> FramePose | None:
-        """Return the gripper's pose in the base at the frame's capture; None if it is not known."""
-        self.problem = None
+    def find(self, frame: Frame) -> RobotState:
+        """Return the robot at the frame's capture."""
         if self._subscriber is None:
-            return None
+            return RobotState()
         try:
-            for pose in self._subscriber.take(timeout_ms=0):
-                if pose.parent == BASE:
-                    self._tracks.setdefault(pose.clock, PoseTrack(CAPACITY)).add(pose)
-            track = _require_track(self._tracks, frame, "poses", self._subscriber)
-            return pose_at(track, frame, self._max_gap_ns, self._max_ahead_ns)
-        except (CalibrationError, TransportError) as error:
+            for message in self._subscriber.take(timeout_ms=0):
+                self.add(message)
+        except TransportError as error:
             self.problem = str(error)
-            return None
-
-    def find_joints(self, frame: Frame) -> JointState | None:
-        """Return the robot's joints at the frame's capture; None if they are not known."""
-        self.joints_problem = None
-        if self._joints is None:
-            return None
-        try:
-            for joints in self._joints.take(timeout_ms=0):
-                self._joint_tracks.setdefault(joints.clock, JointTrack(CAPACITY)).add_joints(joints)
-            track = _require_track(self._joint_tracks, frame, "joints", self._joints)
-            return track.find(frame.capture_ns, self._max_gap_ns, self._max_ahead_ns)
-        except (CalibrationError, TransportError) as error:
-            self.joints_problem = str(error)
-            return None
-
-
-def _require_track(
-    tracks: Mapping[Clock, Track], frame: Frame, what: str, source: PoseSubscriber | JointSubscriber
-) -> Track:
-    """Return the track on the clock of a frame. Raises CalibrationError if nothing has come on it."""
-    if frame.clock not in tracks:
-        problem = f"expected {what} with the clock of the images, {frame.clock}, found none"
-        if source.rejected:
-            problem += f"; {source.rejected} were malformed, the last: {source.last_error}"
-        raise CalibrationError(problem)
-    return tracks[frame.clock]
-
-
-def pose_at(track: PoseTrack, frame: Frame, max_gap_ns: int, max_ahead_ns: int = 0) -> FramePose:
-    """Return the pose of the gripper in the base at the frame's capture. Raises CalibrationError as `PoseTrack.at`."""
-    matrix = track.at(frame.capture_ns, max_gap_ns, max_ahead_ns)
-    return pose_of(matrix, GRIPPER, BASE, frame.capture_ns, frame.clock)
+            return RobotState()
+        state, source = super().find(frame), self._subscriber
+        if self.problem is not None and source.rejected:
+            self.problem += f"; {source.rejected} were malformed, the last: {source.last_error}"
+        return state

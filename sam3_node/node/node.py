@@ -271,14 +271,12 @@ class Node:
                             cameras.poses.find,
                             prepared,
                             stats.shed_level,
-                            cameras.poses.find_joints,
                         )
                         masks = self.perception.link(masks)
                     for op, object_id in pipeline.spatial.held.changes:
                         output.publish_event(op, {"camera": frame.camera, "id": object_id})
                     if frame.depth is not None or pipeline.robot is not None:
-                        problem = cameras.poses.joints_problem or cameras.poses.problem
-                        stats.note_spatial_problem(pipeline.spatial, problem)
+                        stats.note_spatial_problem(pipeline.spatial, cameras.poses.problem)
                     reason = cameras.ages.check_masks(masks, time.perf_counter_ns() - begin_ns)
                     if reason is not None:
                         output.withhold(received, masks, reason)

@@ -30,7 +30,7 @@ from ..tracking.everything import Census, EverythingOptions, segment_everything
 from ..tracking.host_copy import copy_to_device
 from ..tracking.names import is_calibrated as is_name_calibrated
 from ..tracking.tracks import Cover, PromptTensors
-from ..types import Frame, FramePose, Image, Instance, Job, JointState, Mask, MaskFrame, Priority, Shed, State
+from ..types import Frame, Image, Instance, Job, Mask, MaskFrame, Priority, RobotState, Shed, State
 from ..wire import decode_image
 from ..wire.frame_prompt import FramePrompt
 from .catch_up import MAX_CORRECTIONS, CachedFrame, CacheLimits, CatchUps, FrameCache
@@ -43,8 +43,7 @@ from .track_manager import FrameContext, TrackManager
 
 log = logging.getLogger(__name__)
 
-FindRobot = Callable[[Frame], FramePose | None]
-FindJoints = Callable[[Frame], JointState | None]
+FindRobot = Callable[[Frame], RobotState]
 
 
 class Pipeline:
@@ -119,21 +118,20 @@ class Pipeline:
         frame: Frame,
         received_ns: int = 0,
         skipped: int = 0,
-        find_robot: FindRobot = lambda _: None,
+        find_robot: FindRobot = lambda _: RobotState(),
         prepared: PreparedFrame | None = None,
         shed_level: int = 0,
-        find_joints: FindJoints = lambda _: None,
     ) -> MaskFrame:
-        """Track all objects on the next frame. `find_robot`, called last, gives the gripper's pose at its capture.
+        """Track all objects on the next frame. `find_robot`, called last, gives the robot at its capture.
 
-        With a `robot`, it is called before the objects are tracked, as is `find_joints`, which gives its joints there.
+        With a `robot`, it is called before the objects are tracked.
         `prepared` holds this frame if a thread has decoded it already; the result is the same. `shed_level` says what
         to shed, see `registry`. The result's `stages_us` holds the stages that ran; packing comes later.
         Raises WireError if the image cannot be decoded; nothing is changed then.
         """
         timer = self._timer
         timer.start()
-        context, robot = self._make_context(frame, prepared, find_robot, find_joints)
+        context, robot = self._make_context(frame, prepared, find_robot)
         tracks, shed = self._track(context, shed_level)
         cached = CachedFrame.from_step(frame, received_ns, context, tracks, self._takes_exemplars)
         for dropped in self._frame_cache.add(cached, shed.held if shed else ()):
@@ -142,7 +140,7 @@ class Pipeline:
         with timer.host("masks"):
             instances = self._instances(on_host, context)
         with timer.host("spatial") if frame.depth is not None else nullcontext():
-            pose = find_robot(frame) if self.robot is None else None
+            pose = find_robot(frame).pose if self.robot is None else None
             instances, place = self.spatial.measure(frame, instances, pose, robot and robot.inside)
         return MaskFrame(
             camera=frame.camera,
@@ -166,7 +164,7 @@ class Pipeline:
         )
 
     def _make_context(
-        self, frame: Frame, prepared: PreparedFrame | None, find_robot: FindRobot, find_joints: FindJoints
+        self, frame: Frame, prepared: PreparedFrame | None, find_robot: FindRobot
     ) -> tuple[FrameContext, RobotPixels | None]:
         """Encode a frame, and find the robot's pixels; None if they are not known: `spatial.problem` says why."""
         image, features = self._encode(frame, prepared)
@@ -175,7 +173,8 @@ class Pipeline:
         if self.robot is None:
             return context, None
         with self._timer.host("robot"):
-            view, joints = self.spatial.look(frame, find_robot(frame)), find_joints(frame)
+            pose, joints = find_robot(frame)
+            view = self.spatial.look(frame, pose)
             try:
                 robot = self.robot.see(joints, view, self.spatial.read_depth(view))
             except CalibrationError as error:
@@ -452,9 +451,11 @@ class Pipeline:
             visible, mask = False, Mask.empty(mask.size)
         if robot is not None:
             mask = mask.without(robot.inside)
-        tentative, in_view, name = False, visible and mask.area > 0, None
         # a detection may have found it elsewhere
         covered = cover is not None and object_id in cover.ids and not visible
+        if covered:
+            mask = Mask.empty(mask.size)
+        tentative, in_view, name = False, visible and mask.area > 0, None
         if self.robot is not None and in_view:
             self.robot.observe(object_id, mask, robot)
         if self._track_manager is not None:

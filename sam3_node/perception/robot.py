@@ -8,6 +8,7 @@ where each object was when the robot came in front of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CalibrationError, SettingsError, require
-from ..geometry import Array, deproject, invert, matrix_of, project, transform_points
+from ..geometry import Array, deproject, invert, matrix_of, project, transform_points, vector_from_rotation
 from ..settings import RobotSettings
 from ..types import Intrinsics, JointState, Mask, State
 from ..wire import decode_mask, encode_mask
@@ -39,6 +40,8 @@ EDGE_POINTS = 12
 """Points of each edge of an outline that a lens bends."""
 COVERED = 0.5
 """Share of an object's last place from which it is hidden, and of a detection's box from which it is dropped."""
+MOVED_M, MOVED_RAD = 0.02, math.radians(2)
+"""A camera that has moved more than this looks at another place: what was there may be anywhere in the image."""
 GROWTH = 1.2
 """A place of more than this many times the area of the whole object has been left: the object has moved."""
 _MOVING = ("revolute", "continuous", "prismatic")
@@ -105,30 +108,35 @@ class RobotBody:
         self._base = links.index(base) if base else 0
         self._parents = [links.index(joint.parent) for joint in joints]
         self._origins = np.array([_or_identity(joint.origin) for joint in joints]).reshape(-1, 4, 4)
-        self._moves = [joint for joint in joints if joint.type in _MOVING and joint.mimic is None]
-        self._joints = joints
-        axes = [_unit(joint.axis) if joint.type in _MOVING else np.zeros(3) for joint in joints]
+        self.joints = tuple(joint.name for joint in joints if joint.type in _MOVING and joint.mimic is None)
+        """Names of the joints that a joint state gives: those that move and mimic no other."""
+        self._followed = [
+            (joint.mimic.joint, joint.mimic.multiplier, joint.mimic.offset)
+            if joint.mimic
+            else (joint.name, 1.0, 0.0)
+            for joint in joints
+        ]
+        # the axis of a fixed joint may be zero
+        axes = [
+            joint.axis / np.linalg.norm(joint.axis) if joint.type in _MOVING else np.zeros(3)
+            for joint in joints
+        ]
         slides = np.array([joint.type == "prismatic" for joint in joints], bool)[:, None]
         self._slides = np.reshape(axes, (-1, 3)) * slides
-        turns = np.reshape(axes, (-1, 3)) * ~slides
-        self._cross = np.cross(np.eye(3), turns[:, None])
-
-    @property
-    def joints(self) -> tuple[str, ...]:
-        """Names of the joints that a joint state gives: those that move and mimic no other."""
-        return tuple(joint.name for joint in self._moves)
+        self._cross = np.cross(np.eye(3), (np.reshape(axes, (-1, 3)) * ~slides)[:, None])
 
     def place(self, positions: Mapping[str, float]) -> Array:
         """Return base_from_link [n, 4, 4] at joint positions, radians or metres.
 
         A joint without a position is at zero. Raises CalibrationError if none has one.
         """
-        if self._moves and not positions.keys() & set(self.joints):
+        if self.joints and not positions.keys() & set(self.joints):
             raise CalibrationError(
                 f"expected joints {', '.join(self.joints)} of robot.urdf, found {', '.join(positions)[:200] or 'none'}"
             )
-        angles = np.array([_find_position(joint, positions) for joint in self._joints])[:, None, None]
-        motion = np.tile(np.eye(4), (len(self._joints), 1, 1))
+        moved = [factor * positions.get(name, 0.0) + offset for name, factor, offset in self._followed]
+        angles = np.array(moved)[:, None, None]
+        motion = np.tile(np.eye(4), (len(angles), 1, 1))
         # Rodrigues' formula
         motion[:, :3, :3] += np.sin(angles) * self._cross + (1 - np.cos(angles)) * self._cross @ self._cross
         motion[:, :3, 3] = angles[:, 0] * self._slides
@@ -149,7 +157,7 @@ class RobotBody:
         drawn = np.zeros(view.size, np.uint8)
         poses = camera_from_link[self._corner_links]
         corners = np.einsum("nij,nj->ni", poses[:, :3, :3], self._corners) + poses[:, :3, 3]
-        measured = None if depth is None else _Measured.thin(depth)
+        measured = None if depth is None else _thin(depth)
         for part, outline in zip(self._parts, view.outlines(corners, self._starts), strict=True):
             if outline is None:
                 continue
@@ -163,10 +171,10 @@ class RobotBody:
             shape = np.zeros_like(drawn[box])
             if shape.size:
                 cv2.fillPoly(shape, [outline - (np.array([left, top]) << _SHIFT)], 1, shift=_SHIFT)
-                others = measured.find_outside(
-                    part, camera_from_link[part.link], shape, (left, top), margin_m
+                points = measured[:, top // STRIDE :, left // STRIDE :]
+                drawn[box] |= shape & ~_find_outside(
+                    part, camera_from_link[part.link], shape, points, margin_m
                 )
-                drawn[box] |= shape & ~others
         return drawn.view(np.bool_)
 
 
@@ -233,37 +241,29 @@ def _cut_near(points_m: Array) -> Float:
     return rays
 
 
-class _Measured(NamedTuple):
-    """Every STRIDE-th point of a depth image."""
+def _thin(depth: DepthMap) -> Float:
+    """Return every STRIDE-th point of a depth image [4, h, w]: x, y, z and 1 in the camera, 0 where it is unknown."""
+    z = depth.image[::STRIDE, ::STRIDE] * np.float32(depth.scale_m)
+    x, y = depth.rays[:, ::STRIDE, ::STRIDE] * z
+    return np.stack([x, y, z, z > 0])
 
-    points: Float
-    """[4, h, w], x, y, z and 1 in the camera; 0 where depth is unknown"""
 
-    @classmethod
-    def thin(cls, depth: DepthMap) -> _Measured:
-        z = depth.image[::STRIDE, ::STRIDE] * np.float32(depth.scale_m)
-        x, y = depth.rays[:, ::STRIDE, ::STRIDE] * z
-        return cls(np.stack([x, y, z, z > 0]))
+def _find_outside(part: Part, camera_from_link: Array, shape: Bytes, points: Float, margin_m: float) -> Bytes:
+    """Return 1 for the pixels of a part's shape whose point is not on the part, and 0 for others, uint8.
 
-    def find_outside(
-        self, part: Part, camera_from_link: Array, shape: Bytes, corner: tuple[int, int], margin_m: float
-    ) -> Bytes:
-        """Return 1 for the pixels of a part's shape whose point is not on the part, and 0 for others, uint8.
-
-        `corner` is the pixel (x, y) of the frame where the shape begins.
-        """
-        inside = shape[::STRIDE, ::STRIDE]
-        x, y = corner[0] // STRIDE, corner[1] // STRIDE
-        row, column = inside.nonzero()
-        normals = part.normals @ camera_from_link[:3, :3].T
-        planes = np.column_stack([normals, -part.offsets - margin_m - normals @ camera_from_link[:3, 3]])
-        above = planes.astype(np.float32) @ self.points[:, y + row, x + column]
-        outside = np.zeros_like(inside)
-        outside[row, column] = above.max(axis=0, initial=-1.0) > 0
-        # at the edge of the shape, pixels do as the points beside them
-        outside = np.where(inside, outside, cv2.dilate(outside, _AROUND))
-        high, wide = shape.shape
-        return outside.repeat(STRIDE, axis=0).repeat(STRIDE, axis=1)[:high, :wide]
+    `points` are those of `_thin`, from the corner of the shape on.
+    """
+    inside = shape[::STRIDE, ::STRIDE]
+    row, column = inside.nonzero()
+    normals = part.normals @ camera_from_link[:3, :3].T
+    planes = np.column_stack([normals, -part.offsets - margin_m - normals @ camera_from_link[:3, 3]])
+    above = planes.astype(np.float32) @ points[:, row, column]
+    outside = np.zeros_like(inside)
+    outside[row, column] = above.max(axis=0, initial=-1.0) > 0
+    # at the edge of the shape, pixels do as the points beside them
+    outside = np.where(inside, outside, cv2.dilate(outside, _AROUND))
+    high, wide = shape.shape
+    return outside.repeat(STRIDE, axis=0).repeat(STRIDE, axis=1)[:high, :wide]
 
 
 class Place(NamedTuple):
@@ -272,6 +272,8 @@ class Place(NamedTuple):
     mask: Mask
     whole_px: int
     """pixels of the object when the robot was not in front of it"""
+    camera_from_base: Array
+    """[4, 4], when the object was in view"""
 
 
 class RobotPixels(NamedTuple):
@@ -280,6 +282,21 @@ class RobotPixels(NamedTuple):
     joints: JointState
     inside: Pixels
     """[height, width]"""
+    camera_from_base: Array
+    """[4, 4]"""
+
+    def hides(self, place: Place) -> bool:
+        """Return True if the robot is in front of most of a place, at which the camera still looks."""
+        if not self.looks_at(place):
+            return False
+        hidden_px = np.count_nonzero(_crop(self.inside, place.mask) & place.mask.crop)
+        return bool(hidden_px > COVERED * place.mask.area)
+
+    def looks_at(self, place: Place) -> bool:
+        """Return True if the camera is where it was when it saw the object there."""
+        motion = self.camera_from_base @ invert(place.camera_from_base)
+        turned_rad = float(np.linalg.norm(vector_from_rotation(motion[:3, :3])))
+        return float(np.linalg.norm(motion[:3, 3])) <= MOVED_M and turned_rad <= MOVED_RAD
 
     def covers(self, box: tuple[float, float, float, float]) -> bool:
         """Return True if the robot fills most of a box (x0, y0, x1, y1) in pixels of the frame."""
@@ -307,32 +324,32 @@ class RobotStage:
             self._view = LensView(camera.intrinsics, size)
         camera_from_base = invert(matrix_of(camera.place.camera_pose))
         camera_from_link = camera_from_base @ self._body.place(joints.positions)
-        return RobotPixels(joints, self._body.draw(camera_from_link, self._view, depth, self._margin_m))
+        inside = self._body.draw(camera_from_link, self._view, depth, self._margin_m)
+        return RobotPixels(joints, inside, camera_from_base)
 
     def find_covered(self, robot: RobotPixels) -> frozenset[int]:
         """Return the objects whose last place is mostly under the robot."""
-        return frozenset(
-            object_id
-            for object_id, place in self._places.items()
-            if np.count_nonzero(_crop(robot.inside, place.mask) & place.mask.crop) > COVERED * place.mask.area
-        )
+        return frozenset(object_id for object_id, place in self._places.items() if robot.hides(place))
 
     def observe(self, object_id: int, mask: Mask, robot: RobotPixels | None) -> None:
         """Take an object's mask in view, without pixels of the robot.
 
         Its place is the mask, and what it was before where the robot is now: an arm that comes slowly hides it little
-        by little. A place that so becomes larger than the object is one that the object has left.
+        by little. A place that so becomes larger than the object is one that the object has left. Without the robot,
+        its place is forgotten.
         """
-        before = self._places.get(object_id)
-        place = Place(mask, mask.area)
-        if robot is not None and before is not None and before.mask.size == mask.size:
+        before = self._places.pop(object_id, None)
+        if robot is None:
+            return
+        place = Place(mask, mask.area, robot.camera_from_base)
+        if before is not None and before.mask.size == mask.size and robot.looks_at(before):
             hidden = before.mask.crop & _crop(robot.inside, before.mask)
             if hidden_px := np.count_nonzero(hidden):
-                place = Place(mask, before.whole_px)
+                place = place._replace(whole_px=before.whole_px)
                 if mask.area + hidden_px <= GROWTH * before.whole_px:
                     both = mask.full()
                     _crop(both, before.mask)[hidden] = True
-                    place = Place(Mask.from_full(both), before.whole_px)
+                    place = place._replace(mask=Mask.from_full(both))
         self._places[object_id] = place
 
     def remove(self, object_id: int) -> None:
@@ -342,12 +359,18 @@ class RobotStage:
     def state(self) -> State:
         """Return the state that `restore` takes."""
         return {
-            "places": [[key, encode_mask(place.mask), place.whole_px] for key, place in self._places.items()]
+            "places": [
+                [key, encode_mask(mask), whole_px, camera.tolist()]
+                for key, (mask, whole_px, camera) in self._places.items()
+            ]
         }
 
     def restore(self, state: State) -> None:
         """Continue from the moment at which `state` was called."""
-        self._places = {key: Place(decode_mask(mask), whole_px) for key, mask, whole_px in state["places"]}
+        self._places = {
+            key: Place(decode_mask(mask), whole_px, np.array(camera))
+            for key, mask, whole_px, camera in state["places"]
+        }
 
 
 def _sort_joints(joints: list[Any], root: str) -> Iterator[Any]:
@@ -386,20 +409,6 @@ def _load_mesh(path: Path, named: Any) -> Any:
 
 def _or_identity(origin: Array | None) -> Array:
     return np.eye(4) if origin is None else np.asarray(origin)
-
-
-def _unit(axis: Array | None) -> Array:
-    found = np.array([1.0, 0.0, 0.0]) if axis is None else np.asarray(axis, np.float64)
-    return found / np.linalg.norm(found)
-
-
-def _find_position(joint: Any, positions: Mapping[str, float]) -> float:
-    """Return the position of any joint, also of one that mimics another."""
-    if joint.type not in _MOVING or joint.mimic is None:
-        return positions.get(joint.name, 0.0)
-    factor = 1.0 if joint.mimic.multiplier is None else joint.mimic.multiplier
-    position: float = factor * positions.get(joint.mimic.joint, 0.0) + (joint.mimic.offset or 0.0)
-    return position
 
 
 def _crop(image: Pixels, mask: Mask) -> Pixels:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import wire
-from ..bags.native import COLOUR, JOINTS_ROOT, RECORDER, ROBOT_POSES_ROOT
+from ..bags.native import COLOUR, RECORDER
 from ..bags.native.writer import SplitRecordingWriter, compress_colour, describe_compression
 from ..errors import OutputError, WireError
 from ..settings import RecordSettings
@@ -114,12 +114,10 @@ class RecordedSeries(Closeable):
             masks = wire.unpack_masks(parts)
             self.report.admit(masks.camera)
             write = partial(self._write_masks, masks, parts[1], received_ns)
-        elif parts[0][: len(wire.POSES_ROOT)] == wire.POSES_ROOT:
-            frame_name = wire.unpack_pose(parts).frame
-            write = self._admit_robots(f"{ROBOT_POSES_ROOT}{frame_name}", parts[1], received_ns)
-        elif parts[0][: len(wire.JOINTS_ROOT)] == wire.JOINTS_ROOT:
-            robot = wire.unpack_joints(parts).robot
-            write = self._admit_robots(f"{JOINTS_ROOT}{robot}", parts[1], received_ns)
+        elif bytes(parts[0]).startswith(wire.ROBOT_ROOTS):
+            wire.unpack_pose(parts)
+            self.report.admit_pose(topic := bytes(parts[0]).decode())
+            write = partial(self._write_robot, topic, parts[1], received_ns)
         else:
             frame = wire.unpack_frame(parts)
             self.report.admit(frame.camera)
@@ -150,12 +148,8 @@ class RecordedSeries(Closeable):
         self.files.current().write_masks(body, masks, received_ns)
         self.report.add_masks(masks)
 
-    def _admit_robots(self, topic: str, body: memoryview, received_ns: int) -> partial[None]:
-        self.report.admit_pose(topic)
-        return partial(self._write_robots, topic, body, received_ns)
-
-    def _write_robots(self, topic: str, body: memoryview, received_ns: int) -> None:
-        self.files.current().write_robots(body, topic, received_ns)
+    def _write_robot(self, topic: str, body: memoryview, received_ns: int) -> None:
+        self.files.current().write_robot(body, topic, received_ns)
         self.report.poses += 1
 
     def _write_frame(self, frame: Frame, received_ns: int) -> None:

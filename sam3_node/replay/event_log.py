@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..bags.native.reader import RecordedMasks
 from ..errors import ReplayError
-from ..types import Frame, FramePose, JointState, MaskFrame, count_missing_frames
+from ..types import Frame, MaskFrame, RobotState, count_missing_frames
 from ..wire import DROPPED, FAILED, GRASPED, RELEASED, RESTORED, SERVED, Event, Fields
 from ..wire.messages import read_joints, read_pose, read_shed
 
@@ -49,12 +49,10 @@ class Step(NamedTuple):
     """True if the live node did not publish the masks of this frame, because they were too old."""
     edits: tuple[Edit, ...] = ()
     """Edits to make on the frame after its step. Masks that they return become the frame's masks."""
-    robot_pose: FramePose | None = None
-    """The gripper's pose that the live node used for this frame, None if it had none."""
+    robot: RobotState = RobotState()
+    """What the live node knew of the robot on this frame."""
     shed_level: int = 0
     """How much work the live node shed on this frame."""
-    joints: JointState | None = None
-    """The robot's joints that the live node used for this frame, None if it had none."""
 
 
 Action = Step | Edit
@@ -97,9 +95,8 @@ class LoggedStep(NamedTuple):
     skipped: int = 0
     withheld: bool = False
     """True if the masks were too old to publish"""
-    robot_pose: FramePose | None = None
+    robot: RobotState = RobotState()
     shed_level: int = 0
-    joints: JointState | None = None
 
     @property
     def failed(self) -> bool:
@@ -154,7 +151,7 @@ class _LogReader:
             pose = read_pose(args.fields("robot_pose")) if args.has("robot_pose") else None
             joints = read_joints(args.fields("joints")) if args.has("joints") else None
             level = read_shed(args.fields("shed")).level if args.has("shed") else 0
-            yield LoggedStep(camera, seq, withheld=withheld, robot_pose=pose, shed_level=level, joints=joints)
+            yield LoggedStep(camera, seq, withheld=withheld, robot=RobotState(pose, joints), shed_level=level)
             return
         if event.op == RESTORED:
             self.last_seq.clear()
@@ -189,9 +186,8 @@ class _LogReader:
             masks.capture_ns,
             masks.received_ns,
             masks.skipped,
-            robot_pose=masks.robot_pose,
+            robot=RobotState(masks.robot_pose, masks.joints),
             shed_level=masks.shed.level if masks.shed else 0,
-            joints=masks.joints,
         )
 
     def _begin(self, first_event: int) -> Iterator[Gap]:
@@ -267,7 +263,7 @@ def match_frames(entries: Iterable[LogEntry], frames: Iterable[Frame], notes: No
             notes.add_gap(entry.text)
         elif (frame := matcher.find(entry)) is not None:
             step = Step(frame, entry.received_ns, entry.skipped, entry.failed, entry.withheld)
-            yield step._replace(robot_pose=entry.robot_pose, shed_level=entry.shed_level, joints=entry.joints)
+            yield step._replace(robot=entry.robot, shed_level=entry.shed_level)
         else:
             notes.add_gap(
                 f"camera {entry.camera}: expected frame {entry.seq}, which the node stepped, found that it is not in "

@@ -107,10 +107,9 @@ class Player(ActionPlayer):
                     frame,
                     step.received_ns,
                     step.skipped,
-                    lambda _: step.robot_pose,
+                    lambda _: step.robot,
                     None,
                     step.shed_level,
-                    lambda _: step.joints,
                 )
             )
         except Exception as error:  # as in the node, one bad frame does not end the run, but a lost GPU does

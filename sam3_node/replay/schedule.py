@@ -12,19 +12,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..bags.bag import open_bag
 from ..bags.formats.mcap import count_messages
 from ..bags.native import COLOUR, NODE, RING
 from ..bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from ..bags.samples import natural_order
-from ..calibration.poses import JointTrack, PoseTrack
-from ..errors import CalibrationError, ReplayError, RequestError
+from ..errors import ReplayError, RequestError
 from ..files import explain_os_error
-from ..node.cameras import pose_at
-from ..perception.spatial import BASE, GRIPPER
-from ..types import Clock, Closeable, Frame, FramePose, JointState, MaskFrame, closed_on_error
+from ..node.cameras import RobotTracks
+from ..perception.spatial import GRIPPER
+from ..types import Closeable, Frame, JointState, MaskFrame, RobotState, closed_on_error
 from ..wire import CAUGHT_UP, Event, encode_mask
 from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.operations import CHANGES
@@ -35,7 +34,6 @@ from .lerobot_dataset import check_lerobot
 from .outputs import Dataset
 from .store import local_bag
 
-Found = TypeVar("Found")
 FramePlace = tuple[str, int]
 """Camera and seq of a frame."""
 
@@ -122,66 +120,44 @@ class Schedule(Closeable):
         if not (has_prompts or self.settings.detector.prompts or edits.begin_objects()):
             self.notes.add(NOTHING_ASKED)
         frames = self.frames()
-        find_robot, find_joints = self._make_robot_finder(), self._make_joint_finder()
+        find_robot = self._make_robot_finder()
         if self.job.start or self.job.begin_ns is not None:
             frames = self._skip_edits(frames, edits)
-        steps = step_all_frames(frames, edits, find_robot, find_joints)
+        steps = step_all_frames(frames, edits, find_robot)
         steps = separate_episodes(steps, self.episode_starts, self.dataset.prompts)
         actions = add_objects(steps, self.job.objects, self.notes)
         yield from add_everything(actions) if self.job.everything else actions
 
-    def _make_robot_finder(self) -> Callable[[Frame], FramePose | None]:
-        """Return a function that gives the gripper's pose at a frame.
+    def _make_robot_finder(self) -> Callable[[Frame], RobotState]:
+        """Return a function that gives the robot at a frame.
 
-        It is interpolated between the recorded poses of the robot, or between those in the recorded masks.
+        It is interpolated between the recorded messages of the robot, or between those in the recorded masks.
         """
-        calibrations = calibrations_for(self.job, self.description)
-        if not any(found.parent == GRIPPER for found in calibrations):
-            return lambda _: None
-        tracks: defaultdict[Clock, PoseTrack] = defaultdict(PoseTrack)
-        for pose in self._read_gripper_poses():
-            tracks[pose.clock].add(pose)
-        if not tracks:
+        settings = self.settings.robot
+        on_gripper = any(found.parent == GRIPPER for found in calibrations_for(self.job, self.description))
+        if not on_gripper and settings.urdf is None:
+            return lambda _: RobotState()
+        spatial = self.settings.spatial.model_copy(update={"max_pose_ahead_ms": 0.0})
+        tracks = RobotTracks(spatial, settings.name if settings.urdf else None)
+        for message in self._bag.robot():
+            if on_gripper or isinstance(message, JointState):
+                tracks.add(message)
+        lacks_poses, lacks_joints = on_gripper and not tracks.poses, settings.urdf and not tracks.joints
+        for masks in self.recorded_masks() if lacks_poses or lacks_joints else ():
+            if lacks_poses and masks.robot_pose is not None:
+                tracks.add(masks.robot_pose)
+            if lacks_joints and masks.joints is not None:
+                tracks.add(masks.joints)
+        if on_gripper and not tracks.poses:
             self.notes.add(
                 "a camera is on the gripper, and the recording has no poses of the gripper in the base: objects of "
                 "that camera have no positions in the base"
             )
-        return self._make_finder(lambda frame, max_gap_ns: pose_at(tracks[frame.clock], frame, max_gap_ns))
-
-    def _make_joint_finder(self) -> Callable[[Frame], JointState | None]:
-        """Return a function that gives the robot's joints at a frame, from its messages or the recorded masks."""
-        settings = self.settings.robot
-        if settings.urdf is None:
-            return lambda _: None
-        tracks: defaultdict[Clock, JointTrack] = defaultdict(JointTrack)
-        recorded = [joints for joints in self._bag.joints() if joints.robot == settings.name]
-        for joints in recorded or filter(None, (masks.joints for masks in self.recorded_masks())):
-            tracks[joints.clock].add_joints(joints)
-        if not tracks:
+        if settings.urdf and not tracks.joints:
             self.notes.add(
                 f"the recording has no joints of {settings.name}: no pixels of the robot are known"
             )
-        return self._make_finder(
-            lambda frame, max_gap_ns: tracks[frame.clock].find(frame.capture_ns, max_gap_ns)
-        )
-
-    def _make_finder(self, find: Callable[[Frame, int], Found]) -> Callable[[Frame], Found | None]:
-        """Return a function that gives what is known at a frame; None where the nearest is too far."""
-        max_gap_ns = round(self.settings.spatial.max_pose_gap_ms * 1e6)
-
-        def find_or_none(frame: Frame) -> Found | None:
-            try:
-                return find(frame, max_gap_ns)
-            except CalibrationError:
-                return None
-
-        return find_or_none
-
-    def _read_gripper_poses(self) -> Iterator[FramePose]:
-        gripper = [pose for pose in self._bag.robot_poses() if (pose.frame, pose.parent) == (GRIPPER, BASE)]
-        if gripper:
-            return iter(gripper)
-        return (masks.robot_pose for masks in self.recorded_masks() if masks.robot_pose is not None)
+        return tracks.find
 
     def _note_inexact_recording(self) -> None:
         """Note what makes masks differ from the live node's: compressed colour, or a ring's late beginning."""
@@ -291,21 +267,15 @@ class FrameEdits:
 def step_all_frames(
     frames: Iterable[Frame],
     edits: FrameEdits,
-    find_robot: Callable[[Frame], FramePose | None] = lambda _: None,
-    find_joints: Callable[[Frame], JointState | None] = lambda _: None,
+    find_robot: Callable[[Frame], RobotState] = lambda _: RobotState(),
 ) -> Iterator[event_log.Action]:
     """Yield a step on each frame, with its edits."""
     for frame in frames:
         place = frame.camera, frame.seq
         yield from edits.before.pop(place, ())
         received_ns = frame.sent_ns or frame.capture_ns
-        yield event_log.Step(
-            frame,
-            received_ns,
-            edits=tuple(edits.on.pop(place, ())),
-            robot_pose=find_robot(frame),
-            joints=find_joints(frame),
-        )
+        on_frame = tuple(edits.on.pop(place, ()))
+        yield event_log.Step(frame, received_ns, edits=on_frame, robot=find_robot(frame))
 
 
 def separate_episodes(

@@ -21,10 +21,9 @@ from ..types import (
     Buffer,
     Delivery,
     Frame,
-    FramePose,
-    JointState,
     MaskEncoding,
     MaskFrame,
+    RobotMessage,
     count_missing_frames,
     keep_newest,
 )
@@ -130,13 +129,11 @@ class PosePublisher(Publisher):
     def __init__(self, endpoint: str, security: Security | None = None) -> None:
         super().__init__(endpoint, "newest", POSES_QUEUE, sockets.MAX_MESSAGE_BYTES, security)
 
-    def send(self, pose: FramePose | JointState) -> bool:
+    def send(self, pose: RobotMessage) -> bool:
         """Publish a pose or joints without waiting. Return True when they are queued.
 
         Raises WireError for an invalid pose.
         """
-        if isinstance(pose, JointState):
-            return self._send(lambda: wire.pack_joints(pose), 0)
         return self._send(lambda: wire.pack_pose(pose), 0)
 
 

@@ -1,54 +1,50 @@
 """Tap all messages in the order of arrival, for recorders; receive poses and joints.
 
 There is one stream of poses for each frame, such as the gripper's in the robot's base, and one of joints for each
-robot.
+robot; a publisher sends all of its own in order.
 """
 
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import zmq
 
 from .. import wire
 from ..errors import TransportError
-from ..types import FramePose, JointState
+from ..types import RobotMessage
 from . import sockets
 from .channels import POSES_QUEUE
 from .receiver import Receiver
 from .security import ClientKeys, Security, Socket
 
 MAX_POSES = 4096
-"""Maximum number of received poses that wait to be taken; the oldest are dropped beyond it."""
+"""Maximum number of received poses and joints that wait to be taken; the oldest are dropped beyond it."""
 
 
 # short, so that the tap is connected to a new camera before the node processes its first frame
 MIN_RECONNECT_MS, MAX_RECONNECT_MS = 20, 50
 OVERHEAD_BYTES = 1024  # approximate memory of a waiting message beside its parts
 
-Moved = TypeVar("Moved", FramePose, JointState)
-
 log = logging.getLogger(__name__)
 
 
-class _RobotSubscriber(Receiver[Moved]):
-    """A subscriber of what a robot publishes: a thread collects all messages in the order of arrival, for `take`.
+class PoseSubscriber(Receiver[RobotMessage]):
+    """A subscriber of poses and joints: a thread collects all messages in the order of arrival, for `take`.
 
     Each image needs those before and after it, so the subscriber skips none: the newest MAX_POSES wait, of all topics
-    below `root` or of `topics` only. It is a context manager. Raises TransportError for a malformed endpoint; the
-    publisher may start later.
+    or of `topics` only. It is a context manager. Raises TransportError for a malformed endpoint; the publisher may
+    start later.
     """
 
-    def __init__(
-        self, endpoint: str, topics: Sequence[bytes], root: bytes, security: Security | None = None
-    ) -> None:
+    def __init__(self, endpoint: str, topics: Sequence[bytes] = (), security: Security | None = None) -> None:
         keys = (security or Security.from_environment()).client_keys("robot")
-        self._poses: deque[Moved] = deque(maxlen=MAX_POSES)
-        socket = sockets.open_subscriber(topics or (root,), sockets.MAX_MESSAGE_BYTES)
+        self._poses: deque[RobotMessage] = deque(maxlen=MAX_POSES)
+        socket = sockets.open_subscriber(topics or wire.ROBOT_ROOTS, sockets.MAX_MESSAGE_BYTES)
         super().__init__(sockets.connect_all([(socket, endpoint, keys)]), topics, POSES_QUEUE)
 
-    def take(self, timeout_ms: int | None = None) -> list[Moved]:
+    def take(self, timeout_ms: int | None = None) -> list[RobotMessage]:
         """Return all messages that wait, oldest first; [] when none arrives in time (None: no limit) or after `close`.
 
         Raises TransportError when the receiving thread has failed.
@@ -63,31 +59,14 @@ class _RobotSubscriber(Receiver[Moved]):
             self.check()
         return taken
 
-    def _store(self, pose: Moved, received_ns: int, source: sockets.ReconnectingSocket) -> bool:
+    def _unpack(self, parts: list[memoryview]) -> RobotMessage:
+        return wire.unpack_pose(parts)
+
+    def _store(self, pose: RobotMessage, received_ns: int, source: sockets.ReconnectingSocket) -> bool:
         with self._changed:
             self._poses.append(pose)
             self._changed.notify_all()
         return True
-
-
-class PoseSubscriber(_RobotSubscriber[FramePose]):
-    """A subscriber of poses, of all frames or of `frames` only."""
-
-    def __init__(self, endpoint: str, frames: Sequence[str] = (), security: Security | None = None) -> None:
-        super().__init__(endpoint, [wire.pose_topic(frame) for frame in frames], wire.POSES_ROOT, security)
-
-    def _unpack(self, parts: list[memoryview]) -> FramePose:
-        return wire.unpack_pose(parts)
-
-
-class JointSubscriber(_RobotSubscriber[JointState]):
-    """A subscriber of the joints of one robot."""
-
-    def __init__(self, endpoint: str, robot: str, security: Security | None = None) -> None:
-        super().__init__(endpoint, [wire.joints_topic(robot)], wire.JOINTS_ROOT, security)
-
-    def _unpack(self, parts: list[memoryview]) -> JointState:
-        return wire.unpack_joints(parts)
 
 
 class ReceivedMessage(NamedTuple):
@@ -138,10 +117,11 @@ class StreamTap(Receiver[list[memoryview]]):
         ]
         self._wanted = frozenset(frame_topics + mask_topics) if cameras else frozenset()
         keys = security.frame_keys(frames)
+        peers: list[tuple[str, Sequence[bytes], ClientKeys | None]]
         peers = [(endpoint, frame_topics, key) for endpoint, key in zip(frames, keys, strict=True)]
         peers.append((masks, mask_topics, security.client_keys("node")))
         if poses:
-            peers.append((poses, [wire.POSES_ROOT, wire.JOINTS_ROOT], security.client_keys("robot")))
+            peers.append((poses, wire.ROBOT_ROOTS, security.client_keys("robot")))
         super().__init__(
             sockets.connect_all((_open(topics), endpoint, key) for endpoint, topics, key in peers)
         )
@@ -166,7 +146,7 @@ class StreamTap(Receiver[list[memoryview]]):
         return parts
 
     def _store(self, parts: list[memoryview], received_ns: int, source: sockets.ReconnectingSocket) -> bool:
-        is_robots = bytes(parts[0]).startswith((wire.POSES_ROOT, wire.JOINTS_ROOT))
+        is_robots = bytes(parts[0]).startswith(wire.ROBOT_ROOTS)
         if self._wanted and parts[0] not in self._wanted and not is_robots:
             return True  # a subscription also matches longer topics
         if source.keys is not None and not self._is_permitted(parts[0], source, source.keys):

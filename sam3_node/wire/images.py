@@ -5,6 +5,8 @@ whole structure is walked first, as libjpeg and libpng walk it. Everything that 
 module, and every kind of file that cameras do not make, is refused. OpenCV is imported only where an encoding needs it.
 """
 
+from __future__ import annotations
+
 import re
 import struct
 import zlib

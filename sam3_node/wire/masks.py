@@ -9,6 +9,8 @@ from the count two before it. A count consists of characters of five bits, lowes
 follow. pycocotools is not used, because it would allocate the whole image of an untrusted message.
 """
 
+from __future__ import annotations
+
 from typing import Any, TypeAlias, get_args
 
 from ..errors import WireError

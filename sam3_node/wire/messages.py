@@ -21,22 +21,39 @@ _NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}")
 
 FRAMES_ROOT, MASKS_ROOT = b"frame/", b"masks/"
 """Beginnings of the topics of frames and masks."""
+ROBOT_ROOTS = POSES_ROOT, JOINTS_ROOT = b"pose/", b"joints/"
+"""Beginnings of the topics of poses, and of joints of robots."""
 BEAT_TOPIC = b"beat"
 """Topic, and only part, of the message by which a live publisher says that it runs."""
 
 
 def frame_topic(camera: str) -> bytes:
     """Return the topic of the frames of a camera."""
-    return _make_topic("frame", camera)
+    return _make_topic("frame", camera, "camera")
 
 
 def masks_topic(camera: str) -> bytes:
     """Return the topic of the masks of a camera."""
-    return _make_topic("masks", camera)
+    return _make_topic("masks", camera, "camera")
 
 
-def _make_topic(kind: str, camera: str) -> bytes:
-    return f"{kind}/{check_name(camera, 'camera')}".encode()
+def pose_topic(frame: str) -> bytes:
+    """Return the topic of the poses of a frame."""
+    return _make_topic("pose", frame, "frame")
+
+
+def joints_topic(robot: str) -> bytes:
+    """Return the topic of the joints of a robot."""
+    return _make_topic("joints", robot, "robot")
+
+
+def robot_topic(message: types.RobotMessage) -> bytes:
+    """Return the topic of a pose or of joints."""
+    return joints_topic(message.robot) if isinstance(message, types.JointState) else pose_topic(message.frame)
+
+
+def _make_topic(kind: str, name: str, what: str) -> bytes:
+    return f"{kind}/{check_name(name, what)}".encode()
 
 
 def check_name(name: str, what: str) -> str:
@@ -373,40 +390,22 @@ def _unpack_instance(
     return types.Instance(**values)
 
 
-POSES_ROOT, JOINTS_ROOT = b"pose/", b"joints/"
-"""Beginnings of the topics of all poses, and of the joints of all robots."""
+def pack_pose(pose: types.RobotMessage) -> list[bytes]:
+    """Return the parts of the message of a pose or of joints.
+
+    Raises WireError for a quaternion that is not of length 1, and for a name that cannot be a topic.
+    """
+    if isinstance(pose, types.JointState):
+        fields = {"kind": "joints", **joints_fields(pose)}
+    else:
+        fields = {"kind": "pose", **pose_fields(pose)}
+    return [robot_topic(pose), codec.pack({"v": codec.VERSION, **fields})]
 
 
-def pose_topic(frame: str) -> bytes:
-    """Return the topic of the poses of a frame."""
-    return POSES_ROOT + check_name(frame, "frame").encode()
-
-
-def pack_pose(pose: types.FramePose) -> list[bytes]:
-    """Return the parts of the message. Raises WireError for a quaternion that is not of length 1."""
-    return [pose_topic(pose.frame), codec.pack({"v": codec.VERSION, "kind": "pose", **pose_fields(pose)})]
-
-
-def unpack_pose(parts: Sequence[types.Buffer]) -> types.FramePose:
-    """Unpack a pose from the parts of a message. Raises WireError for any other input."""
-    pose = read_pose(_open_body(parts, "pose", _POSE_LIMITS))
-    _check_topic(parts[0], pose_topic(pose.frame), "pose")
-    return pose
-
-
-def joints_topic(robot: str) -> bytes:
-    """Return the topic of the joints of a robot."""
-    return JOINTS_ROOT + check_name(robot, "robot").encode()
-
-
-def pack_joints(joints: types.JointState) -> list[bytes]:
-    """Return the parts of the message. Raises WireError for a robot's name that cannot be a topic."""
-    body = {"v": codec.VERSION, "kind": "joints", **joints_fields(joints)}
-    return [joints_topic(joints.robot), codec.pack(body)]
-
-
-def unpack_joints(parts: Sequence[types.Buffer]) -> types.JointState:
-    """Unpack joints from the parts of a message. Raises WireError for any other input."""
-    joints = read_joints(_open_body(parts, "joints", _POSE_LIMITS))
-    _check_topic(parts[0], joints_topic(joints.robot), "joints")
-    return joints
+def unpack_pose(parts: Sequence[types.Buffer]) -> types.RobotMessage:
+    """Unpack a pose or joints from the parts of a message, by its topic. Raises WireError for any other input."""
+    is_joints = bool(parts) and parts[0][: len(JOINTS_ROOT)] == JOINTS_ROOT
+    body = _open_body(parts, "joints" if is_joints else "pose", _POSE_LIMITS)
+    message = read_joints(body) if is_joints else read_pose(body)
+    _check_topic(parts[0], robot_topic(message), body.what)
+    return message

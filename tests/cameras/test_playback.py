@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
+from sam3_node.bags import RecordingWriter
 from sam3_node.cameras import playback
 from sam3_node.cameras.camera_source import CameraSource, CapturedImage
 from sam3_node.cameras.publish import frame_from, run_camera
@@ -20,8 +21,8 @@ from sam3_node.cameras.scene import Scene
 from sam3_node.cameras.sources import open_camera
 from sam3_node.errors import BagError, CameraError
 from sam3_node.settings import CameraSettings, load_settings
-from sam3_node.types import Frame
-from sam3_node.wire import decode_depth, decode_image, encode_depth
+from sam3_node.types import Frame, FramePose, JointState
+from sam3_node.wire import decode_depth, decode_image, encode_depth, pack_pose
 from tests.support.paths import SHARED
 from tests.support.recordings import INTRINSICS, MS, frame_at, write_film, write_recording
 from tests.support.refuses import refuses
@@ -55,6 +56,34 @@ def test_images_are_captured_anew_with_what_was_recorded(tmp_path: Path) -> None
     depth = captured[2].depth
     assert depth is not None
     assert set(np.unique(decode_depth(depth))) == {502}
+
+
+def test_a_recorded_robot_moves_beside_its_images(tmp_path: Path) -> None:
+    path = tmp_path / "arm.mcap"
+    frames = [frame_at(seq) for seq in range(6)]
+    first_ns = frames[0].capture_ns
+    poses = [JointState("arm", first_ns + step * 30 * MS, {"j1": float(step)}) for step in range(-1, 9)]
+    gripper = FramePose("gripper", "base", first_ns + 35 * MS, (0.0, 0.0, 0.5), (0.0, 0.0, 0.0, 1.0))
+    with RecordingWriter(path) as writer:
+        for joints in poses:
+            writer.write_robot(pack_pose(joints)[1], "joints/arm", joints.stamp_ns)
+        writer.write_robot(pack_pose(gripper)[1], "poses/gripper", gripper.stamp_ns)
+        for frame in frames:
+            writer.write_frame(frame, frame.capture_ns)
+    played = list(open_camera(f"bag:{path}", CameraSettings(fps=1000, robot="tcp://127.0.0.1:*")))
+    moves = [
+        (move, captured.capture_ns - frame.capture_ns)
+        for captured, frame in zip(played, frames, strict=True)
+        for move in captured.robot
+    ]
+    assert {move.clock for move, _ in moves} == {"system"}
+    joints = [(move.stamp_ns - late, move.positions) for move, late in moves if isinstance(move, JointState)]
+    assert joints == [(state.stamp_ns, state.positions) for state in poses]
+    assert [move.stamp_ns - late for move, late in moves if isinstance(move, FramePose)] == [gripper.stamp_ns]
+    for captured in played:  # each image has what it needs, before and after it
+        so_far = [move.stamp_ns for move in captured.robot]
+        assert captured is not played[0] or min(so_far) < captured.capture_ns < max(so_far)
+    assert not any(captured.robot for captured in open_camera(f"bag:{path}", FAST))
 
 
 def test_its_own_pace_is_kept_unless_settings_say_otherwise(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Tests of the demonstration, with its real processes, and of its scores."""
 
+import importlib.util
 import itertools
 import json
 from pathlib import Path
@@ -100,6 +101,8 @@ def test_it_runs_real_processes_and_writes_its_results(
     bag = list(read_masks(tmp_path / "masks.mcap"))
     assert len(bag) == figures["frames"]
     assert all(later.seq > earlier.seq for earlier, later in itertools.pairwise(bag))
+    if importlib.util.find_spec("yourdfpy"):
+        assert bag[-1].robot_mask is not None
     assert cv2.VideoCapture(str(tmp_path / "overlay.mp4")).read()[0]
     assert all(cv2.imread(str(tmp_path / name)) is not None for name in ("contact.png", "picture.jpg"))
     assert "camera | camera cam0 publishing on ipc://" in printed

@@ -13,7 +13,7 @@ from sam3_node.errors import CalibrationError, TransportError
 from sam3_node.node.cameras import RobotPoses
 from sam3_node.settings import SpatialSettings
 from sam3_node.transport import PosePublisher
-from sam3_node.types import Clock, Frame, FramePose, JointState
+from sam3_node.types import Clock, Frame, FramePose, JointState, RobotState
 from tests.support.node_rig import until
 from tests.support.refuses import refuses
 from tests.support.transport_peer import open_peer, place_of
@@ -50,7 +50,7 @@ def follow(publisher: PosePublisher, stack: ExitStack, *poses: FramePose) -> Rob
     def has_arrived() -> bool:
         for item in poses:
             publisher.send(item)
-        return all(found.find(frame(item.stamp_ns / MS, item.clock)) is not None for item in counted)
+        return all(found.find(frame(item.stamp_ns / MS, item.clock)).pose is not None for item in counted)
 
     until(has_arrived, "the poses")
     return found
@@ -59,18 +59,18 @@ def follow(publisher: PosePublisher, stack: ExitStack, *poses: FramePose) -> Rob
 def test_the_pose_is_interpolated_and_extrapolated_within_bounds(publisher: PosePublisher) -> None:
     with ExitStack() as stack:
         poses = follow(publisher, stack, pose(100), pose(110), pose(150), pose(160))
-        between = poses.find(frame(104))
+        between = poses.find(frame(104)).pose
         assert (between.frame, between.parent) == ("gripper", "base")
         assert (between.stamp_ns, between.clock) == (104 * MS, "system")
         assert between.position_m == pytest.approx((0.104, 0.2, 0.5))
         assert between.quaternion_xyzw == pytest.approx(TURNED)
         assert poses.problem is None
-        ahead = poses.find(frame(169))
+        ahead = poses.find(frame(169)).pose
         assert ahead.position_m == pytest.approx((0.169, 0.2, 0.5))
         for capture_ms, problem in ((171, "11 ms away"), (99, "1 ms away"), (130, "a gap of 40 ms")):
-            assert poses.find(frame(capture_ms)) is None
+            assert poses.find(frame(capture_ms)).pose is None
             assert problem in str(poses.problem)
-        assert poses.find(frame(105)) is not None
+        assert poses.find(frame(105)).pose is not None
         assert poses.problem is None
 
 
@@ -80,8 +80,8 @@ def test_only_the_grippers_poses_in_the_base_count_and_only_on_the_clock_of_the_
     with ExitStack() as stack:
         others = (pose(101, parent="world"), pose(102, frame="gripper2"), pose(103, frame="tool"))
         poses = follow(publisher, stack, *others, pose(100, "device"), pose(110, "device"))
-        assert poses.find(frame(105, "device")) is not None
-        assert poses.find(frame(105)) is None
+        assert poses.find(frame(105, "device")).pose is not None
+        assert poses.find(frame(105)).pose is None
         assert "clock of the images, system" in str(poses.problem)
 
 
@@ -96,21 +96,23 @@ def test_joints_are_interpolated_and_extrapolated_within_bounds(publisher: PoseP
         def have_arrived() -> bool:
             for state in (*states, JointState("arm2", 101 * MS, {"elbow": 9.0, "wrist": 9.0})):
                 publisher.send(state)
-            return all(poses.find_joints(frame(state.stamp_ns / MS)) == state for state in states)
+            return all(poses.find(frame(state.stamp_ns / MS)) == (None, state) for state in states)
 
         until(have_arrived, "the joints")
-        between = poses.find_joints(frame(105))
+        assert "expected poses" in str(poses.problem)  # joints are no poses
+        between = poses.find(frame(105)).joints
         assert (between.robot, between.stamp_ns, between.clock) == ("arm", 105 * MS, "system")
         assert between.positions["elbow"] == pytest.approx(0.105)
         assert abs(between.positions["wrist"]) == pytest.approx(np.pi)
-        assert poses.find_joints(frame(165)).positions == pytest.approx({"elbow": 0.165, "wrist": 2.5})
-        assert poses.joints_problem is None
+        assert poses.find(frame(165)).joints.positions == pytest.approx({"elbow": 0.165, "wrist": 2.5})
         for capture_ms, problem in ((171, "11 ms away"), (99, "1 ms away"), (130, "a gap of 40 ms")):
-            assert poses.find_joints(frame(capture_ms)) is None
-            assert problem in str(poses.joints_problem)
-        assert poses.find_joints(frame(105, "device")) is None
-        assert "clock of the images, device" in str(poses.joints_problem)
-        assert poses.find(frame(105)) is None  # joints are no poses
+            assert poses.find(frame(capture_ms)).joints is None
+            assert problem in str(poses.problem)
+        assert poses.find(frame(105, "device")).joints is None
+        assert "joints with the clock of the images, device" in str(poses.problem)
+        until(lambda: publisher.send(pose(105)) and poses.find(frame(105)).pose, "the pose")
+        assert poses.find(frame(105)) == (pose(105), between)
+        assert poses.problem is None
 
 
 def test_other_joints_begin_the_track_anew() -> None:
@@ -119,19 +121,18 @@ def test_other_joints_begin_the_track_anew() -> None:
         track.add_joints(JointState("arm", ms, {"a": float(ms), "b": 0.0}))
     assert len(track) == 3
     track.add_joints(JointState("arm", 35, {"b": 1.0, "a": 35.0}))
-    assert track.find(35, 10).positions == {"a": 35.0, "b": 1.0}
+    assert (track.names, track.at(35, 10).tolist()) == (("a", "b"), [35.0, 1.0])
     track.add_joints(JointState("arm", 50, {"a": 50.0}))
     assert len(track) == 1
-    assert track.find(50, 10).positions == {"a": 50.0}
+    assert (track.names, track.at(50, 10).tolist()) == (("a",), [50.0])
     with refuses(CalibrationError, field="joint states"):
-        track.find(40, 10)
+        track.at(40, 10)
 
 
 def test_without_an_endpoint_there_is_no_pose_and_no_problem() -> None:
     with ExitStack() as stack:
         poses = RobotPoses(SpatialSettings(), stack, robot="arm")
-        assert (poses.find(frame(1)), poses.find_joints(frame(1))) == (None, None)
-        assert (poses.problem, poses.joints_problem) == (None, None)
+        assert (poses.find(frame(1)), poses.problem) == (RobotState(), None)
         with refuses(TransportError, field="tcp://host:port"):
             RobotPoses(SpatialSettings(poses="http://robot"), stack)
 
@@ -142,7 +143,7 @@ def test_malformed_poses_are_told() -> None:
 
         def is_told() -> bool:
             robot.send_multipart([b"pose/gripper", b"\xc1"])
-            assert poses.find(frame(1)) is None
+            assert poses.find(frame(1)).pose is None
             return "malformed, the last: pose" in str(poses.problem)
 
         until(is_told, "the reason")

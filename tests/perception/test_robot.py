@@ -1,6 +1,7 @@
 """The robot's pixels from its URDF, against rays that MuJoCo casts at the same URDF."""
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import cv2
 import numpy as np
 import pytest
 
+from sam3_node.bags.native.reader import TABLETOP, RecordingReader
+from sam3_node.calibration import load_calibration
 from sam3_node.errors import CalibrationError, SettingsError
 from sam3_node.geometry import Array, deproject, invert, pose_of, rigid, rotation_from_vector
 from sam3_node.perception.robot import STRIDE, LensView, Pixels, RobotBody, RobotStage
@@ -15,6 +18,7 @@ from sam3_node.perception.spatial import CameraView, SpatialFrame
 from sam3_node.perception.surfaces import DepthMap, RayMap
 from sam3_node.settings import RobotSettings
 from sam3_node.types import Frame, Intrinsics, JointState
+from sam3_node.wire import decode_depth
 from tests.support.refuses import refuses
 
 trimesh = pytest.importorskip("trimesh", reason="needs the extra robot")
@@ -211,3 +215,22 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, text: str, base: str, name
     path.write_text(text)
     with refuses(SettingsError, field=named):
         RobotBody(path, base)
+
+
+def test_the_bundled_arm_is_where_the_recorded_joints_put_it() -> None:
+    body = RobotBody(TABLETOP.with_suffix(".urdf"), "camera")
+    recording = RecordingReader([TABLETOP])
+    calibration = load_calibration(TABLETOP.with_suffix(".toml"))
+    rows = zip(recording.frames(), recording.truth(), recording.robot(), strict=True)
+    for frame, truth, joints in islice(rows, 0, None, 30):
+        lens, size = frame.intrinsics, (frame.height, frame.width)
+        assert lens is not None
+        assert calibration.intrinsics_for(size) == lens
+        assert frame.depth is not None
+        depth = DepthMap(decode_depth(frame.depth), 0.001, RayMap().rays(lens, size), lens.fx)
+        view, links = LensView(lens, size), body.place(joints.positions)
+        objects = np.logical_or.reduce([instance.mask.full() for instance in truth.instances])
+        outline, seen = body.draw(links, view) & ~objects, body.draw(links, view, depth, margin_m=0.01)
+        assert outline.sum() > 3000
+        assert (seen & outline).sum() > 0.95 * outline.sum()
+        assert (seen & objects).sum() < 0.01 * objects.sum()

@@ -10,13 +10,14 @@ import pytest
 from sam3_node.calibration import Calibration
 from sam3_node.detection.detectors import prepare_prompts
 from sam3_node.errors import CalibrationError
+from sam3_node.geometry import rigid, rotation_from_vector
 from sam3_node.models import TrackerModel
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.robot import RobotPixels, RobotStage
 from sam3_node.perception.spatial import SpatialStage
 from sam3_node.settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
-from sam3_node.types import Frame, JointState, Mask, MaskFrame
+from sam3_node.types import Frame, JointState, Mask, MaskFrame, RobotState
 from sam3_node.wire import encode_image
 from tests.support import coloured_blocks
 from tests.support.coloured_blocks import HEIGHT, PERIOD_NS, WIDTH, ColourDetector
@@ -89,7 +90,9 @@ class World:
     ) -> MaskFrame:
         state = JointState("robot", 0, {"slide": x} if joints is None else joints)
         frame = self.frame(blocks, x, colour)
-        return self.pipeline.step(frame, find_joints=lambda _: state if state.positions else None)
+        return self.pipeline.step(
+            frame, find_robot=lambda _: RobotState(None, state if state.positions else None)
+        )
 
 
 @pytest.fixture
@@ -120,7 +123,8 @@ def test_an_object_under_the_robot_waits_for_it(nano: TrackerModel, exclude: boo
     for _ in range(2 * EVERY):
         (found,) = world.step({PLACE: "red"}).instances
     for x in range(0, 105, 15):  # the plate comes slowly
-        world.step({PLACE: "red"}, x - 10)
+        for partly in world.step({PLACE: "red"}, x - 10).instances:
+            assert (partly.area == 0) is (partly.state == "occluded")
     before = world.pipeline.state()["tracker"]["bank"]
     for _ in range(3 * LOST_FRAMES):
         masks = world.step({PLACE: "red"}, 105)
@@ -174,8 +178,9 @@ def test_without_joints_or_calibration_nothing_is_excluded(
     assert problem in str(world.pipeline.spatial.problem)
 
 
-def see(x: float) -> RobotPixels:
-    return RobotPixels(JointState("robot", 0, {"slide": x}), plate(x))
+def see(x: float, right_m: float = 0.0, turned_rad: float = 0.0) -> RobotPixels:
+    camera = rigid(rotation_from_vector((0.0, turned_rad, 0.0)), (right_m, 0.0, 0.0))
+    return RobotPixels(JointState("robot", 0, {"slide": x}), plate(x), camera)
 
 
 def block(x: int, y: int = 90) -> Mask:
@@ -186,7 +191,7 @@ def block(x: int, y: int = 90) -> Mask:
 
 def test_an_arm_that_comes_slowly_covers_the_whole_place() -> None:
     robot, covered = stage(), []
-    robot.observe(1, block(100), None)
+    robot.observe(1, block(100), see(AWAY))
     for left in range(0, 70, 2):
         seen = see(left - WIDE + 100)
         covered.append(bool(robot.find_covered(seen)))
@@ -204,11 +209,28 @@ def test_an_arm_that_comes_slowly_covers_the_whole_place() -> None:
 
 def test_a_thing_that_moves_with_the_arm_leaves_its_place() -> None:
     robot = stage()
-    robot.observe(1, block(0), None)
+    robot.observe(1, block(0), see(AWAY))
     for x in range(0, 200, 5):  # pushed: the arm's edge is over a fifth of it
         seen = see(x + 10 - WIDE)
         assert not robot.find_covered(seen)
         robot.observe(1, block(x).without(seen.inside), seen)
+
+
+@pytest.mark.parametrize(("right_m", "turned_rad"), [(0.05, 0.0), (0.0, 0.1)])
+def test_a_camera_that_has_moved_looks_at_another_place(right_m: float, turned_rad: float) -> None:
+    robot = stage()
+    robot.observe(1, block(120), see(AWAY))
+    assert robot.find_covered(see(100, right_m / 5, turned_rad / 5)) == {1}
+    assert not robot.find_covered(see(100, right_m, turned_rad))
+    robot.observe(1, block(60).without(plate(100)), see(100, right_m, turned_rad))  # not what it hides at 120
+    assert not robot.find_covered(see(100, right_m, turned_rad))
+
+
+def test_a_place_is_forgotten_while_the_robot_is_not_known() -> None:
+    robot = stage()
+    robot.observe(1, block(120), see(AWAY))
+    robot.observe(1, block(30), None)
+    assert not robot.find_covered(see(100))
 
 
 def test_boxes_are_the_robots_where_it_fills_most_of_them() -> None:

@@ -20,7 +20,7 @@ from sam3_node.perception.checkpoint import pack_tensors
 from sam3_node.perception.perception import LiveIdentity, Perception
 from sam3_node.perception.snapshot import ID_BLOCK, IdReserve, Snapshot, restore_snapshot
 from sam3_node.settings import DetectorSettings, Settings, TrackerSettings
-from sam3_node.types import Frame, FramePose, Intrinsics
+from sam3_node.types import Frame, FramePose, Intrinsics, RobotState
 from sam3_node.wire import encode_depth, pack_masks
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support import coloured_blocks
@@ -47,8 +47,9 @@ def named(nano: TrackerModel) -> Perception:
     return live(Perception(settings, nano, ColourDetector()))
 
 
-def moving_arm(frame: Frame) -> FramePose:
-    return FramePose("gripper", "base", frame.capture_ns, (0.1 * frame.seq, 0.0, 0.5), (0.0, 0.0, 0.0, 1.0))
+def moving_arm(frame: Frame) -> RobotState:
+    place = (0.1 * frame.seq, 0.0, 0.5)
+    return RobotState(FramePose("gripper", "base", frame.capture_ns, place, (0.0, 0.0, 0.0, 1.0)))
 
 
 def step(frame: Frame) -> Action:

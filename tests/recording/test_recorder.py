@@ -43,7 +43,6 @@ from sam3_node.wire import (
     decode_image,
     pack_event,
     pack_frame,
-    pack_joints,
     pack_masks,
     pack_pose,
 )
@@ -164,14 +163,14 @@ def test_poses_and_joints_of_the_robot_are_recorded_and_replayed(tmp_path: Path,
     with peer(f"ipc://{tmp_path}/poses") as robot, Camera(tmp_path), recording(settings) as out:
 
         def send_all() -> bool:
-            packed = (*map(pack_pose, (*poses, tool)), *map(pack_joints, states))
+            packed = map(pack_pose, (*poses, tool, *states))
             for parts in (*packed, [b"pose/gripper", b"\xc1"], [b"joints/arm", b"\xc1"]):
                 robot.send_multipart(parts)
             if not has_grown(path, FRAME_BYTES)():
                 return False
             reader = RecordingReader([path])
-            found = list(reader.joints())
-            return {tool, *poses} <= set(reader.robot_poses()) and all(state in found for state in states)
+            found = list(reader.robot())
+            return all(message in found for message in (tool, *poses, *states))
 
         until(send_all, "the poses on the disk", READY_S)
         until(lambda: len(read_seqs(path)) > 2, "frames", READY_S)
@@ -189,8 +188,10 @@ def test_poses_and_joints_of_the_robot_are_recorded_and_replayed(tmp_path: Path,
         steps = [action for action in schedule.actions() if isinstance(action, Step)]
     assert len(steps) > 2
     for step in steps:
-        assert step.robot_pose.position_m == pytest.approx((step.frame.capture_ns / 1e9, 0.0, 0.5))
-        assert step.joints.positions == pytest.approx({"elbow": step.frame.capture_ns / 1e9, "wrist": -1.0})
+        assert step.robot.pose.position_m == pytest.approx((step.frame.capture_ns / 1e9, 0.0, 0.5))
+        assert step.robot.joints.positions == pytest.approx(
+            {"elbow": step.frame.capture_ns / 1e9, "wrist": -1.0}
+        )
 
 
 def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path, path: Path) -> None:

@@ -20,7 +20,7 @@ from sam3_node.replay.event_log import (
     match_frames,
     read_event_log,
 )
-from sam3_node.types import Frame, JointState, MaskFrame, Shed
+from sam3_node.types import Frame, JointState, MaskFrame, RobotState, Shed
 from sam3_node.wire import Event
 from sam3_node.wire.messages import joints_fields
 from tests.support.refuses import refuses
@@ -112,12 +112,12 @@ def test_a_frame_whose_masks_were_withheld_was_stepped() -> None:
     args = {"camera": "a", "seq": 3, "error": "old", "withheld": True, "joints": joints_fields(joints)}
     event = Event(1, "failed", args)
     entries = read_log(served(0), make_masks(0), event, make_masks(5, 1))
-    assert entries[2] == LoggedStep("a", 3, withheld=True, joints=joints)
+    assert entries[2] == LoggedStep("a", 3, withheld=True, robot=RobotState(None, joints))
     assert not entries[2].failed
     assert not gaps(entries)
     (step,) = match_frames([entries[2]], [make_frame(seq) for seq in range(6)], Notes(lenient=False))
     assert isinstance(step, Step)
-    assert (step.frame.seq, step.failed, step.withheld, step.joints) == (3, False, True, joints)
+    assert (step.frame.seq, step.failed, step.withheld, step.robot.joints) == (3, False, True, joints)
 
 
 def test_a_camera_that_starts_again_is_no_gap() -> None:

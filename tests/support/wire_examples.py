@@ -202,7 +202,7 @@ EXAMPLES = {
     "masks-table": _masks(masks_with_table()),
     "beat": Example([wire.BEAT_TOPIC], list, list),
     "pose": Example(gripper_pose(), wire.pack_pose, wire.unpack_pose),
-    "joints": Example(joint_state(), wire.pack_joints, wire.unpack_joints),
+    "joints": Example(joint_state(), wire.pack_pose, wire.unpack_pose),
     "request-set-prompts": _request("set_prompts", prompts=["red mug", "screwdriver"]),
     "request-set-prompts-priorities": _request(
         "set_prompts", prompts=["red mug", "screwdriver"], priorities={"screwdriver": "low"}

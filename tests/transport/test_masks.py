@@ -15,10 +15,11 @@ from sam3_node.errors import TransportError
 from sam3_node.transport import MaskPublisher, MaskSubscriber, PosePublisher
 from sam3_node.transport.receiver import Inbox
 from sam3_node.transport.tap import PoseSubscriber
-from sam3_node.types import Delivery, FramePose, MaskEncoding, MaskFrame
+from sam3_node.types import Delivery, MaskEncoding, MaskFrame, RobotMessage
+from sam3_node.wire import pose_topic
 from tests.support.refuses import refuses
 from tests.support.transport_peer import TCP, make_masks, open_peer, place_of, wait_until
-from tests.support.wire_examples import gripper_pose
+from tests.support.wire_examples import gripper_pose, joint_state
 
 
 def send_until_received(publisher: MaskPublisher, subscriber: MaskSubscriber, masks: MaskFrame) -> MaskFrame:
@@ -98,9 +99,9 @@ def connect(publisher: PosePublisher, subscriber: PoseSubscriber) -> None:
         pass
 
 
-def test_every_pose_arrives_in_order() -> None:
-    poses = [replace(gripper_pose(), stamp_ns=stamp) for stamp in range(200)]
-    got: list[FramePose] = []
+def test_every_pose_and_all_joints_arrive_in_order() -> None:
+    poses = [replace((gripper_pose, joint_state)[stamp % 2](), stamp_ns=stamp) for stamp in range(200)]
+    got: list[RobotMessage] = []
     with PosePublisher(TCP) as publisher, PoseSubscriber(publisher.endpoint) as subscriber:
         connect(publisher, subscriber)
         for pose in poses:
@@ -110,11 +111,15 @@ def test_every_pose_arrives_in_order() -> None:
 
 
 def test_poses_of_other_frames_are_ignored() -> None:
-    with PosePublisher(TCP) as publisher, PoseSubscriber(publisher.endpoint, ["gripper"]) as subscriber:
+    with (
+        PosePublisher(TCP) as publisher,
+        PoseSubscriber(publisher.endpoint, [pose_topic("gripper")]) as subscriber,
+    ):
         connect(publisher, subscriber)
+        publisher.send(joint_state())
         for frame in ("gripper2", "base_link", "gripper"):
             publisher.send(replace(gripper_pose(), frame=frame))
-        got: list[FramePose] = []
+        got: list[RobotMessage] = []
         wait_until(lambda: got.extend(subscriber.take(1000)) or got)
     assert [pose.frame for pose in got] == ["gripper"]
 

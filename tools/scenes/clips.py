@@ -39,7 +39,8 @@ class Clip:
 
     frames: BGR uint8 [h, w, 3]. annotations: uint8 [h, w], None where a frame has none. depths: uint16 [h, w] in
     millimetres, or None. meta may hold fps, width, height, split, seed, scenario, target, intrinsics {fx fy cx cy},
-    objects [{id, name, color, kind}] and camera_poses [n, 4, 4], camera to world with OpenCV's axes, in metres.
+    objects [{id, name, color, kind}], camera_poses [n, 4, 4], camera to world with OpenCV's axes, in metres, urdf, a
+    robot's description, and joints [n], the positions of its joints.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Converts a clip of a clip folder to a recording: python -m tools.scenes.recording FOLDER CLIP -o OUT.mcap
 
-Writes colour as JPEG, depth as PNG, and intrinsics, camera poses and the objects' true masks if the clip has them.
-Times are the clip's own and start at 0, so that the same clip always gives the same file.
+Writes colour as JPEG, depth as PNG, and intrinsics, camera poses, joints and the objects' true masks if the clip has
+them. Times are the clip's own and start at 0, so that the same clip always gives the same file.
 """
 
 import argparse
@@ -12,24 +12,33 @@ import cv2
 import numpy as np
 
 from sam3_node.bags import Pose, RecordingWriter
+from sam3_node.bags.native import JOINTS_ROOT
 from sam3_node.errors import Sam3NodeError
-from sam3_node.types import NANOSECONDS, Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
+from sam3_node.files import write_output
+from sam3_node.types import NANOSECONDS, Depth, Frame, Instance, Intrinsics, JointState, Mask, MaskFrame
+from sam3_node.wire import pack_pose
 
 from .clips import Clip, read_clip
 
-CAMERA = "tabletop"
+CAMERA, ROBOT = "tabletop", "robot"
 FALLBACK_FPS = 15.0
 
 
 def write_recording(clip: Clip, path: Path, quality: int = 80, depth_step: int = 1) -> None:
-    """Write a clip to an MCAP file; depth keeps every `depth_step`-th pixel both ways, repeated to the full size.
+    """Write a clip to an MCAP file, and the URDF of its robot, if it has one, beside it.
 
+    Depth keeps every `depth_step`-th pixel both ways, repeated to the full size.
     Raises CameraError if a file of the clip cannot be read, OutputError if `path` cannot be written.
     """
+    if "urdf" in clip.meta:
+        write_output(path.with_suffix(".urdf"), clip.meta["urdf"].encode())
     truth = _Truth(clip)
     with RecordingWriter(path, overwrite=True) as writer:
         for index in range(len(clip)):
             frame = _frame(clip, index, quality, depth_step)
+            if "joints" in clip.meta:
+                joints = JointState(ROBOT, frame.capture_ns, clip.meta["joints"][index], frame.clock)
+                writer.write_robot(pack_pose(joints)[1], f"{JOINTS_ROOT}{ROBOT}", frame.capture_ns)
             writer.write_frame(frame, frame.capture_ns)
             writer.write_truth(truth.at(index, frame))
             if "camera_poses" in clip.meta:

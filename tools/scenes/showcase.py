@@ -1,6 +1,7 @@
 """The bundled recording: five test objects, and an arm that hides one and takes another away."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from tools.scenes.layout import Light, Room, on_table
 from tools.scenes.objects import make_object, surface_rng
 from tools.scenes.plan import ClipSettings, Plan, sample_times
 from tools.scenes.render import MujocoScene, Renderer
+from tools.scenes.robot import describe_arm
 from tools.scenes.scenarios import ClipScript, Passing, pass_arm, take_away
 from tools.scenes.stage import Actor, Hand, roll, slide
 from tools.scenes.textures import surface
@@ -40,9 +42,13 @@ def record(renderer: Renderer) -> Rendered:
     try:
         labels = [film_of_it.labels(frame) for frame in range(SETTINGS.frames)]
         check(labels)
-        return shoot(film_of_it, plan, labels, rng, NAME, SEED)
+        rendered = shoot(film_of_it, plan, labels, rng, NAME, SEED)
     finally:
         film_of_it.close()
+    urdf, joints = describe_arm(plan)
+    return replace(
+        rendered, clip=replace(rendered.clip, meta={**rendered.clip.meta, "urdf": urdf, "joints": joints})
+    )
 
 
 def check(labels: list[Labels]) -> None:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ...errors import BagError, WireError
 from ...files import describe_stand_in
 from ...geometry import pose_of, rigid, rotation_from_vector
-from ...types import NANOSECONDS, Clock, Depth, FramePose, closed_on_error
+from ...types import NANOSECONDS, Clock, Depth, FramePose, RobotMessage, closed_on_error
 from ...wire import Fields, encode_depth
 from ...wire.images import compressed_size, is_depth_png
 from .. import samples
@@ -383,7 +383,7 @@ class LeRobotBag(samples.SampleReader):
                 )
                 return
 
-    def robot_poses(self) -> Iterator[FramePose]:
+    def robot(self) -> Iterator[RobotMessage]:
         """Yield the gripper's poses in the base, with the stamps of the rows; none if the state has no names POSE."""
         indices = _find_pose(self.layout.info)
         if indices is None:

@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from ... import wire
 from ...errors import BagError, WireError, require
-from ...types import NANOSECONDS, Buffer, Frame, FrameKey, FramePose, JointState, MaskFrame
-from ...wire import unpack_pose as unpack_robot_pose
+from ...types import NANOSECONDS, Buffer, Frame, FrameKey, MaskFrame, RobotMessage
 from ..formats.mcap import WHOLE, McapStream, Row
 from ..pairing import TimeSpan
 from ..samples import ReadReport
@@ -152,15 +151,9 @@ class RecordingReader:
         """Yield the camera poses; nothing if there are none."""
         return self._unpack_all(f"{POSE_ROOT}.*", lambda row: unpack_pose(row.data))
 
-    def robot_poses(self) -> Iterator[FramePose]:
-        """Yield the poses that the robot published, in the order of their arrival; nothing if there are none."""
-        return self._unpack_all(f"{ROBOT_POSES_ROOT}.*", _unpack_robot_pose)
-
-    def joints(self) -> Iterator[JointState]:
-        """Yield the joints that robots published, in the order of their arrival; nothing if there are none."""
-        return self._unpack_all(
-            f"{JOINTS_ROOT}.*", lambda row: wire.unpack_joints([row.channel.topic.encode(), row.data])
-        )
+    def robot(self) -> Iterator[RobotMessage]:
+        """Yield the poses and joints that robots published, in the order of their arrival."""
+        return self._unpack_all(f"({ROBOT_POSES_ROOT}|{JOINTS_ROOT}).*", _unpack_robot)
 
     def metadata(self) -> dict[str, list[dict[str, Any]]]:
         """Return the metadata records by their names, each name's in the order of writing."""
@@ -260,9 +253,9 @@ def _unpack_masks(row: Row, root: str) -> MaskFrame:
     return wire.unpack_masks([wire.masks_topic(row.channel.topic.removeprefix(root)), row.data])
 
 
-def _unpack_robot_pose(row: Row) -> FramePose:
-    frame = row.channel.topic.removeprefix(ROBOT_POSES_ROOT)
-    return unpack_robot_pose([wire.POSES_ROOT + frame.encode(), row.data])
+def _unpack_robot(row: Row) -> RobotMessage:
+    topic = row.channel.topic.replace(ROBOT_POSES_ROOT, "pose/", 1)
+    return wire.unpack_pose([topic.encode(), row.data])
 
 
 def _parse_json(text: str) -> Any:

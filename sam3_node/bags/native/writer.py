@@ -93,12 +93,13 @@ class RecordingWriter(Closeable):
         """Append the node's n-th event, which arrived at `logged_ns`: the body of its message."""
         self._add(native.EVENTS, bytes(body), n, logged_ns, logged_ns)
 
-    def write_robots(self, body: Buffer, topic: str, logged_ns: int) -> None:
+    def write_robot(self, body: Buffer, topic: str, logged_ns: int) -> None:
         """Append a pose or joints of a robot that arrived at `logged_ns`: the body of their message.
 
-        `topic` begins with ROBOT_POSES_ROOT or JOINTS_ROOT.
+        `topic` is that of their message on the wire.
         """
-        self._add(topic, bytes(body), 0, logged_ns, logged_ns)
+        recorded = topic.replace("pose/", native.ROBOT_POSES_ROOT, 1)
+        self._add(recorded, bytes(body), 0, logged_ns, logged_ns)
 
     def write_truth(self, truth: MaskFrame) -> None:
         """Append the true masks of the frame with the same camera, seq and capture_ns."""

@@ -148,7 +148,7 @@ def test_depth_in_a_video_is_left_out(dataset: Path) -> None:
 def test_a_state_that_is_named_as_one_is_the_gripper_s_pose(dataset: Path, names: Any) -> None:
     features = features_of(dataset)
     with open_bag(dataset) as bag:
-        assert not list(bag.robot_poses())  # of joints
+        assert not list(bag.robot())
     features["observation.state"] |= {"names": names, "shape": [7]}
     change_info(dataset, features=features)
     turned = [0.1, 0.2, 0.3, 0.0, 0.0, np.pi / 2]
@@ -156,7 +156,7 @@ def test_a_state_that_is_named_as_one_is_the_gripper_s_pose(dataset: Path, names
     for path in (dataset / "data").rglob("*.parquet"):
         pyarrow.parquet.write_table(change_column(path, "observation.state", state), path)
     with open_bag(dataset) as bag:
-        poses = list(bag.robot_poses())
+        poses = list(bag.robot())
         stamps = [frame.capture_ns for frame in bag if frame.camera == "wrist"]
     assert [pose.stamp_ns for pose in poses] == stamps
     assert {(pose.frame, pose.parent, pose.clock, pose.position_m) for pose in poses} == {

@@ -28,7 +28,7 @@ from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.spatial import SpatialStage
 from sam3_node.perception.surfaces import DepthMap, Float, RayMap, measure_surfaces
 from sam3_node.settings import EngineSettings, ModelSettings, SpatialSettings, TrackerSettings
-from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Intrinsics, Mask
+from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Intrinsics, Mask, RobotState
 from sam3_node.wire import decode_depth, encode_depth, encode_image
 from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.common import SHARED, Figures, make_parser
@@ -206,8 +206,8 @@ def measure_clip(clip: Clip, random: np.random.Generator) -> list[tuple[str, flo
     return found
 
 
-def _find(pose: FramePose, _: object) -> FramePose:
-    return pose
+def _find(robot: RobotState, _: object) -> RobotState:
+    return robot
 
 
 def measure_kitchen(figures: Figures, folder: Path) -> None:
@@ -233,7 +233,7 @@ def measure_kitchen(figures: Figures, folder: Path) -> None:
         x, y, z, w = quaternion_from_rotation(pose[:3, :3]).tolist()
         gripper = FramePose("gripper", "base", seq, tuple(pose[:3, 3].tolist()), (x, y, z, w))
         frame = make_frame(image, depth, calibration.intrinsics_for(SIZE), seq, 30.0)
-        masks = pipeline.step(frame, find_robot=partial(_find, gripper))
+        masks = pipeline.step(frame, find_robot=partial(_find, RobotState(gripper)))
         if seq == 0:
             prompts = {name: FramePrompt(box=list(box)) for name, box in KITCHEN_BOXES.items()}
             added = {pipeline.add(prompt, seq=0).id: name for name, prompt in prompts.items()}
