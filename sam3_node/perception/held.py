@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..geometry import Array, invert, matrix_of, transform_points
-from ..types import NANOSECONDS, FramePose, Instance, SavedFields, State
+from ..types import NANOSECONDS, FramePose, Instance, SavedFields
 from ..wire import GRASPED, RELEASED
 
 WINDOW_S, MAX_SIGHTS = 1.5, 60
@@ -27,54 +27,19 @@ SLIP_MPS = 0.005
 """Growth of the standard deviation of a hidden object's place in the gripper."""
 
 
-class Grip(SavedFields):
-    """One object, and whether the gripper holds it."""
-
-    SAVED = ("sights", "is_held", "left")
-
-    def __init__(self) -> None:
-        self.sights: list[list[float]] = []
-        """stamp in ns, position in the base, place in the gripper, and the position's covariance; of a held object, the
-        first is of the grasp, and those that contradict it are left out"""
-        self.is_held, self.left = False, 0
-
-    def see(self, sight: list[float], size_m: float) -> None:
-        """Take the newest sight of an object with this longest side."""
-        oldest_ns = sight[0] - WINDOW_S * NANOSECONDS
-        recent = [old for old in self.sights[1 - MAX_SIGHTS :] if oldest_ns < old[0] < sight[0]]
-        if not self.is_held:
-            self.sights = [*recent, sight]
-            if self._is_lifted():
-                self.sights, self.is_held = [sight], True
-        elif not self._has_left(sight, max(LEFT_M, size_m / 2)):
-            self.sights, self.left = [self.sights[0], *recent, sight], 0
-        else:
-            self.left += 1
-            if self.left == LEFT_FRAMES:
-                self.sights, self.is_held, self.left = [], False, 0
-
-    def _is_lifted(self) -> bool:
-        """Return True if the object was lifted while it stood still in the gripper."""
-        sights = np.array(self.sights)
-        moved = np.flatnonzero(np.linalg.norm(sights[:, 4:7] - sights[-1, 4:7], axis=1) > STILL_M)
-        heights = sights[moved[-1] + 1 if moved.size else 0 :, 3]
-        return bool(heights[-1] - heights.min() > LIFT_M)
-
-    def _has_left(self, sight: list[float], least_m: float) -> bool:
-        """Return True if the object moved in the gripper, but not in the base, or far in both."""
-        ways = np.subtract(self.sights, sight)[:, 1:7].reshape(-1, 2, 3)
-        in_base, in_gripper = np.linalg.norm(ways, axis=2).T
-        stayed = (in_gripper > least_m) & (in_base < in_gripper / 2)
-        return bool(stayed.any() or in_gripper.min() > 2 * least_m)
-
-
-class HeldObjects:
+class HeldObjects(SavedFields):
     """The objects of one camera that the gripper may hold."""
+
+    SAVED = ("_sights", "_left")
 
     def __init__(self) -> None:
         self.changes: list[tuple[str, int]] = []
         """the events of the last frame, GRASPED or RELEASED, and the objects' ids"""
-        self._grips: dict[int, Grip] = {}
+        self._sights: dict[str, list[list[float]]] = {}
+        """by id: stamp in ns, position in the base, place in the gripper, and the position's covariance, of the last
+        frames; of a held object, the first is of the grasp, and those that contradict it are left out"""
+        self._left: dict[str, int] = {}
+        """of each held object, the frames in a row that contradict it"""
 
     def observe(self, instances: Sequence[Instance], gripper: FramePose | None) -> tuple[Instance, ...]:
         """Return the instances of a frame: `held` where they are held, also with a position if they are hidden.
@@ -84,42 +49,61 @@ class HeldObjects:
         self.changes = []
         if gripper is None:
             return tuple(instances)
-        base_from_gripper = matrix_of(gripper)
-        return tuple(self._observe(each, gripper.stamp_ns, base_from_gripper) for each in instances)
+        return tuple(self._observe(each, gripper.stamp_ns, matrix_of(gripper)) for each in instances)
 
     def _observe(self, instance: Instance, stamp_ns: int, base_from_gripper: Array) -> Instance:
-        grip = self._grips.setdefault(instance.id, Grip())
-        was_held, position_m = grip.is_held, instance.position_m
+        key, position_m = str(instance.id), instance.position_m
+        was_held = key in self._left
         if position_m is not None and instance.extent_m is not None and instance.covariance_m2 is not None:
             place_m = transform_points(invert(base_from_gripper), position_m).tolist()
-            grip.see([stamp_ns, *position_m, *place_m, *instance.covariance_m2], max(instance.extent_m))
-        if grip.is_held != was_held:
-            self.changes.append((GRASPED if grip.is_held else RELEASED, instance.id))
-        if not grip.is_held or position_m is not None:
-            return replace(instance, held=True) if grip.is_held else instance
-        last = grip.sights[-1]
+            self._see(key, [stamp_ns, *position_m, *place_m, *instance.covariance_m2], max(instance.extent_m))
+        is_held = key in self._left
+        if is_held != was_held:
+            self.changes.append((GRASPED if is_held else RELEASED, instance.id))
+        if not is_held or position_m is not None:
+            return replace(instance, held=is_held)
+        last = self._sights[key][-1]
         slip_m = SLIP_MPS * (stamp_ns - last[0]) / NANOSECONDS
-        covariance_m2 = np.add(last[7:], slip_m**2 * np.array([1, 0, 0, 1, 0, 1]))
-        carried_m = np.round(transform_points(base_from_gripper, last[4:7]), 6)
-        x, y, z = carried_m.tolist()
+        covariance_m2 = np.add(last[7:], slip_m**2 * np.array([1, 0, 0, 1, 0, 1])).tolist()
+        x, y, z = np.round(transform_points(base_from_gripper, last[4:7]), 6).tolist()
         return replace(
-            instance,
-            held=True,
-            frame="base",
-            position_m=(x, y, z),
-            covariance_m2=tuple(covariance_m2.tolist()),
+            instance, held=True, frame="base", position_m=(x, y, z), covariance_m2=tuple(covariance_m2)
         )
+
+    def _see(self, key: str, sight: list[float], size_m: float) -> None:
+        """Take the newest sight of an object with this longest side."""
+        sights, grasp = self._sights.get(key, []), list[list[float]]()
+        if key in self._left:
+            grasp, sights = sights[:1], sights[1:]
+            if _has_left([*grasp, *sights], sight, max(LEFT_M, size_m / 2)):
+                self._left[key] += 1
+                if self._left[key] == LEFT_FRAMES:
+                    self.remove(int(key))
+                return
+            self._left[key] = 0
+        oldest_ns = sight[0] - WINDOW_S * NANOSECONDS
+        recent = [old for old in sights[-MAX_SIGHTS:] if oldest_ns < old[0] < sight[0]]
+        self._sights[key] = [*grasp, *recent, sight]
+        if not grasp and _is_lifted(self._sights[key]):
+            self._sights[key], self._left[key] = [sight], 0
 
     def remove(self, object_id: int) -> None:
         """Forget an object."""
-        self._grips.pop(object_id, None)
+        self._sights.pop(str(object_id), None)
+        self._left.pop(str(object_id), None)
 
-    def state(self) -> State:
-        """Return the state that `restore` takes."""
-        return {str(object_id): grip.state() for object_id, grip in self._grips.items()}
 
-    def restore(self, state: State) -> None:
-        """Continue from the moment at which `state` was called."""
-        self._grips = {int(object_id): Grip() for object_id in state}
-        for object_id, grip in self._grips.items():
-            grip.restore(state[str(object_id)])
+def _is_lifted(sights: list[list[float]]) -> bool:
+    """Return True if an object was lifted while it stood still in the gripper."""
+    rows = np.array(sights)
+    moved = np.flatnonzero(np.linalg.norm(rows[:, 4:7] - rows[-1, 4:7], axis=1) > STILL_M)
+    heights = rows[moved[-1] + 1 if moved.size else 0 :, 3]
+    return bool(heights[-1] - heights.min() > LIFT_M)
+
+
+def _has_left(sights: list[list[float]], sight: list[float], least_m: float) -> bool:
+    """Return True if an object moved in the gripper but not in the base, or is far from where it was grasped."""
+    ways = np.subtract(sights, sight)[:, 1:7].reshape(-1, 2, 3)
+    in_base, in_gripper = np.linalg.norm(ways, axis=2).T
+    stayed = (in_gripper > least_m) & (in_base < in_gripper / 2)
+    return bool(stayed.any() or in_gripper[0] > 2 * least_m)

@@ -15,8 +15,8 @@ from ..geometry import Array, matrix_of, quaternion_from_rotation, transform_poi
 from ..types import NANOSECONDS, FramePose, Mask, Plane, SavedFields
 from .surfaces import NOISE_PER_M, Bools, DepthMap, trim_ends
 
-PERIOD_S, MOVING_PERIOD_S = 1.0, 0.1
-"""Times between two measurements, of a camera that stands still in the base, and of one that moves."""
+PERIOD_S = 1.0
+"""Time between two measurements."""
 MOVED = 0.01
 """Metres, or radians, by which a camera has moved."""
 POINTS, MIN_POINTS = 1200, 100
@@ -102,10 +102,9 @@ class TableFinder(SavedFields):
         `camera` is its pose in the base. If the camera has not moved and no table is found, the last one stays.
         """
         pose = (*camera.position_m, *camera.quaternion_xyzw)
-        has_moved = not self._camera or np.abs(np.subtract(pose, self._camera)).max() > MOVED
-        period_ns = (MOVING_PERIOD_S if has_moved else PERIOD_S) * NANOSECONDS
-        is_due = not 0 <= camera.stamp_ns - self._stamp_ns < period_ns
+        is_due = not 0 <= camera.stamp_ns - self._stamp_ns < PERIOD_S * NANOSECONDS
         if is_due and (depth := read_depth()) is not None:
+            has_moved = not self._camera or np.abs(np.subtract(pose, self._camera)).max() > MOVED
             found = fit_plane(*_list_points(camera, depth, masks, robot))
             if found is not None or has_moved:
                 self._plane = () if found is None else (*found.normal, found.offset_m, found.rms_m)
