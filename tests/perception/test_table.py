@@ -96,7 +96,7 @@ def test_the_box_of_a_turned_block_is_the_blocks(yaw: float) -> None:
     box = describe_on(Plane(tuple(normal.tolist()), 0.02, 0.001), points)
     rotation = Rotation.from_quat(box["upright_quaternion_xyzw"])
     assert box["heights_m"] == pytest.approx((0.03, 0.09), abs=0.002)
-    assert rotation.apply([0, 0, 1]) == pytest.approx(normal)
+    assert rotation.apply([0, 0, 1]) == pytest.approx(normal, abs=1e-5)
     local = rotation.inv().apply(points - np.array(box["upright_centre_m"])) / box["upright_size_m"]
     assert np.abs(local).max() < 0.52
     assert box["upright_size_m"][2] == pytest.approx(0.09, abs=0.002)
@@ -111,9 +111,9 @@ def test_the_table_stays_while_the_camera_stands_and_is_measured_each_second() -
     assert measure(spatial, look(750, 1.1))[0].offset_m == pytest.approx(0.25)
     assert measure(spatial, look(0, 2.2))[0].offset_m == pytest.approx(0.25)  # nothing is seen
     moved = replace(HOME, position_m=AWAY)
-    assert measure(spatial, look(790, 2.25), moved)[0].offset_m == pytest.approx(0.25)  # too soon
-    assert measure(spatial, look(790, 2.35), moved)[0].offset_m == pytest.approx(0.21)
-    assert measure(spatial, look(0, 2.5))[0] is None
+    assert measure(spatial, look(790, 2.5), moved)[0].offset_m == pytest.approx(0.25)
+    assert measure(spatial, look(790, 3.3), moved)[0].offset_m == pytest.approx(0.21)
+    assert measure(spatial, look(0, 4.4))[0] is None
 
 
 def test_a_restored_stage_continues_bit_for_bit_and_off_means_absent() -> None:

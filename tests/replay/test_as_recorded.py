@@ -103,11 +103,12 @@ def write_calibration(path: Path, height_m: float) -> Path:
 
 
 def move(endpoint: str, stop: threading.Event) -> None:
-    """Publish poses of a gripper that moves along a line, until `stop` is set."""
+    """Publish poses of a gripper that moves up along a line, until `stop` is set. All that its camera sees rises."""
     with PosePublisher(endpoint) as publisher:
         while not stop.wait(0.01):
             now_ns = time.time_ns()
-            place = (now_ns % NANOSECONDS / NANOSECONDS, 0.2, 0.5)
+            share = now_ns % NANOSECONDS / NANOSECONDS
+            place = (share, 0.2, 0.5 + share)
             publisher.send(FramePose("gripper", "base", now_ns, place, (0.0, 0.0, 0.0, 1.0)))
 
 
@@ -208,7 +209,7 @@ def read_results(folder: Path) -> list[MaskFrame]:
 
 
 def spatial_fields(masks: MaskFrame) -> list[object]:
-    fields = [[getattr(item, name) for name in DEPTH_FIELDS] for item in masks.instances]
+    fields = [[item.held, *(getattr(item, name) for name in DEPTH_FIELDS)] for item in masks.instances]
     return [masks.seq, masks.camera_pose, masks.robot_pose, masks.table, fields]
 
 
@@ -238,7 +239,7 @@ def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path:
     assert not {masks.seq for masks in live} & set(withheld)
     assert sum(masks.skipped for masks in live) > 0, "the node could keep up: nothing is shown"
     assert events.count("caught_up") >= 2
-    assert {"served", "add_object", "refine_object", "set_prompts", "remove_object"} <= set(events)
+    assert {"served", "add_object", "refine_object", "set_prompts", "remove_object", "grasped"} <= set(events)
     assert {masks.shed.level if masks.shed else 0 for masks in live} == {0, 1, 2}
     assert any(masks.shed.held for masks in live if masks.shed)
     done = replay(recording, tmp_path, "--as-recorded", "--compare")
@@ -249,6 +250,7 @@ def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path:
     located = [item for masks in live for item in masks.instances if item.frame == "base"]
     assert len(located) > 3
     assert any(item.heights_m for item in located)
+    assert any(item.held for item in located)
     replayed = list(read_masks(tmp_path / "masks.mcap"))
     assert [masks.seq for masks in replayed] == [masks.seq for masks in live]
     assert compare_masks(replayed, live).is_identical

@@ -140,7 +140,11 @@ def masks_with_robot() -> MaskFrame:
 def masks_with_table() -> MaskFrame:
     box = {"upright_centre_m": (0.5, -0.25, 0.125), "upright_size_m": (0.0625, 0.125, 0.25)}
     standing = mug(
-        frame="base", heights_m=(0.03125, 0.25), upright_quaternion_xyzw=(0.0, 0.0, 0.6, 0.8), **box
+        frame="base",
+        held=True,
+        heights_m=(0.03125, 0.25),
+        upright_quaternion_xyzw=(0.0, 0.0, 0.6, 0.8),
+        **box,
     )
     return masks_of(standing, received_ns=18, table=Plane((0.0, 0.0, 1.0), -0.5, 0.0009765625))
 
