@@ -216,6 +216,11 @@ def did_you_mean(found: object, names: Iterable[str]) -> str:
     return f"; did you mean {by_key[nearest[0]]}?" if nearest else ""
 
 
+def summarize_error(error: BaseException) -> str:
+    """Return the type and the first line of an error; at most 300 characters of that line."""
+    return f"{type(error).__name__}: {str(error).strip().split(chr(10))[0][:300]}".removesuffix(": ")
+
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 

@@ -20,7 +20,7 @@ from pydantic_settings import EnvSettingsSource, NoDecode
 from pydantic_settings.exceptions import SettingsError as EnvironmentDecodeError
 
 from .errors import SettingsError, did_you_mean
-from .types import Address, ColourEncoding, Delivery, MaskEncoding, is_loopback, split_address
+from .types import Address, ColourEncoding, Delivery, MaskEncoding, is_loopback, split_address, split_host
 
 Layers = Mapping[str, Mapping[str, Any]]
 
@@ -114,9 +114,9 @@ def _split_endpoint(endpoint: str) -> tuple[str, str]:
     if scheme == "ipc":
         is_abstract = address.startswith("@")
         return "", "" if address.startswith("*") else address if is_abstract else os.path.realpath(address)
-    host, _, port = address.rpartition(";")[2].rpartition(":")
+    port = address.rpartition(":")[2]
     place = str(int(port)) if scheme == "tcp" and port.isdecimal() and int(port) else ""
-    return _normalise_host(host.strip("[]").lower()), place
+    return _normalise_host(split_host(endpoint).lower()), place
 
 
 def _normalise_host(host: str) -> str:
@@ -651,8 +651,10 @@ def describe_fault(item: ErrorDetails) -> str:
     return item["msg"].removeprefix("Value error, ")
 
 
-def describe_faults(error: ValidationError) -> str:
-    """Describe each wrong field of a file: what it should be and what was found."""
+def describe_faults(error: Exception) -> str:
+    """Describe each wrong field of a file: what it should be and what was found; other errors as they say it."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     return "; ".join(
         f"{'.'.join(map(str, item['loc'])) or 'the whole'}: {describe_fault(item)} (found {str(item['input'])[:80]!r})"
         for item in error.errors()

@@ -170,6 +170,13 @@ def split_address(text: str) -> Address | None:
     return Address(host, int(port)) if host and port.isdecimal() and int(port) <= 65535 else None
 
 
+def split_host(endpoint: str) -> str:
+    """Return the host of a tcp endpoint, without the brackets of IPv6 and without a source address; else ""."""
+    scheme, _, address = endpoint.partition("://")
+    host = address.rpartition(";")[2].rpartition(":")[0].removeprefix("[").removesuffix("]")
+    return host if scheme == "tcp" else ""
+
+
 class Closeable:
     """Base of types that own a socket, a file or a process: a context manager that calls `close`."""
 

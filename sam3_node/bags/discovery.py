@@ -153,30 +153,18 @@ def probe(reader: SampleReader, topics: Collection[str]) -> Firsts:
     """
     found: Firsts = {}
     for group in [{name} for name in topics] if reader.is_sequential else [set(topics)]:
-        _probe_group(reader, group, found)
+        waiting, failures, is_over = group, 0, False
+        while waiting and not is_over and failures < MAX_FAILURES:
+            try:
+                is_over = _probe_together(reader, waiting, found)
+            except UnreadableTopicError as error:
+                found[error.topic] = error
+                failures += 1
+            waiting = waiting - found.keys()
+        if not is_over:
+            expected = f"expected fewer than {MAX_FAILURES} topics that cannot be read"
+            found |= {name: UnreadableTopicError(name, expected) for name in waiting}
     return found
-
-
-def _probe_group(reader: SampleReader, topics: Collection[str], found: Firsts) -> None:
-    for _ in range(MAX_FAILURES):
-        waiting = set(topics) - found.keys()
-        try:
-            while waiting and not _probe_together(reader, waiting, found):
-                waiting -= found.keys()
-            return
-        except UnreadableTopicError as error:
-            found[error.topic] = error
-        except BagError as error:  # of one of the topics, or of all
-            name = min(set(topics) - found.keys())
-            if len(waiting) == 1:
-                found[name] = error
-            else:
-                _probe_group(reader, {name}, found)
-                found.setdefault(name, error)
-    for name in set(topics) - found.keys():
-        found[name] = UnreadableTopicError(
-            name, f"expected fewer than {MAX_FAILURES} topics that cannot be read"
-        )
 
 
 def _probe_together(reader: SampleReader, waiting: Collection[str], found: Firsts) -> bool:

@@ -201,7 +201,7 @@ class SampleReader(Closeable):
     """True if `samples` can begin in the middle without decoding what comes before."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.report = path, ReadReport()
+        self.path, self.opening, self.report = path, ReadReport(), ReadReport()
 
     @staticmethod
     def recognises(path: Path) -> bool:
@@ -211,7 +211,7 @@ class SampleReader(Closeable):
     @property
     def lost(self) -> str | None:
         """Description of what could not be read, once `samples` has ended; None if nothing was lost."""
-        return self.report.text()
+        return ReadReport(self.opening.text(), self.report.text()).text()
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -44,15 +44,15 @@ class BoardView:
 
 @dataclass(frozen=True, slots=True)
 class Lens:
-    """Lens model, and the coefficients that are estimated: `active` are indices into OpenCV's coefficients."""
+    """Lens model, and how many of OpenCV's coefficients are estimated; the others are 0."""
 
     model: LensModel
-    active: tuple[int, ...]
+    active: int
 
     @property
     def count(self) -> int:
         """Number of coefficients in OpenCV's form."""
-        return 4 if self.model == "fisheye" else 8 if max(self.active, default=0) > 4 else 5
+        return 4 if self.model == "fisheye" else 8 if self.active > 5 else 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class _Problem:
     def __init__(self, views: Sequence[BoardView], start: Solution, shape: Board | None, fixed: bool) -> None:
         self.views, self.lens, self._start = views, start.lens, start
         self._printed, self._fixed = shape.points if shape else start.points, fixed
-        self.camera_count = 0 if fixed else 4 + len(start.lens.active)
+        self.camera_count = 0 if fixed else 4 + start.lens.active
         self._shape_count = self._printed.size if shape else 0
         self.first_pose = self.camera_count + self._shape_count
         self.size = self.first_pose + 6 * len(views)
@@ -154,7 +154,7 @@ class _Problem:
         self.residual_count = sum(2 * len(view.ids) for view in views)
 
     def pack(self, solution: Solution) -> Array:
-        camera = [] if self._fixed else [*solution.camera, *solution.coeffs[list(self.lens.active)]]
+        camera = [] if self._fixed else [*solution.camera, *solution.coeffs[: self.lens.active]]
         offsets = (solution.points - self._printed).ravel() if self._shape_count else np.zeros(0)
         return np.concatenate([np.asarray(camera, np.float64), offsets, solution.poses.ravel()])
 
@@ -162,7 +162,7 @@ class _Problem:
         solution = replace(self._start, poses=parameters[self.first_pose :].reshape(-1, 6))
         if not self._fixed:
             coeffs = np.zeros(self.lens.count)
-            coeffs[list(self.lens.active)] = parameters[4 : self.camera_count]
+            coeffs[: self.lens.active] = parameters[4 : self.camera_count]
             solution = replace(solution, camera=parameters[:4], coeffs=coeffs)
         if self._shape_count:
             offsets = parameters[self.camera_count : self.first_pose].reshape(-1, 3)
@@ -195,7 +195,7 @@ class _Problem:
     def _fill(self, rows: Array, index: int, view: BoardView, pose: Array, projection: Projection) -> None:
         if not self._fixed:
             rows[:, :4] = projection.by_camera
-            rows[:, 4 : self.camera_count] = projection.by_coeffs[:, list(self.lens.active)]
+            rows[:, 4 : self.camera_count] = projection.by_coeffs[:, : self.lens.active]
         if self._shape_count:
             by_point = projection.by_translation @ cv2.Rodrigues(pose[:3])[0]
             columns = self.camera_count + 3 * view.ids[:, None] + np.arange(3)
@@ -256,9 +256,6 @@ def _estimate_sigma(residuals: Array, robust: bool, size: int) -> float:
     return max(sigma, _MIN_SIGMA_PX)
 
 
-_START_LENS = {"pinhole": Lens("pinhole", (0, 1, 2, 3)), "fisheye": Lens("fisheye", (0, 1, 2, 3))}
-
-
 def guess_solution(
     views: Sequence[BoardView], points: Array, size: tuple[int, int], model: LensModel
 ) -> Solution:
@@ -284,7 +281,7 @@ def _guess_pinhole(views: Sequence[BoardView], points: Array, size: tuple[int, i
     )
     camera = np.array([matrix[0, 0], matrix[1, 1], matrix[0, 2], matrix[1, 2]])
     poses = np.concatenate([np.array(rotations), np.array(translations)], axis=1)[..., 0]
-    return Solution(_START_LENS["pinhole"], camera, coeffs.ravel()[:5], poses, points)
+    return Solution(Lens("pinhole", 4), camera, coeffs.ravel()[:5], poses, points)
 
 
 def _guess_fisheye(views: Sequence[BoardView], points: Array, size: tuple[int, int]) -> Solution:
@@ -293,7 +290,7 @@ def _guess_fisheye(views: Sequence[BoardView], points: Array, size: tuple[int, i
     for share in _FISHEYE_GUESSES:
         camera = np.array([share * size[1], share * size[1], (size[1] - 1) / 2, (size[0] - 1) / 2])
         try:
-            start = Solution(_START_LENS["fisheye"], camera, np.zeros(4), np.zeros((0, 6)), points)
+            start = Solution(Lens("fisheye", 4), camera, np.zeros(4), np.zeros((0, 6)), points)
             poses = np.array([estimate_pose(view, start) for view in views])
             solution = adjust(views, replace(start, poses=poses), robust=True)
         except (cv2.error, CalibrationError):
@@ -331,7 +328,7 @@ def estimate_pose(view: BoardView, solution: Solution) -> Array:
 def to_solution(intrinsics: Intrinsics, points: Array) -> Solution:
     """Return known intrinsics in the form of a fit, with corners [p, 3] of a board."""
     fisheye = intrinsics.model == "fisheye"
-    lens = Lens("fisheye" if fisheye else "pinhole", tuple(range(len(intrinsics.coeffs))))
+    lens = Lens("fisheye" if fisheye else "pinhole", len(intrinsics.coeffs))
     coeffs = np.array(intrinsics.coeffs) if intrinsics.coeffs else np.zeros(5)
     camera = np.array([intrinsics.fx, intrinsics.fy, intrinsics.cx, intrinsics.cy])
     return Solution(lens, camera, coeffs, np.zeros((0, 6)), points)

@@ -256,7 +256,7 @@ def compare_methods(
 
 
 def _fit_closed_form(part: Observations, method: str) -> tuple[Array, Array]:
-    x, _ = solve_closed_form(part.a, part.b, method)
+    x = solve_closed_form(part.a, part.b, method)
     return x, average(part.a @ x @ part.b)
 
 

@@ -55,11 +55,8 @@ _MAX_BAD_SHARE = 0.5
 _MAX_FOCAL_SD = 0.02  # standard deviation of the focal length, as a share of it
 _MAX_RMS_SHARE = 0.05  # of the distance between corners: more is not noise but another board
 _MAX_GUESS_SHARE = 0.2  # of the same, before bad views are rejected
-_LENSES: dict[str, tuple[Lens, ...]] = {
-    "pinhole": (Lens("pinhole", (0, 1, 2, 3)), Lens("pinhole", (0, 1, 2, 3, 4))),
-    "fisheye": (Lens("fisheye", (0, 1, 2, 3)),),
-}
-_ON_REQUEST = (Lens("pinhole", (0, 1)), Lens("pinhole", (0, 1, 2, 3, 4, 5, 6, 7)))
+_COEFFICIENTS: dict[LensModel, tuple[int, ...]] = {"pinhole": (2, 4, 5, 8), "fisheye": (4,)}
+_TRIED = (4, 5)  # numbers of coefficients that are tried without a request
 Report = Callable[[str], None]
 Size = tuple[int, int]
 """Height and width of images in pixels."""
@@ -251,20 +248,18 @@ def describe_missing(views: Sequence[BoardView], board: Board, size: Size) -> li
 
 
 def _choose_lenses(model: LensModel, coefficients: int) -> tuple[Lens, ...]:
-    candidates = _LENSES[model]
-    if not coefficients:
-        return candidates
-    for lens in (*candidates, *(_ON_REQUEST if model == "pinhole" else ())):
-        if len(lens.active) == coefficients:
-            return (lens,)
-    expected = "2, 4, 5 or 8" if model == "pinhole" else "4"
-    raise CalibrationError(f"expected {expected} coefficients for {model}, found {coefficients}")
+    allowed = _COEFFICIENTS[model]
+    if coefficients not in (0, *allowed):
+        expected = "2, 4, 5 or 8" if model == "pinhole" else "4"
+        raise CalibrationError(f"expected {expected} coefficients for {model}, found {coefficients}")
+    chosen = (coefficients,) if coefficients else _TRIED
+    return tuple(Lens(model, count) for count in chosen if count in allowed)
 
 
 def _with_lens(solution: Solution, lens: Lens) -> Solution:
     coeffs = np.zeros(lens.count)
-    active = [index for index in lens.active if index < len(solution.coeffs)]
-    coeffs[active] = solution.coeffs[active]
+    known = solution.coeffs[: lens.active]
+    coeffs[: len(known)] = known
     return replace(solution, lens=lens, coeffs=coeffs)
 
 
@@ -331,7 +326,7 @@ class _Steps:
         for lens in lenses:
             error = measure_held_out(views, _with_lens(start, lens), shape)
             errors.append((error, lens))
-            self.report(f"held-out error {error:.4f} px with {len(lens.active)} coefficients")
+            self.report(f"held-out error {error:.4f} px with {lens.active} coefficients")
         lowest = min(error for error, _ in errors)
         return next(lens for error, lens in errors if error <= lowest * _SIMPLER)
 

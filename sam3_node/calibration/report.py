@@ -1,6 +1,6 @@
 """Draws pictures of a calibration: coverage of the image, residual arrows of each view, and errors by view."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import cv2
 import numpy as np
@@ -8,12 +8,16 @@ import numpy.typing as npt
 
 from ..geometry import Array
 from ..types import Image
+from ..visualization import contact_sheet
 from .hand_eye import HandEyeResult
 from .intrinsics import GRID, IntrinsicsResult, measure_coverage
 
-_PANEL_PX = 640
-_THUMB_PX = 320
+_WIDTH_PX = 1280
 _COLUMNS = 4
+_PANEL_PX, _THUMB_PX = (
+    _WIDTH_PX // 2 - 4,
+    _WIDTH_PX // _COLUMNS - 4,
+)  # a sheet has a margin around each picture
 _MAX_THUMBS = 40
 _ARROW_LENGTH = 0.06  # of a panel's width, for the typical error
 _INK, _GREY, _RED, _BLUE = (40, 40, 40), (150, 150, 150), (40, 40, 200), (190, 120, 30)
@@ -36,17 +40,22 @@ def draw_intrinsics(result: IntrinsicsResult) -> Image:
     ]
     typical = max(float(np.median(np.linalg.norm(np.concatenate(result.residuals), axis=1))), 1e-3)
     scale = _ARROW_LENGTH * result.size[1] / typical / 2
-    panels = [
-        _titled(_draw_coverage(result, height), "corners in each cell"),
-        _titled(_draw_arrows(result, None, _PANEL_PX, scale), f"all residuals, {scale:.0f} times as long"),
-    ]
+    every = range(len(result.views))
+    panels = [_draw_coverage(result, height), _draw_arrows(result, every, _PANEL_PX, scale)]
+    titles = ["corners in each cell", f"all residuals, {scale:.0f} times as long"]
     errors = dict(zip((view.name for view in result.views), result.errors_px, strict=True))
-    rows = [_draw_text(numbers, 2 * _PANEL_PX), np.hstack(panels), _draw_bars(errors, "px", 2 * _PANEL_PX)]
-    thumbs = [
-        _titled(_draw_arrows(result, index, _THUMB_PX, scale), f"{view.name}  {error:.3f} px")
-        for index, (view, error) in enumerate(zip(result.views, result.errors_px, strict=True))
+    thumbs = [_draw_arrows(result, [number], _THUMB_PX, scale) for number in every[:_MAX_THUMBS]]
+    names = [
+        f"{view.name}  {error:.3f} px" for view, error in zip(result.views, result.errors_px, strict=True)
     ]
-    return np.vstack([*rows, *_arrange(thumbs[:_MAX_THUMBS])])
+    return np.vstack(
+        [
+            _draw_text(numbers),
+            contact_sheet(panels, titles, 2),
+            _draw_bars(errors, "px"),
+            contact_sheet(thumbs, names[:_MAX_THUMBS], _COLUMNS),
+        ]
+    )
 
 
 def draw_hand_eye(result: HandEyeResult) -> Image:
@@ -61,14 +70,9 @@ def draw_hand_eye(result: HandEyeResult) -> Image:
         f"{1 + result.scale[0]:.4f} +- {2 * result.scale[1]:.4f}",
         *[f"rejected {item.name}: {item.reason}" for item in result.rejected[:6]],
     ]
-    width = 2 * _PANEL_PX
-    return np.vstack(
-        [
-            _draw_text(text, width),
-            _draw_bars(dict(zip(result.views, errors.lengths_m * 1e3, strict=True)), "mm", width),
-            _draw_bars(dict(zip(result.views, np.degrees(errors.angles_rad), strict=True)), "degrees", width),
-        ]
-    )
+    lengths_mm = dict(zip(result.views, errors.lengths_m * 1e3, strict=True))
+    angles_deg = dict(zip(result.views, np.degrees(errors.angles_rad), strict=True))
+    return np.vstack([_draw_text(text), _draw_bars(lengths_mm, "mm"), _draw_bars(angles_deg, "degrees")])
 
 
 def _blank(height: int, width: int) -> Image:
@@ -80,19 +84,11 @@ def _write(image: npt.NDArray[np.uint8], text: str, place: tuple[int, int], size
     cv2.putText(image, plain, place, _FONT, size, _INK, 1, cv2.LINE_AA)
 
 
-def _draw_text(lines: Sequence[str], width: int) -> Image:
-    image = _blank(22 * len(lines) + 14, width)
+def _draw_text(lines: Sequence[str]) -> Image:
+    image = _blank(22 * len(lines) + 14, _WIDTH_PX)
     for number, line in enumerate(lines):
         _write(image, line, (10, 24 + 22 * number), 0.5)
     return image
-
-
-def _titled(image: Image, title: str) -> Image:
-    head = _blank(22, image.shape[1])
-    _write(head, title, (6, 16), 0.42)
-    framed = np.vstack([head, image])
-    cv2.rectangle(framed, (0, 22), (framed.shape[1] - 1, framed.shape[0] - 1), _GREY, 1)
-    return framed
 
 
 def _draw_coverage(result: IntrinsicsResult, height: int) -> Image:
@@ -108,12 +104,11 @@ def _draw_coverage(result: IntrinsicsResult, height: int) -> Image:
     return np.asarray(image, np.uint8)
 
 
-def _draw_arrows(result: IntrinsicsResult, index: int | None, width: int, scale: float) -> Image:
-    """Draw the residuals of one view, or of all, from the projected corner towards the measured one."""
+def _draw_arrows(result: IntrinsicsResult, numbers: Iterable[int], width: int, scale: float) -> Image:
+    """Draw the residuals of views, from the projected corner towards the measured one."""
     ratio = width / result.size[1]
     image = _blank(round(width * result.size[0] / result.size[1]), width)
-    chosen = range(len(result.views)) if index is None else [index]
-    for number in chosen:
+    for number in numbers:
         view, residuals = result.views[number], result.residuals[number]
         for measured, residual in zip(view.pixels, residuals, strict=True):
             start = (measured - residual + 0.5) * ratio
@@ -127,26 +122,16 @@ def _to_place(point: Array) -> tuple[int, int]:
     return round(float(point[0])), round(float(point[1]))
 
 
-def _draw_bars(values: dict[str, float], unit: str, width: int) -> Image:
+def _draw_bars(values: dict[str, float], unit: str) -> Image:
     """Draw one bar for each view, with its name below."""
-    image = _blank(190, width)
+    image = _blank(190, _WIDTH_PX)
     highest = max([*values.values(), 1e-9])
-    step = (width - 80) / max(len(values), 1)
+    step = (_WIDTH_PX - 80) / max(len(values), 1)
     _write(image, f"{highest:.3g} {unit}", (6, 16))
     for number, (name, value) in enumerate(values.items()):
         left, right = round(70 + number * step), round(70 + (number + 0.8) * step)
         cv2.rectangle(image, (left, 140 - round(125 * value / highest)), (right, 140), _BLUE, cv2.FILLED)
         letters = max(int(step / 7), 2)
         _write(image, name[-letters:], (left, 156), 0.33)
-    cv2.line(image, (70, 140), (width - 10, 140), _GREY, 1)
+    cv2.line(image, (70, 140), (_WIDTH_PX - 10, 140), _GREY, 1)
     return image
-
-
-def _arrange(thumbs: Sequence[Image]) -> list[Image]:
-    """Return rows of _COLUMNS pictures, the last filled with white."""
-    rows = []
-    for start in range(0, len(thumbs), _COLUMNS):
-        row = list(thumbs[start : start + _COLUMNS])
-        row += [_blank(*row[0].shape[:2])] * (_COLUMNS - len(row))
-        rows.append(np.hstack(row))
-    return rows

@@ -38,7 +38,7 @@ ROBOT_WORLD_METHODS = {
     "robot-world-shah": cv2.CALIB_ROBOT_WORLD_HAND_EYE_SHAH,
     "robot-world-li": cv2.CALIB_ROBOT_WORLD_HAND_EYE_LI,
 }
-"""OpenCV's methods that solve for X and Y."""
+"""OpenCV's methods that solve for X and Y; X alone is used."""
 CLOSED_FORMS = (*HAND_EYE_METHODS, *ROBOT_WORLD_METHODS)
 _TRIALS, _SAMPLE = 60, 5
 _LEVER_M = 0.2  # converts angles to lengths in scores
@@ -98,31 +98,29 @@ def measure_rotations(transforms: Array) -> Array:
     return np.asarray(np.sqrt(np.maximum(np.linalg.eigvalsh(scatter)[::-1], 0)), np.float64)
 
 
-def solve_closed_form(a: Array, b: Array, method: str) -> tuple[Array, Array]:
-    """Return X and Y [4, 4] by one of CLOSED_FORMS, from A and B [n, 4, 4].
+def solve_closed_form(a: Array, b: Array, method: str) -> Array:
+    """Return X [4, 4] by one of CLOSED_FORMS, from A and B [n, 4, 4].
 
     Raises CalibrationError if the method finds no finite solution.
     """
     try:
-        x, y = _call(a, b, method)
+        x = _call(a, b, method)
     except cv2.error as error:
         raise CalibrationError(f"{method} found no solution for {len(a)} views") from error
     # some methods return reflections for samples that do not determine the solution
-    if not all(np.isfinite(pose).all() and np.linalg.det(pose[:3, :3]) > 0.5 for pose in (x, y)):
+    if not np.isfinite(x).all() or np.linalg.det(x[:3, :3]) <= 0.5:
         raise CalibrationError(f"{method} found no rigid solution for {len(a)} views")
-    return x, y
+    return x
 
 
-def _call(a: Array, b: Array, method: str) -> tuple[Array, Array]:
+def _call(a: Array, b: Array, method: str) -> Array:
     if method in HAND_EYE_METHODS:
         rotation, translation = cv2.calibrateHandEye(*_split(a), *_split(b), method=HAND_EYE_METHODS[method])
-        x = rigid(rotation, translation.ravel())
-        rotated = np.isfinite(x).all() and np.linalg.det(x[:3, :3]) > 0.5
-        return x, average(a @ x @ b) if rotated else x
-    inverses = _split(invert(a))
-    solved = cv2.calibrateRobotWorldHandEye(*_split(b), *inverses, method=ROBOT_WORLD_METHODS[method])
-    board, camera = rigid(solved[0], solved[1].ravel()), rigid(solved[2], solved[3].ravel())
-    return invert(camera), invert(board)
+        return rigid(rotation, translation.ravel())
+    solved = cv2.calibrateRobotWorldHandEye(
+        *_split(b), *_split(invert(a)), method=ROBOT_WORLD_METHODS[method]
+    )
+    return invert(rigid(solved[2], solved[3].ravel()))
 
 
 def _split(transforms: Array) -> tuple[list[Array], list[Array]]:
@@ -147,7 +145,7 @@ def find_start(a: Array, b: Array) -> tuple[Array, Array, float]:
     best: tuple[float, Array, Array, float] | None = None
     for sample in samples:
         try:
-            x, _ = solve_closed_form(a[sample], b[sample], "park")
+            x = solve_closed_form(a[sample], b[sample], "park")
         except (CalibrationError, np.linalg.LinAlgError):
             continue
         position, scale = _solve_positions(a[sample], b[sample], x[:3, :3])

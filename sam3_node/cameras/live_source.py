@@ -1,4 +1,4 @@
-"""Paces images, and reads live devices: a thread keeps the newest image and opens a lost device again.
+"""Paces and plays images, and reads live devices: a thread keeps the newest image and opens a lost device again.
 
 A pace lies on an absolute grid of times, so that errors of waiting never add up.
 """
@@ -6,7 +6,9 @@ A pace lies on an absolute grid of times, so that errors of waiting never add up
 import logging
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 from ..errors import CameraError
@@ -189,6 +191,46 @@ def make_pace(fps: float, stop: threading.Event) -> Callable[[int], bool]:
         return StampPacer(stop).wait
     pacer = Pacer(fps, stop)
     return lambda _: pacer.wait()
+
+
+class PlayedSource:
+    """Plays images once or in a loop, at the pace of their stamps, or at `fps` if it is not 0.
+
+    Each image is captured anew, and what its robot has published with it.
+    """
+
+    def __init__(self, name: str, fps: float, loop: bool, stop: threading.Event) -> None:
+        self.name = name
+        self.is_finite = not loop
+        self._loop, self._stop = loop, stop
+        self._closed = False
+        self._wait = make_pace(fps, stop)
+
+    @property
+    def lost(self) -> int:
+        """Images that are missing."""
+        return 0
+
+    def __iter__(self) -> Iterator[CapturedImage]:
+        while not (self._closed or self._stop.is_set()):
+            for image in self._play():
+                self._closed |= not self._wait(image.capture_ns)
+                if self._closed:
+                    return
+                now_ns = time.time_ns()
+                late_ns = now_ns - image.capture_ns
+                robot = [
+                    replace(move, stamp_ns=move.stamp_ns + late_ns, clock="system") for move in image.robot
+                ]
+                yield replace(image, capture_ns=now_ns, robot=robot)
+            self._closed |= not self._loop
+
+    def close(self) -> None:
+        self._closed = True
+
+    @abstractmethod
+    def _play(self) -> Iterator[CapturedImage]:
+        """Yield the images from the first to the last; `capture_ns` is their stamp."""
 
 
 class RateLimit:

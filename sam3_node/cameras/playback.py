@@ -2,9 +2,7 @@
 
 import logging
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from ..bags.bag import open_bag
@@ -12,7 +10,7 @@ from ..bags.native.reader import TABLETOP
 from ..errors import BagError, CameraError
 from ..types import NANOSECONDS, RobotMessage
 from .camera_source import CapturedImage
-from .live_source import make_pace
+from .live_source import PlayedSource
 
 __all__ = ["TABLETOP", "BagSource", "open_files"]
 
@@ -23,7 +21,7 @@ _LEAD_NS = NANOSECONDS // 10
 """
 
 
-class BagSource:
+class BagSource(PlayedSource):
     """Plays the frames of one camera of a recording in order: FILE?camera=NAME, or the first camera of FILE.
 
     Each frame is captured anew. Colour and depth stay encoded as they were recorded. Intrinsics and device times are
@@ -33,12 +31,10 @@ class BagSource:
     recording is played up to the damage. Raises BagError if there is no frame at all.
     """
 
-    lost = 0
-
     def __init__(
         self, name: str, path: Path, fps: float, loop: bool, stop: threading.Event, robot: bool = False
     ) -> None:
-        self.name = name
+        super().__init__(name, fps, loop, stop)
         file, _, camera = (str(path), "", "") if path.exists() else str(path).partition(_CAMERA)
         try:
             with open_bag(Path(file)) as bag:
@@ -50,18 +46,10 @@ class BagSource:
         if first is None:
             raise BagError(f"{name}: expected frames, found none that is whole ({self._bag.lost})")
         self._start_ns = first.capture_ns
-        self._loop, self._has_robot = loop, robot
-        self.is_finite = not loop
-        self._closed = False
-        self._wait = make_pace(fps, stop)
-
-    def __iter__(self) -> Iterator[CapturedImage]:
-        while not self._closed:
-            yield from self._play()
-            self._closed |= not self._loop
+        self._has_robot = robot
 
     def close(self) -> None:
-        self._closed = True
+        super().close()
         self._bag.close()
 
     def _play(self) -> Iterator[CapturedImage]:
@@ -69,16 +57,12 @@ class BagSource:
         moves = self._bag.robot() if self._has_robot else iter(())
         move = next(moves, None)
         for frame in self._bag:
-            self._closed |= not self._wait(frame.capture_ns)
-            if self._closed:
-                return
-            captured_ns, robot = time.time_ns(), list[RobotMessage]()
+            robot = list[RobotMessage]()
             while move is not None and move.stamp_ns <= frame.capture_ns + _LEAD_NS:
-                stamp_ns = move.stamp_ns + captured_ns - frame.capture_ns
-                robot.append(replace(move, stamp_ns=stamp_ns, clock="system"))
+                robot.append(move)
                 move = next(moves, None)
             times = {**frame.times, "media_ns": frame.capture_ns - self._start_ns}
-            yield CapturedImage(frame, captured_ns, frame.depth, frame.intrinsics, times, robot=robot)
+            yield CapturedImage(frame, frame.capture_ns, frame.depth, frame.intrinsics, times, robot=robot)
         for text in filter(None, (self._bag.lost, *self._bag.notes)):
             _log.warning("%s: %s", self.name, text)
 

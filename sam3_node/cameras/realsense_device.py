@@ -26,7 +26,7 @@ from ..wire import encode_depth
 from . import realsense_sdk
 from .camera_source import CameraSource, CapturedImage
 from .clock_fit import ClockFit
-from .live_source import DeviceSource, make_pace
+from .live_source import DeviceSource, PlayedSource
 
 _log = logging.getLogger(__name__)
 _UVC_UNITS_PER_MS = 10  # a colour sensor of its own counts in 100 us, a stereo sensor in us
@@ -75,39 +75,38 @@ def open_realsense(address: str, settings: CameraSettings, stop: threading.Event
     return DeviceSource(name, open_device, settings.fps, stop)
 
 
-class RealSenseRecording:
+class RealSenseRecording(PlayedSource):
     """Plays a recording of the RealSense SDK as the device would: every image once, at its own pace.
 
     `fps` 0 keeps the recorded pace. Images are captured anew; `times` holds the recorded stamps.
     """
 
     def __init__(self, name: str, path: Path, settings: CameraSettings, stop: threading.Event) -> None:
-        self.name, self._path, self._settings, self._stop = name, path, settings, stop
-        self.is_finite = not settings.loop
+        super().__init__(name, settings.fps, settings.loop, stop)
+        self._path, self._settings = path, settings
         self._rs = realsense_sdk.load_sdk()
         self._lost = 0
         self._device: RealSenseDevice | None = self._open()
-        self._wait = make_pace(settings.fps, stop)
 
     @property
     def lost(self) -> int:
         """Frame numbers that the recording lacks."""
         return self._lost + (self._device.lost if self._device is not None else 0)
 
-    def __iter__(self) -> Iterator[CapturedImage]:
-        while self._device is not None and not self._stop.is_set():
-            try:
-                image = self._device.retrieve() if self._device.grab() else None
-            except RecordingEnded:
-                self.close()
-                self._device = self._open() if self._settings.loop else None
-                continue
-            if image is not None:
-                if not self._wait(self._device.stamp_ns):
-                    return
-                yield replace(image, capture_ns=time.time_ns())
-
     def close(self) -> None:
+        super().close()
+        self._release()
+
+    def _play(self) -> Iterator[CapturedImage]:
+        device = self._device = self._device or self._open()
+        with contextlib.suppress(RecordingEnded):
+            while not (self._closed or self._stop.is_set()):
+                image = device.retrieve() if device.grab() else None
+                if image is not None:
+                    yield replace(image, capture_ns=device.stamp_ns)
+        self._release()
+
+    def _release(self) -> None:
         device, self._device = self._device, None
         if device is not None:
             self._lost += device.lost

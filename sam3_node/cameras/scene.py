@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 import cv2
@@ -20,14 +20,15 @@ import numpy.typing as npt
 from ..errors import CameraError, did_you_mean
 from ..types import Image
 from .camera_source import CapturedImage
-from .live_source import Pacer
+from .live_source import PlayedSource
 
-Plane = npt.NDArray[np.float32]
+Points = npt.NDArray[np.float64]
 
-_OVERSAMPLING = 3
 _RADIUS = 0.13  # of an object, in image heights
-_MARGIN = 1.5  # half a sprite's side in radii: space for rotation and the soft shadow
-_SHADOW_STRENGTH = 0.5
+_SHIFT = 4  # polygons are drawn to a 16th of a pixel
+_SHADOW_SHARE = 0.6  # of the light that reaches the table in a shadow
+_SHADOW_OFFSET = 0.012  # of the height, away from the light at the upper left
+_PERIOD_S = 8.0
 
 COLOURS = {  # BGR
     "red": (52, 48, 196),
@@ -39,185 +40,81 @@ COLOURS = {  # BGR
     "white": (228, 232, 234),
     "pink": (160, 130, 236),
 }
-_SHADOW_OFFSET = 0.012  # of the height, away from the light at the upper left
-_PERIOD_S = 8.0
+_PAPER, _TAPE, _STEEL = (236, 240, 242), (170, 205, 222), (196, 192, 188)
 
 
-@dataclass(frozen=True, slots=True)
-class Sprite:
-    """A drawn object: `pixels` BGRA uint8 [s, s, 4] with colour times alpha, `shadow` uint8 [s, s]."""
+class Part(NamedTuple):
+    """A filled polygon [n, 2], in radii from the object's middle, y down; a second one is cut out of it.
 
-    name: str
-    pixels: Image
-    shadow: Image
+    It has the object's colour, or its own (BGR), times `shade`.
+    """
 
-
-def draw_sprite(kind: str, colour: str, rng: np.random.Generator, height: int) -> Sprite:
-    """Draw a sprite of one of KINDS in one of COLOURS, for an image of `height` pixels."""
-    side = 2 * round(_MARGIN * _RADIUS * height)
-    canvas = _Canvas(side * _OVERSAMPLING)
-    _DRAWERS[kind](canvas, np.array(COLOURS[colour], np.float32))
-    return Sprite(f"{colour} {kind}", *canvas.finish(rng, side))
+    outlines: tuple[Points, ...]
+    shade: float = 1.0
+    colour: tuple[int, int, int] | None = None
 
 
-def draw_table(rng: np.random.Generator, width: int, height: int) -> Image:
-    """Draw a wooden table seen from above, BGR uint8 [height, width, 3]."""
-    y, x = np.mgrid[0:height, 0:width].astype(np.float32) / height
-    grain = _noise(rng, width, height, (width / 6, height / 160)) + 0.6 * _noise(
-        rng, width, height, (width / 3, height / 30)
-    )
-    rings = np.sin(2 * math.pi * (9 * y + 0.8 * _noise(rng, width, height, (width / 2, height / 5))))
-    plank = np.floor(y * 4).astype(int)
-    tone = rng.uniform(0.9, 1.08, 8).astype(np.float32)[plank]
-    light = 1.1 - 0.28 * np.hypot(x - 0.35, y - 0.25)
-    brightness = (1 + 0.09 * grain + 0.05 * rings) * tone * light
-    brightness *= 1 - 0.45 * np.exp(-(((y * 4 - np.round(y * 4)) * height / 6) ** 2)) * (y > 0.02)
-    speckle = rng.normal(0, 2.0, (height, width, 1)).astype(np.float32)
-    return _to_bytes(brightness[:, :, None] * np.array((96, 134, 172), np.float32) + speckle)
+def _polygon(*corners: tuple[float, float]) -> tuple[Points]:
+    return (np.array(corners, np.float64),)
 
 
-class _Canvas:
-    """A large drawing in progress. Coordinates are in radii from the middle, y down."""
-
-    def __init__(self, side: int) -> None:
-        self.side = side
-        self.colour = np.zeros((side, side, 3), np.float32)
-        self.alpha = np.zeros((side, side), np.uint8)
-        self.y, self.x = (np.mgrid[0:side, 0:side].astype(np.float32) / side - 0.5) * (2 * _MARGIN)
-
-    def polygon(self, *corners: tuple[float, float], round_by: float = 0.0) -> Image:
-        """Return a filled polygon with rounded corners as a mask."""
-        mask = np.zeros((self.side, self.side), np.uint8)
-        points = (np.array(corners) / (2 * _MARGIN) + 0.5) * self.side
-        cv2.fillPoly(mask, [points.round().astype(np.int32)], 255)
-        if round_by:
-            grown = round(round_by / (2 * _MARGIN) * self.side)
-            cv2.polylines(mask, [points.round().astype(np.int32)], True, 255, 2 * grown, cv2.LINE_8)
-        return mask
-
-    def disc(self, radius: float, x: float = 0.0, y: float = 0.0) -> Image:
-        return np.where(np.hypot(self.x - x, self.y - y) <= radius, 255, 0).astype(np.uint8)
-
-    def fill(self, mask: Image, colour: npt.NDArray[np.float32], shade: Plane | float = 1.0) -> None:
-        """Paint over the earlier drawing, brightness times `shade`."""
-        painted = np.broadcast_to(np.asarray(shade, np.float32)[..., None] * colour, self.colour.shape)
-        inside = mask > 0
-        self.colour[inside] = painted[inside]
-        self.alpha[inside] = 255
-
-    def cut(self, mask: Image) -> None:
-        self.alpha[mask > 0] = 0
-
-    def bevel(self, width: float, strength: float) -> Plane:
-        """Return brightness factors that light a rim of this width, on the shape so far, from the upper left."""
-        sigma = width / (2 * _MARGIN) * self.side
-        height = cv2.GaussianBlur(self.alpha.astype(np.float32) / 255, (0, 0), sigma)
-        slope = np.gradient(height, axis=0) + np.gradient(height, axis=1)
-        return np.asarray(1 + strength * sigma * slope, np.float32)
-
-    def finish(self, rng: np.random.Generator, side: int) -> tuple[Image, Image]:
-        """Return pixels and shadow at the final size, with a fine texture and a rim light."""
-        mottle = 1 + 0.035 * _noise(rng, self.side, self.side, (self.side / 60, self.side / 60))
-        colour = self.colour * (mottle * self.bevel(0.06, 0.55))[:, :, None]
-        solid = self.alpha.astype(np.float32) / 255
-        premultiplied = np.dstack([np.clip(colour, 0, 255) * solid[:, :, None], self.alpha])
-        pixels = _to_bytes(cv2.resize(premultiplied, (side, side), interpolation=cv2.INTER_AREA))
-        alpha = pixels[:, :, 3]
-        pixels[:, :, :3] = np.minimum(pixels[:, :, :3], alpha[:, :, None])
-        shadow = cv2.GaussianBlur(alpha.astype(np.float32), (0, 0), side / 36)
-        return pixels, _to_bytes(shadow * _SHADOW_STRENGTH)
+def _rectangle(left: float, top: float, right: float, bottom: float) -> tuple[Points]:
+    return _polygon((left, top), (right, top), (right, bottom), (left, bottom))
 
 
-def _draw_ball(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
-    """Draw a ball: Lambertian shading and a highlight."""
-    r = 0.92
-    z = np.sqrt(np.clip(r * r - canvas.x**2 - canvas.y**2, 0, None)) / r
-    lit = np.clip((-0.45 * canvas.x - 0.5 * canvas.y) / r + 0.74 * z, 0, 1)
-    canvas.fill(canvas.disc(r), colour, 0.45 + 0.7 * lit)
-    highlight = np.exp(-((canvas.x + 0.32) ** 2 + (canvas.y + 0.36) ** 2) / 0.02)
-    canvas.colour += 130 * highlight[:, :, None]
+def _ellipse(x: float, y: float, width: float, height: float | None = None) -> tuple[Points]:
+    """Return an ellipse with these half axes; a disc without `height`."""
+    angles = np.linspace(0, 2 * np.pi, 48, endpoint=False)
+    height = width if height is None else height
+    return (np.stack([x + width * np.cos(angles), y + height * np.sin(angles)], axis=1),)
 
 
-def _draw_box(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
-    """Draw a parcel: two visible faces, a band of tape and a label."""
-    canvas.fill(canvas.polygon((-0.9, -0.62), (0.9, -0.62), (0.9, 0.4), (-0.9, 0.4)), colour)
-    canvas.fill(canvas.polygon((-0.9, 0.4), (0.9, 0.4), (0.86, 0.72), (-0.86, 0.72)), colour, 0.62)
-    tape = np.array((170, 205, 222), np.float32)
-    canvas.fill(canvas.polygon((-0.14, -0.62), (0.14, -0.62), (0.14, 0.4), (-0.14, 0.4)), tape)
-    canvas.fill(canvas.polygon((-0.14, 0.4), (0.14, 0.4), (0.13, 0.58), (-0.13, 0.58)), tape, 0.7)
-    label = np.array((236, 240, 242), np.float32)
-    canvas.fill(canvas.polygon((0.3, -0.1), (0.76, -0.1), (0.76, 0.22), (0.3, 0.22)), label)
-    for y in (-0.02, 0.06, 0.14):
-        canvas.fill(canvas.polygon((0.36, y), (0.7, y), (0.7, y + 0.03), (0.36, y + 0.03)), label, 0.35)
+_LEVELS = np.linspace(0, 1, 9)  # of rounded shapes, from their shaded rim to their lit middle
+_SPRINKLES = [(2.4 * k, 0.58 + 0.08 * (k % 3)) for k in range(11)]
 
-
-def _draw_pyramid(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
-    """Draw a pyramid: three faces that meet above the middle."""
-    corners = [(0.0, -0.92), (0.86, 0.62), (-0.86, 0.62)]
-    top = (0.0, 0.12)
-    for first, second, shade in ((0, 1, 0.78), (1, 2, 0.6), (2, 0, 1.1)):
-        canvas.fill(canvas.polygon(corners[first], corners[second], top, round_by=0.02), colour, shade)
-
-
-def _draw_ring(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
-    """Draw a torus with sprinkles that make its rotation visible."""
-    radius = np.hypot(canvas.x, canvas.y)
-    across = np.clip((radius - 0.66) / 0.28, -1, 1)
-    outward = (-0.6 * canvas.x - 0.7 * canvas.y) / np.maximum(radius, 1e-3)
-    canvas.fill(canvas.disc(0.94), colour, 0.62 + 0.4 * np.sqrt(1 - across**2) + 0.22 * across * outward)
-    for k in range(11):
-        angle, reach = 2.4 * k, 0.58 + 0.16 * (k % 3) / 2
-        spot = canvas.disc(0.05, reach * math.cos(angle), reach * math.sin(angle))
-        canvas.fill(spot, np.array((235, 240, 245), np.float32) if k % 2 else 0.35 * colour)
-    canvas.cut(canvas.disc(0.38))
-
-
-def _draw_mug(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
-    """Draw a mug from the side: handle, round body and dark mouth."""
-    canvas.fill(canvas.disc(0.46, 0.58, 0.0), colour, 0.8)
-    canvas.cut(canvas.disc(0.27, 0.6, 0.0))
-    body = canvas.polygon((-0.72, -0.66), (0.5, -0.66), (0.42, 0.74), (-0.64, 0.74), round_by=0.1)
-    canvas.fill(body, colour, 0.5 + 0.62 * np.exp(-(((canvas.x + 0.34) / 0.5) ** 2)))
-    stripe = (np.abs(canvas.y - 0.12) < 0.1) & (body > 0)
-    canvas.colour[stripe] = 0.35 * canvas.colour[stripe] + 150 * (
-        0.5 + 0.6 * np.exp(-(((canvas.x[stripe, None] + 0.34) / 0.5) ** 2))
-    )
-    mouth = np.hypot((canvas.x + 0.11) / 0.62, (canvas.y + 0.66) / 0.14) <= 1
-    canvas.fill(mouth.astype(np.uint8), 0.28 * colour)
-
-
-def _draw_screwdriver(canvas: _Canvas, colour: npt.NDArray[np.float32]) -> None:
-    """Draw a screwdriver: grooved handle and steel shaft."""
-    steel = np.array((196, 192, 188), np.float32)
-    shaft = canvas.polygon((0.0, -0.09), (1.1, -0.09), (1.28, -0.14), (1.28, 0.14), (1.1, 0.09), (0.0, 0.09))
-    canvas.fill(shaft, steel, 0.75 + 0.6 * np.exp(-(((canvas.y + 0.03) / 0.04) ** 2)))
-    outline = ((-1.1, -0.2), (-0.1, -0.2), (0.06, -0.1), (0.06, 0.1), (-0.1, 0.2), (-1.1, 0.2))
-    handle = canvas.polygon(*outline, round_by=0.09)
-    grooves = 1 - 0.16 * (np.sin(canvas.y * 40) > 0.4) * (np.abs(canvas.x + 0.55) < 0.4)
-    canvas.fill(handle, colour, (0.55 + 0.6 * np.exp(-(((canvas.y + 0.1) / 0.17) ** 2))) * grooves)
-
-
-_DRAWERS: dict[str, Callable[[_Canvas, npt.NDArray[np.float32]], None]] = {
-    "ball": _draw_ball,
-    "box": _draw_box,
-    "pyramid": _draw_pyramid,
-    "ring": _draw_ring,
-    "mug": _draw_mug,
-    "screwdriver": _draw_screwdriver,
+SHAPES: dict[str, tuple[Part, ...]] = {
+    "ball": (
+        *(Part(_ellipse(-0.3 * t, -0.34 * t, 0.92 - 0.8 * t), 0.5 + 0.6 * t) for t in _LEVELS),
+        Part(_ellipse(-0.32, -0.36, 0.07), colour=_PAPER),
+    ),
+    "box": (  # a parcel: two visible faces, a band of tape and a label
+        Part(_rectangle(-0.9, -0.62, 0.9, 0.4)),
+        Part(_polygon((-0.9, 0.4), (0.9, 0.4), (0.86, 0.72), (-0.86, 0.72)), 0.62),
+        Part(_rectangle(-0.14, -0.62, 0.14, 0.4), colour=_TAPE),
+        Part(_rectangle(-0.14, 0.4, 0.14, 0.58), 0.7, _TAPE),
+        Part(_rectangle(0.3, -0.1, 0.76, 0.22), colour=_PAPER),
+        *(Part(_rectangle(0.36, y, 0.7, y + 0.03), 0.35, _PAPER) for y in (-0.02, 0.06, 0.14)),
+    ),
+    "pyramid": (  # three faces that meet above the middle
+        Part(_polygon((0.0, -0.92), (0.86, 0.62), (0.0, 0.12)), 0.78),
+        Part(_polygon((0.86, 0.62), (-0.86, 0.62), (0.0, 0.12)), 0.6),
+        Part(_polygon((-0.86, 0.62), (0.0, -0.92), (0.0, 0.12)), 1.1),
+    ),
+    "ring": (  # with sprinkles that make its rotation visible
+        *(
+            Part(_ellipse(0, 0, 0.94 - 0.2 * t) + _ellipse(0, 0, 0.38 + 0.2 * t), 0.6 + 0.4 * t)
+            for t in _LEVELS
+        ),
+        *(
+            Part(_ellipse(reach * math.cos(turn), reach * math.sin(turn), 0.05), colour=_PAPER)
+            for turn, reach in _SPRINKLES
+        ),
+    ),
+    "mug": (  # from the side: handle, round body, stripe and dark mouth
+        Part(_ellipse(0.58, 0.0, 0.46) + _ellipse(0.6, 0.0, 0.27), 0.8),
+        *(Part(_rectangle(-0.78 + 0.34 * t, -0.7, 0.54 - 0.7 * t, 0.8), 0.6 + 0.5 * t) for t in _LEVELS),
+        Part(_rectangle(-0.78, 0.02, 0.54, 0.22), 0.9, _PAPER),
+        Part(_ellipse(-0.12, -0.7, 0.66, 0.14), 0.28),
+    ),
+    "screwdriver": (  # grooved handle and steel shaft
+        Part(_rectangle(0.0, -0.09, 1.25, 0.09), 0.8, _STEEL),
+        Part(_rectangle(0.0, -0.06, 1.25, 0.0), 1.2, _STEEL),
+        Part(_rectangle(-1.18, -0.28, -0.05, 0.28), 0.7),
+        Part(_polygon((-0.05, -0.28), (0.14, -0.14), (0.14, 0.14), (-0.05, 0.28)), 0.6),
+        *(Part(_rectangle(-1.1, y, -0.1, y + 0.1), 1.1) for y in (-0.2, -0.05, 0.1)),
+    ),
 }
-KINDS = tuple(_DRAWERS)
-
-
-def _noise(rng: np.random.Generator, width: int, height: int, scale: tuple[float, float]) -> Plane:
-    """Return smooth noise, about -1 to 1, with features of `scale` (x, y) pixels."""
-    cells = (max(2, round(height / scale[1]) + 1), max(2, round(width / scale[0]) + 1))
-    coarse = rng.uniform(-1, 1, cells).astype(np.float32)
-    return np.asarray(cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC), np.float32)
-
-
-def _to_bytes(values: npt.NDArray[np.float32]) -> Image:
-    return np.clip(np.rint(values), 0, 255).astype(np.uint8)
-
+KINDS = tuple(SHAPES)
 
 _LIMITS = {
     "seed": (0, 2**31 - 1),
@@ -227,26 +124,6 @@ _LIMITS = {
     "height": (64, 4096),
     "fps": (1, 1000),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """A closed curve in units of the image height, origin at the image centre, with an oscillating rotation."""
-
-    x: float
-    y: float
-    reach_x: float
-    reach_y: float
-    phase: float
-    turns: int  # runs of the curve in one period
-    angle_deg: float
-    swing_deg: float
-
-    def at(self, cycle: float) -> tuple[float, float, float]:
-        """Return x, y and angle in degrees after `cycle` periods."""
-        t = 2 * math.pi * self.turns * cycle + self.phase
-        x, y = self.x + self.reach_x * math.sin(t), self.y + self.reach_y * math.cos(t)
-        return x, y, self.angle_deg + self.swing_deg * math.sin(t + 1.0)
 
 
 class Scene:
@@ -267,13 +144,13 @@ class Scene:
         self.width, self.height, self.frames, self.fps = width, height, frames, fps
         rng = np.random.default_rng(seed)
         self._table = draw_table(rng, width, height)
+        self._shaded_table = (self._table * _SHADOW_SHARE).astype(np.uint8)
         kinds, colours = rng.permutation(KINDS).tolist(), rng.permutation(list(COLOURS)).tolist()
         if kinds[1] == "screwdriver":  # too slim to hide anything
             kinds[1], kinds[0] = kinds[0], kinds[1]
-        appearances = zip(kinds[:objects], colours, strict=False)
-        self._sprites = [draw_sprite(kind, colour, rng, height) for kind, colour in appearances]
+        self._kinds, self._colours = kinds[:objects], colours[:objects]
         self._paths = _choose_paths(rng, width / height)[:objects]
-        self.names = tuple(sprite.name for sprite in self._sprites)
+        self.names = tuple(map(" ".join, zip(self._colours, self._kinds, strict=True)))
 
     @classmethod
     def from_uri(cls, uri: str) -> Scene:
@@ -289,84 +166,50 @@ class Scene:
 
     def render(self, index: int) -> tuple[Image, Image]:
         """Return frame `index`: the image, BGR uint8 [h, w, 3], and the id at each pixel, uint8 [h, w]."""
-        image, ids = self._table.copy(), np.zeros((self.height, self.width), np.uint8)
-        cycle = index / (self.fps * _PERIOD_S)
+        ids, shadow = np.zeros((2, self.height, self.width), np.uint8)
+        drawings = [self._draw(number, index / (self.fps * _PERIOD_S)) for number in range(len(self._paths))]
+        for polygons, _ in itertools.chain(*drawings):
+            _fill(shadow, polygons, 255, _SHADOW_OFFSET * self.height)
+        image = np.asarray(cv2.copyTo(self._shaded_table, shadow, self._table.copy()), np.uint8)
         # painter's order: the second object last, so that the first passes behind it
-        order = sorted(range(len(self._sprites)), key=lambda i: i == 1)
-        for i in order:
-            x, y, angle_deg = self._paths[i].at(cycle)
-            self._paste(image, ids, i, (x * self.height, y * self.height), angle_deg)
+        for number in sorted(range(len(drawings)), key=lambda number: number == 1):
+            for polygons, colour in drawings[number]:
+                _fill(image, polygons, colour)
+                _fill(ids, polygons, number + 1)
         return image, ids
 
-    def _paste(self, image: Image, ids: Image, i: int, offset: tuple[float, float], angle_deg: float) -> None:
-        sprite = self._sprites[i]
-        centre = (self.width / 2 + offset[0], self.height / 2 + offset[1])
-        shift = _SHADOW_OFFSET * self.height
-        if shadow := _warp(sprite.shadow, (centre[0] + shift, centre[1] + shift), angle_deg, ids.shape):
-            place, alpha = shadow
-            _darken(image[place], alpha)
-        if body := _warp(sprite.pixels, centre, angle_deg, ids.shape):
-            place, pixels = body
-            window, alpha = image[place], pixels[:, :, 3]
-            _darken(window, alpha)
-            cv2.add(window, cv2.cvtColor(pixels, cv2.COLOR_BGRA2BGR), dst=window)
-            np.copyto(ids[place], i + 1, where=alpha > 127)
+    def _draw(self, number: int, cycle: float) -> list[tuple[list[Points], Points]]:
+        """Return the polygons in pixels and the colour (BGR) of each part of an object, after `cycle` periods."""
+        x, y, reach_x, reach_y, phase, turns, angle_rad, swing_rad = self._paths[number]
+        t = 2 * math.pi * turns * cycle + phase
+        angle_rad = angle_rad + swing_rad * math.sin(t + 1.0)
+        cosine, sine = _RADIUS * math.cos(angle_rad), _RADIUS * math.sin(angle_rad)
+        rotation = np.array([[cosine, -sine], [sine, cosine]])
+        centre = x + reach_x * math.sin(t), y + reach_y * math.cos(t)
+        middle = self.width / 2, self.height / 2
+        return [
+            (
+                [(outline @ rotation + centre) * self.height + middle for outline in part.outlines],
+                np.multiply(part.colour or COLOURS[self._colours[number]], part.shade),
+            )
+            for part in SHAPES[self._kinds[number]]
+        ]
 
 
-class SceneSource:
+class SceneSource(PlayedSource):
     """A scene as a camera: its frames starting at index 0, at `fps`, or at the scene's own rate if that is 0.
 
     A scene with an end that loops starts again at index 0: the truth of `seq` is the truth of seq % frames.
     """
 
-    lost = 0
-
     def __init__(self, uri: str, fps: float, loop: bool, stop: threading.Event) -> None:
-        self.name = uri
         self.scene = Scene.from_uri(uri)
-        self._loop = loop
+        super().__init__(uri, fps or self.scene.fps, loop, stop)
         self.is_finite = self.scene.frames > 0 and not loop
-        self._pacer = Pacer(fps or self.scene.fps, stop)
-        self._closed = False
 
-    def __iter__(self) -> Iterator[CapturedImage]:
-        index = 0
-        while not self._closed and (not self.is_finite or index < self.scene.frames):
-            image, _ = self.scene.render(index)
-            if not self._pacer.wait():
-                return
-            yield CapturedImage(image, time.time_ns())
-            index += 1
-            if self.scene.frames and self._loop:
-                index %= self.scene.frames
-
-    def close(self) -> None:
-        self._closed = True
-
-
-def _warp(
-    sprite: Image, centre: tuple[float, float], angle_deg: float, size: tuple[int, ...]
-) -> tuple[tuple[slice, slice], Image] | None:
-    """Rotate the sprite about its middle, move it to `centre` and crop it to an image of `size`.
-
-    Return its place in the image, and its pixels; None outside.
-    """
-    side = sprite.shape[0]
-    reach = side / 2
-    x0, y0 = (max(0, math.floor(c - reach)) for c in centre)
-    x1, y1 = min(size[1], math.ceil(centre[0] + reach)), min(size[0], math.ceil(centre[1] + reach))
-    if x0 >= x1 or y0 >= y1:
-        return None
-    matrix = cv2.getRotationMatrix2D((reach - 0.5, reach - 0.5), angle_deg, 1.0)
-    matrix[:, 2] += (centre[0] - reach - x0, centre[1] - reach - y0)
-    pixels = cv2.warpAffine(sprite, matrix, (x1 - x0, y1 - y0), flags=cv2.INTER_LINEAR)
-    return (slice(y0, y1), slice(x0, x1)), pixels
-
-
-def _darken(window: Image, alpha: Image) -> None:
-    """Multiply the window by 1 - alpha / 255, in place."""
-    through = cv2.cvtColor(cv2.bitwise_not(alpha), cv2.COLOR_GRAY2BGR)
-    cv2.multiply(window, through, dst=window, scale=1 / 255)
+    def _play(self) -> Iterator[CapturedImage]:
+        for index in range(self.scene.frames) if self.scene.frames else itertools.count():
+            yield CapturedImage(self.scene.render(index)[0], 0)
 
 
 def _parameter(key: str, text: str) -> tuple[str, int]:
@@ -380,22 +223,38 @@ def _parameter(key: str, text: str) -> tuple[str, int]:
     return key, int(text)
 
 
-def _choose_paths(rng: np.random.Generator, aspect: float) -> list[_Path]:
-    """Choose a path for each of the six objects, in image heights: the image spans -aspect/2..aspect/2 by -0.5..0.5."""
+def draw_table(rng: np.random.Generator, width: int, height: int) -> Image:
+    """Draw a wooden table of four planks seen from above, BGR uint8 [height, width, 3]."""
+    grain = rng.normal(1, 0.06, (160, 6)).astype(np.float32)
+    tones = rng.uniform(0.85, 1.08, 4)[4 * np.arange(height) // height]
+    brightness = cv2.resize(grain, (width, height), interpolation=cv2.INTER_CUBIC) * tones[:, None]
+    speckle = rng.normal(0, 2.0, (height, width, 1))
+    table = np.clip(brightness[:, :, None] * (96, 134, 172) + speckle, 0, 255)
+    return np.asarray(table, np.uint8)
+
+
+def _fill(image: Image, polygons: Sequence[Points], colour: Points | int, offset: float = 0.0) -> None:
+    """Fill a polygon in pixels, but for the parts of it that the others cover, moved right and down by `offset`."""
+    points = [np.rint((polygon + offset) * 2**_SHIFT).astype(np.int32) for polygon in polygons]
+    cv2.fillPoly(image, points, np.broadcast_to(colour, 3).tolist(), cv2.LINE_8, _SHIFT)
+
+
+def _choose_paths(rng: np.random.Generator, aspect: float) -> Points:
+    """Choose a closed curve and an oscillating rotation for each of six objects.
+
+    Return [6, 8]: the curve's middle and its reach (x, y) in image heights, where the image spans -aspect/2..aspect/2
+    by -0.5..0.5; its phase and runs in one period; the angle and its swing in radians.
+    """
     half = aspect / 2
-    jitter = rng.uniform(-0.02, 0.02, (6, 2))
-    angles, swings = rng.uniform(-25, 25, 6).tolist(), rng.uniform(8, 22, 6).tolist()
-    plans = [  # x, y, reach_x, reach_y, phase, turns
-        (0.0, 0.0, half - 0.16, 0.03, -1.3, 1),  # to and fro through the middle, behind the next
-        (0.02, 0.02, 0.05, 0.04, 0.0, 1),
-        (half + 0.04, -0.28, 0.30, 0.04, -1.2, 1),  # out at the right and back
-        (-half + 0.28, 0.29, 0.10, 0.04, 0.6, 1),
-        (0.16, 0.31, 0.08, 0.03, 2.2, 2),
-        (-0.22, -0.32, 0.12, 0.03, 3.5, 1),
-    ]
-    return [
-        _Path(x + dx, y + dy, reach_x, reach_y, phase, turns, angle, swing)
-        for (x, y, reach_x, reach_y, phase, turns), (dx, dy), angle, swing in zip(
-            plans, jitter.tolist(), angles, swings, strict=True
-        )
-    ]
+    paths = np.array(
+        [  # x, y, reach_x, reach_y, phase, turns
+            (0.0, 0.0, half - 0.16, 0.03, -1.3, 1),  # to and fro through the middle, behind the next
+            (0.02, 0.02, 0.05, 0.04, 0.0, 1),
+            (half + 0.04, -0.28, 0.30, 0.04, -1.2, 1),  # out at the right and back
+            (-half + 0.28, 0.29, 0.10, 0.04, 0.6, 1),
+            (0.16, 0.31, 0.08, 0.03, 2.2, 2),
+            (-0.22, -0.32, 0.12, 0.03, 3.5, 1),
+        ]
+    )
+    paths[:, :2] += rng.uniform(-0.02, 0.02, (6, 2))
+    return np.concatenate([paths, rng.uniform(-0.44, 0.44, (6, 1)), rng.uniform(0.14, 0.38, (6, 1))], axis=1)

@@ -133,9 +133,9 @@ class Commands:
         self._parsers: Any = parser.add_subparsers(metavar="COMMAND", required=True, **options)
         self._common = common
 
-    def add(self, name: str, run: Command, text: str = "") -> CommandParser:
-        """Add a command with its function. Its help is the beginning of the function's docstring, or `text`."""
-        said = text or " ".join((run.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")
+    def add(self, name: str, run: Command) -> CommandParser:
+        """Add a command with its function. Its help is the beginning of the function's docstring."""
+        said = " ".join((run.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")
         text = said[:1].lower() + said[1:]
         parser: CommandParser = self._parsers.add_parser(
             name, parents=[self._common], help=text, description=text

@@ -6,6 +6,7 @@ import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -15,12 +16,14 @@ from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings
 from ..types import Mask, Priority
 from ..wire.operations import OPERATIONS
-from .parser import Command, CommandParser, Commands, parse_box, parse_named, parse_point
+from .parser import CommandParser, Commands, parse_box, parse_named, parse_point
 from .progress import printable
 
 if TYPE_CHECKING:
     from ..client import PerceptionClient, Segmentation
 
+Ask = Callable[["PerceptionClient", Namespace], Any]
+"""Sends the request of a command. Yields the lines to print, if there are any."""
 SETS_FOLDER = Path("prompts")
 """Folder of prompt sets, beside the profile or in the working directory."""
 SUFFIX = ".json"
@@ -38,19 +41,32 @@ def add_commands(commands: Commands) -> None:
     _add_exemplar(commands)
     _add_snapshots(commands)
     _add(commands, "status", status)
-    pause, resume = _asking(lambda client, _: client.pause()), _asking(lambda client, _: client.resume())
-    _add(commands, "pause", pause, "make a running node skip frames until resume")
-    _add(commands, "resume", resume, "make a paused node process frames again")
-    reset = _asking(lambda client, args: client.reset(camera=args.camera))
-    parser = _add(commands, "reset", reset, "remove all objects, of one camera or of all")
-    parser.add("--camera NAME", "remove only the objects of this camera")
+    _add(commands, "pause", pause)
+    _add(commands, "resume", resume)
+    _add(commands, "reset", reset).add("--camera NAME", "remove only the objects of this camera")
 
 
 def _add(
-    commands: Commands, name: str, run: Command, text: str = "", has_camera: bool = False
+    commands: Commands,
+    name: str,
+    ask: Ask,
+    has_camera: bool = False,
+    waits: Callable[[Namespace], bool] = lambda _: False,
 ) -> CommandParser:
-    """Add a command that sends a request, with the options of such commands."""
-    parser = commands.add(name, run, text)
+    """Add a command that sends a request and prints the lines that `ask` yields, with the options of such commands.
+
+    If the request `waits` for a frame, it says on stderr why the node does not act on it yet.
+    """
+
+    @wraps(ask)
+    def command(args: Namespace, settings: Settings) -> None:
+        with connect(args, settings) as client:
+            for line in ask(client, args) or ():
+                print(line)
+        if waits(args):
+            _report_idle(settings)
+
+    parser = commands.add(name, command)
     if has_camera:
         parser.add("--camera NAME", "camera to use; optional if the node serves one camera")
     parser.add_timeout()
@@ -80,16 +96,6 @@ def connect(args: Namespace, settings: Settings) -> Iterator[PerceptionClient]:
         yield client
 
 
-def _asking(ask: Callable[[PerceptionClient, Namespace], object]) -> Command:
-    """Return a command that sends one request and prints nothing."""
-
-    def command(args: Namespace, settings: Settings) -> None:
-        with connect(args, settings) as client:
-            ask(client, args)
-
-    return command
-
-
 def _report_idle(settings: Settings) -> None:
     """Say on stderr why the node does not act on a request yet, such as that it is paused."""
     from .watch import NodeProbe
@@ -99,10 +105,24 @@ def _report_idle(settings: Settings) -> None:
             print_notice(f"nothing happens yet: {reason}")
 
 
-def status(args: Namespace, settings: Settings) -> None:
+def status(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Print the status of a running node as JSON."""
-    with connect(args, settings) as client:
-        print(json.dumps(client.status(), indent=2))
+    yield json.dumps(client.status(), indent=2)
+
+
+def pause(client: PerceptionClient, args: Namespace) -> None:
+    """Make a running node skip frames until resume."""
+    client.pause()
+
+
+def resume(client: PerceptionClient, args: Namespace) -> None:
+    """Make a paused node process frames again."""
+    client.resume()
+
+
+def reset(client: PerceptionClient, args: Namespace) -> None:
+    """Remove all objects, of one camera or of all."""
+    client.reset(camera=args.camera)
 
 
 def _add_objects(commands: Commands) -> None:
@@ -110,16 +130,14 @@ def _add_objects(commands: Commands) -> None:
         "object",
         "add, correct, rename, remove and list the tracked objects of a running node, and print their points",
     )
-    added = _add(objects, "add", object_add, has_camera=True)
+    added = _add(objects, "add", object_add, True, lambda args: args.seq is None)
     added.add("--label", "name of the object")
     text = "low: track it on every second frame under load"
     added.add("--priority", text, choices=get_args(Priority))
     added.add("--choice N", "begin with this mask of `segment --multimask`, from 0", int)
     refine = _add(objects, "refine", object_refine, has_camera=True)
-    ask = _asking(lambda client, args: client.remove_object(args.id, camera=args.camera))
-    remove = _add(objects, "remove", ask, "stop tracking an object", True)
-    ask = _asking(lambda client, args: client.rename_object(args.id, args.label, camera=args.camera))
-    rename = _add(objects, "rename", ask, "change the label of an object", True)
+    remove = _add(objects, "remove", object_remove, has_camera=True)
+    rename = _add(objects, "rename", object_rename, has_camera=True)
     points = _add(objects, "points", object_points, has_camera=True)
     points.add("--count", "number of points [1000], at most 10,000", int, 1000)
     for parser in (refine, remove, rename, points):
@@ -133,45 +151,47 @@ def _add_objects(commands: Commands) -> None:
     _add(objects, "list", object_list, has_camera=True)
 
 
-def object_add(args: Namespace, settings: Settings) -> None:
+def object_add(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Track a new object and print its id.
 
     Track an object and print its id alone on a line, so that scripts can read it.
     """
-    with connect(args, settings) as client:
-        prompt = {**_make_prompt(args), "mask": _read_mask(args.mask), "choice": args.choice}
-        if args.box and args.seq is None:
-            client.latest(FRAME_SIZE_MS)  # masks tell the size of the frame, and so whether it holds the box
-        print(client.add_object(**prompt, label=args.label, priority=args.priority).id)
-    if args.seq is None:
-        _report_idle(settings)
+    prompt = {**_make_prompt(args), "mask": _read_mask(args.mask), "choice": args.choice}
+    if args.box and args.seq is None:
+        client.latest(FRAME_SIZE_MS)  # masks tell the size of the frame, and so whether it holds the box
+    yield str(client.add_object(**prompt, label=args.label, priority=args.priority).id)
 
 
-def object_refine(args: Namespace, settings: Settings) -> None:
+def object_refine(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Correct the mask of an object."""
-    with connect(args, settings) as client:
-        print(_describe(client.refine_object(args.id, **_make_prompt(args), mask=_read_mask(args.mask))))
+    yield _describe(client.refine_object(args.id, **_make_prompt(args), mask=_read_mask(args.mask)))
 
 
-def object_list(args: Namespace, settings: Settings) -> None:
+def object_remove(client: PerceptionClient, args: Namespace) -> None:
+    """Stop tracking an object."""
+    client.remove_object(args.id, camera=args.camera)
+
+
+def object_rename(client: PerceptionClient, args: Namespace) -> None:
+    """Change the label of an object."""
+    client.rename_object(args.id, args.label, camera=args.camera)
+
+
+def object_list(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """List the tracked objects."""
-    with connect(args, settings) as client:
-        objects = client.list_objects(camera=args.camera)
-    for tracked in objects:
+    for tracked in client.list_objects(camera=args.camera):
         unseen = f"  unseen for {tracked.frames_since_seen}" if tracked.frames_since_seen else ""
-        print(
+        yield (
             f"{printable(tracked.camera):<12} {tracked.id:>4}  {printable(tracked.label):<24} {tracked.state:<10} "
             f"score {tracked.score:.2f}  age {tracked.age}{unseen}"
         )
 
 
-def object_points(args: Namespace, settings: Settings) -> None:
+def object_points(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Print the points of an object's visible surface."""
-    with connect(args, settings) as client:
-        surface = client.points(args.id, count=args.count, camera=args.camera)
-    print(f"# frame {printable(surface.frame)}, seq {surface.seq}: x y z in metres")
-    for point in surface.points_m.tolist():
-        print(*(f"{value:.4f}" for value in point))
+    surface = client.points(args.id, count=args.count, camera=args.camera)
+    yield f"# frame {printable(surface.frame)}, seq {surface.seq}: x y z in metres"
+    yield from (" ".join(f"{value:.4f}" for value in point) for point in surface.points_m.tolist())
 
 
 def _add_segment(commands: Commands) -> None:
@@ -181,18 +201,17 @@ def _add_segment(commands: Commands) -> None:
     parser.add_flag("--multimask", "list all masks that may be meant: a part, a larger one, the whole")
 
 
-def segment(args: Namespace, settings: Settings) -> None:
+def segment(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Segment a recent frame once, without tracking.
 
     Segment a recent frame once, print a line about the mask, and write it if --out is given.
     """
     if args.out is not None:
         prepare_output(args.out)
-    with connect(args, settings) as client:
-        segmentation = client.segment(**_make_prompt(args), multimask=args.multimask)
-    print(_describe(segmentation))
+    segmentation = client.segment(**_make_prompt(args), multimask=args.multimask)
+    yield _describe(segmentation)
     for number, candidate in enumerate(segmentation.candidates):
-        print(f"{number:>3}  {_describe(candidate)}")
+        yield f"{number:>3}  {_describe(candidate)}"
     if args.out is not None:
         _write_image(args.out, segmentation.mask.full().astype("uint8") * 255)
 
@@ -210,32 +229,25 @@ def _add_segment_everything(commands: Commands) -> None:
     )
 
 
-def segment_everything(args: Namespace, settings: Settings) -> None:
+def segment_everything(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Segment everything on a recent frame once, without prompts and tracking.
 
     Segment everything on a recent frame once, print a line about each mask, and write them if --out is given.
     """
     if args.out is not None:
         prepare_output(args.out)
-    with connect(args, settings) as client:
-        everything = client.segment_everything(
-            grid=args.grid,
-            min_iou=args.min_iou,
-            min_stability=args.min_stability,
-            most=args.most,
-            seq=args.seq,
-            camera=args.camera,
-        )
+    names = ("grid", "min_iou", "min_stability", "most", "seq", "camera")
+    everything = client.segment_everything(**{name: getattr(args, name) for name in names})
     for number, segmentation in enumerate(everything, start=1):
-        print(f"{number:>3}  {_describe(segmentation)}")
+        yield f"{number:>3}  {_describe(segmentation)}"
     if not everything:
-        print(everything.note or "nothing is sure enough; a larger --grid may find smaller things")
+        yield everything.note or "nothing is sure enough; a larger --grid may find smaller things"
     elif args.out is not None:
         _write_image(args.out, _label_image([segmentation.mask for segmentation in everything]))
 
 
 def _add_prompt(commands: Commands) -> None:
-    parser = _add(commands, "prompt", set_prompts)
+    parser = _add(commands, "prompt", set_prompts, waits=lambda _: True)
     parser.add("names NAME", 'name such as "red mug"; without names the search stops', nargs="*")
     text = "minimum score of a detection to start an object of this name"
     parser.add_repeated("--score NAME=SCORE", text, parse_named(float))
@@ -244,16 +256,14 @@ def _add_prompt(commands: Commands) -> None:
     parser.add_repeated("--low NAME", text)
 
 
-def set_prompts(args: Namespace, settings: Settings) -> None:
+def set_prompts(client: PerceptionClient, args: Namespace) -> None:
     """Set the names of objects to look for."""
-    with connect(args, settings) as client:
-        low: dict[str, Priority] = dict.fromkeys(args.low, "low")
-        client.set_prompts(args.names, scores=dict(args.score), most=dict(args.most), priorities=low)
-    _report_idle(settings)
+    low: dict[str, Priority] = dict.fromkeys(args.low, "low")
+    client.set_prompts(args.names, scores=dict(args.score), most=dict(args.most), priorities=low)
 
 
 def _add_exemplar(commands: Commands) -> None:
-    parser = _add(commands, "exemplar", add_exemplar, has_camera=True)
+    parser = _add(commands, "exemplar", add_exemplar, True, lambda _: True)
     parser.add("name NAME", "name of what is found")
     parser.add_repeated("--box X0,Y0,X1,Y1", "box around a thing that is meant", parse_box)
     parser.add_repeated("--exclude X0,Y0,X1,Y1", "box around a thing that is not", parse_box)
@@ -262,23 +272,20 @@ def _add_exemplar(commands: Commands) -> None:
     parser.add("--seq N", "number of a recent frame; default: the latest frame", int)
 
 
-def add_exemplar(args: Namespace, settings: Settings) -> None:
+def add_exemplar(client: PerceptionClient, args: Namespace) -> None:
     """Look for all that is like boxes on a frame or a photo."""
     with explain_os_error(SettingsError, f"cannot read {args.photo}"):
         photo = args.photo and args.photo.read_bytes()
     boxes, labels = [*args.box, *args.exclude], [1] * len(args.box) + [0] * len(args.exclude)
-    with connect(args, settings) as client:
-        client.add_exemplar(
-            args.name, boxes, labels, text=args.text, photo=photo, seq=args.seq, camera=args.camera
-        )
-    _report_idle(settings)
+    client.add_exemplar(
+        args.name, boxes, labels, text=args.text, photo=photo, seq=args.seq, camera=args.camera
+    )
 
 
 def _add_snapshots(commands: Commands) -> None:
     snapshots = commands.add_group("snapshot", "keep and restore what a running node tracks")
     save = _add(snapshots, "save", snapshot_save)
-    ask = _asking(lambda client, args: client.restore(args.name))
-    restore = _add(snapshots, "restore", ask, "track again what was saved; object ids begin again")
+    restore = _add(snapshots, "restore", snapshot_restore)
     for parser in (save, restore):
         parser.add("name NAME", "name of the snapshot")
     _add(snapshots, "fetch", snapshot_fetch).add_path("out FILE", "file to write")
@@ -292,26 +299,28 @@ def _add_snapshots(commands: Commands) -> None:
         parser.add_path("--folder FOLDER", text)
 
 
-def snapshot_save(args: Namespace, settings: Settings) -> None:
+def snapshot_save(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Write a snapshot in the node's folder of snapshot.path."""
-    with connect(args, settings) as client:
-        saved = client.snapshot(args.name)
-    print(f"{args.name}: {saved.size} bytes, sha256 {saved.sha256}")
+    saved = client.snapshot(args.name)
+    yield f"{args.name}: {saved.size} bytes, sha256 {saved.sha256}"
 
 
-def snapshot_fetch(args: Namespace, settings: Settings) -> None:
+def snapshot_restore(client: PerceptionClient, args: Namespace) -> None:
+    """Track again what was saved; object ids begin again."""
+    client.restore(args.name)
+
+
+def snapshot_fetch(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Copy a snapshot to a file, for sam3-node run --restore-from."""
     prepare_output(args.out)
-    with connect(args, settings) as client:
-        data = client.fetch_snapshot()
+    data = client.fetch_snapshot()
     write_output(args.out, data)
-    print(f"{args.out}: {len(data)} bytes")
+    yield f"{args.out}: {len(data)} bytes"
 
 
-def prompts_save(args: Namespace, settings: Settings) -> None:
+def prompts_save(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Keep the prompts of the running node, with their limits."""
-    with connect(args, settings) as client:
-        status = client.status()
+    status = client.status()
     if shown := status.get("exemplars"):
         raise SettingsError(
             f"expected names alone, found exemplars of {', '.join(map(printable, shown))}; use snapshot save"
@@ -320,15 +329,14 @@ def prompts_save(args: Namespace, settings: Settings) -> None:
     path = _path_of(args)
     make_folder(path.parent)
     write_output(path, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
-    print(f"{path}: {_describe_set(content)}")
+    yield f"{path}: {_describe_set(content)}"
 
 
-def prompts_load(args: Namespace, settings: Settings) -> None:
+def prompts_load(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Look for the prompts of a set."""
     content = _read_set(_path_of(args))
-    with connect(args, settings) as client:
-        client.set_prompts(**content)
-    print(_describe_set(content))
+    client.set_prompts(**content)
+    yield _describe_set(content)
 
 
 def prompts_list(args: Namespace, settings: Settings) -> None:

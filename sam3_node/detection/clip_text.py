@@ -17,8 +17,6 @@ from .phrases import Vectors, check_token_counts, clean_phrase, normalise_rows, 
 BATCH = 64
 CACHE_SIZE = 4096  # phrases
 CLASSES = dict.fromkeys(("clip", "clip_text_model"), CLIPTextModelWithProjection)
-SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-WEIGHTS = (*SAFE_WEIGHTS, "pytorch_model.bin")
 FILES_HINT = (
     "expected the files of a CLIP in transformers' layout: config.json, model.safetensors (or pytorch_model.bin), "
     "and tokenizer.json (or vocab.json and merges.txt); copy them here from the model that the detector was trained "
@@ -75,24 +73,10 @@ class ClipText:
 
 def _load(folder: Path) -> tuple[Any, Any]:
     """Return the text tower and its tokenizer."""
-    _check_files(folder)
-    is_safe = any((folder / name).is_file() for name in SAFE_WEIGHTS)
+    if not folder.is_dir():  # transformers would search other places for it
+        raise VocabularyError(f"no folder {folder}; {FILES_HINT}")
     try:
-        tower: Any = load_whole(str(folder), CLASSES, torch.float32, is_safe)
+        tower: Any = load_whole(str(folder), CLASSES, torch.float32, is_safe=False)
         return tower, load_tokenizer(str(folder), CLIPTokenizer, tower.config.vocab_size)
     except ModelError as error:
         raise VocabularyError(f"{error}; {FILES_HINT}") from error
-
-
-def _check_files(folder: Path) -> None:
-    """Check the folder first, before transformers searches other places for files."""
-    if not folder.is_dir():
-        raise VocabularyError(f"no folder {folder}; {FILES_HINT}")
-    present = {path.name for path in folder.iterdir() if path.is_file()}
-    missing = [] if "config.json" in present else ["config.json"]
-    if not present & set(WEIGHTS):
-        missing.append(WEIGHTS[0])
-    if "tokenizer.json" not in present:
-        missing += [name for name in ("vocab.json", "merges.txt") if name not in present]
-    if missing:
-        raise VocabularyError(f"{folder} lacks {', '.join(missing)}; {FILES_HINT}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from ..errors import ModelError, RequestError, VocabularyError, did_you_mean
+from ..errors import ModelError, RequestError, VocabularyError, did_you_mean, summarize_error
 from ..types import Detection, Image, Priority, State
 from .phrases import PhraseEncoder, clean_phrase, clean_prompts, phrase_key
 from .vocabulary import Vocabulary, VocabularyWithFallback
@@ -311,5 +311,4 @@ def raise_model_error(name: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        first_line = str(error).strip().split("\n")[0][:300]
-        raise ModelError(f"{name} failed: {type(error).__name__}: {first_line}") from error
+        raise ModelError(f"{name} failed: {summarize_error(error)}") from error

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ..errors import EngineError
@@ -24,28 +25,27 @@ USUAL_SIDE, MAX_PLAN_BYTES = 1008, 2e9
 51,964 of two bytes are 2.15 GB. With fused attention it needs about half."""
 
 
-class _TensorRTBuilder:
-    """Builds plans of a model's stages; with a quantisation, the encoder's plan is in FP8."""
-
-    def __init__(
-        self, model: TrackerModel, key: EngineKey, quantisation: Quantisation | None, store: EngineStore
-    ) -> None:
-        self._model, self._key, self._quantisation = model, key, quantisation
-        self._timings = store.folder / TIMINGS
-
-    def __call__(self, stage: StageSpec, step: BuildStep) -> bytes:
-        with tempfile.TemporaryDirectory(prefix="sam3_node_engine_") as folder:
-            path = Path(folder) / f"{stage.name}.onnx"
-            if self._quantisation is not None and stage.name == "encode":
-                _export_fp8(self._model, self._quantisation, path)
-            else:
-                export(stage, path)
-            most = min(self._key.max_objects, OBJECTS_A_CALL.get(stage.name, MAX_OBJECTS))
-            plan = build(path, stage, self._key.gpu, most, step.update, timings=self._timings)
-        local = find_local_gpu()
-        if local is not None and local.generation == self._key.gpu:
-            require_fused(plan, stage, MAX_PLAN_BYTES * max(1.0, (self._key.image_size / USUAL_SIDE) ** 2))
-        return plan
+def _build_plan(
+    model: TrackerModel,
+    key: EngineKey,
+    quantisation: Quantisation | None,
+    timings: Path,
+    stage: StageSpec,
+    step: BuildStep,
+) -> bytes:
+    """Build the plan of a model's stage; with a quantisation, the encoder's plan is in FP8."""
+    with tempfile.TemporaryDirectory(prefix="sam3_node_engine_") as folder:
+        path = Path(folder) / f"{stage.name}.onnx"
+        if quantisation is not None and stage.name == "encode":
+            _export_fp8(model, quantisation, path)
+        else:
+            export(stage, path)
+        most = min(key.max_objects, OBJECTS_A_CALL.get(stage.name, MAX_OBJECTS))
+        plan = build(path, stage, key.gpu, most, step.update, timings=timings)
+    local = find_local_gpu()
+    if local is not None and local.generation == key.gpu:
+        require_fused(plan, stage, MAX_PLAN_BYTES * max(1.0, (key.image_size / USUAL_SIDE) ** 2))
+    return plan
 
 
 def build_engines(
@@ -67,9 +67,9 @@ def build_engines(
         find_library()
     store = EngineStore(engine.folder)
     with reraise_out_of_memory(EngineError, "while engines were built"):
-        model = _load_model(settings)
+        model = load_stages(settings)
         key = compute_key(model, settings, gpu)
-        plan = _TensorRTBuilder(model, key, quantisation, store)
+        plan = partial(_build_plan, model, key, quantisation, store.folder / TIMINGS)
         builder = (lambda stage, step: build_package(stage)) if engine.kind == INDUCTOR else plan
         plans, build_s = _build_stages(model, key, store, builder, progress)
     stored = store.save(key, plans, build_s, scales=quantisation.digest if quantisation else "")
@@ -85,14 +85,6 @@ def read_quantisation(scales: Path | None, recipe: Path | None) -> Quantisation 
             raise EngineError(f"expected --scales FILE with --recipe {recipe}, found the recipe alone")
         return None
     return Quantisation(Scales.load(scales), load_recipe(recipe))
-
-
-def _load_model(settings: Settings) -> TrackerModel:
-    """Load the model in the dtype of its engines."""
-    model = load_stages(settings)
-    if model.trunk is not None:
-        model.share_trunk()  # an output that costs little, and spares a detector an encoder of its own
-    return model
 
 
 def _build_stages(

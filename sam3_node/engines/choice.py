@@ -19,7 +19,7 @@ from typing import Self
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from ..errors import EngineError, Sam3NodeError
+from ..errors import EngineError, Sam3NodeError, summarize_error
 from ..files import keep, read_kept
 from ..models import TrackerModel
 from ..models.weight_files import pick_device
@@ -27,7 +27,7 @@ from ..settings import Settings
 from ..tracking import Tracker
 from .engine_store import FP8
 from .fast_torch import compare_fast, find_report
-from .oom import find_device_error, summarize_error
+from .oom import find_device_error
 from .quantize import load_quantisation
 from .slot import read_gate_clip
 from .validation import Clock, read_clock

@@ -5,7 +5,7 @@ The detector's engine slot puts it in the place of torch's network.
 
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..errors import EngineError
 from ..models import TrackerModel
 from ..models.pixels import letterbox
 from ..models.sam.stages import Run
-from ..models.yolo.network import Detections, YoloWorld, anchors, load_yolo_world
+from ..models.yolo.network import STRIDES, Detections, YoloWorld, anchors, load_yolo_world
 from ..settings import DetectorSettings, ModelSettings, Settings
 from ..types import Image
 from . import validation
@@ -29,7 +29,7 @@ from .engine_store import EngineKey, EngineStore, StoredEngine, checkpoint_diges
 from .export import BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
 from .slot import EngineSlot, GateClip, LoadedEngines, require_gpu, shorten_reason
-from .specs import StageSpec, detector_stage
+from .specs import StageSpec, TensorSpec
 from .tensorrt.builder import LOCAL, build
 from .tensorrt.runtime import TensorRTRun
 
@@ -60,9 +60,23 @@ def pad_phrases(text: Tensor) -> Tensor:
 
 
 def specify_network(net: YoloWorld, dtype: torch.dtype | None = None) -> StageSpec:
-    """Return the network as a stage for frames letterboxed into the square that its weights were trained at."""
+    """Specify YOLO-World for frames letterboxed into the square that its weights were trained at, and PHRASES phrases.
+
+    The vectors of the phrases are an input of each frame. dtype: of the vectors, and what an engine computes in; the
+    network's own by default. The stage does not choose among overlapping boxes.
+    """
     side = net.config.image_size
-    return detector_stage(net, PHRASES, (side, side), dtype)
+    count = sum((side // stride) ** 2 for stride in STRIDES)
+    number = dtype or net.backbone.stem.conv.weight.dtype
+    inputs = (
+        TensorSpec("pixels", (1, 3, side, side), torch.float32),
+        TensorSpec("text", (PHRASES, net.config.text_channels), number),
+    )
+    outputs = (
+        TensorSpec("boxes", (1, count, 4), torch.float32),
+        TensorSpec("scores", (1, count, PHRASES), torch.float32),
+    )
+    return StageSpec(DETECT, net, inputs, outputs)
 
 
 def resolve_detector_dtype(settings: Settings) -> torch.dtype:
@@ -163,10 +177,8 @@ class DetectorSlot(EngineSlot):
     def _device(self) -> torch.device:
         return self.detector.model.backbone.stem.conv.weight.device
 
-    def require_device(self) -> None:
-        require_gpu(self._device)
-
     def compute_key(self) -> EngineKey:
+        require_gpu(self._device)
         return compute_detector_key(self.settings, self.detector.model.config.image_size)
 
     def load(self, stored: StoredEngine) -> LoadedEngines:
@@ -213,9 +225,7 @@ def compare_detector(
     if not frames:
         raise EngineError("expected frames to compare the detector's engine on, found none")
     comparator = validation.StageComparator(spec, _relative_to_anchors(reference), _relative_to_anchors(run))
-    for comparator.frame, image in enumerate(frames):
-        config = reference.config
-        pixels, _ = letterbox(image, config.image_size, device=text.device, resize=config.resize)
+    for comparator.frame, pixels in enumerate(_fit_frames(frames, reference, text.device)):
         comparator(pixels, pad_phrases(text))
     faults = (comparator.fault,) if comparator.fault else ()
     return validation.Report(
@@ -231,8 +241,7 @@ def time_detector(
     text = text.to(own.backbone.stem.conv.weight.dtype)
     pair = [validation.TimedStage(run, partial(clock, text.device)) for run in (network, own)]
     times: list[list[float]] = []
-    for image in frames:
-        pixels, _ = letterbox(image, own.config.image_size, device=text.device, resize=own.config.resize)
+    for pixels in _fit_frames(frames, own, text.device):
         for stage in pair:
             stage(pixels, text)
         times.append([stage.take_ms() for stage in pair])
@@ -246,6 +255,12 @@ def choose_phrases(settings: DetectorSettings) -> tuple[str, ...]:
     file = settings.vocabulary or resolve_folder(settings) / VOCABULARY
     phrases = Vocabulary.load(file).phrases if file.is_file() else DEFAULT_PHRASES
     return phrases[:PHRASES]
+
+
+def _fit_frames(frames: Sequence[Image], net: YoloWorld, device: torch.device) -> Iterator[Tensor]:
+    """Yield the input of the network for each frame."""
+    for image in frames:
+        yield letterbox(image, net.config.image_size, device=device, resize=net.config.resize)[0]
 
 
 def _relative_to_anchors(run: Run) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:

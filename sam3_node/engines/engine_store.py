@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field, ValidationError
@@ -32,7 +32,7 @@ from .inductor import INDUCTOR, PRECISIONS, describe_processor, find_inductor_ta
 from .tensorrt.builder import LOCAL, find_library, find_target
 
 MANIFEST = "manifest.json"
-INFORMATIVE = {"model", "bank_size", "trunk"}  # fields of a key that need not match
+INFORMATIVE = {"model", "bank_size"}  # fields of a key that need not match
 BUILD_HINT = "build them: sam3-node engine build, with the same settings"
 _log = logging.getLogger(__name__)
 
@@ -62,8 +62,6 @@ class EngineKey(Section):
     """Name of the GPU that they are built for; empty for all of the generation."""
     cpu: str = ""
     """Processor that they are built for; empty for any."""
-    trunk: bool = False
-    """True if the encoder also returns what a detector may share; otherwise the detector runs an encoder of its own."""
 
     def describe_differences(self, required: EngineKey) -> list[str]:
         """Return each reason why engines of this key cannot serve as `required`; empty if they can."""
@@ -254,22 +252,24 @@ def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> En
     model: loaded as the settings say, in any dtype. Raises EngineError for a GPU or a precision that no engine can be
     built for, MissingExtraError without TensorRT.
     """
-    describe_target = _inductor_fields if settings.engine.kind == INDUCTOR else _tensorrt_fields
+    engine = settings.engine
+    if engine.kind == INDUCTOR:
+        require_compilable(engine, model.device)
+        target = find_inductor_target(model.device, gpu)
+        hardware = {"gpu": target.generation, "gpu_name": target.name, "cpu": describe_processor()}
+        most, fields = MAX_OBJECTS, {"library": INDUCTOR, "version": str(torch.__version__), **hardware}
+    else:
+        most, fields = round_up_objects(settings.tracker.max_objects), describe_tensorrt(gpu)
+        _require_arithmetic(engine.arithmetic, fields["gpu"])
     return EngineKey(
         model=model.name,
         weights=checkpoint_digest(settings.model.name),
-        precision=settings.engine.arithmetic,
+        precision=engine.arithmetic,
         image_size=model.image_size,
         bank_size=settings.tracker.bank_size,
-        trunk=model.trunk is not None,
-        **describe_target(model.device, settings, gpu),
+        max_objects=most,
+        **fields,
     )
-
-
-def _tensorrt_fields(device: torch.device, settings: Settings, gpu: str) -> dict[str, Any]:
-    fields = describe_tensorrt(gpu)
-    _require_arithmetic(settings.engine.arithmetic, fields["gpu"])
-    return {"max_objects": round_up_objects(settings.tracker.max_objects), **fields}
 
 
 def describe_tensorrt(gpu: str) -> dict[str, str]:
@@ -287,19 +287,6 @@ def _require_arithmetic(precision: str, generation: str) -> None:
             f"engine.precision {precision}: expected a GPU of generation sm{needed} or newer, found {generation}; use "
             f"--engine.precision {'float16' if precision == 'bfloat16' else 'bfloat16'}"
         )
-
-
-def _inductor_fields(device: torch.device, settings: Settings, gpu: str) -> dict[str, Any]:
-    require_compilable(settings.engine, device)
-    generation, name = find_inductor_target(device, gpu)
-    return {
-        "max_objects": MAX_OBJECTS,
-        "library": INDUCTOR,
-        "version": str(torch.__version__),
-        "gpu": generation,
-        "gpu_name": name,
-        "cpu": describe_processor(),
-    }
 
 
 def require_compilable(engine: EngineSettings, device: torch.device) -> None:

@@ -43,7 +43,7 @@ ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 FOLDER, FAST_FOLDER = "bfloat16", "faster"
 TRITON = "triton"
 BACKEND = "inductor"
-LAUNCHES, TIMED_CALLS = "launches", 5
+LAUNCHES = "launches"
 MAX_ERROR_CHARS = 300  # of triton's errors, which have the reason in their third line
 MULTIPLE = 16
 """The sides of FP8 matrices on a GPU are multiples of this."""
@@ -79,7 +79,7 @@ def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
     `load` loads the weights of `settings` in a dtype, and its errors pass.
     """
     path = find_report(settings, FOLDER)
-    if path is not None and (report := Report.load(path)):
+    if report := Report.load(path):
         return load(torch.bfloat16 if report.passed else torch.float32)
     reference = load(torch.float32)
     parameters = sum(parameter.numel() for parameter in reference.parameters())
@@ -246,9 +246,8 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
     def serve() -> None:
         try:
             fast = make_stages(model, settings)
-            shares_trunk = getattr(model.encode_stage, "shares_trunk", False)
-            path = find_report(settings, FAST_FOLDER, model.dtype, shares_trunk)
-            report = None if path is None else Report.load(path)
+            path = find_report(settings, FAST_FOLDER, model.dtype)
+            report = Report.load(path)
             if report is None:
                 report = compare_fast(fast, model, settings, clock)
                 _write_report(path, report)
@@ -294,21 +293,9 @@ def choose_launch(device: torch.device, folder: Path) -> None:
     try:
         launch = read_kernel.Launch(*json.loads(read_kept(path, "launches are timed again") or b""))
     except (ValueError, TypeError):  # absent, or damaged
-        launch = read_kernel.time_launches(device, _measure_ms)
+        launch = read_kernel.time_launches(device)
         keep(path, json.dumps(launch).encode(), "launches are timed again at the next start")
     read_kernel.use_launch(device, launch)
-
-
-def _measure_ms(run: Callable[[], object]) -> float:
-    """Return how long a call takes on the GPU, in milliseconds, once it is compiled."""
-    run()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(TIMED_CALLS):
-        run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / TIMED_CALLS
 
 
 def _require_half_on_gpu(model: TrackerModel) -> None:
@@ -332,7 +319,5 @@ def compare_fast(
     ):
         reference = load_model_in(settings, torch.float32)
         reference.use_read(settings.tracker.read)
-        if getattr(model.encode_stage, "shares_trunk", False):
-            reference.share_trunk()
         thresholds = engine.min_cosine, engine.min_iou
         return _run_gate(reference, model, stages, *thresholds, engines=False, clock=clock)

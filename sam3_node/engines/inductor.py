@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-from ..errors import EngineError
+from ..errors import EngineError, summarize_error
 from ..files import describe_exposure, keep, make_private_dir, read_kept
 from ..models import TrackerModel
 from ..models.sam.stages import Run, Stages
 from .export import MAX_OBJECTS, dynamic_axes, silence_exporters
-from .oom import MEMORY_HINT, is_out_of_memory, reraise_as_engine_error, summarize_error, to_engine_error
+from .oom import MEMORY_HINT, is_out_of_memory, reraise_as_engine_error, to_engine_error
 from .specs import StageSpec, as_tuple, ensure_aligned, find_sizes
-from .tensorrt.builder import LOCAL, find_local_gpu
+from .tensorrt.builder import LOCAL, Gpu, find_local_gpu, require_local
 
 INDUCTOR = "inductor"
 PRECISIONS = ("float32", "float16", "bfloat16")
@@ -104,19 +104,12 @@ def require_compiler() -> None:
         ) from error
 
 
-def find_inductor_target(device: torch.device, gpu: str = LOCAL) -> tuple[str, str]:
-    """Return the hardware that packages for `device` run on: generation and name of a GPU, or ("cpu", "").
+def find_inductor_target(device: torch.device, gpu: str = LOCAL) -> Gpu:
+    """Return the hardware that packages for `device` run on, of generation "cpu" for a processor.
 
     Raises EngineError for a `gpu` that is not the local one, because packages are built where they run.
     """
-    local = find_local_gpu() if device.type == "cuda" else None
-    generation = local.generation if local else CPU
-    if gpu.lower() not in (LOCAL, generation):
-        raise EngineError(
-            f"gpu: {INDUCTOR} builds for this machine alone: expected {generation} or {LOCAL}, found {gpu}; build on "
-            "the machine that will run it"
-        )
-    return (local.generation, local.name) if local else (CPU, "")
+    return require_local(INDUCTOR, gpu, find_local_gpu() if device.type == "cuda" else Gpu(CPU))
 
 
 def describe_processor() -> str:
@@ -292,7 +285,7 @@ class GraphedStage:
     def __call__(self, *inputs: Tensor | None) -> Any:
         """Run the stage. Raises EngineError where it cannot be captured."""
         held = tuple(None if given is None else self._hold(i, given) for i, given in enumerate(inputs))
-        key = getattr(self.run, "shares_trunk", False), *map(id, held)  # the flag adds an output
+        key = tuple(map(id, held))
         if key not in self._graphs:
             self._graphs[key] = self._capture(self.run, held)
         graph = self._graphs[key]

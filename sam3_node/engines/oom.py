@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ..errors import DeviceError, EngineError, ModelError, Sam3NodeError
+from ..errors import DeviceError, EngineError, ModelError, Sam3NodeError, summarize_error
 
 STAGE_ERRORS = (Sam3NodeError, RuntimeError, MemoryError)
 """Errors that stages raise; torch reports errors of a device as RuntimeError."""
@@ -75,11 +75,6 @@ def find_root_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def summarize_error(error: BaseException) -> str:
-    """Return the type and the first line of an error; at most 300 characters of that line."""
-    return f"{type(error).__name__}: {str(error).strip().split(chr(10))[0][:300]}".removesuffix(": ")
 
 
 def to_engine_error(error: BaseException, doing: str) -> EngineError:

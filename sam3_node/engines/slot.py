@@ -33,7 +33,7 @@ from . import engine_store
 from .inductor import INDUCTOR, InductorRun
 from .oom import STAGE_ERRORS, reraise_out_of_memory, to_engine_error
 from .quantize import Quantisation, quantise_encoder
-from .specs import STAGES, StageSpec, has_trunk, tracker_stages
+from .specs import STAGES, StageSpec, tracker_stages
 from .tensorrt.runtime import TensorRTRun, Workspace
 from .validation import Clock, Report, compare_stages, fit_stages, read_clock
 
@@ -62,12 +62,8 @@ class EngineSlot(ABC):
         self.settings, self.clock = settings, clock
 
     @abstractmethod
-    def require_device(self) -> None:
-        """Raise EngineError unless the device can have engines."""
-
-    @abstractmethod
     def compute_key(self) -> engine_store.EngineKey:
-        """Return the key that stored engines must match."""
+        """Return the key that stored engines must match. Raises EngineError unless the device can have engines."""
 
     @abstractmethod
     def load(self, stored: engine_store.StoredEngine) -> LoadedEngines:
@@ -106,7 +102,6 @@ class EngineSlot(ABC):
 
     def open(self) -> LoadedEngines:
         """Find the stored engines, and load them onto the device."""
-        self.require_device()
         stored = engine_store.EngineStore(self.settings.engine.folder).find(self.compute_key())
         with reraise_out_of_memory(EngineError, f"while loading {self.subject}"):
             return self.load(stored)
@@ -171,45 +166,29 @@ class TrackerSlot(EngineSlot):
         super().__init__(settings, clock)
         self.model, self._torch_stages = model, model.stages
 
-    def require_device(self) -> None:
+    def compute_key(self) -> engine_store.EngineKey:
         if self.settings.engine.kind != INDUCTOR:
             require_gpu(self.model.device)
-
-    def compute_key(self) -> engine_store.EngineKey:
         return engine_store.compute_key(self.model, self.settings)
 
     def load(self, stored: engine_store.StoredEngine) -> LoadedEngines:
         dtype = engine_store.resolve_dtype(self.settings.engine.arithmetic)
-        specs = tracker_stages(self.model, dtype=dtype, trunk=stored.manifest.key.trunk)
-        load = self._load_packages if self.settings.engine.kind == INDUCTOR else self._load_plans
-        return LoadedEngines(stored, load(stored, specs), specs)
+        specs, device = tracker_stages(self.model, dtype=dtype), self.model.device
+        workspace = Workspace(device)  # of plans; packages have their own
 
-    def _load_packages(
-        self, stored: engine_store.StoredEngine, specs: Mapping[str, StageSpec]
-    ) -> dict[str, Run]:
-        device = self.model.device
-        return {name: InductorRun(stored.read_plan(name), specs[name], device) for name in STAGES}
+        def load(name: str) -> Run:
+            plan = stored.read_plan(name)
+            if self.settings.engine.kind == INDUCTOR:
+                return InductorRun(plan, specs[name], device)
+            return TensorRTRun(plan, specs[name], device, workspace, stored.kernels_path(name))
 
-    def _load_plans(
-        self, stored: engine_store.StoredEngine, specs: Mapping[str, StageSpec]
-    ) -> dict[str, Run]:
-        """Load plans that share one block of memory, and allocate it: it is known now whether it fits."""
-        device = self.model.device
-        workspace = Workspace(device)
-        runs: dict[str, Run] = {
-            name: TensorRTRun(
-                stored.read_plan(name), specs[name], device, workspace, stored.kernels_path(name)
-            )
-            for name in STAGES
-        }
-        workspace.allocate()
-        return runs
+        runs = {name: load(name) for name in STAGES}
+        workspace.allocate()  # now, so that it is known whether it fits
+        return LoadedEngines(stored, runs, specs)
 
     def compare(self, engines: LoadedEngines, clip: GateClip) -> Report:
         engine = self.settings.engine
         reference = engine_store.load_model_in(self.settings, torch.float32)
-        if has_trunk(engines.specs):
-            reference.share_trunk()
         return compare_stages(
             reference,
             _list_runs(engines),
@@ -218,7 +197,7 @@ class TrackerSlot(EngineSlot):
             engine.min_iou,
             dtype=engine_store.resolve_dtype(engine.arithmetic),
             prompts=clip.prompts(reference.image_size),
-            find_module=partial(self._load_module, engines),
+            find_module=partial(self._load_module, engines.stored),
             served=self.model,
             clock=self.clock,
         )
@@ -230,17 +209,15 @@ class TrackerSlot(EngineSlot):
     def fall_back(self, reason: EngineError) -> None:
         use_torch(self.model, self._torch_stages, reason)
 
-    def _load_module(self, engines: LoadedEngines, name: str) -> nn.Module | None:
+    def _load_module(self, stored: engine_store.StoredEngine, name: str) -> nn.Module | None:
         """Load the torch module of a stage in the dtype of its engine, to compare layers.
 
         None for an FP8 encoder whose scales and recipe are not stored beside its engines.
         """
         precision = self.settings.engine.arithmetic
         model = engine_store.load_model_in(self.settings, engine_store.resolve_dtype(precision))
-        if has_trunk(engines.specs):
-            model.share_trunk()
         if precision == engine_store.FP8 and name == "encode":
-            quantisation = Quantisation.load(engines.stored)
+            quantisation = Quantisation.load(stored)
             return quantise_encoder(model, *quantisation) if quantisation else None
         return tracker_stages(model)[name].module
 

@@ -1,13 +1,13 @@
 """Specifications of the stages that engines run: names, shapes and dtypes of every input and output.
 
-All engines share these specs. The module makes them for a tracker and a detector, checks tensors against them, and
+All engines share these specs. The module makes them for a tracker, checks tensors against them, and
 adapts an engine to a model that computes in another dtype.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,11 @@ from torch import Tensor, nn
 from ..errors import EngineError
 from ..models import TrackerModel
 from ..models.sam.stages import Run
-from ..models.yolo.network import STRIDES, YoloWorld
 from ..tracking.memory import MemoryBank, get_rule
 
 OBJECTS, MEMORIES, IMAGES = "objects", "memories", "images"  # the dimensions that vary
 MIN_MEMORIES = 2
 """Least memories of an object that a read takes at once: of one prompted frame and one other."""
-TRUNK = "trunk"  # the encoder's output for a detector
 STAGES = ("encode", "read", "decode", "remember")
 ALIGNMENT = 256  # bytes, of every tensor that TensorRT reads
 
@@ -78,26 +76,27 @@ class StageSpec(NamedTuple):
 
 
 def tracker_stages(
-    model: TrackerModel, bank_size: int = 7, dtype: torch.dtype | None = None, *, trunk: bool | None = None
+    model: TrackerModel, bank_size: int = 7, dtype: torch.dtype | None = None
 ) -> Mapping[str, StageSpec]:
     """Specify the four stages of `model.stages` by name, for a memory bank of `bank_size` frames.
 
     Weights without memory modules have the stage "encode" alone. dtype: the dtype that an engine of them computes in.
-    By default it is the model's own. trunk: whether the encoder also returns what a detector may share; by default, as
-    the model's own does now.
+    By default it is the model's own. The encoder of SAM 3 also returns what a detector may share.
     """
     number, (height, width), channels = dtype or model.dtype, model.grid, model.hidden
     image = TensorSpec("top", (1, channels, height, width), number)
     fine = TensorSpec("fine", (1, channels // 8, 4 * height, 4 * width), number)
     middle = TensorSpec("middle", (1, channels // 4, 2 * height, 2 * width), number)
     features = [fine, middle, image]
-    if getattr(model.encode_stage, "shares_trunk", False) if trunk is None else trunk:
-        assert model.trunk is not None
+    if model.trunk is not None:
         depth = model.trunk.get_buffer("position").shape[-1]
-        features.append(TensorSpec(TRUNK, (1, depth, height, width), number))
-    side, modules = model.image_size, model.stages
+        features.append(TensorSpec("trunk", (1, depth, height, width), number))
+    side, modules = (
+        model.image_size,
+        cast("tuple[nn.Module, ...]", model.stages),
+    )  # no engine has replaced them yet
     pixels = TensorSpec("pixels", (1, 3, side, side), number)
-    encode = StageSpec("encode", _require_module(modules.encode), (pixels,), tuple(features))
+    encode = StageSpec("encode", modules[0], (pixels,), tuple(features))
     if not model.has_memory:
         return {encode.name: encode}
     memory = (model.memory_tokens, model.memory_channels)
@@ -122,48 +121,11 @@ def tracker_stages(
     remembered = TensorSpec("remembered", (OBJECTS, *memory), kept)
     stages = (
         encode,
-        StageSpec("read", _require_module(modules.read), (image, *bank), (read,), slots),
-        StageSpec("decode", _require_module(modules.decode), (read, fine, middle), decoded),
-        StageSpec("remember", _require_module(modules.remember), (image, logits, presence), (remembered,)),
+        StageSpec("read", modules[1], (image, *bank), (read,), slots),
+        StageSpec("decode", modules[2], (read, fine, middle), decoded),
+        StageSpec("remember", modules[3], (image, logits, presence), (remembered,)),
     )
     return {stage.name: stage for stage in stages}
-
-
-def detector_stage(
-    net: YoloWorld, phrases: int, size: tuple[int, int], dtype: torch.dtype | None = None
-) -> StageSpec:
-    """Specify YOLO-World for frames of `size` (H, W) and `phrases` phrases, whose vectors are an input of each frame.
-
-    dtype: of the vectors, and what an engine computes in; the network's own by default. A caller that has fewer
-    phrases repeats one. The stage does not choose among overlapping boxes. Raises EngineError for no phrase, or for
-    sides that are not multiples of the network's coarsest stride.
-    """
-    height, width = size
-    if phrases < 1 or any(side < 1 or side % STRIDES[-1] for side in size):
-        raise EngineError(
-            f"detect: expected at least one phrase and sides that are multiples of {STRIDES[-1]}; "
-            f"found {phrases} and {height} x {width}"
-        )
-    anchors = sum((height // stride) * (width // stride) for stride in STRIDES)
-    number = dtype or net.backbone.stem.conv.weight.dtype
-    return StageSpec(
-        "detect",
-        net,
-        (
-            TensorSpec("pixels", (1, 3, height, width), torch.float32),
-            TensorSpec("text", (phrases, net.config.text_channels), number),
-        ),
-        (
-            TensorSpec("boxes", (1, anchors, 4), torch.float32),
-            TensorSpec("scores", (1, anchors, phrases), torch.float32),
-        ),
-    )
-
-
-def _require_module(run: object) -> nn.Module:
-    if not isinstance(run, nn.Module):
-        raise TypeError("expected the stages of a model that no engine has changed")
-    return run
 
 
 def _make_example(spec: TensorSpec, sizes: Sizes, generator: torch.Generator) -> Tensor:
@@ -184,7 +146,10 @@ def find_sizes(stage: StageSpec, inputs: Sequence[Tensor], max_objects: int, dev
         raise EngineError(f"{stage.name}: expected {len(stage.inputs)} inputs, found {len(inputs)}")
     found = {OBJECTS: 1, MEMORIES: 0}
     for spec, tensor in zip(stage.inputs, inputs, strict=True):
-        _check_is_tensor(stage, spec, tensor)
+        if not isinstance(tensor, Tensor):
+            found_type = type(tensor).__name__
+            raise EngineError(f"{stage.name}: {spec.name}: expected a tensor, found {found_type}")
+    for spec, tensor in zip(stage.inputs, inputs, strict=True):
         if OBJECTS in spec.shape and tensor.ndim == len(spec.shape):
             found |= {str(side): size for side, size in zip(spec.shape, tensor.shape, strict=True)}
             break
@@ -207,18 +172,12 @@ def find_sizes(stage: StageSpec, inputs: Sequence[Tensor], max_objects: int, dev
 def _check_tensor(
     stage: StageSpec, spec: TensorSpec, tensor: Tensor, sizes: Sizes, device: torch.device
 ) -> None:
-    _check_is_tensor(stage, spec, tensor)
     shape = spec.shape_for(*sizes)
     if tensor.shape != shape or tensor.dtype != spec.dtype or tensor.device != device:
         raise EngineError(
             f"{stage.name}: {spec.name}: expected {list(shape)} {spec.dtype} on {device}, "
             f"found {list(tensor.shape)} {tensor.dtype} on {tensor.device}"
         )
-
-
-def _check_is_tensor(stage: StageSpec, spec: TensorSpec, tensor: object) -> None:
-    if not isinstance(tensor, Tensor):
-        raise EngineError(f"{stage.name}: {spec.name}: expected a tensor, found {type(tensor).__name__}")
 
 
 def ensure_aligned(tensor: Tensor) -> Tensor:
@@ -250,28 +209,6 @@ class DtypeAdapter:
         results = as_tuple(self.run(*cast_tensors(inputs, self.inside.inputs)))
         outputs = cast_tensors(results, self.outside.outputs)
         return outputs if len(outputs) > 1 else outputs[0]
-
-
-class SharedEncoder(DtypeAdapter):
-    """An encoder's engine that has the trunk as its last output, and returns it only if the torch encoder would."""
-
-    def __init__(self, run: Run, inside: StageSpec, outside: StageSpec, encoder: nn.Module) -> None:
-        super().__init__(run, inside, outside)
-        self._encoder = encoder
-
-    @property
-    def shares_trunk(self) -> bool:
-        """True once a detector shares the trunk."""
-        return bool(self._encoder.shares_trunk)
-
-    def __call__(self, *inputs: Tensor) -> Any:
-        outputs = super().__call__(*inputs)
-        return outputs if self.shares_trunk else outputs[:-1]
-
-
-def has_trunk(stages: Mapping[str, StageSpec]) -> bool:
-    """Return True if the encoder of these specs also returns the trunk."""
-    return stages["encode"].outputs[-1].name == TRUNK
 
 
 def cast_tensors(tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ schema, tritonclient, would add gRPC and an older protobuf. The tests parse the 
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -246,7 +246,7 @@ def make_models(
 ) -> list[ServedModel]:
     """Return the models of a repository: ONNX exports, or the plans of `stored` where there are any."""
     platform = ONNX if stored is None else PLAN
-    stages = dict(tracker_stages(model, bank_size, trunk=stored.manifest.key.trunk if stored else False))
+    stages = dict(tracker_stages(model, bank_size))
     if stored is None:
         stages = {key: _without_bfloat16(stage) for key, stage in stages.items()}
         stages["encode"] = _for_images(stages["encode"])
@@ -269,24 +269,24 @@ def make_models(
     return served
 
 
+def _map_specs(stage: StageSpec, change: Callable[[TensorSpec], TensorSpec]) -> StageSpec:
+    inputs, outputs = (tuple(map(change, specs)) for specs in (stage.inputs, stage.outputs))
+    return stage._replace(inputs=inputs, outputs=outputs)
+
+
 def _for_images(stage: StageSpec) -> StageSpec:
     """Return a stage of one image for any number of them."""
-    inputs, outputs = (
-        tuple(spec._replace(shape=(IMAGES, *spec.shape[1:])) for spec in specs)
-        for specs in (stage.inputs, stage.outputs)
-    )
-    return stage._replace(inputs=inputs, outputs=outputs)
+    return _map_specs(stage, lambda spec: spec._replace(shape=(IMAGES, *spec.shape[1:])))
 
 
 def _without_bfloat16(stage: StageSpec) -> StageSpec:
     """Return a stage whose memories have the dtype of its other tensors. A read takes memories of any dtype."""
     number = stage.inputs[0].dtype
-    inputs, outputs = (
-        tuple(spec._replace(dtype=number) if spec.dtype == torch.bfloat16 else spec for spec in specs)
-        for specs in (stage.inputs, stage.outputs)
-    )
     module = FloatRemember(stage.module) if stage.name == "remember" else stage.module
-    return stage._replace(module=module, inputs=inputs, outputs=outputs)
+    stage = _map_specs(
+        stage, lambda spec: spec._replace(dtype=number) if spec.dtype == torch.bfloat16 else spec
+    )
+    return stage._replace(module=module)
 
 
 def _specify_prompt(model: TrackerModel, encode: StageSpec, kind: str, labels: Sequence[int]) -> StageSpec:

@@ -27,23 +27,21 @@ from torch import Tensor, nn
 
 from ..errors import EngineError, ModelError
 from ..models import TrackerModel
-from ..models.pixels import mask_boxes, suppress
-from ..models.sam.stages import Decoded, Run, Stages
+from ..models.pixels import mask_boxes
+from ..models.sam.stages import Run, Stages
 from ..settings import describe_faults
 from ..tracking import ObjectPrompt, Tracker
 from ..tracking.association import mask_iou
-from ..tracking.everything import grid_points
-from ..types import Image
+from ..tracking.everything import MAX_MASKS, EverythingOptions, segment_everything
+from ..types import Image, run_to_end
 from .specs import (
     OBJECTS,
     STAGES,
     DtypeAdapter,
-    SharedEncoder,
     StageSpec,
     TensorSpec,
     as_tuple,
     cast_tensors,
-    has_trunk,
     tracker_stages,
 )
 
@@ -160,29 +158,18 @@ class Report:
         yield f"passed: {thresholds} or more" if refusal is None else f"refused: {refusal}"
 
     def to_json(self) -> str:
-        """Return the report as JSON, which `from_json` reads."""
+        """Return the report as JSON, which `load` reads."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read a report from the text that `to_json` made. Raises EngineError for any other text."""
-        try:
-            return TypeAdapter(cls).validate_json(text)
-        except ValidationError as error:
-            raise EngineError(
-                f"expected a report of the gate, found another text ({describe_faults(error)}); "
-                "run `sam3-node engine check`"
-            ) from error
-
-    @classmethod
-    def load(cls, path: Path) -> Self | None:
+    def load(cls, path: Path | None) -> Self | None:
         """Read a report from a file; None where it is absent or damaged, with a warning if it is damaged."""
         try:
-            return cls.from_json(path.read_text(encoding="utf-8", errors="replace"))
+            return TypeAdapter(cls).validate_json(path.read_bytes()) if path else None
         except FileNotFoundError:
             return None
-        except (OSError, EngineError) as error:
-            _log.warning("%s is ignored: %s", path, error)
+        except (OSError, ValidationError) as error:
+            _log.warning("%s is ignored, as it holds no report of the gate: %s", path, describe_faults(error))
             return None
 
     def _reasons(self) -> Iterator[str]:
@@ -245,7 +232,7 @@ def compare_stages(
     memory modules.
     """
     clip, clip_prompts = _prepare_clip(reference, frames, prompts)
-    specs = tracker_stages(reference, dtype=dtype)  # with the trunk, if the reference shares its own
+    specs = tracker_stages(reference, dtype=dtype)
     pairs = zip(STAGES, reference.stages, stages, strict=True)
     comparators = [StageComparator(specs[name], own, other) for name, own, other in pairs]
     with without_tf32():
@@ -284,15 +271,8 @@ def _prepare_clip(
 
 def fit_stages(stages: Stages, specs: Mapping[str, StageSpec], model: TrackerModel) -> Stages:
     """Return engines of these specs in the form in which they replace the modules of a model."""
-    trunk = has_trunk(specs)
-    outside = tracker_stages(model, trunk=trunk)
-    runs = zip(STAGES, stages, strict=True)
-    adapted = Stages(*(DtypeAdapter(run, specs[name], outside[name]) for name, run in runs))
-    if not trunk:
-        return adapted
-    return adapted._replace(
-        encode=SharedEncoder(stages.encode, specs["encode"], outside["encode"], model.encode_stage)
-    )
+    outside, runs = tracker_stages(model), zip(STAGES, stages, strict=True)
+    return Stages(*(DtypeAdapter(run, specs[name], outside[name]) for name, run in runs))
 
 
 class StageComparator:
@@ -586,39 +566,24 @@ def _lowest_cosine(expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> flo
 
 
 MAX_PROMPTS = 4
-CELLS = 6  # boxes lie around the centres of 6 x 6 cells
-BOX_SIDES = (0.15, 0.3)  # as fractions of the image's side
-THRESHOLD_SHIFT = 1.0  # logits by which a mask's threshold moves to test its stability
+EVERYTHING = EverythingOptions(grid=6, min_iou=0.0, min_stability=0.0, max_overlap=0.5, most=MAX_MASKS)
 MIN_AREA, MAX_AREA = 0.002, 0.4  # as fractions of the image
-SAME_IOU = 0.5
 
 
 @torch.inference_mode()
 def find_confident_prompts(model: TrackerModel, pixels: Tensor) -> list[ObjectPrompt]:
     """Return a box prompt for each of up to MAX_PROMPTS objects on one frame, pixels [1, 3, S, S], the surest first.
 
-    The function tries a grid of boxes. An object is sure if it has a high score (presence probability times predicted
-    IoU) and a stable mask, which hardly changes if its threshold moves; SAM's mask generator uses the same test (arXiv
-    2304.02643, sec. 5). Masks of medium size come before others.
+    They are of what `segment_everything` finds, as far as their boxes give a mask. Medium sizes come before others.
     """
-    features, tracker = model.encode(pixels), Tracker(model, 1)
-    centres = grid_points(CELLS, model)[:, 0]
-    halves = [fraction * model.image_size / 2 for fraction in BOX_SIDES]
-    grid = torch.cat([torch.cat([centres - half, centres + half], dim=1) for half in halves])
-    batches = grid.clamp(0, model.image_size).split(model.batch_size)
-    proposals = [tracker.propose(features, batch) for batch in batches]
-    decoded = Decoded(*(torch.cat(parts).float() for parts in zip(*proposals, strict=True)))
-    masks = decoded.logits > 0
+    features = model.encode(pixels)
+    found = run_to_end(segment_everything(model, features, EVERYTHING))
+    masks = found.logits > 0
+    area = masks.flatten(1).float().mean(1)
+    is_unusual = (area < MIN_AREA) | (area > MAX_AREA)
     boxes = mask_boxes(masks) * (model.image_size / masks.shape[-1])
-    surest = suppress(boxes, _compute_sureness(decoded), SAME_IOU).tolist()
-    found = [boxes[row].tolist() for row in surest if masks[row].any()]
-    return [ObjectPrompt(number, box=box) for number, box in enumerate(found[:MAX_PROMPTS], 1)]
-
-
-def _compute_sureness(decoded: Decoded) -> Tensor:
-    """Return how sure each mask is [D]: score times stability, less 1 for very small and very large masks."""
-    score = decoded.presence.sigmoid() * decoded.iou
-    sizes = [(decoded.logits > shift).flatten(1).sum(1) for shift in (THRESHOLD_SHIFT, -THRESHOLD_SHIFT)]
-    area = (decoded.logits > 0).flatten(1).float().mean(1)
-    unusual = (area < MIN_AREA) | (area > MAX_AREA)
-    return score * sizes[0] / sizes[1].clamp(min=1) - unusual.float()
+    surest = boxes[is_unusual.int().argsort(stable=True)[:MAX_PROMPTS]]
+    if not len(surest):
+        return []
+    is_seen = (Tracker(model, 1).propose(features, surest).logits > 0).flatten(1).any(1)
+    return [ObjectPrompt(number, box=box) for number, box in enumerate(surest[is_seen].tolist(), 1)]

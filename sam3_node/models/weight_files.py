@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
-from ..errors import ModelError, did_you_mean
+from ..errors import ModelError, did_you_mean, summarize_error
 from ..files import describe_stand_in, explain_os_error
 
 CONFIG = "config.json"
@@ -208,8 +208,8 @@ def load_pretrained(
 
     `name` is a folder or a hub repository. `configure` may change the configuration before the model is built. Raises
     ModelError if the files are missing, damaged, or of another type, or lie outside the folder. Only safetensors are
-    loaded, unless `is_safe` is False: then torch's own files, too, from which it reads tensors alone. No code of the
-    repository runs.
+    loaded, unless `is_safe` is False: then torch's own files where there are no others, from which it reads tensors
+    alone. No code of the repository runs.
     """
     _check_folder(name)
     if os.path.isdir(name):
@@ -226,7 +226,7 @@ def load_pretrained(
             config=config,
             dtype=dtype,
             output_loading_info=True,
-            use_safetensors=is_safe,
+            use_safetensors=is_safe or None,
             weights_only=True,
             trust_remote_code=False,
         )
@@ -328,12 +328,11 @@ def _reading(name: str, files: str) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:  # transformers raises OSError, ValueError, SafetensorError, KeyError and more
-        first_line = str(error).strip().split("\n")[0][:300]
+        found = summarize_error(error)
         explained = ModelError(
-            f"cannot load {name}: expected a folder or hub repository with {files}; "
-            f"found {type(error).__name__}: {first_line}"
+            f"cannot load {name}: expected a folder or hub repository with {files}; found {found}"
         )
-        explained.may_pass = "connect to" in first_line  # the hub cannot be reached now
+        explained.may_pass = "connect to" in found  # the hub cannot be reached now
         raise explained from error
 
 

@@ -41,8 +41,6 @@ SHOWN_SECTIONS = ("model", "engine", "tracker", "detector", "health", "group")
 MAX_LABEL_CHARACTERS = 200
 FRESH_S = 0.2
 """Age up to which a page is sent again, so that many who ask at once cost the loop no more than one."""
-WAIT_S = 1.0
-"""Time for which the first requests wait for one another."""
 OTEL = "otel"
 EXPORT_S = 2.0
 """Longest time for which one export, and the last one at the end, wait for the collector."""
@@ -242,35 +240,22 @@ class MetricsPage:
         self._rendered: dict[str, tuple[float, Page]] = {}  # by content type, with the monotonic time
 
     def render(self, accept: str) -> Page:
-        """Return the page; while another one is rendered, the last. 503 without prometheus-client."""
+        """Return the page, for requests that come together the same. 503 without prometheus-client."""
         try:
             client = require("prometheus_client", "node")
         except MissingExtraError as error:
             return Page(503, TEXT, f"{error}\n".encode())
         encode, content_type = client.exposition.choose_encoder(accept)
-        page = self._find_fresh(content_type)
-        if page is not None:
+        with self._rendering:
+            made_s, page = self._rendered.get(content_type, (0.0, None))
+            if page is None or time.monotonic() - made_s >= FRESH_S:
+                if self._registry is None:
+                    self._registry = client.CollectorRegistry()
+                    client.ProcessCollector(registry=self._registry)
+                    self._registry.register(self._collector)
+                page = Page(200, content_type, encode(self._registry))
+                self._rendered[content_type] = (time.monotonic(), page)
             return page
-        last = self._rendered.get(content_type)
-        if not self._rendering.acquire(timeout=WAIT_S if last is None else 0.0):
-            return last[1] if last else Page(503, TEXT, b"the metrics are rendered for another request\n")
-        try:
-            page = self._find_fresh(content_type)  # another request may have had it rendered meanwhile
-            if page is not None:
-                return page
-            if self._registry is None:
-                self._registry = client.CollectorRegistry()
-                client.ProcessCollector(registry=self._registry)
-                self._registry.register(self._collector)
-            page = Page(200, content_type, encode(self._registry))
-            self._rendered[content_type] = (time.monotonic(), page)
-            return page
-        finally:
-            self._rendering.release()
-
-    def _find_fresh(self, content_type: str) -> Page | None:
-        made_s, page = self._rendered.get(content_type, (0.0, None))
-        return page if time.monotonic() - made_s < FRESH_S else None
 
 
 class NodeCollector:

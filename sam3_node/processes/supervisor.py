@@ -351,7 +351,9 @@ def list_processes(settings: Settings, profile: Path) -> list[Process]:
     Raises SettingsError when there are more cameras than frame endpoints, when two cameras have the same name, or when
     a watcher or recorder would take messages from their only reader.
     """
-    _check_readers(settings)
+    for name in settings.group.processes:
+        if name in ("watch", "record", "console"):
+            settings.transport.require_newest(f"group.processes: {name}")
     cameras = settings.group.cameras or (settings.camera,)
     _check_cameras(cameras, settings.transport.frames)
     processes: list[Process] = []
@@ -361,15 +363,6 @@ def list_processes(settings: Settings, profile: Path) -> list[Process]:
         else:
             processes.append(_make_process(settings, profile, name, *COMMANDS[name], {}))
     return processes
-
-
-def _check_readers(settings: Settings) -> None:
-    readers = [name for name in settings.group.processes if name in ("watch", "record", "console")]
-    if settings.transport.delivery == "every" and readers:
-        raise SettingsError(
-            f"group.processes: expected no {readers[0]} with transport.delivery = 'every', found it: each message "
-            f"goes to one reader, and {readers[0]} would take messages from node and policy; remove it"
-        )
 
 
 def _check_cameras(cameras: Sequence[CameraSettings], endpoints: Sequence[str]) -> None:

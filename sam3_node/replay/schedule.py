@@ -7,7 +7,7 @@ to. The recording's index gives the number of frames, for progress.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -123,10 +123,16 @@ class Schedule(Closeable):
         find_robot = self._make_robot_finder()
         if self.job.start or self.job.begin_ns is not None:
             frames = self._skip_edits(frames, edits)
-        steps = step_all_frames(frames, edits, find_robot)
-        steps = separate_episodes(steps, self.episode_starts, self.dataset.prompts)
-        actions = add_objects(steps, self.job.objects, self.notes)
-        yield from add_everything(actions) if self.job.everything else actions
+        yield from step_all_frames(
+            frames,
+            self.notes,
+            edits,
+            objects=self.job.objects,
+            everything=self.job.everything,
+            episode_starts=self.episode_starts,
+            prompts=self.dataset.prompts,
+            find_robot=find_robot,
+        )
 
     def _make_robot_finder(self) -> Callable[[Frame], RobotState]:
         """Return a function that gives the robot at a frame.
@@ -266,58 +272,48 @@ class FrameEdits:
 
 def step_all_frames(
     frames: Iterable[Frame],
-    edits: FrameEdits,
+    notes: event_log.Notes,
+    edits: FrameEdits | None = None,
+    *,
+    objects: Sequence[ObjectOnFrame] = (),
+    everything: bool = False,
+    episode_starts: Sequence[int] = (),
+    prompts: Sequence[str] = (),
     find_robot: Callable[[Frame], RobotState] = lambda _: RobotState(),
 ) -> Iterator[event_log.Action]:
-    """Yield a step on each frame, with its edits."""
+    """Yield a step on each frame, with its `edits`, and with the addition of each object that is marked on it.
+
+    An object whose frame does not come is noted. With `everything`, all that can be segmented on the first frame of
+    each camera and episode is added on it. Between two episodes, whose first frames have the numbers `episode_starts`,
+    all objects are removed, and `prompts` are detected anew; ids go on over all episodes.
+    """
+    edits = edits or FrameEdits()
+    remaining = [item for item in objects if not item.photo]
+    indices, begun, episode = Counter[str](), set[str](), None
     for frame in frames:
         place = frame.camera, frame.seq
         yield from edits.before.pop(place, ())
+        before, episode = episode, bisect_right(episode_starts, frame.seq)
+        if before not in (None, episode):
+            begun.clear()
+            yield event_log.Edit("reset")
+            if prompts:
+                yield event_log.Edit("set_prompts", {"prompts": list(prompts)})
+        marked = [item for item in remaining if _is_on(item, frame, indices[frame.camera])]
+        remaining = [item for item in remaining if item not in marked]
+        indices[frame.camera] += 1
+        on_frame = [*edits.on.pop(place, ()), *(_make_add_edit(item, frame, notes) for item in marked)]
+        if everything and frame.camera not in begun:
+            begun.add(frame.camera)
+            on_frame.append(
+                event_log.Edit(event_log.ADD_EVERYTHING, {"camera": frame.camera, "seq": frame.seq})
+            )
         received_ns = frame.sent_ns or frame.capture_ns
-        on_frame = tuple(edits.on.pop(place, ()))
-        yield event_log.Step(frame, received_ns, edits=on_frame, robot=find_robot(frame))
-
-
-def separate_episodes(
-    actions: Iterable[event_log.Action], starts: Sequence[int], prompts: Sequence[str]
-) -> Iterator[event_log.Action]:
-    """Yield the actions. Between two episodes, all objects are removed, and `prompts` are detected anew.
-
-    `starts` are the numbers of the episodes' first frames. Ids go on over all episodes.
-    """
-    last = None
-    for action in actions:
-        if isinstance(action, event_log.Step) and starts:
-            episode = bisect_right(starts, action.frame.seq)
-            if last not in (None, episode):
-                yield event_log.Edit("reset")
-                if prompts:
-                    yield event_log.Edit("set_prompts", {"prompts": list(prompts)})
-            last = episode
-        yield action
-
-
-def add_objects(
-    actions: Iterable[event_log.Action], objects: Sequence[ObjectOnFrame], notes: event_log.Notes
-) -> Iterator[event_log.Action]:
-    """Yield the actions, with each object added on its frame. An object whose frame does not come is noted."""
-    remaining = [item for item in objects if not item.photo]
-    indices: defaultdict[str, int] = defaultdict(int)
-    for action in actions:
-        if isinstance(action, event_log.Step) and remaining:
-            marked = [item for item in remaining if _is_on(item, action.frame, indices[action.frame.camera])]
-            remaining = [item for item in remaining if item not in marked]
-            for item in marked:
-                if clipped := describe_clipping(item.box, (action.frame.height, action.frame.width)):
-                    notes.add(f"object {item.label}: {clipped}")
-            additions = (_make_add_edit(item, action.frame) for item in marked)
-            action = action._replace(edits=(*action.edits, *additions))
-            indices[action.frame.camera] += 1
-        yield action
+        yield event_log.Step(frame, received_ns, edits=tuple(on_frame), robot=find_robot(frame))
     for item in remaining:
-        place = f"seq {item.seq}" if item.seq is not None else f"frame {item.index}"
+        wanted = f"seq {item.seq}" if item.seq is not None else f"frame {item.index}"
         notes.add(
-            f"object {item.label}: expected {place} of {item.camera or 'a camera'}, found no such frame"
+            f"object {item.label}: expected {wanted} of {item.camera or 'a camera'}, found no such frame"
         )
 
 
@@ -339,27 +335,15 @@ def check_extents(objects: Sequence[ObjectOnFrame], frames: Iterable[Frame]) -> 
             return
 
 
-def add_everything(actions: Iterable[event_log.Action]) -> Iterator[event_log.Action]:
-    """Yield the actions, with all that can be segmented on the first frame of each camera and episode added on it."""
-    begun: set[str] = set()
-    for action in actions:
-        if isinstance(action, event_log.Edit) and action.op == "reset":
-            begun.clear()
-        if isinstance(action, event_log.Step) and action.frame.camera not in begun:
-            begun.add(action.frame.camera)
-            edit = event_log.Edit(
-                event_log.ADD_EVERYTHING, {"camera": action.frame.camera, "seq": action.frame.seq}
-            )
-            action = action._replace(edits=(*action.edits, edit))
-        yield action
-
-
 def _is_on(marked: ObjectOnFrame, frame: Frame, index: int) -> bool:
     at = frame.seq == marked.seq if marked.seq is not None else index == marked.index
     return at and marked.camera in (None, frame.camera)
 
 
-def _make_add_edit(marked: ObjectOnFrame, frame: Frame) -> event_log.Edit:
+def _make_add_edit(marked: ObjectOnFrame, frame: Frame, notes: event_log.Notes) -> event_log.Edit:
+    """Return the edit that adds an object on its frame. A box that reaches beyond the frame is noted."""
+    if clipped := describe_clipping(marked.box, (frame.height, frame.width)):
+        notes.add(f"object {marked.label}: {clipped}")
     place = {"camera": frame.camera, "seq": frame.seq}
     if marked.like is not None:
         return _make_exemplar_edit(marked, place)

@@ -52,15 +52,15 @@ class Publisher(sockets.BoundOwner):
     """
 
     role = ""
+    queue, max_bytes = MASKS_QUEUE, sockets.MAX_MESSAGE_BYTES
 
     def __init__(
-        self, endpoint: str, delivery: Delivery, queue: int, max_bytes: int, security: Security | None = None
+        self, endpoint: str, delivery: Delivery = "newest", security: Security | None = None
     ) -> None:
-        self._max_bytes = max_bytes
         self._newest = delivery == "newest"
         self._lock = threading.Lock()  # of the socket, which the beats share
         self._closing = threading.Event()
-        kind, queue = (zmq.PUB, queue) if self._newest else (zmq.PUSH, EVERY_QUEUE)
+        kind, queue = (zmq.PUB, self.queue) if self._newest else (zmq.PUSH, EVERY_QUEUE)
         self._bound = sockets.BoundSocket(
             kind, endpoint, queue, sockets.MAX_SUBSCRIPTION_BYTES, self.role, security
         )
@@ -103,7 +103,7 @@ class Publisher(sockets.BoundOwner):
             writable = self._bound.socket.poll(0 if self._newest else timeout_ms, zmq.POLLOUT)
             if not writable and not self._newest:
                 return False
-            return sockets.send_parts(self._bound.socket, pack(), self._max_bytes)
+            return sockets.send_parts(self._bound.socket, pack(), self.max_bytes)
 
     def _require_open(self) -> None:
         self._require_process()
@@ -124,10 +124,10 @@ class PosePublisher(Publisher):
     the endpoint is malformed or in use. `security` defaults to the environment.
     """
 
-    role = "robot"
+    role, queue = "robot", POSES_QUEUE
 
     def __init__(self, endpoint: str, security: Security | None = None) -> None:
-        super().__init__(endpoint, "newest", POSES_QUEUE, sockets.MAX_MESSAGE_BYTES, security)
+        super().__init__(endpoint, "newest", security)
 
     def send(self, pose: RobotMessage) -> bool:
         """Publish a pose or joints without waiting. Return True when they are queued.
@@ -152,12 +152,7 @@ class FramePublisher(Publisher):
     It is a context manager. Raises TransportError when the endpoint is malformed or in use.
     """
 
-    role = "camera"
-
-    def __init__(
-        self, endpoint: str, delivery: Delivery = "newest", security: Security | None = None
-    ) -> None:
-        super().__init__(endpoint, delivery, FRAMES_QUEUE, sockets.MAX_FRAME_BYTES, security)
+    role, queue, max_bytes = "camera", FRAMES_QUEUE, sockets.MAX_FRAME_BYTES
 
     def send(self, frame: Frame, timeout_ms: int | None = None) -> bool:
         """Publish a frame. Set `sent_ns` if it is 0. Return True when the frame is queued for sending.
@@ -251,7 +246,7 @@ class MaskPublisher(Publisher):
         security: Security | None = None,
     ) -> None:
         self._encoding = encoding
-        super().__init__(endpoint, delivery, MASKS_QUEUE, sockets.MAX_MESSAGE_BYTES, security)
+        super().__init__(endpoint, delivery, security)
 
     def send(self, masks: MaskFrame, timeout_ms: int | None = None) -> bool:
         """Publish the masks of a frame. Set `published_ns` if it is 0. Return True when they are queued for sending.

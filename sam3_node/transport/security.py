@@ -29,7 +29,7 @@ import zmq
 
 from ..errors import AuthenticationError, TransportError
 from ..files import describe_exposure, make_private_dir, read_private, write_private, write_private_atomically
-from ..types import KEY_ROLES, is_loopback
+from ..types import KEY_ROLES, is_loopback, split_host
 
 if TYPE_CHECKING:
     from ..settings import TransportSettings  # a client has no pydantic
@@ -188,12 +188,8 @@ class Security:
 
 def is_local(endpoint: str) -> bool:
     """Return True if only this machine reaches a socket that binds `endpoint`."""
-    scheme, _, rest = endpoint.partition("://")
-    if scheme != "tcp":
-        return True
-    host = rest.rpartition(":")[0]
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    return host == "lo" or is_loopback(host)
+    host = split_host(endpoint)
+    return not endpoint.startswith("tcp://") or host == "lo" or is_loopback(host)
 
 
 def explain_refusal(event: int, value: int, endpoint: str, keys: ClientKeys | None) -> str | None:

@@ -18,13 +18,13 @@ import stat
 import struct
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import zmq
 
 from ..errors import TransportError
-from ..types import Buffer, Closeable, closed_on_error
+from ..types import Buffer, Closeable, closed_on_error, split_host
 from ..wire import BEAT_TOPIC
 from .security import CURVE_BYTES, ClientKeys, Security, Socket, explain_refusal
 
@@ -392,14 +392,6 @@ def _choose_family(socket: Socket, endpoint: str) -> None:
         socket.setsockopt(zmq.IPV6, 1)
 
 
-def split_host(endpoint: str) -> str:
-    """Return the host of a tcp endpoint, without the brackets of IPv6 and without a source address; else ""."""
-    scheme, _, address = endpoint.partition("://")
-    if scheme != "tcp":
-        return ""
-    return address.rpartition(";")[2].rpartition(":")[0].replace("[", "").replace("]", "")
-
-
 def _has_ipv6_only(host: str) -> bool:
     """Return True if a host name has addresses of IPv6 and none of IPv4, as far as is known in _RESOLVE_S."""
     if host in ("*", "localhost") or not re.search("[A-Za-z]", host):
@@ -633,11 +625,7 @@ def connect_all(sockets: Iterable[tuple[Socket, str, ClientKeys | None]]) -> lis
 
     Raises TransportError for a malformed endpoint, and closes all then.
     """
-    connected: list[ReconnectingSocket] = []
-    try:
-        connected.extend(ReconnectingSocket(*socket) for socket in sockets)
-    except TransportError:
-        for socket in connected:
-            socket.close()
-        raise
+    with ExitStack() as stack:
+        connected = [stack.enter_context(ReconnectingSocket(*socket)) for socket in sockets]
+        stack.pop_all()
     return connected

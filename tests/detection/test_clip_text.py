@@ -84,8 +84,8 @@ def test_too_many_tokens_are_refused(clip: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_folder_that_lacks_a_file_says_which(clip: Path, tmp_path: Path, name: str) -> None:
     folder = copied(clip, tmp_path / "clip", leave_out=name)
-    lacking = "vocab.json, merges.txt" if name == "tokenizer.json" else name
-    with refuses(VocabularyError, field=str(lacking)):
+    lacking = ("vocab.json", "merges.txt") if name == "tokenizer.json" else name
+    with refuses(VocabularyError, field=lacking):
         ClipText(folder)
 
 

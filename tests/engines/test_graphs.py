@@ -136,13 +136,15 @@ def test_the_caller_owns_the_outputs() -> None:
     assert all(torch.equal(now, then) for now, then in zip(first, kept, strict=True))
 
 
-def test_an_encoder_that_begins_to_share_its_trunk_is_captured_again() -> None:
+def test_an_encoder_that_begins_to_share_its_trunk_is_not_captured_again() -> None:
     model = tiny_model()
     on_tape(model)
     pixels = noise_clip(model.image_size, 1)[0]
     assert model.encode(pixels).trunk is None
+    graphs = dict(model.stages.encode._graphs)
     model.share_trunk()
     assert model.encode(pixels).trunk is not None
+    assert model.stages.encode._graphs == graphs
 
 
 def test_a_cpu_has_no_graphs() -> None:

@@ -163,15 +163,15 @@ def test_an_encoders_engine_gives_the_trunk_once_a_detector_shares_it(
 ) -> None:
     settings = make_settings(weights, tmp_path)
     source, served = load_tracker(str(weights)), slot(settings)
-    source.share_trunk()
-    engines = loaded(settings, source.stages)._replace(specs=tracker_stages(source))
+    engines = loaded(settings, source.stages)
     report = served.run_gate(engines, clip)
     assert report.passed
     assert [row.output for row in report.outputs if row.stage == "encode"][-1] == "trunk"
     served.install(engines)
     pixels = torch.randn(1, 3, source.image_size, source.image_size)
     assert served.model.encode(pixels).trunk is None
-    served.model.share_trunk()
+    for model in (served.model, source):
+        model.share_trunk()
     actual, expected = (model.encode(pixels).trunk for model in (served.model, source))
     assert actual is not None
     assert expected is not None

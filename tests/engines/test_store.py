@@ -112,9 +112,8 @@ def test_manifests_and_folder_names_of_version_1_do_not_change(store: engine_sto
     assert list(fields) == ["format", "key", "scales", "plans", "build_s", "built_s"]
     assert list(fields["key"]) == [
         *("model", "weights", "precision", "image_size", "bank_size", "max_objects"),
-        *("library", "version", "gpu", "gpu_name", "cpu", "trunk"),
+        *("library", "version", "gpu", "gpu_name", "cpu"),
     ]
-    assert store.find(KEY.model_copy(update={"trunk": True})).folder == built.folder
 
 
 def test_the_newest_serves(store: engine_store.EngineStore) -> None:

@@ -1,14 +1,13 @@
 """Replays that track everything on the first frame of each camera."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sam3_node.perception.perception import Perception
-from sam3_node.replay.event_log import ADD_EVERYTHING, Edit, Step
+from sam3_node.replay.event_log import ADD_EVERYTHING, Edit, Notes, Step
 from sam3_node.replay.player import Player
-from sam3_node.replay.schedule import add_everything
+from sam3_node.replay.schedule import step_all_frames
 from sam3_node.replay.store import ReplayCounts
 from tests.support.live import moving_frame, tiny_settings
 
@@ -16,14 +15,11 @@ from tests.support.live import moving_frame, tiny_settings
 ALL = {"grid": 3, "min_iou": 0.0, "min_stability": 0.0, "max_overlap": 1.0}
 
 
-def steps() -> Iterator[Step]:
-    for seq in range(3):
-        yield Step(moving_frame(seq), 0)
-        yield Step(moving_frame(seq, "right"), 0)
-
-
 def test_the_first_frame_of_each_camera_begins_its_objects() -> None:
-    actions = [action for action in add_everything(steps()) if isinstance(action, Step)]
+    frames = [moving_frame(seq, camera) for seq in range(3) for camera in ("left", "right")]
+    actions = [
+        step for step in step_all_frames(frames, Notes(False), everything=True) if isinstance(step, Step)
+    ]
     assert [len(action.edits) for action in actions] == [1, 1, 0, 0, 0, 0]
     assert actions[1].edits == (Edit(ADD_EVERYTHING, {"camera": "right", "seq": 0}),)
 

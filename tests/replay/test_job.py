@@ -14,10 +14,10 @@ from sam3_node.errors import ReplayError
 from sam3_node.geometry import Scaling
 from sam3_node.perception.prompts import to_model
 from sam3_node.replay.davis_png import encode_labels, read_mask
-from sam3_node.replay.event_log import Notes, Step
+from sam3_node.replay.event_log import Notes
 from sam3_node.replay.job import OUTPUTS, Job, ObjectOnFrame, chosen_settings, read_prompts, settings_for
 from sam3_node.replay.outputs import KINDS
-from sam3_node.replay.schedule import add_objects
+from sam3_node.replay.schedule import step_all_frames
 from sam3_node.settings import load_settings
 from sam3_node.types import Frame
 from sam3_node.wire import decode_mask
@@ -188,11 +188,11 @@ def test_an_object_becomes_the_operation_that_adds_it(tmp_path: Path) -> None:
         {"points": [[20, 16]], "labels": [1]},
         {"mask": str(annotation(tmp_path / "mug.png"))},
     )
-    steps = [Step(Frame("left", seq, 0, 64, 48, "bgr8", b""), 0) for seq in (11, 12)]
+    frames = [Frame("left", seq, 0, 64, 48, "bgr8", b"") for seq in (11, 12)]
     outside, notes = ObjectOnFrame(box=(-5, 0, 30, 24)), Notes(lenient=False)
-    first, second = add_objects(steps, found, notes)
+    first, second = step_all_frames(frames, notes, objects=found)
     assert notes.lines == []
-    assert list(add_objects(steps[:1], [outside], notes))
+    assert list(step_all_frames(frames[:1], notes, objects=[outside]))
     assert "reaches beyond" in notes.lines[0]
     edits = (*second.edits, *first.edits)
     assert [edit.args["seq"] for edit in edits] == [12, 11, 11]

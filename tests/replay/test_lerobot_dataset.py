@@ -15,12 +15,12 @@ import pytest
 from sam3_node.errors import BagError, ReplayError
 from sam3_node.replay import lerobot_dataset
 from sam3_node.replay.completion import StoppedError
-from sam3_node.replay.event_log import Edit, Step
+from sam3_node.replay.event_log import Edit, Notes, Step
 from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.lerobot_dataset import NAMES
 from sam3_node.replay.outputs import Dataset, write_outputs
 from sam3_node.replay.run import PerceptionCache, run_job
-from sam3_node.replay.schedule import add_everything, separate_episodes
+from sam3_node.replay.schedule import step_all_frames
 from sam3_node.replay.second_pass import find_bidirectional_spans
 from sam3_node.replay.shards import ShardLimits, Shards
 from sam3_node.replay.store import FolderStore
@@ -171,11 +171,12 @@ def test_only_whole_datasets_can_have_masks(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_objects_end_with_their_episode() -> None:
-    steps = [Step(make_frame(row, camera), 0) for row in range(4) for camera in "ab"]
-    actions = list(add_everything(separate_episodes(steps, (0, 2), ("mug",))))
+    frames, notes = [make_frame(row, camera) for row in range(4) for camera in "ab"], Notes(False)
+    episodes = {"episode_starts": (0, 2), "prompts": ("mug",)}
+    actions = list(step_all_frames(frames, notes, everything=True, **episodes))
     assert actions[4:6] == [Edit("reset"), Edit("set_prompts", {"prompts": ["mug"]})]
     assert [len(action.edits) for action in actions if isinstance(action, Step)] == [1, 1, 0, 0, 1, 1, 0, 0]
-    assert list(separate_episodes(steps, (), ("mug",))) == steps
+    assert [action.frame for action in step_all_frames(frames, notes, prompts=("mug",))] == frames
 
 
 def test_objects_are_tracked_backward_to_the_beginning_of_their_episode() -> None:

@@ -12,7 +12,7 @@ from sam3_node.bags.native.reader import RecordedMasks
 from sam3_node.errors import ReplayError
 from sam3_node.replay.event_log import MAX_NOTES, Edit, Notes, Step
 from sam3_node.replay.job import ObjectOnFrame
-from sam3_node.replay.schedule import FrameEdits, add_objects, check_extents, group_edits, step_all_frames
+from sam3_node.replay.schedule import FrameEdits, check_extents, group_edits, step_all_frames
 from sam3_node.types import Frame
 from sam3_node.wire import Event
 from tests.support.refuses import refuses
@@ -23,7 +23,7 @@ def test_every_frame_is_stepped_with_its_edits() -> None:
     edits = FrameEdits()
     edits.before["a", 1] = [Edit("reset")]
     edits.on["a", 2] = [Edit("refine_object", {"id": 1})]
-    actions = list(step_all_frames([make_frame(seq) for seq in range(4)], edits))
+    actions = list(step_all_frames([make_frame(seq) for seq in range(4)], Notes(False), edits))
     assert actions[:3] == [Step(make_frame(0), 5), Edit("reset"), Step(make_frame(1), 5)]
     assert actions[3] == Step(make_frame(2), 5, edits=(Edit("refine_object", {"id": 1}),))
 
@@ -54,7 +54,7 @@ def test_an_edit_waits_for_a_frame_of_its_own_camera() -> None:
 
 
 def test_objects_are_added_on_their_frames() -> None:
-    steps = [Step(make_frame(seq, camera), 0) for seq in (4, 5) for camera in "ab"]
+    frames = [make_frame(seq, camera) for seq in (4, 5) for camera in "ab"]
     shown = (
         ObjectOnFrame(camera="b", box=(0, 0, 1, 1), label="first of b"),
         ObjectOnFrame(camera="a", seq=5, points=((1, 1),), label="by seq"),
@@ -62,7 +62,7 @@ def test_objects_are_added_on_their_frames() -> None:
         ObjectOnFrame(camera="c", points=((1, 1),), label="nowhere"),
     )
     notes = Notes(lenient=False)
-    actions = list(add_objects(steps, shown, notes))
+    actions = list(step_all_frames(frames, notes, objects=shown))
     edited = [(item.frame, edit) for item in actions if isinstance(item, Step) for edit in item.edits]
     placed = [(frame.camera, frame.seq, edit.args["label"]) for frame, edit in edited]
     assert placed == [("b", 4, "first of b"), ("a", 5, "by seq"), ("a", 5, "by index")]

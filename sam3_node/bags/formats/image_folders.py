@@ -22,9 +22,8 @@ import numpy as np
 from ...errors import BagError
 from ...files import describe_stand_in
 from ...types import NANOSECONDS, Depth, Intrinsics
-from ...wire.images import is_depth_png
-from ..decompression import STILL_SUFFIXES, decode_still_depth, read_tags, recognise_still
-from ..messages.ros_images import MILLIMETRE, MessageError, naming, read_colour, read_depth_png
+from ..decompression import STILL_SUFFIXES, read_tags, recognise_still
+from ..messages.ros_images import MILLIMETRE, MessageError, read_colour, read_depth
 from ..samples import CameraInfo, Colour, ReadReport, Sample, SampleReader, Topic, natural_order, reading
 
 FPS = 24
@@ -170,7 +169,11 @@ class _Sequence:
         if not path.is_file() or status.st_size > _MAX_FILE:
             raise MessageError(f"{path.name}: expected an image, found {status.st_size} bytes")
         data = path.read_bytes()
-        image = read_colour(data, path.name) if file.kind == "colour" else _depth(file, data)
+        image = (
+            read_colour(data, path.name)
+            if file.kind == "colour"
+            else read_depth(data, path.name, file.scale_m, file.aligned)
+        )
         size = (image.width, image.height)
         if size != self._sizes.setdefault(file.kind, size):
             raise MessageError(f"{path.name}: expected {self._sizes[file.kind]} pixels, found {size}")
@@ -215,14 +218,6 @@ def _find_orientation(data: bytes) -> int:
     return value if 1 <= value <= 8 else 1
 
 
-def _depth(file: ImageFile, data: bytes) -> Depth:
-    name = file.path.name
-    if is_depth_png(data):
-        return read_depth_png(data, name, file.scale_m, file.aligned)
-    with naming(f"{name}: expected a PNG or TIFF of 16-bit grey"):
-        return decode_still_depth(data, file.scale_m, file.aligned)
-
-
 def find_sequences(path: Path) -> tuple[ImageSequence, ...]:
     """Return the sequences with colour images in a folder and the folders below it, in their natural order.
 
@@ -248,22 +243,23 @@ def _sorted(files: Iterable[ImageFile]) -> tuple[ImageFile, ...]:
 def _tum(folder: Path) -> Iterator[ImageSequence]:
     if not (folder / "rgb.txt").is_file():
         return
-    colour, depth = folder / "rgb.txt", folder / "depth.txt"
     files = [
-        ImageFile(_nanoseconds(stamp, colour), "colour", folder / name) for name, stamp in _listed(colour)
-    ]
-    files += [
-        ImageFile(_nanoseconds(stamp, depth), "depth", folder / name, _TUM_SCALE_M, aligned=True)
-        for name, stamp in _listed(depth)
+        *(ImageFile(stamp_ns, "colour", path) for path, stamp_ns in _listed(folder / "rgb.txt", folder)),
+        *(
+            ImageFile(stamp_ns, "depth", path, _TUM_SCALE_M, aligned=True)
+            for path, stamp_ns in _listed(folder / "depth.txt", folder)
+        ),
     ]
     yield ImageSequence(_name(folder), _sorted(files), has_stamps=True)
 
 
-def _listed(path: Path, separator: str | None = None) -> Iterable[tuple[str, str]]:
-    """Return the names and stamps of a list of `STAMP FILE`; each file once, with the first of its stamps."""
-    rows = [line.split(separator) for line in _lines(path)] if path.is_file() else []
-    named = {row[1].strip(): row[0] for row in reversed(rows) if len(row) >= 2}
-    return [(name, stamp) for name, stamp in named.items() if _is_below(name)]
+def _listed(table: Path, folder: Path, unit_ns: int = NANOSECONDS) -> Iterator[tuple[Path, int]]:
+    """Yield the files of a list of `STAMP FILE`, each once, and the first of its stamps in ns."""
+    rows = [re.split(r"\s*[,\s]\s*", line) for line in _lines(table)] if table.is_file() else []
+    named = {row[1]: row[0] for row in reversed(rows) if len(row) >= 2}
+    for name, stamp in named.items():
+        if _is_below(name):
+            yield folder / name, int(_number(stamp, table) * unit_ns)
 
 
 def _is_below(name: str) -> bool:
@@ -280,10 +276,9 @@ def _euroc(folder: Path) -> Iterator[ImageSequence]:
     if not (folder / "data.csv").is_file() or not (folder / "data").is_dir():
         return
     intrinsics = _sensor_intrinsics(folder / "sensor.yaml")
-    table = folder / "data.csv"
     files = [
-        ImageFile(int(_number(stamp, table)), "colour", folder / "data" / name, intrinsics=intrinsics)
-        for name, stamp in _listed(table, ",")
+        ImageFile(stamp_ns, "colour", path, intrinsics=intrinsics)
+        for path, stamp_ns in _listed(folder / "data.csv", folder / "data", unit_ns=1)
     ]
     if files:
         yield ImageSequence(_name(folder), _sorted(files), has_stamps=True)

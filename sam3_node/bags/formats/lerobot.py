@@ -23,11 +23,10 @@ from ...files import describe_stand_in
 from ...geometry import pose_of, rigid, rotation_from_vector
 from ...types import NANOSECONDS, Clock, Depth, FramePose, RobotMessage, closed_on_error
 from ...wire import Fields, encode_depth
-from ...wire.images import compressed_size, is_depth_png
 from .. import samples
-from ..decompression import decode_float_tiff, decode_still_depth
+from ..decompression import decode_float_tiff
 from ..isolated import IsolatedCalls
-from ..messages.ros_images import MILLIMETRE, to_millimetres
+from ..messages.ros_images import MILLIMETRE, naming, read_depth, to_millimetres
 from ..pairing import UNIX_SINCE_NS
 from .video import Playback, make_bgr, read_bgr
 
@@ -342,6 +341,7 @@ class LeRobotBag(samples.SampleReader):
         self.tables = IsolatedCalls("pyarrow", "lerobot-datasets")
         with closed_on_error(self.tables):
             self.layout = read_layout(self._selection.path, self.tables)
+            self.opening.add(*self.layout.left_out)
             numbers = [episode.number for episode in self.layout.episodes]
             if not any(map(self._selection.has, numbers)):
                 raise BagError(f"{path}: expected episodes {min(numbers)} to {max(numbers)}, found others")
@@ -357,10 +357,6 @@ class LeRobotBag(samples.SampleReader):
     def recognises(path: Path) -> bool:
         """Return True for the folder of a LeRobot dataset, also with a selection of episodes."""
         return is_lerobot(samples.split_selection(path).path)
-
-    @property
-    def lost(self) -> str | None:
-        return "; ".join([*self.layout.left_out, *filter(None, [self.report.text()])]) or None
 
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[samples.Sample]:
         misses = 0
@@ -518,24 +514,12 @@ def _decode_cell(cell: object, image: ImageFeature) -> samples.Colour | Depth:
         raise BagError("expected the bytes of an image in the table, found none")
     if image.depth is None:
         return samples.Colour.from_compressed(data)
-    try:
-        return _decode_depth(data, image.depth.unit_m)
-    except (ValueError, WireError) as error:
-        raise BagError(
-            f"{image.key}: expected depth as PNG or TIFF of 16 bits, or TIFF of floats: {error}"
-        ) from error
-
-
-def _decode_depth(data: bytes, unit_m: float | None) -> Depth:
-    """Return the depth in an image; `unit_m` as in DepthFormat. Raises ValueError or WireError for others."""
-    values = decode_float_tiff(data)
-    if values is not None:
-        metres = values * np.float32(unit_m or 1.0)
-        return encode_depth(to_millimetres(metres), "z16", MILLIMETRE, aligned=False)
-    scale_m = unit_m or MILLIMETRE
-    if not is_depth_png(data):
-        return decode_still_depth(data, scale_m, aligned=False)
-    return Depth(*compressed_size(data, "png"), "png16", scale_m, False, data)
+    unit_m = image.depth.unit_m
+    with naming(image.key):
+        values = decode_float_tiff(data)
+    if values is None:
+        return read_depth(data, image.key, unit_m or MILLIMETRE, aligned=False)
+    return encode_depth(to_millimetres(values * np.float32(unit_m or 1.0)), "z16", MILLIMETRE, aligned=False)
 
 
 def _read_codes(frame: Any) -> npt.NDArray[np.uint16]:

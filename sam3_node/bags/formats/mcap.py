@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import islice, pairwise, repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,8 +38,6 @@ Decode = Callable[[bytes], Any]
 WHOLE = TimeSpan()
 
 _RECORD = struct.Struct("<BQ")  # opcode, length of the content in bytes
-_MESSAGE_HEAD = struct.Struct("<HIQ")  # channel, sequence, log time: the beginning of a message
-_CHUNK_TIMES = struct.Struct("<QQ")  # log times of the first and the last message: the beginning of a chunk
 _FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _METADATA, _DATA_END = 0x02, 0x03, 0x04, 0x05, 0x06, 0x0C, 0x0F
 _END_LENGTHS = {_FOOTER: 20, _DATA_END: 4}
 _MAX_RECORD = 1 << 32  # bytes
@@ -99,7 +97,7 @@ class McapStream:
     def rows(self, span: TimeSpan = WHOLE, sort_chunks: bool = False) -> Iterator[Row]:
         """Yield the messages of a resolved span in the file's order, up to the first damage.
 
-        Chunks without such messages are skipped unread, unless the file lacks a summary that describes its channels.
+        Chunks without such messages are skipped unread, unless the file lacks a summary that lists channels and chunks.
         With `sort_chunks`, the chunks of a file with such a summary come in the order of their first log times, as
         writers with several threads may not have stored them.
         """
@@ -140,14 +138,18 @@ class McapStream:
         schemas: dict[int, Any] = {}
         channels: dict[int, Channel] = {}
         places: list[int] | None = None
-        if (sort_chunks or not span.is_whole) and (summary := self.read_summary()) is not None:
+        summary = self.read_summary() if sort_chunks or not span.is_whole else None
+        if summary is not None and summary.channels and _lists_chunks(summary):
             schemas |= summary.schemas
             channels |= {number: _make_channel(item, schemas) for number, item in summary.channels.items()}
-            if sort_chunks and channels and not _are_in_order(summary.chunk_indexes):
-                places = self._sort_places(file)
-        skipped = span if channels else WHOLE
+            chunks = [
+                (chunk.message_start_time if sort_chunks else 0, chunk.chunk_start_offset)
+                for chunk in summary.chunk_indexes
+                if span.overlaps(chunk.message_start_time, chunk.message_end_time)
+            ]
+            places = [place for _, place in sorted(chunks)]
         opcodes = (_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK)
-        for opcode, content in self._walk(file, opcodes, span=skipped, places=places):
+        for opcode, content in self._walk(file, opcodes, places=places):
             for record in self._parse(opcode, content):
                 if isinstance(record, self._records.Schema):
                     schemas[record.id] = record
@@ -159,25 +161,16 @@ class McapStream:
                         continue
                     yield Row(channels[record.channel_id], record.log_time, record.data, record.sequence)
 
-    def _sort_places(self, file: _McapFile) -> list[int]:
-        """Return the positions of the chunks, and of the messages outside chunks, in the order of their log times."""
-        places = []
-        for opcode, length in self._heads(file):
-            place = file.tell()
-            if opcode == _CHUNK:
-                first_ns, _ = _CHUNK_TIMES.unpack(file.read(_CHUNK_TIMES.size))
-                places.append((first_ns, place - _RECORD.size))
-            elif opcode == _MESSAGE:
-                *_, logged_ns = _MESSAGE_HEAD.unpack(file.read(_MESSAGE_HEAD.size))
-                places.append((logged_ns, place - _RECORD.size))
-            file.seek(place)
-            file.skip(length)
-        return [place for _, place in sorted(places)]
-
-    def _heads(self, file: _McapFile, places: Sequence[int] | None = None) -> Iterator[tuple[int, int]]:
-        """Move the file behind the head of each record, or of those at `places`; yield opcode and length in bytes."""
+    def _walk(
+        self,
+        file: _McapFile,
+        opcodes: Collection[int],
+        max_records: int | None = None,
+        places: Sequence[int] | None = None,
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield opcode and content of the records of these opcodes: up to the end of the data, or at `places`."""
         file.seek(len(MAGIC))
-        for place in repeat(None) if places is None else places:
+        for place in islice(repeat(None) if places is None else places, max_records):
             if place is not None:
                 file.seek(place)
             self._reached = file.tell()
@@ -185,31 +178,10 @@ class McapStream:
             # the length tells a real end from a damaged opcode
             if length == _END_LENGTHS.get(opcode):
                 return
-            yield opcode, length
-
-    def _walk(
-        self,
-        file: _McapFile,
-        opcodes: Collection[int],
-        max_records: int | None = None,
-        span: TimeSpan = WHOLE,
-        places: Sequence[int] | None = None,
-    ) -> Iterator[tuple[int, bytes]]:
-        """Yield opcode and content of the records of these opcodes, up to the end of the data, or of those at `places`.
-
-        Chunks whose times do not overlap the span are skipped.
-        """
-        for opcode, length in islice(self._heads(file, places), max_records):
             if opcode not in opcodes:
                 file.skip(length)
             elif length > _MAX_RECORD:
                 raise ValueError(f"a record of {length} bytes, expected at most {_MAX_RECORD}")
-            elif opcode == _CHUNK and not span.is_whole and length >= _CHUNK_TIMES.size:
-                times = file.read(_CHUNK_TIMES.size)
-                if span.overlaps(*_CHUNK_TIMES.unpack(times)):
-                    yield opcode, times + file.read(length - len(times))
-                else:
-                    file.skip(length - len(times))
             else:
                 yield opcode, file.read(length)
 
@@ -235,13 +207,13 @@ class McapStream:
         if chunk.compression:
             try:
                 data = decompress(data, chunk.compression, size)
-                self._expansion.add_bytes(size)
             except DecompressionError as error:
                 raise ValueError(f"a chunk of {size} bytes: {error}") from error
         if len(data) != size:
             raise ValueError(f"a chunk of {len(data)} bytes, expected {size}")
         if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
             raise ValueError("crc validation failed in Chunk")
+        self._expansion.add_bytes(size)  # an index may name one chunk many times
         view, position = memoryview(data), 0
         while position < size:
             opcode, length = _RECORD.unpack_from(view, position)
@@ -332,10 +304,8 @@ class _McapFile(Closeable):
         self.seek(length, os.SEEK_CUR)
 
 
-def _are_in_order(chunk_indexes: Sequence[Any]) -> bool:
-    """Return True if the chunks, by their positions in the file, begin no earlier than those before them."""
-    chunks = sorted(chunk_indexes, key=lambda chunk: chunk.chunk_start_offset)
-    return all(first.message_start_time <= second.message_start_time for first, second in pairwise(chunks))
+def _lists_chunks(summary: Any) -> bool:
+    return bool(0 < summary.statistics.chunk_count == len(summary.chunk_indexes))
 
 
 def _make_channel(record: Any, schemas: dict[int, Any]) -> Channel:

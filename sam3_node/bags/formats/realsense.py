@@ -17,7 +17,7 @@ from ...errors import BagError, require
 from ...types import Depth, Intrinsics
 from ..decompression import decompress
 from ..messages.ros import RawMessage, deserialise
-from ..messages.ros_images import MILLIMETRE, MessageError, naming, read_payload, read_stamp
+from ..messages.ros_images import MILLIMETRE, MessageError, make_lens, naming, read_payload, read_stamp
 from ..samples import CameraInfo, Payload, Sample, Topic
 from .rosbag import Rosbag1, Rosbag2Sqlite, Storage, StorageReader, is_rosbag1, is_sqlite
 
@@ -32,8 +32,11 @@ _PACKED = re.compile(r"(\w+); zstd; (\d+)x(\d+) step=(\d+)")
 _MAX_IMAGE = 1 << 30
 _UNITS = struct.Struct("<f")
 _MILLISECOND = 1e6
-# the SDK projects "Inverse" as it does "Modified": forward, as OpenCV does
-_LENS_MODELS = ("None", "Brown Conrady", "Modified Brown Conrady", "Inverse Brown Conrady", "Kannala Brandt4")
+_LENS_MODELS = {  # ROS's names of them; the SDK projects "Inverse" as it does "Modified": forward, as OpenCV does
+    "None": "none",
+    **{f"{kind}Brown Conrady": "plumb_bob" for kind in ("", "Modified ", "Inverse ")},
+    "Kannala Brandt4": "equidistant",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class RealSenseBag(StorageReader):
             yield from self._guard(reading.take(raw), raw.topic)
         for topic in tuple(reading.waiting):
             yield from self._guard(reading.without_metadata(topic), topic)
+        self.report.add(self._storage.lost)
 
 
 class _Reading:
@@ -262,17 +266,10 @@ def make_intrinsics(
 
     Return None if all of `matrix` is 0. Raises MessageError for figures that are no lens, and for an unknown model.
     """
-    fx, fy, cx, cy = matrix
-    if not any(matrix):
-        return None
-    if not all(map(math.isfinite, (*matrix, *coeffs))) or min(fx, fy, *size) <= 0 or len(coeffs) != 5:
+    if model not in _LENS_MODELS or min(size) <= 0:
         raise MessageError(
-            f"expected a lens of {size[0]} x {size[1]} pixels, found {list(matrix)}, {list(coeffs)}"
+            f"expected a lens of {', '.join(_LENS_MODELS)}, found {model!r} of {size[0]} x {size[1]} pixels"
         )
-    if model not in _LENS_MODELS:
-        raise MessageError(f"expected a lens of {', '.join(_LENS_MODELS)}, found {model!r}")
-    if model == "None" or not any(coeffs):
-        return Intrinsics(fx, fy, cx, cy)
-    if model == "Kannala Brandt4":
-        return Intrinsics(fx, fy, cx, cy, "fisheye", tuple(coeffs[:4]))
-    return Intrinsics(fx, fy, cx, cy, "brown_conrady", tuple(coeffs))
+    kept = {"None": 0, "Kannala Brandt4": 4}.get(model)
+    with naming("a lens of the SDK"):
+        return make_lens(matrix, _LENS_MODELS[model], tuple(coeffs[:kept]))

@@ -7,6 +7,7 @@ single messages. Files that ROS 2 packed as a whole are unpacked into a temporar
 
 from __future__ import annotations
 
+import io
 import re
 import sqlite3
 import struct
@@ -14,7 +15,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from ...errors import BagError, require
 from ...files import describe_stand_in
@@ -30,8 +31,7 @@ ROSBAG1_MAGIC = b"#ROSBAG V2.0\n"
 _MESSAGE, _BAG, _INDEX, _CHUNK, _CHUNK_INFO, _CONNECTION = 2, 3, 4, 5, 6, 7
 _LENGTH = struct.Struct("<I")
 _TIME = struct.Struct("<II")
-_MAX_HEADER = 1 << 20
-_MAX_CHUNK = 1 << 30
+_MAX_PART = 1 << 30  # bytes of a header, or of the data of a record
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
 
@@ -64,7 +64,6 @@ class RosBag(SampleReader):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._opening = ReadReport()
         self._unpacked: tempfile.TemporaryDirectory[str] | None = None
         self._files: list[SampleReader] = []
         with closed_on_error(self):
@@ -82,7 +81,7 @@ class RosBag(SampleReader):
 
     @property
     def lost(self) -> str | None:
-        reasons = (self._opening.text(), *(file.lost for file in self._files))
+        reasons = (self.opening.text(), *(file.lost for file in self._files))
         return ReadReport(*(self._name(reason) for reason in reasons if reason is not None)).text()
 
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
@@ -108,9 +107,9 @@ class RosBag(SampleReader):
             try:
                 files.append(self._open_best(copies))
             except BagError as error:
-                self._opening.add(str(error))
+                self.opening.add(str(error))
         if not files:
-            raise BagError(f"expected a ROS 2 bag in {self.path}, found {self._opening.text()}")
+            raise BagError(f"expected a ROS 2 bag in {self.path}, found {self.opening.text()}")
         return files
 
     def _open_best(self, copies: Sequence[Path]) -> SampleReader:
@@ -134,7 +133,7 @@ class RosBag(SampleReader):
         for _, _, other, _ in opened:
             if other is not best:
                 other.close()
-        self._opening.add(damage)
+        self.opening.add(damage)
         return best
 
     def _open_copy(self, path: Path) -> tuple[_RosFile | McapBag, str | None]:
@@ -166,17 +165,15 @@ class RosBag(SampleReader):
             text = metadata.read_text("utf-8", "replace")
         except OSError as error:
             state = "has no" if not metadata.exists() else f"has an unreadable ({error.strerror})"
-            self._opening.add(
-                f"{self.path.name} {state} {METADATA}: it was never closed, its end may be lost"
-            )
+            self.opening.add(f"{self.path.name} {state} {METADATA}: it was never closed, its end may be lost")
             return
         listed = [Path(_KEY.sub("", entry)) for entry in _LISTED.findall(text)]
         if not listed:
-            self._opening.add(
+            self.opening.add(
                 f"the {METADATA} of {self.path.name} lists no files: it was never closed, its end may be lost"
             )
         for name in dict.fromkeys(path.name for path in listed if _part_name(path) not in parts):
-            self._opening.add(f"{self.path.name} lacks {name}")
+            self.opening.add(f"{self.path.name} lacks {name}")
 
 
 class StorageReader(SampleReader):
@@ -187,10 +184,6 @@ class StorageReader(SampleReader):
         super().__init__(path)
         self._storage = storage
         self._good_topics: set[str] = set()
-
-    @property
-    def lost(self) -> str | None:
-        return ReadReport(self._storage.lost, self.report.text()).text()
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -221,6 +214,7 @@ class _RosFile(StorageReader):
         chosen = {topic.name for topic in self.topics if topic.name in topics and topic.kind != "other"}
         for raw in self._storage.messages(chosen):
             yield from self._guard(self._deserialise(raw), raw.topic)
+        self.report.add(self._storage.lost)
 
     def _deserialise(self, raw: RawMessage) -> Iterator[Sample]:
         type_name = self._storage.types[raw.topic]
@@ -272,7 +266,7 @@ class _DamageError(Exception):
 class _Record(NamedTuple):
     op: int
     fields: dict[bytes, bytes]
-    data: memoryview
+    data: bytes
 
 
 class Rosbag1(Closeable):
@@ -339,28 +333,9 @@ class Rosbag1(Closeable):
             )
 
     def _read(self, position: int) -> tuple[_Record, int]:
-        """Return the record at `position`, without data that is not needed, and the position of its end."""
+        """Return the record at `position`, and the position of its end."""
         self._file.seek(position)
-        fields = _fields(self._take(self._length(_MAX_HEADER)))
-        op, length = _op(fields), self._length(_MAX_CHUNK)
-        begin = self._file.tell()
-        if op == _CHUNK:
-            # a cut chunk still holds whole messages
-            data = self._file.read(min(length, max(0, self._size - begin)))
-        else:
-            data = self._take(length) if op in (_MESSAGE, _CONNECTION) else b""
-        return _Record(op, fields, memoryview(data)), begin + length
-
-    def _length(self, limit: int) -> int:
-        length = int(_LENGTH.unpack(self._take(_LENGTH.size))[0])
-        if length > limit:
-            raise _DamageError("there is no record")
-        return length
-
-    def _take(self, size: int) -> bytes:
-        if self._file.tell() + size > self._size:
-            raise _DamageError("the file is cut off")
-        return self._file.read(size)
+        return _take_record(self._file, self._size), self._file.tell()
 
     def _flatten(self, record: _Record) -> Iterator[_Record]:
         if record.op == _CONNECTION:
@@ -368,7 +343,10 @@ class Rosbag1(Closeable):
         elif record.op == _MESSAGE:
             yield record
         elif record.op == _CHUNK:
-            for inner in _inside(_decompress(record, self._expansion)):
+            content = _decompress(record, self._expansion)
+            chunk = io.BytesIO(content)
+            while chunk.tell() < len(content):
+                inner = _take_record(chunk, len(content))
                 self._expansion.add_record()
                 if inner.op == _CHUNK:
                     raise _DamageError("there is a chunk within a chunk")
@@ -400,38 +378,32 @@ def is_rosbag1(path: Path) -> bool:
     return first_bytes(path, len(ROSBAG1_MAGIC)) == ROSBAG1_MAGIC
 
 
-def _inside(content: Buffer) -> Iterator[_Record]:
-    """Yield the records of a chunk; raise _DamageError at a record that is cut off."""
-    view, position = memoryview(content), 0
-    while position < len(view):
-        header, position = _part(view, position)
-        data, position = _part(view, position)
-        fields = _fields(header)
-        yield _Record(_op(fields), fields, data)
-
-
-def _part(view: memoryview, position: int) -> tuple[memoryview, int]:
-    begin = position + _LENGTH.size
-    end = begin + _number(view[position:begin])
-    if begin > len(view) or end > len(view):
-        raise _DamageError("a record is cut off")
-    return view[begin:end], end
-
-
-def _fields(header: Buffer) -> dict[bytes, bytes]:
-    fields, view, position = {}, memoryview(header), 0
-    while position < len(view):
-        field, position = _part(view, position)
-        name, _, value = bytes(field).partition(b"=")
-        fields[name] = value
-    return fields
-
-
-def _op(fields: dict[bytes, bytes]) -> int:
+def _take_record(source: BinaryIO, size: int) -> _Record:
+    """Take the next record of a file or chunk of `size` bytes. A cut chunk still holds whole messages."""
+    fields = _fields(_take(source, size))
     op = fields.get(b"op", b"")
     if len(op) != 1 or not _MESSAGE <= op[0] <= _CONNECTION:
         raise _DamageError("there is no record")
-    return op[0]
+    return _Record(op[0], fields, _take(source, size, may_be_cut=op[0] == _CHUNK))
+
+
+def _take(source: BinaryIO, size: int, may_be_cut: bool = False) -> bytes:
+    """Take a length and as many bytes."""
+    length = _number(source.read(_LENGTH.size))
+    left = size - source.tell()
+    if not 0 <= length <= _MAX_PART:
+        raise _DamageError("there is no record")
+    if length > left and not may_be_cut:
+        raise _DamageError("a record is cut off")
+    return source.read(min(length, left))
+
+
+def _fields(header: bytes) -> dict[bytes, bytes]:
+    fields, source = {}, io.BytesIO(header)
+    while source.tell() < len(header):
+        name, _, value = _take(source, len(header)).partition(b"=")
+        fields[name] = value
+    return fields
 
 
 def _decompress(chunk: _Record, expansion: Expansion) -> Buffer:
@@ -449,7 +421,7 @@ def _decompress(chunk: _Record, expansion: Expansion) -> Buffer:
     return content
 
 
-def _number(value: Buffer) -> int:
+def _number(value: bytes) -> int:
     return int(_LENGTH.unpack(value)[0]) if len(value) == _LENGTH.size else -1
 
 

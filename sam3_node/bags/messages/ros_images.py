@@ -3,7 +3,7 @@
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -90,9 +90,14 @@ def read_colour(data: Buffer, place: str) -> Colour:
         return decode_still_colour(data) if is_still else Colour.from_compressed(data)
 
 
-def read_depth_png(data: Buffer, place: str, scale_m: float, aligned: bool) -> Depth:
-    """Return a PNG of 16-bit grey as depth in units of `scale_m` metres. Raises MessageError for a damaged one."""
-    with naming(place):
+def read_depth(data: Buffer, place: str, scale_m: float, aligned: bool) -> Depth:
+    """Return an image of 16-bit grey as depth in units of `scale_m` metres: a PNG as it is, others as z16.
+
+    Raises MessageError for a damaged one, and for other images.
+    """
+    with naming(f"{place}: expected a PNG or TIFF of 16-bit grey"):
+        if not is_depth_png(data):
+            return decode_still_depth(data, scale_m, aligned)
         return Depth(*compressed_size(data, "png"), "png16", scale_m, aligned, data)
 
 
@@ -209,15 +214,28 @@ def _projection(matrix: list[float], topic: str) -> Intrinsics | str | None:
 
 def _lens(message: Any) -> Intrinsics | None:
     matrix, coeffs = _numbers(message, "k"), tuple(_numbers(message, "d"))
+    if len(matrix) not in (0, 9):
+        raise ValueError(f"expected a camera matrix of 9 numbers, found {matrix}")
+    return (
+        make_lens([matrix[place] for place in (0, 4, 2, 5)], message.distortion_model, coeffs)
+        if matrix
+        else None
+    )
+
+
+def make_lens(matrix: Sequence[float], name: str, coeffs: tuple[float, ...]) -> Intrinsics | None:
+    """Return the lens of `matrix` (fx, fy, cx, cy) with ROS's name of its model; None if all of `matrix` is 0.
+
+    Raises ValueError for figures that are no lens, and for an unknown model.
+    """
+    fx, fy, cx, cy = matrix
     if not any(matrix):
         return None
-    if len(matrix) != 9 or not all(map(math.isfinite, (*matrix, *coeffs))) or min(matrix[0], matrix[4]) <= 0:
-        raise ValueError(f"expected a camera matrix of 9 with positive focal lengths, found {matrix}")
-    fx, cx, fy, cy = matrix[0], matrix[2], matrix[4], matrix[5]
-    model = _MODELS.get(message.distortion_model) if any(coeffs) else "none"
+    if not all(map(math.isfinite, (*matrix, *coeffs))) or min(fx, fy) <= 0:
+        raise ValueError(f"expected a lens with positive focal lengths, found {list(matrix)}, {list(coeffs)}")
+    model = _MODELS.get(name) if any(coeffs) else "none"
     if model is None:
-        expected = ", ".join(filter(None, _MODELS))
-        raise ValueError(f"expected a distortion model of {expected}, found {message.distortion_model!r}")
+        raise ValueError(f"expected a distortion model of {', '.join(filter(None, _MODELS))}, found {name!r}")
     if model == "none":
         return Intrinsics(fx, fy, cx, cy)
     if len(coeffs) not in _COUNTS[model]:
@@ -306,10 +324,8 @@ def _compressed(message: Any, topic: str) -> Colour | Depth | VideoPacket:
     if "compressedDepth" in format_ or topic.endswith("/compressedDepth"):
         return _compressed_depth(data, format_, topic)
     is_depth = "16UC1" in format_ or _names_depth(topic)
-    if is_depth and recognise_still(data) is not None:
-        return decode_still_depth(data, MILLIMETRE, _is_aligned(topic))
-    if is_depth and is_depth_png(data):
-        return read_depth_png(data, topic, MILLIMETRE, _is_aligned(topic))
+    if is_depth and (recognise_still(data) is not None or is_depth_png(data)):
+        return read_depth(data, topic, MILLIMETRE, _is_aligned(topic))
     if recognise_still(data) is None and find_compression(data) is None:
         codec = _find_codec(format_)  # video encoders write this type, too
         if codec is None:
@@ -335,7 +351,7 @@ def _compressed_depth(data: memoryview, format_: str, topic: str) -> Depth:
             f"expected a PNG of 16-bit grey behind {_DEPTH_HEADER.size} bytes, found {format_!r} of {len(data)} bytes"
         )
     else:
-        depth = read_depth_png(image, topic, MILLIMETRE, _is_aligned(topic))
+        depth = read_depth(image, topic, MILLIMETRE, _is_aligned(topic))
         if not is_inverse:
             return depth
         quantised = decode_depth(depth)

@@ -130,6 +130,7 @@ class RecordingWriter(Closeable):
             self.flush()
             self._try(self._writer.finish)
             self._file.close()
+            self._writer = None  # it holds the index of the file
 
     def _with_z16_depth(self, frame: Frame) -> Frame:
         # viewers cannot show a depth of z16+zstd
@@ -202,66 +203,64 @@ class SplitRecordingWriter(Closeable):
             raise OutputError(
                 f"expected a new name for the recording, found {earlier[0]} of an earlier one; choose another name"
             )
-        self.paths: list[Path] = []
         self._path, self._split_bytes, self._split_s = path, split_bytes, split_s
         self._summary = summary
         self._metadata: dict[str, Metadata] = {}
-        self._closed_bytes = self._closed_depths = 0
-        self._writer = self._open()
+        self._writers: list[RecordingWriter] = []
+        self._open()
+
+    @property
+    def paths(self) -> list[Path]:
+        """Files so far."""
+        return [writer.path for writer in self._writers]
 
     @property
     def bytes(self) -> int:
         """Length of all messages so far."""
-        return self._closed_bytes + self._writer.bytes
+        return sum(writer.bytes for writer in self._writers)
 
     @property
     def depths_left_out(self) -> int:
         """Depth images that could not be decompressed; their frames were recorded without them."""
-        return self._closed_depths + self._writer.depths_left_out
+        return sum(writer.depths_left_out for writer in self._writers)
 
     @property
     def closed(self) -> bool:
         """True if nothing more can be written."""
-        return self._writer.closed
+        return self._writers[-1].closed
 
     def current(self) -> RecordingWriter:
         """Return the writer for the next message; it opens a new file if the last one is full."""
-        too_long = self._split_bytes and self._writer.bytes >= self._split_bytes
+        last = self._writers[-1]
+        too_long = self._split_bytes and last.bytes >= self._split_bytes
         too_old = self._split_s and time.monotonic() - self._started_s >= self._split_s
-        if self._writer.bytes and (too_long or too_old):
-            self._finish()
-            self._closed_bytes += self._writer.bytes
-            self._closed_depths += self._writer.depths_left_out
-            self._writer = self._open()
-        return self._writer
+        if last.bytes and (too_long or too_old):
+            self.close()
+            self._open()
+        return self._writers[-1]
 
     def add_metadata(self, name: str, values: Metadata) -> None:
         """Write metadata into this file and into all later ones."""
         self._metadata[name] = values
-        self._writer.write_metadata(name, values)
+        self._writers[-1].write_metadata(name, values)
 
     def flush(self) -> None:
         """Put everything on the disk."""
-        self._writer.flush()
+        self._writers[-1].flush()
 
     def close(self) -> None:
         """Finish the last file. Idempotent."""
-        if not self._writer.closed:
-            self._finish()
+        if not self.closed:
+            self._writers[-1].write_metadata(native.RECORDING, self._summary())
+            self._writers[-1].close()
 
-    def _open(self) -> RecordingWriter:
-        number = len(self.paths)
+    def _open(self) -> None:
+        number = len(self._writers)
         path = self._path.with_name(f"{self._path.stem}_{number:04d}.mcap") if number else self._path
-        writer = RecordingWriter(path)
-        self.paths.append(path)
+        self._writers.append(RecordingWriter(path))
         self._started_s = time.monotonic()
         for name, values in self._metadata.items():
-            writer.write_metadata(name, values)
-        return writer
-
-    def _finish(self) -> None:
-        self._writer.write_metadata(native.RECORDING, self._summary())
-        self._writer.close()
+            self._writers[-1].write_metadata(name, values)
 
 
 class _RecordingFile:

@@ -94,7 +94,7 @@ def find_target(library: Library, gpu: str = LOCAL) -> Gpu:
             f"gpu: expected a GPU on this machine, torch finds none; {_describe_alternative(library)}"
         )
     if not library.is_rtx:
-        return _require_local(library, gpu, local)
+        return require_local(library.name, gpu, local)
     generation = local.generation if gpu == LOCAL and local else gpu.lower()
     if generation not in list_generations(library):
         raise EngineError(
@@ -110,12 +110,13 @@ def list_generations(library: Library) -> list[str]:
     return [name.lower() for name in members if name.startswith("SM")]
 
 
-def _require_local(library: Library, gpu: str, local: Gpu | None) -> Gpu:
+def require_local(library: str, gpu: str, local: Gpu | None) -> Gpu:
+    """Return the hardware of this machine. Raises EngineError where `gpu` names another, for which none builds."""
     if local is None or gpu.lower() not in (LOCAL, local.generation):
-        actual = f"{local.generation} ({local.name})" if local else "none"
+        actual = f"{local.generation} {local.name}".strip() if local else "none"
         raise EngineError(
-            f"gpu: {library.name} builds for the GPU of this machine alone: expected {gpu} here, found {actual}; "
-            "build on the machine that will run it"
+            f"gpu: {library} builds for this machine alone: expected {gpu} here, found {actual}; build on the machine "
+            "that will run it"
         )
     return local
 

@@ -98,6 +98,10 @@ class TensorRTRun:
     kept for later frames are never overwritten. Within the capture of a CUDA graph the outputs, and so all addresses,
     are fixed; run a number of objects once before it is captured, and only in the graph afterwards. Only one call may
     run at a time, also of runs that share a workspace.
+
+    Each execution context is made at the first use of its sizes, and kept. All of them use optimisation profile 0,
+    which TensorRT 10 and newer, and TensorRT-RTX, let contexts share. Their shapes never change, so a CUDA graph of
+    some sizes stays valid when others are added.
     """
 
     def __init__(
@@ -113,7 +117,7 @@ class TensorRTRun:
         workspace: shared with other engines; by default, one of its own. kernels: the file that keeps what is compiled
         at run time. Raises EngineError where the plan cannot run here, MissingExtraError, and torch's OutOfMemoryError.
         """
-        library = find_library()
+        self._library = find_library()
         if not torch.cuda.is_available():
             raise EngineError(
                 f"{stage.name}: expected a GPU to run a TensorRT plan on, torch finds none; use --engine.kind torch"
@@ -122,11 +126,11 @@ class TensorRTRun:
         self._device = torch.empty(0, device=device).device
         with torch.cuda.device(self._device):
             # a context keeps neither engine nor runtime alive
-            self._runtime, self._engine = _load_plan(library, plan, stage)
-            self._contexts = ExecutionContexts(
-                library, self._engine, stage, workspace or Workspace(self._device), KernelCache(kernels)
-            )
+            self._runtime, self._engine = _load_plan(self._library, plan, stage)
             self._stream = torch.cuda.Stream()
+        self._workspace, self._kernels = workspace or Workspace(self._device), KernelCache(kernels)
+        self._workspace.reserve(self._engine.device_memory_size_v2)
+        self._contexts: dict[Sizes, Any] = {}
         self.max_objects = _read_max_objects(self._engine, stage)
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -142,7 +146,7 @@ class TensorRTRun:
                 for spec in self._stage.outputs
             )
             with self._leave_default_stream() as stream:
-                self._contexts.run(sizes, (*held, *outputs), stream)
+                self._run(sizes, (*held, *outputs), stream)
         return outputs if len(outputs) > 1 else outputs[0]
 
     @contextmanager
@@ -159,27 +163,12 @@ class TensorRTRun:
         yield self._stream.cuda_stream
         current.wait_stream(self._stream)
 
-
-class ExecutionContexts:
-    """Execution contexts of one engine, by sizes of its inputs; each is made at its first use and kept.
-
-    All of them use optimisation profile 0, which TensorRT 10 and newer, and TensorRT-RTX, let contexts share. Their
-    shapes never change, so a CUDA graph of some sizes stays valid when others are added.
-    """
-
-    def __init__(
-        self, library: Library, engine: Any, stage: StageSpec, workspace: Workspace, kernels: KernelCache
-    ) -> None:
-        """Reserve the memory that the largest number of objects needs in the workspace."""
-        self._library, self._engine, self._stage = library, engine, stage
-        self._workspace, self._kernels = workspace, kernels
-        workspace.reserve(engine.device_memory_size_v2)
-        self._contexts: dict[Sizes, Any] = {}
-
-    def run(self, sizes: Sizes, tensors: tuple[Tensor, ...], stream: int) -> None:
+    def _run(self, sizes: Sizes, tensors: tuple[Tensor, ...], stream: int) -> None:
         """Run on aligned inputs and outputs, in the order of the specs. Raises EngineError where that fails."""
         is_first = sizes not in self._contexts
-        context, name = self.get(sizes), self._stage.name
+        if is_first:
+            self._contexts[sizes] = self._create(sizes)
+        context, name = self._contexts[sizes], self._stage.name
         for spec, tensor in zip(self._stage.inputs + self._stage.outputs, tensors, strict=True):
             if not context.set_tensor_address(spec.name, tensor.data_ptr()):
                 raise EngineError(
@@ -194,13 +183,8 @@ class ExecutionContexts:
         if is_first:
             self._kernels.save()
 
-    def get(self, sizes: Sizes) -> Any:
-        """Return the context for these sizes, its shapes set. Raises EngineError where it cannot be made."""
-        if sizes not in self._contexts:
-            self._contexts[sizes] = self._create(sizes)
-        return self._contexts[sizes]
-
     def _create(self, sizes: Sizes) -> Any:
+        """Return a new context for these sizes, its shapes set. Raises EngineError where it cannot be made."""
         get_logger(self._library.api).errors.clear()
         context = self._engine.create_execution_context(self._configure())
         if context is None:

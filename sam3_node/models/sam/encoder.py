@@ -19,7 +19,7 @@ from transformers.models.sam.modeling_sam import SamVisionEncoder
 from ...errors import ModelError
 from .algebra import fold_convolution, fold_upscaling, patch_linear, upscaled_bias
 from .edgetam import RepVitBackbone, fold_norms
-from .vit import POOL, Hiera, WindowedViT, WindowLayer, side, window_order, z_order
+from .vit import POOL, Hiera, WindowedViT, WindowEncoder, WindowLayer, side, token_grid, z_order
 
 
 def build_encoder(source: Any) -> nn.Module:
@@ -44,7 +44,6 @@ class Sam3Encoder(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         vision = source.vision_encoder
-        self.shares_trunk = False
         self.backbone = WindowedViT(vision.backbone)
         fine, middle, top = vision.neck.fpn_layers[:3]
         decoder = source.mask_decoder
@@ -55,14 +54,13 @@ class Sam3Encoder(nn.Module):
         self.top = nn.Sequential(top.proj1, top.proj2)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the tokens are channels-last already
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Encode pixels [1, 3, S, S] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w].
 
-        With `shares_trunk`, also return the backbone's output [1, D, h, w].
+        The last output is the backbone's own, the trunk [1, D, h, w], which costs nothing.
         """
         image = self.backbone(pixels)
-        levels = self.fine(image), self.middle(image), self.top(image)
-        return (*levels, image) if self.shares_trunk else levels
+        return self.fine(image), self.middle(image), self.top(image), image
 
 
 class _Upscaling(nn.Module):
@@ -211,7 +209,7 @@ class Sam1PromptEncoder(nn.Module):
         return embedded, None
 
 
-class Sam1Encoder(nn.Module):
+class Sam1Encoder(WindowEncoder):
     """SAM's ViT with its neck. SAM has no finer feature maps: those two are zeros, which take no memory."""
 
     def __init__(self, source: Any) -> None:
@@ -219,23 +217,17 @@ class Sam1Encoder(nn.Module):
         vision, decoder = source.vision_encoder, source.mask_decoder
         config = vision.config
         self.patch, self.neck = vision.patch_embed.projection, vision.neck
-        grid = side(config.image_size) // side(config.patch_size)
-        windows = window_order(grid, config.window_size).to(self.patch.weight.device)
-        order = windows[windows < grid * grid]
-        self.register_buffer("order", order, persistent=False)
-        self.register_buffer("inverse", order.argsort(), persistent=False)
+        windows = self.keep_order(token_grid(config), config.window_size, self.patch.weight.device)
+        order = self.order
         position = self.patch.weight.new_zeros(1, 1, 1) if vision.pos_embed is None else vision.pos_embed
         position = position.detach().flatten(1, -2)
         self.register_buffer(
             "position", position[:, order].clone() if position.shape[1] > 1 else position, persistent=False
         )
-        self.layers = nn.ModuleList(_Sam1Layer(layer, windows, order, grid) for layer in vision.layers)
+        self.layers = nn.ModuleList(_Sam1Layer(layer, windows, order, self.grid) for layer in vision.layers)
         for name, conv in (("no_fine", decoder.upscale_conv2), ("no_middle", decoder.upscale_conv1)):
             self.register_buffer(name, conv.weight.new_zeros(1, conv.out_channels, 1, 1), persistent=False)
-        self.grid = grid
 
-    order: Tensor
-    inverse: Tensor
     position: Tensor
     no_fine: Tensor
     no_middle: Tensor
@@ -266,7 +258,7 @@ class _Sam1Layer(WindowLayer):
         windowed = source.window_size > 0
         width = source.window_size if windowed else grid
         cells = torch.arange(width * width, device=order.device) if windowed else order
-        self.span = len(cells)  # tokens that attend to each other
+        self.span = len(cells)
         self.keep_padded(windowed, windows, order)
         self.tables = nn.ParameterList(
             [attention.rel_pos_h, attention.rel_pos_w] if attention.use_rel_pos else []
@@ -279,16 +271,13 @@ class _Sam1Layer(WindowLayer):
         self.register_buffer("key_place", marks.to(self.qkv.weight.dtype), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.out(self._attend(self.norm1(x)))
+        x = x + self.attend(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
-    def _attend(self, x: Tensor) -> Tensor:
-        batch, _, channels = x.shape
-        if self.gather is not None:  # tokens beyond the edge are zeros, which the others do attend to
-            x = F.pad(x, (0, 0, 0, 1))[:, self.gather]
-        qkv = self.qkv(x).view(-1, self.span, 3, self.heads, channels // self.heads)
-        query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
-        scale = query.shape[-1] ** -0.5
+    def attend_within(self, qkv: Tensor) -> Tensor:
+        query, key, value = qkv.transpose(1, 2).chunk(3, dim=1)
+        width = query.shape[-1]
+        scale = width**-0.5
         if len(self.tables):
             place = [
                 (query @ table.T).gather(-1, index.expand(*query.shape[:2], -1, -1))
@@ -297,6 +286,4 @@ class _Sam1Layer(WindowLayer):
             query = torch.cat([query * scale, *place], dim=-1)
             key = torch.cat([key, self.key_place.expand(*key.shape[:2], -1, -1)], dim=-1)
             value, scale = F.pad(value, (0, query.shape[-1] - value.shape[-1])), 1.0
-        out = F.scaled_dot_product_attention(query, key, value, scale=scale)[..., : channels // self.heads]
-        out = out.transpose(1, 2).reshape(batch, -1, channels)
-        return out if self.scatter is None else out[:, self.scatter]
+        return F.scaled_dot_product_attention(query, key, value, scale=scale)[..., :width]

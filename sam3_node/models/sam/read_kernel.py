@@ -16,7 +16,6 @@ This module imports triton, so import it only where the kernels are wanted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -24,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
+from triton.testing import do_bench
 
 from .algebra import make_linear
 from .memory_read import Tokens
@@ -337,8 +337,8 @@ def use_launch(device: torch.device, launch: Launch) -> None:
     _fastest[device] = launch
 
 
-def time_launches(device: torch.device, measure: Callable[[Callable[[], object]], float]) -> Launch:
-    """Return the launch that reads full banks of SAM 3 in the least time; `measure` says how long a call takes.
+def time_launches(device: torch.device) -> Launch:
+    """Return the launch that reads full banks of SAM 3 in the least time.
 
     A launch that a GPU cannot run is left out. Raises what the last one raises if none runs.
     """
@@ -353,7 +353,7 @@ def time_launches(device: torch.device, measure: Callable[[Callable[[], object]]
     for launch in list_launches(device):
         use_launch(device, launch)
         try:
-            times[launch] = measure(lambda: attend(query, key, value, counts, rotation, [0, 7 * area], 1))
+            times[launch] = do_bench(lambda: attend(query, key, value, counts, rotation, [0, 7 * area], 1))
         except Exception as error:  # triton has errors of its own, such as for a GPU without the memory
             failed = error
     if failed and not times:

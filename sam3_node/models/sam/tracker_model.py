@@ -58,6 +58,8 @@ class TrackerModel(nn.Module):
         self.multimask_points = (config.multimask_min_pt_num, config.multimask_max_pt_num)
         self.static_shapes = False
         self.is_compiled = False
+        self.shares_trunk = False
+        """True if a detector takes the trunk from the Features of each frame."""
         self._batch_limit = GPU_BATCH
         self.encode_stage = build_encoder(source)
         self.decode_stage = Decoder(source, has_memory)
@@ -118,7 +120,8 @@ class TrackerModel(nn.Module):
 
     def encode(self, pixels: Tensor) -> Features:
         """Encode pixels [1, 3, S, S], the output of `preprocess`."""
-        return Features(*self.stages.encode(pixels.to(self.device, self.dtype)))
+        features = Features(*self.stages.encode(pixels.to(self.device, self.dtype)))
+        return features if self.shares_trunk else features._replace(trunk=None)
 
     def competes(self, points: int, prompted: bool) -> bool:
         """Return True if three candidate masks compete for this number of points, by the rule of the reference.
@@ -140,14 +143,11 @@ class TrackerModel(nn.Module):
         return self.encode_stage.backbone if isinstance(self.encode_stage, Sam3Encoder) else None
 
     def share_trunk(self) -> nn.Module:
-        """Add the trunk's output to the Features of each frame from now on, and return the trunk."""
-        if not isinstance(self.encode_stage, Sam3Encoder):
+        """Keep the trunk's output in the Features of each frame from now on, and return the trunk."""
+        if self.trunk is None:
             raise ModelError(f"{self.name}: expected the encoder of SAM 3 to share, found another")
-        served = self.stages.encode  # it may be a copy, such as one in FP8, also within a CUDA graph
-        for encoder in (self.encode_stage, served, getattr(served, "run", None)):
-            if isinstance(encoder, Sam3Encoder):
-                encoder.shares_trunk = True
-        return self.encode_stage.backbone
+        self.shares_trunk = True
+        return self.trunk
 
     def use_read(self, method: ReadMethod) -> None:
         """Attend to memories by this method from now on. Raises ModelError where weights or image size do not allow it.

@@ -20,11 +20,24 @@ from ...errors import ModelError
 from .algebra import apply_linear, apply_mlp, join_linear, patch_linear, rotate
 
 
-class WindowedViT(nn.Module):
-    """The backbone of a transformers `Sam3TrackerVideoModel`."""
+class WindowEncoder(nn.Module):
+    """An encoder whose tokens stay in window `order`, which `inverse` undoes; `grid` tokens are along a side."""
 
     order: Tensor
     inverse: Tensor
+
+    def keep_order(self, grid: int, window: int, device: torch.device) -> Tensor:
+        """Keep the order, and return the windows; see `window_order`."""
+        windows = window_order(grid, window).to(device)
+        self.grid = grid
+        self.register_buffer("order", windows[windows < grid * grid], persistent=False)
+        self.register_buffer("inverse", self.order.argsort(), persistent=False)
+        return windows
+
+
+class WindowedViT(WindowEncoder):
+    """The backbone of a transformers `Sam3TrackerVideoModel`."""
+
     position: Tensor
 
     def __init__(self, source: Any) -> None:
@@ -33,17 +46,13 @@ class WindowedViT(nn.Module):
         self.patch = patch_linear(source.embeddings.patch_embeddings.projection)
         self.patch_size = side(config.patch_size)
         grid = token_grid(config)
-        self.grid = grid
         position = source.embeddings._tile_position_embeddings(
             source.embeddings.position_embeddings, grid, grid
         )
-        windows = window_order(grid, config.window_size).to(position.device)
-        order = windows[windows < grid * grid]
-        self.register_buffer("order", order, persistent=False)
-        self.register_buffer("inverse", order.argsort(), persistent=False)
-        self.register_buffer("position", position.detach()[:, order].clone(), persistent=False)
+        windows = self.keep_order(grid, config.window_size, position.device)
+        self.register_buffer("position", position.detach()[:, self.order].clone(), persistent=False)
         self.norm = source.layer_norm
-        self.layers = nn.ModuleList(_ViTLayer(layer, windows, order) for layer in source.layers)
+        self.layers = nn.ModuleList(_ViTLayer(layer, windows, self.order) for layer in source.layers)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Encode pixels [1, 3, S, S] into the feature map [1, C, h, w], channels last in memory."""
@@ -57,10 +66,32 @@ class WindowedViT(nn.Module):
 
 
 class WindowLayer(nn.Module):
-    """A layer whose tokens attend within windows: `gather` puts tokens into windows, `scatter` back; None for runs."""
+    """A layer whose tokens attend within windows: `gather` puts tokens into windows, `scatter` back; None for runs.
+
+    A subclass has the maps `qkv` and `out`, the number of `heads`, and the `span`: tokens that attend to each other.
+    """
 
     gather: Tensor | None
     scatter: Tensor | None
+    qkv: nn.Linear
+    out: nn.Linear
+    heads: int
+    span: int
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Attend with tokens [B, n, C]. Windows are padded with zeros, to which the others do attend."""
+        batch = x.shape[0]  # `len` would fix it in an export
+        if self.gather is not None:
+            x = F.pad(x, (0, 0, 0, 1))[:, self.gather]
+        qkv = apply_linear(self.qkv, x)
+        width = qkv.shape[-1] // (3 * self.heads)
+        out = self.attend_within(qkv.view(-1, self.span, 3 * self.heads, width)).transpose(1, 2)
+        out = apply_linear(self.out, out.reshape(batch, -1, self.heads * width))
+        return out if self.scatter is None else out[:, self.scatter]
+
+    def attend_within(self, qkv: Tensor) -> Tensor:
+        """Attend in each of W windows, with qkv [W, span, 3 * heads, D]; return [W, heads, tokens, D]."""
+        raise NotImplementedError
 
     def keep_windows(self, gather: Tensor | None, scatter: Tensor | None) -> None:
         """Register both."""
@@ -75,7 +106,6 @@ class WindowLayer(nn.Module):
 
 class _ViTLayer(WindowLayer):
     rotation: Tensor
-    filling: Tensor
 
     def __init__(self, source: Any, windows: Tensor, order: Tensor) -> None:
         super().__init__()
@@ -85,10 +115,8 @@ class _ViTLayer(WindowLayer):
         self.qkv = join_linear(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = attention.o_proj
         windowed = source.window_size > 0
-        self.span = source.window_size**2 if windowed else order.numel()  # tokens that attend to each other
+        self.span = source.window_size**2 if windowed else order.numel()
         self.keep_padded(windowed, windows, order)
-        filling = self.qkv.bias.detach()[None, None].clone()  # of a padding position: the projection of zeros
-        self.register_buffer("filling", filling, persistent=False)
         cos, sin = source.rotary_emb(order, source.position_ids)  # [1, tokens, D], each value occurs twice
         rotation = torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
         if not windowed:
@@ -96,19 +124,12 @@ class _ViTLayer(WindowLayer):
         self.register_buffer("rotation", rotation[:, None].contiguous(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + apply_linear(self.out, self._attend(self.norm1(x)))
+        x = x + self.attend(self.norm1(x))
         return x + apply_mlp(self.mlp.fc1, self.mlp.activation_fn, self.mlp.fc2, self.norm2(x))
 
-    def _attend(self, x: Tensor) -> Tensor:
-        qkv = apply_linear(self.qkv, x)
-        if self.gather is not None:
-            qkv = torch.cat([qkv, self.filling.expand(x.shape[0], -1, -1)], dim=1)[:, self.gather]
-        qkv = qkv.view(-1, self.span, 3 * self.heads, x.shape[-1] // self.heads)
+    def attend_within(self, qkv: Tensor) -> Tensor:
         query, key = rotate(qkv[:, :, : 2 * self.heads], self.rotation).transpose(1, 2).chunk(2, dim=1)
-        value = qkv[:, :, 2 * self.heads :].transpose(1, 2)
-        out = F.scaled_dot_product_attention(query, key, value)  # [windows, heads, span, D]
-        out = out.transpose(1, 2).reshape(x.shape[0], -1, x.shape[-1])
-        return out if self.scatter is None else out[:, self.scatter]
+        return F.scaled_dot_product_attention(query, key, qkv[:, :, 2 * self.heads :].transpose(1, 2))
 
 
 def side(size: int | Sequence[int]) -> int:
@@ -198,7 +219,7 @@ class _HieraBlock(WindowLayer):
         self.mlp, self.pools = source.mlp, source.query_stride is not None
         self.widen = source.proj if source.dim != source.dim_out else nn.Identity()
         window = source.window_size or grid
-        self.span = window * window  # tokens that attend to each other
+        self.span = window * window
         self.keep_windows(*((None, None) if _is_run(window, grid) else _windows(window, grid, self.pools)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -206,23 +227,15 @@ class _HieraBlock(WindowLayer):
         kept = x if isinstance(self.widen, nn.Identity) else self.widen(normed)
         if self.pools:
             kept = torch.unflatten(kept, 1, (-1, POOL)).amax(dim=2)
-        x = kept + self._attend(normed)
+        x = kept + self.attend(normed)
         mlp = self.mlp
         return x + apply_mlp(mlp.proj_in, mlp.activation, mlp.proj_out, self.norm2(x))
 
-    def _attend(self, x: Tensor) -> Tensor:
-        batch = x.shape[0]  # `len` would fix it in an export
-        if self.gather is not None:
-            x = F.pad(x, (0, 0, 0, 1))[:, self.gather]
-        qkv = apply_linear(self.qkv, x)
-        qkv = qkv.view(-1, self.span, 3, self.heads, qkv.shape[-1] // (3 * self.heads))
-        query, key, value = qkv.unbind(2)
+    def attend_within(self, qkv: Tensor) -> Tensor:
+        query, key, value = qkv.chunk(3, dim=2)
         if self.pools:
             query = torch.unflatten(query, 1, (-1, POOL)).amax(dim=2)
-        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-        out = F.scaled_dot_product_attention(query, key, value)
-        out = apply_linear(self.out, out.transpose(1, 2).reshape(batch, -1, out.shape[1] * out.shape[3]))
-        return out if self.scatter is None else out[:, self.scatter]
+        return F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (query, key, value)))
 
 
 def z_order(grid: int) -> Tensor:

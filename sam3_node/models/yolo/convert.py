@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from ...errors import ModelError
+from ...errors import ModelError, summarize_error
+from ...settings import describe_faults
 from .network import YoloWorld, YoloWorldConfig, build, save_yolo_world
 
 # classes of modules, the trainer's options, and the numbers that interrupted training leaves in the file
@@ -68,8 +70,8 @@ def convert_checkpoint(source: Path, folder: Path) -> YoloWorld:
     state = dict(_rename_tensor(name, value) for name, value in tensors.items() if not CONSTANT.match(name))
     try:
         config = _infer_config(state)
-    except ModelError as error:
-        raise ModelError(f"{source}: {error}") from error
+    except (ModelError, ValidationError) as error:
+        raise ModelError(f"{source}: {describe_faults(error)}") from error
     model = build(config, state, origin=str(source))
     save_yolo_world(model, folder)
     return model
@@ -121,7 +123,7 @@ def _load_root(path: Path, names: list[str]) -> object:
         with safe_globals([(type("Inert", (_Inert,), {}), name) for name in names]):
             checkpoint: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # any error that a hostile pickle causes in torch's unpickler
-        raise ModelError(f"cannot read {path}: {_describe_error(error)}") from error
+        raise ModelError(f"cannot read {path}: {summarize_error(error)}") from error
     if not isinstance(checkpoint, dict):
         raise ModelError(f"{path}: expected a map with 'model' or 'ema', found {type(checkpoint).__name__}")
     averaged: object = checkpoint.get("ema")
@@ -155,7 +157,7 @@ def _foreign_names(path: Path) -> list[str]:
         Exception
     ) as error:  # OSError, ValueError, RuntimeError of the zip reader, EOFError, UnpicklingError, …
         raise ModelError(
-            f"cannot read {path}: expected a checkpoint as torch.save writes it; found {_describe_error(error)}"
+            f"cannot read {path}: expected a checkpoint as torch.save writes it; found {summarize_error(error)}"
         ) from error
 
 
@@ -207,8 +209,8 @@ def _infer_config(state: dict[str, Tensor]) -> YoloWorldConfig:
     stages = [f"backbone.stages.{index}" for index in range(4)]
     attention = "neck.top_down.0.attention"
     return YoloWorldConfig(
-        channels=(out("backbone.stem.conv"), *(out(f"{stage}.0.conv") for stage in stages)),  # type: ignore[arg-type]
-        depths=tuple(depth(f"{stage}.1") for stage in stages),  # type: ignore[arg-type]
+        channels=(out("backbone.stem.conv"), *(out(f"{stage}.0.conv") for stage in stages)),
+        depths=tuple(depth(f"{stage}.1") for stage in stages),
         neck_depth=depth("neck.top_down.0"),
         box_channels=out("heads.0.boxes.0.conv"),
         embedding_channels=out("heads.0.embeddings.0.conv"),
@@ -220,8 +222,3 @@ def _infer_config(state: dict[str, Tensor]) -> YoloWorldConfig:
 
 def _list_names(names: set[str]) -> str:
     return ", ".join(sorted(names)[:5]) or "no module"
-
-
-def _describe_error(error: Exception) -> str:
-    """Return an error as one line of text."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else 'no text'}"

@@ -8,36 +8,36 @@ optionally, its digest.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ...errors import ModelError, OutputError
 from ...files import make_folder
+from ...settings import describe_faults
 from .. import weight_files
 from ..pixels import Resize
 
-MODEL_TYPE = "yolo_world"
 STRIDES = (8, 16, 32)  # of the heads' input maps, in pixels of the network's input
 
 
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+Count = Annotated[int, Field(gt=0, strict=True)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class YoloWorldConfig:
-    """Widths in channels, depths in blocks. Raises ModelError if they are inconsistent.
+    """Widths in channels, depths in blocks. Raises pydantic's ValidationError if they are inconsistent.
 
     channels: channels of the backbone's maps at strides 2, 4, 8, 16 and 32; the neck uses the last three.
     depths: blocks at strides 4, 8, 16 and 32. neck_depth: blocks in each layer of the neck.
@@ -48,59 +48,27 @@ class YoloWorldConfig:
     resize: how frames are fitted into the input: "bilinear", as the public implementation does it, or "antialias".
     """
 
-    channels: tuple[int, int, int, int, int]
-    depths: tuple[int, int, int, int]
-    neck_depth: int
-    box_channels: int
-    embedding_channels: int
-    text_channels: int = 512
-    attention_channels: int = 32
-    bins: int = 16
-    image_size: int = 640
+    channels: Annotated[tuple[Count, ...], Field(min_length=5, max_length=5)]
+    depths: Annotated[tuple[Count, ...], Field(min_length=4, max_length=4)]
+    neck_depth: Count
+    box_channels: Count
+    embedding_channels: Count
+    text_channels: Count = 512
+    attention_channels: Count = 32
+    bins: Count = 16
+    image_size: Count = 640
     resize: Resize = "bilinear"
+    model_type: typing.Literal["yolo_world"] = "yolo_world"
 
-    def __post_init__(self) -> None:
-        for name, length in (("channels", 5), ("depths", 4)):
-            values = getattr(self, name)
-            if len(values) != length or not all(_is_positive(value) for value in values):
-                raise ModelError(
-                    f"YOLO-World {name}: expected {length} positive integers, found {list(values)}"
-                )
-        if self.resize not in typing.get_args(Resize):
-            raise ModelError(f"YOLO-World resize: expected bilinear or antialias, found {self.resize!r}")
-        for field in dataclasses.fields(self)[2:]:
-            if field.name != "resize" and not _is_positive(getattr(self, field.name)):
-                raise ModelError(
-                    f"YOLO-World {field.name}: expected a positive integer, found {getattr(self, field.name)!r}"
-                )
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
         unit = 2 * self.attention_channels
         if any(channels % unit for channels in self.channels[2:]):
-            raise ModelError(
-                f"YOLO-World channels at strides 8, 16 and 32: expected multiples of {unit}, twice attention_channels, "
-                f"found {list(self.channels[2:])}"
+            raise ValueError(
+                f"channels at strides 8, 16 and 32: expected multiples of {unit}, twice attention_channels, found "
+                f"{list(self.channels[2:])}"
             )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a map that `from_json` reads."""
-        return {"model_type": MODEL_TYPE, **dataclasses.asdict(self)}
-
-    @classmethod
-    def from_json(cls, data: Any) -> YoloWorldConfig:
-        """Read the result of `to_json`. Raises ModelError, which names missing, unknown or wrong fields."""
-        kind = data.get("model_type") if isinstance(data, dict) else None
-        if kind != MODEL_TYPE:
-            raise ModelError(
-                f"expected a map with model_type {MODEL_TYPE}, found {kind or type(data).__name__}"
-            )
-        names = {field.name for field in dataclasses.fields(cls)}
-        if wrong := sorted(data.keys() ^ (names | {"model_type"})):
-            raise ModelError(f"expected {', '.join(sorted(names))}; missing or unknown: {', '.join(wrong)}")
-        values = {name: data[name] for name in names}
-        for name in ("channels", "depths"):
-            if not isinstance(values[name], list):
-                raise ModelError(f"{name}: expected a list, found {values[name]!r}")
-            values[name] = tuple(values[name])
-        return cls(**values)
+        return self
 
 
 Scale = typing.Literal["nano", "s", "m", "l", "x"]
@@ -419,7 +387,7 @@ def _upsample_twice(x: Tensor) -> Tensor:
 
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-MAX_LISTED = 3  # tensors in an error message
+MAX_FAULT_CHARACTERS = 800
 
 
 def load_yolo_world(
@@ -452,7 +420,7 @@ def save_yolo_world(model: YoloWorld, folder: Path) -> None:
     state = {name: value.contiguous() for name, value in model.state_dict().items()}
     make_folder(folder)
     try:
-        (folder / CONFIG).write_text(json.dumps(model.config.to_json(), indent=2) + "\n")
+        (folder / CONFIG).write_text(json.dumps(asdict(model.config), indent=2) + "\n")
         (folder / WEIGHTS).write_bytes(save(state, metadata={"format": "pt"}))
         weight_files.write_digest(folder / WEIGHTS)
     except OSError as error:
@@ -463,42 +431,22 @@ def build(config: YoloWorldConfig, state: Mapping[str, Tensor], *, origin: str) 
     """Build a network with these float32 weights. Raises ModelError, naming `origin`, unless all tensors match."""
     with torch.device("meta"):
         model = YoloWorld(config)
-    expected = {name: value.shape for name, value in model.state_dict().items()}
-    shapes = {name: value.shape for name, value in state.items()}
-    wrong = {
-        "lacks": sorted(expected.keys() - shapes),
-        "has unknown": sorted(shapes.keys() - expected),
-        "has, of another shape,": [
-            f"{name} {list(shapes[name])} for {list(shape)}"
-            for name, shape in expected.items()
-            if shapes.get(name, shape) != shape
-        ],
-    }
-    faults = [f"{verb} {len(names)} tensors: {_list_names(names)}" for verb, names in wrong.items() if names]
-    if faults:
-        raise ModelError(
-            f"{origin} does not fit a YOLO-World of its configuration: it {'; it '.join(faults)}"
-        )
     exact = {
         name: value.float() if value.is_floating_point() else value.long() for name, value in state.items()
     }
-    model.load_state_dict(exact, assign=True)
+    try:
+        model.load_state_dict(exact, assign=True)
+    except RuntimeError as error:  # it names all tensors that are missing, unknown or of another shape
+        faults = " ".join(str(error).split())[:MAX_FAULT_CHARACTERS]
+        raise ModelError(f"{origin} does not fit a YOLO-World of its configuration: {faults}") from error
     return model
 
 
 def _read_config(path: Path) -> YoloWorldConfig:
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        return TypeAdapter(YoloWorldConfig).validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
         raise ModelError(
             f"cannot read {path}: expected a folder with {CONFIG} and {WEIGHTS}, as `sam3-node weights convert` "
-            f"writes it; found {error}"
+            f"writes it; found {describe_faults(error)}"
         ) from error
-    try:
-        return YoloWorldConfig.from_json(config)
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from error
-
-
-def _list_names(names: list[str]) -> str:
-    return ", ".join(names[:MAX_LISTED]) + (" …" if len(names) > MAX_LISTED else "")

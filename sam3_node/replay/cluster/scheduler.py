@@ -16,8 +16,8 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,7 +29,6 @@ from ..job import Job
 from ..shards import LIMITS, ShardLimits
 from ..store import Summary
 from .tasks import (
-    NO_RESULT,
     NOT_STARTED,
     WHOLE,
     JobPlan,
@@ -274,17 +273,18 @@ class _Run:
         self._bags = [_BagState(plan.steps(), BagResult(plan.job.bags[0], plan.job.out)) for plan in plans]
         self._pool, self._progress = pool, progress
         self._meter = ThroughputMeter(len(plans))
+        self._tasks: dict[Future[TaskResult], tuple[_BagState, PoolTask]] = {}
+        """The tasks that are queued or running."""
 
     def run_until_done(self, stop: threading.Event) -> list[BagResult]:
-        """Run all steps, or until `stop` is set."""
+        """Run all steps, or until `stop` is set and the workers have written what they have done."""
         for bag in self._bags:
             self._start_step(bag, None)
-        while not all(bag.is_over for bag in self._bags):
-            stopping = stop.is_set()
-            for task in self._pool.stop() if stopping else self._pool.poll(POLL_S):
-                self._add_result(task)
-            self._report_progress()
-            if stopping:
+        while self._tasks:
+            self._add_results(wait(self._tasks, POLL_S, FIRST_COMPLETED).done)
+            if stop.is_set():
+                self._pool.stop()
+                self._add_results(wait(self._tasks, STOP_TIMEOUT_S).done)
                 break
         return [bag.result for bag in self._bags]
 
@@ -295,19 +295,25 @@ class _Run:
         except StopIteration as end:
             self._finish_bag(bag, end.value)
             return
-        bag.tasks = [PoolTask(bag, task) for task in tasks]
+        bag.tasks = list(map(PoolTask, tasks))
         self._meter.add_tasks(max(sum(task.kind == "replay" for task in tasks) - 1, 0))
-        self._pool.submit(bag.tasks)
+        self._tasks |= {self._pool.submit(task): (bag, task) for task in bag.tasks}
 
-    def _add_result(self, task: PoolTask) -> None:
-        bag, result = task.bag, task.result
-        bag.result.worker_s += task.seconds
-        bag.result.losses += task.losses
-        if isinstance(result.value, Summary) and not result.was_finished:
-            self._meter.finish(task, result.value.frames, result.value.resumed_from)
-        results = [one.result for one in bag.tasks]
-        if not any(one is NO_RESULT for one in results):
-            self._end_step(bag, results)
+    def _add_results(self, finished: Iterable[Future[TaskResult]]) -> None:
+        """Take the results of tasks, and start the steps after them. Raises ReplayError if workers do not start."""
+        for future in finished:
+            bag, task = self._tasks.pop(future)
+            task.result = result = future.result()
+            bag.result.worker_s += task.seconds
+            bag.result.losses += task.losses
+            if isinstance(result.value, Summary) and not result.was_finished:
+                self._meter.finish(task, result.value.frames, result.value.resumed_from)
+            results = [task.result for task in bag.tasks if task.result is not None]
+            if len(results) == len(bag.tasks):
+                self._end_step(bag, results)
+        if all(future.running() for future in self._tasks):
+            self._pool.end_idle_workers()
+        self._report_progress()
 
     def _end_step(self, bag: _BagState, results: Sequence[TaskResult]) -> None:
         # an error is reported rather than a stop
@@ -325,9 +331,9 @@ class _Run:
         bag.result.notes = [line for summary in summaries for line in summary.lines()]
 
     def _report_progress(self) -> None:
-        for task in self._pool.running():
-            self._meter.update(task, *task.progress)
         meter = self._meter
+        for _, task in self._tasks.values():
+            meter.update(task, *task.progress)
         done, ready = sum(bag.is_over for bag in self._bags), self._pool.ready
         self._progress(
             RunProgress(done, len(self._bags), ready, meter.frames, meter.frames_per_s, meter.left_s)
@@ -419,187 +425,143 @@ def _keep_signal_handlers() -> Iterator[None]:
 
 @dataclass(slots=True, eq=False)
 class PoolTask:
-    """A task of a recording that is queued, running or finished."""
+    """A task that is queued, running or finished. Its thread writes all but `result`."""
 
-    bag: _BagState
     task: Task
     seconds: float = 0.0
     """Time that workers spent on it."""
     losses: int = 0
     """Number of workers lost."""
     progress: TaskProgress = NOT_STARTED
-    result: TaskResult = NO_RESULT
-
-    def finish(self, result: TaskResult) -> PoolTask:
-        """Set the result."""
-        self.result = result
-        return self
+    result: TaskResult | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _WorkerHandle:
-    """A worker with its current call: idle if `call` is None, starting if only `running` is None."""
+    """A worker, and the time when it was ready; None while it starts."""
 
     actor: Any
-    call: Any
-    since_s: float
-    running: PoolTask | None = None
-    progress_call: Any = None
     ready_s: float | None = None
-    """Time when the worker was first ready."""
+
+    def call_control(self, method: str) -> Any:
+        """Call a method that a worker carries out beside its task."""
+        return getattr(self.actor, method).options(concurrency_group="control").remote()
 
 
 class WorkerPool(Closeable):
-    """Up to `max_workers` workers with one CPU and `gpus` GPUs each, started on demand and ended when idle.
+    """Up to `max_workers` workers with one CPU and `gpus` GPUs each, started on demand. A context manager.
 
-    A task whose worker is lost runs again up to `retries` times; interruptions do not count. A context manager.
+    A thread for each worker runs one task after the other. A task whose worker is lost runs again up to `retries`
+    times; interruptions do not count.
     """
 
     def __init__(self, ray: Any, max_workers: int, gpus: float, retries: int) -> None:
-        self._ray, self._max_workers, self._retries = ray, max_workers, retries
+        self._ray, self._retries = ray, retries
         remote = ray.remote(
             num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1}
         )
         self._start_actor = remote(Worker).remote
-        self._queue: deque[PoolTask] = deque()
+        self._threads = ThreadPoolExecutor(max_workers, "worker")
         self._workers: list[_WorkerHandle] = []
+        self._idle: list[_WorkerHandle] = []
         self._failed_starts = 0
-        self._ended_s = 0.0
-        self._stopping = False
+        self.held_s = 0.0
+        """Seconds of all workers that have ended, each since it was ready."""
+        self._stopping = threading.Event()
 
     @property
     def ready(self) -> int:
         """Number of workers that are ready."""
-        return sum(worker.ready_s is not None for worker in self._workers)
+        return sum(worker.ready_s is not None for worker in list(self._workers))
 
-    @property
-    def held_s(self) -> float:
-        """Seconds of all workers together, each since it was ready."""
-        now_s = time.monotonic()
-        return self._ended_s + sum(
-            now_s - worker.ready_s for worker in self._workers if worker.ready_s is not None
-        )
+    def submit(self, task: PoolTask) -> Future[TaskResult]:
+        """Queue a task. The result raises ReplayError if workers cannot be started."""
+        return self._threads.submit(self._run, task)
 
-    def submit(self, tasks: Iterable[PoolTask]) -> None:
-        """Queue tasks."""
-        self._queue.extend(tasks)
+    def stop(self) -> None:
+        """Have all workers write what they have done, and end those that still start."""
+        self._stopping.set()
+        for worker in [worker for worker in self._workers if worker.ready_s is None]:
+            self._end_worker(worker)
 
-    def running(self) -> list[PoolTask]:
-        """Return the running tasks."""
-        return [worker.running for worker in self._workers if worker.running]
-
-    def poll(self, timeout_s: float) -> list[PoolTask]:
-        """Start queued tasks, wait until one is finished or the time is up, and return the finished tasks.
-
-        Raises ReplayError if workers cannot be started.
-        """
-        self._end_idle_workers()
-        self._start_tasks()
-        calls = {worker.call: worker for worker in self._workers if worker.call is not None}
-        if not calls:
-            return []
-        ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
-        if not ready:
-            ready, _ = self._ray.wait(list(calls), timeout=timeout_s)
-        finished = [task for call in ready for task in self._read_result(calls[call])]
-        self._update_progress()
-        return finished
-
-    def stop(self) -> list[PoolTask]:
-        """Stop all workers, and wait up to STOP_TIMEOUT_S for their results."""
-        self._stopping = True
-        finished = [pending.finish(TaskResult(error="not started", stopped=True)) for pending in self._queue]
-        self._queue.clear()
-        for worker in self._workers:
-            self._call_control(worker, "stop")
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while any(worker.running for worker in self._workers) and time.monotonic() < deadline:
-            finished += self.poll(0.2)
-        return finished
+    def end_idle_workers(self) -> None:
+        """End the workers without a task. They may be needed while tasks are queued."""
+        while self._idle:
+            self._end_worker(self._idle.pop())
 
     def close(self) -> None:
         """End all workers. Idempotent."""
+        self._stopping.set()
         while self._workers:
             self._end_worker(self._workers[0])
+        self._threads.shutdown(cancel_futures=True)
 
-    def _end_idle_workers(self) -> None:
-        idle = [worker for worker in self._workers if worker.call is None]
-        for worker in idle[len(self._queue) :]:
-            self._end_worker(worker)
-
-    def _start_tasks(self) -> None:
-        free = sum(worker.running is None for worker in self._workers)
-        for _ in range(min(len(self._queue) - free, self._max_workers - len(self._workers))):
-            actor = self._start_actor(os.getcwd())
-            self._workers.append(_WorkerHandle(actor, actor.pid.remote(), time.monotonic()))
-        for worker in self._workers:
-            if worker.call is None and self._queue:
-                worker.running = self._queue.popleft()
-                worker.call, worker.since_s = worker.actor.run.remote(worker.running.task), time.monotonic()
-
-    def _read_result(self, worker: _WorkerHandle) -> Iterator[PoolTask]:
-        running, call = worker.running, worker.call
-        try:
-            result = self._ray.get(call)
-        except self._ray.exceptions.RayError as error:
-            yield from self._handle_loss(worker, error)
-            return
-        worker.call = worker.running = worker.progress_call = None
-        if running is None:
-            worker.ready_s, self._failed_starts = time.monotonic(), 0
-        else:
-            running.seconds += time.monotonic() - worker.since_s
-            if result.interrupted and not self._stopping:
-                _log.warning(
-                    "%s: its worker was interrupted, another one continues", running.task.job.bags[0]
-                )
+    def _run(self, task: PoolTask) -> TaskResult:
+        """Run a task on a worker, and again on another one if that is lost or interrupted."""
+        while not self._stopping.is_set():
+            worker = self._take_worker()
+            try:
+                result = self._await_result(worker, task)
+            except self._ray.exceptions.RayError as error:
                 self._end_worker(worker)
-                self._queue.appendleft(running)
-            else:
-                yield running.finish(result)
+                if not self._stopping.is_set() and (failed := self._count_loss(worker, task, error)):
+                    return failed
+                continue
+            if self._stopping.is_set() or not result.interrupted:
+                self._idle.append(worker)
+                return result
+            _log.warning("%s: its worker was interrupted, another one continues", task.task.job.bags[0])
+            self._end_worker(worker)
+        return TaskResult(error="its worker was lost" if task.seconds else "not started", stopped=True)
 
-    def _handle_loss(self, worker: _WorkerHandle, error: Exception) -> Iterator[PoolTask]:
-        running = worker.running
-        self._end_worker(worker)
+    def _take_worker(self) -> _WorkerHandle:
+        """Return an idle worker, or a new one."""
+        with suppress(IndexError):
+            return self._idle.pop()
+        worker = _WorkerHandle(self._start_actor(os.getcwd()))
+        self._workers.append(worker)
+        return worker
+
+    def _await_result(self, worker: _WorkerHandle, task: PoolTask) -> TaskResult:
+        """Run a task once. Asks for its progress meanwhile, and passes a stop on. Raises RayError for a lost worker."""
+        if worker.ready_s is None:
+            self._ray.get(worker.actor.pid.remote())
+            worker.ready_s, self._failed_starts = time.monotonic(), 0
+        begin_s = time.monotonic()
+        try:
+            call = worker.actor.run.remote(task.task)
+            while not self._ray.wait([call], timeout=POLL_S)[0]:
+                if self._stopping.is_set():
+                    worker.call_control("stop")
+                task.progress = self._ray.get(worker.call_control("progress"))
+            result: TaskResult = self._ray.get(call)
+            return result
+        finally:
+            task.seconds += time.monotonic() - begin_s
+
+    def _count_loss(self, worker: _WorkerHandle, task: PoolTask, error: Exception) -> TaskResult | None:
+        """Count the loss of a worker. Return the result of a task that has lost too many, None to try again.
+
+        Raises ReplayError if too many workers in a row did not start.
+        """
         reason = str(error).strip().splitlines()[-1]
-        if running is None:
+        if worker.ready_s is None:
             self._failed_starts += 1
             if self._failed_starts > self._retries:
                 raise ReplayError(
                     f"expected workers to start, found that {self._failed_starts} did not: {reason}"
                 )
-            return
-        running.seconds += time.monotonic() - worker.since_s
-        running.losses += 1
-        if self._stopping:
-            yield running.finish(TaskResult(error="its worker was lost", stopped=True))
-        elif running.losses > self._retries:
-            yield running.finish(
-                TaskResult(
-                    error=f"lost {running.losses} workers, the last: {reason}; results so far are kept, the same "
-                    "command continues"
-                )
-            )
-        else:
-            self._queue.appendleft(running)
-
-    def _update_progress(self) -> None:
-        """Ask each worker for its progress, without waiting for the reply."""
-        for worker in self._workers:
-            if worker.running is None:
-                continue
-            if worker.progress_call is None:
-                worker.progress_call = self._call_control(worker, "progress")
-            elif self._ray.wait([worker.progress_call], timeout=0)[0]:
-                with suppress(self._ray.exceptions.RayError):  # the call of the task reports the loss
-                    worker.running.progress = self._ray.get(worker.progress_call)
-                worker.progress_call = self._call_control(worker, "progress")
-
-    def _call_control(self, worker: _WorkerHandle, method: str) -> Any:
-        return getattr(worker.actor, method).options(concurrency_group="control").remote()
+            return None
+        task.losses += 1
+        if task.losses <= self._retries:
+            return None
+        return TaskResult(
+            error=f"lost {task.losses} workers, the last: {reason}; results so far are kept, the same command continues"
+        )
 
     def _end_worker(self, worker: _WorkerHandle) -> None:
-        self._workers.remove(worker)
-        if worker.ready_s is not None:
-            self._ended_s += time.monotonic() - worker.ready_s
-        self._ray.kill(worker.actor)
+        with suppress(ValueError):  # another thread has ended it
+            self._workers.remove(worker)
+            if worker.ready_s is not None:
+                self.held_s += time.monotonic() - worker.ready_s
+            self._ray.kill(worker.actor)

@@ -162,9 +162,6 @@ class TaskResult(NamedTuple):
     """True if the worker got SIGTERM, as on a spot machine that is taken away: another worker continues the task."""
 
 
-NO_RESULT = TaskResult()
-
-
 class TaskProgress(NamedTuple):
     """The current activity of a task, the number of its completed frames, and their total (None if unknown)."""
 

@@ -229,7 +229,7 @@ def test_the_first_start_on_a_gpu_keeps_the_fastest_launch(
         return 1.0 if launched[-1] == fastest else 2.0
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(fast_torch, "_measure_ms", measure)
+    monkeypatch.setattr(read_kernel, "do_bench", measure)
     monkeypatch.setattr(read_kernel, "_fastest", {})
     if kept:
         fast_torch.choose_launch(device, tmp_path)
@@ -241,7 +241,7 @@ def test_the_first_start_on_a_gpu_keeps_the_fastest_launch(
     broken = fastest
     with refuses(RuntimeError, field="sm_110a"):
         monkeypatch.setattr(read_kernel, "list_launches", lambda device: (broken,))
-        read_kernel.time_launches(device, measure)
+        read_kernel.time_launches(device)
 
 
 def test_the_kernels_trace_without_running() -> None:
