@@ -576,10 +576,8 @@ class PerceptionClient(SocketOwner):
         if sight is None:
             kind = AuthenticationError if self._masks.refusals else TransportError
             raise kind(f"no masks came within {deadline.timeout_ms} ms: {reason}")
-        wanted = "held" if search.held else "tracked"
-        raise NotSeenError(
-            f"no object {search.label!r} was {wanted} within {deadline.timeout_ms} ms: {sight}"
-        )
+        wanted = f"{search.label!r} was {'held' if search.held else 'tracked'}"
+        raise NotSeenError(f"no object {wanted} within {deadline.timeout_ms} ms: {sight}")
 
     def _take_next(self, timeout_ms: int | None) -> MaskFrame | None:
         """Take the next masks of an epoch that has not ended; raise or report if theirs is new."""

@@ -9,7 +9,6 @@ constant velocity for each object.
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import cv2
@@ -107,6 +106,7 @@ class SpatialStage(SavedFields):
         self.held = HeldObjects()
         self._last: _LastFrame | None = None
         self._place: Array | None = None
+        self._plane: Plane | None = None
         self._view: CameraView | None = None
         self._depth: tuple[Frame, DepthMap | None] | None = None
 
@@ -128,14 +128,14 @@ class SpatialStage(SavedFields):
         place = view.place
         self._place = None if place.camera_pose is None else matrix_of(place.camera_pose)
         shown = [seen for seen in instances if seen.mask.crop.size and not seen.doubtful]
-        if self._settings.table and place.camera_pose is not None:
-            masks, read_depth = [instance.mask for instance in instances], partial(self.read_depth, view)
-            table = self._table.find(place.camera_pose, read_depth, masks, robot)
-            place = place._replace(table=table)
-        depth = self.read_depth(view) if shown else None
+        depth = self.read_depth(view) if shown or self._settings.table else None
+        if depth is not None and self._settings.table and place.camera_pose is not None:
+            masks = [instance.mask for instance in instances]
+            place = place._replace(table=self._table.find(place.camera_pose, depth, masks, robot))
+        self._plane = place.table
         self._depth = None
         self._last = _LastFrame(frame.seq, depth, {instance.id: instance.mask for instance in shown})
-        fields = self._describe(frame, shown, depth, place.table) if depth is not None else {}
+        fields = self._describe(frame, shown, depth) if depth is not None else {}
         completed = self._complete(instances, fields, frame.capture_ns)
         gripper = place.robot_pose if place.camera_pose is not None else None
         return self.held.observe(completed, gripper), place
@@ -184,9 +184,7 @@ class SpatialStage(SavedFields):
         fits = frame.depth is not None and self._fits(frame.depth, frame)
         return CameraView(frame, place, intrinsics, fits)
 
-    def _describe(
-        self, frame: Frame, instances: Sequence[Instance], depth: DepthMap, table: Plane | None
-    ) -> dict[int, _Fields]:
+    def _describe(self, frame: Frame, instances: Sequence[Instance], depth: DepthMap) -> dict[int, _Fields]:
         """Return the fields of instances with masks, by id. Their positions enter the filters of velocities."""
         masks = [instance.mask for instance in instances]
         surfaces = measure_surfaces(masks, depth, max(TARGET_PIXELS, self._settings.points))
@@ -199,8 +197,8 @@ class SpatialStage(SavedFields):
             placed = self._place_surfaces(ids, surfaces, frame.capture_ns)
             for object_id, surface, points_m in zip(ids, placed, surfaces.points_m, strict=True):
                 fields[object_id] |= surface
-                if table is not None and self._place is not None:
-                    fields[object_id] |= describe_on(table, transform_points(self._place, points_m))
+                if self._plane is not None and self._place is not None:
+                    fields[object_id] |= describe_on(self._plane, transform_points(self._place, points_m))
         return fields
 
     def _place_surfaces(self, ids: list[int], surfaces: Surfaces, stamp_ns: int) -> Iterator[_Fields]:

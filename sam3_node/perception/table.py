@@ -5,7 +5,7 @@ with fixed triples, then least squares on its points. A point's weight is one ov
 floor behind the table counts little. The same frames give the same plane, bit for bit.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import cv2
@@ -91,19 +91,14 @@ class TableFinder(SavedFields):
         self._stamp_ns = -round(PERIOD_S * NANOSECONDS)
 
     def find(
-        self,
-        camera: FramePose,
-        read_depth: Callable[[], DepthMap | None],
-        masks: Iterable[Mask],
-        robot: Bools | None,
+        self, camera: FramePose, depth: DepthMap, masks: Iterable[Mask], robot: Bools | None
     ) -> Plane | None:
         """Return the table in the base; None if it is not known. Measure it if it is time to.
 
         `camera` is its pose in the base. If the camera has not moved and no table is found, the last one stays.
         """
         pose = (*camera.position_m, *camera.quaternion_xyzw)
-        is_due = not 0 <= camera.stamp_ns - self._stamp_ns < PERIOD_S * NANOSECONDS
-        if is_due and (depth := read_depth()) is not None:
+        if not 0 <= camera.stamp_ns - self._stamp_ns < PERIOD_S * NANOSECONDS:
             has_moved = not self._camera or np.abs(np.subtract(pose, self._camera)).max() > MOVED
             found = fit_plane(*_list_points(camera, depth, masks, robot))
             if found is not None or has_moved:
