@@ -42,23 +42,19 @@ class World:
         self.events += [op for op, _ in self.held.changes]
         return found
 
-    def move(self, way: np.ndarray, tip: np.ndarray, block: np.ndarray, frames: int = 15) -> Instance:
-        """Move the gripper and the block by `way`."""
+    def move(
+        self, way: np.ndarray, tip: np.ndarray, block: np.ndarray, carry: bool = True, frames: int = 15
+    ) -> Instance:
+        """Move the gripper by `way`, and the block, too, if it is carried."""
         for share in np.linspace(0, 1, frames):
-            found = self.step(tip + share * way, block + share * way)
-        return found
-
-    def leave(self, way: np.ndarray, tip: np.ndarray, block: np.ndarray, frames: int = 15) -> Instance:
-        """Move the gripper by `way` while the block stays."""
-        for share in np.linspace(0, 1, frames):
-            found = self.step(tip + share * way, block)
+            found = self.step(tip + share * way, block + carry * share * way)
         return found
 
 
 @pytest.fixture
 def lifted() -> World:
     world = World()
-    world.leave(-UP, GRASP + UP, REST)
+    world.move(-UP, GRASP + UP, REST, carry=False)
     assert world.move(UP, GRASP, REST).held
     assert world.events == ["grasped"]
     return world
@@ -67,12 +63,12 @@ def lifted() -> World:
 def test_a_lifted_block_is_held_until_the_gripper_leaves_it(lifted: World) -> None:
     assert lifted.move(ASIDE - UP, GRASP + UP, REST + UP).held
     assert lifted.move(-UP, GRASP + ASIDE, REST + ASIDE).held
-    assert not lifted.leave(UP, GRASP + ASIDE - UP, REST + ASIDE - UP).held
+    assert not lifted.move(UP, GRASP + ASIDE - UP, REST + ASIDE - UP, carry=False).held
     assert lifted.events == ["grasped", "released"]
 
 
 def test_a_gripper_that_leaves_slowly_releases_the_block_too(lifted: World) -> None:
-    assert not lifted.leave(UP, GRASP + UP, REST + UP, frames=90).held
+    assert not lifted.move(UP, GRASP + UP, REST + UP, carry=False, frames=90).held
 
 
 def test_a_pushed_block_and_one_that_is_passed_are_not_held() -> None:
@@ -80,7 +76,7 @@ def test_a_pushed_block_and_one_that_is_passed_are_not_held() -> None:
     for corner in ((0.2, 0, 0), (0.1, 0.15, 0), (-0.1, 0.1, 0)):
         world.move(np.array(corner), GRASP, REST)
     for way in (UP, ASIDE, -UP):
-        world.leave(way, GRASP, REST)
+        world.move(way, GRASP, REST, carry=False)
     assert world.events == []
 
 
@@ -110,7 +106,7 @@ def test_a_restored_state_continues(lifted: World) -> None:
     other.seq = lifted.seq
     first, second = other.step(GRASP, None), lifted.step(GRASP, None)
     assert (first.position_m, first.covariance_m2) == (second.position_m, second.covariance_m2)
-    assert other.leave(UP, GRASP, REST).held is False
+    assert other.move(UP, GRASP, REST, carry=False).held is False
     lifted.held.remove(3)
     assert not lifted.step(GRASP, None).held
 

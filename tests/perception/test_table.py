@@ -8,7 +8,6 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from sam3_node.calibration import Calibration
-from sam3_node.geometry import rigid, transform_points
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.spatial import SpatialStage
 from sam3_node.perception.table import describe_on, fit_plane
@@ -78,12 +77,18 @@ def test_a_nearer_table_outweighs_the_floor_and_masks_and_robot_do_not_count() -
     assert table.offset_m == pytest.approx(1 - 0.8)
 
 
-def test_the_block_has_its_heights_and_a_box_down_to_the_table() -> None:
+def test_the_block_has_its_heights_and_a_collision_object_down_to_the_table() -> None:
     table, block = measure(stage(), look(800, block_mm=700, noise=1))
     assert np.subtract((*table.normal, table.offset_m), (0, 0, 1, 0.2)) == pytest.approx(0, abs=0.002)
     assert block.heights_m == pytest.approx((0.1, 0.1), abs=0.01)
-    assert sorted(block.upright_size_m) == pytest.approx([0.1, 0.14, 0.187], abs=0.012)
-    assert block.upright_centre_m == pytest.approx((0, 0, 0.25), abs=0.02)
+    message = block.collision_object()
+    (solid,), (pose,) = message["primitives"], message["primitive_poses"]
+    assert (message["header"], message["id"], solid["type"]) == ({"frame_id": "base"}, "object_1", 1)
+    turn = Rotation.from_quat([pose["orientation"][axis] for axis in "xyzw"])
+    corners = np.array(np.meshgrid(*[(-0.5, 0.5)] * 3)).reshape(3, -1).T * solid["dimensions"]
+    inside = turn.apply(corners) + [pose["position"][axis] for axis in "xyz"]
+    assert inside.min(axis=0) == pytest.approx((-0.093, -0.07, 0.2), abs=0.012)
+    assert inside.max(axis=0) == pytest.approx((0.093, 0.07, 0.3), abs=0.012)
 
 
 @pytest.mark.parametrize("yaw", [0.2, 0.8, 1.4])
@@ -127,16 +132,3 @@ def test_a_restored_stage_continues_bit_for_bit_and_off_means_absent() -> None:
     off.restore(spatial.state())
     table, block = measure(off, look(800))
     assert (table, block.heights_m, block.collision_object()) == (None, None, None)
-
-
-def test_the_box_is_a_collision_object_of_moveit() -> None:
-    _, block = measure(stage(), look(800, block_mm=700))
-    message = block.collision_object()
-    (solid,), (pose,) = message["primitives"], message["primitive_poses"]
-    assert (message["header"], message["id"], solid["type"]) == ({"frame_id": "base"}, "object_1", 1)
-    turn = Rotation.from_quat([pose["orientation"][axis] for axis in "xyzw"]).as_matrix()
-    centre = [pose["position"][axis] for axis in "xyz"]
-    corners = np.array(np.meshgrid(*[(-0.5, 0.5)] * 3)).reshape(3, -1).T * solid["dimensions"]
-    inside = transform_points(rigid(turn, centre), corners)
-    assert inside.min(axis=0) == pytest.approx((-0.093, -0.07, 0.2), abs=0.01)
-    assert inside.max(axis=0) == pytest.approx((0.093, 0.07, 0.3), abs=0.01)

@@ -7,19 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sam3_node import wire
-from sam3_node.types import (
-    Depth,
-    Frame,
-    FramePose,
-    Instance,
-    Intrinsics,
-    JointState,
-    Mask,
-    MaskFrame,
-    Plane,
-    Shed,
-)
+from sam3_node import types, wire
+from sam3_node.types import Depth, Frame, FramePose, Instance, Intrinsics, JointState, Mask, MaskFrame, Shed
 from tests.support.paths import ROOT
 
 DATA = ROOT / "tests" / "data" / "wire"
@@ -146,7 +135,7 @@ def masks_with_table() -> MaskFrame:
         upright_quaternion_xyzw=(0.0, 0.0, 0.6, 0.8),
         **box,
     )
-    return masks_of(standing, received_ns=18, table=Plane((0.0, 0.0, 1.0), -0.5, 0.0009765625))
+    return masks_of(standing, received_ns=18, table=types.Plane((0.0, 0.0, 1.0), -0.5, 0.0009765625))
 
 
 def _request(op: str, request_id: str | None = None, **args: Any) -> Example:
