@@ -135,7 +135,7 @@ class SpatialStage(SavedFields):
         self._plane = place.table
         self._depth = None
         self._last = _LastFrame(frame.seq, depth, {instance.id: instance.mask for instance in shown})
-        fields = self._describe(frame, shown, depth) if depth is not None else {}
+        fields = self._describe(frame, shown, depth) if shown and depth is not None else {}
         completed = self._complete(instances, fields, frame.capture_ns)
         gripper = place.robot_pose if place.camera_pose is not None else None
         return self.held.observe(completed, gripper), place

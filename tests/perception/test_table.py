@@ -119,6 +119,10 @@ def test_the_table_stays_while_the_camera_stands_and_is_measured_each_second() -
     assert measure(spatial, look(790, 2.5), moved)[0].offset_m == pytest.approx(0.25)
     assert measure(spatial, look(790, 3.3), moved)[0].offset_m == pytest.approx(0.21)
     assert measure(spatial, look(0, 4.4))[0] is None
+    frame = look(800, 5.5)
+    table = spatial.measure(frame, [], replace(HOME, stamp_ns=frame.capture_ns))[1].table  # without objects
+    assert table is not None
+    assert table.offset_m == pytest.approx(0.2)
 
 
 def test_a_restored_stage_continues_bit_for_bit_and_off_means_absent() -> None:
