@@ -100,8 +100,6 @@ class _CameraState:
     """number of those before it began"""
     is_metric: bool | None = None
     """True if the first depth with values was in its format's unit"""
-    lens: tuple[CameraInfo, tuple[int, int], Intrinsics | None] | None = None
-    """the last intrinsics, and what they are of"""
 
     @property
     def lateness_ns(self) -> float:
@@ -259,17 +257,13 @@ class Pairing:
 
     def _find_intrinsics(self, state: _CameraState, colour: Colour) -> Intrinsics | None:
         """Return the latest intrinsics for an image; None, with a note, if they are of another size."""
-        info, size = state.info, (colour.width, colour.height)
-        if info is None:
+        if state.info is None:
             return None
-        if state.lens is None or state.lens[:2] != (info, size) or state.lens[2] is None:
-            lens = None
-            try:
-                lens = info.fit(size, state.camera.rectified)
-            except BagError as error:
-                self._report.skip(f"the intrinsics of {state.camera.name}", error)
-            state.lens = (info, size, lens)
-        return state.lens[2]
+        try:
+            return state.info.fit((colour.width, colour.height), state.camera.rectified)
+        except BagError as error:
+            self._report.skip(f"the intrinsics of {state.camera.name}", error)
+            return None
 
 
 def _is_ready(waiting: _WaitingImage) -> bool:
@@ -363,7 +357,7 @@ def _frame(waiting: _WaitingImage, intrinsics: Intrinsics | None) -> Frame:
     camera, colour, depth = waiting.state.camera, waiting.colour, waiting.depth
     if depth is not None:
         same_size = (depth.width, depth.height) == (colour.width, colour.height)
-        aligned = camera.depth_stated or (same_size and (camera.aligned or depth.aligned))
+        aligned = same_size and (camera.aligned or depth.aligned)
         depth = Depth(depth.width, depth.height, depth.encoding, depth.scale_m, aligned, depth.data)
     return Frame(
         camera=camera.name,

@@ -231,7 +231,7 @@ class LensView:
 
 
 def _cut_near(points_m: Array) -> Float:
-    """Return directions (x / z, y / z) whose hull is that of the part of a convex body in front of the camera."""
+    """Return directions (x / z, y / z) whose hull is the visible part of a convex body."""
     ahead = points_m[:, 2] >= NEAR_M
     front, back = points_m[ahead, None], points_m[None, ~ahead]
     # where lines between corners meet the plane: their hull is the cut through the body
@@ -251,7 +251,7 @@ def _thin(depth: DepthMap) -> Float:
 def _find_outside(part: Part, camera_from_link: Array, shape: Bytes, points: Float, margin_m: float) -> Bytes:
     """Return 1 for the pixels of a part's shape whose point is not on the part, and 0 for others, uint8.
 
-    `points` are those of `_thin`, from the corner of the shape on.
+    `points` come from `_thin`, from the corner of the shape on.
     """
     inside = shape[::STRIDE, ::STRIDE]
     row, column = inside.nonzero()
@@ -374,7 +374,7 @@ class RobotStage:
 
 
 def _sort_joints(joints: list[Any], root: str) -> Iterator[Any]:
-    """Yield the joints, those of a parent before those of its children."""
+    """Yield the joints, a parent's before its children's."""
     waiting = [root]
     while waiting:
         found = [joint for joint in joints if joint.parent == waiting[0]]

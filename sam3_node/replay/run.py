@@ -76,11 +76,6 @@ class PerceptionCache:
         return self._perception
 
 
-def is_finished(job: Job) -> bool:
-    """Return True if the results of a job are complete."""
-    return read_finished_summary(job) is not None
-
-
 def read_finished_summary(job: Job) -> Summary | None:
     """Return the summary of a finished job, None for another one."""
     summary = completion.read_complete_summary(open_store(job.out))
@@ -197,7 +192,7 @@ class _JobRun:
                 schedule.notes.add_gap(
                     f"{name}: expected the weights that were recorded, {recorded[name]:.12}…, found {digest:.12}…"
                 )
-        for line in describe_differences(self.perception.settings, description, recorded):
+        for line in describe_differences(description, recorded):
             schedule.notes.add(line)
 
 

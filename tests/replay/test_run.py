@@ -18,7 +18,7 @@ from sam3_node.errors import BagError, OutputError, ReplayError
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import OUTPUTS, Job, ObjectOnFrame
-from sam3_node.replay.run import PerceptionCache, compare_job, compare_masks, is_finished, run_job
+from sam3_node.replay.run import PerceptionCache, compare_job, compare_masks, read_finished_summary, run_job
 from sam3_node.replay.shards import ShardLimits
 from sam3_node.settings import Settings
 from sam3_node.types import Instance
@@ -64,7 +64,7 @@ def test_a_stopped_replay_continues_bit_for_bit(
 
     with refuses(StoppedError, field=("command", "resume")):
         run_job(job, load, progress, stop, limits=SMALL)
-    assert not is_finished(job)
+    assert not read_finished_summary(job)
     summary = run_job(job, load, limits=SMALL)
     assert summary.resumed_from == after
     assert summary.frames == 40
@@ -79,12 +79,12 @@ def test_a_finished_replay_is_left_as_it_is(job: Job) -> None:
         raise AssertionError("nothing is to be loaded")
 
     first = run_job(job, limits=SMALL)
-    assert is_finished(job)
+    assert read_finished_summary(job)
     before = {path: path.stat().st_mtime_ns for path in Path(job.out).rglob("*") if path.name != "lock"}
     assert run_job(job, refuse) == first
     assert {path: path.stat().st_mtime_ns for path in before} == before
     more = replace(job, outputs=("mcap", "coco"))
-    assert not is_finished(more)
+    assert not read_finished_summary(more)
     assert run_job(more, refuse).outputs == ["mcap", "coco"]
     assert (Path(job.out) / "masks.json").exists()
 
