@@ -394,6 +394,8 @@ class SpatialSettings(Section):
     """Longest time from the last pose to an image. The pose is extrapolated to the image at constant velocity."""
     points: int = Field(0, ge=0, le=2000)
     """Number of surface points of each instance in the masks messages; 0: none."""
+    table: bool = False
+    """true: measure the table, and each object's height above it and upright box, in the robot's base."""
 
 
 class RobotSettings(Section):
