@@ -33,7 +33,6 @@ def large_frame(seq: int) -> Frame:
 def hash_frame(frame: Frame) -> str:
     """Hash the decoded pixels and the header of a frame."""
     depth = frame.depth
-    assert depth is not None
     header = (frame.seq, frame.capture_ns, frame.clock, frame.intrinsics, depth.scale_m, depth.aligned)
     parts = (repr(header).encode(), bytes(frame.colour), decode_depth(depth).tobytes())
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
