@@ -26,9 +26,7 @@ from tests.support.transport_peer import (
     TCP,
     make_frame,
     make_masks,
-    next_line,
     open_peer,
-    output_of,
     peer,
     place_of,
     take_error,
@@ -97,8 +95,8 @@ def take_memory(kind: str, make: Callable[[], bytes]) -> int:
     """Return the bytes by which a process has grown when it has cut off a stranger and has answered another peer."""
     role = ("camera", TCP, "cam0", "newest", 500, 100_000, 16) if kind == "SUB" else ("server", TCP)
     with peer(*role) as process:
-        endpoint = next_line(process)
-        inspected = psutil.Process(process.pid)
+        endpoint = process.next_line()
+        inspected = psutil.Process(process.process.pid)
         before = inspected.memory_info().rss
         with raw_peer(endpoint, kind) as stranger:
             send_until_cut_off(stranger, make, inspected)
@@ -127,17 +125,17 @@ def test_a_message_that_waits_takes_its_own_size() -> None:
 @pytest.mark.parametrize(("kind", "size"), [("SUB", 513), ("DEALER", (1 << 24) + 1)])
 def test_a_part_above_the_limit_of_its_socket_ends_the_connection(kind: str, size: int) -> None:
     role = ("camera", TCP, "cam0", "newest", 500, 100_000, 16) if kind == "SUB" else ("server", TCP)
-    with peer(*role) as process, raw_peer(next_line(process), kind) as stranger:
+    with peer(*role) as process, raw_peer(process.next_line(), kind) as stranger:
         stranger.settimeout(PATIENCE_S)
         stranger.sendall(frame(bytes(size))[:300])
         read_to_end(stranger)
-        assert process.poll() is None
+        assert process.process.poll() is None
 
 
 def test_readers_of_many_cameras_and_peers_with_heartbeats_are_not_cut_off() -> None:
     topics = b"".join(frame(b"\x01frame/%060d" % number) for number in range(256))
     with peer("camera", TCP, "0" * 60, "newest", 20, 100_000, 16) as process:
-        endpoint = next_line(process)
+        endpoint = process.next_line()
         readers = [raw_peer(endpoint, "SUB") for _ in range(10)]
         connections = [reader.__enter__() for reader in readers]
         for connection in connections:
@@ -300,9 +298,8 @@ def test_memory_stays_bounded_when_no_message_is_taken(delivery: Delivery) -> No
 def test_memory_stays_bounded_when_a_subscriber_hangs() -> None:
     process = psutil.Process(os.getpid())
     with transport.FramePublisher(TCP) as publisher, peer("reader", publisher.endpoint, "newest") as reader:
-        os.set_blocking(output_of(reader).fileno(), False)
-        wait_until(lambda: publisher.send(make_frame(0, side=1000)) and next_line(reader))
-        os.kill(reader.pid, signal.SIGSTOP)
+        wait_until(lambda: publisher.send(make_frame(0, side=1000)) and reader.seen)
+        reader.process.send_signal(signal.SIGSTOP)
         before = process.memory_info().rss
         for seq in range(300):
             publisher.send(make_frame(seq, side=1000))
