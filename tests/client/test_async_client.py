@@ -4,7 +4,6 @@ import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,14 @@ from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply, Request
 from tests.support.refuses import refuses
-from tests.support.transport_peer import make_masks
+from tests.support.transport_peer import NOBODY, TCP, make_masks
 
-TCP = "tcp://127.0.0.1:*"
-NOBODY = "tcp://127.0.0.1:9"
 LONG_MS = 120_000
 SYNC_ONLY = {"on_masks", "closed"}
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(main(), 120))
-
-
-def masks_of(seq: int, epoch: int = 1) -> MaskFrame:
-    return replace(make_masks(seq), epoch=epoch)
 
 
 async def send_until(publisher: MaskPublisher, masks: MaskFrame, task: asyncio.Task[Any]) -> Any:
@@ -70,17 +63,17 @@ def test_masks_requests_and_the_loop_go_on_together() -> None:
                 while received is None:
                     received = await asyncio.get_running_loop().run_in_executor(thread, control.receive, 50)
                 first = asyncio.create_task(client.latest())
-                assert (await send_until(publisher, masks_of(1), first)).seq == 1
+                assert (await send_until(publisher, make_masks(1, epoch=1), first)).seq == 1
                 assert client.newest() is not None
                 assert not status.done()
                 assert received[1].request_id == "shelf-3"
                 control.reply(received[0], Reply(received[1].id, {"paused": False}))
                 assert await status == {"paused": False}
                 together = asyncio.create_task(client.latest_of_all(["cam0"]))
-                assert (await send_until(publisher, masks_of(1), together)).masks["cam0"].seq == 1
+                assert (await send_until(publisher, make_masks(1, epoch=1), together)).masks["cam0"].seq == 1
                 two = [asyncio.create_task(client.latest()) for _ in range(2)]
                 for seq, task in enumerate(two):
-                    assert (await send_until(publisher, masks_of(seq), task)) is not None
+                    assert (await send_until(publisher, make_masks(seq, epoch=1), task)) is not None
                 while await client.latest(200) is not None:  # those that were sent too often
                     pass
                 waiting = asyncio.create_task(client.latest())
@@ -101,12 +94,12 @@ def test_waiting_for_an_object_and_iteration() -> None:
                 with refuses(TransportError, field=("20", "within")):
                     await client.wait_for("cup", 20)
                 found = await send_until(
-                    publisher, masks_of(1), asyncio.create_task(client.wait_for("cup", LONG_MS))
+                    publisher, make_masks(1, epoch=1), asyncio.create_task(client.wait_for("cup", LONG_MS))
                 )
                 assert found.instance.label == "cup"
                 vain = asyncio.create_task(client.wait_for("plate", 500))
                 with refuses(NotSeenError, field="plate"):
-                    await send_until(publisher, masks_of(2), vain)
+                    await send_until(publisher, make_masks(2, epoch=1), vain)
 
                 async def collect() -> list[int]:
                     seen: list[int] = []
@@ -116,7 +109,9 @@ def test_waiting_for_an_object_and_iteration() -> None:
                             break
                     return seen
 
-                assert (await send_until(publisher, masks_of(3), asyncio.create_task(collect())))[-1] == 3
+                assert (await send_until(publisher, make_masks(3, epoch=1), asyncio.create_task(collect())))[
+                    -1
+                ] == 3
 
     run(main)
 
@@ -134,12 +129,12 @@ def test_a_restart_is_raised_or_called_back_in_the_loop(has_callback: bool) -> N
         with MaskPublisher(TCP) as publisher:
             callback = on_restart if has_callback else None
             async with AsyncPerceptionClient(publisher.endpoint, NOBODY, on_restart=callback) as client:
-                await send_until(publisher, masks_of(1), asyncio.create_task(client.latest()))
+                await send_until(publisher, make_masks(1, epoch=1), asyncio.create_task(client.latest()))
                 epoch: int | None = 1
                 while epoch == 1:
                     try:
                         masks = await send_until(
-                            publisher, masks_of(2, 2), asyncio.create_task(client.latest())
+                            publisher, make_masks(2, epoch=2), asyncio.create_task(client.latest())
                         )
                         epoch = masks.epoch
                     except NodeRestarted as error:

@@ -1,7 +1,6 @@
 """A policy never takes an object of a restarted node for one that it knows: with sockets, then with a real node."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,17 @@ from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply, Request
 from tests.support.node_rig import Process, Rig, masks_where, until
 from tests.support.refuses import refuses
-from tests.support.transport_peer import make_masks, wait_until
-
-NOBODY = "tcp://127.0.0.1:9"
+from tests.support.transport_peer import NOBODY, TCP, make_masks, wait_until
 
 
 class Publisher:
     """Publishes masks of chosen epochs."""
 
     def __init__(self) -> None:
-        self.sockets = MaskPublisher("tcp://127.0.0.1:*")
+        self.sockets = MaskPublisher(TCP)
 
     def send(self, seq: int, epoch: int | None, camera: str = "cam0") -> None:
-        self.sockets.send(replace(make_masks(seq, camera), epoch=epoch, node=f"node{epoch}"))
+        self.sockets.send(make_masks(seq, camera, epoch=epoch, node=f"node{epoch}"))
 
 
 @pytest.fixture
@@ -92,7 +89,7 @@ def test_lossless_delivery_loses_no_masks_by_the_error() -> None:
         PerceptionClient(publisher.endpoint, NOBODY, delivery="every") as client,
     ):
         for seq, epoch in enumerate((1, 2, 2, None)):
-            publisher.send(replace(make_masks(seq), epoch=epoch))
+            publisher.send(make_masks(seq, epoch=epoch))
         seen: list[int | str] = []
         while len(seen) < 6:
             try:
