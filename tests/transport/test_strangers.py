@@ -45,28 +45,15 @@ def read_to_end(stranger: socket.socket) -> None:
             pass
 
 
-def subscriptions() -> bytes:
-    return b"".join(frame(b"\x01" + os.urandom(60)) for _ in range(500))
-
-
-def endless_message() -> bytes:
-    return frame(bytes(1 << 16), more=True) * 32
-
-
-def endless_subscription() -> bytes:
-    return frame(b"\x01" + bytes(500), more=True) * 100
-
-
-def large_requests() -> bytes:
-    return frame(bytes(1 << 24))
-
-
-def small_messages() -> bytes:
-    return frame(b"junk") * 20_000
-
-
-def empty_parts() -> bytes:
-    return frame(b"", more=True) * 40_000
+STRANGERS: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "subscriptions": ("SUB", lambda: b"".join(frame(b"\x01" + os.urandom(60)) for _ in range(500))),
+    "an endless subscription": ("SUB", lambda: frame(b"\x01" + bytes(500), more=True) * 100),
+    "an endless message": ("DEALER", lambda: frame(bytes(1 << 16), more=True) * 32),
+    "large requests": ("DEALER", lambda: frame(bytes(1 << 24))),
+    "small messages": ("DEALER", lambda: frame(b"junk") * 20_000),
+    "empty parts": ("DEALER", lambda: frame(b"", more=True) * 40_000),
+}
+"""Type of socket, and what is sent again and again."""
 
 
 def send_until_cut_off(stranger: socket.socket, make: Callable[[], bytes], process: psutil.Process) -> None:
@@ -79,13 +66,7 @@ def send_until_cut_off(stranger: socket.socket, make: Callable[[], bytes], proce
             stranger.sendall(make())
 
 
-@pytest.mark.parametrize(
-    ("kind", "make"),
-    [
-        *(("SUB", make) for make in (subscriptions, endless_subscription)),
-        *(("DEALER", make) for make in (endless_message, large_requests, small_messages, empty_parts)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "make"), STRANGERS.values(), ids=STRANGERS)
 def test_a_stranger_that_never_ends_is_cut_off(kind: str, make: Callable[[], bytes]) -> None:
     """The guard is a thread of the process; on a busy machine it may be late, but not each time."""
     assert any(take_memory(kind, make) < 64 * MEBIBYTE for _ in range(3))
