@@ -441,4 +441,4 @@ def test_agreement_with_the_labels_of_clips(scenes: Path, capsys: pytest.Capture
 
 def test_an_overlap_is_shared_over_either() -> None:
     one, other = square_mask(0, 0, 10, 10), square_mask(0, 5, 10, 10)
-    assert agree.overlap(one, other) == pytest.approx(50 / 150)
+    assert agree.region_similarity(one, other) == pytest.approx(50 / 150)

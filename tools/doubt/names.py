@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize
 
 from sam3_node.detection.detectors import Detector, load_detector, prepare_prompts
 from sam3_node.errors import RequestError
@@ -27,7 +26,7 @@ from sam3_node.tracking.names import FEATURES, estimate_name
 from sam3_node.types import NANOSECONDS, Frame, Instance
 from sam3_node.wire import encode_image
 from tools.command import errors_in_one_line, new_parser
-from tools.doubt.fit import TARGET, replace_part
+from tools.doubt.fit import TARGET, fit_logistic, replace_part
 from tools.scenes.clips import Clip, list_clips, read_clip
 
 Floats = npt.NDArray[np.float64]
@@ -142,18 +141,10 @@ def load(paths: Sequence[Path]) -> tuple[NameRecords, Ints]:
 
 def fit(x: Floats, right: Bools) -> tuple[Floats, float]:
     """Return the weights [F], none below 0, and the bias of the logistic function."""
-    scale = x.std(axis=0) + 1e-6
-    z, y = x / scale, right.astype(np.float64)
-
-    def loss(values: Floats) -> tuple[float, Floats]:
-        logit = z @ values[:-1] + values[-1]
-        error = (1 / (1 + np.exp(-logit)) - y) / len(y)
-        cost = (np.logaddexp(0, logit) - y * logit).mean() + RIDGE / 2 * values[:-1] @ values[:-1]
-        return float(cost), np.append(z.T @ error + RIDGE * values[:-1], error.sum())
-
-    bounds = [*[(0.0, None)] * x.shape[1], (None, None)]
-    found = minimize(loss, np.zeros(x.shape[1] + 1), jac=True, bounds=bounds, method="L-BFGS-B").x
-    return found[:-1] / scale, float(found[-1])
+    scale, count = x.std(axis=0) + 1e-6, len(right)
+    share, least = np.full(count, 1 / count), np.zeros(x.shape[1])
+    weights, bias = fit_logistic(x / scale, right.astype(np.float64), share, least, RIDGE)
+    return weights / scale, bias
 
 
 def describe_held_out(records: NameRecords, clip: Ints, sure: float, folds: int = 8) -> str:
