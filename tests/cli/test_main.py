@@ -415,7 +415,6 @@ def run_against_server(result: object, *arguments: str) -> tuple[Request, str]:
         command = [sys.executable, "-m", "sam3_node", *arguments, "--transport.control", server.endpoint]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         received = server.receive(timeout_ms=30000)
-        assert received is not None
         peer, request = received
         server.reply(peer, Reply(request.id, result))
         printed, _ = process.communicate(timeout=120)

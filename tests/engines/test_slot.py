@@ -102,7 +102,6 @@ def test_engines_serve_once_the_gate_has_passed_them(weights: Path, clip: Path, 
     assert read_report(engines.stored) is None
     slot(settings).require_passed(engines, clip)
     report = read_report(engines.stored)
-    assert report is not None
     assert report.passed
     assert report.plans == engines.stored.manifest.plans
     # the stored report is enough, so the engines do not run again
@@ -119,8 +118,6 @@ def test_the_gate_judges_what_serves(weights: Path, clip: Path, tmp_path: Path) 
         .tracks
         for dtype in (torch.float32, torch.bfloat16)
     )
-    assert exact is not None
-    assert rounded is not None
     assert exact.mean_iou == 1.0
     assert 0.5 < rounded.mean_iou < 1.0
 
@@ -173,8 +170,6 @@ def test_an_encoders_engine_gives_the_trunk_once_a_detector_shares_it(
     for model in (served.model, source):
         model.share_trunk()
     actual, expected = (model.encode(pixels).trunk for model in (served.model, source))
-    assert actual is not None
-    assert expected is not None
     assert torch.equal(actual, expected)
 
 
@@ -222,7 +217,6 @@ def test_refused_engines_stay_refused_until_they_are_rebuilt(
         with refuses(EngineError, field="encode"):
             slot(settings).require_passed(wrong, clip)
     kept = read_report(wrong.stored)
-    assert kept is not None
     assert not kept.passed
     slot(settings).require_passed(loaded(settings, plan=b"another"), clip)
 
@@ -346,7 +340,6 @@ SIDE = 256
 def test_prompts_are_boxes_of_the_objects_on_the_bundled_recording() -> None:
     clip = read_gate_clip()
     prompts = clip.prompts(SIDE)
-    assert prompts is not None
     first = {item.id: item.mask.full() for item in truth()[0].instances if item.area}
     assert [prompt.object_id for prompt in prompts] == list(first)
     for prompt in prompts:

@@ -214,8 +214,6 @@ def test_an_ensemble_segments_what_the_detector_finds(
 
 def test_memories_are_served_without_bfloat16(models: dict[str, ServedModel], model: TrackerModel) -> None:
     read, remember = (models[f"sam3_{name}"].stage for name in ("read", "remember"))
-    assert read is not None
-    assert remember is not None
     for stage in (read, remember):
         assert torch.bfloat16 not in {spec.dtype for spec in (*stage.inputs, *stage.outputs)}
     assert models["sam3_read"].config["input"][1]["dims"][:2] == (-1, -1), "objects and memories vary"
@@ -260,8 +258,6 @@ def load_schema() -> ModuleType:
         pytest.skip("the server's schema is not installed: pip install --no-deps tritonclient")
     path = Path(next(iter(package.submodule_search_locations))) / "grpc" / "model_config_pb2.py"
     spec = importlib.util.spec_from_file_location("model_config_pb2", path)
-    assert spec is not None
-    assert spec.loader is not None
     schema = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(schema)
     return schema

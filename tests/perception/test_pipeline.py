@@ -140,7 +140,6 @@ def test_a_prompt_on_a_past_frame_answers_at_once(pipeline: Pipeline) -> None:
     for seq in range(3):
         pipeline.step(frame(seq))
     added = pipeline.add(BOX, seq=1)
-    assert added.result is not None
     assert added.result.mask.size == (HEIGHT, WIDTH)
     assert 0 <= added.result.score <= 1
     assert added.result.mask.area == pipeline.queries.segment(BOX, seq=1).mask.area
@@ -367,7 +366,6 @@ def test_a_box_is_clipped_and_a_mask_is_taken_as_it_is(model: TrackerModel, pipe
     full = np.zeros((HEIGHT, WIDTH), dtype=np.bool_)
     full[30:90, 40:140] = True
     answer = pipeline.add(FramePrompt(mask=Mask.from_full(full)), seq=0).result
-    assert answer is not None
     assert overlap(answer.mask, full) > 0.8
 
 
@@ -443,7 +441,6 @@ def test_a_mask_that_is_surely_wrong_is_not_published_and_its_object_is_occluded
     calibrated = stages_of(random_source("sam3", presence=60.0), "nano")
     shown = second_instance(calibrated, hide_below=0.0)
     assert shown.state == "tracked"
-    assert shown.confidence is not None
     just_shown = second_instance(calibrated, hide_below=shown.confidence)
     assert (just_shown.state, just_shown.mask.area) == ("tracked", shown.mask.area)
     hidden = second_instance(calibrated, hide_below=1.0)

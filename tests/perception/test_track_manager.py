@@ -116,7 +116,6 @@ def test_a_label_that_a_person_gave_stays(world: World) -> None:
 def test_names_of_detections_have_a_confidence_and_those_of_persons_none(world: World) -> None:
     world.ask("red")
     found = only(world.steps(2 * EVERY, {A: "red"}))
-    assert found.name_confidence is not None
     assert 0.9 < found.name_confidence < 1
     assert not found.doubtful
     world.pipeline.rename(found.id, "my block")

@@ -17,14 +17,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sam3_node.cameras.camera_source import CapturedImage
+from sam3_node.cameras.publish import frame_from
 from sam3_node.detection.detectors import Detector, load_detector, prepare_prompts
 from sam3_node.errors import RequestError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.settings import DetectorSettings, TrackerSettings
+from sam3_node.settings import CameraSettings, DetectorSettings, TrackerSettings
 from sam3_node.tracking.names import FEATURES, estimate_name
-from sam3_node.types import NANOSECONDS, Frame, Instance
-from sam3_node.wire import encode_image
+from sam3_node.types import NANOSECONDS, Instance
 from tools.command import errors_in_one_line, new_parser
 from tools.doubt.fit import TARGET, fit_logistic, replace_part
 from tools.scenes.clips import Clip, list_clips, read_clip
@@ -34,6 +35,7 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 RIDGE = 1e-3
+CAMERA = CameraSettings(name="cam0")
 MIN_SHARE = 0.5  # of a mask's pixels that lie on the object
 
 
@@ -85,10 +87,9 @@ def record(clip: Clip, model: TrackerModel, detector: Detector, step: int, every
         pipeline = Pipeline(model, TrackerSettings(), "cam0", detector, settings)
         pipeline.set_prompts(prepare_prompts(detector, prompts, settings.score))
         for index in range(0, len(clip), step):
-            image, labels = clip.image(index), clip.labels(index)
-            height, width = image.shape[:2]
-            now_ns = round(index * NANOSECONDS / clip.meta["fps"])
-            frame = Frame("cam0", index, now_ns, width, height, "bgr8", encode_image(image, "bgr8"))
+            labels = clip.labels(index)
+            image = CapturedImage(clip.image(index), round(index * NANOSECONDS / clip.meta["fps"]))
+            frame = frame_from(image, index, CAMERA)
             for instance in pipeline.step(frame).instances:
                 features = pipeline.name_features(instance.id)
                 sure = (instance.confidence or 0.0) >= TrackerSettings().min_confidence
