@@ -148,14 +148,8 @@ def test_settings_that_name_a_dtype_decide(
 
 def test_the_bundled_weights_pass_on_a_cpu_with_bfloat16(tmp_path: Path) -> None:
     """Regression: oneDNN computed a convolution of the memory write wrongly in bfloat16, with a mean IoU of 0.886."""
-    run = subprocess.run(
-        [sys.executable, "-c", NANO_SCRIPT, str(tmp_path)],
-        env=os.environ | WHOLE_ISA,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    command = [sys.executable, "-c", NANO_SCRIPT, str(tmp_path)]
+    run = subprocess.run(command, env=os.environ | WHOLE_ISA, capture_output=True, text=True, timeout=240)
     if run.returncode == 3:
         pytest.skip("this CPU has no bfloat16 arithmetic")
     assert run.returncode == 0, run.stderr

@@ -153,10 +153,8 @@ def test_one_package_is_for_any_number_of_objects(kept: Kept, objects: int) -> N
     model = load_tracker(str(kept.weights))
     stages = tracker_stages(model)
     for name in STAGES:
-        run, inputs = (
-            InductorRun(kept.built.read_plan(name), stages[name], CPU),
-            stages[name].examples(objects),
-        )
+        run = InductorRun(kept.built.read_plan(name), stages[name], CPU)
+        inputs = stages[name].examples(objects)
         expected = as_tuple(stages[name].module(*inputs))
         strided = [tensor.transpose(0, -1).contiguous().transpose(0, -1) for tensor in inputs]
         for given in (inputs, strided):

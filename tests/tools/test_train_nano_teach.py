@@ -11,7 +11,6 @@ import torch
 
 from sam3_node.errors import CameraError
 from tests.support.recordings import write_film
-from tests.support.rectangles import write_rectangles
 from tests.support.refuses import refuses
 from tools.train_nano import agree, teach
 from tools.train_nano.augment import LOW
@@ -302,11 +301,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("taught")
     write_shard(shard_path(root, 0), [pack_taught("a", picture(), masks(), np.ones(3, np.float32))])
     return root
-
-
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_rectangles(tmp_path_factory.mktemp("scenes"))
 
 
 def test_objects_of_a_frame_may_cover_one_another(shards: Path) -> None:
