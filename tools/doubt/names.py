@@ -191,12 +191,9 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=3, help="play every N-th frame")
     parser.add_argument("--every", type=int, default=2, help="as detector.every, of played frames")
     parser.add_argument("--sure", type=float, default=0.9, help="confidence below which names are doubtful")
-    parser.add_argument("--record-only", action="store_true", help="fit and write nothing")
     args = parser.parse_args()
     with errors_in_one_line():
         paths = list(record_folder(args.folder, args.out, args.step, args.every))
-    if args.record_only:
-        return
     records, clip = load(paths)
     weights, bias = fit(records.features, records.right)
     print(describe_held_out(records, clip, args.sure))

@@ -97,16 +97,14 @@ def keep_figures(scores: dict[str, MotScore], args: argparse.Namespace, figures:
 
 
 def main() -> None:
-    parser = make_parser(__doc__, print_json=True)
+    parser = make_parser(__doc__, print_json=True, model="nano", threads=0)
     parser.add_argument("path", type=Path, metavar="FOLDER", help="rendered clips with names")
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
     parser.add_argument("--detector", default="yolo-world:nano", metavar="KIND:NAME", help="detector")
     parser.add_argument("--vocabulary", type=Path, help="as detector.vocabulary")
     parser.add_argument("--names", choices=("kind", "name"), default="kind", help="'mug' or 'red mug'")
     parser.add_argument("--every", default="5", help="detector periods in frames, comma-separated")
     parser.add_argument("--score", type=float, default=DetectorSettings().score, help="as detector.score")
     parser.add_argument("--frames", type=int, default=0, help="number of first frames of each clip; 0: all")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
     parser.add_argument("--sheet", type=Path, default=Path("out/tracks/contact.png"), help="contact sheet")
     args, figures = parser.parse_args(), Figures("accuracy.tracks")
     with errors_in_one_line():

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-import transformers
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -147,12 +146,6 @@ def arguments() -> argparse.Namespace:
     if unknown := set(args.precisions.split(",")) - set(PRECISIONS):
         parser.error(f"--precisions: expected some of {', '.join(PRECISIONS)}; found {', '.join(unknown)}")
     return args
-
-
-def heading(args: argparse.Namespace) -> str:
-    """Return a line with the model, the device and the versions."""
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return f"{args.model}, {step.name_device(args.device)}, {versions}"
 
 
 @torch.inference_mode()
@@ -297,11 +290,11 @@ def peer_table(args: argparse.Namespace, dtype: torch.dtype, counts: Sequence[in
     source: Any = step.random_source(name, args.device).to(dtype)
     model = fast(step.stages(source, dtype))
     text = str(dtype).removeprefix("torch.")
-    print(f"\nagainst transformers' streaming inference, both in {text}, random weights\n{step.HEADS}")
+    print(f"\nagainst transformers' streaming inference, both in {text}, random weights")
     frames, warm = (40, 20) if args.device.startswith("cuda") else (8, 3)
     for objects in counts:
         times = step.compare(source, model, objects, frames, warm, args.runs)
-        step.report(f"frame step of {name} in {text}, {objects_text(objects)}", objects, times, None, figures)
+        step.report(f"frame step of {name} in {text}, {objects_text(objects)}", times, None, figures)
 
 
 def fast(model: TrackerModel) -> TrackerModel:
@@ -317,7 +310,7 @@ def measure(args: argparse.Namespace, figures: Figures) -> None:
     on_gpu = args.device.startswith("cuda")
     effort, counts = (GPU, (1, 4, 16, 64)) if on_gpu else (CPU, (1, 4, 16))
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    print(heading(args))
+    print(f"{args.model}, {step.name_device(args.device)}")
     weights = Weights(args.model, args.device)
     images = list(sample_images(args.source, effort.clip, step=4))
     with tempfile.TemporaryDirectory() as folder:

@@ -301,10 +301,7 @@ class Robot:
 
     def open_client(self) -> PerceptionClient:
         """Return a client that receives the masks of the camera."""
-        target = self.target
-        return PerceptionClient(
-            target.masks, target.control, cameras=["cam0"], timeout_ms=30_000, on_restart=lambda restart: None
-        )
+        return self._processes.client(cameras=["cam0"])
 
     def rss_mib(self) -> float:
         """Return the resident memory of the processes now."""

@@ -274,9 +274,7 @@ def main() -> None:
     args, figures = parser.parse_args(), Figures("latency.node")
     with tempfile.TemporaryDirectory() as folder:
         weights = save_tiny_checkpoint(Path(folder) / "tiny")
-        print(
-            f"raw bgr8 over tcp at {FPS} Hz, {objects_text(args.objects)}; milliseconds from capture, without the model"
-        )
+        print(f"raw bgr8 over tcp at {FPS} Hz, {objects_text(args.objects)}")
         for size in SIZES:
             report(measure(weights, size, args.objects, args.seconds, args.runs), size, figures)
     figures.write(args.json)
