@@ -11,6 +11,7 @@ import re
 import socket
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
@@ -122,17 +123,13 @@ def _split_endpoint(endpoint: str) -> tuple[str, str]:
 def _normalise_host(host: str) -> str:
     if host in ("localhost", "lo"):
         return "127.0.0.1"
-    if re.fullmatch(r"[0-9.]+", host):  # 127.1 is 127.0.0.1
-        try:
+    with suppress(OSError, ValueError):  # a name stays as it is
+        if re.fullmatch(r"[0-9.]+", host):  # 127.1 is 127.0.0.1
             host = socket.inet_ntoa(socket.inet_aton(host))
-        except OSError:
-            return host
-    try:
         address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    address = getattr(address, "ipv4_mapped", None) or address
-    return "*" if address.is_unspecified else str(address)
+        address = getattr(address, "ipv4_mapped", None) or address
+        return "*" if address.is_unspecified else str(address)
+    return host
 
 
 class HealthSettings(Section):
@@ -397,6 +394,8 @@ class SpatialSettings(Section):
     """Longest time from the last pose to an image. The pose is extrapolated to the image at constant velocity."""
     points: int = Field(0, ge=0, le=2000)
     """Number of surface points of each instance in the masks messages; 0: none."""
+    table: bool = False
+    """true: measure the table, and each object's height above it and upright box, in the robot's base."""
 
 
 class RobotSettings(Section):

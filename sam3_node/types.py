@@ -253,6 +253,16 @@ class FramePose:
     clock: Clock = "system"
 
 
+class Plane(NamedTuple):
+    """A plane in the robot's base: the points whose product with `normal` is `offset_m`."""
+
+    normal: tuple[float, ...]
+    """of length 1, upward"""
+    offset_m: float
+    rms_m: float
+    """of the distances of the points that it was measured from"""
+
+
 @dataclass(frozen=True, slots=True)
 class JointState:
     """Positions of a robot's joints at one time, by their names: radians, or metres where a joint slides."""
@@ -263,6 +273,8 @@ class JointState:
     clock: Clock = "system"
 
 
+ROBOT = "robot"
+"""Name of a robot that has no other."""
 RobotMessage = FramePose | JointState
 """What a robot publishes."""
 
@@ -428,6 +440,15 @@ class Instance:
     """probability in 0..1 that the label is right; None if the label was given by a user, or without a mask"""
     hidden_by: Literal["robot"] | None = None
     """what covers an occluded object, if the node knows: the robot"""
+    heights_m: tuple[float, ...] | None = None
+    """of the lowest and the highest measured point above the table, without the outermost 1 %"""
+    upright_centre_m: tuple[float, float, float] | None = None
+    """centre of the smallest upright box around the measured points, which reaches down to the table"""
+    upright_quaternion_xyzw: tuple[float, ...] | None = None
+    """rotation from this box's axes to `frame`; its z is the table's normal"""
+    upright_size_m: tuple[float, float, float] | None = None
+    held: bool = False
+    """True if the gripper holds it. While it is hidden, `position_m` is where the gripper has it"""
 
     def __repr__(self) -> str:
         doubt = ", doubtful" if self.doubtful else ""
@@ -442,6 +463,22 @@ class Instance:
     @property
     def area(self) -> int:
         return self.mask.area
+
+    def collision_object(self) -> dict[str, Any] | None:
+        """Return the upright box as a map of the shape of MoveIt's moveit_msgs/CollisionObject; None without a box."""
+        centre, quaternion, size = self.upright_centre_m, self.upright_quaternion_xyzw, self.upright_size_m
+        if centre is None or quaternion is None or size is None:
+            return None
+        position, orientation = (
+            dict(zip("xyz", centre, strict=True)),
+            dict(zip("xyzw", quaternion, strict=True)),
+        )
+        return {
+            "header": {"frame_id": self.frame},
+            "id": f"object_{self.id}",
+            "primitives": [{"type": 1, "dimensions": list(size)}],
+            "primitive_poses": [{"position": position, "orientation": orientation}],
+        }
 
     @property
     def is_sure(self) -> bool:
@@ -471,8 +508,8 @@ class Instance:
         for axis in (0, 1):
             sides = [self.box[side] - before.box[side] for side in (axis, axis + 2)]
             shift.append(round(ratio * min(sides, key=abs)) if sides[0] * sides[1] > 0 else 0)
-        changes: dict[str, Any] = {"camera_position_m": None, "points_m": None}
-        for name in ("position_m", "extent_centre_m", "nearest_m"):
+        changes: dict[str, Any] = dict.fromkeys(("camera_position_m", "points_m", "heights_m"))
+        for name in ("position_m", "extent_centre_m", "nearest_m", "upright_centre_m"):
             if (place := getattr(self, name)) is not None:
                 changes[name] = tuple(np.add(place, np.multiply(self.velocity_mps or 0, ahead_s)).tolist())
         if self.covariance_m2 is not None:
@@ -550,6 +587,8 @@ class MaskFrame:
     """The robot's joints at the capture, interpolated, if the node has `robot.urdf` and gets them."""
     robot_mask: Mask | None = None
     """The pixels of the robot, from its joints."""
+    table: Plane | None = None
+    """The table, if the node measures it (`spatial.table`)."""
     shed: Shed | None = None
     """What the node skipped on this frame to keep `deadline.budget_ms`; None if nothing."""
     before: MaskFrame | None = field(default=None, compare=False, repr=False)
@@ -575,8 +614,8 @@ class MaskFrame:
         """Return these masks with their objects where they would be at a Unix time (default: now).
 
         Each mask moves in the image by whole pixels, as its object moved since `before`. With depth, `position_m`,
-        `extent_centre_m` and `nearest_m` move by `velocity_mps`, in `frame`; `covariance_m2` grows; `camera_position_m`
-        and `points_m` become None. The key and the age stay those of the frame.
+        `extent_centre_m`, `nearest_m` and `upright_centre_m` move by `velocity_mps`, in `frame`; `covariance_m2` grows;
+        `camera_position_m`, `points_m` and `heights_m` become None. The key and the age stay those of the frame.
 
         An instance is left as it was, and `unmoved` says why: "too far" (`now_ns` is more than `max_ms` from the time
         of the masks), "hidden" (occluded or without a mask), "doubtful" (or tentative), or "no motion": `before` has no

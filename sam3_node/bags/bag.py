@@ -59,8 +59,8 @@ class Bag(Closeable):
     episode_starts: tuple[int, ...] = ()
     """Numbers (`seq`) at which the episodes of a dataset begin; empty for any other recording."""
 
-    def __init__(self, path: Path, span: TimeSpan) -> None:
-        self._path, self._span = path, span
+    def __init__(self, path: Path, span: TimeSpan, depth_aligned: bool) -> None:
+        self._path, self._span, self._depth_aligned = path, span, depth_aligned
         self._report = ReadReport()
         self._closed = False
 
@@ -69,6 +69,8 @@ class Bag(Closeable):
             for frame in self._frames():
                 if self._closed:
                     return
+                if self._depth_aligned and frame.depth is not None:
+                    frame = replace(frame, depth=replace(frame.depth, aligned=True))
                 yield frame
 
     @property
@@ -140,8 +142,8 @@ class _NativeBag(Bag):
         span: TimeSpan,
         depth_aligned: bool,
     ) -> None:
-        super().__init__(path, span)
-        self._files, self._others, self._depth_aligned = tuple(files), others, depth_aligned
+        super().__init__(path, span, depth_aligned)
+        self._files, self._others = tuple(files), others
         topics = {camera: topic for cameras in files.values() for camera, topic in cameras.items()}
         absent = [name for name in chosen if name not in topics and name not in topics.values()]
         if absent:
@@ -155,33 +157,17 @@ class _NativeBag(Bag):
         for other in self._others:
             content = describe_stand_in(other) or "another file; decompress it first if it is packed"
             self._report.add(f"expected an MCAP file at {other}, found {content}")
-        span, count = self._resolve_span(), 0
-        for path in self._files:
-            try:
-                reader = RecordingReader([path])
-                for frame in reader.frames(span):
-                    count += 1
-                    if frame.camera in self.cameras:
-                        yield self._align(frame)
-                self._report.add(reader.lost)
-            except BagError as error:
-                if not count and path is self._files[-1]:
-                    raise
-                self._report.add(str(error))
-
-    def _align(self, frame: Frame) -> Frame:
-        if not self._depth_aligned or frame.depth is None:
-            return frame
-        return replace(frame, depth=replace(frame.depth, aligned=True))
+        reader = RecordingReader(self._files)
+        span = self._span
+        if not span.is_whole:
+            span = span.resolve(reader.first_frame_ns(self.cameras) or 0)
+        for frame in reader.frames(span):
+            if frame.camera in self.cameras:
+                yield frame
+        self._report.add(reader.lost)
 
     def _robot(self) -> Iterator[RobotMessage]:
         return RecordingReader(self._files).robot()
-
-    def _resolve_span(self) -> TimeSpan:
-        if self._span.is_whole:
-            return self._span
-        times = (RecordingReader([path]).first_frame_ns(self.cameras) for path in self._files)
-        return self._span.resolve(next((time_ns for time_ns in times if time_ns is not None), 0))
 
 
 class _ForeignBag(Bag):
@@ -190,13 +176,12 @@ class _ForeignBag(Bag):
     def __init__(
         self, reader: SampleReader, chosen: Collection[str], span: TimeSpan, depth_aligned: bool
     ) -> None:
-        super().__init__(reader.path, span)
+        super().__init__(reader.path, span, depth_aligned)
         self._reader, self._opening = reader, ReadReport()
         with closed_on_error(reader):
-            cameras = self._drop_unreadable(*self._choose(chosen), chosen)
-        self._cameras = [replace(camera, depth_stated=depth_aligned) for camera in cameras]
+            self._cameras = self._drop_unreadable(*self._choose(chosen), chosen)
         self._pairing = Pairing(self._cameras)
-        self.cameras = tuple(camera.name for camera in cameras)
+        self.cameras = tuple(camera.name for camera in self._cameras)
         self.episode_starts = reader.episode_starts
 
     @property

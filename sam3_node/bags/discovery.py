@@ -54,7 +54,6 @@ class Camera:
     """One camera of a recording, described by the topics of its frames.
 
     `aligned` is True if depth is registered to colour, `rectified` if the images have no distortion left.
-    `depth_stated` is True if the user says that depth is registered to colour.
     """
 
     name: str
@@ -63,7 +62,6 @@ class Camera:
     intrinsics: str | None = None
     aligned: bool = False
     rectified: bool = False
-    depth_stated: bool = False
 
     @property
     def topics(self) -> tuple[str, ...]:

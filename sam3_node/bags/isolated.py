@@ -7,6 +7,7 @@ memory and processor time (`isolated_calls`). If it ends, the call raises BagErr
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgpack
 
-from ..errors import BagError, MissingExtraError, install_advice
+from ..errors import BagError, require
 from ..files import describe_stand_in
 from ..types import Closeable
 
@@ -46,6 +47,8 @@ class IsolatedCalls(Closeable):
             if stand_in := describe_stand_in(path):
                 raise BagError(f"{path}: expected a whole file, found {stand_in}")
             if self._child is None:
+                if find_spec(self._module) is None:
+                    require(self._module, self._extra)
                 self._start()
                 self._request("import_module", self._module, {})
             return self._request(function, path, arguments)
@@ -76,12 +79,6 @@ class IsolatedCalls(Closeable):
         except BaseException:  # the reply to this request would be taken for that to the next
             self.close()
             raise
-        if "missing" in reply:
-            self.close()
-            raise MissingExtraError(
-                f"{reply['missing']} is not installed; it comes with the extra '{self._extra}': "
-                f"{install_advice(self._extra)}"
-            )
         if "error" in reply:
             raise BagError(f"{path}: {reply['error']}")
         return reply["value"]

@@ -1,14 +1,14 @@
 """The child process of `isolated`: calls pyarrow and h5py on files that may be damaged.
 
 It is run as a file, and imports nothing of this package, so that it starts fast. A request through the connection that
-its argument numbers is a msgpack map {function, path, arguments}; the reply is {value}, {error} or {missing}.
+its argument numbers is a msgpack map {function, path, arguments}; the reply is {value} or {error}.
 """
 
 import json
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
@@ -47,8 +47,6 @@ def _answer(request: dict[str, Any]) -> bytes:
         path = os.fsdecode(request["path"])
         _limit(os.path.getsize(path) if os.path.exists(path) else 0)
         return _pack({"value": FUNCTIONS[request["function"]](path, **request["arguments"])})
-    except ModuleNotFoundError as error:
-        return _pack({"missing": error.name or str(error)})
     except MemoryError:
         return _pack({"error": "expected content of a size that fits the file, found more"})
     except Exception as error:  # each library has its own exceptions, and values that cannot be packed
@@ -171,31 +169,33 @@ def list_columns(path: str) -> list[str]:
     return list(ParquetFile(path).schema_arrow.names)
 
 
-class _Copy:
-    """A Parquet file that is written anew with additional columns."""
+def _copy(path: str, target: str) -> Generator[int, dict[str, list[Any]], None]:
+    """Write a Parquet file anew. Yield the number of rows of each batch, 0 at the end; take its additional columns."""
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
 
-    def __init__(self, path: str, target: str) -> None:
-        self.rows, self.target = _Rows(path, None, 0), target
-        self.batch = self.rows.next(BATCH_ROWS)
-        self.writer: Any = None
+    rows, writer = _Rows(path, None, 0), None
+    while (batch := rows.next(BATCH_ROWS)) is not None:
+        added = yield batch.num_rows
+        table = _add_columns(pyarrow.Table.from_batches([batch]), added)
+        writer = writer or ParquetWriter(target, table.schema, compression="snappy")
+        writer.write_table(table)
+    if writer is None:
+        raise CallError("expected rows, found none")
+    writer.close()
+    yield 0
 
-    def append(self, added: dict[str, list[Any]]) -> None:
-        """Write the current batch with the additional columns, and go to the next one."""
-        import pyarrow
-        from pyarrow.parquet import ParquetWriter
 
-        table = pyarrow.Table.from_batches([self.batch])
-        image_type = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-        images = [name for name, values in added.items() if isinstance(values[0], dict)]
-        for name, values in added.items():
-            array = pyarrow.array(values, image_type if name in images else None)
-            at = table.schema.get_field_index(name)
-            table = table.append_column(name, array) if at < 0 else table.set_column(at, name, array)
-        table = table.replace_schema_metadata(_describe_images(table.schema.metadata, images))
-        if self.writer is None:
-            self.writer = ParquetWriter(self.target, table.schema, compression="snappy")
-        self.writer.write_table(table)
-        self.batch = self.rows.next(BATCH_ROWS)
+def _add_columns(table: Any, added: dict[str, list[Any]]) -> Any:
+    import pyarrow
+
+    image_type = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    images = [name for name, values in added.items() if isinstance(values[0], dict)]
+    for name, values in added.items():
+        array = pyarrow.array(values, image_type if name in images else None)
+        at = table.schema.get_field_index(name)
+        table = table.append_column(name, array) if at < 0 else table.set_column(at, name, array)
+    return table.replace_schema_metadata(_describe_images(table.schema.metadata, images))
 
 
 def _describe_images(metadata: dict[bytes, bytes] | None, names: list[str]) -> dict[bytes, bytes]:
@@ -210,30 +210,18 @@ def _describe_images(metadata: dict[bytes, bytes] | None, names: list[str]) -> d
     return described
 
 
-_copies: dict[str, _Copy] = {}
+_copies: dict[str, Generator[int, dict[str, list[Any]], None]] = {}
 
 
 def begin_copy(path: str, target: str) -> int:
-    """Begin a copy of a file with more columns; return the number of rows of its first batch, 0 for no rows."""
-    _copies[path] = _Copy(path, target)
-    return _batch_rows(path)
+    """Begin a copy of a file with more columns; return the number of rows of its first batch."""
+    _copies[path] = _copy(path, target)
+    return next(_copies[path])
 
 
 def append_copy(path: str, added: dict[str, list[Any]]) -> int:
     """Write the batch with its additional values; return the number of rows of the next, 0 at the end."""
-    _copies[path].append(added)
-    return _batch_rows(path)
-
-
-def _batch_rows(path: str) -> int:
-    copy = _copies[path]
-    if copy.batch is not None:
-        return int(copy.batch.num_rows)
-    del _copies[path]
-    if copy.writer is None:
-        raise CallError("expected rows, found none")
-    copy.writer.close()
-    return 0
+    return _copies[path].send(added)
 
 
 def list_hdf5(path: str) -> dict[str, Any]:

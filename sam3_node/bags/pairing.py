@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import BagError
 from ..types import NANOSECONDS, Depth, Frame, Intrinsics
 from .discovery import Camera
-from .samples import CameraInfo, Colour, MillimetreDepth, ReadReport, Sample
+from .samples import UNIX_SINCE_NS, CameraInfo, Colour, MillimetreDepth, ReadReport, Sample, find_clock
 
 TOLERANCE_NS = 20_000_000
 """Least of the maximum distances between the stamps of a colour image and its depth: 0.6 of a period at 30 Hz."""
@@ -38,9 +38,6 @@ MAX_WAITING = 64
 
 MAX_BYTES = 256 << 20
 """Maximum size of the colour images that wait, and of the depth images that are kept per camera."""
-
-UNIX_SINCE_NS = 10**17
-"""Stamps before this one (in 1973) are not Unix time, but the clock of a video or a simulation."""
 
 LATE_NS = 250_000_000
 """Least difference between the delays of recording of colour and depth that becomes a note."""
@@ -100,8 +97,6 @@ class _CameraState:
     """number of those before it began"""
     is_metric: bool | None = None
     """True if the first depth with values was in its format's unit"""
-    lens: tuple[CameraInfo, tuple[int, int], Intrinsics | None] | None = None
-    """the last intrinsics, and what they are of"""
 
     @property
     def lateness_ns(self) -> float:
@@ -259,17 +254,13 @@ class Pairing:
 
     def _find_intrinsics(self, state: _CameraState, colour: Colour) -> Intrinsics | None:
         """Return the latest intrinsics for an image; None, with a note, if they are of another size."""
-        info, size = state.info, (colour.width, colour.height)
-        if info is None:
+        if state.info is None:
             return None
-        if state.lens is None or state.lens[:2] != (info, size) or state.lens[2] is None:
-            lens = None
-            try:
-                lens = info.fit(size, state.camera.rectified)
-            except BagError as error:
-                self._report.skip(f"the intrinsics of {state.camera.name}", error)
-            state.lens = (info, size, lens)
-        return state.lens[2]
+        try:
+            return state.info.fit((colour.width, colour.height), state.camera.rectified)
+        except BagError as error:
+            self._report.skip(f"the intrinsics of {state.camera.name}", error)
+            return None
 
 
 def _is_ready(waiting: _WaitingImage) -> bool:
@@ -363,7 +354,7 @@ def _frame(waiting: _WaitingImage, intrinsics: Intrinsics | None) -> Frame:
     camera, colour, depth = waiting.state.camera, waiting.colour, waiting.depth
     if depth is not None:
         same_size = (depth.width, depth.height) == (colour.width, colour.height)
-        aligned = camera.depth_stated or (same_size and (camera.aligned or depth.aligned))
+        aligned = same_size and (camera.aligned or depth.aligned)
         depth = Depth(depth.width, depth.height, depth.encoding, depth.scale_m, aligned, depth.data)
     return Frame(
         camera=camera.name,
@@ -373,7 +364,7 @@ def _frame(waiting: _WaitingImage, intrinsics: Intrinsics | None) -> Frame:
         height=colour.height,
         encoding=colour.encoding,
         colour=colour.data,
-        clock="system" if waiting.stamp_ns >= UNIX_SINCE_NS else "device",
+        clock=find_clock(waiting.stamp_ns),
         depth=depth,
         intrinsics=intrinsics,
     )

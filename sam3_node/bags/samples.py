@@ -5,14 +5,24 @@ its samples. `split_selection` parses the episodes that a path selects: `PATH#ep
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 from ..errors import BagError
-from ..types import Buffer, Closeable, ColourEncoding, Depth, Intrinsics, RobotMessage
+from ..types import (
+    ROBOT,
+    Buffer,
+    Clock,
+    Closeable,
+    ColourEncoding,
+    Depth,
+    Intrinsics,
+    JointState,
+    RobotMessage,
+)
 from ..wire.images import identify_compressed
 
 MAX_REASONS = 20
@@ -24,7 +34,10 @@ _SELECTIONS = "expected #episode=3, #episode=2-5, #fps=50 or both joined by & af
 _EPISODES = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _RATE = re.compile(r"\d{1,4}(\.\d{1,6})?")
 
-Kind = Literal["colour", "depth", "intrinsics", "other"]
+UNIX_SINCE_NS = 10**17
+"""Stamps before this one (in 1973) are not Unix time, but the clock of a video or a simulation."""
+
+Kind = Literal["colour", "depth", "intrinsics", "joints", "other"]
 
 
 class Topic(NamedTuple):
@@ -122,7 +135,19 @@ def _cut_and_scale(lens: Intrinsics, start: tuple[int, int], scale: tuple[float,
     return replace(lens, fx=lens.fx * scale[0], fy=lens.fy * scale[1], cx=cx, cy=cy)
 
 
-Payload = Colour | Depth | CameraInfo | VideoPacket
+@dataclass(frozen=True, slots=True)
+class Joints:
+    """Positions of joints by their names, radians or metres; numbers from 0 are the names where a format has none."""
+
+    positions: Mapping[str, float]
+
+
+Payload = Colour | Depth | CameraInfo | VideoPacket | Joints
+
+
+def find_clock(stamp_ns: int) -> Clock:
+    """Return the clock of a recorded stamp."""
+    return "system" if stamp_ns >= UNIX_SINCE_NS else "device"
 
 
 class Sample(NamedTuple):
@@ -232,8 +257,17 @@ class SampleReader(Closeable):
         raise NotImplementedError
 
     def robot(self) -> Iterator[RobotMessage]:
-        """Yield the robot's poses and joints; nothing if the format has none."""
-        return iter(())
+        """Yield the poses and joints of the robot ROBOT. Of several topics of joints the shortest counts.
+
+        A joint that a message leaves out is where it was: an arm and its gripper may send theirs apart.
+        """
+        names = sorted((topic.name for topic in self.topics if topic.kind == "joints"), key=len)
+        known: dict[str, float] = {}
+        with suppress(UnreadableTopicError):
+            for sample in self.samples(names[:1]) if names else ():
+                if isinstance(sample.payload, Joints):
+                    known |= sample.payload.positions
+                    yield JointState(ROBOT, sample.stamp_ns, dict(known), find_clock(sample.stamp_ns))
 
     def close(self) -> None:
         """Close what the reader keeps open. Idempotent."""

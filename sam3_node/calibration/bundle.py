@@ -35,11 +35,15 @@ _MIN_POSE_SIGMA_PX = 0.05
 
 @dataclass(frozen=True, slots=True)
 class BoardView:
-    """Corners of the board in one image: `ids` int [n] index the board's points, `pixels` are float64 [n, 2]."""
+    """Corners of the board in one image: `ids` int [n] index the board's points, `pixels` are float64 [n, 2].
+
+    `stamp_ns` is the time of the capture, for recordings and live frames.
+    """
 
     name: str
     ids: npt.NDArray[np.intp]
     pixels: Array
+    stamp_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

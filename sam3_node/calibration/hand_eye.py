@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -354,7 +353,7 @@ def _check_motion(views: Sequence[HandEyeView]) -> None:
     boards = np.array([view.camera_from_board for view in views], np.float64)
     if not (np.isfinite(poses).all() and np.isfinite(boards).all()):
         raise CalibrationError("expected finite poses of robot and board, found NaN or infinity")
-    _check_repeats(views)
+    _check_repeats(views, poses, boards)
     first, second, _ = measure_rotations(poses)
     if first < _MIN_ANGLE:
         raise CalibrationError(
@@ -374,24 +373,21 @@ def _check_motion(views: Sequence[HandEyeView]) -> None:
         )
 
 
-def _check_repeats(views: Sequence[HandEyeView]) -> None:
+def _check_repeats(views: Sequence[HandEyeView], poses: Array, boards: Array) -> None:
     """Refuse poses of the robot that stand still while the board moves in the camera."""
-    stale = []
-    for before, after in pairwise(views):
-        robot = _distance(before.base_from_gripper, after.base_from_gripper)
-        board = _distance(before.camera_from_board, after.camera_from_board)
-        if robot[0] < _SAME_M and robot[1] < _SAME_RAD and (board[0] > _MOVED_M or board[1] > _MOVED_RAD):
-            stale.append(f"{after.name} ({board[0] * 1e3:.0f} mm)")
+    robot_m, robot_rad = measure_lengths(to_motions(invert(poses[:-1]) @ poses[1:]))
+    board_m, board_rad = measure_lengths(to_motions(invert(boards[:-1]) @ boards[1:]))
+    still, moved = (
+        (robot_m < _SAME_M) & (robot_rad < _SAME_RAD),
+        (board_m > _MOVED_M) | (board_rad > _MOVED_RAD),
+    )
+    pairs = zip(views[1:], board_m, still & moved, strict=True)
+    stale = [f"{view.name} ({moved_m * 1e3:.0f} mm)" for view, moved_m, is_stale in pairs if is_stale]
     if len(stale) > 1:  # a single one may be a wrong view of the board, which is rejected as an outlier
         raise CalibrationError(
             f"the robot's pose is stale in {len(stale)} views: it did not change while the board moved in the image: "
             f"{', '.join(stale[:5])}; check the source of the poses"
         )
-
-
-def _distance(first: Array, second: Array) -> tuple[float, float]:
-    motion = to_motions((np.linalg.inv(first) @ second)[None])[0]
-    return float(np.linalg.norm(motion[:3])), float(np.linalg.norm(motion[3:]))
 
 
 def _measure_median(errors: Array) -> tuple[float, float]:

@@ -29,11 +29,11 @@ GRID = (6, 8)
 """Rows and columns of the coverage grid."""
 
 _SAME_SHARE = 0.01  # views whose outer corners differ by less than this share of the width count as one
-_REGION_NAMES = (
-    ("top left", "top centre", "top right"),
-    ("middle left", "centre", "middle right"),
-    ("bottom left", "bottom centre", "bottom right"),
-)
+_REGIONS = [
+    f"{row} {column}".replace("middle centre", "centre")
+    for row in ("top", "middle", "bottom")
+    for column in ("left", "centre", "right")
+]
 _MIN_TILT_DEG = 15.0
 _NEAR, _FAR = 0.45, 0.3  # shares of the image's width that the board takes
 _TILTS = (
@@ -235,10 +235,10 @@ def describe_missing(views: Sequence[BoardView], board: Board, size: Size) -> li
     seen = np.zeros((5, 5), np.bool_)  # the parts of the image that hold a corner
     for view in views:
         seen[_cells(view.pixels, size, (5, 5))] = True
-    for row, names in enumerate(_REGION_NAMES):
-        for column, name in enumerate(names):
-            if not seen[2 * row, 2 * column]:
-                missing.append(f"a view with the board at the {name} of the image")
+    regions = zip(_REGIONS, seen[::2, ::2].ravel(), strict=True)
+    missing += [
+        f"a view with the board at the {name} of the image" for name, is_seen in regions if not is_seen
+    ]
     widths = [np.ptp(corners[:, 0]) for view in views if (corners := outline(view, board, size)) is not None]
     if not any(width > _NEAR for width in widths):
         missing.append("a view from near: the board fills half of the width or more")

@@ -1,6 +1,6 @@
 """Paces and plays images, and reads live devices: a thread keeps the newest image and opens a lost device again.
 
-A pace lies on an absolute grid of times, so that errors of waiting never add up.
+The time of an image follows from the time of the image before it, so that errors of waiting never add up.
 """
 
 import logging
@@ -136,61 +136,30 @@ class DeviceSource:
 
 
 class Pacer:
-    """Ticks `fps` times a second, starting with the first wait. Missed ticks are skipped, not caught up."""
-
-    def __init__(self, fps: float, stop: threading.Event) -> None:
-        self._period_ns = NANOSECONDS / fps
-        self._stop = stop
-        self._start_ns: int | None = None
-        self._tick = 0
-
-    def wait(self) -> bool:
-        """Wait for the next tick; return False if stopped. Return at once if that tick is past."""
-        now = time.monotonic_ns()
-        if self._start_ns is None:
-            self._start_ns = now
-        due = self._start_ns + self._tick * self._period_ns
-        stopped = self._stop.wait(max(0.0, due - now) / NANOSECONDS)
-        passed = int((time.monotonic_ns() - self._start_ns) // self._period_ns)
-        self._tick = max(self._tick, passed) + 1
-        return not stopped
-
-
-class StampPacer:
-    """Spaces images by the differences of their stamps. Delays are not caught up.
+    """Spaces images by `fps`, or by the differences of their stamps if it is 0. Delays are not caught up.
 
     If a stamp is not later than the previous one, because a recording started again, the previous gap is repeated. Gaps
-    are limited to 10 s.
+    between stamps are limited to 10 s.
     """
 
-    def __init__(self, stop: threading.Event) -> None:
+    def __init__(self, fps: float, stop: threading.Event) -> None:
         self._stop = stop
+        self._by_stamps = not fps
+        self._gap_ns = NANOSECONDS / fps if fps else _FALLBACK_GAP_NS
         self._stamp_ns: int | None = None
-        self._due_ns = 0
-        self._gap_ns = _FALLBACK_GAP_NS
+        self._due_ns = 0.0
 
-    def wait(self, stamp_ns: int) -> bool:
-        """Wait until the image with this stamp is due; return False if stopped."""
+    def wait(self, stamp_ns: int = 0) -> bool:
+        """Wait until the image with this stamp is due; return False if stopped. The first one is due at once."""
         now = time.monotonic_ns()
         if self._stamp_ns is None:
             self._due_ns = now
         else:
-            if stamp_ns > self._stamp_ns:
+            if self._by_stamps and stamp_ns > self._stamp_ns:
                 self._gap_ns = min(stamp_ns - self._stamp_ns, _MAX_GAP_NS)
             self._due_ns = max(self._due_ns + self._gap_ns, now)
         self._stamp_ns = stamp_ns
         return not self._stop.wait((self._due_ns - now) / NANOSECONDS)
-
-
-def make_pace(fps: float, stop: threading.Event) -> Callable[[int], bool]:
-    """Return a function of a stamp that waits for the image's time: by `fps`, or by the stamps if it is 0.
-
-    The function returns False if stopped.
-    """
-    if not fps:
-        return StampPacer(stop).wait
-    pacer = Pacer(fps, stop)
-    return lambda _: pacer.wait()
 
 
 class PlayedSource:
@@ -204,7 +173,7 @@ class PlayedSource:
         self.is_finite = not loop
         self._loop, self._stop = loop, stop
         self._closed = False
-        self._wait = make_pace(fps, stop)
+        self._wait = Pacer(fps, stop).wait
 
     @property
     def lost(self) -> int:

@@ -16,8 +16,10 @@ from urllib.parse import parse_qsl
 import cv2
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import CameraError, did_you_mean
+from ..settings import describe_faults
 from ..types import Image
 from .camera_source import CapturedImage
 from .live_source import PlayedSource
@@ -43,7 +45,7 @@ COLOURS = {  # BGR
 _PAPER, _TAPE, _STEEL = (236, 240, 242), (170, 205, 222), (196, 192, 188)
 
 
-class Part(NamedTuple):
+class ShapePart(NamedTuple):
     """A filled polygon [n, 2], in radii from the object's middle, y down; a second one is cut out of it.
 
     It has the object's colour, or its own (BGR), times `shade`.
@@ -72,58 +74,61 @@ def _ellipse(x: float, y: float, width: float, height: float | None = None) -> t
 _LEVELS = np.linspace(0, 1, 9)  # of rounded shapes, from their shaded rim to their lit middle
 _SPRINKLES = [(2.4 * k, 0.58 + 0.08 * (k % 3)) for k in range(11)]
 
-SHAPES: dict[str, tuple[Part, ...]] = {
+SHAPES: dict[str, tuple[ShapePart, ...]] = {
     "ball": (
-        *(Part(_ellipse(-0.3 * t, -0.34 * t, 0.92 - 0.8 * t), 0.5 + 0.6 * t) for t in _LEVELS),
-        Part(_ellipse(-0.32, -0.36, 0.07), colour=_PAPER),
+        *(ShapePart(_ellipse(-0.3 * t, -0.34 * t, 0.92 - 0.8 * t), 0.5 + 0.6 * t) for t in _LEVELS),
+        ShapePart(_ellipse(-0.32, -0.36, 0.07), colour=_PAPER),
     ),
     "box": (  # a parcel: two visible faces, a band of tape and a label
-        Part(_rectangle(-0.9, -0.62, 0.9, 0.4)),
-        Part(_polygon((-0.9, 0.4), (0.9, 0.4), (0.86, 0.72), (-0.86, 0.72)), 0.62),
-        Part(_rectangle(-0.14, -0.62, 0.14, 0.4), colour=_TAPE),
-        Part(_rectangle(-0.14, 0.4, 0.14, 0.58), 0.7, _TAPE),
-        Part(_rectangle(0.3, -0.1, 0.76, 0.22), colour=_PAPER),
-        *(Part(_rectangle(0.36, y, 0.7, y + 0.03), 0.35, _PAPER) for y in (-0.02, 0.06, 0.14)),
+        ShapePart(_rectangle(-0.9, -0.62, 0.9, 0.4)),
+        ShapePart(_polygon((-0.9, 0.4), (0.9, 0.4), (0.86, 0.72), (-0.86, 0.72)), 0.62),
+        ShapePart(_rectangle(-0.14, -0.62, 0.14, 0.4), colour=_TAPE),
+        ShapePart(_rectangle(-0.14, 0.4, 0.14, 0.58), 0.7, _TAPE),
+        ShapePart(_rectangle(0.3, -0.1, 0.76, 0.22), colour=_PAPER),
+        *(ShapePart(_rectangle(0.36, y, 0.7, y + 0.03), 0.35, _PAPER) for y in (-0.02, 0.06, 0.14)),
     ),
     "pyramid": (  # three faces that meet above the middle
-        Part(_polygon((0.0, -0.92), (0.86, 0.62), (0.0, 0.12)), 0.78),
-        Part(_polygon((0.86, 0.62), (-0.86, 0.62), (0.0, 0.12)), 0.6),
-        Part(_polygon((-0.86, 0.62), (0.0, -0.92), (0.0, 0.12)), 1.1),
+        ShapePart(_polygon((0.0, -0.92), (0.86, 0.62), (0.0, 0.12)), 0.78),
+        ShapePart(_polygon((0.86, 0.62), (-0.86, 0.62), (0.0, 0.12)), 0.6),
+        ShapePart(_polygon((-0.86, 0.62), (0.0, -0.92), (0.0, 0.12)), 1.1),
     ),
     "ring": (  # with sprinkles that make its rotation visible
         *(
-            Part(_ellipse(0, 0, 0.94 - 0.2 * t) + _ellipse(0, 0, 0.38 + 0.2 * t), 0.6 + 0.4 * t)
+            ShapePart(_ellipse(0, 0, 0.94 - 0.2 * t) + _ellipse(0, 0, 0.38 + 0.2 * t), 0.6 + 0.4 * t)
             for t in _LEVELS
         ),
         *(
-            Part(_ellipse(reach * math.cos(turn), reach * math.sin(turn), 0.05), colour=_PAPER)
+            ShapePart(_ellipse(reach * math.cos(turn), reach * math.sin(turn), 0.05), colour=_PAPER)
             for turn, reach in _SPRINKLES
         ),
     ),
     "mug": (  # from the side: handle, round body, stripe and dark mouth
-        Part(_ellipse(0.58, 0.0, 0.46) + _ellipse(0.6, 0.0, 0.27), 0.8),
-        *(Part(_rectangle(-0.78 + 0.34 * t, -0.7, 0.54 - 0.7 * t, 0.8), 0.6 + 0.5 * t) for t in _LEVELS),
-        Part(_rectangle(-0.78, 0.02, 0.54, 0.22), 0.9, _PAPER),
-        Part(_ellipse(-0.12, -0.7, 0.66, 0.14), 0.28),
+        ShapePart(_ellipse(0.58, 0.0, 0.46) + _ellipse(0.6, 0.0, 0.27), 0.8),
+        *(ShapePart(_rectangle(-0.78 + 0.34 * t, -0.7, 0.54 - 0.7 * t, 0.8), 0.6 + 0.5 * t) for t in _LEVELS),
+        ShapePart(_rectangle(-0.78, 0.02, 0.54, 0.22), 0.9, _PAPER),
+        ShapePart(_ellipse(-0.12, -0.7, 0.66, 0.14), 0.28),
     ),
     "screwdriver": (  # grooved handle and steel shaft
-        Part(_rectangle(0.0, -0.09, 1.25, 0.09), 0.8, _STEEL),
-        Part(_rectangle(0.0, -0.06, 1.25, 0.0), 1.2, _STEEL),
-        Part(_rectangle(-1.18, -0.28, -0.05, 0.28), 0.7),
-        Part(_polygon((-0.05, -0.28), (0.14, -0.14), (0.14, 0.14), (-0.05, 0.28)), 0.6),
-        *(Part(_rectangle(-1.1, y, -0.1, y + 0.1), 1.1) for y in (-0.2, -0.05, 0.1)),
+        ShapePart(_rectangle(0.0, -0.09, 1.25, 0.09), 0.8, _STEEL),
+        ShapePart(_rectangle(0.0, -0.06, 1.25, 0.0), 1.2, _STEEL),
+        ShapePart(_rectangle(-1.18, -0.28, -0.05, 0.28), 0.7),
+        ShapePart(_polygon((-0.05, -0.28), (0.14, -0.14), (0.14, 0.14), (-0.05, 0.28)), 0.6),
+        *(ShapePart(_rectangle(-1.1, y, -0.1, y + 0.1), 1.1) for y in (-0.2, -0.05, 0.1)),
     ),
 }
-KINDS = tuple(SHAPES)
 
-_LIMITS = {
-    "seed": (0, 2**31 - 1),
-    "objects": (1, len(KINDS)),
-    "frames": (0, 2**31 - 1),
-    "width": (64, 4096),
-    "height": (64, 4096),
-    "fps": (1, 1000),
-}
+
+class SceneParameters(BaseModel):
+    """Parameters of a scene: the size in pixels, and frames a second. With 0 frames it never ends."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    objects: int = Field(5, ge=1, le=len(SHAPES))
+    frames: int = Field(0, ge=0, le=2**31 - 1)
+    width: int = Field(640, ge=64, le=4096)
+    height: int = Field(480, ge=64, le=4096)
+    fps: int = Field(30, ge=1, le=1000)
 
 
 class Scene:
@@ -132,24 +137,22 @@ class Scene:
     Every object is in view at index 0. The source ends after `frames` frames; with 0 it never ends.
     """
 
-    def __init__(
-        self,
-        seed: int = 0,
-        objects: int = 5,
-        frames: int = 0,
-        width: int = 640,
-        height: int = 480,
-        fps: int = 30,
-    ) -> None:
-        self.width, self.height, self.frames, self.fps = width, height, frames, fps
-        rng = np.random.default_rng(seed)
-        self._table = draw_table(rng, width, height)
+    def __init__(self, **parameters: int | str) -> None:
+        chosen = SceneParameters.model_validate(parameters)
+        self.width, self.height, self.frames, self.fps = (
+            chosen.width,
+            chosen.height,
+            chosen.frames,
+            chosen.fps,
+        )
+        rng = np.random.default_rng(chosen.seed)
+        self._table = draw_table(rng, self.width, self.height)
         self._shaded_table = (self._table * _SHADOW_SHARE).astype(np.uint8)
-        kinds, colours = rng.permutation(KINDS).tolist(), rng.permutation(list(COLOURS)).tolist()
+        kinds, colours = rng.permutation(list(SHAPES)).tolist(), rng.permutation(list(COLOURS)).tolist()
         if kinds[1] == "screwdriver":  # too slim to hide anything
             kinds[1], kinds[0] = kinds[0], kinds[1]
-        self._kinds, self._colours = kinds[:objects], colours[:objects]
-        self._paths = _choose_paths(rng, width / height)[:objects]
+        self._kinds, self._colours = kinds[: chosen.objects], colours[: chosen.objects]
+        self._paths = _choose_paths(rng, self.width / self.height)[: chosen.objects]
         self.names = tuple(map(" ".join, zip(self._colours, self._kinds, strict=True)))
 
     @classmethod
@@ -162,7 +165,11 @@ class Scene:
         if drawing != "shapes":
             nearest = did_you_mean(f"scene:{drawing}", ("scene:shapes", "scene:tabletop"))
             raise CameraError(f"expected scene:shapes or scene:tabletop, found {uri!r}{nearest}")
-        return cls(**dict(_parameter(key, text) for key, text in parse_qsl(query, keep_blank_values=True)))
+        try:
+            return cls(**dict(parse_qsl(query, keep_blank_values=True)))
+        except ValidationError as error:
+            names = ", ".join(SceneParameters.model_fields)
+            raise CameraError(f"{uri}: {describe_faults(error)}; the parameters are {names}") from error
 
     def render(self, index: int) -> tuple[Image, Image]:
         """Return frame `index`: the image, BGR uint8 [h, w, 3], and the id at each pixel, uint8 [h, w]."""
@@ -210,17 +217,6 @@ class SceneSource(PlayedSource):
     def _play(self) -> Iterator[CapturedImage]:
         for index in range(self.scene.frames) if self.scene.frames else itertools.count():
             yield CapturedImage(self.scene.render(index)[0], 0)
-
-
-def _parameter(key: str, text: str) -> tuple[str, int]:
-    if key not in _LIMITS:
-        raise CameraError(f"scene:shapes has the parameters {', '.join(_LIMITS)}; found {key!r}")
-    low, high = _LIMITS[key]
-    if not (text.isascii() and text.isdigit() and len(text) < 12 and low <= int(text) <= high):
-        raise CameraError(
-            f"scene:shapes: expected {key} to be a whole number in {low}..{high}, found {text!r}"
-        )
-    return key, int(text)
 
 
 def draw_table(rng: np.random.Generator, width: int, height: int) -> Image:

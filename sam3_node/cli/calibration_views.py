@@ -62,15 +62,10 @@ class Views:
     """Views of a board in images of one size (height, width), in the order of the source."""
 
     views: list[BoardView] = field(default_factory=list)
-    stamps_ns: list[int | None] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
     inputs: dict[str, str] = field(default_factory=dict)
     poses: list[FramePose] = field(default_factory=list)
     size: tuple[int, int] = (0, 0)
-
-    def add(self, view: BoardView, stamp_ns: int | None) -> None:
-        self.views.append(view)
-        self.stamps_ns.append(stamp_ns)
 
 
 def collect_views(sources: Sequence[str], board: Board, camera: str, every: int) -> Views:
@@ -83,7 +78,7 @@ def collect_views(sources: Sequence[str], board: Board, camera: str, every: int)
         sizes.setdefault((picture.image.shape[0], picture.image.shape[1]), []).append(picture.name)
         corners = board.detect(picture.image)
         if corners is not None:
-            views.add(BoardView(picture.name, corners.ids, corners.pixels), picture.stamp_ns)
+            views.views.append(BoardView(picture.name, corners.ids, corners.pixels, picture.stamp_ns))
             continue
         if not views.views and not advice:
             advice = explain_absence(board, picture.image) or ""
@@ -189,14 +184,14 @@ class CapturedViews:
         corners, last, self._last = self._board.detect(picture.image), self._last, None
         if corners is None:
             return False
-        view = BoardView(picture.name, corners.ids, corners.pixels)
+        view = BoardView(picture.name, corners.ids, corners.pixels, picture.stamp_ns)
         place = self._last = outline(view, self._board, size)
         if place is None or last is None or _differ(place, last) >= _STILL_SHARE:
             return False
         if any(_differ(place, other) < _NEW_SHARE for other in self._outlines):
             return False
         self._outlines.append(place)
-        self.found.add(view, picture.stamp_ns)
+        self.found.views.append(view)
         self.found.inputs[picture.name] = picture.digest
         self._print(view)
         return True
@@ -298,9 +293,9 @@ def pair_views(
     find = _PoseFinder(views, poses, max_gap_ms)
     rejected: list[Rejected] = []
     located: list[tuple[str, Array, Array, Array, float]] = []
-    for view, stamp_ns in zip(views.views, views.stamps_ns, strict=True):
+    for view in views.views:
         try:
-            robot = find(view.name, stamp_ns)
+            robot = find(view.name, view.stamp_ns)
             pose, covariance, sigma = locate_board(view, board, intrinsics)
         except CalibrationError as error:
             rejected.append(Rejected(view.name, str(error)))

@@ -9,9 +9,10 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -67,17 +68,18 @@ def run_checks(settings: Settings) -> Iterator[CheckResult]:
     yield from _check_opencv()
     yield from _check_torch()
     yield from _check_options(settings)
-    yield _check_realsense()
+    yield _check("realsense", _describe_realsense, "warn", "only RealSense cameras need it")
     yield CheckResult("cpu", "ok", f"{_count_cpus()} threads for this process")
-    yield _check_file("keys", _describe_keys, settings.transport)
+    yield _check("keys", partial(_describe_keys, settings.transport))
     for path in filter(None, (settings.camera.calibration, *settings.spatial.calibration)):
-        yield _check_file("calibration", _describe_calibration, path)
+        yield _check("calibration", partial(_describe_calibration, path))
     for what in ("model", "detector"):
         yield _check_weights(what, settings)
     if (node := _check_node(settings)).status != "ok":
         for name in ("masks", "control"):
-            endpoint = getattr(settings.transport, name)
-            yield _check_endpoint(f"transport.{name}", endpoint, settings.transport)
+            describe = partial(_describe_endpoint, getattr(settings.transport, name), settings.transport)
+            hint = f"no problem if a node runs there; else choose another --transport.{name}"
+            yield _check(f"transport.{name}", describe, "warn", hint)
     yield node
     yield _check_clock()
 
@@ -214,24 +216,21 @@ def estimate_gpu_gb(objects: int, bank_size: int = 7, cameras: int = 1) -> float
     )
 
 
-def _check_realsense() -> CheckResult:
-    """Check that the RealSense SDK loads, and list its cameras. It may be missing: other cameras do not need it."""
-    try:
-        lines = list(list_realsense())
-    except Sam3NodeError as error:
-        return CheckResult("realsense", "warn", f"{error}", "only RealSense cameras need it")
-    if not lines:
-        hint = "if one is plugged in: install the udev rules of librealsense, and plug it in again"
-        return CheckResult("realsense", "ok", "the SDK loads, and finds no camera", hint)
-    return CheckResult("realsense", "ok", ", ".join(line for line in lines if line.startswith("realsense:")))
+def _describe_realsense() -> str:
+    """List the RealSense cameras. The SDK may be missing: other cameras do not need it."""
+    cameras = [line for line in list_realsense() if line.startswith("realsense:")]
+    return ", ".join(cameras) or (
+        "the SDK loads, and finds no camera; if one is plugged in, install the udev rules of librealsense, and plug it "
+        "in again"
+    )
 
 
-def _check_file(name: str, describe: Callable[[Any], str], what: object) -> CheckResult:
-    """Return what `describe` says, or its error."""
+def _check(name: str, describe: Callable[[], str], failed: Status = "fix", hint: str = "") -> CheckResult:
+    """Return what `describe` says; after its error, the status `failed` and the hint."""
     try:
-        return CheckResult(name, "ok", describe(what))
+        return CheckResult(name, "ok", describe())
     except Sam3NodeError as error:
-        return CheckResult(name, "fix", str(error))
+        return CheckResult(name, failed, str(error), hint)
 
 
 def _describe_keys(transport: TransportSettings) -> str:
@@ -264,7 +263,7 @@ def _check_weights(what: str, settings: Settings) -> CheckResult:
         return CheckResult(
             "weights", "warn", f"{what}: not checked, which needs torch", install_advice("node")
         )
-    return _check_file("weights", lambda name: f"{what}: {locate_weights(name)}", name)
+    return _check("weights", lambda: f"{what}: {locate_weights(name)}")
 
 
 def _check_node(settings: Settings) -> CheckResult:
@@ -295,20 +294,15 @@ def _count_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _check_endpoint(name: str, endpoint: str, transport: TransportSettings) -> CheckResult:
-    """Check whether the node could bind an endpoint now."""
+def _describe_endpoint(endpoint: str, transport: TransportSettings) -> str:
+    """Bind an endpoint as the node would. Raises TransportError if that is not possible now."""
     from ..transport import MaskPublisher, Security
 
-    try:
-        MaskPublisher(endpoint, security=Security.from_settings(transport)).close()
-    except Sam3NodeError as error:
-        return CheckResult(
-            name, "warn", str(error), f"no problem if a node runs there; else choose another --{name}"
-        )
+    MaskPublisher(endpoint, security=Security.from_settings(transport)).close()
     scheme, _, path = endpoint.partition("://")
     if scheme == "ipc":
         Path(path).unlink(missing_ok=True)  # libzmq leaves it
-    return CheckResult(name, "ok", f"{endpoint} is free")
+    return f"{endpoint} is free"
 
 
 def _check_clock() -> CheckResult:

@@ -183,9 +183,9 @@ def _make_runner(args: Namespace, settings: Settings, stop: Event) -> Callable[.
 
 
 def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
-    from ..replay.run import is_finished
+    from ..replay.run import read_finished_summary
 
-    was_finished = not args.again and is_finished(job)
+    was_finished = not args.again and read_finished_summary(job) is not None
     with closing(ProgressBar()) as bar:
         summary = run(job, progress=bar)
     print(*summary.lines(), sep="\n")

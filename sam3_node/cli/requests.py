@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import wraps
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -58,15 +57,7 @@ def _add(
     If the request `waits` for a frame, it says on stderr why the node does not act on it yet.
     """
 
-    @wraps(ask)
-    def command(args: Namespace, settings: Settings) -> None:
-        with connect(args, settings) as client:
-            for line in ask(client, args) or ():
-                print(line)
-        if waits(args):
-            _report_idle(settings)
-
-    parser = commands.add(name, command)
+    parser = commands.add(name, update_wrapper(partial(_send, ask, waits), ask))
     if has_camera:
         parser.add("--camera NAME", "camera to use; optional if the node serves one camera")
     parser.add_timeout()
@@ -74,34 +65,27 @@ def _add(
     return parser
 
 
-@contextmanager
-def connect(args: Namespace, settings: Settings) -> Iterator[PerceptionClient]:
-    """Connect to the node. While a request waits for its answer, a thread says on stderr why."""
+def _send(ask: Ask, waits: Callable[[Namespace], bool], args: Namespace, settings: Settings) -> None:
+    """Connect to the node, and send a request. While it waits for its answer, a thread says on stderr why."""
     from ..client import PerceptionClient
     from ..transport import Security
     from .watch import NodeProbe
 
     transport = settings.transport
-    with (
-        request_id(getattr(args, "request_id", None)),
-        PerceptionClient(
-            transport.masks,
-            transport.control,
-            timeout_ms=round(args.timeout * 1000),
-            security=Security.from_settings(transport),
-        ) as client,
-        NodeProbe(settings) as probe,
-        WaitingNotice(probe.explain_answer),
-    ):
-        yield client
-
-
-def _report_idle(settings: Settings) -> None:
-    """Say on stderr why the node does not act on a request yet, such as that it is paused."""
-    from .watch import NodeProbe
-
     with NodeProbe(settings) as probe:
-        if reason := probe.explain_frames():
+        with (
+            request_id(args.request_id),
+            PerceptionClient(
+                transport.masks,
+                transport.control,
+                timeout_ms=round(args.timeout * 1000),
+                security=Security.from_settings(transport),
+            ) as client,
+            WaitingNotice(probe.explain_answer),
+        ):
+            for line in ask(client, args) or ():
+                print(line)
+        if waits(args) and (reason := probe.explain_frames()):
             print_notice(f"nothing happens yet: {reason}")
 
 

@@ -16,7 +16,7 @@ from ..errors import NodeRestarted, TransportError
 from ..transport import Security
 from ..types import Delivery, MaskFrame, resume
 from . import values
-from .mask_reader import Deadline, FoundObject
+from .mask_reader import Deadline, FoundObject, LabelSearch
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, POLL_S, PerceptionClient
 
 P = ParamSpec("P")
@@ -122,10 +122,18 @@ class AsyncPerceptionClient:
         most: int | None = None,
     ) -> FoundObject:
         """Wait until an object with `label` is tracked, as `PerceptionClient.wait_for` does."""
-        search = self._client._search(label, camera, most)
+        return await self._wait_for(self._client._search(label, camera, most), timeout_ms)
+
+    async def wait_for_held(
+        self, id: int, timeout_ms: int | None = 30_000, *, camera: str | None = None
+    ) -> FoundObject:
+        """Wait until the gripper holds an object, as `PerceptionClient.wait_for_held` does."""
+        return await self._wait_for(self._client._search(str(id), camera, held=True), timeout_ms)
+
+    async def _wait_for(self, search: LabelSearch, timeout_ms: int | None) -> FoundObject:
         deadline = Deadline(timeout_ms)
         found = await self._wait(search.find, deadline.before_reason_s)
-        return await self._run(partial(self._client._settle, search, found, label, deadline))
+        return await self._run(partial(self._client._settle, search, found, deadline))
 
     async def wait_for_camera(self, timeout_ms: int | None = 30_000) -> str:
         """Wait until a camera sends and its frame was processed, as `PerceptionClient.wait_for_camera` does."""

@@ -127,7 +127,7 @@ class LabelSearch:
     """Looks for a tracked object with `label` in the masks of cameras that send. Upper and lower case count as equal.
 
     Without `camera`, it searches all cameras. With `sure_only`, a doubtful object does not count. Of more
-    objects than `most` on one camera, none is chosen.
+    objects than `most` on one camera, none is chosen. With `held`, the label is the id of an object that is held.
     """
 
     subscriber: MaskSubscriber
@@ -136,6 +136,7 @@ class LabelSearch:
     sure_only: bool
     has_ended: Callable[[str, int | None], bool]
     most: int | None = None
+    held: bool = False
 
     def find(self) -> FoundObject | None:
         """Return the object. Of several, it is the surest one of the camera that sent last.
@@ -180,6 +181,8 @@ class LabelSearch:
         ]
 
     def _fits(self, instance: Instance) -> bool:
+        if self.held:
+            return instance.held and str(instance.id) == self.label
         return (
             instance.label.casefold() == self.label.casefold()
             and instance.state == "tracked"

@@ -200,10 +200,21 @@ class PerceptionClient(SocketOwner):
         TransportError that says what is missing if no masks came. Raises NodeRestarted as `latest` does, and
         TransportError with lossless delivery and after `close`.
         """
-        search = self._search(label, camera, most)
+        return self._wait_for(self._search(label, camera, most), timeout_ms)
+
+    def wait_for_held(
+        self, id: int, timeout_ms: int | None = 30_000, *, camera: str | None = None
+    ) -> FoundObject:
+        """Wait until the gripper holds an object, and return it with its masks. No masks are taken.
+
+        The node needs the robot's poses and depth. Raises the errors of `wait_for`.
+        """
+        return self._wait_for(self._search(str(id), camera, held=True), timeout_ms)
+
+    def _wait_for(self, search: LabelSearch, timeout_ms: int | None) -> FoundObject:
         deadline = Deadline(timeout_ms)
         found = self._masks.newest.wait(search.find, deadline.before_reason_s)
-        return self._settle(search, found, label, deadline)
+        return self._settle(search, found, deadline)
 
     def wait_for_camera(self, timeout_ms: int | None = 30_000) -> str:
         """Wait until the node has processed a frame of a camera that sends, and return that camera's name.
@@ -538,17 +549,18 @@ class PerceptionClient(SocketOwner):
         if self._closed:
             raise TransportError("this client is closed: make another one")
 
-    def _search(self, label: str, camera: str | None, most: int | None) -> LabelSearch:
+    def _search(
+        self, label: str, camera: str | None, most: int | None = None, held: bool = False
+    ) -> LabelSearch:
         self._require_open()
         values.check_label(label)
         self._require_newest("wait_for")
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise RequestError(f"most: expected a whole number of at least 1, found {most!r}")
-        return LabelSearch(self._masks, label, camera, self._sure_only, self._epochs.has_ended, most)
+        camera = self._epochs.name_camera(camera) if held else camera
+        return LabelSearch(self._masks, label, camera, self._sure_only, self._epochs.has_ended, most, held)
 
-    def _settle(
-        self, search: LabelSearch, found: FoundObject | None, label: str, deadline: Deadline
-    ) -> FoundObject:
+    def _settle(self, search: LabelSearch, found: FoundObject | None, deadline: Deadline) -> FoundObject:
         """Return what a search has found, or finds until its end; else raise the error that says what was seen."""
         reason = ""
         if found is None and not self._closed:
@@ -559,12 +571,13 @@ class PerceptionClient(SocketOwner):
             self._report(self._epochs.meet(masks.camera, masks.epoch, masks.node))
             return FoundObject(self._filter(masks), found.instance)
         if self._closed:
-            raise TransportError(f"cannot wait for {label!r}: this client is closed")
+            raise TransportError(f"cannot wait for {search.label!r}: this client is closed")
         sight = search.describe_sight()
         if sight is None:
             kind = AuthenticationError if self._masks.refusals else TransportError
             raise kind(f"no masks came within {deadline.timeout_ms} ms: {reason}")
-        raise NotSeenError(f"no object {label!r} was tracked within {deadline.timeout_ms} ms: {sight}")
+        wanted = f"{search.label!r} was {'held' if search.held else 'tracked'}"
+        raise NotSeenError(f"no object {wanted} within {deadline.timeout_ms} ms: {sight}")
 
     def _take_next(self, timeout_ms: int | None) -> MaskFrame | None:
         """Take the next masks of an epoch that has not ended; raise or report if theirs is new."""

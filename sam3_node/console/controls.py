@@ -121,14 +121,14 @@ class RecordingThread:
         self._settings, self._on_change = settings, on_change
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._out = _LastLine()
+        self._out = io.StringIO()
         self._lock = threading.Lock()
 
     def switch(self, on: bool) -> None:
         """Begin a recording in `record.out`, or end it. Does nothing if that is so already."""
         with self._lock:
             if on and not self.is_running:
-                self._stop, self._out = threading.Event(), _LastLine()
+                self._stop, self._out = threading.Event(), io.StringIO()
                 self._thread = threading.Thread(target=self._run, args=(self._stop, self._out), daemon=True)
                 self._thread.start()
             elif not on:
@@ -145,10 +145,13 @@ class RecordingThread:
         return self._thread is not None and self._thread.is_alive()
 
     def state(self) -> dict[str, Any]:
-        """Return whether it runs, and the recorder's last line."""
-        return {"on": self.is_running and not self._stop.is_set(), "line": self._out.line}
+        """Return whether it runs, and the recorder's last line, finally the one that says what was recorded."""
+        lines = [line for line in self._out.getvalue().splitlines() if line.strip()]
+        results = [line for line in lines if line.startswith(RESULT)]
+        last = (results or lines or [""])[-1]
+        return {"on": self.is_running and not self._stop.is_set(), "line": last}
 
-    def _run(self, stop: threading.Event, out: _LastLine) -> None:
+    def _run(self, stop: threading.Event, out: io.StringIO) -> None:
         from ..recording.recorder import run_record
 
         try:
@@ -157,15 +160,3 @@ class RecordingThread:
             out.write(f"recording failed: {error}\n")
         finally:
             self._on_change()
-
-
-class _LastLine(io.StringIO):
-    """An output that keeps the last line, and finally the one that says what was recorded."""
-
-    line = ""
-
-    def write(self, text: str) -> int:
-        """Keep the text unless it is blank, or follows the result."""
-        if text.strip() and not self.line.startswith(RESULT):
-            self.line = text.strip()
-        return len(text)

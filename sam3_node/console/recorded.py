@@ -1,7 +1,6 @@
 """Play a recording as views, and compare its masks with another result."""
 
 import threading
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,7 +81,7 @@ class RecordedViews(Closeable):
         self._check_frames(against)
         if self._other is not None and not len(self._masks):
             self._masks, self._other = self._other, None
-        self._frames: OrderedDict[FrameKey, Frame] = OrderedDict()
+        self._frames: dict[FrameKey, Frame] = {}
         self._reading = threading.Lock()
         self._compared: list[dict[str, Any]] = []
         self._closing = threading.Event()
@@ -135,21 +134,16 @@ class RecordedViews(Closeable):
             )
 
     def _read_frame(self, entry: Entry) -> Frame | None:
-        """Return a frame. Those of the following half second are read with it and kept."""
+        """Return a frame. The following half second is read with it and kept until another is read."""
         with self._reading:
             if entry.key not in self._frames:
-                span = TimeSpan(entry.logged_ns, entry.logged_ns + READ_AHEAD_NS)
-                for frame in self._reader.frames(span):
+                self._frames, size = {}, 0
+                for frame in self._reader.frames(TimeSpan(entry.logged_ns, entry.logged_ns + READ_AHEAD_NS)):
                     self._frames[frame.key] = frame
-                self._forget(entry.key)
+                    size += memoryview(frame.colour).nbytes
+                    if size > MAX_CACHED_BYTES and entry.key in self._frames:
+                        break
             return self._frames.get(entry.key)
-
-    def _forget(self, kept: FrameKey) -> None:
-        if kept in self._frames:
-            self._frames.move_to_end(kept)
-        sizes = {key: memoryview(frame.colour).nbytes for key, frame in self._frames.items()}
-        while len(self._frames) > 1 and sum(sizes.values()) > MAX_CACHED_BYTES:
-            del sizes[self._frames.popitem(last=False)[0]]
 
     def _compare_all(self) -> None:
         for number, entry in enumerate(self.entries, 1):

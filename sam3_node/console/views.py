@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,15 +47,15 @@ class FrameView:
         self.frame, self.masks, self.other = frame, masks, other
         self.number = number
         """Place of the view: in a recording the index, live a number that grows with each view."""
-        self._image: tuple[str, Buffer] | None = None
-        self._encoding = threading.Lock()
 
+    @cached_property
     def image(self) -> tuple[str, Buffer]:
-        """Return the picture's media type and bytes. Raises WireError if the camera's picture is damaged."""
-        with self._encoding:
-            if self._image is None:
-                self._image = _encode(self.frame)
-            return self._image
+        """The picture's media type and bytes. Raises WireError if the camera's picture is damaged."""
+        if self.frame is None:
+            return "", b""
+        if self.frame.encoding in _COMPRESSED:
+            return f"image/{self.frame.encoding}", self.frame.colour
+        return "image/jpeg", encode_image(decode_image(self.frame), "jpeg", JPEG_QUALITY)
 
     @property
     def origin_ns(self) -> int | None:
@@ -66,7 +67,7 @@ class FrameView:
 
 def pack_view(view: FrameView, live: bool) -> bytes:
     """Return the message of a view. Raises WireError if its picture cannot be decoded."""
-    media_type, image = view.image()
+    media_type, image = view.image
     blobs: list[Buffer] = [image]
     header: dict[str, Any] = {
         "camera": view.camera,
@@ -88,14 +89,6 @@ def pack_view(view: FrameView, live: bool) -> bytes:
 def pack_bits(mask: Mask) -> bytes:
     """Return the bits of a mask's crop, row after row without padding."""
     return np.packbits(mask.crop).tobytes()
-
-
-def _encode(frame: Frame | None) -> tuple[str, Buffer]:
-    if frame is None:
-        return "", b""
-    if frame.encoding in _COMPRESSED:
-        return f"image/{frame.encoding}", frame.colour
-    return "image/jpeg", encode_image(decode_image(frame), "jpeg", JPEG_QUALITY)
 
 
 def _describe(masks: MaskFrame | None, blobs: list[Buffer]) -> dict[str, Any] | None:

@@ -302,22 +302,16 @@ class GraphedStage:
         return place if place is given else place.copy_(given)
 
 
-def make_graphed(stages: Stages, device: torch.device) -> Stages:
-    """Return the stages in CUDA graphs; on a CPU, the stages themselves.
+def use_graphs(model: TrackerModel) -> None:
+    """Run the model's stages in CUDA graphs, for 1, 2, 4, 8 … objects. On a CPU, change nothing.
 
     All graphs share one memory pool. This is safe because only one of them is replayed at a time, and no result stays
     in the pool.
     """
-    if device.type != "cuda":
-        return stages
-    capture = partial(capture_cuda_graph, pool=torch.cuda.graph_pool_handle())
-    return Stages(*(GraphedStage(run, capture) for run in stages))
-
-
-def use_graphs(model: TrackerModel) -> None:
-    """Run the model's stages in CUDA graphs, for 1, 2, 4, 8 … objects. On a CPU, change nothing."""
     if model.device.type == "cuda":
-        model.stages, model.static_shapes = make_graphed(model.stages, model.device), True
+        capture = partial(capture_cuda_graph, pool=torch.cuda.graph_pool_handle())
+        model.stages = Stages(*(GraphedStage(run, capture) for run in model.stages))
+        model.static_shapes = True
 
 
 def capture_cuda_graph(run: Run, inputs: Inputs, pool: Any) -> CapturedGraph:

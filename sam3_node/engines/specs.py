@@ -91,10 +91,8 @@ def tracker_stages(
     if model.trunk is not None:
         depth = model.trunk.get_buffer("position").shape[-1]
         features.append(TensorSpec("trunk", (1, depth, height, width), number))
-    side, modules = (
-        model.image_size,
-        cast("tuple[nn.Module, ...]", model.stages),
-    )  # no engine has replaced them yet
+    side = model.image_size
+    modules = cast("tuple[nn.Module, ...]", model.stages)  # no engine has replaced them yet
     pixels = TensorSpec("pixels", (1, 3, side, side), number)
     encode = StageSpec("encode", modules[0], (pixels,), tuple(features))
     if not model.has_memory:

@@ -9,7 +9,6 @@ progress bars and warnings are suppressed, and its errors become ModelError.
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,9 +97,6 @@ def _read_json(path: Path) -> dict[str, object]:
     return content if isinstance(content, dict) else {}
 
 
-_LINE = re.compile(r"([0-9a-f]{64}) [ *](\S.*)")
-
-
 def pick_device(device: str | torch.device) -> torch.device:
     """Return the device with this name; "auto" is CUDA if available, else CPU. Raises ModelError if it is missing."""
     if device == "auto":
@@ -142,17 +138,11 @@ def check_digest(path: Path, hint: str | None = None) -> None:
     """
     digest_file, hint = digest_path(path), hint or _reinstall_hint(path)
     with explain_os_error(ModelError, f"cannot check {path} against its digest", f"; {hint}"):
-        line = _LINE.fullmatch(digest_file.read_text(errors="replace").strip())
-        digest = _compute_sha256(path)
-    if line is None or line[2] != path.name:
+        line, digest = digest_file.read_text(errors="replace").strip(), _compute_sha256(path)
+    if line not in (f"{digest}  {path.name}", f"{digest} *{path.name}"):
         raise ModelError(
-            f"expected the sha256 of {path.name} in {digest_file}, as sha256sum writes it, found another text; "
-            f"{hint}"
-        )
-    if line[1] != digest:
-        raise ModelError(
-            f"{path} is damaged or not the file of {digest_file.name}: expected sha256 {line[1]}, "
-            f"found {digest}; {hint}"
+            f"{path} is damaged or not the file of {digest_file}: expected its sha256 there, {digest}, as sha256sum "
+            f"writes it, found {line!r:.160}; {hint}"
         )
 
 

@@ -297,9 +297,12 @@ class DecodeAhead(Closeable):
 
 
 class RobotTracks:
-    """The gripper's poses in the base, and the joints of `robot` if it is given, over time on each clock."""
+    """The gripper's poses in the base, and the joints of `robot` if it is given, over time on each clock.
 
-    def __init__(self, settings: SpatialSettings, robot: str | None = None, capacity: int = 100_000) -> None:
+    Of each, the oldest beyond `capacity` are forgotten.
+    """
+
+    def __init__(self, settings: SpatialSettings, robot: str | None, capacity: int) -> None:
         self.problem: str | None = None
         """Why the last call of `find` gave no pose or no joints of `robot`; None if it gave them."""
         self.poses: dict[Clock, PoseTrack] = {}
@@ -309,7 +312,7 @@ class RobotTracks:
         self._max_ahead_ns = round(settings.max_pose_ahead_ms * 1e6)
 
     def add(self, message: RobotMessage) -> None:
-        """Take a pose or joints, in any order; those of other frames and robots are ignored."""
+        """Take a pose or joints, in any order; other frames and robots are ignored."""
         if isinstance(message, JointState):
             if message.robot == self._robot:
                 self.joints.setdefault(message.clock, JointTrack(self._capacity)).add_joints(message)

@@ -273,6 +273,8 @@ class Node:
                             stats.shed_level,
                         )
                         masks = self.perception.link(masks)
+                    for op, object_id in pipeline.spatial.held.changes:
+                        output.publish_event(op, {"camera": frame.camera, "id": object_id})
                     if frame.depth is not None or pipeline.robot is not None:
                         stats.note_spatial_problem(pipeline.spatial, cameras.poses.problem)
                     reason = cameras.ages.check_masks(masks, time.perf_counter_ns() - begin_ns)

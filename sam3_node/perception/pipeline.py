@@ -141,7 +141,7 @@ class Pipeline:
             instances = self._instances(on_host, context)
         with timer.host("spatial") if frame.depth is not None else nullcontext():
             pose = find_robot(frame).pose if self.robot is None else None
-            instances, place = self.spatial.measure(frame, instances, pose)
+            instances, place = self.spatial.measure(frame, instances, pose, robot and robot.inside)
         return MaskFrame(
             camera=frame.camera,
             seq=frame.seq,
@@ -159,6 +159,7 @@ class Pipeline:
             robot_pose=place.robot_pose,
             joints=robot and robot.joints,
             robot_mask=robot and Mask.from_full(robot.inside),
+            table=place.table,
             shed=shed,
         )
 

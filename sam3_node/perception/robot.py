@@ -108,8 +108,10 @@ class RobotBody:
         self._base = links.index(base) if base else 0
         self._parents = [links.index(joint.parent) for joint in joints]
         self._origins = np.array([_or_identity(joint.origin) for joint in joints]).reshape(-1, 4, 4)
-        self.joints = tuple(joint.name for joint in joints if joint.type in _MOVING and joint.mimic is None)
-        """Names of the joints that a joint state gives: those that move and mimic no other."""
+        free = [joint for joint in urdf.robot.joints if joint.type in _MOVING and joint.mimic is None]
+        self.joints = tuple(joint.name for joint in free)
+        """Names of the joints that a joint state gives, in the URDF's order: those that move and mimic no other."""
+        self._orders = self.joints, tuple(joint.name for joint in free if joint.type != "prismatic")
         self._followed = [
             (joint.mimic.joint, joint.mimic.multiplier, joint.mimic.offset)
             if joint.mimic
@@ -128,8 +130,12 @@ class RobotBody:
     def place(self, positions: Mapping[str, float]) -> Array:
         """Return base_from_link [n, 4, 4] at joint positions, radians or metres.
 
-        A joint without a position is at zero. Raises CalibrationError if none has one.
+        A joint without a position is at zero. Positions that have numbers as names, "0", "1" and so on, belong to
+        all joints in the URDF's order, or to all that turn. Raises CalibrationError if no joint has a position.
         """
+        for names in self._orders:
+            if positions.keys() == set(map(str, range(len(names)))):
+                positions = dict(zip(names, positions.values(), strict=True))
         if self.joints and not positions.keys() & set(self.joints):
             raise CalibrationError(
                 f"expected joints {', '.join(self.joints)} of robot.urdf, found {', '.join(positions)[:200] or 'none'}"
@@ -231,7 +237,7 @@ class LensView:
 
 
 def _cut_near(points_m: Array) -> Float:
-    """Return directions (x / z, y / z) whose hull is that of the part of a convex body in front of the camera."""
+    """Return directions (x / z, y / z) whose hull is the visible part of a convex body."""
     ahead = points_m[:, 2] >= NEAR_M
     front, back = points_m[ahead, None], points_m[None, ~ahead]
     # where lines between corners meet the plane: their hull is the cut through the body
@@ -251,7 +257,7 @@ def _thin(depth: DepthMap) -> Float:
 def _find_outside(part: Part, camera_from_link: Array, shape: Bytes, points: Float, margin_m: float) -> Bytes:
     """Return 1 for the pixels of a part's shape whose point is not on the part, and 0 for others, uint8.
 
-    `points` are those of `_thin`, from the corner of the shape on.
+    `points` come from `_thin`, from the corner of the shape on.
     """
     inside = shape[::STRIDE, ::STRIDE]
     row, column = inside.nonzero()
@@ -374,7 +380,7 @@ class RobotStage:
 
 
 def _sort_joints(joints: list[Any], root: str) -> Iterator[Any]:
-    """Yield the joints, those of a parent before those of its children."""
+    """Yield the joints, a parent's before its children's."""
     waiting = [root]
     while waiting:
         found = [joint for joint in joints if joint.parent == waiting[0]]

@@ -8,7 +8,7 @@ constant velocity for each object.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import cv2
@@ -19,9 +19,23 @@ from ..calibration.rigid_motion import cross_matrices
 from ..errors import Sam3NodeError
 from ..geometry import Array, matrix_of, pose_of, quaternion_from_rotation, transform_points
 from ..settings import SpatialSettings
-from ..types import ACCELERATION_MPS2, NANOSECONDS, Depth, Frame, FramePose, Instance, Intrinsics, Mask, State
+from ..types import (
+    ACCELERATION_MPS2,
+    NANOSECONDS,
+    Depth,
+    Frame,
+    FramePose,
+    Instance,
+    Intrinsics,
+    Mask,
+    Plane,
+    SavedFields,
+    State,
+)
 from ..wire import decode_depth
-from .surfaces import TARGET_PIXELS, DepthMap, Float, RayMap, Surfaces, measure_surfaces
+from .held import HeldObjects
+from .surfaces import TARGET_PIXELS, Bools, DepthMap, Float, RayMap, Surfaces, measure_surfaces
+from .table import TableFinder, describe_on
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +56,7 @@ class SpatialFrame(NamedTuple):
     """the gripper's pose that was used"""
     camera_pose: FramePose | None
     """the camera's pose in the base; None if fields are in the camera's frame"""
+    table: Plane | None = None
 
 
 class MeasuredPoints(NamedTuple):
@@ -72,12 +87,14 @@ class _LastFrame(NamedTuple):
     """by object"""
 
 
-class SpatialStage:
+class SpatialStage(SavedFields):
     """Measures the objects of one camera in 3-D, and keeps the filters of their velocities.
 
     `problem` says why the last frame with depth has no 3-D fields, or none in the base; None if nothing is missing.
     `lacks_robot` is True if that is because the gripper's pose was not given.
     """
+
+    SAVED = ("_velocities", "_table", "held")
 
     def __init__(self, settings: SpatialSettings, calibration: Calibration | None) -> None:
         self.problem: str | None = None
@@ -85,17 +102,25 @@ class SpatialStage:
         self._settings, self._calibration = settings, calibration
         self._rays = RayMap()
         self._velocities = VelocityFilters()
+        self._table = TableFinder()
+        self.held = HeldObjects()
         self._last: _LastFrame | None = None
         self._place: Array | None = None
+        self._plane: Plane | None = None
         self._view: CameraView | None = None
         self._depth: tuple[Frame, DepthMap | None] | None = None
 
     def measure(
-        self, frame: Frame, instances: Sequence[Instance], robot_pose: FramePose | None
+        self,
+        frame: Frame,
+        instances: Sequence[Instance],
+        robot_pose: FramePose | None,
+        robot: Bools | None = None,
     ) -> tuple[tuple[Instance, ...], SpatialFrame]:
         """Return the instances with their 3-D fields, and the poses that were used.
 
-        `robot_pose` is the gripper's in the base at the frame's capture; None if it is not known.
+        `robot_pose` is the gripper's in the base at the frame's capture; None if it is not known. `robot` are its
+        pixels [height, width], which are not of the table.
         """
         view, self._view = self._view, None
         if view is None or view.frame is not frame:
@@ -103,11 +128,17 @@ class SpatialStage:
         place = view.place
         self._place = None if place.camera_pose is None else matrix_of(place.camera_pose)
         shown = [seen for seen in instances if seen.mask.crop.size and not seen.doubtful]
-        depth = self.read_depth(view) if shown else None
+        depth = self.read_depth(view) if shown or self._settings.table else None
+        if depth is not None and self._settings.table and place.camera_pose is not None:
+            masks = [instance.mask for instance in instances]
+            place = place._replace(table=self._table.find(place.camera_pose, depth, masks, robot))
+        self._plane = place.table
         self._depth = None
         self._last = _LastFrame(frame.seq, depth, {instance.id: instance.mask for instance in shown})
-        fields = self._describe(frame, shown, depth) if depth is not None else {}
-        return self._complete(instances, fields, frame.capture_ns), place
+        fields = self._describe(frame, shown, depth) if shown and depth is not None else {}
+        completed = self._complete(instances, fields, frame.capture_ns)
+        gripper = place.robot_pose if place.camera_pose is not None else None
+        return self.held.observe(completed, gripper), place
 
     def look(self, frame: Frame, robot_pose: FramePose | None) -> CameraView:
         """Return what is known of the camera on a frame. The next call of `measure` for this frame uses the same."""
@@ -137,17 +168,14 @@ class SpatialStage:
     def remove(self, object_id: int) -> None:
         """Forget an object."""
         self._velocities.remove(object_id)
+        self.held.remove(object_id)
         if self._last is not None:
             self._last.masks.pop(object_id, None)
-
-    def state(self) -> State:
-        """Return the state that `restore` takes."""
-        return self._velocities.state()
 
     def restore(self, state: State) -> None:
         """Continue from the moment at which `state` was called. There are no points before the next frame."""
         self._last = None
-        self._velocities.restore(state)
+        super().restore(state)
 
     def _look(self, frame: Frame, robot_pose: FramePose | None) -> CameraView:
         self.problem, self.lacks_robot = None, False
@@ -167,8 +195,10 @@ class SpatialStage:
         ids = [instances[index].id for index in surfaces.indices]
         if ids:
             placed = self._place_surfaces(ids, surfaces, frame.capture_ns)
-            for object_id, surface in zip(ids, placed, strict=True):
+            for object_id, surface, points_m in zip(ids, placed, surfaces.points_m, strict=True):
                 fields[object_id] |= surface
+                if self._plane is not None and self._place is not None:
+                    fields[object_id] |= describe_on(self._plane, transform_points(self._place, points_m))
         return fields
 
     def _place_surfaces(self, ids: list[int], surfaces: Surfaces, stamp_ns: int) -> Iterator[_Fields]:
@@ -387,22 +417,21 @@ class VelocityFilters:
     def state(self) -> State:
         """Return the state that `restore` takes."""
         return {
-            str(object_id): {
-                **asdict(kept),
-                "mean": kept.mean.tolist(),
-                "covariance": kept.covariance.ravel().tolist(),
-            }
+            str(object_id): [
+                kept.frame,
+                kept.stamp_ns,
+                kept.mean.tolist(),
+                kept.covariance.tolist(),
+                kept.count,
+            ]
             for object_id, kept in self._filters.items()
         }
 
     def restore(self, state: State) -> None:
         """Continue from the moment at which `state` was called."""
         self._filters = {
-            int(object_id): _Filter(
-                **saved
-                | {"mean": np.array(saved["mean"]), "covariance": np.array(saved["covariance"]).reshape(6, 6)}
-            )
-            for object_id, saved in state.items()
+            int(object_id): _Filter(frame, stamp_ns, np.array(mean), np.array(covariance), count)
+            for object_id, (frame, stamp_ns, mean, covariance, count) in state.items()
         }
 
 

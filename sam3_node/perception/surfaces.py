@@ -302,7 +302,7 @@ def _describe(
     centred = _split(points - np.repeat(positions.T.astype(np.float32), sizes, axis=1), starts)
     scatters = np.array([part @ part.T for part in centred], np.float64) / sizes[:, None, None]
     axes = np.linalg.eigh(scatters)[1]
-    ends = [_trim(turned.T @ part) for turned, part in zip(axes.astype(np.float32), centred, strict=True)]
+    ends = [trim_ends(turned.T @ part) for turned, part in zip(axes.astype(np.float32), centred, strict=True)]
     low, high = np.array(ends, np.float64).transpose(1, 0, 2)
     rows, order = np.arange(len(indices))[:, None], np.argsort(low - high, axis=1, kind="stable")
     own_starts = samples.find_bounds(np.flatnonzero(measured))[indices]
@@ -330,8 +330,8 @@ def _split(points: Float, starts: Ints) -> list[Float]:
     return [points[:, start:end] for start, end in itertools.pairwise(ends)]
 
 
-def _trim(along: Float) -> tuple[Float, Float]:
-    """Return the ends [3] of points [3, size] along each axis, without the outermost ones."""
+def trim_ends(along: Float) -> tuple[Float, Float]:
+    """Return the ends [3] of points [3, size] along each axis, without the outermost ones. It sorts the points."""
     along.sort(axis=1)
     outermost = int(_TRIMMED * along.shape[1])
     return along[:, outermost], along[:, -1 - outermost]

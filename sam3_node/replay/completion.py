@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import ReplayError
 from .davis_png import MaskSource
 from .job import SECTIONS, Job
-from .outputs import write_outputs
+from .outputs import Sources, write_outputs
 from .schedule import Schedule, open_schedule
 from .second_pass import read_results
 from .shards import FIRST_PASS, SECOND_PASS, Shards
@@ -88,18 +88,15 @@ class JobSession:
             if not summary.complete:
                 log.warning("stopped: writing the outputs of what is done; another interrupt ends that, too")
             min_score = self.schedule.settings.detector.min_track_score
-            written = write_outputs(
-                self.store.folder,
-                missing,
+            sources = Sources(
                 masks or partial(read_results, self.store, min_score),
                 self.schedule.frames,
-                on_progress,
                 recording=PurePosixPath(summary.bag).name,
                 has_images="images" in summary.outputs,
                 dataset=self.schedule.dataset,
                 recorded=self.schedule.recorded_masks if self.schedule.job.mode == "as-recorded" else None,
             )
-            self.store.keep(written)
+            self.store.keep(write_outputs(self.store.folder, missing, sources, on_progress))
         if missing or self.read_finished() is None:
             summary = replace(summary, outputs=list(dict.fromkeys([*summary.outputs, *missing])))
             self.store.write(SUMMARY, summary.to_json().encode())

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..bags.native.reader import RecordedMasks
 from ..errors import ReplayError
 from ..types import Frame, MaskFrame, RobotState, count_missing_frames
-from ..wire import DROPPED, FAILED, RESTORED, SERVED, Event, Fields
+from ..wire import DROPPED, FAILED, GRASPED, RELEASED, RESTORED, SERVED, Event, Fields
 from ..wire.messages import read_joints, read_pose, read_shed
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,8 @@ class _LogReader:
             self.last_seq[args.text("camera")] = None
         elif event.op == DROPPED:
             self.last_seq.pop(args.text("camera"), None)
-        yield Edit(event.op, event.args)
+        if event.op not in (GRASPED, RELEASED):  # the steps say it
+            yield Edit(event.op, event.args)
 
     def read_masks(self, masks: MaskFrame) -> Iterator[LogEntry]:
         yield from self._begin(self.description.get("events", 1))

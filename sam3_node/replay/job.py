@@ -239,24 +239,12 @@ def have_equal_sections(first: Settings, second: Settings) -> bool:
     return all(getattr(first, name) == getattr(second, name) for name in SECTIONS)
 
 
-def describe_differences(
-    settings: Settings, replayed: Mapping[str, Any], recorded: Mapping[str, Any]
-) -> list[str]:
+def describe_differences(replayed: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
     """Describe how a replay differs from the recorded node in anything that masks depend on, a line for each.
 
     `replayed` and `recorded` are descriptions of a Perception.
     """
     before, now = _collect_facts(recorded), _collect_facts(replayed)
-    for name in SECTIONS:
-        section = getattr(settings, name).model_dump(mode="json")
-        before |= {
-            f"{name}.{key}": value for key, value in recorded.get("settings", {}).get(name, {}).items()
-        }
-        now |= {f"{name}.{key}": value for key, value in section.items()}
-    for name in ("device", "dtype", "threads"):  # compared under their own names, with their resolved values
-        before.pop(f"model.{name}", None)
-    for name in ("spatial.calibration", "engine.folder"):  # places; the description has what they hold
-        before.pop(name, None)
     return [
         f"{name} was {before[name]!r} in the recording, is {now[name]!r}"
         for name in now
@@ -265,8 +253,15 @@ def describe_differences(
 
 
 def _collect_facts(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resolved values, the versions, and the settings that masks depend on."""
     facts = {name: description.get(name) for name in ("model", "device", "device_name", "dtype", "threads")}
-    return {**facts, **description.get("versions", {})}
+    settings = description.get("settings", {})
+    for section in SECTIONS:
+        facts |= {f"{section}.{name}": value for name, value in settings.get(section, {}).items()}
+    # resolved values are compared under their own names; of places, the description has what they hold
+    hidden = ("model.device", "model.dtype", "model.threads", "spatial.calibration", "engine.folder")
+    shown = {name: value for name, value in facts.items() if name not in hidden}
+    return {**shown, **description.get("versions", {})}
 
 
 def read_prompts(path: Path) -> tuple[ObjectOnFrame, ...]:

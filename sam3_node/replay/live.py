@@ -166,7 +166,6 @@ class LivePlayer(ActionPlayer):
     def __init__(self, node: LiveNode) -> None:
         super().__init__()
         self._node = node
-        self._steps: deque[Step] = deque()
 
     def play(self, actions: Iterable[Action]) -> Iterator[MaskFrame | None]:
         """Apply actions and yield the masks of each, if it has any. Masks of steps are in order, and a few frames late.
@@ -186,14 +185,13 @@ class LivePlayer(ActionPlayer):
 
     def _push(self, step: Step) -> Iterator[MaskFrame | None]:
         try:
-            self._node.push(step.frame)
+            self._node.push(step)
         except WireError as error:
             log.error("camera %s: frame %d cannot be sent: %s", step.frame.camera, step.frame.seq, error)
             self._node.settle()
             yield from self._take_settled()
             yield self._make_outcome(step, None)
             return
-        self._steps.append(step)
         if step.edits:
             self._node.settle()
         yield from self._take_settled()
@@ -207,7 +205,7 @@ class LivePlayer(ActionPlayer):
     def _take_settled(self) -> Iterator[MaskFrame | None]:
         settled = self._node.sent.settled
         while settled:
-            yield self._make_outcome(self._steps.popleft(), settled.popleft())
+            yield self._make_outcome(*settled.popleft())
 
     def _make_outcome(self, step: Step, masks: MaskFrame | None) -> MaskFrame | None:
         """Return the masks of a step after its edits; a step with edits is the last one sent."""
@@ -271,19 +269,19 @@ class InFlightFrames:
     """
 
     def __init__(self) -> None:
-        self.in_flight: deque[Frame] = deque()
-        self.settled: deque[MaskFrame | None] = deque()
-        """The masks of each frame that the node has finished, in order; None if its step failed."""
+        self.in_flight: deque[Step] = deque()
+        self.settled: deque[tuple[Step, MaskFrame | None]] = deque()
+        """The frames that the node has finished, in order, with their masks; None if the step failed."""
         self.count = self.received = self.lost = 0
 
-    def add(self, frame: Frame) -> None:
+    def add(self, step: Step) -> None:
         """Add a frame that was sent."""
-        self.in_flight.append(frame)
+        self.in_flight.append(step)
         self.count += 1
 
     def receive(self, masks: MaskFrame) -> int:
         """Settle the frame of these masks. Returns the number of earlier frames, which therefore have none."""
-        keys = [frame.key for frame in self.in_flight]
+        keys = [step.frame.key for step in self.in_flight]
         if masks.key not in keys:
             log.warning(
                 "camera %s: masks of frame %d, which was not sent, are ignored", masks.camera, masks.seq
@@ -292,8 +290,7 @@ class InFlightFrames:
         failed = keys.index(masks.key)
         self._settle_failed(failed)
         self.received += 1
-        self.in_flight.popleft()
-        self.settled.append(masks)
+        self.settled.append((self.in_flight.popleft(), masks))
         return failed
 
     def update(self, done: NodeCounts) -> None:
@@ -308,9 +305,10 @@ class InFlightFrames:
     def _settle_failed(self, count: int) -> None:
         self.lost += count
         for _ in range(count):
-            frame = self.in_flight.popleft()
-            log.error("camera %s: frame %d failed in the node; its log says why", frame.camera, frame.seq)
-            self.settled.append(None)
+            step = self.in_flight.popleft()
+            place = step.frame.camera, step.frame.seq
+            log.error("camera %s: frame %d failed in the node; its log says why", *place)
+            self.settled.append((step, None))
 
 
 class LiveNode(Closeable):
@@ -372,20 +370,20 @@ class LiveNode(Closeable):
         )
         return self._control.call(op, **args)
 
-    def push(self, frame: Frame) -> None:
+    def push(self, step: Step) -> None:
         """Send the next frame, as soon as fewer than MAX_IN_FLIGHT are in flight and the node accepts it.
 
         Raises WireError for an inconsistent or too large frame, which is not sent, and the exceptions of `settle`.
         """
         idle_s = time.monotonic()
-        while len(self.sent.in_flight) >= MAX_IN_FLIGHT or not self._send(frame):
+        while len(self.sent.in_flight) >= MAX_IN_FLIGHT or not self._send(step.frame):
             self._poll_masks()
             idle_s = time.monotonic() if self.sent.in_flight else idle_s
             if time.monotonic() - idle_s > CONNECT_S:
                 raise self._make_error(
                     f"to take frames from {self._frames.endpoint}", "that it does not connect there"
                 )
-        self.sent.add(frame)
+        self.sent.add(step)
 
     def settle(self) -> None:
         """Wait until no frame is in flight.

@@ -44,40 +44,36 @@ class Dataset(NamedTuple):
     prompts: Sequence[str] = ()
 
 
-class _Sources(NamedTuple):
+class Sources(NamedTuple):
+    """Masks, frames and name of a recording that outputs are made from, and its recorded masks if there are any.
+
+    `has_images` is True if the images were written before. The kind lerobot needs the `dataset` that was replayed.
+    """
+
     masks: MaskSource
     frames: FrameSource
-    recording: str
-    has_images: bool
-    dataset: Dataset | None
-    recorded: MaskSource | None
+    recording: str = "recording"
+    has_images: bool = False
+    dataset: Dataset | None = None
+    recorded: MaskSource | None = None
 
 
 def write_outputs(
-    out: Path,
-    kinds: Sequence[str],
-    masks: MaskSource,
-    frames: FrameSource,
-    progress: Callable[[str, int], None],
-    recording: str = "recording",
-    has_images: bool = False,
-    dataset: Dataset | None = None,
-    recorded: MaskSource | None = None,
+    out: Path, kinds: Sequence[str], sources: Sources, progress: Callable[[str, int], None]
 ) -> list[Path]:
     """Write outputs of these KINDS into the folder `out`. Returns the files and folders written.
 
     An output replaces an older one when it is complete. The same masks and frames give the same bytes. `progress` is
     called with a kind and the number of masks written. COCO names the files of `images` if they are among the kinds or
-    were written before (`has_images`), and otherwise places in the `recording`. The kind lerobot needs the `dataset`
-    that was replayed. The report compares the masks with the `recorded` ones, if there are any. Raises ReplayError for
-    an unknown kind before anything is written, OutputError if `out` cannot be written, and the exceptions of `masks`
-    and `frames`.
+    were written before, and otherwise places in the recording. The report compares the masks with the recorded ones.
+    Raises ReplayError for an unknown kind before anything is written, OutputError if `out` cannot be written, and the
+    exceptions of the sources.
     """
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         raise ReplayError(f"unknown output {unknown[0]!r:.60}: expected some of {', '.join(KINDS)}")
     written: list[Path] = []
-    sources = _Sources(masks, frames, recording, has_images or "images" in kinds, dataset, recorded)
+    sources = sources._replace(has_images=sources.has_images or "images" in kinds)
     for kind in dict.fromkeys(kinds):
         with _replace_when_complete(out, kind, written) as folder:
             _WRITERS[kind](folder, sources, partial(progress, kind))
@@ -111,7 +107,7 @@ def _move(item: Path, target: Path, partial_folder: Path) -> Path:
 
 
 def _write_mcap(
-    folder: Path, sources: _Sources, progress: Callable[[int], None], has_images: bool = False
+    folder: Path, sources: Sources, progress: Callable[[int], None], has_images: bool = False
 ) -> None:
     """Write masks.mcap, with `has_images` each masks after their frame. Raw colour becomes JPEG."""
     is_described = False
@@ -129,12 +125,12 @@ def _write_mcap(
             progress(count)
 
 
-def _write_png(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+def _write_png(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
     (folder / "png").mkdir()
     write_palette_pngs(folder / "png", sources.masks(), progress)
 
 
-def _write_overlays(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+def _write_overlays(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
     """Write overlay-<camera>.mp4 for each camera, in one pass over masks and frames for each.
 
     Masks whose frame is missing or cannot be decoded are skipped. A camera without any drawn frame has no video.
@@ -151,13 +147,13 @@ def _write_overlays(folder: Path, sources: _Sources, progress: Callable[[int], N
         count += film.frames
 
 
-def _write_lerobot(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+def _write_lerobot(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
     if sources.dataset is None:
         raise ReplayError("the output lerobot: expected a LeRobot dataset to add masks to, found none")
     write_lerobot(folder, sources.dataset.path, sources.masks, progress, sources.dataset.prompts)
 
 
-def _write_report(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+def _write_report(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
     """Write report.html, one page that needs no other file: pictures, tracks, scores, confidences, and IoU.
 
     It has at most REPORT_POINTS frames, evenly chosen.
@@ -215,7 +211,7 @@ def _describe_point(index: int, instance: Instance, recorded: Mapping[int, Insta
     return index, state, round(instance.score, 3), confidence, int(instance.doubtful), iou
 
 
-def _write_coco(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+def _write_coco(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
     """Write all masks as COCO JSON into masks.json, with run-length encoding, in two passes, row by row.
 
     The fields that join images to videos follow TAO (Dave et al. 2020): `videos` are cameras, images and
@@ -347,7 +343,7 @@ def compress_frame(frame: Frame | None) -> Frame | None:
         return None
 
 
-def _write_images(folder: Path, sources: _Sources, progress: Callable[[int], None]) -> None:
+def _write_images(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
     """Write the image of each frame that has masks, as `compress_frame` makes it."""
     (folder / _IMAGES).mkdir()
     for count, (name, frame) in enumerate(name_images(sources.masks, sources.frames), start=1):
@@ -382,7 +378,7 @@ def _select_camera(camera: str, source: Callable[[], Iterator[T]]) -> Iterator[T
     return (value for value in source() if value.camera == camera)
 
 
-_WRITERS: dict[str, Callable[[Path, _Sources, Callable[[int], None]], None]] = {
+_WRITERS: dict[str, Callable[[Path, Sources, Callable[[int], None]], None]] = {
     "mcap": _write_mcap,
     "mcap-images": partial(_write_mcap, has_images=True),
     "coco": _write_coco,

@@ -120,7 +120,7 @@ class Player(ActionPlayer):
             log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not foreseen)
             return None
         self.stages_us.update(masks.stages_us)
-        if frame.depth is not None:
+        if frame.depth is not None or pipeline.robot is not None:
             self._count_depth(frame.camera, pipeline.spatial.problem)
         if step.withheld:
             return None

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..perception.perception import Perception
 from ..settings import Settings
-from ..types import Closeable, Instance, MaskFrame
+from ..types import Closeable, Instance, Mask, MaskFrame
 from ..wire import decode_image, encode_image
 from . import completion, second_pass
 from .event_log import Action, Edit, Step
@@ -74,11 +74,6 @@ class PerceptionCache:
             self._perception = None  # memory may not hold two at once
             self._perception = Perception.load(settings)
         return self._perception
-
-
-def is_finished(job: Job) -> bool:
-    """Return True if the results of a job are complete."""
-    return read_finished_summary(job) is not None
 
 
 def read_finished_summary(job: Job) -> Summary | None:
@@ -197,7 +192,7 @@ class _JobRun:
                 schedule.notes.add_gap(
                     f"{name}: expected the weights that were recorded, {recorded[name]:.12}…, found {digest:.12}…"
                 )
-        for line in describe_differences(self.perception.settings, description, recorded):
+        for line in describe_differences(description, recorded):
             schedule.notes.add(line)
 
 
@@ -329,9 +324,9 @@ def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
         whose = f" of object {now.id}" if isinstance(now, Instance) else ""
         for field in fields(now):
             here, there = getattr(now, field.name), getattr(then, field.name)
-            if field.name == "mask" and (here.box, here.crop.tobytes()) != (there.box, there.crop.tobytes()):
-                pixels = np.count_nonzero(here.full() != there.full())
-                return f"has another mask{whose}: {pixels} pixels differ"
-            if field.compare and field.name not in ("instances", "mask") and here != there:
+            if isinstance(here, Mask) and isinstance(there, Mask):
+                if pixels := np.count_nonzero(here.full() != there.full()):
+                    return f"has another {field.name}{whose}: {pixels} pixels differ"
+            elif field.compare and field.name != "instances" and here != there:
                 return f"had {field.name} {there!r}{whose}, has {here!r}"
     return None

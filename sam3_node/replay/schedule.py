@@ -23,7 +23,7 @@ from ..errors import ReplayError, RequestError
 from ..files import explain_os_error
 from ..node.cameras import RobotTracks
 from ..perception.spatial import GRIPPER
-from ..types import Closeable, Frame, JointState, MaskFrame, RobotState, closed_on_error
+from ..types import ROBOT, Closeable, Frame, JointState, MaskFrame, RobotState, closed_on_error
 from ..wire import CAUGHT_UP, Event, encode_mask
 from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.operations import CHANGES
@@ -40,6 +40,8 @@ FramePlace = tuple[str, int]
 
 MAX_FIRST_FRAMES = 300
 """Frames of all cameras in which the first one of each camera is looked for."""
+MAX_MESSAGES = 1_000_000
+"""Poses, and joints, of which the robot's motion is made: 16 minutes at 1000 Hz."""
 NOTHING_ASKED = (
     "no object will be followed, because the job names no object: name what to detect with --prompt NAME, mark objects "
     "with --box or --objects FILE, follow all there is with --everything, or repeat a recorded node with --as-recorded"
@@ -144,7 +146,8 @@ class Schedule(Closeable):
         if not on_gripper and settings.urdf is None:
             return lambda _: RobotState()
         spatial = self.settings.spatial.model_copy(update={"max_pose_ahead_ms": 0.0})
-        tracks = RobotTracks(spatial, settings.name if settings.urdf else None)
+        name = settings.name if self._recorded else ROBOT
+        tracks = RobotTracks(spatial, name if settings.urdf else None, MAX_MESSAGES)
         for message in self._bag.robot():
             if on_gripper or isinstance(message, JointState):
                 tracks.add(message)
@@ -160,9 +163,7 @@ class Schedule(Closeable):
                 "that camera have no positions in the base"
             )
         if settings.urdf and not tracks.joints:
-            self.notes.add(
-                f"the recording has no joints of {settings.name}: no pixels of the robot are known"
-            )
+            self.notes.add(f"the recording has no joints of {name}: no pixels of the robot are known")
         return tracks.find
 
     def _note_inexact_recording(self) -> None:

@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -216,17 +217,16 @@ def stitch(segments: Iterable[Iterable[MaskFrame]], overlap: int) -> Iterator[Ma
     segment are unchanged, as are ages. Frames up to the middle of an overlap come from the earlier segment. At most
     twice `overlap` frames are in memory.
     """
-    ids = _StitchedIds()
-    tail: deque[MaskFrame] = deque()
+    tail, max_ids = deque[MaskFrame](), Counter[str]()
     for number, segment in enumerate(segments):
         frames = iter(segment)
         head = list(islice(frames, overlap))
-        ids.begin(match_objects(tail, head), keep=number == 0)
+        rename = partial(_rename, ids=match_objects(tail, head), max_ids=max_ids, keep=number == 0)
         earlier, later = _cut_overlap(list(tail), head)
         yield from earlier
-        tail = deque(map(ids.rename, later))
+        tail = deque(map(rename, later))
         for masks in frames:
-            tail.append(ids.rename(masks))
+            tail.append(rename(masks))
             if len(tail) > overlap:
                 yield tail.popleft()
     yield from tail
@@ -242,31 +242,15 @@ def match_objects(earlier: Iterable[MaskFrame], later: Iterable[MaskFrame]) -> d
     return {columns[column]: rows[row][1] for row, column in pairs if table[row, column] > 0}
 
 
-class _StitchedIds:
-    """Maps the ids of the current segment to ids of the stitched stream."""
-
-    def __init__(self) -> None:
-        self._ids: dict[CameraObject, int] = {}
-        self._max_id: dict[str, int] = {}
-        self._keep = True
-
-    def begin(self, matched: Mapping[CameraObject, int], keep: bool) -> None:
-        """Start a segment. `matched` objects have these ids; all others `keep` their id or get a new one."""
-        self._ids, self._keep = dict(matched), keep
-
-    def rename(self, masks: MaskFrame) -> MaskFrame:
-        """Return the frame's masks with the ids of the stream."""
-        instances = (
-            replace(instance, id=self._get_id(masks.camera, instance.id), world_id=None)
-            for instance in masks.instances
-        )
-        return replace(masks, instances=tuple(instances))
-
-    def _get_id(self, camera: str, object_id: int) -> int:
-        max_id = self._max_id.get(camera, 0)
-        new_id = self._ids.setdefault((camera, object_id), object_id if self._keep else max_id + 1)
-        self._max_id[camera] = max(max_id, new_id)
-        return new_id
+def _rename(masks: MaskFrame, ids: dict[CameraObject, int], max_ids: Counter[str], keep: bool) -> MaskFrame:
+    """Return the frame's masks with the ids of the stream. Objects not in `ids` yet `keep` theirs or get a new one."""
+    instances = []
+    for instance in masks.instances:
+        new_id = instance.id if keep else max_ids[masks.camera] + 1
+        new_id = ids.setdefault((masks.camera, instance.id), new_id)
+        max_ids[masks.camera] = max(max_ids[masks.camera], new_id)
+        instances.append(replace(instance, id=new_id, world_id=None))
+    return replace(masks, instances=tuple(instances))
 
 
 def _compute_ious(earlier: Iterable[MaskFrame], later: Iterable[MaskFrame]) -> dict[ObjectPair, float]:

@@ -30,7 +30,7 @@ WORK = ".replay"
 LOCK = f"{WORK}/lock"
 LOCAL_PROTOCOLS = ("file", "local")
 WITH_DEPTH, NO_3D = "with_depth", "no_3d"
-"""Begins of counts: of frames with depth (then the camera), and of those without 3-D (then camera and reason)."""
+"""Begins of counts: of frames with depth or URDF (then camera), and of those without 3-D (then camera and reason)."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class ReplayCounts:
             labels[str(instance.id)] = instance.label
 
     def describe_missing_3d(self) -> list[str]:
-        """Return why frames with depth have no 3-D fields or not all of them, a line for each camera and reason."""
+        """Return why frames have no 3-D fields or not all of them, a line for each camera and reason."""
         lines = []
         for name, count in self.counts.items():
             kind, _, rest = name.partition(" ")
@@ -67,7 +67,7 @@ class ReplayCounts:
                 camera, _, reason = rest.partition(" ")
                 total = self.counts[f"{WITH_DEPTH} {camera}"]
                 lines.append(
-                    f"{camera}: no 3-D, or not in the base, on {count} of {total} frames with depth: {reason}"
+                    f"{camera}: no 3-D, or not in the base, on {count} of {total} frames with depth or URDF: {reason}"
                 )
         return lines
 

@@ -127,6 +127,7 @@ def unpack_reply(data: Buffer) -> Reply:
 EVENTS_TOPIC = b"events"
 FAILED, SERVED, DROPPED, CAUGHT_UP = "failed", "served", "dropped", "caught_up"
 RESTORED = "restored"
+GRASPED, RELEASED = "grasped", "released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,8 @@ class Event:
     and CAUGHT_UP (args: camera, id, error?), an object that was prompted on a past frame was tracked up to the latest
     frame, and the next masks contain it as tracked from that prompt. With `error` it gave up: if new, it is removed.
     RESTORED (args: sha256, saved_ns, ids_continue, cameras): the node tracks what a snapshot holds, in the place of
-    everything before; sha256 identifies the snapshot's file.
+    everything before; sha256 identifies the snapshot's file. GRASPED and RELEASED (args: camera, id): the next masks
+    contain the object as held, or as not held any more.
     """
 
     n: int

@@ -265,6 +265,10 @@ _SPATIAL: dict[str, codec.Read] = {
     "velocity_mps": _TRIPLE,
     "velocity_age_s": codec.number(0.0),
     "points_m": read_vectors,
+    "heights_m": codec.vector(2),
+    "upright_centre_m": _TRIPLE,
+    "upright_quaternion_xyzw": codec.vector(4),
+    "upright_size_m": codec.vector(3, low=0.0),
 }
 DEPTH_FIELDS = ("position_m", "frame", "extent_m", *_SPATIAL)
 """All fields of an instance that need depth."""
@@ -286,10 +290,12 @@ _INSTANCE = codec.Schema(
         "doubtful?": codec.Fields.flag,
         "name_confidence?": _SHARE,
         "hidden_by?": codec.choice(("robot",)),
+        "held?": codec.Fields.flag,
         "world_id?": codec.integer(1),
         **{f"{name}?": read for name, read in _SPATIAL.items()},
     }
 )
+_PLANE = codec.Schema({"normal": _TRIPLE, "offset_m": codec.Fields.number, "rms_m": codec.number(0.0)})
 _POSES = ("camera_pose", "robot_pose")
 _MASKS = codec.Schema(
     {
@@ -311,6 +317,7 @@ _MASKS = codec.Schema(
         "shed?": lambda fields, name: read_shed(fields.fields(name)),
         "joints?": lambda fields, name: read_joints(fields.fields(name)),
         "robot_mask?": codec.Fields.fields,
+        "table?": lambda fields, name: types.Plane(**fields.fields(name).read(_PLANE)),
         **{f"{name}?": lambda fields, name: read_pose(fields.fields(name)) for name in _POSES},
     }
 )
@@ -326,6 +333,7 @@ def pack_masks(masks: types.MaskFrame, encoding: types.MaskEncoding = "bits+zstd
         "shed": masks.shed and shed_fields(masks.shed),
         "joints": masks.joints and joints_fields(masks.joints),
         "robot_mask": masks.robot_mask and encode_mask(masks.robot_mask, encoding),
+        "table": masks.table and masks.table._asdict(),
     }
     body |= {name: pose_fields(pose) for name in _POSES if (pose := getattr(masks, name)) is not None}
     return [masks_topic(masks.camera), codec.pack(_drop_none(body))]
@@ -351,9 +359,8 @@ def _drop_none(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _pack_instance(instance: types.Instance, encoding: types.MaskEncoding) -> dict[str, Any]:
     fields = {name: getattr(instance, name) for name in _INSTANCE.readers}
-    return _drop_none(
-        fields | {"mask": encode_mask(instance.mask, encoding), "doubtful": instance.doubtful or None}
-    )
+    fields["mask"] = encode_mask(instance.mask, encoding)
+    return {name: value for name, value in fields.items() if value is not None and value is not False}
 
 
 def _unpack_instances(

@@ -19,7 +19,7 @@ from sam3_node.bags.formats.mcap import McapBag
 from sam3_node.bags.formats.realsense import RealSenseBag
 from sam3_node.bags.formats.rosbag import RosBag
 from sam3_node.bags.formats.video import VideoBag
-from sam3_node.bags.samples import CameraInfo, Sample, SampleReader
+from sam3_node.bags.samples import CameraInfo, Joints, Sample, SampleReader
 from sam3_node.errors import BagError
 from tests.support import ros_recordings as ros
 from tests.support.damaged_recordings import write_images, write_tum
@@ -104,7 +104,7 @@ def path(format_: Format, tmp_path: Path) -> Path:
 
 def describe(sample: Sample) -> Key:
     payload = sample.payload
-    if not isinstance(payload, CameraInfo):
+    if not isinstance(payload, CameraInfo | Joints):
         payload = zlib.crc32(payload.data)  # type: ignore[assignment]
     return sample.topic, sample.stamp_ns, sample.logged_ns, payload
 

@@ -18,6 +18,7 @@ from sam3_node_ros.messages import Header
 
 from sam3_node.errors import SettingsError, TransportError, WireError
 from sam3_node.transport import FrameSubscriber, MaskPublisher
+from sam3_node.transport.tap import PoseSubscriber
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.processes import until
@@ -48,6 +49,13 @@ def compressed(stamp_ns: int, format_: str = "jpeg") -> Any:
 
 def camera_info(stamp_ns: int) -> Any:
     return player.make_camera_info(Intrinsics(60.0, 61.0, 7.5, 5.5), SIZE[1], SIZE[0], make_header(stamp_ns))
+
+
+def joint_state(stamp_ns: int, names: list[str], positions: list[float]) -> Any:
+    velocities = array("d", [0.1] * len(names))
+    return import_type("sensor_msgs/msg/JointState")(
+        header=make_header(stamp_ns), name=names, position=array("d", positions), velocity=velocities
+    )
 
 
 class Site:
@@ -145,6 +153,39 @@ def test_depth_and_intrinsics_go_with_their_image(open_site: OpenSite) -> None:
     assert np.array_equal(decode_depth(frame.depth), MILLIMETRES)
     assert frame.intrinsics == Intrinsics(60.0, 61.0, 7.5, 5.5)
     assert frame.capture_ns == now_ns
+
+
+def test_joint_states_are_sent_with_their_stamps_as_joints_of_the_robot(
+    open_site: OpenSite, tmp_path: Path
+) -> None:
+    """An arm and its gripper may send theirs apart; velocities alone, and other robots, are none of them."""
+    endpoint, name = f"ipc://{tmp_path}/joints", "/joint_states"
+    site = open_site(joint_states_topic=name, joints=endpoint, robot="arm")
+    assert (name, "sensor_msgs/msg/JointState") in site.bridge.subscriptions
+    now_ns = time.time_ns()
+    states = [
+        (now_ns, ["elbow", "wrist"], [0.5, -1.0]),
+        (now_ns + 5, ["finger"], [0.02]),
+        (17, ["elbow"], [0.6]),
+    ]
+    with PoseSubscriber(endpoint) as robot:
+
+        def attempt() -> list[Any]:
+            for stamp_ns, names, positions in (*states, (now_ns, ["elbow"], [])):
+                site.bridge.take(name, joint_state(stamp_ns, names, positions))
+            return robot.take(100)[-3:]
+
+        found = until(lambda: len(sent := attempt()) == 3 and sent, "the joints")
+    whole = {"elbow": 0.5, "wrist": -1.0, "finger": 0.02}
+    assert [(one.robot, one.stamp_ns, one.clock) for one in found] == [
+        ("arm", now_ns, "system"),
+        ("arm", now_ns + 5, "system"),
+        ("arm", 17, "device"),
+    ]
+    assert found[1].positions == whole
+    assert found[2].positions == whole | {"elbow": 0.6}
+    assert not site.warnings
+    assert not site.frames.take(50)
 
 
 PROJECTION = [50.0, 0, 7.0, 0, 0, 51.0, 5.0, 0, 0, 0, 1, 0]
@@ -424,10 +465,15 @@ def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:
     [
         *(
             (changes, SettingsError)
-            for changes in ({"image_topic": ""}, {"depth_topic": IMAGE}, {"timeout_ms": 0})
+            for changes in (
+                *({"image_topic": ""}, {"depth_topic": IMAGE}, {"timeout_ms": 0}),
+                {"joint_states_topic": IMAGE},
+            )
         ),
         ({"camera": "left camera"}, WireError),
+        ({"robot": "left/arm"}, WireError),
         *(({name: "nowhere"}, TransportError) for name in ("frames", "masks")),
+        ({"joint_states_topic": "/joint_states", "joints": "nowhere"}, TransportError),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(

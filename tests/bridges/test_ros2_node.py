@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sam3_node.transport.tap import PoseSubscriber
 from tests.support.processes import until
 from tests.support.ros2 import DEPTH, IMAGE, INFO, Robot, import_type, make_box, make_header, stamp_ns
 
@@ -26,7 +27,7 @@ LABEL = "red mug"
 def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robot]:
     made = Robot(tmp_path_factory.mktemp("ros2"), DETECTOR__KIND="yolo-world")
     try:
-        made.bridge = made.start_bridge()
+        made.bridge = made.start_bridge(joint_states_topic="/joint_states", joints=made.joints)
         assert made.trigger("configure")
         assert made.trigger("activate")
         made.node = made.start_node()
@@ -73,6 +74,21 @@ def test_an_object_by_name_comes_back_with_the_stamp_of_its_image(robot: Robot) 
     found = robot.wait_for(is_right, "the mug at its place")
     assert found.header.frame_id == "wrist_optical"
     assert all(one.header == found.header for one in found.detections)
+
+
+def test_the_joint_states_of_the_graph_reach_the_endpoint_of_the_robot(robot: Robot) -> None:
+    kind = import_type("sensor_msgs/msg/JointState")
+    publisher = robot.ros.create_publisher(kind, "/joint_states", 10)
+    with PoseSubscriber(robot.joints) as joints:
+
+        def arrives() -> Any:
+            header = make_header(time.time_ns())
+            publisher.publish(kind(header=header, name=["elbow"], position=[0.5]))
+            return joints.take(100)
+
+        found = until(arrives, "the joints")[-1]
+    assert (found.robot, found.positions, found.clock) == ("robot", {"elbow": 0.5}, "system")
+    assert abs(found.stamp_ns - time.time_ns()) < 60e9
 
 
 def test_all_outputs_of_a_frame_agree(robot: Robot) -> None:

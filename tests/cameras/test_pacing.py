@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from sam3_node.cameras.live_source import Pacer, RateLimit, StampPacer
+from sam3_node.cameras.live_source import Pacer, RateLimit
 
 MS = 1_000_000
 
@@ -44,7 +44,7 @@ def test_a_stopped_wait_says_so() -> None:
     assert not pacer.wait()
 
 
-def waited_s(pacer: StampPacer, *stamps_ns: int) -> float:
+def waited_s(pacer: Pacer, *stamps_ns: int) -> float:
     start = time.monotonic()
     for stamp in stamps_ns:
         assert pacer.wait(stamp)
@@ -52,17 +52,17 @@ def waited_s(pacer: StampPacer, *stamps_ns: int) -> float:
 
 
 def test_stamps_pass_as_far_apart_as_they_are() -> None:
-    pacer = StampPacer(threading.Event())
+    pacer = Pacer(0, threading.Event())
     assert waited_s(pacer, 10**18, 10**18 + 30 * MS, 10**18 + 100 * MS) >= 0.099
 
 
 def test_a_recording_that_starts_again_keeps_its_pace() -> None:
-    pacer = StampPacer(threading.Event())
+    pacer = Pacer(0, threading.Event())
     assert waited_s(pacer, 0, 50 * MS, 0) >= 0.099
 
 
 def test_time_lost_between_stamps_is_not_made_up_for() -> None:
-    pacer = StampPacer(threading.Event())
+    pacer = Pacer(0, threading.Event())
     waited_s(pacer, 0)
     time.sleep(0.15)
     assert waited_s(pacer, 50 * MS, 100 * MS, 150 * MS) >= 0.099
@@ -70,7 +70,7 @@ def test_time_lost_between_stamps_is_not_made_up_for() -> None:
 
 def test_a_wait_for_a_stamp_can_be_stopped() -> None:
     stop = threading.Event()
-    pacer = StampPacer(stop)
+    pacer = Pacer(0, stop)
     pacer.wait(0)
     threading.Timer(0.05, stop.set).start()
     assert not pacer.wait(2**62)

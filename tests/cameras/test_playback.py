@@ -376,7 +376,7 @@ def test_from_uri_reads_every_parameter() -> None:
         ("scene:cubes", ("scene:shapes", "scene:tabletop")),
         ("scene:", "scene:shapes"),
         ("scene:shapes?speed=3", "speed"),
-        ("scene:shapes?objects=7", "1..6"),
+        ("scene:shapes?objects=7", ("objects", "6", "7")),
         ("scene:shapes?seed=-1", "found '-1'"),
         ("scene:shapes?seed=1e3", "seed"),
         ("scene:shapes?seed=", "seed"),

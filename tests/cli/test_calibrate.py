@@ -202,7 +202,7 @@ def test_a_recording_gives_views_with_their_times(tmp_path: Path) -> None:
     writer.release()
     found = collect_views([str(path)], BOARD, "", 2)
     assert [view.name for view in found.views] == ["board.avi#0", "board.avi#2", "board.avi#4"]
-    stamps = [stamp for stamp in found.stamps_ns if stamp is not None]
+    stamps = [view.stamp_ns for view in found.views if view.stamp_ns is not None]
     assert np.diff(stamps).tolist() == pytest.approx([2e8, 2e8], rel=0.01)
     assert found.inputs.keys() == {"board.avi"}
     assert found.size == SIZE

@@ -104,6 +104,9 @@ def test_waiting_for_an_object_and_iteration() -> None:
                     publisher, masks_of(1), asyncio.create_task(client.wait_for("cup", LONG_MS))
                 )
                 assert found.instance.label == "cup"
+                held = asyncio.create_task(client.wait_for_held(found.instance.id, LONG_MS))
+                carried = replace(found.masks, instances=(replace(found.instance, held=True),))
+                assert (await send_until(publisher, carried, held)).instance.held
                 vain = asyncio.create_task(client.wait_for("plate", 500))
                 with refuses(NotSeenError, field="plate"):
                     await send_until(publisher, masks_of(2), vain)

@@ -107,12 +107,13 @@ def test_places_move_by_the_velocity() -> None:
         "velocity_mps": VELOCITY_MPS,
         "nearest_m": PLACE_M,
     }
-    lost: dict[str, Any] = {"camera_position_m": PLACE_M, "points_m": bytes(12)}
+    lost: dict[str, Any] = {"camera_position_m": PLACE_M, "points_m": bytes(12), "heights_m": (0.0, 0.1)}
+    spatial["upright_centre_m"] = PLACE_M
     masks = moving(extent_centre_m=PLACE_M, extent_m=(1.0, 1.0, 1.0), **spatial, **lost)
     (moved,) = masks.moved_to(ahead(masks, 200)).masks.instances
-    for place in (moved.position_m, moved.extent_centre_m, moved.nearest_m):
+    for place in (moved.position_m, moved.extent_centre_m, moved.nearest_m, moved.upright_centre_m):
         assert place == pytest.approx((0.2, 0.0, 0.94))
-    assert (moved.camera_position_m, moved.points_m, moved.covariance_m2) == (None, None, None)
+    assert (moved.camera_position_m, moved.points_m, moved.heights_m, moved.covariance_m2) == (None,) * 4
     assert moved.extent_m == (1.0, 1.0, 1.0)
 
 

@@ -266,6 +266,18 @@ def test_more_objects_than_were_asked_for_are_refused(
             client.wait_for("cup", 0, most=most)
 
 
+def test_waiting_for_a_held_object_ends_when_it_is_held(
+    publisher: MaskPublisher, client: PerceptionClient
+) -> None:
+    send_until(publisher, masks_of(1), client.newest)
+    with refuses(NotSeenError, field=("7", "held")):
+        client.wait_for_held(7, 0)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(client.wait_for_held, 7, LONG_MS)
+        send_until(publisher, masks_of(2, state="occluded", held=True), waiting.done)
+        assert waiting.result().masks.seq == 2
+
+
 def not_seen(publisher: MaskPublisher, client: PerceptionClient, label: str) -> str:
     """Return what the client says of a label that no masks have, while they are sent."""
     said: list[str] = []
@@ -315,7 +327,8 @@ def test_a_closed_client_raises_in_every_method(publisher: MaskPublisher) -> Non
     assert list(begun) == []
     arguments: dict[str, tuple[Any, ...]] = {"rename_object": (1, "cup"), "on_masks": (print,)}
     arguments["add_exemplar"] = ("cup", [(0, 0, 9, 9)])
-    arguments |= dict.fromkeys(("refine_object", "remove_object", "points", "grasps", "pin_frame"), (1,))
+    numbered = ("refine_object", "remove_object", "points", "grasps", "pin_frame", "wait_for_held")
+    arguments |= dict.fromkeys(numbered, (1,))
     arguments |= dict.fromkeys(("wait_for", "snapshot", "restore"), ("cup",))
     arguments |= dict.fromkeys(("latest_of_all", "set_prompts"), (["cup"],))
     methods = {name for name in dir(client) if not name.startswith("_")} - {"close", "closed", "connected"}

@@ -129,14 +129,15 @@ def run_gate(run: Run, frames: list[Image], names: tuple[str, ...], stage: Stage
 
 @onnx
 def test_the_gate_passes_an_export(
-    exported: tuple[StageSpec, OnnxRun], frames: list[Image], names: tuple[str, ...]
+    exported: tuple[StageSpec, OnnxRun], frames: list[Image], names: tuple[str, ...], tmp_path: Path
 ) -> None:
     stage, run = exported
     report = run_gate(run, frames, names, stage)
     assert report.passed, report.refusal()
     assert [row.output for row in report.outputs] == ["boxes", "scores"]
     assert min(row.cosine for row in report.outputs) > 0.99999
-    assert Report.from_json(report.to_json()) == report
+    (tmp_path / "gate.json").write_text(report.to_json())
+    assert Report.load(tmp_path / "gate.json") == report
     assert list(report.lines())[-1] == "passed: cosine 0.99 or more"
 
 

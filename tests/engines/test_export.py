@@ -245,15 +245,11 @@ def test_edgetams_memories_are_written_for_any_number_of_objects() -> None:
         assert difference(actual, expected) < 1e-4
 
 
-def specify_detector(image_size: int) -> StageSpec:
-    net = tiny_yolo()
-    net.config = replace(net.config, image_size=image_size)
-    return specify_network(net)
-
-
 @pytest.fixture(scope="module")
 def detector(tmp_path_factory: pytest.TempPathFactory) -> tuple[StageSpec, Path]:
-    stage = specify_detector(64)
+    net = tiny_yolo()
+    net.config = replace(net.config, image_size=64)
+    stage = specify_network(net)
     return stage, export(stage, tmp_path_factory.mktemp("yolo") / "detect.onnx")
 
 
@@ -269,11 +265,6 @@ def test_a_detector_answers_as_torch_does(detector: tuple[StageSpec, Path]) -> N
             truth = stage.module(pixels, vectors)
         assert difference(boxes, truth.boxes) < 1e-3  # pixels
         assert difference(scores, truth.scores) < 1e-5
-
-
-def test_a_detector_of_no_possible_shape_is_refused(tmp_path: Path) -> None:
-    with refuses(EngineError, field=("detect", "32", "100")):
-        export(specify_detector(100), tmp_path / "detect.onnx")
 
 
 def test_a_file_holds_no_paths_of_the_exporting_machine(detector: tuple[StageSpec, Path]) -> None:

@@ -47,7 +47,7 @@ for start in ("first", "second"):
     model, _ = load_models(settings)
     print(start, model.dtype)
 (path,) = folder.glob("bfloat16/*.json")
-print(Report.from_json(path.read_text()).tracks.mean_iou)
+print(Report.load(path).tracks.mean_iou)
 """
 
 
@@ -116,7 +116,7 @@ def test_a_damaged_report_is_made_again(tmp_path: Path, monkeypatch: pytest.Monk
     (path,) = tmp_path.rglob("*.json")
     path.write_text("{")
     assert load_by_gate(Loads(), settings_of(tmp_path)).dtype == torch.bfloat16
-    assert Report.from_json(path.read_text()).passed
+    assert Report.load(path).passed  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

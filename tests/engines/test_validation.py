@@ -293,10 +293,8 @@ def read_back(report: validation.Report, folder: Path) -> validation.Report | No
 
 
 def test_a_report_survives_its_file(tmp_path: Path) -> None:
-    report = make_report()
-    assert read_back(report, tmp_path) == report
-    broken = replace(report, tracks=None, faults=("encode: NaN",), outputs=())
-    assert read_back(broken, tmp_path) == broken
+    for report in (make_report(), replace(make_report(), tracks=None, faults=("encode: NaN",), outputs=())):
+        assert read_back(report, tmp_path) == report
 
 
 @pytest.mark.parametrize(

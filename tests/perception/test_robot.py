@@ -200,6 +200,16 @@ def test_a_joint_without_a_position_is_at_zero(body: RobotBody) -> None:
         body.place({"joint_1": 0.0})
 
 
+def test_joints_with_numbers_as_names_are_in_the_urdf_s_order(body: RobotBody) -> None:
+    """Those of all joints, or of all that turn: a gripper's fingers are often left out."""
+    assert body.joints == ("elbow", "shoulder", "wrist", "finger")
+    for named in (dict(zip(body.joints, (0.4, 0.3, 0.2, 0.1), strict=True)), {"elbow": 0.4, "shoulder": 0.3}):
+        numbered = {str(number): at for number, at in enumerate(named.values())}
+        assert np.array_equal(body.place(numbered), body.place(named))
+    with refuses(CalibrationError, field=("shoulder", "0, 1, 2")):
+        body.place({"0": 0.4, "1": 0.3, "2": 0.2})
+
+
 @pytest.mark.parametrize(
     ("text", "base", "named"),
     [

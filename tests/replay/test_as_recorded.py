@@ -42,16 +42,17 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     for _ in range(3):
         path = record(tmp_path_factory.mktemp("live"))
-        found = RecordingReader([path])
-        seqs = {frame.seq for frame in found.frames()}
-        stepped = {seq for item in found.actions() if (seq := stepped_seq(item)) is not None}
-        if stepped <= seqs and not has_gap(log_of(path)):
+        if is_whole(path):
             break
     return path
 
 
-def has_gap(log: list[RecordedMasks | Event]) -> bool:
-    return any(isinstance(entry, Gap) for entry in read_event_log(log, {"events": 0}))
+def is_whole(path: Path) -> bool:
+    """Return True if a recording has all frames that its node stepped, and all its masks and events."""
+    log, seqs = log_of(path), {frame.seq for frame in RecordingReader([path]).frames()}
+    stepped = {seq for item in log if (seq := stepped_seq(item)) is not None}
+    has_gap = any(isinstance(entry, Gap) for entry in read_event_log(log, {"events": 0}))
+    return stepped <= seqs and not has_gap
 
 
 def log_of(recording: Path) -> list[RecordedMasks | Event]:
@@ -76,6 +77,7 @@ def record(folder: Path) -> Path:
         "SAM3_CAMERA__ENCODING": "jpeg",
         "SAM3_TRACKER__FEATURE_CACHE_S": "20",  # a busy machine is slow to ask
         "SAM3_DEADLINE__BUDGET_MS": "1",  # never kept: all that can be shed is
+        "SAM3_SPATIAL__TABLE": "true",
     }
     path = rig.folder / "live.mcap"
     poses = rig.environment["SAM3_SPATIAL__POSES"] = f"ipc://{rig.folder}/poses"
@@ -94,7 +96,7 @@ def record(folder: Path) -> Path:
 def write_calibration(path: Path, height_m: float) -> Path:
     """Write a file for a camera that is mounted `height_m` from the gripper."""
     hand_eye = HandEye(
-        kind="eye_in_hand", translation_m=(0.0, 0.0, height_m), rotation_vector_rad=(0.1, 0.2, 0.3)
+        kind="eye_in_hand", translation_m=(0.0, 0.0, height_m), rotation_vector_rad=(-2.07, 0.1, 0.1)
     )
     pinhole = PinholeSection(width_px=640, height_px=480, fx_px=600, fy_px=600, cx_px=319.5, cy_px=239.5)
     save_calibration(path, Calibration(intrinsics=pinhole, hand_eye=hand_eye))
@@ -102,11 +104,12 @@ def write_calibration(path: Path, height_m: float) -> Path:
 
 
 def move(endpoint: str, stop: threading.Event) -> None:
-    """Publish poses of a gripper that moves along a line, until `stop` is set."""
+    """Publish poses of a gripper that moves up along a line, until `stop` is set. All that its camera sees rises."""
     with PosePublisher(endpoint) as publisher:
         while not stop.wait(0.01):
             now_ns = time.time_ns()
-            place = (now_ns % NANOSECONDS / NANOSECONDS, 0.2, 0.5)
+            share = now_ns % NANOSECONDS / NANOSECONDS
+            place = (share, 0.2, 0.5 + share)
             publisher.send(FramePose("gripper", "base", now_ns, place, (0.0, 0.0, 0.0, 1.0)))
 
 
@@ -207,8 +210,8 @@ def read_results(folder: Path) -> list[MaskFrame]:
 
 
 def spatial_fields(masks: MaskFrame) -> list[object]:
-    fields = [[getattr(item, name) for name in DEPTH_FIELDS] for item in masks.instances]
-    return [masks.seq, masks.camera_pose, masks.robot_pose, fields]
+    fields = [[item.held, *(getattr(item, name) for name in DEPTH_FIELDS)] for item in masks.instances]
+    return [masks.seq, masks.camera_pose, masks.robot_pose, masks.table, fields]
 
 
 @pytest.mark.timeout(1200)
@@ -236,7 +239,7 @@ def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path:
     assert not {masks.seq for masks in live} & set(withheld)
     assert sum(masks.skipped for masks in live) > 0, "the node could keep up: nothing is shown"
     assert events.count("caught_up") >= 2
-    assert {"served", "add_object", "refine_object", "set_prompts", "remove_object"} <= set(events)
+    assert {"served", "add_object", "refine_object", "set_prompts", "remove_object", "grasped"} <= set(events)
     assert {masks.shed.level if masks.shed else 0 for masks in live} == {0, 1, 2}
     assert any(masks.shed.held for masks in live if masks.shed)
     done = replay(recording, tmp_path, "--as-recorded", "--compare")
@@ -246,6 +249,8 @@ def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path:
     assert [spatial_fields(masks) for masks in replayed] == [spatial_fields(masks) for masks in live]
     located = [item for masks in live for item in masks.instances if item.frame == "base"]
     assert len(located) > 3
+    assert any(item.heights_m for item in located)
+    assert any(item.held for item in located)
     replayed = list(read_masks(tmp_path / "masks.mcap"))
     assert [masks.seq for masks in replayed] == [masks.seq for masks in live]
     assert compare_masks(replayed, live).is_identical

@@ -50,7 +50,8 @@ def test_missing_intrinsics_are_named_in_the_summary(
     tmp_path: Path, settings: Settings, load: PerceptionCache
 ) -> None:
     summary = replay(write_folder(tmp_path / "desk"), settings, load)
-    reason = f"desk: no 3-D, or not in the base, on {FRAMES} of {FRAMES} frames with depth: depth without intrinsics"
+    frames = f"{FRAMES} of {FRAMES} frames with depth or URDF"
+    reason = f"desk: no 3-D, or not in the base, on {frames}: depth without intrinsics"
     assert any(line.startswith(reason) for line in summary.lines())
     stored = json.loads((tmp_path / "out/summary.json").read_text())
     assert any(reason in note for note in stored["notes"])

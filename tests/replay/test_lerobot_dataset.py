@@ -18,7 +18,7 @@ from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.event_log import Edit, Notes, Step
 from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.lerobot_dataset import NAMES
-from sam3_node.replay.outputs import Dataset, write_outputs
+from sam3_node.replay.outputs import Dataset, Sources, write_outputs
 from sam3_node.replay.run import PerceptionCache, run_job
 from sam3_node.replay.schedule import step_all_frames
 from sam3_node.replay.second_pass import find_bidirectional_spans
@@ -63,8 +63,8 @@ def write(out: Path, version: str) -> Path:
 
 
 def write_masks(out: Path, dataset: Dataset) -> Path:
-    sources = all_masks, lambda: iter(()), lambda *_: None
-    (written,) = write_outputs(out, ["lerobot"], *sources, dataset=dataset)
+    sources = Sources(all_masks, lambda: iter(()), dataset=dataset)
+    (written,) = write_outputs(out, ["lerobot"], sources, lambda *_: None)
     return written
 
 

@@ -25,7 +25,7 @@ from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.errors import BagError, OutputError, ReplayError, WireError
 from sam3_node.replay import davis_png
 from sam3_node.replay.davis_png import colours, decode_labels, encode_labels, paint_indices
-from sam3_node.replay.outputs import KINDS, join_frames, write_outputs
+from sam3_node.replay.outputs import KINDS, Sources, join_frames, write_outputs
 from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_image, encode_image
 from tests.support.console_rig import BROWSERS
@@ -70,6 +70,9 @@ def all_frames() -> Iterator[Frame]:
         yield frame_of("left", seq)
 
 
+ALL = Sources(all_masks, all_frames)
+
+
 def told(kind: str, count: int) -> None:
     pass
 
@@ -81,14 +84,14 @@ def digests(folder: Path) -> dict[str, str]:
 
 def test_all_outputs_are_written_and_repeatable(tmp_path: Path) -> None:
     counts: dict[str, list[int]] = {kind: [] for kind in OF_ALL}
-    written = write_outputs(tmp_path, OF_ALL, all_masks, all_frames, lambda kind, n: counts[kind].append(n))
+    written = write_outputs(tmp_path, OF_ALL, ALL, lambda kind, n: counts[kind].append(n))
     names = ["masks.mcap", "masks.mcap", "masks.json", "png"]
     names += ["overlay-left.mp4", "overlay-right.mp4", "images", "report.html"]
     assert written == [tmp_path / name for name in names]
     assert {path.name for path in tmp_path.iterdir()} == set(names)
     assert all(found == list(range(1, 19)) for found in counts.values())
     before = digests(tmp_path)
-    write_outputs(tmp_path, OF_ALL, all_masks, all_frames, told)
+    write_outputs(tmp_path, OF_ALL, ALL, told)
     assert digests(tmp_path) == before
 
 
@@ -107,7 +110,7 @@ def test_the_report_has_the_tracks_and_their_iou_and_opens_in_a_browser(tmp_path
         for found in all_masks():
             yield replace(found, instances=(replace(found.instances[0], label=label), *found.instances[1:]))
 
-    write_outputs(tmp_path, ["report"], masks, all_frames, told, "a.mcap", recorded=worse_masks)
+    write_outputs(tmp_path, ["report"], Sources(masks, all_frames, "a.mcap", recorded=worse_masks), told)
     page = (tmp_path / "report.html").read_text()
     text = page.split('id="data">')[1].split("</script>")[0]
     data = json.loads(text)
@@ -133,7 +136,7 @@ def test_the_report_has_the_tracks_and_their_iou_and_opens_in_a_browser(tmp_path
 
 
 def test_the_bag_has_the_masks_in_their_order(tmp_path: Path) -> None:
-    write_outputs(tmp_path, ["mcap"], all_masks, all_frames, told)
+    write_outputs(tmp_path, ["mcap"], ALL, told)
     read = list(read_masks(tmp_path / "masks.mcap"))
     assert [(found.camera, found.seq) for found in read] == [(m.camera, m.seq) for m in all_masks()]
     for found, expected in zip(read, all_masks(), strict=True):
@@ -141,7 +144,7 @@ def test_the_bag_has_the_masks_in_their_order(tmp_path: Path) -> None:
 
 
 def test_the_bag_shows_its_masks_in_foxglove(tmp_path: Path) -> None:
-    write_outputs(tmp_path, ["mcap"], all_masks, all_frames, told)
+    write_outputs(tmp_path, ["mcap"], ALL, told)
     with (tmp_path / "masks.mcap").open("rb") as file:
         reader = make_reader(file, decoder_factories=[DecoderFactory()])
         rows = list(reader.iter_decoded_messages(topics=["/right/annotations"]))
@@ -156,7 +159,7 @@ def read_coco(path: Path) -> COCO:
 
 @pytest.mark.verifies("results", "COCO with RLE masks", "own package", "pycocotools reads it")
 def test_pycocotools_reads_every_image_of_the_json(tmp_path: Path) -> None:
-    write_outputs(tmp_path, ["coco"], all_masks, all_frames, told)
+    write_outputs(tmp_path, ["coco"], ALL, told)
     coco = read_coco(tmp_path / "masks.json")
     cameras = {video["id"]: video["name"] for video in coco.dataset["videos"]}
     tracks = {track["id"]: (track["video_id"], track["instance_id"]) for track in coco.dataset["tracks"]}
@@ -194,7 +197,7 @@ def restarted_frames() -> Iterator[Frame]:
 
 
 def test_the_images_that_coco_names_exist_and_are_the_frames(tmp_path: Path) -> None:
-    write_outputs(tmp_path, ["coco", "images"], restarted_masks, restarted_frames, told)
+    write_outputs(tmp_path, ["coco", "images"], Sources(restarted_masks, restarted_frames), told)
     coco = read_coco(tmp_path / "masks.json")
     frames = {frame.key: frame for frame in restarted_frames()}
     rows = coco.loadImgs(coco.getImgIds())
@@ -211,17 +214,17 @@ def test_the_images_that_coco_names_exist_and_are_the_frames(tmp_path: Path) -> 
 
 
 def test_without_images_coco_names_places_in_the_recording(tmp_path: Path) -> None:
-    write_outputs(tmp_path, ["coco"], all_masks, all_frames, told, recording="pick.mcap")
+    write_outputs(tmp_path, ["coco"], Sources(all_masks, all_frames, recording="pick.mcap"), told)
     found = json.loads((tmp_path / "masks.json").read_text())
     assert found["images"][2]["file_name"] == "pick.mcap#right/1"
-    write_outputs(tmp_path, ["images"], all_masks, all_frames, told)
-    write_outputs(tmp_path, ["coco"], all_masks, all_frames, told, has_images=True)
+    write_outputs(tmp_path, ["images"], ALL, told)
+    write_outputs(tmp_path, ["coco"], Sources(all_masks, all_frames, has_images=True), told)
     found = json.loads((tmp_path / "masks.json").read_text())
     assert (tmp_path / found["images"][2]["file_name"]).is_file()
 
 
 def test_the_bag_may_hold_the_frames_beside_the_masks(tmp_path: Path) -> None:
-    write_outputs(tmp_path, ["mcap-images"], restarted_masks, restarted_frames, told)
+    write_outputs(tmp_path, ["mcap-images"], Sources(restarted_masks, restarted_frames), told)
     path = tmp_path / "masks.mcap"
     read = list(read_masks(path))
     expected = {frame.key: frame for frame in restarted_frames()}
@@ -242,7 +245,7 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, camera: str) -> None:
     masks, frames = (lambda: iter([masks_of(camera, 0)])), (lambda: iter([frame_of(camera, 0)]))
     for kind in (kind for kind in OF_ALL if not kind.startswith("mcap")):
         with contextlib.suppress(OutputError):  # refused, or written under another name
-            write_outputs(out, [kind], masks, frames, told)
+            write_outputs(out, [kind], Sources(masks, frames), told)
     files = {path for path in tmp_path.rglob("*") if path.is_file()}
     assert all(out in path.parents for path in files)
     assert {path.name for path in files if path.suffix == ".mp4"} <= {"overlay-..mp4", "overlay-...mp4"}
@@ -252,7 +255,7 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, camera: str) -> None:
 
 
 def test_json_of_no_masks_is_still_coco(tmp_path: Path) -> None:
-    write_outputs(tmp_path, ["coco"], lambda: iter(()), all_frames, told)
+    write_outputs(tmp_path, ["coco"], Sources(lambda: iter(()), all_frames), told)
     found = json.loads((tmp_path / "masks.json").read_text())
     assert found == {"images": [], "annotations": [], "videos": [], "tracks": [], "categories": []}
 
@@ -261,7 +264,7 @@ def test_json_of_no_masks_is_still_coco(tmp_path: Path) -> None:
     "results", "DAVIS' palette PNG", "layout", "names and palette as published", "DAVIS' own evaluation"
 )
 def test_png_have_the_ids_in_davis_colours_and_a_table(tmp_path: Path) -> None:
-    write_outputs(tmp_path, ["png"], all_masks, all_frames, told)
+    write_outputs(tmp_path, ["png"], ALL, told)
     right = tmp_path / "png/right"
     assert sorted(path.name for path in right.glob("*.png")) == [f"{seq:05d}.png" for seq in range(1, 12, 2)]
     labels = decode_labels((right / "00003.png").read_bytes())
@@ -313,7 +316,7 @@ def test_photographs_are_no_label_images() -> None:
 
 
 def test_overlays_are_drawn_at_the_cameras_rate(tmp_path: Path) -> None:
-    write_outputs(tmp_path, ["overlay"], all_masks, all_frames, told)
+    write_outputs(tmp_path, ["overlay"], ALL, told)
     for camera, rate, count in (("left", 20, 12), ("right", 10, 6)):
         film = cv2.VideoCapture(str(tmp_path / f"overlay-{camera}.mp4"))
         assert film.get(cv2.CAP_PROP_FPS) == pytest.approx(rate)
@@ -336,7 +339,7 @@ def test_masks_without_a_frame_or_on_a_broken_one_are_not_drawn(tmp_path: Path) 
             elif frame.camera == "left" and frame.seq not in (0, 7, 11):
                 yield frame
 
-    write_outputs(tmp_path, ["overlay"], all_masks, frames, told)
+    write_outputs(tmp_path, ["overlay"], Sources(all_masks, frames), told)
     film = cv2.VideoCapture(str(tmp_path / "overlay-left.mp4"))
     assert int(film.get(cv2.CAP_PROP_FRAME_COUNT)) == 12 - 4
     assert not (tmp_path / "overlay-right.mp4").exists()
@@ -351,7 +354,7 @@ def test_frames_are_paired_after_a_camera_restart() -> None:
 
 
 def test_a_failed_run_keeps_the_old_outputs(tmp_path: Path) -> None:
-    write_outputs(tmp_path, OF_ALL, all_masks, all_frames, told)
+    write_outputs(tmp_path, OF_ALL, ALL, told)
     before = digests(tmp_path)
 
     def broken() -> Iterator[MaskFrame]:
@@ -360,7 +363,7 @@ def test_a_failed_run_keeps_the_old_outputs(tmp_path: Path) -> None:
 
     for kind in OF_ALL:
         with pytest.raises(BagError):
-            write_outputs(tmp_path, [kind], broken, all_frames, told)
+            write_outputs(tmp_path, [kind], Sources(broken, all_frames), told)
     assert digests(tmp_path) == before
 
 
@@ -368,7 +371,7 @@ def test_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".png.partial/new/png/left").mkdir(parents=True)
     (tmp_path / ".png.partial/new/png/left/00099.png").write_bytes(b"half")
     (tmp_path / "png/gone").mkdir(parents=True)
-    write_outputs(tmp_path, ["png"], all_masks, all_frames, told)
+    write_outputs(tmp_path, ["png"], ALL, told)
     assert [path.name for path in tmp_path.iterdir()] == ["png"]
     assert sorted(path.name for path in (tmp_path / "png").iterdir()) == ["left", "right"]
     assert not (tmp_path / "png/left/00099.png").exists()
@@ -376,14 +379,14 @@ def test_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
 
 def test_an_unknown_kind_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with refuses(ReplayError, field="gif"):
-        write_outputs(tmp_path, ["png", "gif"], all_masks, all_frames, told)
+        write_outputs(tmp_path, ["png", "gif"], ALL, told)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refuses(OutputError, field=("write", "png")):
-        write_outputs(tmp_path / "file", ["png"], all_masks, all_frames, told)
+        write_outputs(tmp_path / "file", ["png"], ALL, told)
 
 
 LIMIT_BYTES = 20_000
@@ -391,15 +394,15 @@ SCRIPT = """
 import resource, sys
 from pathlib import Path
 from sam3_node.errors import OutputError
-from sam3_node.replay.outputs import write_outputs
+from sam3_node.replay.outputs import Sources, write_outputs
 from tests.replay.test_outputs import all_frames, all_masks, told
 out, kind, limit = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 masks = lambda: (masks for _ in range(40) for masks in all_masks())
 frames = lambda: (frame for _ in range(40) for frame in all_frames())
-write_outputs(out, ["png"], all_masks, all_frames, told)
+write_outputs(out, ["png"], Sources(all_masks, all_frames), told)
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
-    write_outputs(out, [kind], masks, frames, told)
+    write_outputs(out, [kind], Sources(masks, frames), told)
 except OutputError as error:
     sys.exit(f"OutputError: {error}")
 """

@@ -14,7 +14,7 @@ from sam3_node.errors import ReplayError
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.run import PerceptionCache, is_finished, run_job
+from sam3_node.replay.run import PerceptionCache, read_finished_summary, run_job
 from sam3_node.replay.schedule import NOTHING_ASKED
 from sam3_node.replay.shards import ShardLimits, Shards
 from sam3_node.replay.store import FolderStore
@@ -80,11 +80,11 @@ def test_a_stop_writes_the_outputs_of_what_is_done(job: Job, load: PerceptionCac
     rows = json.loads((out / "masks.json").read_text())["images"]
     assert len(rows) == len(masks_of(job)) > 0
     assert all((out / row["file_name"]).is_file() for row in rows)
-    assert not is_finished(job)
+    assert not read_finished_summary(job)
     whole = replace(job, out=f"{job.out}-whole")
     run_job(whole, load)
     assert run_job(job, load).resumed_from == 13
-    assert is_finished(job)
+    assert read_finished_summary(job)
     for name in ("masks.mcap", "masks.json"):
         assert (out / name).read_bytes() == (Path(whole.out) / name).read_bytes()
 

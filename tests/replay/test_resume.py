@@ -14,7 +14,7 @@ import pytest
 
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.job import Job
-from sam3_node.replay.run import compare_job, is_finished, run_job
+from sam3_node.replay.run import compare_job, read_finished_summary, run_job
 from sam3_node.replay.shards import ShardLimits
 from sam3_node.replay.store import Summary
 from tests.support.live import record_edits, tiny_settings
@@ -70,8 +70,8 @@ def test_killed_replays_end_with_the_same_results(bag: Path, whole: Job, tmp_pat
     moments = random.Random(6)
     kills = finished = resumed = 0
     job = whole
-    while kills < KILLS or not is_finished(job):
-        if job is whole or is_finished(job):
+    while kills < KILLS or not read_finished_summary(job):
+        if job is whole or read_finished_summary(job):
             job = Job(whole.bags, str(tmp_path / str(kills)), "as-recorded", outputs=OUTPUTS)
         begun = processes.Event()
         process = processes.Process(target=work, args=(job, begun))
@@ -83,7 +83,7 @@ def test_killed_replays_end_with_the_same_results(bag: Path, whole: Job, tmp_pat
             kills += 1
         process.join()
         assert process.exitcode in (0, -signal.SIGKILL)
-        if is_finished(job):
+        if read_finished_summary(job):
             finished += 1
             resumed += summary_of(job).resumed_from > 0
             assert outputs_of(job) == outputs_of(whole)

@@ -18,10 +18,10 @@ from sam3_node.errors import BagError, OutputError, ReplayError
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import OUTPUTS, Job, ObjectOnFrame
-from sam3_node.replay.run import PerceptionCache, compare_job, compare_masks, is_finished, run_job
+from sam3_node.replay.run import PerceptionCache, compare_job, compare_masks, read_finished_summary, run_job
 from sam3_node.replay.shards import ShardLimits
 from sam3_node.settings import Settings
-from sam3_node.types import Instance
+from sam3_node.types import Instance, Mask
 from tests.support.live import BOX, SIZE, Live, masks_of, moving_frame, tiny_settings
 from tests.support.observations import make_frame, make_instance
 from tests.support.paths import ROOT
@@ -64,7 +64,7 @@ def test_a_stopped_replay_continues_bit_for_bit(
 
     with refuses(StoppedError, field=("command", "resume")):
         run_job(job, load, progress, stop, limits=SMALL)
-    assert not is_finished(job)
+    assert not read_finished_summary(job)
     summary = run_job(job, load, limits=SMALL)
     assert summary.resumed_from == after
     assert summary.frames == 40
@@ -79,12 +79,12 @@ def test_a_finished_replay_is_left_as_it_is(job: Job) -> None:
         raise AssertionError("nothing is to be loaded")
 
     first = run_job(job, limits=SMALL)
-    assert is_finished(job)
+    assert read_finished_summary(job)
     before = {path: path.stat().st_mtime_ns for path in Path(job.out).rglob("*") if path.name != "lock"}
     assert run_job(job, refuse) == first
     assert {path: path.stat().st_mtime_ns for path in before} == before
     more = replace(job, outputs=("mcap", "coco"))
-    assert not is_finished(more)
+    assert not read_finished_summary(more)
     assert run_job(more, refuse).outputs == ["mcap", "coco"]
     assert (Path(job.out) / "masks.json").exists()
 
@@ -352,3 +352,17 @@ def test_a_comparison_names_the_field_of_an_object_that_differs() -> None:
     assert "confidence 0.9 " in (differs(replace(named, confidence=0.8), named) or "")
     assert "name_confidence 0.5 " in (differs(replace(named, name_confidence=0.6), named) or "")
     assert "doubtful True" in (differs(replace(named, doubtful=False), named) or "")
+
+
+def test_a_comparison_tells_of_another_mask_of_the_robot() -> None:
+    def differs(now: Mask | None, then: Mask | None) -> str | None:
+        frame = make_frame(make_instance(1, "mug"))
+        return compare_masks([replace(frame, robot_mask=now)], [replace(frame, robot_mask=then)]).first
+
+    full = make_instance(1, "mug").mask.full()
+    robot, same = Mask.from_full(full), Mask.from_full(full.copy())
+    assert differs(robot, same) is None
+    assert "another robot_mask: 1 pixels" in (
+        differs(robot, robot.without(np.cumsum(full).reshape(full.shape) == 1)) or ""
+    )
+    assert "had robot_mask None" in (differs(robot, None) or "")

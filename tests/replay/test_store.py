@@ -12,8 +12,8 @@ import pytest
 from sam3_node.errors import BagError, MissingExtraError, OutputError, ReplayError
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job
-from sam3_node.replay.outputs import write_outputs
-from sam3_node.replay.run import PerceptionCache, compare_job, is_finished, run_job
+from sam3_node.replay.outputs import Sources, write_outputs
+from sam3_node.replay.run import PerceptionCache, compare_job, read_finished_summary, run_job
 from sam3_node.replay.shards import FIRST_PASS, Cursor, ShardLimits, Shards
 from sam3_node.replay.store import FolderStore, HeldError, UrlStore, local_bag, open_store
 from sam3_node.types import Frame, MaskFrame
@@ -149,7 +149,7 @@ def test_a_replay_between_urls_continues_from_its_last_shard(
     assert store.names(FIRST_PASS) == [f"{FIRST_PASS}/{name}" for name in kept]
     summary = run_job(job, load)
     assert summary.resumed_from == 8
-    assert is_finished(job)
+    assert read_finished_summary(job)
     assert compare_job(job).is_identical
     local = replace(job, bags=(str(bag),), out=str(tmp_path / "out"))
     run_job(local, load)
@@ -175,7 +175,7 @@ def test_an_output_that_meets_an_unreadable_recording_names_the_recording(tmp_pa
 
     masks = MaskFrame("c", 0, 0, 8, 8, instances=())
     with refuses(BagError, field="recording.mp4"):
-        write_outputs(tmp_path / "out", ["images"], lambda: iter([masks]), frames, lambda *_: None)
+        write_outputs(tmp_path / "out", ["images"], Sources(lambda: iter([masks]), frames), lambda *_: None)
 
 
 def fill(store: FolderStore, count: int) -> Shards:

@@ -19,6 +19,11 @@ def make_pictures(rows: int, seed: int = 0) -> Pictures:
     return np.stack([cv2.resize(image, (WIDTH, HEIGHT)) for image in noise])
 
 
+def make_joints(rows: int, count: int) -> npt.NDArray[np.float64]:
+    """Return positions of joints, [rows, count]."""
+    return np.arange(rows * count).reshape(rows, count) / 8
+
+
 def write_aloha(path: Path, pictures: dict[str, Pictures], compress: bool = False, **attributes: Any) -> Path:
     """Write one episode: raw pictures, or JPEG padded to the longest one with the lengths beside."""
     import h5py
@@ -40,7 +45,7 @@ def write_aloha(path: Path, pictures: dict[str, Pictures], compress: bool = Fals
         if compress:
             file["compress_len"] = np.array(lengths, np.float64)
         rows = len(next(iter(pictures.values())))
-        file["observations/qpos"] = np.zeros((rows, 14))
+        file["observations/qpos"] = make_joints(rows, 14)
         file["action"] = np.zeros((rows, 14))
     return path
 
@@ -60,4 +65,5 @@ def write_robomimic(path: Path, demos: dict[int, Pictures], control_freq: int | 
                 demo.create_dataset(f"{group}/agentview_image", data=frames, compression="gzip")
             demo["obs/agentview_depth"] = np.ones((len(frames), HEIGHT, WIDTH, 1), np.float32)
             demo["obs/robot0_eef_pos"] = np.zeros((len(frames), 3))
+            demo["obs/robot0_joint_pos"] = make_joints(len(frames), 7).astype(np.float32)
     return path

@@ -101,9 +101,7 @@ class Live:
         stats.shed_level = shed_level
         pipeline = self.perception.pipelines[camera]
         try:
-            masks = self.perception.link(
-                pipeline.step(frame, self._tick(), skipped, lambda _: None, None, shed_level)
-            )
+            masks = self.perception.link(pipeline.step(frame, self._tick(), skipped, shed_level=shed_level))
         except Sam3NodeError as error:
             self.tell(FAILED, **stats.describe_failure(frame, str(error)))
             return None

@@ -32,7 +32,7 @@ ROS1, ROS2 = get_typestore(Stores.ROS1_NOETIC), get_typestore(Stores.ROS2_HUMBLE
 
 @dataclass(frozen=True)
 class Moment:
-    """One message before serialisation: `kind` is raw, compressed or info."""
+    """One message before serialisation: `kind` is raw, compressed, info or joints."""
 
     topic: str
     kind: str
@@ -46,6 +46,8 @@ class Moment:
     model: str = "plumb_bob"
     coeffs: tuple[float, ...] = tuple(D)
     p: tuple[float, ...] = ()
+    joints: tuple[tuple[str, ...], tuple[float, ...], tuple[float, ...]] = ((), (), ())
+    """names, positions and velocities"""
 
     @property
     def logged_ns(self) -> int:
@@ -176,6 +178,11 @@ def ros_message(moment: Moment, store: Any) -> Any:
     if moment.kind == "raw":
         return store.types["sensor_msgs/msg/Image"](
             header, moment.height, moment.width, moment.encoding, int(moment.big_endian), moment.step, data
+        )
+    if moment.kind == "joints":
+        names, *rates = moment.joints
+        return store.types["sensor_msgs/msg/JointState"](
+            header, list(names), *(np.array(values, np.float64) for values in (*rates, ()))
         )
     region = store.types["sensor_msgs/msg/RegionOfInterest"](0, 0, 0, 0, False)
     numbers = [

@@ -137,6 +137,7 @@ class Robot:
         }
         self.folder, self.processes = folder, []  # type: ignore[var-annotated]
         self.places = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
+        self.joints = f"ipc://{folder}/joints"
         self.settings = SETTINGS | {
             f"TRANSPORT__{name.upper()}": place for name, place in self.places.items()
         }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sam3_node import wire
+from sam3_node import types, wire
 from sam3_node.types import Depth, Frame, FramePose, Instance, Intrinsics, JointState, Mask, MaskFrame, Shed
 from tests.support.paths import ROOT
 
@@ -126,6 +126,18 @@ def masks_with_robot() -> MaskFrame:
     return masks_of(mug(), hidden, received_ns=18, joints=joint_state(), robot_mask=DRIVER)
 
 
+def masks_with_table() -> MaskFrame:
+    box = {"upright_centre_m": (0.5, -0.25, 0.125), "upright_size_m": (0.0625, 0.125, 0.25)}
+    standing = mug(
+        frame="base",
+        held=True,
+        heights_m=(0.03125, 0.25),
+        upright_quaternion_xyzw=(0.0, 0.0, 0.6, 0.8),
+        **box,
+    )
+    return masks_of(standing, received_ns=18, table=types.Plane((0.0, 0.0, 1.0), -0.5, 0.0009765625))
+
+
 def _request(op: str, request_id: str | None = None, **args: Any) -> Example:
     request = wire.Request(17, op, args, request_id)
     return Example(
@@ -180,6 +192,7 @@ EXAMPLES = {
     "masks-depth": _masks(masks_with_depth()),
     "masks-shed": _masks(masks_of(driver("screwdriver"), received_ns=18, shed=Shed(2, (3, 7)))),
     "masks-robot": _masks(masks_with_robot()),
+    "masks-table": _masks(masks_with_table()),
     "beat": Example([wire.BEAT_TOPIC], list, list),
     "pose": Example(gripper_pose(), wire.pack_pose, wire.unpack_pose),
     "joints": Example(joint_state(), wire.pack_pose, wire.unpack_pose),

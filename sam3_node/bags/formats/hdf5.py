@@ -1,4 +1,4 @@
-"""Reads HDF5 episodes: ALOHA (observations/images/CAMERA) and robomimic (data/demo_N/obs/CAMERA_image).
+"""Reads HDF5 episodes: ALOHA (observations/images/CAMERA) and robomimic (data/demo_N/obs/CAMERA_image), with joints.
 
 ALOHA's record_episodes and robomimic's dataset_states_to_obs write these layouts. Raw images are RGB. Compressed ones
 are JPEG or PNG, read as any other; openpi and lerobot read ALOHA's so, too. The files have no times:
@@ -14,37 +14,46 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...errors import BagError, WireError
 from ...types import NANOSECONDS, closed_on_error
 from ...wire.images import MAX_FRAME_PIXELS
+from .. import samples
 from ..isolated import IsolatedCalls
 from ..messages.ros import first_bytes
-from ..samples import MAX_FPS, MAX_MISSES, Colour, Sample, SampleReader, Topic, natural_order, split_selection
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 RATES = ("fps", "frequency", "control_freq", "hz")
+NUMBERS, MAX_JOINTS = ("float32", "float64"), 256
 ROWS = 16
 MAX_RATIO = 1100
 """Maximum ratio of sizes unpacked and stored: a little more than deflate reaches."""
 _CAMERA = re.compile(r"(?:(data/[^/]+)/obs|(?:.*/)?observations/images)/([^/]+)")
+_JOINTS, JOINTS = re.compile(r"(data/[^/]+)/obs/robot0_joint_pos|(?:.*/)?observations/qpos"), "/joint_states"
 
 
-class _ImageDataset(NamedTuple):
-    """The images of one camera in one episode; `size` is (width, height), None for compressed images."""
+class _Stream(NamedTuple):
+    """The images of one camera in one episode, or its joints, which are numbers of the type `kind`.
+
+    `size` is (width, height) of raw images, else None.
+    """
 
     dataset: str
     rows: int
-    size: tuple[int, int] | None
+    size: tuple[int, int] | None = None
+    kind: str = "uint8"
 
 
 class _Episode(NamedTuple):
     number: int
     first_row: int
     rows: int
-    streams: dict[str, _ImageDataset]
+    streams: dict[str, _Stream]
+    """by topics"""
 
 
-class Hdf5Bag(SampleReader):
+class Hdf5Bag(samples.SampleReader):
     """The episodes of an HDF5 file. `PATH#episode=3&fps=50` chooses episodes, and gives the rate.
 
     A frame has the number of its row, counted over all episodes of the file. Raises BagError for a damaged file,
@@ -55,7 +64,7 @@ class Hdf5Bag(SampleReader):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._selection = split_selection(path)
+        self._selection = samples.split_selection(path)
         self._calls = IsolatedCalls("h5py", "hdf5")
         with closed_on_error(self._calls):
             content = self._calls.call("list_hdf5", self._selection.path)
@@ -67,30 +76,32 @@ class Hdf5Bag(SampleReader):
                 raise BagError(f"{path}: expected these episodes in the file, found {numbers}")
         self.episode_starts = tuple(episode.first_row for episode in self._episodes)
         names = dict.fromkeys(name for episode in self._episodes for name in episode.streams)
-        self.topics = tuple(Topic(f"/{name}/image", "hdf5", "colour") for name in names)
+        self.topics = tuple(
+            samples.Topic(name, "hdf5", "joints" if name == JOINTS else "colour") for name in names
+        )
 
     @staticmethod
     def recognises(path: Path) -> bool:
         """Return True for an HDF5 file, also with a selection of episodes."""
-        file = split_selection(path).path
+        file = samples.split_selection(path).path
         return file.is_file() and first_bytes(file, len(SIGNATURE)) == SIGNATURE
 
-    def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+    def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[samples.Sample]:
         misses = 0
         begin = int(begin_ns * self._fps / NANOSECONDS)
         for episode in self._episodes:
             first = max(begin - episode.first_row, 0)
-            cameras = {name: self._images(stream, first) for name, stream in episode.streams.items()}
-            cameras = {name: images for name, images in cameras.items() if f"/{name}/image" in topics}
-            for row in range(first, episode.rows if cameras else 0):
+            chosen = {name: stream for name, stream in episode.streams.items() if name in topics}
+            payloads = {name: self._payloads(stream, first) for name, stream in chosen.items()}
+            for row in range(first, episode.rows if payloads else 0):
                 number = episode.first_row + row
                 stamp_ns = round(number / self._fps * NANOSECONDS)
-                for name, images in cameras.items():
-                    image = next(images, None)
-                    misses = 0 if image is not None else misses + 1
-                    if image is not None:
-                        yield Sample(f"/{name}/image", stamp_ns, stamp_ns, image, number)
-                    elif misses > MAX_MISSES:
+                for name, found in payloads.items():
+                    payload = next(found, None)
+                    misses = 0 if payload is not None else misses + 1
+                    if payload is not None:
+                        yield samples.Sample(name, stamp_ns, stamp_ns, payload, number)
+                    elif misses > samples.MAX_MISSES:
                         self.report.add(
                             f"nothing was read from the row {number} on, after many that are damaged"
                         )
@@ -100,8 +111,8 @@ class Hdf5Bag(SampleReader):
         """End the process that reads the file. Idempotent."""
         self._calls.close()
 
-    def _images(self, stream: _ImageDataset, first: int) -> Iterator[Colour | None]:
-        """Yield the images of a stream from a row; None for one that cannot be read."""
+    def _payloads(self, stream: _Stream, first: int) -> Iterator[samples.Colour | samples.Joints | None]:
+        """Yield the images or joints of a stream from a row; None for those that cannot be read."""
         while first < stream.rows:
             try:
                 rows = self._calls.call(
@@ -120,21 +131,31 @@ class Hdf5Bag(SampleReader):
             first += len(rows) or 1
 
 
-def _decode(stream: _ImageDataset, data: bytes) -> Colour:
+def _decode(stream: _Stream, data: bytes) -> samples.Colour | samples.Joints:
+    if stream.kind != "uint8":
+        positions = np.frombuffer(data, stream.kind).tolist()
+        if not all(map(math.isfinite, positions)):
+            raise BagError(f"expected finite positions of joints, found {positions}")
+        return samples.Joints({str(number): at for number, at in enumerate(positions)})
     if stream.size is not None:
         width, height = stream.size
         if len(data) != width * height * 3:
             raise BagError(f"expected {width} x {height} RGB pixels, found {len(data)} bytes")
-        return Colour(width, height, "rgb8", data)
-    return Colour.from_compressed(data.rstrip(b"\0"))  # rows are padded to the longest image
+        return samples.Colour(width, height, "rgb8", data)
+    return samples.Colour.from_compressed(data.rstrip(b"\0"))  # rows are padded to the longest image
 
 
 def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Iterator[_Episode]:
-    groups: defaultdict[str, dict[str, _ImageDataset]] = defaultdict(dict)
+    groups: defaultdict[str, dict[str, _Stream]] = defaultdict(dict)
+    joints: dict[str, dict[str, _Stream]] = {}
     for name, dataset in datasets.items():
         place, stream = _CAMERA.fullmatch(name), _make_stream(name, dataset)
         if place is not None and stream is not None:
-            groups[place[1] or ""][place[2].removesuffix("_image")] = stream
+            groups[place[1] or ""][f"/{place[2].removesuffix('_image')}/image"] = stream
+        elif (place := _JOINTS.fullmatch(name)) and dataset["type"] in NUMBERS:
+            rows, *width = dataset["shape"]
+            if len(width) == 1 and width[0] <= MAX_JOINTS:
+                joints[place[1] or ""] = {JOINTS: _Stream(name, rows, kind=dataset["type"])}
     if not groups:
         listed = ", ".join(
             f"{name} {dataset['type']} {dataset['shape']}" for name, dataset in datasets.items()
@@ -144,24 +165,25 @@ def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Ite
             f"(data/demo_0/obs/CAMERA_image) have them, found {listed[:600] or 'no dataset'}"
         )
     first_row = 0
-    for index, group in enumerate(sorted(groups, key=lambda name: natural_order(Path(name)))):
+    for index, group in enumerate(sorted(groups, key=lambda name: samples.natural_order(Path(name)))):
         rows = max(stream.rows for stream in groups[group].values())
         digits = re.search(r"(\d{1,9})$", group)
-        yield _Episode(int(digits[1]) if digits else index, first_row, rows, groups[group])
+        streams = groups[group] | joints.get(group, {})
+        yield _Episode(int(digits[1]) if digits else index, first_row, rows, streams)
         first_row += rows
 
 
-def _make_stream(name: str, dataset: Mapping[str, Any]) -> _ImageDataset | None:
+def _make_stream(name: str, dataset: Mapping[str, Any]) -> _Stream | None:
     """Return the stream of a dataset with images; None for another dataset."""
     shape, kind = dataset["shape"], dataset["type"]
     size = math.prod(shape) * dataset["item_bytes"]
     if size > MAX_RATIO * dataset["stored_bytes"]:
         return None  # rows that were never written
     if kind == "uint8" and len(shape) == 4 and shape[3] == 3 and 0 < shape[1] * shape[2] <= MAX_FRAME_PIXELS:
-        return _ImageDataset(name, shape[0], (shape[2], shape[1]))
+        return _Stream(name, shape[0], (shape[2], shape[1]))
     is_list = len(shape) == 1 and (kind == "list of uint8" or kind.startswith("|S"))
     if is_list or (kind == "uint8" and len(shape) == 2):
-        return _ImageDataset(name, shape[0], None)
+        return _Stream(name, shape[0])
     return None
 
 
@@ -174,7 +196,7 @@ def _find_rate(path: Path, attributes: Mapping[str, Mapping[str, Any]]) -> float
             arguments = json.loads(text) if isinstance(text, str) else {}
             candidates.append(arguments["env_kwargs"]["control_freq"])
         for rate in candidates:
-            if isinstance(rate, int | float) and 0 < rate <= MAX_FPS:
+            if isinstance(rate, int | float) and 0 < rate <= samples.MAX_FPS:
                 return float(rate)
     raise BagError(
         f"{path}: expected the rate of the frames in an attribute ({', '.join(RATES)}), found none; add it to the "

@@ -3,7 +3,8 @@
 Up to version 2.1 each episode has a Parquet file and a video of each camera. In version 3.0 files hold several
 episodes, and tables in meta/episodes say where each begins. A frame's `seq` is the number of its row over the whole
 dataset. Its stamp is the beginning of the episode, by the number of its first row at the dataset's rate, plus the row's
-own timestamp. A state is read as poses if it has the names POSE, which lerobot's own kinematics give the gripper.
+own timestamp. A state is read as poses if it has the names POSE, which lerobot's own kinematics give the gripper, else
+as joints.
 """
 
 import json
@@ -21,13 +22,12 @@ import numpy.typing as npt
 from ...errors import BagError, WireError
 from ...files import describe_stand_in
 from ...geometry import pose_of, rigid, rotation_from_vector
-from ...types import NANOSECONDS, Clock, Depth, FramePose, RobotMessage, closed_on_error
+from ...types import NANOSECONDS, ROBOT, Depth, JointState, RobotMessage, closed_on_error
 from ...wire import Fields, encode_depth
 from .. import samples
 from ..decompression import decode_float_tiff
 from ..isolated import IsolatedCalls
 from ..messages.ros_images import MILLIMETRE, naming, read_depth, to_millimetres
-from ..pairing import UNIX_SINCE_NS
 from .video import Playback, make_bgr, read_bgr
 
 INFO = "meta/info.json"
@@ -317,6 +317,8 @@ _ROLES = re.compile(r"(^|[_.-])(depth|rgb|colou?r|image|map)(?=$|[_.-])", re.IGN
 
 POSE = ("ee.x", "ee.y", "ee.z", "ee.wx", "ee.wy", "ee.wz")
 """Names of a position in metres and of a rotation vector in radians."""
+MOTOR = ".pos"
+"""End of the names of lerobot's motors, which its own kinematics take in degrees. Other joints are in radians."""
 STATE = "observation.state"
 
 
@@ -380,20 +382,23 @@ class LeRobotBag(samples.SampleReader):
                 return
 
     def robot(self) -> Iterator[RobotMessage]:
-        """Yield the gripper's poses in the base, with the stamps of the rows; none if the state has no names POSE."""
-        indices = _find_pose(self.layout.info)
-        if indices is None:
-            return
+        """Yield the gripper's poses in the base if the state has the names POSE, else joints by the state's names.
+
+        Stamps are the times of the rows.
+        """
+        names = _list_state_names(self.layout.info)
         for episode in self._episodes:
             start_ns = self._start_ns(episode)
             reader = _EpisodeReader(self, episode, {})
             with suppress(BagError):  # told where the episode's pictures are read
                 for row in reader.rows([STATE]):
-                    state = row.cells[STATE] if isinstance(row.cells[STATE], list) else []
-                    pose = [state[index] for index in indices if index < len(state)]
-                    is_whole = len(pose) == len(POSE) and all(isinstance(value, float) for value in pose)
-                    if is_whole and row.time_ns is not None:
-                        yield _make_pose(start_ns + row.time_ns, pose)
+                    values = row.cells[STATE] if isinstance(row.cells[STATE], list) else []
+                    state = dict(zip(names or map(str, range(len(values))), values, strict=False))
+                    is_whole = all(
+                        isinstance(value, float) and math.isfinite(value) for value in state.values()
+                    )
+                    if state and is_whole and row.time_ns is not None:
+                        yield _make_robot_message(start_ns + row.time_ns, state)
 
     def _start_ns(self, episode: Episode) -> int:
         return round(episode.first_row / self.layout.fps * NANOSECONDS)
@@ -416,21 +421,25 @@ def _name_topics(layout: LeRobotLayout) -> dict[str, ImageFeature]:
     return topics
 
 
-def _find_pose(info: Mapping[str, Any]) -> list[int] | None:
-    """Return where the values POSE are in the state; None if the state's names are others."""
+def _list_state_names(info: Mapping[str, Any]) -> list[str]:
+    """Return the names of the values of the state; none if they have no names."""
     feature = info["features"].get(STATE)
     names = feature.get("names") if isinstance(feature, dict) else None
     if isinstance(names, dict):  # version 2: {"motors": names}
         names = next(iter(names.values()), None)
-    if not isinstance(names, list) or not set(POSE) <= {name for name in names if isinstance(name, str)}:
-        return None
-    return [names.index(name) for name in POSE]
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
-def _make_pose(stamp_ns: int, pose: Sequence[float]) -> FramePose:
-    clock: Clock = "system" if stamp_ns >= UNIX_SINCE_NS else "device"  # as of the frames
-    matrix = rigid(rotation_from_vector(pose[3:]), np.array(pose[:3]))
-    return pose_of(matrix, "gripper", "base", stamp_ns, clock)
+def _make_robot_message(stamp_ns: int, state: Mapping[str, float]) -> RobotMessage:
+    clock = samples.find_clock(stamp_ns)
+    if state.keys() >= set(POSE):
+        pose = np.array([state[name] for name in POSE])
+        return pose_of(rigid(rotation_from_vector(pose[3:]), pose[:3]), "gripper", "base", stamp_ns, clock)
+    joints = {
+        name.removesuffix(MOTOR): math.radians(value) if name.endswith(MOTOR) else value
+        for name, value in state.items()
+    }
+    return JointState(ROBOT, stamp_ns, joints, clock)
 
 
 class _EpisodeReader:

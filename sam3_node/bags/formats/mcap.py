@@ -25,8 +25,8 @@ import zstandard
 from ...errors import BagError, require
 from ...types import NANOSECONDS, Closeable
 from ..decompression import DecompressionError, Expansion, decompress
-from ..messages.ros import deserialise, find_kind, read_sample
-from ..messages.ros_images import MessageError
+from ..messages.ros import deserialise, first_bytes, read_sample
+from ..messages.ros_images import MessageError, find_kind
 from ..pairing import TimeSpan
 from ..samples import Sample, SampleReader, Topic, UnreadableTopicError, reading
 
@@ -224,7 +224,8 @@ class McapStream:
             yield opcode, bytes(view[begin:position])
 
     def _describe(self, size: int, error: Exception) -> str:
-        after = f" after {_format_utc(self._logged_ns)}" if self._logged_ns else ""
+        logged = datetime.fromtimestamp(self._logged_ns / NANOSECONDS, UTC).isoformat(timespec="milliseconds")
+        after = f" after {logged}" if self._logged_ns else ""
         if isinstance(error, self._end_of_file) and self._reached == size:
             return f"{self.path} ends unfinished{after}: its recorder was killed, what it still held is lost"
         reason = str(error) or type(error).__name__
@@ -315,13 +316,6 @@ def _make_channel(record: Any, schemas: dict[int, Any]) -> Channel:
     return Channel(record.topic, record.message_encoding, schema.name, schema.encoding, schema.data)
 
 
-def _format_utc(time_ns: int) -> str:
-    try:
-        return datetime.fromtimestamp(time_ns / NANOSECONDS, UTC).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError, OSError):
-        return f"{time_ns} ns"
-
-
 class McapBag(SampleReader):
     """One MCAP file. A damaged message is skipped, and `lost` says so."""
 
@@ -335,11 +329,7 @@ class McapBag(SampleReader):
     @staticmethod
     def recognises(path: Path) -> bool:
         """Return True if this is an MCAP file."""
-        try:
-            with path.open("rb") as file:
-                return file.read(len(MAGIC)) == MAGIC
-        except OSError:
-            return False
+        return path.is_file() and first_bytes(path, len(MAGIC)) == MAGIC
 
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
         stream = McapStream(self.path)

@@ -1,11 +1,5 @@
-"""Turns serialised messages of ROS and Foxglove into samples.
+"""Turns serialised messages of ROS and Foxglove (protobuf, JSON, or `foxglove_msgs` of ROS) into samples."""
 
-Foxglove's messages (protobuf, JSON, or `foxglove_msgs` of ROS) differ from ROS's in a few names, so they are renamed
-and read as those.
-"""
-
-import base64
-import re
 import struct
 from collections.abc import Mapping
 from functools import cache
@@ -16,11 +10,10 @@ from typing import Any, NamedTuple
 import zstandard
 
 from ...errors import require
-from ...types import NANOSECONDS, Buffer
+from ...types import Buffer
 from ..decompression import decompress
-from ..samples import Kind, Sample, Topic, reading
-from . import ros_images
-from .ros_images import MessageError
+from ..samples import Sample, Topic, reading
+from .ros_images import MessageError, find_kind, read_payload, read_stamp
 
 _FFMPEG_PACKET = """
 std_msgs/Header header
@@ -41,19 +34,7 @@ _FOXGLOVE = {  # of the package foxglove_msgs, in ROS 1 and 2; a calibration has
     "float64[] D\nfloat64[9] K\nfloat64[9] R\nfloat64[12] P\n",
 }
 _ZSTD = b"\x28\xb5\x2f\xfd"  # CDR begins with 00 00 or 00 01, never with this
-_ROS_TYPES = {
-    "RawImage": "sensor_msgs/Image",
-    "CompressedImage": "sensor_msgs/CompressedImage",
-    "CompressedVideo": "ffmpeg_image_transport_msgs/FFMPEGPacket",
-    "CameraCalibration": "sensor_msgs/CameraInfo",
-}
-_MODELS = {"kannala_brandt": "equidistant"}
-_EMPTY: dict[str, Any] = {
-    **dict.fromkeys(("width", "height", "step"), 0),
-    **dict.fromkeys(("encoding", "format", "distortion_model"), ""),
-    **dict.fromkeys(("data", "K", "D", "P"), b""),
-}
-_SECONDS = (("seconds", "nanos"), ("sec", "nsec"), ("sec", "nanosec"))  # protobuf, JSON, ROS
+_EMPTY = {"step": 0, "data": b"", **dict.fromkeys(("encoding", "format", "distortion_model"), "")}
 
 
 class RawMessage(NamedTuple):
@@ -69,59 +50,16 @@ def list_topics(types: dict[str, str]) -> tuple[Topic, ...]:
     return tuple(Topic(name, type_name, find_kind(type_name, name)) for name, type_name in types.items())
 
 
-def find_kind(type_name: str, topic: str) -> Kind:
-    """Return the kind of content of a message type: sensor_msgs/Image or foxglove.RawImage, for example."""
-    ros_type = _find_ros_type(type_name)
-    return "other" if ros_type is None else ros_images.find_kind(ros_type, topic)
-
-
 def read_sample(message: Any, type_name: str, topic: str, logged_ns: int) -> Sample | None:
     """Return the sample of a deserialised message, or of a dict of JSON; None for an empty calibration.
 
     Raises MessageError for a damaged message, BagError for an unknown encoding.
     """
-    ros_type = _find_ros_type(type_name)
-    if ros_type is None:
-        raise MessageError(f"{topic}: expected {', '.join(_ROS_TYPES)} of foxglove, found {type_name}")
-    if ros_type == type_name:
-        payload = ros_images.read_payload(message, type_name, topic)
-        stamp_ns = ros_images.read_stamp(message)
-    else:
-        message = _with_attributes(message)
-        payload = ros_images.read_payload(_rename_fields(message), ros_type, topic)
-        stamp_ns = _read_foxglove_stamp(message)
+    if isinstance(message, Mapping):
+        message = SimpleNamespace(**{**_EMPTY, **message})  # JSON may lack a field that is empty
+    payload = read_payload(message, type_name, topic)
+    stamp_ns = read_stamp(message)
     return None if payload is None else Sample(topic, stamp_ns or logged_ns, logged_ns, payload)
-
-
-def _find_ros_type(type_name: str) -> str | None:
-    """Return a type of ROS as it is, and for a type of Foxglove the type of ROS that corresponds to it."""
-    package, *rest = re.split(r"[./]", type_name)
-    if package in ("foxglove", "foxglove_msgs"):
-        return _ROS_TYPES.get(rest[-1]) if len(rest) in (1, 2) else None
-    return type_name if "/" in type_name else None
-
-
-def _with_attributes(message: Any) -> Any:
-    return SimpleNamespace(**message) if isinstance(message, Mapping) else message
-
-
-def _read_foxglove_stamp(message: Any) -> int:
-    """Return the timestamp in ns; 0 if there is none."""
-    stamp = _with_attributes(getattr(message, "timestamp", None))
-    for seconds, rest in _SECONDS:
-        if hasattr(stamp, seconds) and hasattr(stamp, rest):
-            return max(0, int(getattr(stamp, seconds)) * NANOSECONDS + int(getattr(stamp, rest)))
-    return 0
-
-
-def _rename_fields(message: Any) -> SimpleNamespace:
-    """Name the fields as sensor_msgs does; a field that is absent, as JSON allows, becomes empty."""
-    fields = {name: getattr(message, name, empty) for name, empty in _EMPTY.items()}
-    data, model = fields["data"], fields["distortion_model"]
-    fields["data"] = base64.b64decode(data) if isinstance(data, str) else data
-    fields["encoding"] = fields["encoding"] or fields["format"]
-    fields["distortion_model"] = _MODELS.get(model, model)
-    return SimpleNamespace(is_bigendian=False, **fields)
 
 
 def deserialise(data: Buffer, type_name: str, is_cdr: bool) -> Any:

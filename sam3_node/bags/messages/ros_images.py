@@ -1,11 +1,16 @@
-"""Reads the content of deserialised camera messages of ROS 1 and 2: Image, CompressedImage and CameraInfo."""
+"""Reads the content of deserialised messages of ROS 1, ROS 2 and Foxglove: images, video, calibration; ROS's joints.
 
+Foxglove's messages differ from ROS's in a few names.
+"""
+
+import base64
 import math
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,15 +22,36 @@ from ...wire import decode_depth, encode_depth
 from ...wire.codec import MAX_SIDE
 from ...wire.images import CHANNELS, compressed_size, find_compression, is_depth_png
 from ..decompression import decode_still_colour, decode_still_depth, max_pixels, recognise_still
-from ..samples import CameraInfo, Colour, Kind, MillimetreDepth, Payload, UnreadableTopicError, VideoPacket
+from ..samples import (
+    CameraInfo,
+    Colour,
+    Joints,
+    Kind,
+    MillimetreDepth,
+    Payload,
+    UnreadableTopicError,
+    VideoPacket,
+)
 
 MILLIMETRE = 0.001
 """Metres per depth unit in ROS (REP 118)."""
 
 Bytes = npt.NDArray[np.uint8]
 
-_KINDS = {"Image": "colour", "CompressedImage": "colour", "CameraInfo": "intrinsics"}
-_PACKET = "FFMPEGPacket"  # of the package ffmpeg_image_transport_msgs
+_PACKETS = ("FFMPEGPacket", "CompressedVideo")  # of ffmpeg_image_transport_msgs, of foxglove
+_INFOS = ("CameraInfo", "CameraCalibration")
+_KINDS = {
+    **dict.fromkeys(("Image", "RawImage", "CompressedImage", *_PACKETS), "colour"),
+    **dict.fromkeys(_INFOS, "intrinsics"),
+    "JointState": "joints",
+}
+_PACKAGES = ("sensor_msgs", "ffmpeg_image_transport_msgs", "foxglove", "foxglove_msgs")
+_STAMPS = (
+    ("sec", "nanosec"),
+    ("secs", "nsecs"),
+    ("seconds", "nanos"),
+    ("sec", "nsec"),
+)  # ROS, protobuf, JSON
 _CODECS = {  # how encoders name them, ffmpeg's decoder
     **{"264": "h264", "265": "hevc", "hevc": "hevc", "avc": "h264", "av1": "libdav1d"},
     **{name: name for name in ("vp9", "vp8", "mpeg4")},
@@ -36,7 +62,7 @@ _MODELS = {
     "plumb_bob": "brown_conrady",
     "rational_polynomial": "brown_conrady",
     "thin_prism": "brown_conrady",
-    "equidistant": "fisheye",
+    **dict.fromkeys(("equidistant", "kannala_brandt"), "fisheye"),
     "fisheye": "fisheye",
 }
 _MAX_NUMBERS = 64  # of a camera's matrix or lens
@@ -102,26 +128,26 @@ def read_depth(data: Buffer, place: str, scale_m: float, aligned: bool) -> Depth
 
 
 def find_kind(type_name: str, topic: str) -> Kind:
-    """Return the kind of content of a ROS type; an image is depth if the last significant word of the topic says so.
+    """Return the kind of content of a type; an image is depth if the last significant word of the topic says so.
 
-    `type_name` is as ROS 1 or 2 spells it: sensor_msgs/Image or sensor_msgs/msg/Image.
+    `type_name` is sensor_msgs/Image (ROS 1), sensor_msgs/msg/Image (ROS 2) or foxglove.RawImage, for example.
     """
-    package, _, name = type_name.rpartition("/")
-    if name == _PACKET:
-        return "colour"
-    kind = _KINDS.get(name) if package.split("/")[0] == "sensor_msgs" else None
-    if kind == "colour" and _names_depth(topic):
+    parts = re.split(r"[./]", type_name)
+    kind = _KINDS.get(parts[-1], "other") if parts[0] in _PACKAGES else "other"
+    if kind == "colour" and parts[-1] not in _PACKETS and _names_depth(topic):
         return "depth"
-    return kind or "other"  # type: ignore[return-value]
+    return kind  # type: ignore[return-value]
 
 
 def read_stamp(message: Any) -> int:
-    """Return the header's stamp in ns; 0 if there is none."""
-    stamp = getattr(getattr(message, "header", None), "stamp", None)
-    if stamp is None:
-        return 0
-    seconds, rest = ("sec", "nanosec") if hasattr(stamp, "sec") else ("secs", "nsecs")
-    return max(0, int(getattr(stamp, seconds, 0)) * NANOSECONDS + int(getattr(stamp, rest, 0)))
+    """Return the header's stamp, or Foxglove's timestamp, in ns; 0 if there is none."""
+    stamp = getattr(getattr(message, "header", None), "stamp", getattr(message, "timestamp", None))
+    if isinstance(stamp, Mapping):
+        stamp = SimpleNamespace(**stamp)
+    for seconds, rest in _STAMPS:
+        if hasattr(stamp, seconds) and hasattr(stamp, rest):
+            return max(0, int(getattr(stamp, seconds)) * NANOSECONDS + int(getattr(stamp, rest)))
+    return 0
 
 
 def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
@@ -131,25 +157,33 @@ def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
     counts as aligned to the colour if the topic contains `aligned` or `registered`. Raises MessageError for a damaged
     message, BagError for an unknown encoding.
     """
-    read = {"CameraInfo": _camera_info, "CompressedImage": _compressed, "Image": _raw, _PACKET: _packet}.get(
-        type_name.rpartition("/")[2]
-    )
+    readers: dict[str, Callable[[Any, str], Payload | None]] = {
+        **dict.fromkeys(("Image", "RawImage"), _raw),
+        "CompressedImage": _compressed,
+        **dict.fromkeys(_PACKETS, _packet),
+        **dict.fromkeys(_INFOS, _camera_info),
+        "JointState": _joints,
+    }
+    read = readers.get(re.split(r"[./]", type_name)[-1])
     if read is None:
-        raise UnreadableTopicError(
-            topic, f"expected a type of {', '.join(_KINDS)} (sensor_msgs), found {type_name}"
-        )
+        raise UnreadableTopicError(topic, f"expected a type of {', '.join(readers)}, found {type_name}")
     with naming(topic):
         return read(message, topic)
 
 
+def _joints(message: Any, topic: str) -> Joints | None:
+    """Return the positions that are known; None for a message without any, such as one of velocities."""
+    pairs = zip(message.name, map(float, message.position), strict=False)
+    return Joints(found) if (found := {name: at for name, at in pairs if math.isfinite(at)}) else None
+
+
 def _packet(message: Any, topic: str) -> VideoPacket:
     """Return the packet of a message whose `encoding` names an encoder and formats: libx264, hevc_nvenc;nv12;bgr8."""
-    codec = _find_codec(str(message.encoding))
+    encoding = str(getattr(message, "encoding", "") or message.format)
+    codec = _find_codec(encoding)
     if codec is not None:
         return VideoPacket(codec, _flat(_bytes(message.data)))
-    raise UnreadableTopicError(
-        topic, f"expected a codec of {', '.join(_CODECS)}, found {message.encoding!r:.80}"
-    )
+    raise UnreadableTopicError(topic, f"expected a codec of {', '.join(_CODECS)}, found {encoding!r:.80}")
 
 
 def _find_codec(encoder: str) -> str | None:
@@ -273,7 +307,7 @@ def _cvt(image: Bytes, code: str) -> Bytes:
 
 def _pixels(message: Any, kind: str, channels: int, height: int) -> npt.NDArray[Any]:
     """Return the pixels [height, width, channels] of an Image, without row padding, in this machine's byte order."""
-    dtype = np.dtype((">" if message.is_bigendian else "<") + kind)
+    dtype = np.dtype((">" if getattr(message, "is_bigendian", False) else "<") + kind)
     width, data = int(message.width), _bytes(message.data)
     row = width * channels * dtype.itemsize
     step = int(message.step) or row
@@ -366,6 +400,7 @@ def _from_inverse(quantised: npt.NDArray[np.uint16], header: Buffer) -> npt.NDAr
 
 
 def _bytes(data: Any) -> Bytes:
+    data = base64.b64decode(data) if isinstance(data, str) else data  # of JSON
     return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
 
 

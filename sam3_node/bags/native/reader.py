@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -102,11 +101,7 @@ class RecordingReader:
 
     def first_frame_ns(self, cameras: Collection[str]) -> int | None:
         """Return the time at which the first frame of these cameras was recorded, None if there is none."""
-        for row in chain.from_iterable(McapStream(path).rows() for path in self.paths):
-            camera, part = _split_frame_topic(row.channel.topic)
-            if part and camera in cameras:
-                return row.logged_ns
-        return None
+        return next((logged_ns for key, logged_ns in self.frame_keys() if key.camera in cameras), None)
 
     def frames(self, span: TimeSpan = WHOLE) -> Iterator[Frame]:
         """Yield the frames in the order of their arrival, pixels still encoded; from the beginning each time.

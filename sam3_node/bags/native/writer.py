@@ -96,7 +96,7 @@ class RecordingWriter(Closeable):
     def write_robot(self, body: Buffer, topic: str, logged_ns: int) -> None:
         """Append a pose or joints of a robot that arrived at `logged_ns`: the body of their message.
 
-        `topic` is that of their message on the wire.
+        `topic`: the topic of their message on the wire.
         """
         recorded = topic.replace("pose/", native.ROBOT_POSES_ROOT, 1)
         self._add(recorded, bytes(body), 0, logged_ns, logged_ns)

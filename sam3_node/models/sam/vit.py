@@ -235,7 +235,8 @@ class _HieraBlock(WindowLayer):
         query, key, value = qkv.chunk(3, dim=2)
         if self.pools:
             query = torch.unflatten(query, 1, (-1, POOL)).amax(dim=2)
-        return F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (query, key, value)))
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        return F.scaled_dot_product_attention(query, key, value)
 
 
 def z_order(grid: int) -> Tensor:

@@ -108,7 +108,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         )
     if FAMILY not in kinds:
         raise ModelError(
-            f"{path} holds no YOLO-World: expected a module {FAMILY}, found {_list_names(kinds)}"
+            f"{path} holds no YOLO-World: expected a module {FAMILY}, found {', '.join(sorted(kinds)[:5]) or 'none'}"
         )
     root = _load_root(path, names)
     try:
@@ -218,7 +218,3 @@ def _infer_config(state: dict[str, Tensor]) -> YoloWorldConfig:
         attention_channels=out(f"{attention}.guide") // max(1, size(f"{attention}.bias")),
         bins=out("heads.0.boxes.2") // 4,
     )
-
-
-def _list_names(names: set[str]) -> str:
-    return ", ".join(sorted(names)[:5]) or "no module"

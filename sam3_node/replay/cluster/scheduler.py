@@ -63,16 +63,16 @@ class ThroughputMeter:
     """Counts the frames that tasks step in this run, and estimates their rate and the time left."""
 
     def __init__(self, tasks: int) -> None:
-        self._first: dict[object, int] = {}
-        self._last: dict[object, int] = {}
-        self._totals: dict[object, int] = {}
-        self._tasks = tasks
+        self.tasks = tasks
+        """Number of tasks that step frames."""
+        self._counts: dict[object, tuple[int, int, int | None]] = {}
+        """The first and the last number of frames of each task in this run, and its total, if that is known."""
         self._begin_s: float | None = None
 
     @property
     def frames(self) -> int:
         """Frames stepped in this run."""
-        return sum(self._last[key] - self._first[key] for key in self._last)
+        return sum(last - first for first, last, _ in self._counts.values())
 
     @property
     def frames_per_s(self) -> float:
@@ -83,32 +83,24 @@ class ThroughputMeter:
     @property
     def left_s(self) -> float | None:
         """Estimated time left, None before the first estimate. Tasks that have not started count as average ones."""
-        if not self._totals or not self.frames_per_s:
+        totals = [(last, total) for _, last, total in self._counts.values() if total is not None]
+        if not totals or not self.frames_per_s:
             return None
-        remaining = [max(self._totals[key] - self._last[key], 0) for key in self._totals]
-        mean = sum(self._totals.values()) / len(self._totals)
-        not_started = max(self._tasks - len(self._totals), 0)
-        return (sum(remaining) + not_started * mean) / self.frames_per_s
-
-    def add_tasks(self, count: int) -> None:
-        """Add tasks to the estimate."""
-        self._tasks += count
+        remaining = sum(max(total - last, 0) for last, total in totals)
+        mean = sum(total for _, total in totals) / len(totals)
+        return (remaining + max(self.tasks - len(totals), 0) * mean) / self.frames_per_s
 
     def update(self, key: object, what: str, done: int, total: int | None) -> None:
         """Set the progress of a task. Only frames that are stepped count."""
-        if what != "replaying":
-            return
-        if self._begin_s is None:
-            self._begin_s = time.monotonic()
-        self._first.setdefault(key, done)
-        self._last[key] = max(done, self._last.get(key, done))
-        if total is not None:
-            self._totals[key] = total
+        if what == "replaying":
+            self._begin_s = self._begin_s or time.monotonic()
+            first, last, before = self._counts.get(key, (done, done, None))
+            self._counts[key] = first, max(done, last), before if total is None else total
 
     def finish(self, key: object, frames: int, resumed_from: int) -> None:
         """Set the result of a replay: its number of frames; earlier runs had done `resumed_from` of them."""
-        self._first[key] = min(self._first.get(key, resumed_from), resumed_from)
-        self._last[key] = self._totals[key] = max(frames, self._last.get(key, 0))
+        first, last, _ = self._counts.get(key, (resumed_from, frames, None))
+        self._counts[key] = min(first, resumed_from), max(frames, last), max(frames, last)
 
 
 @dataclass(slots=True)
@@ -296,7 +288,7 @@ class _Run:
             self._finish_bag(bag, end.value)
             return
         bag.tasks = list(map(PoolTask, tasks))
-        self._meter.add_tasks(max(sum(task.kind == "replay" for task in tasks) - 1, 0))
+        self._meter.tasks += max(sum(task.kind == "replay" for task in tasks) - 1, 0)
         self._tasks |= {self._pool.submit(task): (bag, task) for task in bag.tasks}
 
     def _add_results(self, finished: Iterable[Future[TaskResult]]) -> None:

@@ -194,10 +194,7 @@ def set_bias(value: torch.Tensor | None) -> Callable[[Any], object]:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (
-            lambda layers: remove_from(layers[16], "_modules", "bn"),
-            "neck.shrink.0.norm.bias",
-        ),
+        (lambda layers: remove_from(layers[16], "_modules", "bn"), "neck.shrink.0.norm.bias"),
         (lambda layers: remove_from(layers[22].cv4[1], "_parameters", "bias"), "heads.1.contrast.bias"),
         (lambda layers: remove_from(layers[0], "_modules", "conv"), "stem.conv.weight missing"),
         (set_bias(None), "attention.bias missing"),

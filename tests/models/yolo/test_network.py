@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -156,7 +155,7 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
     told = str(caught.value)
     assert 'Missing key(s) in state_dict: "heads.1.contrast.bias"' in told
     assert 'Unexpected key(s) in state_dict: "backbone.stem.conv.bias"' in told
-    assert re.search(r"neck.shrink.0.conv.weight: .*\[16, 16, 1, 1\].*\[16, 16, 3, 3\]", told)
+    assert all(part in told for part in ("neck.shrink.0.conv.weight: ", "[16, 16, 1, 1]", "[16, 16, 3, 3]"))
 
 
 @pytest.mark.parametrize("damage", ["one bit", "cut", "garbage", "no weights", "no config", "no folder"])

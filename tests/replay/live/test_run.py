@@ -11,6 +11,7 @@ import pytest
 from sam3_node.errors import ReplayError, SettingsError, TransportError
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.completion import StoppedError
+from sam3_node.replay.event_log import Step
 from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.live import Endpoints, InFlightFrames, NodeCounts, run_live
 from sam3_node.replay.run import PerceptionCache, compare_masks, run_job
@@ -219,11 +220,11 @@ def test_a_job_that_a_node_cannot_run_is_an_error(
 def test_frames_in_flight_settle_in_order() -> None:
     frames_in_flight, frames = InFlightFrames(), [moving_frame(seq) for seq in range(5)]
     for frame in frames:
-        frames_in_flight.add(frame)
+        frames_in_flight.add(Step(frame, 0))
     assert frames_in_flight.receive(masks_on(frames[0])) == 0
     assert frames_in_flight.receive(masks_on(moving_frame(9))) == 0
     assert frames_in_flight.receive(masks_on(frames[3])) == 2
-    assert [masks and masks.seq for masks in frames_in_flight.settled] == [0, None, None, 3]
+    assert [masks and masks.seq for _, masks in frames_in_flight.settled] == [0, None, None, 3]
     assert not frames_in_flight.contradicts(NodeCounts(2, 2))
     assert frames_in_flight.contradicts(NodeCounts(2, 1))
     assert frames_in_flight.contradicts(NodeCounts(1, 2))
@@ -231,4 +232,4 @@ def test_frames_in_flight_settle_in_order() -> None:
     assert len(frames_in_flight.in_flight) == 1
     frames_in_flight.update(NodeCounts(2, 3))
     assert not frames_in_flight.in_flight
-    assert [masks and masks.seq for masks in frames_in_flight.settled] == [0, None, None, 3, None]
+    assert [masks and masks.seq for _, masks in frames_in_flight.settled] == [0, None, None, 3, None]

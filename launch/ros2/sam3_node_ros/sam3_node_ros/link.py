@@ -19,7 +19,7 @@ import numpy.typing as npt
 from sam3_node.bags.discovery import Camera, find_cameras
 from sam3_node.bags.messages.ros_images import MessageError, read_payload, read_stamp
 from sam3_node.bags.pairing import Pairing
-from sam3_node.bags.samples import CameraInfo, Colour, Payload, Sample, Topic
+from sam3_node.bags.samples import CameraInfo, Colour, Joints, Payload, Sample, Topic
 from sam3_node.client import PerceptionClient, Security
 from sam3_node.errors import (
     BagError,
@@ -31,9 +31,9 @@ from sam3_node.errors import (
     UnknownFrameError,
     UnknownObjectError,
 )
-from sam3_node.transport import FramePublisher
-from sam3_node.types import Closeable, Depth, Frame, FrameKey, Instance, MaskFrame
-from sam3_node.wire import frame_topic
+from sam3_node.transport import FramePublisher, PosePublisher
+from sam3_node.types import Clock, Closeable, Depth, FrameKey, Instance, JointState, MaskFrame
+from sam3_node.wire import frame_topic, joints_topic
 from sam3_node.wire.images import MAX_FRAME_PIXELS
 
 from .messages import (
@@ -75,6 +75,7 @@ _KINDS: dict[str, tuple[type[Payload], str]] = {
     "colour": (Colour, "a colour image"),
     "depth": (Depth, "a depth image"),
     "intrinsics": (CameraInfo, "a CameraInfo"),
+    "joints": (Joints, "a JointState"),
 }
 
 
@@ -106,6 +107,12 @@ class Ros2Settings:
     the node is active"""
     publish_tf: bool = True
     """publish a frame for each sure object with a position"""
+    joint_states_topic: str = ""
+    """JointState of the robot, such as /joint_states; one ROS node sends them for all cameras"""
+    joints: str = "tcp://127.0.0.1:5553"
+    """endpoint that is bound to publish joints, if there is a topic of them: the node's spatial.poses"""
+    robot: str = "robot"
+    """name of the robot: the node's robot.name"""
 
 
 class Health(NamedTuple):
@@ -161,14 +168,19 @@ class Ros2Bridge(Closeable):
         self.subscriptions = tuple(
             Subscription(topic, _name_type(topic, kind)) for topic, kind in self._kinds.items()
         )
+        self._positions: dict[str, float] = {}  # of joints: an arm and its gripper may send theirs apart
         frame_topic(settings.camera)
+        joints_topic(settings.robot)
         security = Security.from_environment()
         self._frames = FramePublisher(settings.frames, "newest", security.for_camera(settings.camera))
+        self._joints: PosePublisher | None = None
         try:
+            if settings.joint_states_topic:
+                self._joints = PosePublisher(settings.joints, security)
             self._client = self._connect(security, settings.timeout_ms)
             self._probe = self._connect(security, min(settings.timeout_ms, PROBE_MS))
         except BaseException:
-            self._frames.close(0)
+            self._close_publishers()
             raise
         self.endpoint = self._frames.endpoint
         self.services: dict[str, Callable[[Any, Any], Any]] = {
@@ -202,8 +214,14 @@ class Ros2Bridge(Closeable):
             sample = self._read(topic, message)
             if sample is None:
                 return
+            if self._joints is not None and isinstance(sample.payload, Joints):
+                self._positions |= sample.payload.positions
+                clock = _choose_clock(sample.stamp_ns)
+                name, positions = self._settings.robot, dict(self._positions)
+                self._joints.send(JointState(name, sample.stamp_ns, positions, clock))
+                return
             for frame in self._pairing.add(sample):
-                self._frames.send(replace(frame, clock=_choose_clock(frame)))
+                self._frames.send(replace(frame, clock=_choose_clock(frame.capture_ns)))
                 if losses := self._pairing.describe_losses(MIN_FRAMES):
                     self._warnings.add("pairing", losses)
         except MissingExtraError as error:  # an extra of this package may replace the numpy of ROS
@@ -243,7 +261,12 @@ class Ros2Bridge(Closeable):
         self.stop()
         self._client.close()
         self._probe.close()
+        self._close_publishers()
+
+    def _close_publishers(self) -> None:
         self._frames.close(0)
+        if self._joints is not None:
+            self._joints.close(0)
 
     def find_points(self, masks: MaskFrame, header: Header, instance: Instance) -> SurfaceOfObject | None:
         """Return the points of an object's visible surface: those of its masks, else the node's for a later image.
@@ -483,11 +506,16 @@ def _fail(response: Any, code: str, message: str) -> None:
 
 def _list_topics(settings: Ros2Settings) -> dict[str, str]:
     """Return the kind of each topic. Raises SettingsError if the image's is missing, or two are equal."""
-    topics = (settings.image_topic, settings.depth_topic, settings.camera_info_topic)
+    topics = (
+        settings.image_topic,
+        settings.depth_topic,
+        settings.camera_info_topic,
+        settings.joint_states_topic,
+    )
     kinds = {topic: kind for topic, kind in zip(topics, _KINDS, strict=True) if topic}
     if not settings.image_topic or len(kinds) < sum(map(bool, topics)):
         raise SettingsError(
-            "expected image_topic, and different depth_topic and camera_info_topic, found "
+            "expected image_topic, and different depth_topic, camera_info_topic and joint_states_topic, found "
             f"{', '.join(map(repr, topics))}"
         )
     if settings.timeout_ms < 1:
@@ -511,12 +539,12 @@ def _make_camera(settings: Ros2Settings, kinds: dict[str, str], resolve: Callabl
 
 
 def _name_type(topic: str, kind: str) -> str:
-    if kind == "intrinsics":
-        return "sensor_msgs/msg/CameraInfo"
+    if kind in ("intrinsics", "joints"):
+        return f"sensor_msgs/msg/{'CameraInfo' if kind == 'intrinsics' else 'JointState'}"
     compressed = topic.rpartition("/")[2] in ("compressed", "compressedDepth")
     return f"sensor_msgs/msg/{'CompressedImage' if compressed else 'Image'}"
 
 
-def _choose_clock(frame: Frame) -> Any:
+def _choose_clock(stamp_ns: int) -> Clock:
     """Return "system" for a stamp near this computer's time; stamps of a simulation or a recording are "device"."""
-    return "system" if abs(time.time_ns() - frame.capture_ns) < MAX_CLOCK_ERROR_NS else "device"
+    return "system" if abs(time.time_ns() - stamp_ns) < MAX_CLOCK_ERROR_NS else "device"

@@ -1,0 +1,60 @@
+"""The layer of the robot in the console's picture, with the bundled recording and its robot."""
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.bags import LabelledClip
+from sam3_node.bags.native.reader import TABLETOP
+from sam3_node.types import Mask
+from tests.support.console_rig import CLIP_FRAMES, ConsoleRig, Page
+from tests.support.node_rig import masks_where
+
+pytest.importorskip("yourdfpy", reason="needs the extra robot")
+
+PICTURE = """() => {
+    const context = new OffscreenCanvas(640, 480).getContext("2d");
+    context.drawImage(document.querySelector("#main-tile .tile canvas"), 0, 0, 640, 480);
+    return Array.from(context.getImageData(0, 0, 640, 480).data);
+}"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    joints = f"ipc://{tmp_path_factory.mktemp('robot')}/joints"
+    return {
+        "SAM3_CAMERA__ROBOT": joints,
+        "SAM3_SPATIAL__POSES": joints,
+        "SAM3_SPATIAL__CALIBRATION": str(TABLETOP.with_suffix(".toml")),
+        "SAM3_ROBOT__URDF": str(TABLETOP.with_suffix(".urdf")),
+        "SAM3_ROBOT__BASE": "camera",
+        "SAM3_SPATIAL__MAX_POSE_GAP_MS": "1000",  # the camera plays slowly
+    }
+
+
+def freeze_robot(rig: ConsoleRig, page: Page) -> tuple[int, Mask]:
+    """Freeze a picture on which the robot is large. Return its seq and the robot's mask."""
+    seen: dict[int, Mask | None] = {}
+    with rig.client() as client:
+        while True:
+            for _ in range(5):
+                masks = masks_where(client, lambda masks: True, "masks")
+                seen[masks.seq] = masks.robot_mask
+            seq = page.freeze()
+            while masks.seq < seq:
+                masks = masks_where(client, lambda masks: True, "masks")
+                seen[masks.seq] = masks.robot_mask
+            if (robot := seen.get(seq)) is not None and robot.area > 4000:
+                return seq, robot
+            page.live()
+
+
+def test_the_robot_is_painted_where_the_node_sees_it(rig: ConsoleRig, page: Page) -> None:
+    """No object is tracked: nothing else is painted."""
+    seq, robot = freeze_robot(rig, page)
+    shown = np.array(page.read(PICTURE), np.uint8).reshape(480, 640, 4)[:, :, 2::-1].astype(int)
+    image = LabelledClip.load(TABLETOP).image(seq % CLIP_FRAMES)
+    painted = np.abs(shown - image).max(axis=-1) > 12
+    inside = robot.full()
+    assert painted[inside].mean() > 0.5
+    assert painted[~cv2.dilate(inside.astype(np.uint8), np.ones((5, 5), np.uint8)).astype(bool)].mean() < 0.01

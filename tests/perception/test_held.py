@@ -1,0 +1,116 @@
+"""Objects that the gripper holds: lifted, pushed, passed, hidden in it and released."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from sam3_node.perception.checkpoint import pack_state, unpack_state
+from sam3_node.perception.held import HeldObjects
+from sam3_node.types import FramePose, Instance, Mask
+
+PERIOD_NS = 66_666_667
+REST = np.array([0.4, 0.1, 0.03])
+"""A block on the table."""
+GRASP = np.array([0.4, 0.1, 0.05])
+UP, ASIDE = np.array([0, 0, 0.12]), np.array([0.2, 0.1, 0.12])
+
+
+class World:
+    """A gripper and one block, 5 cm long, that it may hold."""
+
+    def __init__(self) -> None:
+        self.held, self.seq, self.random = HeldObjects(), 0, np.random.default_rng(7)
+        self.events: list[str] = []
+
+    def step(
+        self, tip: np.ndarray, block: np.ndarray | None, turn: Sequence[float] = (np.pi, 0, 0)
+    ) -> Instance:
+        """Show one frame; the block is hidden if it has no position."""
+        self.seq += 1
+        quaternion: Any = tuple(Rotation.from_rotvec(turn).as_quat().tolist())
+        gripper = FramePose("gripper", "base", self.seq * PERIOD_NS, tuple(tip.tolist()), quaternion)
+        fields: dict[str, Any] = {}
+        if block is not None:
+            seen = block + self.random.normal(0, 0.002, 3)
+            fields = {"position_m": tuple(seen.tolist()), "frame": "base", "extent_m": (0.05, 0.03, 0.02)}
+            fields["covariance_m2"] = (4e-6, 0.0, 0.0, 4e-6, 0.0, 4e-6)
+        mask = Mask.empty((4, 4))
+        (found,) = self.held.observe([Instance(3, "block", 0.9, "tracked", 5, 0, mask, **fields)], gripper)
+        self.events += [op for op, _ in self.held.changes]
+        return found
+
+    def move(
+        self, way: np.ndarray, tip: np.ndarray, block: np.ndarray, carry: bool = True, frames: int = 15
+    ) -> Instance:
+        """Move the gripper by `way`, and the block, too, if it is carried."""
+        for share in np.linspace(0, 1, frames):
+            found = self.step(tip + share * way, block + carry * share * way)
+        return found
+
+
+@pytest.fixture
+def lifted() -> World:
+    world = World()
+    world.move(-UP, GRASP + UP, REST, carry=False)
+    assert world.move(UP, GRASP, REST).held
+    assert world.events == ["grasped"]
+    return world
+
+
+def test_a_lifted_block_is_held_until_the_gripper_leaves_it(lifted: World) -> None:
+    assert lifted.move(ASIDE - UP, GRASP + UP, REST + UP).held
+    assert lifted.move(-UP, GRASP + ASIDE, REST + ASIDE).held
+    assert not lifted.move(UP, GRASP + ASIDE - UP, REST + ASIDE - UP, carry=False).held
+    assert lifted.events == ["grasped", "released"]
+
+
+def test_a_gripper_that_leaves_slowly_releases_the_block_too(lifted: World) -> None:
+    assert not lifted.move(UP, GRASP + UP, REST + UP, carry=False, frames=90).held
+
+
+def test_a_pushed_block_and_one_that_is_passed_are_not_held() -> None:
+    world = World()
+    for corner in ((0.2, 0, 0), (0.1, 0.15, 0), (-0.1, 0.1, 0)):
+        world.move(np.array(corner), GRASP, REST)
+    for way in (UP, ASIDE, -UP):
+        world.move(way, GRASP, REST, carry=False)
+    assert world.events == []
+
+
+def test_a_block_whose_seen_part_changes_stays_held(lifted: World) -> None:
+    for part in np.linspace(0, 0.045, 12):  # an edge comes before it while the gripper stands
+        assert lifted.step(GRASP + UP, REST + UP + (part, 0, 0)).held
+
+
+def test_a_hidden_block_goes_with_the_gripper_and_its_error_grows(lifted: World) -> None:
+    turned, tip = (np.pi - 0.5, 0.3, 0.2), GRASP + ASIDE
+    hidden = [lifted.step(tip, None, turned) for _ in range(30)]
+    moved = Rotation.from_rotvec(turned) * Rotation.from_rotvec((np.pi, 0, 0)).inv()
+    assert hidden[-1].position_m == pytest.approx(tip + moved.apply(REST - GRASP), abs=0.005)
+    assert hidden[-1].frame == "base"
+    assert all(item.held for item in hidden)
+    assert hidden[-1].covariance_m2 is not None
+    assert hidden[-1].covariance_m2[0] == pytest.approx(4e-6 + (0.005 * 2) ** 2, rel=0.05)
+    for _ in range(3):  # it was left on the way
+        seen = lifted.step(tip, REST)
+    assert not seen.held
+    assert lifted.step(tip, None).position_m is None
+
+
+def test_a_restored_state_continues(lifted: World) -> None:
+    other = World()
+    other.held.restore(unpack_state(pack_state({"held": lifted.held.state()}))["held"])
+    other.seq = lifted.seq
+    first, second = other.step(GRASP, None), lifted.step(GRASP, None)
+    assert (first.position_m, first.covariance_m2) == (second.position_m, second.covariance_m2)
+    assert other.move(UP, GRASP, REST, carry=False).held is False
+    lifted.held.remove(3)
+    assert not lifted.step(GRASP, None).held
+
+
+def test_without_the_grippers_pose_nothing_is_held(lifted: World) -> None:
+    block = Instance(3, "block", 0.9, "occluded", 5, 1, Mask.empty((4, 4)))
+    assert lifted.held.observe([block], None) == (block,)

@@ -1,0 +1,138 @@
+"""The table's plane in the robot's base, and the heights and upright boxes of objects on it."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from sam3_node.calibration import Calibration
+from sam3_node.perception.checkpoint import pack_state, unpack_state
+from sam3_node.perception.spatial import SpatialStage
+from sam3_node.perception.table import describe_on, fit_plane
+from sam3_node.settings import SpatialSettings
+from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Mask, Plane
+from sam3_node.wire import encode_depth
+
+PINHOLE = {"width_px": 160, "height_px": 120, "fx_px": 150.0, "fy_px": 150.0, "cx_px": 79.5, "cy_px": 59.5}
+DOWN = (np.pi, 0.0, 0.0)
+"""Rotation vector of a camera that looks along the base's -z."""
+HOME, AWAY = FramePose("gripper", "base", 0, (0, 0, 1.0), (0, 0, 0, 1)), (0.3, 0.0, 1.0)
+SQUARE = Mask.from_full(np.pad(np.ones((30, 40), bool), ((45, 45), (60, 60))))
+
+
+def stage(table: bool = True) -> SpatialStage:
+    hand_eye = {"kind": "eye_in_hand", "translation_m": (0, 0, 0), "rotation_vector_rad": DOWN}
+    return SpatialStage(SpatialSettings(table=table), Calibration(intrinsics=PINHOLE, hand_eye=hand_eye))
+
+
+def look(
+    depth_mm: float | np.ndarray, at_s: float = 0.0, block_mm: float | None = None, noise: int = 0
+) -> Frame:
+    """Return a frame with this depth, and a block as near as `block_mm` under SQUARE."""
+    image = np.broadcast_to(np.asarray(depth_mm, np.float64), (120, 160)).copy()
+    image += np.random.default_rng(noise).normal(0, 2.0 * (noise > 0), image.shape)
+    if block_mm is not None:
+        SQUARE.paint(image, block_mm)
+    depth = encode_depth(image.round().astype(np.uint16), "z16", 0.001, True)
+    return Frame("cam0", 0, round(at_s * NANOSECONDS), 160, 120, "bgr8", b"", depth=depth)
+
+
+def measure(spatial: SpatialStage, frame: Frame, pose: FramePose = HOME, **more: Any) -> tuple[Any, Any]:
+    block = Instance(1, "block", 0.9, "tracked", 5, 0, SQUARE)
+    (measured,), place = spatial.measure(frame, [block], replace(pose, stamp_ns=frame.capture_ns), **more)
+    return place.table, measured
+
+
+@pytest.mark.parametrize("tilt", [0.0, 0.3])
+def test_the_plane_is_found_among_noise_a_wall_and_things(tilt: float) -> None:
+    random = np.random.default_rng(5)
+    table = np.column_stack([random.uniform(-0.4, 0.4, (500, 2)), random.normal(0, 0.003, 500)])
+    things = random.uniform((-0.4, -0.4, 0.03), (0.4, 0.4, 0.2), (200, 3))
+    wall = np.column_stack([random.uniform(-0.4, 0.4, 600), np.full(600, 0.6), random.uniform(0, 0.6, 600)])
+    turn = Rotation.from_rotvec([tilt, 0, 0])
+    found = fit_plane(turn.apply(np.concatenate([wall, table, things])), np.full(1300, 1.0))
+    assert found is not None
+    assert np.degrees(np.arccos(turn.apply([0, 0, 1]) @ found.normal)) < 0.2
+    assert abs(found.offset_m) < 0.001
+    assert found.rms_m == pytest.approx(0.003, rel=0.2)
+
+
+def test_a_wall_alone_and_few_points_are_no_table() -> None:
+    wall = np.random.default_rng(5).uniform((-1, 1, -1), (1, 1.002, 1), (500, 3))
+    assert fit_plane(wall, np.ones(500)) is None
+    assert fit_plane(wall[:50, [0, 2, 1]], np.ones(50)) is None
+
+
+def test_a_nearer_table_outweighs_the_floor_and_masks_and_robot_do_not_count() -> None:
+    depth_mm = np.full((120, 160), 1600.0)
+    depth_mm[:, :50] = 800
+    robot = np.zeros((120, 160), bool)
+    robot[:, 70:] = True
+    table, _ = measure(stage(), look(depth_mm))
+    assert table.offset_m == pytest.approx(1 - 0.8)
+    depth_mm[robot] = 500
+    table, _ = measure(stage(), look(depth_mm, block_mm=300), robot=robot)
+    assert table.offset_m == pytest.approx(1 - 0.8)
+
+
+def test_the_block_has_its_heights_and_a_collision_object_down_to_the_table() -> None:
+    table, block = measure(stage(), look(800, block_mm=700, noise=1))
+    assert np.subtract((*table.normal, table.offset_m), (0, 0, 1, 0.2)) == pytest.approx(0, abs=0.002)
+    assert block.heights_m == pytest.approx((0.1, 0.1), abs=0.01)
+    message = block.collision_object()
+    (solid,), (pose,) = message["primitives"], message["primitive_poses"]
+    assert (message["header"], message["id"], solid["type"]) == ({"frame_id": "base"}, "object_1", 1)
+    turn = Rotation.from_quat([pose["orientation"][axis] for axis in "xyzw"])
+    corners = np.array(np.meshgrid(*[(-0.5, 0.5)] * 3)).reshape(3, -1).T * solid["dimensions"]
+    inside = turn.apply(corners) + [pose["position"][axis] for axis in "xyz"]
+    assert inside.min(axis=0) == pytest.approx((-0.093, -0.07, 0.2), abs=0.012)
+    assert inside.max(axis=0) == pytest.approx((0.093, 0.07, 0.3), abs=0.012)
+
+
+@pytest.mark.parametrize("yaw", [0.2, 0.8, 1.4])
+def test_the_box_of_a_turned_block_is_the_blocks(yaw: float) -> None:
+    random, sides = np.random.default_rng(3), np.array([0.2, 0.1, 0.06])
+    tilted = Rotation.from_rotvec([0.2, -0.1, 0])
+    placed = tilted * Rotation.from_rotvec([0, 0, yaw])
+    points = placed.apply(random.uniform(-0.5, 0.5, (20000, 3)) * sides + [0.3, 0.1, 0.08])
+    normal = tilted.apply([0, 0, 1])
+    box = describe_on(Plane(tuple(normal.tolist()), 0.02, 0.001), points)
+    rotation = Rotation.from_quat(box["upright_quaternion_xyzw"])
+    assert box["heights_m"] == pytest.approx((0.03, 0.09), abs=0.002)
+    assert rotation.apply([0, 0, 1]) == pytest.approx(normal, abs=1e-5)
+    local = rotation.inv().apply(points - np.array(box["upright_centre_m"])) / box["upright_size_m"]
+    assert np.abs(local).max() < 0.52
+    assert box["upright_size_m"][2] == pytest.approx(0.09, abs=0.002)
+    assert np.prod(box["upright_size_m"][:2]) == pytest.approx(0.2 * 0.1, rel=0.06)
+    assert placed.apply([0.3, 0.1, 0.065]) == pytest.approx(box["upright_centre_m"], abs=0.003)
+
+
+def test_the_table_stays_while_the_camera_stands_and_is_measured_each_second() -> None:
+    spatial = stage()
+    assert measure(spatial, look(800))[0].offset_m == pytest.approx(0.2)
+    assert measure(spatial, look(750, 0.9))[0].offset_m == pytest.approx(0.2)
+    assert measure(spatial, look(750, 1.1))[0].offset_m == pytest.approx(0.25)
+    assert measure(spatial, look(0, 2.2))[0].offset_m == pytest.approx(0.25)  # nothing is seen
+    moved = replace(HOME, position_m=AWAY)
+    assert measure(spatial, look(790, 2.5), moved)[0].offset_m == pytest.approx(0.25)
+    assert measure(spatial, look(790, 3.3), moved)[0].offset_m == pytest.approx(0.21)
+    assert measure(spatial, look(0, 4.4))[0] is None
+    frame = look(800, 5.5)
+    table = spatial.measure(frame, [], replace(HOME, stamp_ns=frame.capture_ns))[1].table  # without objects
+    assert table is not None
+    assert table.offset_m == pytest.approx(0.2)
+
+
+def test_a_restored_stage_continues_bit_for_bit_and_off_means_absent() -> None:
+    spatial, other = stage(), stage()
+    measure(spatial, look(800, noise=1))
+    other.restore(unpack_state(pack_state({"spatial": spatial.state()}))["spatial"])
+    for at_s in (0.5, 1.5):
+        frame = look(801, at_s, block_mm=700, noise=2)
+        assert measure(spatial, frame) == measure(other, frame)
+    off = stage(table=False)
+    off.restore(spatial.state())
+    table, block = measure(off, look(800))
+    assert (table, block.heights_m, block.collision_object()) == (None, None, None)

@@ -1,0 +1,188 @@
+"""A live node that knows where its robot is, its recording and its replay, all processes; and replays of datasets."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from sam3_node.bags import read_masks
+from sam3_node.bags.native.reader import TABLETOP, LabelledClip
+from sam3_node.calibration import load_calibration
+from sam3_node.client import PerceptionClient
+from sam3_node.replay.job import Job
+from sam3_node.replay.run import PerceptionCache, run_job
+from sam3_node.settings import Settings
+from sam3_node.transport import FramePublisher, PosePublisher
+from sam3_node.types import Instance, JointState, MaskFrame
+from tests.replay.test_as_recorded import is_whole, log_of, read_results, replay
+from tests.support.hdf5_files import make_pictures, write_aloha
+from tests.support.live import chosen
+from tests.support.node_rig import Rig, until
+from tests.support.tabletop import truth
+
+pytest.importorskip("yourdfpy", reason="needs the extra robot")
+
+MS = 1_000_000
+CALIBRATION = TABLETOP.with_suffix(".toml")
+FOCAL_PX, CENTRE = 577.295, (319.5, 239.5)
+FAR_M, WIDE_M, HIGH_M, UP_M = 0.5, 0.2, 0.3, 0.022
+URDF = f"""<robot name="gate">
+  <link name="post"/>
+  <link name="plate"><collision><geometry><box size="{WIDE_M} {HIGH_M} 0.001"/></geometry></collision></link>
+  <joint name="slide" type="prismatic"><parent link="post"/><child link="plate"/>
+    <origin xyz="0 {-UP_M} {FAR_M}"/><axis xyz="1 0 0"/><limit lower="-1" upper="1" effort="1" velocity="1"/></joint>
+</robot>"""
+LABEL = "green bottle"
+BOTTLE = next(item.mask for item in truth()[0].instances if item.label == LABEL)
+MIDDLE_PX = (BOTTLE.box[0] + BOTTLE.box[2]) / 2
+
+
+def slide_to(column: float) -> float:
+    """Return the position of the joint at which the middle of the plate is in a column of the image."""
+    return (column - CENTRE[0]) * FAR_M / FOCAL_PX
+
+
+AWAY, OVER = slide_to(620), slide_to(MIDDLE_PX)
+PART = slide_to(MIDDLE_PX - 15) - WIDE_M / 2
+"""the plate covers a quarter of the bottle"""
+
+
+def plate(slide: float, size: tuple[int, int] = (480, 640), scale: float = 1.0) -> np.ndarray:
+    """Return the pixels of the plate, by the pinhole."""
+    rows, columns = (np.indices(size) + 0.5) / scale - 0.5
+    x, y = (columns - CENTRE[0]) * FAR_M / FOCAL_PX - slide, (rows - CENTRE[1]) * FAR_M / FOCAL_PX + UP_M
+    found: np.ndarray = (abs(x) <= WIDE_M / 2) & (abs(y) <= HIGH_M / 2)
+    return found
+
+
+def iou(first: np.ndarray, second: np.ndarray) -> float:
+    return float((first & second).sum() / (first | second).sum())
+
+
+class Scene:
+    """A camera that sees the same picture again and again, and a robot that publishes where its plate is."""
+
+    def __init__(self, frames: FramePublisher, robot: PosePublisher, client: PerceptionClient) -> None:
+        self.frames, self.robot, self.client = frames, robot, client
+        self.picture = replace(LabelledClip.load(TABLETOP).frames[0], depth=None, sent_ns=0, clock="system")
+        self.seq = 0
+
+    def show(self, slide: float) -> MaskFrame:
+        """Publish frames with the joints at their times until the masks of one have the joints."""
+
+        def attempt() -> MaskFrame | None:
+            self.seq, now_ns = self.seq + 1, time.time_ns()
+            for ms in (-10, 10):
+                self.robot.send(JointState("gate", now_ns + ms * MS, {"slide": slide + ms / 1e5}))
+            self.frames.send(replace(self.picture, seq=self.seq, capture_ns=now_ns))
+            masks = self.client.latest(timeout_ms=5000)
+            return masks if masks and masks.joints and masks.seq == self.seq else None
+
+        return until(attempt, "masks with joints")
+
+    def show_until(self, slide: float, state: str) -> tuple[MaskFrame, Instance]:
+        """Show it until the one object has a state."""
+
+        def attempt() -> tuple[MaskFrame, Instance] | None:
+            masks = self.show(slide)
+            found = next((item for item in masks.instances if item.state == state), None)
+            return found and (masks, found)
+
+        return until(attempt, state)
+
+
+@contextmanager
+def open_scene(folder: Path, path: Path) -> Iterator[Scene]:
+    """Run a recorder to `path`, and a node with a robot."""
+    rig, urdf = Rig(folder), folder / "gate.urdf"
+    urdf.write_text(URDF)
+    poses = f"ipc://{folder}/poses"
+    rig.environment |= {
+        "SAM3_MODEL__NAME": "nano",
+        "SAM3_TRACKER__MAX_AGE_MS": "0",
+        "SAM3_SPATIAL__POSES": poses,
+    }
+    rig.environment |= {"SAM3_ROBOT__URDF": str(urdf), "SAM3_ROBOT__NAME": "gate"}
+    rig.environment |= {"SAM3_SPATIAL__CALIBRATION": str(CALIBRATION)}
+    with rig, PosePublisher(poses) as robot, FramePublisher(rig.frames[0]) as frames:
+        recorder = rig.start("record", str(path))
+        rig.node()
+        with rig.client() as client:
+            yield Scene(frames, robot, client)
+        recorder.terminate()
+
+
+def check_scene(scene: Scene) -> None:
+    """Let the plate come over the bottle, and go."""
+    scene.show(AWAY)
+    x0, y0, x1, y1 = BOTTLE.box
+    object_id = scene.client.add_object(box=(x0, y0, x1, y1), label=LABEL).id
+    _, whole = scene.show_until(AWAY, "tracked")
+    assert iou(whole.mask.full(), BOTTLE.full()) > 0.8
+    masks, part = scene.show_until(PART, "tracked")
+    assert masks.joints is not None
+    assert (masks.joints.robot, masks.joints.stamp_ns) == ("gate", masks.capture_ns)
+    assert masks.joints.positions == pytest.approx({"slide": PART})
+    assert masks.robot_mask is not None
+    assert iou(masks.robot_mask.full(), plate(PART)) > 0.98
+    assert not (part.mask.full() & masks.robot_mask.full()).any()
+    assert iou(part.mask.full(), BOTTLE.full() & ~plate(PART)) > 0.7
+    assert part.hidden_by is None
+    masks, hidden = scene.show_until(OVER, "occluded")
+    assert (hidden.id, hidden.hidden_by, hidden.area) == (object_id, "robot", 0)
+    assert iou(masks.robot_mask.full(), plate(OVER)) > 0.98
+    _, back = scene.show_until(AWAY, "tracked")
+    assert (back.id, back.hidden_by) == (object_id, None)
+    assert iou(back.mask.full(), whole.mask.full()) > 0.8
+
+
+@pytest.mark.timeout(1200)
+def test_a_live_node_leaves_out_its_robot_and_a_replay_repeats_it(tmp_path: Path) -> None:
+    for attempt in range(3):  # a recorder on a busy machine may miss a frame
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        path = folder / "live.mcap"
+        with open_scene(folder, path) as scene:
+            check_scene(scene)
+        if is_whole(path):
+            break
+    live = [item.masks for item in log_of(path) if hasattr(item, "masks")]
+    done = replay(path, tmp_path / "out", "--as-recorded", "--compare")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"identical: the masks of all {len(live)} recorded frames" in done.stdout
+    seen = [(masks.seq, masks.joints) for masks in live]
+    assert [(masks.seq, masks.joints) for masks in read_results(tmp_path / "out")] == seen
+    assert any(item.hidden_by == "robot" for masks in live for item in masks.instances)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_dataset_s_joints_show_the_robot(
+    tmp_path: Path, settings: Settings, load: PerceptionCache, columns: int
+) -> None:
+    """Without names, as many positions as the URDF has joints are theirs."""
+    rows, urdf = 4, tmp_path / "gate.urdf"
+    urdf.write_text(URDF)
+    write_aloha(path := tmp_path / "episode_0.hdf5", {"top": make_pictures(rows)}, fps=10)
+    slides = np.linspace(-0.1, 0.1, rows)
+    with h5py.File(path, "r+") as file:
+        del file["observations/qpos"]
+        file["observations/qpos"] = np.repeat(slides[:, None], columns, axis=1)
+    values: dict[str, Any] = {**chosen(settings), "robot": {"urdf": str(urdf), "name": "gate"}}
+    text = load_calibration(CALIBRATION).model_dump_json()
+    job = Job((str(path),), str(tmp_path / "out"), everything=True, calibrations=(text,), settings=values)
+    summary = run_job(job, load)
+    results = list(read_masks(tmp_path / "out/masks.mcap"))
+    assert len(results) == rows
+    if columns == 2:
+        assert any("no mask of the robot: expected joints slide" in note for note in summary.notes)
+        assert not any(masks.robot_mask for masks in results)
+        return
+    for masks, slide in zip(results, slides, strict=True):
+        size = masks.height, masks.width
+        assert iou(masks.robot_mask.full(), plate(slide, size, size[1] / 640)) > 0.8

@@ -1,0 +1,244 @@
+"""Measure the table, and what the gripper holds, on rendered clips of a gripper that picks and pushes, or only passes.
+
+python -m tools.bench.accuracy.held [--clips N] [--json FILE]
+
+The stage gets the true masks, eroded or dilated by a pixel, the true poses, and depth with the noise of a D435, at
+320x240 and 15 Hz; no tracker runs. A screen hides a part of the way. Needs the extra `scenes`.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+
+from sam3_node.calibration import Calibration
+from sam3_node.geometry import (
+    Array,
+    invert,
+    pose_of,
+    rigid,
+    rotation_from_vector,
+    transform_points,
+    vector_from_rotation,
+)
+from sam3_node.perception.spatial import SpatialStage
+from sam3_node.perception.surfaces import RayMap
+from sam3_node.settings import SpatialSettings
+from sam3_node.types import NANOSECONDS, Frame, Instance, Intrinsics, Mask, Plane
+from sam3_node.wire import GRASPED, encode_depth
+from tools.bench.accuracy.robot import render
+from tools.bench.accuracy.spatial import add_noise, compute_truth
+from tools.bench.common import Figures, make_parser
+from tools.scenes.render import load_mujoco
+from tools.scenes.stage import frames, keyframes
+
+SIZE, FPS, LENS = (240, 320), 15.0, Intrinsics(277.0, 277.0, 159.5, 119.5)
+PINHOLE = {"width_px": 320, "height_px": 240, "fx_px": 277, "fy_px": 277, "cx_px": 159.5, "cy_px": 119.5}
+SPOTS = [(x, y) for x in (-0.3, -0.1, 0.1, 0.3) for y in (-0.12, 0.1)]
+SPHERE, CYLINDER, BOX = 2, 5, 6
+"""MuJoCo's kinds of geoms."""
+FIRST, THINGS, TRACKED, SEEN_PX = 3, 5, 3, 30
+"""The geom of the first thing; things, how many are tracked, and pixels from which a tracker would follow one."""
+GRASP_S, RELEASE_S, PUSH_S, GUARD_S = 1.8, 5.3, (6.9, 8.3), 0.5
+"""Times of a clip with a pick, and the time after a grasp and a release in which either answer counts as right."""
+TIMES = np.arange(0, 9.0, 1 / FPS)
+
+
+class Clip(NamedTuple):
+    """Geoms (kind, size, place) and table_from_body [n, 4, 4] of the things and of the gripper, which is the last body.
+
+    It picks the first thing and pushes the second one, unless it only passes. The table is z = 0.
+    """
+
+    geoms: list[list[tuple[int, Any, Any]]]
+    poses: list[Array]
+    camera: Array
+    screen: Array
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "--clips", type=int, default=40, help="clips with a pick, and half as many that pass (default 40)"
+    )
+    args = parser.parse_args()
+    figures, found = Figures("accuracy.held"), defaultdict[str, list[float]](list)
+    for seed in range(args.clips + args.clips // 2):
+        run_clip(np.random.default_rng(seed), seed >= args.clips, found)
+    names = ("right", "wrong", "missed", "once", "strange", "passing")
+    right, wrong, missed, once, strange, passing = (sum(found.pop(name, [0])) for name in names)
+    figures.add("held, frames of clips with a pick: precision", right / max(1, right + wrong), "of 1", "0.95")
+    figures.add("held, frames of clips with a pick: recall", right / max(1, right + missed), "of 1", "0.95")
+    figures.add("clips with a pick whose object is `grasped` once", once / args.clips, "of 1")
+    figures.add("`grasped` of other objects in clips with a pick", strange, "")
+    figures.add("`grasped` in clips that pass", passing, "", "0")
+    for name, values in found.items():
+        for what, share in (("median", 50), ("p95", 95)):
+            figures.add(f"{name[:-3]}: {what}", float(np.percentile(values, share)), name[-2:])
+    figures.write(args.json)
+
+
+def make_clip(random: np.random.Generator, passes: bool) -> Clip:
+    """Draw a clip at random."""
+    azimuth, elevation = random.uniform(0, 2 * np.pi), np.radians(random.uniform(30, 65))
+    away = np.array([np.cos(azimuth), np.sin(azimuth), np.tan(elevation)]) * np.cos(elevation)
+    eye = frames(-away[None], np.cross(-away, (0, 0, 1.0)))[0]
+    spots = random.permutation(SPOTS) + random.uniform(-0.02, 0.02, (len(SPOTS), 2))
+    geoms, poses = list[Any](), list[Array]()
+    for x, y in spots[:THINGS]:
+        kind, size = int(random.choice([SPHERE, CYLINDER, BOX])), random.uniform(0.018, 0.035, 3)
+        half = size[{SPHERE: 0, CYLINDER: 1, BOX: 2}[kind]]
+        turn = rotation_from_vector([0, 0, random.uniform(0, np.pi)])
+        geoms.append([(kind, size, np.zeros(3))])
+        poses.append(np.tile(rigid(turn, [x, y, half]), (len(TIMES), 1, 1)))
+    homes = np.array([pose[0, :3, 3] * (1, 1, 1.2) for pose in poses])
+    # the first thing goes to the free spot that is farthest to the side
+    goal = np.append(max(spots[THINGS:], key=lambda spot: abs((spot - spots[0]) @ eye[:2, 0])), homes[0, 2])
+    keys = plan_pass(random, homes) if passes else plan_pick(random, homes, goal, geoms[1][0][1].max() + 0.02)
+    tip, lean = keyframes(TIMES, keys), np.append(random.uniform(-0.3, 0.3, 2), random.uniform(-0.5, 0.5))
+    leans = [(2.0, np.zeros(3)), (3.6, lean), (5.0, lean * (0, 0, 2))]
+    turns = [rotation_from_vector(turn) @ np.diag([1, -1, -1]) for turn in keyframes(TIMES, leans)]
+    gripper = np.array([rigid(turn, place) for turn, place in zip(turns, tip, strict=True)])
+    if not passes:
+        grasp, release, begin, end = (round(when * FPS) for when in (GRASP_S, RELEASE_S, *PUSH_S))
+        poses[0][grasp:] = gripper[grasp:] @ invert(gripper[grasp]) @ poses[0][0]
+        poses[0][release:] = poses[0][release]
+        poses[1][begin:, :2, 3] += tip[np.arange(begin, len(TIMES)).clip(max=end), :2] - tip[begin, :2]
+    opening = geoms[0][0][1].max() + 0.008
+    fingers = [(BOX, (0.006, 0.012, 0.04), (side * opening, 0, -0.03)) for side in (-1, 1)]
+    geoms.append([(BOX, (0.05, 0.022, 0.02), (0, 0, -0.09)), *fingers])
+    camera, middle = rigid(eye, random.uniform(0.8, 1.1) * away), (homes[0] + goal) / 2 + (0, 0, 0.1)
+    return Clip(geoms, [*poses, gripper], camera, middle + 0.35 * (camera[:3, 3] - middle))
+
+
+def plan_pick(
+    random: np.random.Generator, homes: Array, goal: Array, reach: float
+) -> list[tuple[float, Array]]:
+    """Return keys of the gripper's tip: it carries the first thing to `goal`, and pushes the second one."""
+    up, angle, bend = (
+        np.array([0, 0, random.uniform(0.08, 0.15)]),
+        random.uniform(0, 6),
+        random.uniform(-0.8, 0.8),
+    )
+    ways = [0.06 * np.array([np.cos(turn), np.sin(turn), 0]) for turn in (angle, angle + bend)]
+    first, behind = homes[0], homes[1] - reach / 0.06 * ways[0]
+    keys = [(0.0, first + 2 * up), (1.0, first + up), (1.6, first), (GRASP_S, first), (2.6, first + up)]
+    keys += [(4.6, goal + up), (5.2, goal), (RELEASE_S, goal), (5.9, goal + up), (6.5, behind + up)]
+    pushed = behind + ways[0], behind + ways[0] + ways[1]
+    return [*keys, (PUSH_S[0], behind), (7.6, pushed[0]), (PUSH_S[1], pushed[1]), (8.9, pushed[1] + up)]
+
+
+def plan_pass(random: np.random.Generator, homes: Array) -> list[tuple[float, Array]]:
+    """Return keys of a gripper that reaches around each thing, and leaves it."""
+    keys = []
+    for index, home in enumerate(random.permutation(homes)):
+        over = home + np.array([0, 0, random.uniform(0.05, 0.15)])
+        beside = home + random.uniform(-0.01, 0.02, 3)
+        keys += [
+            (1.6 * index + gap, place) for gap, place in ((0, over), (0.5, beside), (0.7, home), (1.2, over))
+        ]
+    return keys
+
+
+def build(clip: Clip) -> Any:
+    """Return MuJoCo's model: floor, table, screen, things and the gripper."""
+    spec = load_mujoco().MjSpec()
+    world, axes = spec.worldbody, (clip.camera[:3, :2] * (1, -1)).T.ravel()
+    boxes = (
+        ((2, 2, 0.05), (0, 0, -0.8)),
+        ((0.45, 0.35, 0.02), (0, 0, -0.02)),
+        ((0.03, 0.03, 0.05), clip.screen),
+    )
+    for size, place in boxes:
+        world.add_geom(type=BOX, size=size, pos=place)
+    for geoms in clip.geoms:
+        body = world.add_body(mocap=True)
+        for kind, size, place in geoms:
+            body.add_geom(type=kind, size=size, pos=place, contype=0, conaffinity=0)
+    world.add_camera(name="camera", pos=clip.camera[:3, 3], xyaxes=axes, fovy=46.84)
+    return spec.compile()
+
+
+def run_clip(random: np.random.Generator, passes: bool, found: dict[str, list[float]]) -> None:
+    """Add the figures of one clip."""
+    clip, mujoco = make_clip(random, passes), load_mujoco()
+    model = build(clip)
+    data, renderer, rays = mujoco.MjData(model), mujoco.Renderer(model, *SIZE), RayMap().rays(LENS, SIZE)
+    # the base is tilted against the table
+    base = rigid(rotation_from_vector(random.uniform(-0.08, 0.08, 3)), random.uniform(-0.3, 0.3, 3))
+    eye, grasped, seen_m = base @ clip.camera, [], np.zeros(3)
+    vector = vector_from_rotation(eye[:3, :3]).tolist()
+    hand_eye = {"kind": "eye_to_hand", "translation_m": eye[:3, 3].tolist(), "rotation_vector_rad": vector}
+    calibration = Calibration(intrinsics=PINHOLE, hand_eye=hand_eye)
+    stages = [SpatialStage(SpatialSettings(table=on), calibration) for on in (False, True)]
+    for seq, now_s in enumerate(TIMES):
+        for index, pose in enumerate(clip.poses):
+            data.mocap_pos[index] = pose[seq, :3, 3]
+            mujoco.mju_mat2Quat(data.mocap_quat[index], pose[seq, :3, :3].ravel())
+        mujoco.mj_forward(model, data)
+        geoms, depth_m = render(renderer, data)
+        depth, stamp_ns = add_noise(depth_m.astype(np.float64), random), round(now_s * NANOSECONDS)
+        packed = encode_depth(depth, "z16", 0.001, True)
+        frame = Frame("cam0", seq, stamp_ns, *SIZE[::-1], "bgr8", b"", depth=packed)
+        gripper = pose_of(base @ clip.poses[-1][seq], "gripper", "base", stamp_ns, "system")
+        instances, spent = [see(index, geoms == FIRST + index, random) for index in range(TRACKED)], []
+        for stage, given in zip(stages, (None, gripper), strict=True):
+            begin = time.process_time()
+            measured, place = stage.measure(frame, instances, given, geoms >= FIRST + THINGS)
+            spent.append(1000 * (time.process_time() - begin))
+        found["table and held, 3 objects: time of one core ms"].append(spent[1] - spent[0])
+        grasped += [index for event, index in stages[1].held.changes if event == GRASPED]
+        count_held(measured, now_s, passes, found)
+        body, target, inside = base @ clip.poses[0][seq], measured[0], geoms == FIRST
+        if target.area and inside.any():
+            seen_m = transform_points(invert(body) @ eye, compute_truth(depth_m, inside, rays))
+        elif target.held and not target.area and target.position_m is not None:
+            error_m = np.linalg.norm(transform_points(body, seen_m) - target.position_m)
+            found["position of a held object while it is hidden mm"].append(1000 * float(error_m))
+        judge_table(base, place.table, measured[2].heights_m, clip.poses[2][0, 2, 3], found)
+    renderer.close()
+    found["passing" if passes else "strange"].append(len(grasped) - (not passes) * grasped.count(0))
+    found["once"].append(grasped.count(0) == 1 and not passes)
+
+
+def count_held(
+    measured: Sequence[Instance], now_s: float, passes: bool, found: dict[str, list[float]]
+) -> None:
+    """Compare what is held with the truth. Either answer counts as right for GUARD_S."""
+    for item in measured:
+        is_true = bool(item.id == 0 and not passes and GRASP_S <= now_s < RELEASE_S)
+        is_sure = item.id > 0 or not any(0 <= now_s - when < GUARD_S for when in (GRASP_S, RELEASE_S))
+        name = {(True, True): "right", (False, True): "wrong", (True, False): "missed"}.get(
+            (is_true, item.held)
+        )
+        if name and is_sure:
+            found[name].append(1)
+
+
+def judge_table(
+    base: Array, table: Plane | None, heights_m: Any, half_m: float, found: dict[str, list[float]]
+) -> None:
+    """Add the errors of the plane, and of the top of a thing that stands still and is twice as high as `half_m`."""
+    assert table is not None
+    tilt, middle_m = float(base[:3, 2] @ table.normal), float(base[:3, 3] @ table.normal)
+    found["table: tilt dg"].append(float(np.degrees(np.arccos(min(1.0, tilt)))))
+    found["table: distance at its middle mm"].append(1000 * abs(middle_m - table.offset_m))
+    if heights_m:
+        found["height of an object's top mm"].append(1000 * abs(heights_m[1] - 2 * half_m))
+
+
+def see(index: int, inside: np.ndarray, random: np.random.Generator) -> Instance:
+    """Return an instance with a disturbed mask, or without one if a tracker would not see the object."""
+    change, mask = random.integers(3), inside.astype(np.uint8)
+    if change < 2:
+        mask = (cv2.erode, cv2.dilate)[change](mask, np.ones((3, 3), np.uint8))
+    if np.count_nonzero(mask) < SEEN_PX:
+        return Instance(index, "", 0.0, "occluded", 0, 1, Mask.empty(SIZE))
+    return Instance(index, "", 1.0, "tracked", 0, 0, Mask.from_full(mask > 0))
+
+
+if __name__ == "__main__":
+    main()
