@@ -80,7 +80,7 @@ def _frames_about(y: Array, z: Array) -> Array:
 
 
 def _poses(limb: Limb) -> Array:
-    return _stack(Rotation.from_quat(np.roll(limb.quats, -1, axis=1)).as_matrix(), limb.positions)
+    return _stack(Rotation.from_quat(limb.quats, scalar_first=True).as_matrix(), limb.positions)
 
 
 def _stack(rotations: Array, positions: Array) -> Array:

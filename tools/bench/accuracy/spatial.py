@@ -9,7 +9,6 @@ the extra `scenes` and OSMesa.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,16 +21,18 @@ import numpy.typing as npt
 
 from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.calibration import Calibration
+from sam3_node.cameras.camera_source import CapturedImage
+from sam3_node.cameras.publish import frame_from
 from sam3_node.geometry import Array, quaternion_from_rotation
 from sam3_node.perception.perception import load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.spatial import SpatialStage
 from sam3_node.perception.surfaces import DepthMap, Float, RayMap, measure_surfaces
-from sam3_node.settings import EngineSettings, ModelSettings, SpatialSettings, TrackerSettings
+from sam3_node.settings import CameraSettings, EngineSettings, ModelSettings, SpatialSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Intrinsics, Mask, RobotState
-from sam3_node.wire import decode_depth, encode_depth, encode_image
+from sam3_node.wire import decode_depth, encode_depth
 from sam3_node.wire.frame_prompt import FramePrompt
-from tools.bench.common import SHARED, Figures, make_parser
+from tools.bench.common import SHARED, Figures, make_parser, time_cpu
 from tools.scenes.clips import Clip
 
 CLIPS, FRAMES, SEED, CASE_DRAWS = 10, 4, 7, 5
@@ -125,17 +126,9 @@ def draw_case(case: Case, noisy: np.ndarray, position: Array | None, truth: Arra
 def make_frame(
     image: np.ndarray, depth_mm: np.ndarray, intrinsics: Intrinsics, seq: int, fps: float
 ) -> Frame:
-    return Frame(
-        camera="cam0",
-        seq=seq,
-        capture_ns=round(seq * NANOSECONDS / fps),
-        width=image.shape[1],
-        height=image.shape[0],
-        encoding="bgr8",
-        colour=encode_image(np.ascontiguousarray(image), "bgr8"),
-        depth=encode_depth(np.ascontiguousarray(depth_mm), "z16", 0.001, True),
-        intrinsics=intrinsics,
-    )
+    depth = encode_depth(np.ascontiguousarray(depth_mm), "z16", 0.001, True)
+    captured = CapturedImage(image, round(seq * NANOSECONDS / fps), depth, intrinsics)
+    return frame_from(captured, seq, CameraSettings(name="cam0"))
 
 
 def make_pipeline(calibration: Calibration | None = None) -> Pipeline:
@@ -164,12 +157,8 @@ def measure_rendered(figures: Figures, count: int) -> None:
         true = name == "true masks"
         for what, share in (("median", 50), ("p95", 95)):
             target = {"median": "under 3 mm", "p95": "under 10 mm"}[what] if true else ""
-            figures.add(
-                f"rendered scenes, {name}: position error, {what}",
-                float(np.percentile(found, share)),
-                "mm",
-                target,
-            )
+            error = float(np.percentile(found, share))
+            figures.add(f"rendered scenes, {name}: position error, {what}", error, "mm", target)
 
 
 def measure_clip(clip: Clip, random: np.random.Generator) -> list[tuple[str, float]]:
@@ -252,15 +241,9 @@ def show_static(figures: Figures, name: str, tracked: Sequence[Instance]) -> Non
     figures.add(f"{what}: frames with a sure mask", 100 * sure / max(1, len(whole)), "%")
     if positions:
         offsets = np.linalg.norm(positions - np.median(positions, axis=0), axis=1)
-        figures.add(
-            f"{what}: distance from the median position, median", 100 * float(np.median(offsets)), "cm"
-        )
-        figures.add(
-            f"{what}: distance from the median position, maximum",
-            100 * float(offsets.max()),
-            "cm",
-            "under 3 cm",
-        )
+        what = f"{what}: distance from the median position"
+        figures.add(f"{what}, median", 100 * float(np.median(offsets)), "cm")
+        figures.add(f"{what}, maximum", 100 * float(offsets.max()), "cm", "under 3 cm")
 
 
 def _is_inside(item: Instance) -> bool:
@@ -287,21 +270,14 @@ def measure_time(figures: Figures) -> None:
         stage, depth = SpatialStage(SpatialSettings(), None), encode_depth(noisy, encoding, 0.001, True)
         for seq in range(TIMED_RUNS):
             frame = make_frame(image, noisy, CAMERA, seq, 30.0)
-            for name, timed in (
-                ("without", replace(frame, depth=None)),
-                ("with", replace(frame, depth=depth)),
-            ):
-                begin = time.process_time()
-                stage.measure(timed, instances, None)
-                spent[name].append(time.process_time() - begin)
-            begin = time.process_time()
-            decode_depth(depth)
-            spent["decoding"].append(time.process_time() - begin)
-        medians = {name: 1000 * float(np.median(found[10:])) for name, found in spent.items()}
+            for name, given in (("without", None), ("with", depth)):
+                timed = replace(frame, depth=given)
+                spent[name].append(time_cpu(partial(stage.measure, timed, instances, None)))
+            spent["decoding"].append(time_cpu(partial(decode_depth, depth)))
+        medians = {name: float(np.median(found[10:])) for name, found in spent.items()}
         extra = medians["with"] - medians["without"]
-        what = (
-            f"3-D of {TIMED_OBJECTS} objects at 640x480, depth {encoding}: extra CPU time of a frame, median"
-        )
+        case = f"3-D of {TIMED_OBJECTS} objects at 640x480, depth {encoding}"
+        what = f"{case}: extra CPU time of a frame, median"
         figures.add(what, extra, "ms", "under 1 ms")
         figures.add(f"{what}, of which decoding", medians["decoding"], "ms")
 
@@ -315,9 +291,7 @@ def measure_step(figures: Figures) -> None:
     for seq, frame in enumerate(clip.frames[:STEPPED_FRAMES]):
         for name, pipeline in pipelines.items():
             timed = frame if name == "with" else replace(frame, depth=None)
-            begin = time.process_time()
-            pipeline.step(timed)
-            spent[name].append(time.process_time() - begin)
+            spent[name].append(time_cpu(partial(pipeline.step, timed)))
             if seq == 0:
                 for box in boxes:
                     pipeline.add(FramePrompt(box=list(box)), seq=frame.seq)
