@@ -1,6 +1,6 @@
 """The robot's pixels from its URDF, against rays that MuJoCo casts at the same URDF."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from sam3_node.settings import RobotSettings
 from sam3_node.types import Frame, Intrinsics, JointState
 from sam3_node.wire import decode_depth
 from tests.support.refuses import refuses
+from tools.scenes.stage import frames
 
 trimesh = pytest.importorskip("trimesh", reason="needs the extra robot")
 pytest.importorskip("yourdfpy", reason="needs the extra robot")
@@ -33,24 +34,17 @@ LENSES = {
     "fisheye": Intrinsics(200.0, 205.0, 158.0, 121.0, "fisheye", (0.05, -0.01, 0.003, -0.001)),
 }
 FAR_M = 5.0
-INERTIA = '<inertial><mass value="1"/><inertia ixx="1" ixy="0" ixz="0" iyy="1" iyz="0" izz="1"/></inertial>'
 URDF = """<robot name="test">
   <link name="floor"/>
-  <link name="foot">{inertia}
-    <collision><origin xyz="0 0 0.05"/><geometry><box size="0.3 0.2 0.1"/></geometry></collision></link>
-  <link name="upper">{inertia}
-    <collision><origin xyz="0 0 0.2" rpy="0 0 0.4"/><geometry><cylinder radius="0.05" length="0.4"/></geometry>
-    </collision></link>
-  <link name="lower">{inertia}
-    <collision><origin xyz="0.15 0 0" rpy="0.3 0 0"/><geometry>
+  <link name="foot"><collision><origin xyz="0 0 0.05"/><geometry><box size="0.3 0.2 0.1"/></geometry></collision></link>
+  <link name="upper"><collision><origin xyz="0 0 0.2" rpy="0 0 0.4"/>
+    <geometry><cylinder radius="0.05" length="0.4"/></geometry></collision></link>
+  <link name="lower"><collision><origin rpy="0.3 1.57 0"/><geometry>
       <mesh filename="package://some_robot/meshes/wedge.stl" scale="0.001 0.001 0.001"/></geometry></collision>
     <visual><geometry><sphere radius="3"/></geometry></visual></link>
-  <link name="ball">{inertia}
-    <collision><geometry><sphere radius="0.06"/></geometry></collision></link>
-  <link name="left">{inertia}
-    <collision><origin xyz="0 0 -0.1"/><geometry><box size="0.02 0.04 0.1"/></geometry></collision></link>
-  <link name="right">{inertia}
-    <collision><origin xyz="0 0 -0.1"/><geometry><box size="0.02 0.04 0.1"/></geometry></collision></link>
+  <link name="ball"><collision><geometry><sphere radius="0.06"/></geometry></collision></link>
+  <link name="left"><collision><geometry><box size="0.02 0.04 0.3"/></geometry></collision></link>
+  <link name="right"><collision><geometry><box size="0.02 0.04 0.3"/></geometry></collision></link>
   <joint name="fixed" type="fixed"><parent link="floor"/><child link="foot"/>
     <origin xyz="0.1 -0.2 0.02" rpy="0 0 3.14159265"/></joint>
   <joint name="elbow" type="revolute"><parent link="upper"/><child link="lower"/><origin xyz="0 0 0.4"/>
@@ -64,44 +58,18 @@ URDF = """<robot name="test">
   <joint name="finger2" type="prismatic"><parent link="ball"/><child link="right"/><axis xyz="0 1 0"/>
     <limit lower="-0.1" upper="0" effort="1" velocity="1"/><mimic joint="finger" multiplier="-1"/></joint>
 </robot>"""
-
-
-class Truth:
-    """MuJoCo's model of the URDF."""
-
-    def __init__(self, urdf: Path) -> None:
-        compiler = '<mujoco><compiler fusestatic="false"/></mujoco></robot>'
-        text = urdf.read_text().replace("package://some_robot/meshes", str(urdf.parent.parent / "meshes"))
-        text = text.replace("</robot>", compiler).replace("<compiler", '<compiler strippath="false"')
-        self.model = mujoco.MjModel.from_xml_string(text)
-        self.data = mujoco.MjData(self.model)
-
-    def cast(self, positions: dict[str, float], camera: Array, lens: Intrinsics) -> Array:
-        """Return the depth [h, w] of the body in a camera at base_from_camera, in metres; inf beside it."""
-        for name, value in {**positions, "finger2": -positions.get("finger", 0.0)}.items():
-            self.data.joint(name).qpos[:] = value
-        mujoco.mj_kinematics(self.model, self.data)
-        rows, columns = np.indices(SIZE)
-        rays = deproject(np.stack([columns, rows], axis=-1).reshape(-1, 2), 1.0, lens)
-        length = np.linalg.norm(rays, axis=1)
-        directions = np.ascontiguousarray(rays / length[:, None] @ camera[:3, :3].T).reshape(-1)
-        geoms, far = np.zeros(len(rays), np.int32), np.zeros(len(rays))
-        arguments = (None, 1, -1, geoms, far, None, len(rays), mujoco.mjMAXVAL)
-        mujoco.mj_multiRay(self.model, self.data, camera[:3, 3].copy(), directions, *arguments)
-        return np.where(geoms < 0, np.inf, far / length).reshape(SIZE)
+MUJOCO = '<mujoco><compiler fusestatic="false" boundmass="1" boundinertia="1"/></mujoco></robot>'
+Cast = Callable[[dict[str, float], Array, Intrinsics], Array]
 
 
 def look(eye: Any, target: Any) -> Array:
-    forward = np.subtract(target, eye) / np.linalg.norm(np.subtract(target, eye))
-    right = np.cross(forward, (0, 0, 1.0)) / np.linalg.norm(np.cross(forward, (0, 0, 1.0)))
-    return rigid(np.stack([right, np.cross(forward, right), forward], axis=1), eye)
+    forward = np.subtract(target, eye)
+    return rigid(frames(forward[None], np.cross(forward, (0, 0, 1.0)))[0], eye)
 
 
 def see_from(camera: Array) -> CameraView:
-    frame = Frame("cam0", 0, 0, SIZE[1], SIZE[0], "bgr8", b"")
-    return CameraView(
-        frame, SpatialFrame(None, pose_of(camera, "camera", "base", 0, "system")), PINHOLE, True
-    )
+    place = SpatialFrame(None, pose_of(camera, "camera", "base", 0, "system"))
+    return CameraView(Frame("cam0", 0, 0, *SIZE[::-1], "bgr8", b""), place, PINHOLE, True)
 
 
 def grown(inside: Pixels, px: int = 1) -> Pixels:
@@ -112,17 +80,11 @@ def grown(inside: Pixels, px: int = 1) -> Pixels:
 @pytest.fixture(scope="module")
 def urdf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("some_robot")
-    (root / "urdf").mkdir()
-    (root / "meshes").mkdir()
-    wedge = trimesh.convex.convex_hull(
-        [
-            (x * 150, y * 40, z * 30)
-            for x, y, z in ((-1, -1, -1), (-1, 1, -1), (1, 1, -1), (1, -1, -1), (0, 0, 1))
-        ]
-    )
-    wedge.export(root / "meshes/wedge.stl")
+    for folder in ("urdf", "meshes"):
+        (root / folder).mkdir()
+    trimesh.creation.cone(radius=60, height=300, sections=3).export(root / "meshes/wedge.stl")
     path = root / "urdf/arm.urdf"
-    path.write_text(URDF.format(inertia=INERTIA))
+    path.write_text(URDF)
     return path
 
 
@@ -132,33 +94,48 @@ def body(urdf: Path) -> RobotBody:
 
 
 @pytest.fixture(scope="module")
-def truth(urdf: Path) -> Truth:
-    return Truth(urdf)
+def cast(urdf: Path) -> Cast:
+    """Cast MuJoCo's rays: depth [h, w] of the body in a camera at base_from_camera, in metres; inf beside it."""
+    meshes = {file.name: file.read_bytes() for file in (urdf.parent.parent / "meshes").iterdir()}
+    model = mujoco.MjModel.from_xml_string(URDF.replace("</robot>", MUJOCO), meshes)
+    data = mujoco.MjData(model)
+
+    def cast(positions: dict[str, float], camera: Array, lens: Intrinsics) -> Array:
+        for name, value in {**positions, "finger2": -positions["finger"]}.items():
+            data.joint(name).qpos[:] = value
+        mujoco.mj_kinematics(model, data)
+        rays = deproject(np.indices(SIZE)[::-1].reshape(2, -1).T, 1.0, lens)
+        length = np.linalg.norm(rays, axis=1)
+        directions = (rays / length[:, None] @ camera[:3, :3].T).ravel()
+        geoms, far = np.zeros(len(rays), np.int32), np.zeros(len(rays))
+        arguments = (None, 1, -1, geoms, far, None, len(rays), mujoco.mjMAXVAL)
+        mujoco.mj_multiRay(model, data, camera[:3, 3].copy(), directions, *arguments)
+        return np.where(geoms < 0, np.inf, far / length).reshape(SIZE)
+
+    return cast
 
 
 def draw_joints(seed: int) -> dict[str, float]:
-    rng = np.random.default_rng(seed)
-    ranges = {"shoulder": (-3, 3), "elbow": (0.3, 2), "wrist": (0, 0.2), "finger": (0.01, 0.1)}
-    return {name: float(rng.uniform(*limits)) for name, limits in ranges.items()}
+    low_high = ((-3, 0.3, 0, 0.01), (3, 2, 0.2, 0.1))
+    values = np.random.default_rng(seed).uniform(*low_high).tolist()
+    return dict(zip(("shoulder", "elbow", "wrist", "finger"), values, strict=True))
 
 
-def cameras(seed: int) -> Iterator[Array]:
-    """Yield a camera that sees the whole, one that sees a part, and one beside the arm that it reaches behind."""
+def cameras(seed: int) -> list[Array]:
+    """Return a camera that sees the whole, one that sees a part, and one beside the arm that it reaches behind."""
     angle = np.random.default_rng(seed).uniform(-3, 3)
     side = np.array([np.cos(angle), np.sin(angle), 0.3])
-    yield look(1.8 * side, (0, -0.2, 0.4))
-    yield look(0.8 * side, (0.2, -0.2, 0.7))
-    yield look((0.35, -0.3, 0.25), (-1.0, 0.1, 0.2))
+    whole, part = (1.8 * side, (0, -0.2, 0.4)), (0.8 * side, (0.2, -0.2, 0.7))
+    return [look(*view) for view in (whole, part, ((0.35, -0.3, 0.25), (-1.0, 0.1, 0.2)))]
 
 
 @pytest.mark.parametrize("lens", LENSES)
 @pytest.mark.parametrize("seed", range(4))
-def test_the_silhouette_is_what_rays_hit(body: RobotBody, truth: Truth, lens: str, seed: int) -> None:
+def test_the_silhouette_is_what_rays_hit(body: RobotBody, cast: Cast, lens: str, seed: int) -> None:
     positions, view = draw_joints(seed), LensView(LENSES[lens], SIZE)
-    placed = body.place(positions)
     for camera in cameras(seed):
-        expected = np.isfinite(truth.cast(positions, camera, LENSES[lens]))
-        drawn = body.draw(invert(camera) @ placed, view)
+        expected = np.isfinite(cast(positions, camera, LENSES[lens]))
+        drawn = body.draw(invert(camera) @ body.place(positions), view)
         assert drawn.shape == SIZE
         assert expected.any()
         # near the rim, few pixels differ by more than one: there the lens is least certain, and the body the nearest
@@ -166,12 +143,11 @@ def test_the_silhouette_is_what_rays_hit(body: RobotBody, truth: Truth, lens: st
         assert (expected & ~grown(drawn)).sum() < 15
 
 
-def test_with_depth_only_what_lies_on_the_body_is_the_robot(body: RobotBody, truth: Truth) -> None:
+def test_with_depth_only_what_lies_on_the_body_is_the_robot(body: RobotBody, cast: Cast) -> None:
     positions, camera = draw_joints(1), look((0.9, 0.4, 0.6), (0, -0.2, 0.3))
-    cast = truth.cast(positions, camera, PINHOLE)
-    drawn = np.isfinite(cast)
-    z = np.where(drawn, cast, FAR_M)
-    columns = np.broadcast_to(np.arange(SIZE[1]), SIZE)
+    z = np.minimum(cast(positions, camera, PINHOLE), FAR_M)
+    drawn = z < FAR_M
+    columns = np.indices(SIZE)[1]
     middle = int(np.median(columns[drawn]))
     front, unknown = drawn & (columns < middle), drawn & (columns > middle + 20)
     z[front] -= 0.1  # a thing in front of it
@@ -215,7 +191,7 @@ def test_joints_with_numbers_as_names_are_in_the_urdf_s_order(body: RobotBody) -
     [
         ("<robot", "", "robot.urdf"),
         ('<robot name="a"><link name="l"/></robot>', "", "collision"),
-        (URDF.format(inertia=""), "", "package://some_robot/meshes/wedge.stl"),
+        (URDF, "", "package://some_robot/meshes/wedge.stl"),
         ('<robot name="a"><link name="l"><visual><geometry><sphere radius="1"/></geometry></visual></link></robot>',
          "tool", ("robot.base", "tool", "l")),
     ],

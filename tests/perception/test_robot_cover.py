@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sam3_node.calibration import Calibration
 from sam3_node.detection.detectors import prepare_prompts
 from sam3_node.errors import CalibrationError
 from sam3_node.geometry import rigid, rotation_from_vector
@@ -17,24 +16,16 @@ from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.robot import RobotPixels, RobotStage
 from sam3_node.perception.spatial import SpatialStage
 from sam3_node.settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
-from sam3_node.types import Frame, JointState, Mask, MaskFrame, RobotState
-from sam3_node.wire import encode_image
+from sam3_node.types import JointState, Mask, MaskFrame, RobotState
+from sam3_node.wire import decode_image, encode_image
 from tests.support import coloured_blocks
+from tests.support.calibration_scenes import calibrated
 from tests.support.coloured_blocks import HEIGHT, PERIOD_NS, WIDTH, ColourDetector
 
 WIDE, SIDE, EVERY, LOST_S = 90, 50, 3, 0.4
 LOST_FRAMES = int(LOST_S * 1e9 / PERIOD_NS)
 PLACE = (130, 90)
 AWAY = -200.0
-HAND_EYE = {"kind": "eye_to_hand", "translation_m": (0.0, 0.0, 0.0), "rotation_vector_rad": (0.0, 0.0, 0.0)}
-PINHOLE = {
-    "width_px": WIDTH,
-    "height_px": HEIGHT,
-    "fx_px": 300.0,
-    "fy_px": 300.0,
-    "cx_px": 160.0,
-    "cy_px": 120.0,
-}
 
 
 class Plate:
@@ -49,15 +40,27 @@ class Plate:
         return plate(float(camera_from_link[0, 0]))
 
 
-def plate(x: float) -> np.ndarray:
+def rectangle(x: float, y: int, width: int, height: int) -> np.ndarray:
     inside = np.zeros((HEIGHT, WIDTH), bool)
-    inside[60:200, max(0, round(x)) : max(0, round(x) + WIDE)] = True
+    inside[y : y + height, max(0, round(x)) : max(0, round(x) + width)] = True
     return inside
 
 
-def stage() -> RobotStage:
+def plate(x: float) -> np.ndarray:
+    return rectangle(x, 60, WIDE, 140)
+
+
+def block(x: int) -> Mask:
+    return Mask.from_full(rectangle(x, 90, SIDE, SIDE))
+
+
+def stage(place: int | None = None) -> RobotStage:
+    """Return a stage that has seen object 1 at a place."""
     body: Any = Plate()
-    return RobotStage(body, RobotSettings())
+    robot = RobotStage(body, RobotSettings())
+    if place is not None:
+        robot.observe(1, block(place), see(AWAY))
+    return robot
 
 
 class World:
@@ -65,34 +68,31 @@ class World:
 
     def __init__(self, nano: TrackerModel, exclude: bool = True, hand_eye: bool = True) -> None:
         self.detector, self.seq = ColourDetector(), 0
-        calibration = Calibration(intrinsics=PINHOLE, hand_eye=HAND_EYE if hand_eye else None)
+        calibration = calibrated((HEIGHT, WIDTH), 300.0, "eye_to_hand" if hand_eye else None)
         settings = TrackerSettings(max_objects=4, exclude_robot=exclude)
         finds = DetectorSettings(every=EVERY, max_lost_s=LOST_S)
         spatial = SpatialStage(SpatialSettings(), calibration)
         self.pipeline = Pipeline(nano, settings, "cam0", self.detector, finds, spatial, stage())
-
-    def ask(self, *names: str) -> None:
-        self.pipeline.set_prompts(prepare_prompts(self.detector, names, 0.5))
-
-    def frame(self, blocks: dict[tuple[int, int], str], x: float, colour: tuple[int, int, int]) -> Frame:
-        self.seq += 1
-        drawn = coloured_blocks.frame(self.seq, blocks)
-        image = np.frombuffer(drawn.colour, np.uint8).reshape(HEIGHT, WIDTH, 3).copy()
-        image[plate(x)] = colour
-        return replace(drawn, colour=encode_image(image, "bgr8"))
+        self.pipeline.set_prompts(prepare_prompts(self.detector, ("red",), 0.5))
 
     def step(
         self,
-        blocks: dict[tuple[int, int], str],
+        place: tuple[int, int] | None,
         x: float = AWAY,
-        colour: tuple[int, int, int] = (200, 200, 200),
         joints: Mapping[str, float] | None = None,
+        count: int = 1,
     ) -> MaskFrame:
-        state = JointState("robot", 0, {"slide": x} if joints is None else joints)
-        frame = self.frame(blocks, x, colour)
-        return self.pipeline.step(
-            frame, find_robot=lambda _: RobotState(None, state if state.positions else None)
-        )
+        """Show frames with a red block at a place; without one, the plate is red."""
+        positions = {"slide": x} if joints is None else joints
+        robot = RobotState(None, JointState("robot", 0, positions) if positions else None)
+        for _ in range(count):
+            self.seq += 1
+            drawn = coloured_blocks.frame(self.seq, {place: "red"} if place else {})
+            image = decode_image(drawn).copy()
+            image[plate(x)] = (200, 200, 200) if place else coloured_blocks.COLOURS["red"]
+            frame = replace(drawn, colour=encode_image(image, "bgr8"))
+            masks = self.pipeline.step(frame, find_robot=lambda _: robot)
+        return masks
 
 
 @pytest.fixture
@@ -101,10 +101,8 @@ def world(nano: TrackerModel) -> World:
 
 
 def test_masks_and_messages_leave_out_the_robot(world: World) -> None:
-    world.ask("red")
-    for _ in range(EVERY + 1):
-        world.step({PLACE: "red"})
-    masks = world.step({PLACE: "red"}, 60)
+    world.step(PLACE, count=EVERY + 1)
+    masks = world.step(PLACE, 60)
     (found,) = masks.instances
     assert found.state == "tracked"
     assert found.area > 0.7 * 30 * SIDE
@@ -119,47 +117,37 @@ def test_masks_and_messages_leave_out_the_robot(world: World) -> None:
 @pytest.mark.parametrize("exclude", [True, False])
 def test_an_object_under_the_robot_waits_for_it(nano: TrackerModel, exclude: bool) -> None:
     world = World(nano, exclude)
-    world.ask("red")
-    for _ in range(2 * EVERY):
-        (found,) = world.step({PLACE: "red"}).instances
+    (found,) = world.step(PLACE, count=2 * EVERY).instances
     for x in range(0, 105, 15):  # the plate comes slowly
-        for partly in world.step({PLACE: "red"}, x - 10).instances:
+        for partly in world.step(PLACE, x - 10).instances:
             assert (partly.area == 0) is (partly.state == "occluded")
     before = world.pipeline.state()["tracker"]["bank"]
     for _ in range(3 * LOST_FRAMES):
-        masks = world.step({PLACE: "red"}, 105)
+        masks = world.step(PLACE, 105)
         if exclude:
             (hidden,) = masks.instances
-            assert (hidden.id, hidden.state, hidden.hidden_by, hidden.area) == (
-                found.id,
-                "occluded",
-                "robot",
-                0,
-            )
+            assert (hidden.id, hidden.state, hidden.area) == (found.id, "occluded", 0)
+            assert hidden.hidden_by == "robot"
     if not exclude:
         assert found.id not in [instance.id for instance in masks.instances]
         return
     assert pack_state({"bank": world.pipeline.state()["tracker"]["bank"]}) == pack_state({"bank": before})
-    (back,) = world.step({PLACE: "red"}).instances
+    (back,) = world.step(PLACE).instances
     assert (back.id, back.state, back.hidden_by) == (found.id, "tracked", None)
     assert back.area > 0.8 * SIDE**2
 
 
 def test_a_thing_that_the_robot_has_moved_is_found_beside_it(world: World) -> None:
-    world.ask("red")
-    for _ in range(2 * EVERY):
-        (found,) = world.step({PLACE: "red"}).instances
-    world.step({PLACE: "red"}, 105)
-    for _ in range(2 * EVERY):
-        (moved,) = world.step({(230, 90): "red"}, 105).instances
+    (found,) = world.step(PLACE, count=2 * EVERY).instances
+    world.step(PLACE, 105)
+    (moved,) = world.step((230, 90), 105, count=2 * EVERY).instances
     assert (moved.id, moved.state) == (found.id, "tracked")
     assert moved.box[0] > 215
 
 
 def test_a_detection_of_the_robot_is_dropped(world: World) -> None:
-    world.ask("red")
     for _ in range(2 * EVERY):
-        assert world.step({}, 100, coloured_blocks.COLOURS["red"]).instances == ()
+        assert world.step(None, 100).instances == ()
 
 
 @pytest.mark.parametrize(
@@ -170,9 +158,7 @@ def test_without_joints_or_calibration_nothing_is_excluded(
     nano: TrackerModel, hand_eye: bool, joints: dict[str, float] | None, problem: str
 ) -> None:
     world = World(nano, hand_eye=hand_eye)
-    world.ask("red")
-    for _ in range(2 * EVERY):
-        masks = world.step({}, 100, coloured_blocks.COLOURS["red"], joints)
+    masks = world.step(None, 100, joints, count=2 * EVERY)
     assert (masks.robot_mask, masks.joints) == (None, None)
     assert len(masks.instances) == 1
     assert problem in str(world.pipeline.spatial.problem)
@@ -183,15 +169,8 @@ def see(x: float, right_m: float = 0.0, turned_rad: float = 0.0) -> RobotPixels:
     return RobotPixels(JointState("robot", 0, {"slide": x}), plate(x), camera)
 
 
-def block(x: int, y: int = 90) -> Mask:
-    full = np.zeros((HEIGHT, WIDTH), bool)
-    full[y : y + SIDE, x : x + SIDE] = True
-    return Mask.from_full(full)
-
-
 def test_an_arm_that_comes_slowly_covers_the_whole_place() -> None:
-    robot, covered = stage(), []
-    robot.observe(1, block(100), see(AWAY))
+    robot, covered = stage(100), []
     for left in range(0, 70, 2):
         seen = see(left - WIDE + 100)
         covered.append(bool(robot.find_covered(seen)))
@@ -208,8 +187,7 @@ def test_an_arm_that_comes_slowly_covers_the_whole_place() -> None:
 
 
 def test_a_thing_that_moves_with_the_arm_leaves_its_place() -> None:
-    robot = stage()
-    robot.observe(1, block(0), see(AWAY))
+    robot = stage(0)
     for x in range(0, 200, 5):  # pushed: the arm's edge is over a fifth of it
         seen = see(x + 10 - WIDE)
         assert not robot.find_covered(seen)
@@ -218,8 +196,7 @@ def test_a_thing_that_moves_with_the_arm_leaves_its_place() -> None:
 
 @pytest.mark.parametrize(("right_m", "turned_rad"), [(0.05, 0.0), (0.0, 0.1)])
 def test_a_camera_that_has_moved_looks_at_another_place(right_m: float, turned_rad: float) -> None:
-    robot = stage()
-    robot.observe(1, block(120), see(AWAY))
+    robot = stage(120)
     assert robot.find_covered(see(100, right_m / 5, turned_rad / 5)) == {1}
     assert not robot.find_covered(see(100, right_m, turned_rad))
     robot.observe(1, block(60).without(plate(100)), see(100, right_m, turned_rad))  # not what it hides at 120
@@ -227,15 +204,11 @@ def test_a_camera_that_has_moved_looks_at_another_place(right_m: float, turned_r
 
 
 def test_a_place_is_forgotten_while_the_robot_is_not_known() -> None:
-    robot = stage()
-    robot.observe(1, block(120), see(AWAY))
+    robot = stage(120)
     robot.observe(1, block(30), None)
     assert not robot.find_covered(see(100))
 
 
 def test_boxes_are_the_robots_where_it_fills_most_of_them() -> None:
-    seen = see(100)
-    assert seen.covers((110.0, 70.0, 150.0, 100.0))
-    assert not seen.covers((60.0, 70.0, 139.0, 100.0))
-    assert seen.covers((60.0, 70.0, 141.0, 100.0))
-    assert not seen.covers((-30.0, -20.0, -5.0, -1.0))
+    boxes = ((110, 70, 150, 100), (60, 70, 139, 100), (60, 70, 141, 100), (-30, -20, -5, -1))
+    assert [see(100).covers(box) for box in boxes] == [True, False, True, False]

@@ -7,32 +7,28 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from sam3_node.calibration import Calibration
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.spatial import SpatialStage
 from sam3_node.perception.table import describe_on, fit_plane
 from sam3_node.settings import SpatialSettings
 from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Mask, Plane
 from sam3_node.wire import encode_depth
+from tests.support.calibration_scenes import calibrated
 
-PINHOLE = {"width_px": 160, "height_px": 120, "fx_px": 150.0, "fy_px": 150.0, "cx_px": 79.5, "cy_px": 59.5}
-DOWN = (np.pi, 0.0, 0.0)
-"""Rotation vector of a camera that looks along the base's -z."""
+SIZE = (120, 160)
 HOME, AWAY = FramePose("gripper", "base", 0, (0, 0, 1.0), (0, 0, 0, 1)), (0.3, 0.0, 1.0)
 SQUARE = Mask.from_full(np.pad(np.ones((30, 40), bool), ((45, 45), (60, 60))))
 
 
 def stage(table: bool = True) -> SpatialStage:
-    hand_eye = {"kind": "eye_in_hand", "translation_m": (0, 0, 0), "rotation_vector_rad": DOWN}
-    return SpatialStage(SpatialSettings(table=table), Calibration(intrinsics=PINHOLE, hand_eye=hand_eye))
+    """Return a stage whose camera looks along the base's -z."""
+    looks_down = calibrated(SIZE, 150.0, "eye_in_hand", (np.pi, 0, 0))
+    return SpatialStage(SpatialSettings(table=table), looks_down)
 
 
-def look(
-    depth_mm: float | np.ndarray, at_s: float = 0.0, block_mm: float | None = None, noise: int = 0
-) -> Frame:
+def look(depth_mm: Any, at_s: float = 0.0, block_mm: float | None = None, noise: int = 0) -> Frame:
     """Return a frame with this depth, and a block as near as `block_mm` under SQUARE."""
-    image = np.broadcast_to(np.asarray(depth_mm, np.float64), (120, 160)).copy()
-    image += np.random.default_rng(noise).normal(0, 2.0 * (noise > 0), image.shape)
+    image = depth_mm + np.random.default_rng(noise).normal(0, 2.0 * (noise > 0), SIZE)
     if block_mm is not None:
         SQUARE.paint(image, block_mm)
     depth = encode_depth(image.round().astype(np.uint16), "z16", 0.001, True)
@@ -66,9 +62,9 @@ def test_a_wall_alone_and_few_points_are_no_table() -> None:
 
 
 def test_a_nearer_table_outweighs_the_floor_and_masks_and_robot_do_not_count() -> None:
-    depth_mm = np.full((120, 160), 1600.0)
+    depth_mm = np.full(SIZE, 1600.0)
     depth_mm[:, :50] = 800
-    robot = np.zeros((120, 160), bool)
+    robot = np.zeros(SIZE, bool)
     robot[:, 70:] = True
     table, _ = measure(stage(), look(depth_mm))
     assert table.offset_m == pytest.approx(1 - 0.8)
@@ -110,14 +106,10 @@ def test_the_box_of_a_turned_block_is_the_blocks(yaw: float) -> None:
 
 
 def test_the_table_stays_while_the_camera_stands_and_is_measured_each_second() -> None:
-    spatial = stage()
-    assert measure(spatial, look(800))[0].offset_m == pytest.approx(0.2)
-    assert measure(spatial, look(750, 0.9))[0].offset_m == pytest.approx(0.2)
-    assert measure(spatial, look(750, 1.1))[0].offset_m == pytest.approx(0.25)
-    assert measure(spatial, look(0, 2.2))[0].offset_m == pytest.approx(0.25)  # nothing is seen
-    moved = replace(HOME, position_m=AWAY)
-    assert measure(spatial, look(790, 2.5), moved)[0].offset_m == pytest.approx(0.25)
-    assert measure(spatial, look(790, 3.3), moved)[0].offset_m == pytest.approx(0.21)
+    spatial, moved = stage(), replace(HOME, position_m=AWAY)
+    steps = [(800, 0, HOME, 0.2), (750, 0.9, HOME, 0.2), (750, 1.1, HOME, 0.25), (0, 2.2, HOME, 0.25)]
+    for depth_mm, at_s, pose, offset_m in [*steps, (790, 2.5, moved, 0.25), (790, 3.3, moved, 0.21)]:
+        assert measure(spatial, look(depth_mm, at_s), pose)[0].offset_m == pytest.approx(offset_m)
     assert measure(spatial, look(0, 4.4))[0] is None
     frame = look(800, 5.5)
     table = spatial.measure(frame, [], replace(HOME, stamp_ns=frame.capture_ns))[1].table  # without objects

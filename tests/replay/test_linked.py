@@ -25,8 +25,8 @@ def positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each object a position in base: 1 m apart for each id, the same for both cameras, with the frame's noise."""
     track: Callable[..., MaskFrame] = Pipeline.step
 
-    def step(pipeline: Pipeline, frame: Frame, *args: int) -> MaskFrame:
-        masks = track(pipeline, frame, *args)
+    def step(pipeline: Pipeline, frame: Frame, *args: int, **options: int) -> MaskFrame:
+        masks = track(pipeline, frame, *args, **options)
         noise_m = 0.01 * (frame.seq % 3)
         sure = {"frame": "base", "state": "tracked", "doubtful": False}
         instances = tuple(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
+from sam3_node.calibration import Calibration
 from sam3_node.calibration.board_pdf import pattern
 from sam3_node.calibration.boards import Board
 from sam3_node.calibration.bundle import BoardView, expected_covariance, locate_board, to_solution
@@ -31,6 +32,20 @@ _MOUNTS = {
     "eye_in_hand": (GRIPPER_FROM_CAMERA, BASE_FROM_BOARD),
     "eye_to_hand": (BASE_FROM_CAMERA, GRIPPER_FROM_BOARD),
 }
+
+
+def calibrated(
+    size: tuple[int, int],
+    focal_px: float,
+    kind: Mounting | None,
+    rotation_vector: Sequence[float] = (0, 0, 0),
+) -> Calibration:
+    """Return the calibration of a camera with the optical axis at the image's middle, and at its parent's origin."""
+    (height, width), focal = size, {"fx_px": focal_px, "fy_px": focal_px}
+    middle = {"cx_px": (width - 1) / 2, "cy_px": (height - 1) / 2}
+    mount = {"kind": kind, "translation_m": (0, 0, 0), "rotation_vector_rad": rotation_vector}
+    fields = {"intrinsics": {"width_px": width, "height_px": height, **focal, **middle}}
+    return Calibration.model_validate(fields | ({"hand_eye": mount} if kind else {}))
 
 
 def project_board(camera_from_board: Array, intrinsics: Intrinsics, points: Array) -> Array:
