@@ -263,8 +263,8 @@ def main() -> None:
         f"{'largest difference of':28s}  boxes px    scores   kept boxes px  kept scores  kept ours/theirs  "
         "frame to boxes px  scores"
     )
-    files = args.files or shared_files()
-    pictures = [measure_picture(ours, theirs, named, text, args) for named in first_frames(files)]
+    sources: list[Path] = args.files or shared_files()
+    pictures = [measure_picture(ours, theirs, named, text, args) for named in first_frames(sources)]
     report_times([picture.passes for picture in pictures], figures)
     report_differences(pictures, figures)
     figures.write(args.json)
