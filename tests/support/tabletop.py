@@ -47,6 +47,11 @@ def ious(results: Iterable[MaskFrame], label: str) -> dict[int, float]:
     return {seq: _iou(masks, expected) for seq, (masks, expected) in pairs.items() if expected.area}
 
 
+def iou(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the IoU of two masks [h, w]; 0 if both are empty."""
+    return float((first & second).sum() / max(1, (first | second).sum()))
+
+
 def _labelled(masks: MaskFrame, label: str) -> Instance:
     return next(instance for instance in masks.instances if instance.label == label)
 
@@ -57,5 +62,4 @@ def _iou(masks: MaskFrame, expected: Instance) -> float:
     for instance in masks.instances:
         if instance.label == expected.label:
             inside |= instance.mask.full()
-    there = expected.mask.full()
-    return float((inside & there).sum() / (inside | there).sum())
+    return iou(inside, expected.mask.full())
