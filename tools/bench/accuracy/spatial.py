@@ -92,9 +92,8 @@ def measure_cases(figures: Figures, picture: Path | None) -> None:
     for draw in range(CASE_DRAWS):
         for case in make_cases(random):
             noisy = add_noise(case.seen_m, random)
-            surfaces = measure_surfaces(
-                [Mask.from_full(case.inside)], DepthMap(noisy, 0.001, rays, CAMERA.fx)
-            )
+            depth = DepthMap(noisy, 0.001, rays, CAMERA.fx)
+            surfaces = measure_surfaces([Mask.from_full(case.inside)], depth)
             truth = compute_truth(case.depth_m, case.inside, rays)
             shares.setdefault(case.name, []).append(surfaces.shares[0])
             for position in surfaces.positions_m:
@@ -122,20 +121,11 @@ def draw_case(case: Case, noisy: np.ndarray, position: Array | None, truth: Arra
     return image[90:390, 140:500]
 
 
-def make_frame(
-    image: np.ndarray, depth_mm: np.ndarray, intrinsics: Intrinsics, seq: int, fps: float
-) -> Frame:
-    return Frame(
-        camera="cam0",
-        seq=seq,
-        capture_ns=round(seq * NANOSECONDS / fps),
-        width=image.shape[1],
-        height=image.shape[0],
-        encoding="bgr8",
-        colour=encode_image(np.ascontiguousarray(image), "bgr8"),
-        depth=encode_depth(np.ascontiguousarray(depth_mm), "z16", 0.001, True),
-        intrinsics=intrinsics,
-    )
+def make_frame(image: np.ndarray, depth_mm: np.ndarray, lens: Intrinsics, seq: int, fps: float) -> Frame:
+    stamp_ns, (height, width) = round(seq * NANOSECONDS / fps), image.shape[:2]
+    colour = encode_image(np.ascontiguousarray(image), "bgr8")
+    depth = encode_depth(np.ascontiguousarray(depth_mm), "z16", 0.001, True)
+    return Frame("cam0", seq, stamp_ns, width, height, "bgr8", colour, depth=depth, intrinsics=lens)
 
 
 def make_pipeline(calibration: Calibration | None = None) -> Pipeline:
@@ -161,15 +151,8 @@ def measure_rendered(figures: Figures, count: int) -> None:
             errors[name].append(1000 * error_m)
     for name, found in errors.items():
         print(f"{name}: {len(found)} objects on frames")
-        true = name == "true masks"
-        for what, share in (("median", 50), ("p95", 95)):
-            target = {"median": "under 3 mm", "p95": "under 10 mm"}[what] if true else ""
-            figures.add(
-                f"rendered scenes, {name}: position error, {what}",
-                float(np.percentile(found, share)),
-                "mm",
-                target,
-            )
+        targets = ("under 3 mm", "under 10 mm") if name == "true masks" else ()
+        figures.add_percentiles(f"rendered scenes, {name}: position error,", found, "mm", *targets)
 
 
 def measure_clip(clip: Clip, random: np.random.Generator) -> list[tuple[str, float]]:
@@ -252,15 +235,9 @@ def show_static(figures: Figures, name: str, tracked: Sequence[Instance]) -> Non
     figures.add(f"{what}: frames with a sure mask", 100 * sure / max(1, len(whole)), "%")
     if positions:
         offsets = np.linalg.norm(positions - np.median(positions, axis=0), axis=1)
-        figures.add(
-            f"{what}: distance from the median position, median", 100 * float(np.median(offsets)), "cm"
-        )
-        figures.add(
-            f"{what}: distance from the median position, maximum",
-            100 * float(offsets.max()),
-            "cm",
-            "under 3 cm",
-        )
+        what = f"{what}: distance from the median position"
+        figures.add(f"{what}, median", 100 * float(np.median(offsets)), "cm")
+        figures.add(f"{what}, maximum", 100 * float(offsets.max()), "cm", "under 3 cm")
 
 
 def _is_inside(item: Instance) -> bool:
@@ -287,10 +264,8 @@ def measure_time(figures: Figures) -> None:
         stage, depth = SpatialStage(SpatialSettings(), None), encode_depth(noisy, encoding, 0.001, True)
         for seq in range(TIMED_RUNS):
             frame = make_frame(image, noisy, CAMERA, seq, 30.0)
-            for name, timed in (
-                ("without", replace(frame, depth=None)),
-                ("with", replace(frame, depth=depth)),
-            ):
+            for name, used in (("without", None), ("with", depth)):
+                timed = replace(frame, depth=used)
                 begin = time.process_time()
                 stage.measure(timed, instances, None)
                 spent[name].append(time.process_time() - begin)
@@ -299,9 +274,8 @@ def measure_time(figures: Figures) -> None:
             spent["decoding"].append(time.process_time() - begin)
         medians = {name: 1000 * float(np.median(found[10:])) for name, found in spent.items()}
         extra = medians["with"] - medians["without"]
-        what = (
-            f"3-D of {TIMED_OBJECTS} objects at 640x480, depth {encoding}: extra CPU time of a frame, median"
-        )
+        what = f"3-D of {TIMED_OBJECTS} objects at 640x480, depth {encoding}"
+        what += ": extra CPU time of a frame, median"
         figures.add(what, extra, "ms", "under 1 ms")
         figures.add(f"{what}, of which decoding", medians["decoding"], "ms")
 
