@@ -1,11 +1,13 @@
-"""Parts that the commands of tools share: parser, errors in one line, threads and device."""
+"""Parts that the commands of tools share: parser, errors in one line, threads and device, logs of JSON lines."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sam3_node.errors import ModelError, Sam3NodeError
 
@@ -54,3 +56,12 @@ def choose_device(name: str | None) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
         raise ModelError(f"--device {name}: expected cpu, or cuda where torch finds one: {error}") from error
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a log with a JSON object a line; lines that a kill has cut short are left out. An absent file has none."""
+    lines = []
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        with suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines

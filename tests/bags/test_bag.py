@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from sam3_node.settings import CameraSettings
 from sam3_node.types import Frame
 from sam3_node.wire import decode_depth, decode_image, encode_depth, pack_masks
 from tests.support import ros_recordings
+from tests.support.hostile_recordings import execute
 from tests.support.mcap_files import (
     COLOUR,
     DEPTH,
@@ -260,9 +260,7 @@ def test_any_recording_is_played_as_a_camera(tmp_path: Path, format_: str) -> No
     captured = list(open_camera(f"bag:{path}", FAST))
     assert [item.times for item in captured] == [{"media_ns": index * PERIOD_NS} for index in range(3)]
     assert np.array_equal(captured[2].pixels(), colour_pixels(2))
-    found = captured[2].depth
-    assert found is not None
-    assert np.array_equal(decode_depth(found), depth_pixels(2))
+    assert np.array_equal(decode_depth(captured[2].depth), depth_pixels(2))
 
 
 def test_a_camera_of_a_recording_is_played_by_its_name(tmp_path: Path) -> None:
@@ -418,12 +416,9 @@ def test_a_topic_without_a_name_is_passed_over(tmp_path: Path) -> None:
     (file,) = ros_recordings.write_ros2(tmp_path / "bag", 3).glob("*.db3")
     copy = tmp_path / "one.db3"
     shutil.copy(file, copy)
-    with sqlite3.connect(copy) as database:
-        (number,) = database.execute("SELECT max(id) FROM topics").fetchone()
-        database.execute("PRAGMA writable_schema=ON")
-        database.execute("UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '') WHERE name = 'topics'")
-    with sqlite3.connect(copy) as database:
-        database.execute("INSERT INTO topics (id, serialization_format) VALUES (?, 'cdr')", (number + 1,))
+    nullable = "UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '') WHERE name = 'topics'"
+    execute(copy, "PRAGMA writable_schema=ON", nullable)
+    execute(copy, "INSERT INTO topics (id, serialization_format) SELECT max(id) + 1, 'cdr' FROM topics")
     with open_bag(copy) as bag:
         assert len(list(bag)) == 3
 

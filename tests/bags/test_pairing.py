@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from sam3_node.bags import RecordingWriter
-from sam3_node.bags.bag import open_bag
 from sam3_node.bags.discovery import Camera
 from sam3_node.bags.formats import mcap, video
 from sam3_node.bags.pairing import MAX_WAITING, PATIENCE_NS, TOLERANCE_NS, Pairing, TimeSpan, parse_time
@@ -20,7 +19,7 @@ from sam3_node.errors import BagError
 from sam3_node.types import NANOSECONDS, Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth
 from tests.support import mcap_files
-from tests.support.recordings import frame_at, write_film
+from tests.support.recordings import frame_at, read_bag, write_film
 from tests.support.refuses import refuses
 from tests.support.wire_examples import plain
 
@@ -278,7 +277,6 @@ def test_a_colour_image_on_the_topic_of_depth_is_told() -> None:
 
 def millimetre_depth(at_ms: int) -> Sample:
     plain = depth(at_ms).payload
-    assert isinstance(plain, Depth)
     fields = (plain.width, plain.height, plain.encoding, plain.scale_m, plain.aligned, plain.data)
     return depth(at_ms)._replace(payload=MillimetreDepth(*fields))
 
@@ -366,8 +364,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(path: Path, span: TimeSpan = WHOLE) -> list[Frame]:
-    with open_bag(path, span=span) as bag:
-        return list(bag)
+    return read_bag(path, span=span)[0]
 
 
 def expect(frames: list[Frame], span: TimeSpan, kind: str) -> list[Frame]:

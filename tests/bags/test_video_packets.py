@@ -27,6 +27,7 @@ from sam3_node.wire import decode_depth, decode_image
 from tests.support.grey_video import encode, level
 from tests.support.mcap_files import Moment, write_mcap
 from tests.support.paths import SHARED
+from tests.support.recordings import read_bag
 from tests.support.ros_recordings import write_by_rosbags
 
 T0, PERIOD_NS, COUNT, SIZE = 1_700_000_000 * NANOSECONDS, 50_000_000, 12, (48, 64)
@@ -76,11 +77,6 @@ def write_ros(path: Path, data: list[bytes], encoding: str) -> Path:
     return write_mcap(path, moments, "cdr", "ros2msg", pack)
 
 
-def read(path: Path, span: TimeSpan | None = None) -> tuple[list[Frame], str | None]:
-    with open_bag(path, span=span or TimeSpan()) as bag:
-        return list(bag), bag.lost
-
-
 def levels(frames: list[Frame]) -> Iterator[float]:
     return (float(decode_image(frame).mean()) for frame in frames)
 
@@ -107,7 +103,7 @@ def levels(frames: list[Frame]) -> Iterator[float]:
 def test_every_packet_becomes_its_image(tmp_path: Path, codec: str, name: str, write: Any) -> None:
     data = packets(codec)
     assert len(data) == COUNT
-    frames, lost = read(write(tmp_path / "r.mcap", data, name))
+    frames, lost = read_bag(write(tmp_path / "r.mcap", data, name))
     assert lost is None
     assert [frame.capture_ns for frame in frames] == [T0 + index * PERIOD_NS for index in range(COUNT)]
     assert all(abs(found - level(index)) < 12 for index, found in enumerate(levels(frames)))
@@ -117,7 +113,7 @@ def test_every_packet_becomes_its_image(tmp_path: Path, codec: str, name: str, w
 def test_what_comes_before_a_key_frame_and_damaged_packets_are_told(tmp_path: Path) -> None:
     data = packets("libvpx-vp9")[3:]
     data[5] = b"\x00" * 20
-    frames, lost = read(write_foxglove(tmp_path / "r.mcap", data, "vp9"))
+    frames, lost = read_bag(write_foxglove(tmp_path / "r.mcap", data, "vp9"))
     assert frames
     assert frames[0].capture_ns == T0 + 3 * PERIOD_NS  # the key frame
     assert f"of {TOPIC} (first" in str(lost)
@@ -125,8 +121,8 @@ def test_what_comes_before_a_key_frame_and_damaged_packets_are_told(tmp_path: Pa
 
 def test_a_part_is_decoded_from_what_was_before_it(tmp_path: Path) -> None:
     path = write_foxglove(tmp_path / "r.mcap", packets("libvpx-vp9"), "vp9")
-    whole, _ = read(path)
-    part, _ = read(path, TimeSpan(3 * PERIOD_NS, 8 * PERIOD_NS))
+    whole, _ = read_bag(path)
+    part, _ = read_bag(path, span=TimeSpan(3 * PERIOD_NS, 8 * PERIOD_NS))
     assert [frame.seq for frame in part] == [3, 4, 5, 6, 7]
     assert [bytes(frame.colour) for frame in part] == [bytes(frame.colour) for frame in whole[3:8]]
 
@@ -155,7 +151,7 @@ def test_real_h264_is_what_ffmpeg_decodes(tmp_path: Path) -> None:
             for _, image in zip(range(30), container.decode(video=0), strict=False)
         }
     path = write_ros(tmp_path / "r.mcap", [bytes(unit) for unit in units], "h264_nvenc;nv12;bgr8;bgr8")
-    frames, lost = read(path)
+    frames, lost = read_bag(path)
     assert lost is None
     by_packet = {frame.capture_ns: frame for frame in frames}
     for index, unit in enumerate(units):
@@ -229,18 +225,18 @@ def test_video_in_other_messages_of_ros_becomes_images(
 ) -> None:
     data = packets(codec)
     path = write_messages(tmp_path / "bag.bag", plugin, as_video(data, kind, format_))
-    frames, lost = read(path)
+    frames, lost = read_bag(path)
     assert lost is None
     assert [frame.capture_ns for frame in frames] == [T0 + index * PERIOD_NS for index in range(COUNT)]
     assert all(abs(found - level(index)) < 12 for index, found in enumerate(levels(frames)))
-    part, _ = read(path, TimeSpan(3 * PERIOD_NS, 8 * PERIOD_NS))
+    part, _ = read_bag(path, span=TimeSpan(3 * PERIOD_NS, 8 * PERIOD_NS))
     assert [frame.seq for frame in part] == [3, 4, 5, 6, 7]
 
 
 def test_a_stream_that_begins_within_a_group_of_pictures_begins_at_its_key_frame(tmp_path: Path) -> None:
     data = [*packets("libx264")[3:], b"", *packets("libx264")[:2]]
     kind = "sensor_msgs/msg/CompressedImage"
-    frames, lost = read(write_messages(tmp_path / "bag", "MCAP", as_video(data, kind, "h264")))
+    frames, lost = read_bag(write_messages(tmp_path / "bag", "MCAP", as_video(data, kind, "h264")))
     assert frames[0].capture_ns == T0 + 3 * PERIOD_NS
     assert len(frames) == len(data) - 4  # three before the key frame, and an empty one
     assert "skipped 4 of /cam/image/compressed" in str(lost)
@@ -249,9 +245,9 @@ def test_a_stream_that_begins_within_a_group_of_pictures_begins_at_its_key_frame
 def test_images_of_other_formats_stay_images_and_unknown_ones_are_named(tmp_path: Path) -> None:
     kind = "sensor_msgs/msg/CompressedImage"
     jpeg = cv2.imencode(".jpg", np.zeros((*SIZE, 3), np.uint8))[1].tobytes()
-    frames, _ = read(write_messages(tmp_path / "jpeg", "MCAP", as_video([jpeg], kind, "h264; jpeg")))
+    frames, _ = read_bag(write_messages(tmp_path / "jpeg", "MCAP", as_video([jpeg], kind, "h264; jpeg")))
     assert [frame.encoding for frame in frames] == ["jpeg"]
-    frames, lost = read(write_messages(tmp_path / "other", "MCAP", as_video([b"data"], kind, "theora")))
+    frames, lost = read_bag(write_messages(tmp_path / "other", "MCAP", as_video([b"data"], kind, "theora")))
     assert not frames
     assert "a video format such as h264, found b'data'... ('theora')" in str(lost)
 
@@ -285,11 +281,10 @@ def test_images_and_calibration_of_foxglove_msgs_are_read(tmp_path: Path, plugin
     ]
     messages = [(topic, f"foxglove_msgs/msg/{kind}", fields) for topic, kind, fields in messages]
     near_ns = 10_000_000  # depth belongs to the image after it
-    frames, lost = read(write_messages(tmp_path / "bag.bag", plugin, messages, near_ns))
+    frames, lost = read_bag(write_messages(tmp_path / "bag.bag", plugin, messages, near_ns))
     assert lost is None
     assert {frame.camera for frame in frames} == {"a", "b"}
     assert all(np.array_equal(decode_image(frame), picture) for frame in frames)
     (frame,) = (frame for frame in frames if frame.camera == "a")
-    assert frame.depth is not None
     assert (decode_depth(frame.depth) == 1234).all()
     assert frame.intrinsics == Intrinsics(60.0, 61.0, 30.0, 20.0)

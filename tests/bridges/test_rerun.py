@@ -1,5 +1,6 @@
 """Tests of the Rerun bridge: files are read back by Rerun's reader, and Rerun's program receives the live stream."""
 
+import signal
 import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -220,14 +221,15 @@ def test_a_viewer_may_come_late_hang_and_be_replaced(tmp_path: Path) -> None:
     assert not shower.show()
     with rerun_program(port, tmp_path / "one.rrd") as viewer:
         until(shower.show, "a connection")
-        until(lambda: shower.show() and count_rows(viewer.path, BOXES), "what the viewer has")
-        viewer.stop()
+        until(lambda: shower.show() and count_rows(tmp_path / "one.rrd", BOXES), "what the viewer has")
+        viewer.process.send_signal(signal.SIGSTOP)
         with shower.keep_showing():
             until(shower.stalls, "the wait for the viewer, without which memory would grow")
-            viewer.go_on()
+            viewer.process.send_signal(signal.SIGCONT)
             until(lambda: not shower.stalls(), "the end of the wait")
     until(lambda: not shower.show(), "the end of the connection")
-    with rerun_program(port, tmp_path / "two.rrd") as viewer:
-        until(lambda: shower.show() and count_rows(viewer.path, BOXES), "what the next viewer has")
-        assert "AnnotationContext:context" in next(iter(read_rrd(viewer.path)["/cameras/wrist-1"].values()))
+    path = tmp_path / "two.rrd"
+    with rerun_program(port, path):
+        until(lambda: shower.show() and count_rows(path, BOXES), "what the next viewer has")
+        assert "AnnotationContext:context" in next(iter(read_rrd(path)["/cameras/wrist-1"].values()))
     stream.close()

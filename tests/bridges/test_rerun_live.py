@@ -1,5 +1,6 @@
 """Tests of `sam3-node bridge rerun` as a process, with a real camera and node."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,10 @@ def test_the_file_has_the_pictures_and_the_masks_on_their_objects(rig: ConsoleRi
 
 def test_a_signal_ends_it_while_the_viewer_hangs(rig: ConsoleRig, tmp_path: Path) -> None:
     port = free_ports(1)[0]
-    with rerun_program(port, tmp_path / "viewer.rrd") as viewer:
+    path = tmp_path / "viewer.rrd"
+    with rerun_program(port, path) as viewer:
         process = rig.launch("bridge", "rerun", f"rerun+http://127.0.0.1:{port}/proxy")
         process.next_line()
-        until(lambda: count_rows(viewer.path, BOXES), "what the viewer has")
-        viewer.stop()
+        until(lambda: count_rows(path, BOXES), "what the viewer has")
+        viewer.process.send_signal(signal.SIGSTOP)
         assert process.terminate() == 0

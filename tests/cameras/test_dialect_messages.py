@@ -4,11 +4,8 @@ import importlib.util
 import json
 import math
 import random
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import cv2
@@ -36,7 +33,8 @@ from tests.support.camera_servers import (
     picture,
     views,
 )
-from tests.support.hostility import limited_memory, mutations
+from tests.support.hostility import declare_jpeg, limited_memory, mutations
+from tests.support.processes import Process
 from tests.support.refuses import refuses
 from tests.support.repeats import repetitions
 
@@ -216,13 +214,10 @@ def test_hostile_messages_are_refused_within_bounds(dialect: str, parts: list[by
 
 
 def test_an_image_that_declares_more_pixels_than_it_has_is_refused_without_decoding() -> None:
-    huge = bytearray(jpeg(picture()))
-    at = huge.index(b"\xff\xc0") + 5
-    huge[at : at + 4] = b"\x40\x00\x40\x00"
+    png = cv2.imencode(".png", picture())[1].tobytes()
+    images = {"head": declare_jpeg(jpeg(picture()), 16384, 16384), "wrist": png}
     with limited_memory(4):
-        contents = read(
-            "groot", groot({"head": bytes(huge), "wrist": cv2.imencode(".png", picture())[1].tobytes()})
-        )
+        contents = read("groot", groot(images))
     assert "expected the bytes of 16384 x 16384 pixels, found" in str(contents.rejected[0])
     assert contents.images[0].frame.encoding == "png"
 
@@ -292,19 +287,13 @@ while True:
 """
 
 
-@contextmanager
-def peer(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", DRAW + program, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def peer(program: str, *arguments: str) -> Process:
+    return Process.spawn([sys.executable, "-c", DRAW + program, *arguments], stderr=None)
 
 
-def read_endpoint(process: subprocess.Popen[str]) -> str:
+def read_endpoint(process: Process) -> str:
     """Return the address that the server prints; other lines of it are skipped."""
-    return next(line.strip() for line in process.stdout if line.startswith("tcp://"))
+    return next(line for line in iter(process.next_line, None) if line.startswith("tcp://"))
 
 
 def is_red(image: np.ndarray) -> bool:

@@ -53,9 +53,7 @@ def test_images_are_captured_anew_with_what_was_recorded(tmp_path: Path) -> None
     assert captured[2].intrinsics == INTRINSICS
     assert captured[2].size == (48, 64)
     assert captured[2].pixels().mean() == pytest.approx(20, abs=2)
-    depth = captured[2].depth
-    assert depth is not None
-    assert set(np.unique(decode_depth(depth))) == {502}
+    assert set(np.unique(decode_depth(captured[2].depth))) == {502}
 
 
 def test_a_recorded_robot_moves_beside_its_images(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -30,6 +29,7 @@ from sam3_node.transport.channels import FrameSubscriber, ReceivedFrame
 from sam3_node.types import Intrinsics
 from sam3_node.wire import decode_depth, decode_image, encode_depth
 from tests.support.paths import ROOT, SHARED
+from tests.support.processes import Process
 from tests.support.recordings import write_film
 from tests.support.refuses import refuses
 
@@ -46,19 +46,16 @@ SMALL = "scene:shapes?seed=5&width=160&height=120"
 
 
 @contextmanager
-def camera_process(**fields: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def camera_process(**fields: str) -> Iterator[tuple[Process, str]]:
     """Start a camera process on a free port; give the endpoint of its ready line. Keywords are section__field."""
     options = {"transport.frames": "tcp://127.0.0.1:0"} | {
         key.replace("__", "."): value for key, value in fields.items()
     }
     arguments = [sys.executable, "-c", PROGRAM, *itertools.chain(*options.items())]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            ready = process.stdout.readline().split()
-            assert ready[:4] == ["camera", "cam0", "publishing", "on"], process.communicate()[1]
-            yield process, ready[4]
-        finally:
-            process.kill()
+    with Process.spawn(arguments, stderr=None) as process:
+        ready = process.next_line().split()
+        assert ready[:4] == ["camera", "cam0", "publishing", "on"]
+        yield process, ready[4]
 
 
 def take(subscriber: FrameSubscriber, count: int) -> list[ReceivedFrame]:
@@ -87,10 +84,10 @@ def test_lossless_delivery_gives_every_frame_from_zero_then_the_process_ends() -
         with FrameSubscriber([endpoint], delivery="every") as subscriber:
             time.sleep(0.3)  # back-pressure: nothing is lost while nobody takes
             assert [item.frame.seq for item in take(subscriber, 40)] == list(range(40))
-        out, _ = process.communicate(timeout=120)
-    assert out.startswith("camera cam0 captured 40 frames in ")
-    assert out.rstrip().endswith("0 not sent")
-    assert process.returncode == 0
+        out = process.next_line()
+        assert out.startswith("camera cam0 captured 40 frames in ")
+        assert out.endswith("0 not sent")
+        assert process.process.wait(120) == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"transport__delivery": "every"}, {"camera__fps": "0.05"}])
@@ -98,10 +95,8 @@ def test_sigterm_ends_the_process_with_a_summary(options: dict[str, str]) -> Non
     """Stop while it waits for a slow camera, and for a subscriber that never comes."""
     with camera_process(camera__source=SMALL, **options) as (process, _):
         time.sleep(0.3)
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert "camera cam0 captured" in out
+        assert process.terminate() == 0
+        assert "camera cam0 captured" in process.next_line()
 
 
 def test_a_restarted_camera_is_heard_again() -> None:
@@ -109,7 +104,6 @@ def test_a_restarted_camera_is_heard_again() -> None:
     with first as (process, endpoint), FrameSubscriber([endpoint]) as subscriber:
         assert len(take(subscriber, 3)) == 3
         process.kill()
-        process.wait()
         killed_ns = time.time_ns()
         with camera_process(camera__source=SMALL, transport__frames=endpoint):
             received = take(subscriber, 3)

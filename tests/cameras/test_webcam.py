@@ -113,61 +113,46 @@ def test_a_slower_rate_thins_the_images(device: Path) -> None:
     assert next(images, None) is None
 
 
-class Server:
-    """A network camera that sends images of rising grey, `count` on each connection."""
-
-    def __init__(self, count: int) -> None:
-        self.connections = itertools.count()
-        camera = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                start = next(camera.connections) * 100
-                self.send_response(200)
-                self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=image")
-                self.end_headers()
-                for index in range(count):
-                    grey = np.full((48, 64, 3), (start + index) % 250, np.uint8)
-                    data = cv2.imencode(".jpg", grey)[1].tobytes()
-                    head = f"--image\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
-                    try:
-                        self.wfile.write(head.encode() + data + b"\r\n")
-                    except OSError:
-                        return
-                    time.sleep(0.01)
-
-            def log_message(self, *_: object) -> None: ...
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    @property
-    def uri(self) -> str:
-        return f"http://user:secret@127.0.0.1:{self.server.server_port}/video.mjpg"
-
-
 @pytest.fixture
-def server() -> Iterator[Server]:
-    camera = Server(20)
-    yield camera
-    camera.server.shutdown()
-    camera.server.server_close()
+def port() -> Iterator[int]:
+    """The port of a network camera that sends 20 images of rising grey on each connection."""
+    connections = itertools.count()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            start = next(connections) * 100
+            self.send_response(200)
+            self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=image")
+            self.end_headers()
+            for index in range(20):
+                data = jpeg((start + index) % 250)
+                head = f"--image\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
+                try:
+                    self.wfile.write(head.encode() + data + b"\r\n")
+                except OSError:
+                    return
+                time.sleep(0.01)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
 
 
 def test_a_stream_is_read_and_connected_again_after_its_end(
-    server: Server, caplog: pytest.LogCaptureFixture
+    port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = open_camera(server.uri, CameraSettings())
+    source = open_camera(f"http://user:secret@127.0.0.1:{port}/video.mjpg", CameraSettings())
     images = iter(source)
     assert next(images).image.shape == (48, 64, 3)
     while next(images).image.mean() < 90:  # from the second connection on
         pass
     source.close()
     assert not source.is_finite
-    assert (
-        f"http://127.0.0.1:{server.server.server_port}/video.mjpg: no image; opening it again" in caplog.text
-    )
+    assert f"http://127.0.0.1:{port}/video.mjpg: no image; opening it again" in caplog.text
     assert "secret" not in caplog.text + source.name
 
 
@@ -233,9 +218,7 @@ class Kernel:
 
 
 def camera(number: int, name: str) -> webcam.V4l2Camera:
-    found = webcam.read_camera(Path(f"/dev/video{number}"), Kernel(name))
-    assert found is not None
-    return found
+    return webcam.read_camera(Path(f"/dev/video{number}"), Kernel(name))
 
 
 def test_the_name_and_all_modes_are_read() -> None:
@@ -327,9 +310,7 @@ def test_mjpeg_without_huffman_tables_can_be_decoded() -> None:
     data = jpeg()
     while (start := data.find(b"\xff\xc4")) >= 0:
         data = data[:start] + data[start + 2 + int.from_bytes(data[start + 2 : start + 4], "big") :]
-    frame = webcam.read_jpeg(data)
-    assert frame is not None
-    assert abs(int(decode_image(frame).mean()) - 90) < 3
+    assert abs(int(decode_image(webcam.read_jpeg(data)).mean()) - 90) < 3
 
 
 USB3 = [

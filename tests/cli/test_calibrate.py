@@ -183,7 +183,6 @@ def test_what_is_missing_is_named(
 
 def test_images_of_several_sizes_are_refused(scene: Path, tmp_path: Path) -> None:
     image = cv2.imread(str(scene / "images" / "00.png"))
-    assert image is not None
     cv2.imwrite(str(tmp_path / "half.png"), cv2.resize(image, (320, 240)))
     with refuses(CalibrationError, field=("12", "640x480", "00.png", "1")):
         collect_views([str(scene / "images"), str(tmp_path)], BOARD, "", 1)

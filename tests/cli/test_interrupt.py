@@ -42,30 +42,16 @@ def interrupt(at: Moment, *arguments: str, options: tuple[str, ...] = ()) -> Non
     assert process.returncode == 130
 
 
-IMPORTS = ("-X", "importtime")
-"""Options that make Python print each import on stderr when it is complete."""
-
-
-def imported(module: str) -> Moment:
-    """Return the moment at which a module has been imported."""
-    return lambda process: read_until(process.stderr, f" {module}\n")
-
-
 @pytest.mark.parametrize(
-    "module", ["sam3_node.processes.signals", "argparse", "pydantic_core", "sam3_node.cli.main"]
+    ("command", "module"),
+    [(("status",), name) for name in ("sam3_node.processes.signals", "argparse", "pydantic_core")]
+    + [(("status",), "sam3_node.cli.main"), (("doctor",), "torch._C"), (("doctor",), "torch.nn")]
+    + [(("engine", "build"), name) for name in ("torch._C", "sam3_node.models.weight_files")],
 )
-def test_during_the_imports(module: str) -> None:
-    interrupt(imported(module), "status", options=IMPORTS)
-
-
-@pytest.mark.parametrize("module", ["torch._C", "torch.nn"])
-def test_while_doctor_imports_what_it_checks(module: str) -> None:
-    interrupt(imported(module), "doctor", options=IMPORTS)
-
-
-@pytest.mark.parametrize("module", ["torch._C", "sam3_node.models.weight_files"])
-def test_an_engine_build(tmp_path: Path, module: str) -> None:
-    interrupt(imported(module), "engine", "build", "--engine.folder", str(tmp_path), options=IMPORTS)
+def test_during_the_imports(tmp_path: Path, command: tuple[str, ...], module: str) -> None:
+    folder = ("--engine.folder", str(tmp_path)) if "engine" in command else ()
+    at = lambda process: read_until(process.stderr, f" {module}\n")  # noqa: E731
+    interrupt(at, *command, *folder, options=("-X", "importtime"))  # prints each import that is complete
 
 
 def test_while_the_node_loads_its_model(tmp_path: Path) -> None:
@@ -109,10 +95,8 @@ def test_a_library_that_never_returns_is_left() -> None:
     with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "up\n"
         state = Path(f"/proc/{process.pid}/task/{process.pid}/stat")
-        until(
-            lambda: state.read_text().rsplit(")", 1)[1].split()[0] == "S",
-            "the main thread to wait in the lock",
-        )
+        waits = lambda: state.read_text().rsplit(")", 1)[1].split()[0] == "S"  # noqa: E731
+        until(waits, "the main thread to wait in the lock")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=PATIENCE_S) == 130
 

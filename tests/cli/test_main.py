@@ -273,7 +273,7 @@ def test_doctor_reports_the_core(tmp_path: Path) -> None:
         "doctor", "--transport.masks", f"ipc://{tmp_path}/masks", "--transport.control", "tcp://127.0.0.1:*"
     )
     assert done.returncode == 0, done.stdout
-    for name in (
+    for name in [
         "python",
         "pyzmq",
         "extras",
@@ -283,7 +283,7 @@ def test_doctor_reports_the_core(tmp_path: Path) -> None:
         "weights",
         "transport.masks",
         "clock",
-    ):
+    ]:
         assert f"  {name} " in done.stdout
     assert done.stdout.splitlines()[-1] == "the core works"
     assert not (tmp_path / "masks").exists()
@@ -355,11 +355,14 @@ def test_doctor_asks_the_running_node() -> None:
                 assert part in row.detail
 
 
-def test_doctor_needs_no_torch() -> None:
-    code = "import sys\nsys.modules['torch'] = None\nfrom sam3_node.cli.main import main\nsys.exit(main(['doctor']))"
-    done = run_code(code)
-    assert done.returncode == 0, done.stderr
-    (row,) = [line for line in done.stdout.splitlines() if line.startswith("warn  torch ")]
+@pytest.mark.parametrize(
+    ("command", "code", "start"), [("doctor", 0, "warn  torch "), ("run", 2, "sam3-node: error: ")]
+)
+def test_without_torch_the_extra_is_named(command: str, code: int, start: str) -> None:
+    without = "import sys\nsys.modules['torch'] = None\nfrom sam3_node.cli.main import main\n"
+    done = run_code(f"{without}sys.exit(main(['{command}']))")
+    assert done.returncode == code, done.stderr
+    (row,) = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(start)]
     assert "pip install 'sam3-node[node]', or pip install -e '.[node]' in a checkout" in row
 
 
@@ -376,14 +379,6 @@ def test_doctor_does_not_advise_what_needs_an_environment_of_its_own(monkeypatch
     assert (own.name, core.name, old.name, old.status) == ("sam3-node", "pyzmq", "pyzmq [old]", "warn")
     assert extras.detail == "old"
     assert extras.hint.startswith("not installed: bags, hdf5; pip install")
-
-
-def test_run_without_torch_names_the_extra() -> None:
-    done = run_code(
-        "import sys\nsys.modules['torch'] = None\nfrom sam3_node.cli.main import main\nsys.exit(main(['run']))"
-    )
-    assert done.returncode == 2
-    assert "pip install 'sam3-node[node]', or pip install -e '.[node]' in a checkout" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -415,7 +410,6 @@ def run_against_server(result: object, *arguments: str) -> tuple[Request, str]:
         command = [sys.executable, "-m", "sam3_node", *arguments, "--transport.control", server.endpoint]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         received = server.receive(timeout_ms=30000)
-        assert received is not None
         peer, request = received
         server.reply(peer, Reply(request.id, result))
         printed, _ = process.communicate(timeout=120)

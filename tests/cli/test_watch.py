@@ -28,15 +28,8 @@ def masks_at(seq: int, camera: str = "cam0", label: str = "red mug") -> MaskFram
     full = np.zeros(SIZE, dtype=np.bool_)
     full[10:20, 10:30] = True
     instance = Instance(7, label, 0.75, "tracked", 4, 0, Mask.from_full(full))
-    return MaskFrame(
-        camera,
-        seq,
-        time.time_ns() - 5_000_000,
-        SIZE[1],
-        SIZE[0],
-        stages_us={"track": 8000},
-        instances=(instance,),
-    )
+    more = {"stages_us": {"track": 8000}, "instances": (instance,)}
+    return MaskFrame(camera, seq, time.time_ns() - 5_000_000, *SIZE[::-1], **more)
 
 
 def frame_at(seq: int, camera: str = "cam0") -> Frame:

@@ -20,11 +20,9 @@ from tests.support.camera_servers import StubServer, jpeg, picture
 from tests.support.node_rig import Rig, masks_where, until
 from tests.support.refuses import refuses
 from tests.support.threads import Running, repeating
-from tests.support.transport_peer import make_frame, make_masks, wait_until
+from tests.support.transport_peer import NOBODY, TCP, make_frame, make_masks, wait_until
 from tests.support.wire_examples import gripper_pose
 
-TCP = "tcp://127.0.0.1:*"
-NOBODY = "tcp://127.0.0.1:9"
 TRANSPORT = {"delivery": "newest", "frames": ["tcp://a:1", "tcp://b:1"], "masks": "tcp://127.0.0.1:7"}
 SENDING = {"stepped": 3, "silent_s": 0.1, "last_error": None}
 SILENT = SENDING | {"silent_s": 12.3}
@@ -144,9 +142,7 @@ def test_lossless_frames_are_named() -> None:
 
 
 def test_an_idle_endpoint_of_frames_is_known_from_the_node() -> None:
-    frames = TRANSPORT["frames"]
-    assert isinstance(frames, list)
-    wanted = Wanted(frames[0], "tcp://c:1", "newest", ())
+    wanted = Wanted(TRANSPORT["frames"][0], "tcp://c:1", "newest", ())
     description = {"paused": False, "cameras": {"cam0": SENDING}, "settings": {"transport": TRANSPORT}}
     assert "is an endpoint of frames" in diagnosis.diagnose(description, wanted, True, Arrivals(0, 0, None))
     assert "nothing keeps them" in diagnosis.diagnose(description, wanted, True, Arrivals(3, 0, None))

@@ -142,9 +142,6 @@ def test_a_client_keeps_the_masks_before_and_the_wire_stays_as_it_is() -> None:
     ):
         wait_until(lambda: publisher.send(first) and client.latest(50) is not None)
         publisher.send(second)
-        masks = client.latest(5000)
-        while masks is not None and masks.seq != 2:
-            masks = client.latest(5000)
-        assert masks is not None
-        assert masks.before is not None
+        while (masks := client.latest(5000)).seq != 2:
+            pass
         assert (masks.before.seq, masks.before.before) == (1, None)

@@ -22,10 +22,9 @@ from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Depth, Mask
 from sam3_node.wire import Reply, Request, decode_mask, encode_mask
 from tests.support.refuses import names, refuses
-from tests.support.transport_peer import make_frame, make_masks, wait_until
+from tests.support.transport_peer import NOBODY, TCP, make_frame, make_masks, wait_until
 
 MASK = make_masks(1).instances[0].mask
-TCP, NOBODY = "tcp://127.0.0.1:*", "tcp://127.0.0.1:9"
 Answer = Callable[[Request], Any]
 
 
@@ -80,7 +79,6 @@ def test_it_reads_the_newest_masks() -> None:
         for seq in (4, 5):
             publisher.send(make_masks(seq))
             masks = client.latest(5000)
-            assert masks is not None
             assert masks.seq == seq
             assert np.array_equal(masks.instances[0].mask.full(), make_masks(seq).instances[0].mask.full())
         publisher.send(make_masks(6))

@@ -1,7 +1,6 @@
 """A policy never takes an object of a restarted node for one that it knows: with sockets, then with a real node."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +15,22 @@ from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply, Request
 from tests.support.node_rig import Process, Rig, masks_where, until
 from tests.support.refuses import refuses
-from tests.support.transport_peer import make_masks, wait_until
-
-NOBODY = "tcp://127.0.0.1:9"
-
-
-class Publisher:
-    """Publishes masks of chosen epochs."""
-
-    def __init__(self) -> None:
-        self.sockets = MaskPublisher("tcp://127.0.0.1:*")
-
-    def send(self, seq: int, epoch: int | None, camera: str = "cam0") -> None:
-        self.sockets.send(replace(make_masks(seq, camera), epoch=epoch, node=f"node{epoch}"))
+from tests.support.transport_peer import NOBODY, TCP, make_masks, wait_until
 
 
 @pytest.fixture
-def publisher() -> Iterator[Publisher]:
-    publisher = Publisher()
-    yield publisher
-    publisher.sockets.close()
+def publisher() -> Iterator[MaskPublisher]:
+    with MaskPublisher(TCP) as publisher:
+        yield publisher
 
 
-def connect(publisher: Publisher, client: PerceptionClient) -> None:
+def send(publisher: MaskPublisher, seq: int, epoch: int | None, camera: str = "cam0") -> None:
+    publisher.send(make_masks(seq, camera, epoch=epoch, node=f"node{epoch}"))
+
+
+def connect(publisher: MaskPublisher, client: PerceptionClient) -> None:
     """Wait until the client gets masks of epoch 1."""
-    wait_until(lambda: publisher.send(0, 1) or client.latest(20))
+    wait_until(lambda: send(publisher, 0, 1) or client.latest(20))
     while client.latest(100) is not None:
         pass
 
@@ -51,37 +41,37 @@ def latest(client: PerceptionClient) -> MaskFrame:
     return masks
 
 
-def test_another_epoch_is_raised_once_before_its_masks(publisher: Publisher) -> None:
-    with PerceptionClient(publisher.sockets.endpoint, NOBODY) as client:
+def test_another_epoch_is_raised_once_before_its_masks(publisher: MaskPublisher) -> None:
+    with PerceptionClient(publisher.endpoint, NOBODY) as client:
         connect(publisher, client)
-        publisher.send(1, 1)
+        send(publisher, 1, 1)
         assert latest(client).epoch == 1
-        publisher.send(2, 2)
+        send(publisher, 2, 2)
         with refuses(NodeRestarted, field=("add", "objects")) as caught:
             latest(client)
         error = caught.value
         assert (error.camera, error.old_epoch, error.new_epoch, error.node) == ("cam0", 1, 2, "node2")
         assert (latest(client).seq, client.latest(50)) == (2, None)
-        publisher.send(3, 2)
+        send(publisher, 3, 2)
         assert latest(client).seq == 3
 
 
-def test_after_the_error_the_newest_masks_come_and_cameras_are_apart(publisher: Publisher) -> None:
-    with PerceptionClient(publisher.sockets.endpoint, NOBODY) as client:
+def test_after_the_error_the_newest_masks_come_and_cameras_are_apart(publisher: MaskPublisher) -> None:
+    with PerceptionClient(publisher.endpoint, NOBODY) as client:
         connect(publisher, client)
-        publisher.send(0, 1, "left")
+        send(publisher, 0, 1, "left")
         assert latest(client).camera == "left"
-        publisher.send(2, 2)
+        send(publisher, 2, 2)
         with pytest.raises(NodeRestarted):
             latest(client)
-        publisher.send(3, 2)
-        publisher.send(9, 1, "left")
+        send(publisher, 3, 2)
+        send(publisher, 9, 1, "left")
         seen: dict[str, list[int]] = {"cam0": [], "left": []}
         while not (seen["left"] and 3 in seen["cam0"]):
             masks = latest(client)
             seen[masks.camera].append(masks.seq)
         assert seen in ({"cam0": [3], "left": [9]}, {"cam0": [2, 3], "left": [9]})  # 2, if 3 was on its way
-        publisher.send(10, 3, "left")
+        send(publisher, 10, 3, "left")
         with refuses(NodeRestarted, field=("camera", "left")):
             latest(client)
 
@@ -92,7 +82,7 @@ def test_lossless_delivery_loses_no_masks_by_the_error() -> None:
         PerceptionClient(publisher.endpoint, NOBODY, delivery="every") as client,
     ):
         for seq, epoch in enumerate((1, 2, 2, None)):
-            publisher.send(replace(make_masks(seq), epoch=epoch))
+            publisher.send(make_masks(seq, epoch=epoch))
         seen: list[int | str] = []
         while len(seen) < 6:
             try:
@@ -102,16 +92,16 @@ def test_lossless_delivery_loses_no_masks_by_the_error() -> None:
         assert seen == [0, "1 2", 1, 2, "2 None", 3]
 
 
-def test_a_callback_is_called_instead_and_an_iterator_goes_on(publisher: Publisher) -> None:
+def test_a_callback_is_called_instead_and_an_iterator_goes_on(publisher: MaskPublisher) -> None:
     errors: list[NodeRestarted] = []
-    with PerceptionClient(publisher.sockets.endpoint, NOBODY, on_restart=errors.append) as client:
+    with PerceptionClient(publisher.endpoint, NOBODY, on_restart=errors.append) as client:
         connect(publisher, client)
-        publisher.send(1, 2)
+        send(publisher, 1, 2)
         assert latest(client).seq == 1
         assert [error.new_epoch for error in errors] == [2]
-    with PerceptionClient(publisher.sockets.endpoint, NOBODY) as client:
+    with PerceptionClient(publisher.endpoint, NOBODY) as client:
         connect(publisher, client)
-        publisher.send(1, 2)
+        send(publisher, 1, 2)
         masks = iter(client)
         with pytest.raises(NodeRestarted):
             next(masks)
@@ -218,7 +208,7 @@ def test_objects_are_added_to_the_session_that_the_policy_knows(policy: Policy) 
     assert [known.label for known in policy.client.list_objects()] == ["knife"]
 
 
-def test_masks_of_an_ended_epoch_are_not_returned(publisher: Publisher) -> None:
+def test_masks_of_an_ended_epoch_are_not_returned(publisher: MaskPublisher) -> None:
     """They waited in the client when the node refused the id of that epoch."""
     refused: list[dict[str, Any]] = []
 
@@ -228,23 +218,23 @@ def test_masks_of_an_ended_epoch_are_not_returned(publisher: Publisher) -> None:
 
     with (
         ControlServer("tcp://127.0.0.1:*", refuse) as control,
-        PerceptionClient(publisher.sockets.endpoint, control.endpoint) as client,
+        PerceptionClient(publisher.endpoint, control.endpoint) as client,
     ):
         connect(publisher, client)
-        publisher.send(5, 1)
+        send(publisher, 5, 1)
         with refuses(NodeRestarted, field=("1", "void")):
             client.remove_object(1)
         assert refused == [{"id": 1, "camera": "cam0", "epoch": 1}]
-        publisher.send(6, 1)
+        send(publisher, 6, 1)
         assert client.latest(200) is None
-        publisher.send(7, 2)
+        send(publisher, 7, 2)
         assert latest(client).seq == 7
 
 
-def test_an_object_of_several_cameras_needs_the_name_of_one(publisher: Publisher) -> None:
-    with PerceptionClient(publisher.sockets.endpoint, NOBODY) as client:
+def test_an_object_of_several_cameras_needs_the_name_of_one(publisher: MaskPublisher) -> None:
+    with PerceptionClient(publisher.endpoint, NOBODY) as client:
         connect(publisher, client)
-        publisher.send(0, 1, "left")
+        send(publisher, 0, 1, "left")
         assert latest(client).camera == "left"
         with refuses(RequestError, field="cam0"):
             client.refine_object(1, points=[(1, 1)])

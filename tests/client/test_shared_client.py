@@ -16,15 +16,13 @@ from sam3_node.client import PerceptionClient
 from sam3_node.errors import AmbiguousError, NodeRestarted, NotSeenError, RequestError, TransportError
 from sam3_node.transport import MaskPublisher
 from sam3_node.transport.control_server import ControlServer
-from sam3_node.types import Instance, MaskFrame
+from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply, Request
 from tests.client.test_perception_client import node
 from tests.support.node_rig import until
 from tests.support.refuses import refuses
-from tests.support.transport_peer import make_masks, wait_until
+from tests.support.transport_peer import NOBODY, TCP, make_masks, wait_until
 
-NOBODY = "tcp://127.0.0.1:9"
-TCP = "tcp://127.0.0.1:*"
 LONG_MS = 120_000
 
 
@@ -42,9 +40,8 @@ def client(publisher: MaskPublisher) -> Iterator[PerceptionClient]:
 
 def masks_of(seq: int, camera: str = "cam0", epoch: int | None = 1, **changes: Any) -> MaskFrame:
     """Return masks of one cup, changed."""
-    masks = make_masks(seq, camera)
-    cup: Instance = replace(masks.instances[0], **changes)
-    return replace(masks, epoch=epoch, instances=(cup,), prompts=("cup",))
+    masks = make_masks(seq, camera, epoch=epoch, prompts=("cup",))
+    return replace(masks, instances=(replace(masks.instances[0], **changes),))
 
 
 def send_until(publisher: MaskPublisher, masks: MaskFrame, condition: Any) -> None:
@@ -63,7 +60,6 @@ def test_the_newest_are_looked_at_without_waiting_and_stay(
     assert found is client.newest("cam0")  # nothing takes them
     assert client.latest(LONG_MS) is not None  # nor do they take anything
     last = client.newest()
-    assert last is not None
     assert (found.seq, last.camera, last.seq) == (1, "left", 2)
     send_until(publisher, masks_of(3), lambda: getattr(client.newest("cam0"), "seq", 0) == 3)
 
@@ -75,7 +71,6 @@ def test_age_epoch_and_doubt_are_values() -> None:
         line |= {"age": 3, "frames_since_seen": 0}
         send_until(masks, doubtful, client.newest)
         seen = client.newest()
-        assert seen is not None
         assert 0 <= seen.age_ms < LONG_MS
         assert not seen.is_stale(LONG_MS)
         until(lambda: seen.is_stale(10), "staleness")
@@ -96,9 +91,7 @@ def test_a_restart_is_raised_by_looking_too(publisher: MaskPublisher, client: Pe
         return False
 
     send_until(publisher, masks_of(2, epoch=2), restarted)
-    newest = client.newest()
-    assert newest is not None
-    assert newest.epoch == 2
+    assert client.newest().epoch == 2
 
 
 def test_callbacks_run_in_one_thread_and_survive_what_they_raise(
@@ -240,8 +233,7 @@ def test_waiting_for_an_object_ends_when_it_is_tracked(
         send_until(publisher, masks_of(3), waiting.done)
         found = waiting.result()
     assert (found.masks.seq, found.instance.id, found.instance.state) == (3, 7, "tracked")
-    masks = client.latest(LONG_MS)  # they were not taken
-    assert masks is not None
+    assert client.latest(LONG_MS) is not None  # they were not taken
 
 
 def test_more_objects_than_were_asked_for_are_refused(
@@ -379,11 +371,10 @@ def test_masks_are_decoded_when_their_pixels_are_used(
     decode = codec._decode_crop
     monkeypatch.setattr(codec, "_decode_crop", lambda *args: decoded.append(args[1]) or decode(*args))
     send_until(publisher, masks_of(1), client.newest)
-    masks = client.latest(LONG_MS)
-    assert masks is not None
-    mask = masks.instances[0].mask
+    (instance,) = client.latest(LONG_MS).instances
+    mask = instance.mask
     truth = make_masks(1).instances[0].mask
-    assert (mask.box, mask.area, masks.instances[0].box) == (truth.box, truth.area, truth.box)
+    assert (mask.box, mask.area, instance.box) == (truth.box, truth.area, truth.box)
     assert decoded == []
     assert (mask.full() == truth.full()).all()
     assert (mask.crop == truth.crop).all()
@@ -413,14 +404,12 @@ def test_the_newest_masks_of_all_cameras_and_their_spread(tmp_path: Path) -> Non
         assert client.latest_of_all(["left", "right"], timeout_ms=50) is None
         node.send(masks("right", 1, 130))
         found = client.latest_of_all(["left", "right"], WAIT_MS)
-        assert found is not None
         assert [item.seq for item in found.masks.values()] == [1, 1]
         assert found.spread_ms == 30
         node.send(masks("right", 2, 230))
         assert client.latest_of_all(["left", "right"], 200, max_spread_ms=50) is None
         node.send(masks("left", 2, 220))
         found = client.latest_of_all(["left", "right"], WAIT_MS, max_spread_ms=50)
-        assert found is not None
         assert ([item.seq for item in found.masks.values()], found.spread_ms) == ([2, 2], 10)
 
 

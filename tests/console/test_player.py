@@ -129,7 +129,7 @@ def test_the_player_jumps_to_doubtful_and_to_different_frames(player: Page) -> N
     mean = np.mean([iou for iou in ious if iou is not None])
     player.wait(f"#comparison:has-text('mean IoU of {FRAMES} frames') dd:text-is('{mean:.3f}')")
     assert player.page.locator("#axis span").all_inner_texts()[:2] == ["0 s", "0.5 s"]
-    assert player.page.locator("#legend li").count() == 8
+    assert player.page.locator("#legend li").count() == 9
     player.picture("console-player.jpg")
     assert not find_serious(player)
 

@@ -67,10 +67,8 @@ def test_prompts_keep_their_order_and_the_first_of_equals() -> None:
 
 
 def test_too_many_prompts_are_refused() -> None:
-    assert (
-        len(phrases.clean_prompts([f"thing {index}" for index in range(phrases.MAX_PROMPTS)]))
-        == phrases.MAX_PROMPTS
-    )
+    most = tuple(f"thing {index}" for index in range(phrases.MAX_PROMPTS))
+    assert phrases.clean_prompts(most) == most
     with refuses(RequestError, field=("256", "1000")):
         phrases.clean_prompts(["mug"] * 1000)
     with refuses(RequestError, field=("phrases", "str")):

@@ -27,6 +27,7 @@ from sam3_node.errors import ModelError, RequestError
 from sam3_node.models import load_tracker
 from sam3_node.models.pixels import box_iou, normalise_frame
 from sam3_node.types import Detection
+from tests.detection.test_clip_text import copied
 from tests.support.refuses import refuses
 from tests.support.tiny import sam3_config, tiny_model
 from tests.support.tiny_clip import LETTERS, TOKENS
@@ -79,10 +80,10 @@ def everything(folder: Path, **options: float) -> Sam3ConceptDetector:
     return Sam3ConceptDetector(model, tokenizer, name="tiny", **({"iou": 1.0, "limit": 1000} | options))
 
 
-def same(found: list[Detection], wanted: list[Detection]) -> None:
+def same(found: list[Detection], wanted: list[Detection], px: float = 1e-2) -> None:
     assert [d.label for d in found] == [d.label for d in wanted]
     np.testing.assert_allclose([d.score for d in found], [d.score for d in wanted], atol=1e-5)
-    np.testing.assert_allclose([d.box for d in found], [d.box for d in wanted], atol=1e-2)
+    np.testing.assert_allclose([d.box for d in found], [d.box for d in wanted], atol=px)
 
 
 @pytest.mark.verifies("network", "SAM 3: objects by name", "own package", "transformers", "public weights")
@@ -167,11 +168,6 @@ def test_a_phrase_of_too_many_tokens_is_refused(mine: Sam3ConceptDetector) -> No
     assert mine.prepare(["mug", "a" * (TOKENS - 2)]).text.shape[:2] == (2, TOKENS)
     with refuses(RequestError, field=(str(TOKENS), str(TOKENS + 1))):
         mine.prepare(["mug", "a" * (TOKENS - 1)])
-
-
-def copied(folder: Path, target: Path, leave_out: str = "") -> Path:
-    shutil.copytree(folder, target, ignore=shutil.ignore_patterns(leave_out))
-    return target
 
 
 def test_a_preprocessor_that_is_no_json_is_told(folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from sam3_node.errors import ModelError, UnknownPhraseError, VocabularyError
 from sam3_node.models.pixels import box_iou, letterbox
 from sam3_node.models.yolo.convert import convert_checkpoint
 from sam3_node.types import Detection, Mask
+from tests.detection.test_sam3_concept import same
 from tests.support.paths import SHARED
 from tests.support.refuses import refuses
 from tests.support.tiny_clip import vocabulary
@@ -50,12 +51,6 @@ def by_hand(image: np.ndarray, names: list[str], threshold: float, iou: float) -
     return [d for d in found if d.box[0] < d.box[2] and d.box[1] < d.box[3]]
 
 
-def same(found: list[Detection], wanted: list[Detection]) -> None:
-    assert [d.label for d in found] == [d.label for d in wanted]
-    np.testing.assert_allclose([d.score for d in found], [d.score for d in wanted], atol=1e-5)
-    np.testing.assert_allclose([d.box for d in found], [d.box for d in wanted], atol=1e-3)
-
-
 @pytest.mark.parametrize("size", [(90, 120), (200, 30)])
 def test_boxes_are_those_of_greedy_suppression_on_the_frame(size: tuple[int, int]) -> None:
     image, names = picture(*size), ["bottle", "mug", "red cup"]
@@ -63,7 +58,7 @@ def test_boxes_are_those_of_greedy_suppression_on_the_frame(size: tuple[int, int
     found = mine.detect(image, mine.prepare(names), 0.5)
     assert len(found) > 3
     assert {d.label for d in found} <= set(names)
-    same(found, by_hand(image, names, 0.5, 0.4))
+    same(found, by_hand(image, names, 0.5, 0.4), px=1e-3)
 
 
 def test_the_best_come_first_and_there_is_a_limit() -> None:

@@ -38,6 +38,7 @@ from sam3_node.models.yolo.network import Detections, load_yolo_world
 from sam3_node.perception.perception import load_configured_detector
 from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings
 from sam3_node.types import Detection
+from tests.engines.test_store import RTX
 from tests.engines.test_validation import CountedClock, disturbed
 from tests.support.onnx_run import OnnxRun
 from tests.support.refuses import refuses
@@ -45,10 +46,6 @@ from tests.support.refuses import refuses
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 onnx = pytest.mark.skipif(
     find_spec("onnxruntime") is None or find_spec("onnxscript") is None, reason="needs the extra onnx"
-)
-rtx = pytest.mark.skipif(
-    find_spec("tensorrt_rtx") is None or find_spec("onnxscript") is None or find_spec("tensorrt") is not None,
-    reason="needs tensorrt_rtx alone, and onnxscript",
 )
 
 
@@ -209,7 +206,7 @@ def test_torch_detects_unless_the_settings_name_engines() -> None:
     assert (detector.name, detector.network) == ("nano", detector.model)
 
 
-@rtx
+@RTX
 def test_precision_of_the_detector() -> None:
     actual = {
         precision: compute_detector_key(make_settings(precision=precision), 320, "sm89").precision

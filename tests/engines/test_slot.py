@@ -32,6 +32,7 @@ from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam.stages import Stages
 from sam3_node.perception.perception import load_model
 from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
+from tests.engines.test_store import KEY
 from tests.engines.test_validation import ALWAYS, CountedClock, disturbed
 from tests.support.node_rig import Rig, ids, masks_where
 from tests.support.rectangles import rectangle_clip
@@ -68,17 +69,8 @@ def loaded(
 ) -> LoadedEngines:
     """Return torch stages in the place of engines, and their folder in the store."""
     model = load_tracker(settings.model.name)
-    key = engine_store.EngineKey(
-        model=model.name,
-        weights="a" * 64,
-        precision=settings.engine.precision,
-        image_size=model.image_size,
-        bank_size=7,
-        max_objects=16,
-        library="tensorrt",
-        version="10.8",
-        gpu="sm90",
-    )
+    own = {"model": model.name, "precision": settings.engine.precision, "image_size": model.image_size}
+    key = KEY.model_copy(update=own | {"library": "tensorrt", "version": "10.8", "gpu": "sm90"})
     stored = engine_store.EngineStore(settings.engine.folder).save(
         key, dict.fromkeys(STAGES, plan), dict.fromkeys(STAGES, 1.0), scales=scales
     )
@@ -102,7 +94,6 @@ def test_engines_serve_once_the_gate_has_passed_them(weights: Path, clip: Path, 
     assert read_report(engines.stored) is None
     slot(settings).require_passed(engines, clip)
     report = read_report(engines.stored)
-    assert report is not None
     assert report.passed
     assert report.plans == engines.stored.manifest.plans
     # the stored report is enough, so the engines do not run again
@@ -113,14 +104,9 @@ def test_the_gate_judges_what_serves(weights: Path, clip: Path, tmp_path: Path) 
     """Exact engines in a model of another dtype: each hand-over is rounded, and the figures show it."""
     settings = make_settings(weights, tmp_path)
     engines = loaded(settings)
-    exact, rounded = (
-        TrackerSlot(load_tracker(str(weights), dtype=dtype), settings, CountedClock())
-        .run_gate(engines, clip)
-        .tracks
-        for dtype in (torch.float32, torch.bfloat16)
-    )
-    assert exact is not None
-    assert rounded is not None
+    models = (load_tracker(str(weights), dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    slots = [TrackerSlot(model, settings, CountedClock()) for model in models]
+    exact, rounded = (served.run_gate(engines, clip).tracks for served in slots)
     assert exact.mean_iou == 1.0
     assert 0.5 < rounded.mean_iou < 1.0
 
@@ -173,8 +159,6 @@ def test_an_encoders_engine_gives_the_trunk_once_a_detector_shares_it(
     for model in (served.model, source):
         model.share_trunk()
     actual, expected = (model.encode(pixels).trunk for model in (served.model, source))
-    assert actual is not None
-    assert expected is not None
     assert torch.equal(actual, expected)
 
 
@@ -222,7 +206,6 @@ def test_refused_engines_stay_refused_until_they_are_rebuilt(
         with refuses(EngineError, field="encode"):
             slot(settings).require_passed(wrong, clip)
     kept = read_report(wrong.stored)
-    assert kept is not None
     assert not kept.passed
     slot(settings).require_passed(loaded(settings, plan=b"another"), clip)
 
@@ -327,13 +310,9 @@ def test_a_node_falls_back_and_says_so_in_every_message(rig: Rig) -> None:
 
 @no_gpu
 def test_a_node_that_may_not_fall_back_refuses_to_start(rig: Rig) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "sam3_node", "run", "--engine.fallback", "false"],
-        env=os.environ | rig.environment,
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    command = [sys.executable, "-m", "sam3_node", "run", "--engine.fallback", "false"]
+    environment = os.environ | rig.environment
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
     assert ended.returncode != 0
     assert "no GPU for engines" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -346,7 +325,6 @@ SIDE = 256
 def test_prompts_are_boxes_of_the_objects_on_the_bundled_recording() -> None:
     clip = read_gate_clip()
     prompts = clip.prompts(SIDE)
-    assert prompts is not None
     first = {item.id: item.mask.full() for item in truth()[0].instances if item.area}
     assert [prompt.object_id for prompt in prompts] == list(first)
     for prompt in prompts:

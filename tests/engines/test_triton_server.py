@@ -14,7 +14,7 @@ import torch
 from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.detection.detectors import NANO, load_detector
 from sam3_node.engines import triton_server
-from sam3_node.engines.engine_store import EngineKey, EngineStore, checkpoint_digest
+from sam3_node.engines.engine_store import EngineStore, checkpoint_digest
 from sam3_node.engines.triton_server import (
     ONNX,
     PLAN,
@@ -32,6 +32,7 @@ from sam3_node.models.yolo.network import load_yolo_world
 from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.tracking.tracker import combine_scores
+from tests.engines.test_store import KEY
 from tests.support.onnx_run import ONNX_TYPES
 from tests.support.refuses import refuses
 from tests.support.tiny import TRAINED_LOGIT, noise_clip, random_source
@@ -214,8 +215,6 @@ def test_an_ensemble_segments_what_the_detector_finds(
 
 def test_memories_are_served_without_bfloat16(models: dict[str, ServedModel], model: TrackerModel) -> None:
     read, remember = (models[f"sam3_{name}"].stage for name in ("read", "remember"))
-    assert read is not None
-    assert remember is not None
     for stage in (read, remember):
         assert torch.bfloat16 not in {spec.dtype for spec in (*stage.inputs, *stage.outputs)}
     assert models["sam3_read"].config["input"][1]["dims"][:2] == (-1, -1), "objects and memories vary"
@@ -241,16 +240,10 @@ def test_configurations_say_what_the_files_take_and_give(
             continue
         session = open_session(repository, served.name)
         for side, values in (("input", session.get_inputs()), ("output", session.get_outputs())):
-            found = [
-                (
-                    x.name,
-                    SERVER_TYPES[x.type],
-                    tuple(-1 if isinstance(side, str) else side for side in x.shape[1:]),
-                )
-                for x in values
-            ]
-            assert all(isinstance(x.shape[0], str) for x in values), "any number of images"
-            assert found == [(x["name"], x["data_type"], x["dims"]) for x in served.config[side]]
+            for x, told in zip(values, served.config[side], strict=True):
+                dims = tuple(-1 if isinstance(side, str) else side for side in x.shape[1:])
+                assert isinstance(x.shape[0], str), "any number of images"
+                assert (x.name, SERVER_TYPES[x.type], dims) == (told["name"], told["data_type"], told["dims"])
 
 
 def load_schema() -> ModuleType:
@@ -260,8 +253,6 @@ def load_schema() -> ModuleType:
         pytest.skip("the server's schema is not installed: pip install --no-deps tritonclient")
     path = Path(next(iter(package.submodule_search_locations))) / "grpc" / "model_config_pb2.py"
     spec = importlib.util.spec_from_file_location("model_config_pb2", path)
-    assert spec is not None
-    assert spec.loader is not None
     schema = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(schema)
     return schema
@@ -292,17 +283,8 @@ def test_the_servers_schema_reads_the_files(repository: Path, models: dict[str, 
 
 
 def store_plans(weights: Path, engines: Path, library: str, precision: str = "bfloat16") -> None:
-    key = EngineKey(
-        model="tiny",
-        weights=checkpoint_digest(str(weights)),
-        precision=precision,
-        image_size=112,
-        bank_size=7,
-        max_objects=16,
-        library=library,
-        version="10.9",
-        gpu="sm90",
-    )
+    own = {"model": "tiny", "weights": checkpoint_digest(str(weights)), "image_size": 112, "gpu": "sm90"}
+    key = KEY.model_copy(update=own | {"library": library, "version": "10.9", "precision": precision})
     plans = {name: f"{library} {name}".encode() for name in STAGES}
     EngineStore(engines).save(key, plans, dict.fromkeys(plans, 1.0))
 

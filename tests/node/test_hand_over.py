@@ -1,10 +1,12 @@
 """Hand-overs that are disturbed at each step: no two nodes ever publish with the same epoch. Real processes."""
 
+import contextlib
 import re
-from collections.abc import Iterator
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,20 +18,109 @@ from sam3_node.node.saved_state import Snapshots, restore_at_start
 from sam3_node.perception.perception import Perception
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import MaskFrame
-from sam3_node.wire import Reply
 from sam3_node.wire.frame_prompt import FramePrompt
 from sam3_node.wire.operations import OPERATIONS
 from tests.node.test_warm_restart import keeper, served, with_object
 from tests.support.near_node import ask
-from tests.support.node_frames import picture
-from tests.support.node_rig import READY_S, Process, Rig, ids, masks_where, until, unworried_client
+from tests.support.node_rig import READY_S, Process, Rig, ids, masks_where, picture, until, unworried_client
 from tests.support.refuses import refuses
-from tests.support.relay import Relay
 from tests.support.threads import repeating
 
 HAND_OVER, CONFIRM, CONFIRMED = b"\xa9hand_over", b"\xb1confirm_hand_over", b"\xa9confirmed"
 SNAPSHOT = b"\xa8snapshot"
 SOON, LATE = {"SNAPSHOT__CONFIRM_S": "1"}, {"SNAPSHOT__CONFIRM_S": "250"}
+
+
+class Relay:
+    """A relay of ipc:// connections that is cut at a chosen message, as a network may be.
+
+    It listens at `path`, and forwards each connection to `target`, both directions, until it is cut. Close ends it.
+
+    While it is cut, nothing passes and no peer can connect. `cut_at` waits for a text in what clients send, or, with
+    `reply`, for the request to pass and then for the text in what they receive. The message with the last text is not
+    delivered, and `then` is called.
+    """
+
+    def __init__(self, path: Path, target: Path) -> None:
+        self.endpoint, self._target = f"ipc://{path}", str(target)
+        self._lock = threading.Lock()
+        self._request, self._reply = b"", b""
+        self._then: Callable[[], object] = lambda: None
+        self._has_passed = False
+        self._open: list[socket.socket] = []
+        self._is_cut = False
+        self.was_cut = threading.Event()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut_at(self, request: bytes, reply: bytes = b"", then: Callable[[], object] = lambda: None) -> None:
+        """Connect again, and cut at the next message with this text."""
+        with self._lock:
+            self._is_cut = False
+            self.was_cut.clear()
+            self._request, self._reply, self._then, self._has_passed = request, reply, then, False
+
+    def heal(self) -> None:
+        """Forward everything again."""
+        self.cut_at(b"")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._drop_all()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client = self._listener.accept()[0]
+                node = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                with self._lock:
+                    self._open += [client, node]
+                    is_cut = self._is_cut
+                try:
+                    node.connect(self._target)
+                except OSError:
+                    is_cut = True
+                if is_cut:
+                    client.close()
+                    node.close()
+                    continue
+                for ends in ((client, node, False), (node, client, True)):
+                    threading.Thread(target=self._forward, args=ends, daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket, is_reply: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                with self._lock:
+                    if self._is_cut:
+                        break
+                    if self._is_last(data, is_reply):
+                        self._is_cut = True
+                        self._then()
+                        self.was_cut.set()
+                        break
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        if self._is_cut:
+            self._drop_all()
+
+    def _is_last(self, data: bytes, is_reply: bool) -> bool:
+        if not is_reply and self._request and self._request in data:
+            self._has_passed = True
+            return not self._reply
+        return is_reply and self._has_passed and self._reply in data
+
+    def _drop_all(self) -> None:
+        with self._lock:
+            ends, self._open = self._open, []
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 class Cell:
@@ -98,10 +189,7 @@ class OldNode:
             self.snapshots.tick()
             return
         peer, request = received
-        host: Any = self  # of which snapshot operations use this field only
-        reply = handle_request(host, request)
-        assert isinstance(reply, Reply)
-        self._server.reply(peer, reply)
+        self._server.reply(peer, handle_request(self, request))  # snapshot operations use `snapshots` only
 
     @property
     def perception(self) -> Perception:
@@ -265,9 +353,8 @@ def test_a_taker_that_is_started_again_continues_and_a_second_one_is_refused(cel
         assert second.process.wait(READY_S) == 2
         assert "this node was handed over to " in second.log.read_text()
         assert find_hand_over(client) == "confirmed"
-        address = re.search(r"health at (\S+)", node.log.read_text())
-        assert address is not None
-        status, text = ask(address[1], "/readyz")
+        (address,) = re.findall(r"health at (\S+)", node.log.read_text())
+        status, text = ask(address, "/readyz")
         assert (status, "stop this process" in text) == (503, True)
         taker.kill()
     node.kill()

@@ -20,8 +20,7 @@ from sam3_node.processes.supervisor import NODE_READY, Group, Process
 from sam3_node.settings import GroupSettings, HealthSettings, ModelSettings, Settings
 from sam3_node.transport import FramePublisher
 from tests.support.near_node import HealthyNode, ask, connect, held_step, send_raw
-from tests.support.node_frames import picture
-from tests.support.node_rig import tiny_environment, until, unworried_client
+from tests.support.node_rig import picture, tiny_environment, until, unworried_client
 from tests.support.paths import ROOT
 from tests.support.repeats import repetitions
 

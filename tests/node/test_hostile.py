@@ -5,8 +5,7 @@ import zmq
 from sam3_node.client import PerceptionClient
 from sam3_node.wire import Request, pack_frame, pack_request
 from tests.support.hostility import mutations
-from tests.support.node_frames import has_ids, picture
-from tests.support.node_rig import Rig, masks_where, until
+from tests.support.node_rig import Rig, has_ids, masks_where, picture, until
 from tests.support.repeats import repetitions
 from tests.support.transport_peer import open_peer
 

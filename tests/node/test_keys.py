@@ -19,8 +19,7 @@ from sam3_node.transport import ControlClient, FramePublisher, Security
 from sam3_node.transport.security import KeyFolder
 from tests.support.key_rig import Keys
 from tests.support.near_node import ask
-from tests.support.node_frames import picture
-from tests.support.node_rig import Rig, ids, masks_where, until
+from tests.support.node_rig import Rig, ids, masks_where, picture, until
 
 
 class KeyedRig(Rig):

@@ -20,8 +20,7 @@ from sam3_node.types import Mask
 from sam3_node.wire import EVENTS_TOPIC, Request, codec, encode_mask, unpack_event
 from sam3_node.wire.codec import MAX_INT
 from tests.support.near_node import NearNode, held_step
-from tests.support.node_frames import picture
-from tests.support.node_rig import until
+from tests.support.node_rig import picture, until
 from tests.support.refuses import refuses
 from tests.support.threads import in_thread
 

@@ -12,8 +12,7 @@ from sam3_node.transport import FramePublisher
 from sam3_node.transport.tap import StreamTap
 from sam3_node.types import MaskFrame
 from sam3_node.wire import unpack_masks
-from tests.support.node_frames import picture
-from tests.support.node_rig import Rig, until
+from tests.support.node_rig import Rig, picture, until
 from tests.support.repeats import repetitions
 from tests.support.threads import repeating
 

@@ -25,11 +25,18 @@ from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.transport.limits import rss_bytes
 from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Frame, MaskFrame
-from sam3_node.wire import EVENTS_TOPIC, Request, pack_request, unpack_event, unpack_masks, unpack_reply
+from sam3_node.wire import (
+    EVENTS_TOPIC,
+    Request,
+    encode_image,
+    pack_request,
+    unpack_event,
+    unpack_masks,
+    unpack_reply,
+)
 from sam3_node.wire.operations import OPERATIONS
 from tests.support.near_node import NearNode
-from tests.support.node_frames import has_ids, jpeg_with_broken_data, picture
-from tests.support.node_rig import Process, Rig, ids, masks_where, until
+from tests.support.node_rig import Process, Rig, has_ids, ids, masks_where, picture, until
 from tests.support.refuses import refuses
 from tests.support.transport_peer import open_peer
 
@@ -278,7 +285,9 @@ def test_the_newest_frame_wins_and_the_skipped_are_counted(rig: Rig, node: Proce
 
 
 def test_a_bad_image_is_counted_and_the_size_may_change(rig: Rig, client: PerceptionClient) -> None:
-    broken = Frame("odd", 0, time.time_ns(), 64, 48, "jpeg", jpeg_with_broken_data(64, 48))
+    whole = bytes(encode_image(np.zeros((48, 64, 3), np.uint8), "jpeg"))
+    header = whole[: whole.index(b"\xff\xda")] + b"\xff\xd9"  # without any pixels
+    broken = Frame("odd", 0, time.time_ns(), 64, 48, "jpeg", header)
     with FramePublisher(rig.frames[1]) as camera, MaskSubscriber(rig.masks, cameras=["odd"]) as masks:
         sizes = iter([(64, 48), (48, 64), (320, 240)] * 1000)
 
@@ -309,11 +318,6 @@ def test_each_process_may_be_killed_and_started_again(
     camera = rig.processes[1]
     watcher = rig.start("watch")
 
-    def shown(process: Process) -> bool:
-        while not process.lines.empty():
-            process.lines.get()
-        return until(lambda: "cam0 #" in process.next_line(), "a table")
-
     def fresh_masks() -> None:
         while client.latest(timeout_ms=0) is not None:
             pass
@@ -326,13 +330,13 @@ def test_each_process_may_be_killed_and_started_again(
     assert tracked in [known.id for known in client.list_objects(camera="cam0")]
     watcher.kill()
     watcher = rig.start("watch")
-    shown(watcher)
+    watcher.new_line("cam0 #")
     node.kill()
     again = rig.node()
     with refuses(NodeRestarted, field="cam0"):
         fresh_masks()
     fresh_masks()
-    shown(watcher)
+    watcher.new_line("cam0 #")
     assert client.status()["cameras"]["cam0"]["objects"] == 0
     assert_ends_with_the_frame_in_hand(rig, again)
     assert watcher.terminate() == 0

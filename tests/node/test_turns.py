@@ -22,8 +22,7 @@ from sam3_node.transport import ControlClient, control_server
 from sam3_node.types import Job
 from sam3_node.wire import Request, pack_request, unpack_reply
 from tests.support.near_node import NearNode
-from tests.support.node_frames import picture
-from tests.support.node_rig import until
+from tests.support.node_rig import picture, until
 from tests.support.refuses import refuses
 from tests.support.transport_peer import open_peer, take_error
 
@@ -179,7 +178,6 @@ def test_a_node_that_stops_refuses_it(tmp_path: Path, held: Held, monkeypatch: p
             until(lambda: held.begun, "the search begins")
             served.client.close()
         assert peer.poll(PATIENCE_MS)
-        reply = unpack_reply(peer.recv())
-    assert reply.error is not None
-    assert (reply.error.code, reply.error.message) == (BusyError.code, "not carried out: the node stops")
+        error = unpack_reply(peer.recv()).error
+    assert (error.code, error.message) == (BusyError.code, "not carried out: the node stops")
     assert held.ended == 1

@@ -22,8 +22,7 @@ from sam3_node.settings import ModelSettings, Settings, SnapshotSettings, Tracke
 from sam3_node.types import MaskFrame
 from sam3_node.wire import RESTORED
 from sam3_node.wire.frame_prompt import FramePrompt
-from tests.support.node_frames import picture
-from tests.support.node_rig import Rig, ids, masks_where, until
+from tests.support.node_rig import Rig, ids, masks_where, picture, until
 from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 

@@ -33,7 +33,6 @@ from sam3_node.types import Frame, Mask, MaskFrame, run_to_end
 from sam3_node.wire import decode_mask, encode_image, encode_mask, pack_masks
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.strict_cuda import HOST_READS
-from tests.support.tiny import tiny_model
 
 SIZES = [(480, 640), (720, 1280), (1080, 1920), (479, 641), (97, 101), (61, 50), (64, 64), (1, 1), (36, 144)]
 
@@ -107,11 +106,7 @@ def hard_logits(side: int) -> np.ndarray:
 
 def define(logits: np.ndarray, frame_size: tuple[int, int]) -> Mask:
     """Make the mask of all pixels by the definition."""
-    low, rows, columns = (
-        clamp(logits),
-        axis(logits.shape[0], frame_size[0]),
-        axis(logits.shape[1], frame_size[1]),
-    )
+    low, (rows, columns) = clamp(logits), map(axis, logits.shape, frame_size)
     lines = blend(low[rows.first], low[rows.second], rows.near[:, None], rows.far[:, None])
     values = blend(lines[:, columns.first], lines[:, columns.second], columns.near, columns.far)
     return Mask.from_full(values > 0)
@@ -209,11 +204,6 @@ class Copies:
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
     return Copies(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def model() -> TrackerModel:
-    return tiny_model(presence=60)
 
 
 def frames() -> Iterator[Frame]:

@@ -78,6 +78,11 @@ def remove(object_id: int) -> Action:
     return lambda pipeline: pipeline.remove(object_id)
 
 
+def fresh(family: str = "sam3", dtype: torch.dtype = torch.float32, **settings: Any) -> Pipeline:
+    chosen = TrackerSettings(**{"max_objects": 4} | settings)
+    return Pipeline(tiny_model(family).to(dtype), chosen, "cam0")
+
+
 def objects(pipeline: Pipeline) -> list[str]:
     return [str(known) for known in pipeline.objects]
 
@@ -209,8 +214,7 @@ def test_births_deaths_and_what_was_turned_away_go_on(nano: TrackerModel) -> Non
 
 
 def test_a_state_may_be_restored_into_a_pipeline_that_has_lived() -> None:
-    model = tiny_model("sam3")
-    first, second = (Pipeline(model, TrackerSettings(max_objects=4), "cam0") for _ in range(2))
+    first, second = fresh(), fresh()
     do(first, EDITS[:7])
     do(second, EDITS[:16])
     second.restore(first.state())
@@ -219,8 +223,7 @@ def test_a_state_may_be_restored_into_a_pipeline_that_has_lived() -> None:
 
 
 def test_a_state_stays_as_it_is() -> None:
-    model = tiny_model("sam3")
-    first, second = (Pipeline(model, TrackerSettings(max_objects=4), "cam0") for _ in range(2))
+    first, second = fresh(), fresh()
     do(first, EDITS[:11])
     state = first.state()
     before = pack_state(state)
@@ -232,9 +235,7 @@ def test_a_state_stays_as_it_is() -> None:
 
 def test_asking_for_the_state_changes_nothing() -> None:
     """A tracked mask's score is fetched late. The score of its correction must win, whatever happens in between."""
-    model = tiny_model("sam3")
-    settings = TrackerSettings(max_objects=4, selection="confident")
-    asked, left = (Pipeline(model, settings, "cam0") for _ in range(2))
+    asked, left = (fresh(selection="confident") for _ in range(2))
     for action in EDITS[:7]:
         asked.state()
         do(asked, [action])
@@ -243,9 +244,7 @@ def test_asking_for_the_state_changes_nothing() -> None:
 
 
 def test_frames_that_are_no_longer_held_stay_so() -> None:
-    model = tiny_model("sam3")
-    settings = TrackerSettings(feature_cache=2, feature_cache_s=0)
-    first, second = (Pipeline(model, settings, "cam0") for _ in range(2))
+    first, second = (fresh(feature_cache=2, feature_cache_s=0) for _ in range(2))
     do(first, [step(frame(seq)) for seq in range(4)])
     second.restore(first.state())
     for pipeline in (first, second):
@@ -265,28 +264,16 @@ def refused(pipeline: Pipeline, state: dict[str, Any], error: type[Exception], m
 
 @pytest.mark.parametrize("changes", [{"max_objects": 5}, {"bank_size": 9}])
 def test_a_state_of_another_bank_is_refused(changes: dict[str, Any]) -> None:
-    model = tiny_model("sam3")
-    state = Pipeline(model, TrackerSettings(max_objects=4), "cam0").state()
-    refused(
-        Pipeline(model, TrackerSettings(**{"max_objects": 4, **changes}), "cam0"),
-        state,
-        ReplayError,
-        "expected a state",
-    )
+    refused(fresh(**changes), fresh().state(), ReplayError, "expected a state")
 
 
 def test_a_state_of_another_model_or_arithmetic_is_refused() -> None:
     for family, dtype in (("sam2", torch.float32), ("sam3", torch.bfloat16)):
-        state = Pipeline(tiny_model(family).to(dtype), TrackerSettings(), "cam0").state()
-        refused(
-            Pipeline(tiny_model("sam3"), TrackerSettings(), "cam0"), state, ReplayError, "expected a state of"
-        )
+        refused(fresh(), fresh(family, dtype).state(), ReplayError, "expected a state of")
 
 
 def test_what_is_no_state_of_a_pipeline_is_refused() -> None:
-    refused(
-        Pipeline(tiny_model("sam3"), TrackerSettings(), "cam0"), {"x": 1}, ReplayError, "found one of None"
-    )
+    refused(fresh(), {"x": 1}, ReplayError, "found one of None")
 
 
 def test_a_state_with_names_needs_a_detector_that_knows_them(

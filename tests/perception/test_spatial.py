@@ -49,7 +49,6 @@ def test_positions_are_in_the_camera_without_a_calibration() -> None:
     assert found.position_m == pytest.approx((0.0, 0.0, 0.8), abs=1e-5)
     assert (found.camera_position_m, found.velocity_mps) == (None, None)
     assert found.depth_share == 1.0
-    assert found.points_m is not None
     assert np.frombuffer(found.points_m, "<f4").reshape(-1, 3).shape == (50, 3)
 
 
@@ -65,15 +64,12 @@ def test_positions_are_in_the_base_through_hand_eye_and_pose(kind: str) -> None:
     assert found.frame == "base"
     assert found.position_m == pytest.approx(expected, abs=1e-5)
     assert found.camera_position_m == pytest.approx((0.0, 0.0, 0.8), abs=1e-5)
-    assert place.camera_pose is not None
     assert place.camera_pose.position_m == pytest.approx(base_from_camera[:3, 3])
     assert place.robot_pose == GRIPPER
     listed = stage.points(3, 20)
-    assert listed is not None
     assert (listed.seq, listed.frame, listed.points_m.shape) == (0, "base", (20, 3))
     assert np.abs(listed.points_m.mean(axis=0) - expected).max() < 0.05
     many = stage.points(3, 2000)
-    assert many is not None
     assert len(many.points_m) == 2000
     assert stage.points(9, 20) is None
 
@@ -165,7 +161,6 @@ def test_a_uniform_motion_gives_its_velocity() -> None:
     filters = VelocityFilters()
     feed(filters, 30, 0.3, noise_m=0.001)
     found = filters.velocity(3, 29 * 1000 * MS // 30)
-    assert found is not None
     frame, velocity, age_s = found
     assert (frame, age_s) == ("base", 0.0)
     assert velocity == pytest.approx([0.3, 0.0, 0.0], abs=0.06)
@@ -178,7 +173,6 @@ def test_a_velocity_needs_three_positions_and_grows_old() -> None:
     feed(filters, 4, 0.3)
     assert filters.velocity(4, 100 * MS) is None
     found = filters.velocity(3, 600 * MS)
-    assert found is not None
     assert found[2] == pytest.approx(0.5)
     assert filters.velocity(3, 1200 * MS) is None
 
@@ -200,8 +194,6 @@ def test_a_restored_filter_goes_on_bit_for_bit() -> None:
     for item in (filters, other):
         item.observe([3], 333 * MS, "base", np.array([[0.1, 0.0, 0.8]]), NOISE)
     first, second = filters.velocity(3, 333 * MS), other.velocity(3, 333 * MS)
-    assert first is not None
-    assert second is not None
     assert np.array_equal(first.mps, second.mps)
     filters.remove(3)
     assert filters.velocity(3, 333 * MS) is None

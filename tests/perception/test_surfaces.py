@@ -110,7 +110,7 @@ def test_surfaces_do_not_depend_on_the_masks_beside_them() -> None:
     assert together.indices == [0, 1, 2]
     for index in together.indices:
         alone = measure(depth, masks[index])
-        for name in (
+        for name in [
             "positions_m",
             "centres_m",
             "nearest_m",
@@ -118,7 +118,7 @@ def test_surfaces_do_not_depend_on_the_masks_beside_them() -> None:
             "axes",
             "covariances_m2",
             "points_m",
-        ):
+        ]:
             assert np.array_equal(getattr(alone, name)[0], getattr(together, name)[index]), name
 
 

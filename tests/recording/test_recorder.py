@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,18 +48,55 @@ from sam3_node.wire import (
     pack_pose,
 )
 from tests.support.node_rig import READY_S, until
-from tests.support.recorder_rig import (
-    FRAME_BYTES,
-    Camera,
-    RecorderProcess,
-    arguments,
-    frame,
-    has_grown,
-    read_seqs,
-)
+from tests.support.processes import Process
 from tests.support.refuses import refuses
 from tests.support.repeats import repetitions
-from tests.support.wire_examples import masks
+from tests.support.threads import repeating
+from tests.support.wire_examples import masks, plain
+
+FRAME_BYTES = 20_000
+
+
+def frame(seq: int, size: int = FRAME_BYTES, camera: str = "cam0") -> Frame:
+    """Return a frame of random bytes that depend only on `seq`."""
+    return Frame(camera, seq, 10**9 + seq, 640, 480, "jpeg", np.random.default_rng(seq).bytes(size))
+
+
+class Camera(ExitStack):
+    """Publishes frames in `folder` from a thread; `sent` is the seq of the last."""
+
+    def __init__(self, folder: Path, rate: float = 50, size: int = FRAME_BYTES) -> None:
+        super().__init__()
+        self.sent = -1
+        publisher = self.enter_context(FramePublisher(f"ipc://{folder}/frames"))
+
+        def send() -> None:
+            time.sleep(1 / rate)
+            publisher.send(frame(self.sent + 1, size))
+            self.sent += 1
+
+        self.enter_context(repeating(send))
+
+
+def arguments(folder: Path, out: Path, **settings: Any) -> list[str]:
+    given = {"transport.frames": f"ipc://{folder}/frames", "transport.masks": f"ipc://{folder}/masks"}
+    given |= {"transport.control": f"ipc://{folder}/control"}
+    given |= {name.replace("__", "."): value for name, value in settings.items()}
+    options = [text for name, value in given.items() for text in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "sam3_node", "record", str(out), *options]
+
+
+def read_seqs(path: Path) -> list[int]:
+    """Check that a file has the frames that `frame` makes; return their seqs."""
+    frames = list(RecordingReader([path]).frames())
+    for item in frames:
+        expected = dataclasses.replace(frame(item.seq, len(item.colour)), sent_ns=item.sent_ns)
+        assert plain(item) == plain(expected)
+    return [item.seq for item in frames]
+
+
+def has_grown(path: Path, size: int) -> Callable[[], bool]:
+    return lambda: path.exists() and path.stat().st_size > size
 
 
 @pytest.fixture
@@ -334,14 +372,14 @@ def test_a_trigger_fires_once_however_often_it_is_asked() -> None:
     assert not trigger.take()
 
 
-def recorded(verb: RecorderProcess) -> int:
+def recorded(verb: Process) -> int:
     return sum(line.startswith("recorded ") for line in verb.seen)
 
 
 def test_a_signal_writes_what_was_and_what_follows_each_time_to_a_file(tmp_path: Path) -> None:
     out = tmp_path / "events"
     command = arguments(tmp_path, out, record__after_s=0.3)
-    with Camera(tmp_path) as camera, RecorderProcess([*command, "--ring", "60"]) as verb:
+    with Camera(tmp_path) as camera, Process.spawn([*command, "--ring", "60"]) as verb:
         assert "into a ring of 60 s" in verb.line_with("record frames from")
         for number in (1, 2):
             begin = camera.sent
@@ -559,7 +597,7 @@ def test_a_kill_costs_less_than_one_and_a_half_mebibytes(tmp_path: Path, batch: 
         MaskPublisher(f"ipc://{tmp_path}/masks") as node,
         ExitStack() as opened,
     ):
-        verbs = [opened.enter_context(RecorderProcess(arguments(tmp_path, path))) for path in paths]
+        verbs = [opened.enter_context(Process.spawn(arguments(tmp_path, path))) for path in paths]
         for verb, path in zip(verbs, paths, strict=True):
             verb.line_with("record frames from")
             until(has_grown(path, FRAME_BYTES), "frames on the disk", READY_S)
@@ -580,7 +618,7 @@ def test_a_kill_costs_less_than_one_and_a_half_mebibytes(tmp_path: Path, batch: 
 def test_after_a_kill_a_new_recording_works(tmp_path: Path) -> None:
     with Camera(tmp_path):
         for name, end in (("a.mcap", signal.SIGKILL), ("b.mcap", signal.SIGTERM)):
-            with RecorderProcess(arguments(tmp_path, tmp_path / name)) as verb:
+            with Process.spawn(arguments(tmp_path, tmp_path / name)) as verb:
                 until(has_grown(tmp_path / name, 5 * FRAME_BYTES), "frames on the disk", READY_S)
                 verb.process.send_signal(end)
                 assert verb.process.wait(timeout=120) == (-end if end == signal.SIGKILL else 0)
@@ -590,7 +628,7 @@ def test_after_a_kill_a_new_recording_works(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_the_file(tmp_path: Path, path: Path, end: signal.Signals) -> None:
-    with Camera(tmp_path), RecorderProcess(arguments(tmp_path, path, record__split_mb=0.2)) as verb:
+    with Camera(tmp_path), Process.spawn(arguments(tmp_path, path, record__split_mb=0.2)) as verb:
         until(has_grown(tmp_path / "r_0002.mcap", FRAME_BYTES), "a third file", READY_S)
         verb.process.send_signal(end)
         assert verb.process.wait(timeout=120) == 0
@@ -606,7 +644,7 @@ def test_a_signal_finishes_the_file(tmp_path: Path, path: Path, end: signal.Sign
 
 def test_a_full_disk_ends_it_and_spares_what_is_there(tmp_path: Path, path: Path) -> None:
     limited = ["bash", "-c", 'ulimit -f 2500; exec "$@"', "bash", *arguments(tmp_path, path)]
-    with Camera(tmp_path, rate=60) as camera, RecorderProcess(limited) as verb:
+    with Camera(tmp_path, rate=60) as camera, Process.spawn(limited) as verb:
         assert verb.process.wait(timeout=READY_S) == 2
         assert camera.sent > 0
         verb.line_with(" MB in ")
@@ -621,7 +659,7 @@ def test_a_full_disk_ends_it_and_spares_what_is_there(tmp_path: Path, path: Path
 def test_what_a_stopped_recorder_misses_is_counted(tmp_path: Path, path: Path) -> None:
     with (
         Camera(tmp_path, rate=100, size=100_000) as camera,
-        RecorderProcess(arguments(tmp_path, path)) as verb,
+        Process.spawn(arguments(tmp_path, path)) as verb,
     ):
         until(has_grown(path, 500_000), "frames on the disk", READY_S)
         verb.process.send_signal(signal.SIGSTOP)

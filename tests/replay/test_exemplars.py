@@ -62,12 +62,6 @@ def test_boxes_of_the_command_line_and_of_a_recording_are_looked_for(
         assert (summary.refused, summary.notes) == (0, [])
         found = (item.label for masks in read_masks(out / "masks.mcap") for item in masks.instances)
         assert set(found) == {label}
-    lost = [
-        "replay",
-        str(tmp_path / "bag.mcap"),
-        "-o",
-        str(tmp_path / "lost"),
-        "--exemplar=nut=lost.png:1,2,3,4",
-    ]
+    lost = [*line[:3], str(tmp_path / "lost"), "--exemplar=nut=lost.png:1,2,3,4"]
     with refuses(ReplayError, field="lost.png"):
         run_job(_make_job(_parser().parse(lost), settings), load)

@@ -13,6 +13,7 @@ from sam3_node.replay.job import Job
 from sam3_node.replay.player import Player
 from sam3_node.replay.run import compare_job, run_job
 from sam3_node.types import Frame, MaskFrame
+from tests.perception.test_linking import world_ids
 from tests.support.live import BOX, Live, chosen, moving_frame, tiny_settings
 
 CAMERAS = ("left", "right")
@@ -24,8 +25,8 @@ def positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each object a position in base: 1 m apart for each id, the same for both cameras, with the frame's noise."""
     track: Callable[..., MaskFrame] = Pipeline.step
 
-    def step(pipeline: Pipeline, frame: Frame, *args: int) -> MaskFrame:
-        masks = track(pipeline, frame, *args)
+    def step(pipeline: Pipeline, frame: Frame, *args: int, **options: int) -> MaskFrame:
+        masks = track(pipeline, frame, *args, **options)
         noise_m = 0.01 * (frame.seq % 3)
         sure = {"frame": "base", "state": "tracked", "doubtful": False}
         instances = tuple(
@@ -34,10 +35,6 @@ def positions(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(masks, instances=instances)
 
     monkeypatch.setattr(Pipeline, "step", step)
-
-
-def world_ids(masks: MaskFrame) -> list[int | None]:
-    return [instance.world_id for instance in masks.instances]
 
 
 def test_a_replay_links_as_the_node_did(tmp_path: Path) -> None:

@@ -145,11 +145,8 @@ def test_a_replay_between_urls_continues_from_its_last_shard(
     with pytest.raises(StoppedError):
         run_job(job, load, *stop_after(8), limits=ShardLimits(frames=5))
     store = UrlStore(job.out)
-    assert store.names(FIRST_PASS) == [
-        f"{FIRST_PASS}/000000.masks",
-        f"{FIRST_PASS}/000001.masks",
-        f"{FIRST_PASS}/000001.state",
-    ]
+    kept = ("000000.masks", "000001.masks", "000001.state")
+    assert store.names(FIRST_PASS) == [f"{FIRST_PASS}/{name}" for name in kept]
     summary = run_job(job, load)
     assert summary.resumed_from == 8
     assert read_finished_summary(job)

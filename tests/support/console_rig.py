@@ -13,7 +13,7 @@ import pytest
 from sam3_node.types import Mask
 from tests.support.node_rig import Process, Rig, ids, masks_where
 from tests.support.paths import ROOT
-from tests.support.tabletop import iou, truth
+from tests.support.tabletop import iou, true_instance, truth
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VIEWPORT = {"width": 1280, "height": 720}
@@ -185,8 +185,7 @@ def painted(page: Page) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 def true_mask(seq: int, label: str) -> Mask:
     """Return the true mask of an object on a frame of the looping clip."""
-    masks = truth()[seq % CLIP_FRAMES]
-    return next(instance.mask for instance in masks.instances if instance.label == label)
+    return true_instance(seq % CLIP_FRAMES, label).mask
 
 
 def is_in_view(seq: int, label: str) -> bool:

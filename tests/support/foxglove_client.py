@@ -4,10 +4,10 @@ Messages are decoded by the schemas that the server advertises.
 """
 
 import base64
-import contextlib
 import json
 import struct
-from typing import Any, NamedTuple, Self
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,14 +25,14 @@ class Received(NamedTuple):
     data: bytes
 
 
-class FoxgloveClient:
+class FoxgloveClient(ExitStack):
     """A connection. A context manager."""
 
     def __init__(self, url: str, **options: Any) -> None:
         websockets = pytest.importorskip("websockets.sync.client", reason="websockets is not installed")
-        self._opened = contextlib.ExitStack()
+        super().__init__()
         connecting = websockets.connect(url, subprotocols=[PROTOCOL], max_size=None, **options)
-        self._socket = self._opened.enter_context(connecting)
+        self._socket = self.enter_context(connecting)
         assert self._socket.subprotocol == PROTOCOL
         self.channels: dict[str, dict[str, Any]] = {}
         self.types: list[tuple[str, str]] = []
@@ -40,12 +40,6 @@ class FoxgloveClient:
         self._topics: dict[int, str] = {}
         self.info = json.loads(self._socket.recv(PATIENCE_S))
         assert self.info["op"] == "serverInfo"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
 
     def subscribe(self, *topics: str) -> None:
         """Subscribe to topics, as soon as they are advertised."""

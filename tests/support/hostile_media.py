@@ -3,14 +3,18 @@
 import io
 import struct
 import zlib
+from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import av
 import cv2
 import numpy as np
 
-from tests.support.hostile_recordings import LIMIT, MIB, case, deep, repeated
+from tests.support.hostile_recordings import CASES, LIMIT, MIB, case, deep, repeated
+from tests.support.hostility import declare_jpeg, join_png, png_chunk, png_header
 from tests.support.mcap_files import jpeg
 
 KINDS = ("webp", "tiff", "bmp", "avif")
@@ -19,7 +23,7 @@ KINDS = ("webp", "tiff", "bmp", "avif")
 def write_images(folder: Path, data: bytes, suffix: str, count: int = 1) -> Path:
     (folder / "desk").mkdir()
     for index in range(count):
-        (folder / "desk" / f"{index}.{suffix}").write_bytes(data)
+        (folder / "desk" / f"{index}.{suffix}").write_bytes(data[:LIMIT])
     return folder / "desk"
 
 
@@ -29,61 +33,31 @@ def png(width: int, height: int, depth: int = 8, colour: int = 0, interlace: int
     bits = {0: 1, 2: 3, 6: 4}[colour] * depth
     rows = min((1 + (width * bits + 7) // 8) * height, 60 * MIB)
     pixels = b"".join(packer.compress(piece) for piece in repeated(bytes(MIB), rows)) + packer.flush()
-    parts = [
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlace)),
-        (b"IDAT", pixels[: LIMIT - 100]),
-        (b"IEND", b""),
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        for name, data in parts
-    )
+    header = png_header(width, height, depth, colour, interlace=interlace)
+    return join_png(header, png_chunk(b"IDAT", pixels[: LIMIT - 100]), png_chunk(b"IEND"))
 
 
-@case("images: PNG of 16384 x 4096")
-def _(folder: Path) -> Path:
-    return write_images(folder, png(16384, 3800), "png")
-
-
-@case("images: PNG of one bit, 8192 x 8192")
-def _(folder: Path) -> Path:
-    return write_images(folder, png(8192, 8192, depth=1), "png")
-
-
-@case("images: interlaced PNG of 16 bits")
-def _(folder: Path) -> Path:
-    return write_images(folder, png(2800, 2800, 16, 6, 1), "png")
-
-
-@case("images: JPEG that declares 16000 x 16000")
-def _(folder: Path) -> Path:
-    data = bytearray(jpeg(0))
-    place = data.index(b"\xff\xc0") + 5
-    data[place : place + 4] = struct.pack(">HH", 16000, 16000)
-    return write_images(folder, bytes(data), "jpg")
+def blank(name: str, height: int, width: int) -> bytes:
+    return cv2.imencode(f".{name}", np.zeros((height, width, 3), np.uint8))[1].tobytes()
 
 
 @case("images: progressive JPEG of 8000 x 8000")
 def _(folder: Path) -> Path:
-    data = bytearray(
-        cv2.imencode(".jpg", np.zeros((64, 64, 3), np.uint8), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1]
-    )
-    place = data.index(b"\xff\xc2") + 5
-    data[place : place + 4] = struct.pack(">HH", 8000, 8000)
+    progressive = [cv2.IMWRITE_JPEG_PROGRESSIVE, 1]
+    small = cv2.imencode(".jpg", np.zeros((64, 64, 3), np.uint8), progressive)[1].tobytes()
+    data = declare_jpeg(small, 8000, 8000)
     scan = data.index(b"\xff\xda")
     end = data.index(b"\xff\xda", scan + 2)
     while data[end - 2] == 0xFF or b"\xff\xc4" in data[scan + 2 : end]:
         end = data.index(b"\xff\xc4", scan + 2)
-    one_scan = bytes(data[:end])
-    return write_images(folder, one_scan + bytes(LIMIT - len(one_scan) - 100) + b"\xff\xd9", "jpg")
+    return write_images(folder, data[:end] + bytes(LIMIT - end - 100) + b"\xff\xd9", "jpg")
 
 
 @case("images: the same image in a list a thousand times")
 def _(folder: Path) -> Path:
     (folder / "rgb").mkdir()
-    data = cv2.imencode(".png", np.zeros((4000, 4000, 3), np.uint8), [cv2.IMWRITE_PNG_COMPRESSION, 9])[
-        1
-    ].tobytes()
+    best = [cv2.IMWRITE_PNG_COMPRESSION, 9]
+    data = cv2.imencode(".png", np.zeros((4000, 4000, 3), np.uint8), best)[1].tobytes()
     (folder / "rgb" / "a.png").write_bytes(data)
     rows = (LIMIT - len(data)) // 15
     (folder / "rgb.txt").write_text("\n".join(f"{index} rgb/a.png" for index in range(rows)))
@@ -96,10 +70,6 @@ def _(folder: Path) -> Path:
     (folder / "rgb" / "000000.png").write_bytes(png(10, 10))
     (folder / "scene_camera.json").write_bytes(deep('{"0":', 12_000))
     return folder
-
-
-def encode(name: str, image: np.ndarray) -> bytes:
-    return cv2.imencode(f".{name}", image)[1].tobytes()
 
 
 def declare(name: str, image: bytes, width: int, height: int) -> bytes:
@@ -125,30 +95,24 @@ def declare(name: str, image: bytes, width: int, height: int) -> bytes:
     return bytes(data)
 
 
-def _declares(name: str) -> None:
-    @case(f"images: {name} that declares 16000 x 16000")
-    def write(folder: Path) -> Path:
-        small = encode(name, np.zeros((48, 64, 3), np.uint8))
-        return write_images(folder, declare(name, small, 16000, 16000), name)
+def _still(name: str, suffix: str, make: Callable[[], bytes]) -> None:
+    CASES[f"images: {name}"] = lambda folder: write_images(folder, make(), suffix)
 
 
-def _blank(name: str, side: int) -> None:
-    @case(f"images: blank {name} of {side} x {side}")
-    def write(folder: Path) -> Path:
-        return write_images(folder, encode(name, np.zeros((side, side, 3), np.uint8))[:LIMIT], name)
-
-
+_still("PNG of 16384 x 4096", "png", lambda: png(16384, 3800))
+_still("PNG of one bit, 8192 x 8192", "png", lambda: png(8192, 8192, depth=1))
+_still("interlaced PNG of 16 bits", "png", lambda: png(2800, 2800, 16, 6, 1))
+_still("JPEG that declares 16000 x 16000", "jpg", lambda: declare_jpeg(jpeg(0), 16000, 16000))
 for kind in KINDS:
-    _declares(kind)
-_blank("webp", 1500)
-_blank("webp", 3000)
-_blank("avif", 1500)
-_blank("avif", 3000)
+    large = partial(declare, kind, blank(kind, 48, 64), 16000, 16000)
+    _still(f"{kind} that declares 16000 x 16000", kind, large)
+for kind, side in product(("webp", "avif"), (1500, 3000)):
+    _still(f"blank {kind} of {side} x {side}", kind, partial(blank, kind, side, side))
 
 
 @case("images: a hundred blank AVIF")
 def _(folder: Path) -> Path:
-    data = encode("avif", np.zeros((1200, 1900, 3), np.uint8))
+    data = blank("avif", 1200, 1900)
     return write_images(folder, data, "avif", LIMIT // len(data))
 
 

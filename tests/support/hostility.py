@@ -1,9 +1,12 @@
-"""Hostile bytes: harms to good ones, and context managers that expect a WireError and a limit on memory."""
+"""Hostile bytes: harms to good ones, images of any header, and what expects a WireError and a limit on memory."""
 
 import gc
 import random
+import re
 import resource
+import struct
 import tracemalloc
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -40,6 +43,24 @@ def refused(match="expected", megabytes=2):
     """Expect a WireError that matches, within a limit of memory."""
     with limited_memory(megabytes), pytest.raises(WireError, match=match):
         yield
+
+
+def png_chunk(name: bytes, body: bytes = b"") -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def png_header(width, height, bits=8, colour=2, methods=(0, 0), interlace=0) -> bytes:
+    return png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, *methods, interlace))
+
+
+def join_png(*chunks: bytes) -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def declare_jpeg(jpeg: bytes, width: int, height: int) -> bytes:
+    """Return a JPEG, baseline or progressive, that declares another size than it has."""
+    place = re.search(rb"\xff[\xc0\xc2]", jpeg).start() + 5
+    return jpeg[:place] + struct.pack(">HH", height, width) + jpeg[place + 4 :]
 
 
 def mutations(parts: Sequence[bytes], count: int, seed: object) -> Iterator[list[bytes]]:

@@ -39,14 +39,12 @@ class Keys:
     def stranger(self, machine: str, role: str) -> Security:
         """Create the folder of a machine with a secret key that no other machine knows, and all public keys."""
         security = self.machine(machine)
-        assert security.keys is not None
         KeyFolder(security.keys).create("stranger", role)
         return security
 
 
 def revoke(security: Security, name: str) -> None:
     """Revoke a key on one machine."""
-    assert security.keys is not None
     KeyFolder(security.keys).revoke(name)
 
 

@@ -20,8 +20,7 @@ from sam3_node.perception.pipeline import Pipeline
 from sam3_node.processes.notify import Watchdog
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Delivery, MaskFrame
-from tests.support.node_frames import picture
-from tests.support.node_rig import until
+from tests.support.node_rig import picture, until
 from tests.support.threads import in_thread
 from tests.support.tiny import random_source
 
@@ -79,8 +78,7 @@ class NearNode(ExitStack):
 
     def status(self) -> dict[str, Any]:
         """Return the node's reply to `status`."""
-        status: dict[str, Any] = self.client.call("status")
-        return status
+        return self.client.call("status")
 
     def _run(self, stop: threading.Event) -> None:
         try:

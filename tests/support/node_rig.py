@@ -1,12 +1,15 @@
-"""Real processes of the command line, for the tests of the node."""
+"""Real processes of the command line, frames and conditions, for the tests of the node."""
 
 import os
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+
+import numpy as np
 
 from sam3_node.client import PerceptionClient
-from sam3_node.types import MaskFrame
+from sam3_node.types import Frame, MaskFrame
 from tests.support.processes import PATIENCE_S, READY_S, CommandProcess, Process, until
 from tests.support.tiny import random_source
 
@@ -21,22 +24,17 @@ def tiny_environment(folder: Path, frames: str, masks: str, control: str) -> dic
     return {f"SAM3_{name}": value for name, value in (settings | {"DETECTOR__KIND": "none"}).items()}
 
 
-class Rig:
+class Rig(ExitStack):
     """A folder with ipc endpoints and tiny random weights, and the processes that use them. Exit stops all of them."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.folder = folder
         self.processes: list[Process] = []
         self.frames = (f"ipc://{folder}/frames0", f"ipc://{folder}/frames1")
         self.masks, self.control = f"ipc://{folder}/masks", f"ipc://{folder}/control"
         endpoints = ",".join(self.frames), self.masks, self.control
         self.environment = tiny_environment(folder, *endpoints) | {"SAM3_CAMERA__FPS": "15"}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def start(self, *arguments: str, **settings: str) -> Process:
         """Start a verb and wait until it says that it is ready."""
@@ -49,7 +47,7 @@ class Rig:
         log = self.folder / f"log{len(self.processes)}.txt"
         changes = {f"SAM3_{name}": value for name, value in settings.items()}
         process = Process(CommandProcess(arguments, os.environ | self.environment | changes, log), log)
-        self.processes.append(process)
+        self.processes.append(self.enter_context(process))
         return process
 
     def node(self, **settings: str) -> Process:
@@ -60,10 +58,6 @@ class Rig:
 
     def client(self) -> PerceptionClient:
         return PerceptionClient(self.masks, self.control, timeout_ms=10000)
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
 
 
 def unworried_client(masks: str, control: str) -> PerceptionClient:
@@ -83,3 +77,12 @@ def masks_where(client: PerceptionClient, accept: Callable[[MaskFrame], object],
 
 def ids(masks: MaskFrame) -> list[int]:
     return [instance.id for instance in masks.instances]
+
+
+def has_ids(camera: str, *wanted: int) -> Callable[[MaskFrame], bool]:
+    return lambda masks: masks.camera == camera and ids(masks) == list(wanted)
+
+
+def picture(seq: int, camera: str = "cam1", width: int = 64, height: int = 48) -> Frame:
+    colour = np.full((height, width, 3), seq % 256, np.uint8)
+    return Frame(camera, seq, time.time_ns(), width, height, "bgr8", colour.data)

@@ -4,85 +4,64 @@ import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
-import msgpack
 import numpy as np
 import zmq
+from msgpack import packb, unpackb
 
 from tests.support.threads import repeating
 
 
-def gr00t_pack(value: Any) -> bytes:
-    """Pack a value; an array becomes the bytes of numpy.save."""
-
-    def encode(array: Any) -> Any:
-        file = io.BytesIO()
-        np.save(file, array, allow_pickle=False)
-        return {"__ndarray_class__": True, "as_npy": file.getvalue()}
-
-    return bytes(msgpack.packb(value, default=encode))
+def _encode_gr00t(array: Any) -> Any:
+    """An array becomes the bytes of numpy.save."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return {"__ndarray_class__": True, "as_npy": file.getvalue()}
 
 
-def gr00t_unpack(data: bytes) -> Any:
-    """Unpack a value and its arrays."""
-
-    def decode(value: Any) -> Any:
-        if "__ndarray_class__" in value:
-            return np.load(io.BytesIO(value["as_npy"]), allow_pickle=False)
-        return value
-
-    return msgpack.unpackb(data, object_hook=decode)
+def _decode_gr00t(value: Any) -> Any:
+    if "__ndarray_class__" in value:
+        return np.load(io.BytesIO(value["as_npy"]), allow_pickle=False)
+    return value
 
 
-def openpi_pack(value: Any) -> bytes:
-    """Pack a value; an array becomes a map with keys of bytes."""
-
-    def encode(array: Any) -> Any:
-        return {
-            b"__ndarray__": True,
-            b"data": array.tobytes(),
-            b"dtype": array.dtype.str,
-            b"shape": array.shape,
-        }
-
-    return bytes(msgpack.packb(value, default=encode))
+def _encode_openpi(array: Any) -> Any:
+    """An array becomes a map with keys of bytes."""
+    head = {b"__ndarray__": True, b"data": array.tobytes()}
+    return {**head, b"dtype": array.dtype.str, b"shape": array.shape}
 
 
-def openpi_unpack(data: bytes) -> Any:
-    """Unpack a value and its arrays."""
-
-    def decode(value: Any) -> Any:
-        if b"__ndarray__" in value:
-            return np.frombuffer(value[b"data"], value[b"dtype"]).reshape(value[b"shape"])
-        return value
-
-    return msgpack.unpackb(data, object_hook=decode)
+def _decode_openpi(value: Any) -> Any:
+    if b"__ndarray__" in value:
+        return np.frombuffer(value[b"data"], value[b"dtype"]).reshape(value[b"shape"])
+    return value
 
 
-def graspgen_pack(value: Any) -> bytes:
-    """Pack a value as msgpack_numpy does; an array of objects becomes a pickle."""
-
-    def encode(array: Any) -> Any:
-        if isinstance(array, np.generic):
-            return {b"nd": False, b"type": array.dtype.str, b"data": array.tobytes()}
-        kind = b"O" if array.dtype.kind == "O" else b""
-        head = {b"nd": True, b"type": array.dtype.str, b"kind": kind, b"shape": array.shape}
-        return {**head, b"data": array.dumps() if kind else array.tobytes()}
-
-    return bytes(msgpack.packb(value, default=encode))
+def _encode_graspgen(array: Any) -> Any:
+    """As msgpack_numpy does; an array of objects becomes a pickle."""
+    if isinstance(array, np.generic):
+        return {b"nd": False, b"type": array.dtype.str, b"data": array.tobytes()}
+    kind = b"O" if array.dtype.kind == "O" else b""
+    head = {b"nd": True, b"type": array.dtype.str, b"kind": kind, b"shape": array.shape}
+    return {**head, b"data": array.dumps() if kind else array.tobytes()}
 
 
-def graspgen_unpack(data: bytes) -> Any:
-    """Unpack a value and its arrays."""
+def _decode_graspgen(value: Any) -> Any:
+    if b"nd" in value:
+        array = np.frombuffer(value[b"data"], value[b"type"])
+        return array.reshape(value[b"shape"]) if value[b"nd"] else array[0]
+    return value
 
-    def decode(value: Any) -> Any:
-        if b"nd" in value:
-            array = np.frombuffer(value[b"data"], value[b"type"])
-            return array.reshape(value[b"shape"]) if value[b"nd"] else array[0]
-        return value
 
-    return msgpack.unpackb(data, object_hook=decode)
+gr00t_pack, gr00t_unpack = partial(packb, default=_encode_gr00t), partial(unpackb, object_hook=_decode_gr00t)
+openpi_pack, openpi_unpack = (
+    partial(packb, default=_encode_openpi),
+    partial(unpackb, object_hook=_decode_openpi),
+)
+graspgen_pack = partial(packb, default=_encode_graspgen)
+graspgen_unpack = partial(unpackb, object_hook=_decode_graspgen)
 
 
 @contextmanager

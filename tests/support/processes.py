@@ -16,6 +16,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 
+from tests.support.paths import ROOT
+
 PRELOADED = [
     "sam3_node.node.node",
     "sam3_node.cli.main",
@@ -54,9 +56,9 @@ class Process:
         self._reader.start()
 
     @classmethod
-    def spawn(cls, command: Sequence[str]) -> Process:
-        """Start any program; its stderr is read with its output."""
-        return cls(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    def spawn(cls, command: Sequence[str], stderr: int | None = subprocess.STDOUT) -> Process:
+        """Start any program in the root of the checkout; by default, its stderr is read with its output."""
+        return cls(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=ROOT))
 
     def next_line(self) -> str:
         """Return the next line; fail if none comes."""
@@ -64,6 +66,12 @@ class Process:
             return self.lines.get(timeout=READY_S)
         except queue.Empty:
             raise AssertionError(f"silent process; its log: {self.log and self.log.read_text()}") from None
+
+    def new_line(self, text: str = "") -> None:
+        """Wait for a line that has this text among those that come from now on."""
+        while not self.lines.empty():
+            self.lines.get()
+        until(lambda: text in self.next_line(), f"a line with {text!r}")
 
     def line_with(self, text: str) -> str:
         """Wait for a line that has this text, and return it."""
@@ -88,10 +96,42 @@ class Process:
         self.kill()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.seen.append(line.rstrip("\n"))
             self.lines.put(self.seen[-1])
+
+
+class Team:
+    """Processes by name, each of which can be killed, stopped, and started again."""
+
+    def __init__(self, **launch: Callable[[], Process]) -> None:
+        self._launch = launch
+        self.running: dict[str, Process] = {}
+        for name in launch:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        """Start a process and wait for its first line."""
+        self.running[name] = self._launch[name]()
+        self.running[name].next_line()
+
+    def restart(self, name: str) -> None:
+        """Kill a process, and start it again."""
+        self.running[name].kill()
+        self.start(name)
+
+    def stop_for(self, name: str, seconds: float) -> None:
+        """Stop a process for some time."""
+        self.running[name].process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self.running[name].process.send_signal(signal.SIGCONT)
+
+    def check(self, **texts: str) -> None:
+        """Wait for a new line with its text from each of these processes. Fail if any process has ended."""
+        for name, text in texts.items():
+            self.running[name].new_line(text)
+        codes = {name: process.process.poll() for name, process in self.running.items()}
+        assert set(codes.values()) == {None}, codes
 
 
 class CommandProcess:
@@ -109,32 +149,21 @@ class CommandProcess:
         self.stdout = io.TextIOWrapper(io.FileIO(os.dup(reader.fileno())))
         reader.close()
 
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        assert self._process.pid is not None
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit code, negative for a signal; None while the process runs."""
-        return self._process.exitcode
-
     def poll(self) -> int | None:
-        """Return the exit code, None while the process runs."""
+        """Return the exit code, negative for a signal; None while the process runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end and return the exit code; TimeoutError after `timeout` seconds."""
         self._process.join(timeout)
         if self._process.exitcode is None:
-            raise TimeoutError(f"process {self.pid} still runs after {timeout} s")
+            raise TimeoutError(f"process {self._process.pid} still runs after {timeout} s")
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
         """Send a signal unless the process has ended."""
         if self._process.exitcode is None:
-            os.kill(self.pid, number)
+            os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL unless the process has ended."""

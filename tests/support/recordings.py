@@ -83,19 +83,3 @@ def write_recording(path: Path, frames: int | Sequence[Frame] = 5) -> Path:
             writer.write_truth(make_truth(frame))
             writer.write_pose(make_pose(frame), frame.capture_ns)
     return path
-
-
-def write_messages(path: Path, *messages: tuple[str, bytes]) -> Path:
-    """Write messages of msgpack, topic and body, without a layout record."""
-    from mcap.writer import CompressionType, Writer
-
-    with path.open("wb") as file:
-        writer = Writer(file, compression=CompressionType.NONE)
-        writer.start(library="sam3-node")
-        channels: dict[str, int] = {}
-        for seq, (topic, body) in enumerate(messages):
-            if topic not in channels:
-                channels[topic] = writer.register_channel(topic, "msgpack", 0)
-            writer.add_message(channels[topic], seq, body, seq, seq)
-        writer.finish()
-    return path

@@ -1,17 +1,14 @@
 """Reading of .rrd files by Rerun's own reader, and Rerun's program as a viewer without a window."""
 
 import contextlib
-import os
-import signal
 import socket
-import subprocess
 import warnings
 from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 from typing import Any
 
-from tests.support.node_rig import PATIENCE_S, until
+from tests.support.processes import Process, until
 
 STATIC = -1
 TIMELINES = ("capture_time", "frame")
@@ -53,41 +50,14 @@ def count_rows(path: Path, entity: str) -> int:
         return 0
 
 
-class RerunProgram:
-    """Rerun's program, which receives a stream at a port and writes it to a file."""
-
-    def __init__(self, port: int, path: Path) -> None:
-        package = util.find_spec("rerun_cli")
-        assert package is not None
-        assert package.origin is not None
-        program = Path(package.origin).parent / "rerun"
-        command = [program, "--save", path, "--bind", "127.0.0.1", "--port", str(port)]
-        self.path = path
-        self._log = path.with_suffix(".log").open("wb")
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
-        until(lambda: _is_open(port), "the viewer's port")
-
-    def stop(self) -> None:
-        """Stop the program where it is, with its connections open."""
-        os.kill(self._process.pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait(PATIENCE_S)
-        self._log.close()
-
-
 @contextlib.contextmanager
-def rerun_program(port: int, path: Path) -> Iterator[RerunProgram]:
-    """Yield a running program, and end it."""
-    program = RerunProgram(port, path)
-    try:
-        yield program
-    finally:
-        program.close()
+def rerun_program(port: int, path: Path) -> Iterator[Process]:
+    """Run Rerun's program, which receives a stream at a port and writes it to a file."""
+    program = Path(util.find_spec("rerun_cli").origin).parent / "rerun"
+    command = [str(program), "--save", str(path), "--bind", "127.0.0.1", "--port", str(port)]
+    with Process.spawn(command) as process:
+        until(lambda: _is_open(port), "the viewer's port")
+        yield process
 
 
 def _is_open(port: int) -> bool:

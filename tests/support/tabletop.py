@@ -34,26 +34,26 @@ def truth() -> dict[int, MaskFrame]:
     return {masks.seq: masks for masks in RecordingReader([TABLETOP]).truth()}
 
 
+def true_instance(seq: int, label: str) -> Instance:
+    """Return an object as it is on a frame."""
+    return next(instance for instance in truth()[seq].instances if instance.label == label)
+
+
 def shown(label: str, seq: int) -> ObjectOnFrame:
     """Return a prompt with the true box of an object on a frame."""
-    x0, y0, x1, y1 = _labelled(truth()[seq], label).box
+    x0, y0, x1, y1 = true_instance(seq, label).box
     return ObjectOnFrame(seq=seq, box=(x0, y0, x1, y1), label=label)
 
 
 def ious(results: Iterable[MaskFrame], label: str) -> dict[int, float]:
     """IoU with the truth by seq, of the frames where the object is in view; 0 where it has no mask."""
-    true = truth()
-    pairs = {masks.seq: (masks, _labelled(true[masks.seq], label)) for masks in results}
+    pairs = {masks.seq: (masks, true_instance(masks.seq, label)) for masks in results}
     return {seq: _iou(masks, expected) for seq, (masks, expected) in pairs.items() if expected.area}
 
 
 def iou(first: np.ndarray, second: np.ndarray) -> float:
     """Return the IoU of two masks [h, w]; 0 if both are empty."""
     return float((first & second).sum() / max(1, (first | second).sum()))
-
-
-def _labelled(masks: MaskFrame, label: str) -> Instance:
-    return next(instance for instance in masks.instances if instance.label == label)
 
 
 def _iou(masks: MaskFrame, expected: Instance) -> float:

@@ -1,12 +1,11 @@
 """The peer process of the transport tests, and helpers that they share."""
 
 import ctypes
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import Any
 
 import numpy as np
 import zmq
@@ -17,8 +16,9 @@ from sam3_node.transport.control_server import ControlServer, poll
 from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import Reply, Request, unpack_reply
+from tests.support.processes import Process
 
-TCP = "tcp://127.0.0.1:*"
+TCP, NOBODY = "tcp://127.0.0.1:*", "tcp://127.0.0.1:9"
 
 
 def make_frame(seq: int, camera: str = "cam0", side: int = 16) -> Frame:
@@ -27,13 +27,13 @@ def make_frame(seq: int, camera: str = "cam0", side: int = 16) -> Frame:
     return Frame(camera, seq, time.time_ns(), side, side, "mono8", colour.data, clock="system")
 
 
-def make_masks(seq: int, camera: str = "cam0") -> MaskFrame:
+def make_masks(seq: int, camera: str = "cam0", **fields: Any) -> MaskFrame:
     """Return masks of one object on a frame of 40 x 30 pixels."""
     full = np.zeros((30, 40), np.bool_)
     full[5:20, 10:30] = seq % 2
     full[0, 0] = True
     instance = Instance(7, "cup", 0.5, "tracked", seq, 0, Mask.from_full(full))
-    return MaskFrame(camera, seq, time.time_ns(), 40, 30, instances=(instance,))
+    return MaskFrame(camera, seq, time.time_ns(), 40, 30, instances=(instance,), **fields)
 
 
 def waiting_bodies(server: ControlServer) -> bytes:
@@ -75,7 +75,6 @@ def take_error(asker: zmq.Socket[bytes]) -> tuple[int, str]:
     """Return request and code of the next reply, an error."""
     assert asker.poll(60_000), "neither answered nor counted"
     reply = unpack_reply(asker.recv_multipart()[-1])
-    assert reply.error is not None
     return reply.id, reply.error.code
 
 
@@ -87,27 +86,9 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 10.0) -> None
         time.sleep(0.005)
 
 
-@contextmanager
-def peer(*args: object) -> Iterator[subprocess.Popen[str]]:
-    """Run this file as a process, and kill it at the end."""
-    process = subprocess.Popen([sys.executable, __file__, *map(str, args)], stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(10)
-        output_of(process).close()
-
-
-def output_of(process: subprocess.Popen[str]) -> IO[str]:
-    """Return the output stream of the process."""
-    assert process.stdout is not None
-    return process.stdout
-
-
-def next_line(process: subprocess.Popen[str]) -> str:
-    """Return the next line of output."""
-    return output_of(process).readline().strip()
+def peer(*args: object) -> Process:
+    """Run this file as a process. The end of a `with` block kills it."""
+    return Process.spawn([sys.executable, "-m", "tests.support.transport_peer", *map(str, args)], stderr=None)
 
 
 def print_line(line: object) -> None:

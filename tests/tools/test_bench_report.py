@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.refuses import refuses
 from tools.bench import report
-from tools.bench.common import ROOT, Figures, Record, make_parser, percentile, spread_text
+from tools.bench.common import ROOT, Figures, Record, make_parser, objects_text, percentile
 from tools.docs.compatibility import Claim, collect_claims
 
 FIELDS = {"figure", "value", "unit", "group", "command", "machine", "date"}
@@ -118,8 +118,7 @@ def test_a_value_is_shown_with_its_spread(record: Record, text: str) -> None:
 
 def test_statistics() -> None:
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert spread_text([1.0]) == "1.00"
-    assert spread_text([1.0, 3.0, 2.0], 1) == "2.0 (1.0 to 3.0)"
+    assert objects_text(1) == "1 object"
 
 
 def claims_of(folder: Path, text: str) -> list[Claim]:

@@ -16,7 +16,7 @@ from sam3_node.models import TrackerModel
 from tools.bench.common import Figures
 from tools.bench.counting import Counts, count
 from tools.bench.latency.operations import build, count_methods, count_read, count_stages
-from tools.bench.latency.step import TRAINED_LOGIT, Taken, Times, compare, random_source, report, row, stages
+from tools.bench.latency.step import TRAINED_LOGIT, Taken, Times, compare, random_source, report, stages
 
 RING, POINTERS = 7, 16
 
@@ -103,16 +103,19 @@ def test_parity_is_shown_at_logits_of_a_trained_models_size(name: str) -> None:
     assert times.difference < 1e-3
 
 
-def test_a_row_says_where_logits_are_too_small_to_show_parity() -> None:
-    ours, theirs = Taken(1.0, 2.0), Taken(2.0, 3.0)
-    assert row(1, [Times(ours, theirs, 1e-9, 1e-3)]).endswith("1.0e-03, no parity shown")
-    assert row(1, [Times(ours, theirs, 1e-5, 7.0)]).endswith("7.0")
+def test_logits_that_are_too_small_to_show_parity_are_told_beside_the_least_that_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for least, shown in ((1e-3, "0.001"), (7.0, "7")):
+        times = [Times(Taken(1.0, 2.0), Taken(2.0, 3.0), 1e-9, least)]
+        report("step", times, None, Figures("latency.step", []))
+        assert f"step, largest logit: {shown} logit (target: at least 5)" in capsys.readouterr().out
 
 
 def test_the_json_has_ratios_and_the_rate_of_a_matrix_product_of_the_same_run(tmp_path: Path) -> None:
     figures = Figures("latency.step", [])
     times = [Times(Taken(10.0, 20.0), Taken(30.0, 50.0), 1e-4, 9.0)]
-    report("frame step", 1, times, (3.0, 80.0, 160.0), figures)
+    report("frame step", times, (3.0, 80.0, 160.0), figures)
     figures.write(tmp_path / "step.json")
     records = {record["figure"]: record for record in json.loads((tmp_path / "step.json").read_text())}
     relative = "relative to transformers' streaming inference"

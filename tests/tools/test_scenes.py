@@ -63,7 +63,6 @@ def test_a_clip_is_read_as_it_was_written(tmp_path: Path) -> None:
     for index in range(2):
         assert np.array_equal(read.labels(index), clip.labels(index))
         depth = read.depth(index)
-        assert depth is not None
         assert np.array_equal(depth, np.asarray(clip.depths[index]))
         assert np.abs(read.image(index).astype(int) - clip.image(index)).max() <= 1
 
@@ -72,7 +71,6 @@ def test_annotations_are_palette_images_in_davis_colours(tmp_path: Path) -> None
     labels = np.arange(256, dtype=np.uint8).reshape(16, 16)
     write_clip(tmp_path, "a", Clip("a", [np.zeros((16, 16, 3), np.uint8)], [labels]))
     bgr = cv2.imread(str(tmp_path / "Annotations/a/00000.png"))
-    assert bgr is not None
     assert np.array_equal(bgr[..., ::-1].reshape(-1, 3), colours())
     assert colours()[[1, 2, 3, 4]].tolist() == [[128, 0, 0], [0, 128, 0], [128, 128, 0], [0, 0, 128]]
 
@@ -243,7 +241,6 @@ def test_a_clip_is_complete(rendered: Rendered) -> None:
         assert clip.image(index).shape == (48, 64, 3)
         assert clip.image(index).std() > 5
         depth = clip.depth(index)
-        assert depth is not None
         assert depth.shape == (48, 64)
     poses = np.array(clip.meta["camera_poses"])
     assert poses.shape == (3, 4, 4)
@@ -254,7 +251,6 @@ def test_a_clip_is_complete(rendered: Rendered) -> None:
 def test_depth_and_poses_put_the_objects_on_the_table(rendered: Rendered) -> None:
     clip, index = rendered.clip, 0
     depth, k = clip.depth(index), clip.meta["intrinsics"]
-    assert depth is not None
     rows, columns = np.nonzero(clip.labels(index))
     z = depth[rows, columns] / 1000
     rays = np.stack(
@@ -332,7 +328,6 @@ def test_everything_that_the_clip_knows_is_recorded(tmp_path: Path) -> None:
     frame = recording.frames[2]
     assert (frame.encoding, frame.clock, frame.width, frame.height) == ("jpeg", "device", 64, 48)
     assert decode_image(frame).mean() == pytest.approx(80, abs=2)
-    assert frame.intrinsics is not None
     assert (frame.intrinsics.fx, frame.intrinsics.cy) == (50.0, 23.5)
     assert recording.labels == {1: "red mug", 3: "grey wrench"}
     assert sorted(recording.truth(1)) == [1, 3]
@@ -352,10 +347,8 @@ def test_objects_out_of_view_stay_in_the_truth(tmp_path: Path) -> None:
 def test_depth_keeps_its_size_whatever_the_step(tmp_path: Path, step: int) -> None:
     write_recording(full_clip(), tmp_path / "table.mcap", depth_step=step)
     depth = LabelledClip.load(tmp_path / "table.mcap").frames[0].depth
-    assert depth is not None
     assert (depth.scale_m, depth.aligned) == (0.001, True)
     true = full_clip().depth(0)
-    assert true is not None
     expected = true[np.ix_(np.arange(48) // step * step, np.arange(64) // step * step)]
     assert np.array_equal(decode_depth(depth), expected)
 

@@ -10,8 +10,9 @@ import pytest
 
 from sam3_node.types import MaskFrame
 from tools.bench.soak_chaos import Plan, Reader, Soak
-from tools.bench.soak_summary import Row, find_calm, fit_growth, read_log, select, summarise, write_results
+from tools.bench.soak_summary import Row, find_calm, fit_growth, select, summarise, write_results
 from tools.bench.tiny_weights import save_tiny_checkpoint
+from tools.command import read_json_lines
 
 
 def sample(t_s: float, pid: int = 1, rss_mb: float = 100.0, phase: str = "chaos", **fields: Any) -> Row:
@@ -82,7 +83,7 @@ def test_a_log_that_was_cut_off_is_summarised(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     lines = [json.dumps(row) for row in (HEAD, sample(5), sample(10))]
     log.write_text("\n".join(lines) + "\n" + lines[-1][:40])
-    assert len(read_log(log)) == 3
+    assert len(read_json_lines(log)) == 3
     assert write_results(log)["passed"]
     assert {path.name for path in tmp_path.iterdir()} == {"log.jsonl", "summary.json", "plot.png"}
 
@@ -98,7 +99,7 @@ def test_a_short_chaos_runs_and_keeps_its_ids(tmp_path: Path) -> None:
         5, 2, 2, fault_every_s=2, sample_every_s=1, watchdog_s=0, faults=("kill", "pause"), settings=settings
     )
     Soak(plan, tmp_path / "log.jsonl").run()
-    rows = read_log(tmp_path / "log.jsonl")
+    rows = read_json_lines(tmp_path / "log.jsonl")
     summary = write_results(tmp_path / "log.jsonl")
     assert 1 <= sum(summary["faults"].values()) == len(select(rows, "fault"))
     assert [row["phase"] for row in select(rows, "phase")] == ["overload"]

@@ -26,19 +26,11 @@ def square(index: int) -> np.ndarray:
 def test_a_mask_counts_at_the_moments_after_its_arrival() -> None:
     """Each mask is right, and arrives when the next frame is captured."""
     frames = [Frame("cam0", i, i * GAP_NS, 80, 60, "bgr8", b"") for i in range(FRAMES)]
+    found = [Instance(3, "", 1.0, "tracked", i, 0, Mask.from_full(square(i))) for i in range(FRAMES)]
     offline = [
-        MaskFrame(
-            *frames[i].key,
-            80,
-            60,
-            instances=(Instance(3, "", 1.0, "tracked", i, 0, Mask.from_full(square(i))),),
-        )
-        for i in range(FRAMES)
+        MaskFrame(*frame.key, 80, 60, instances=(one,)) for frame, one in zip(frames, found, strict=True)
     ]
-    linked = [
-        offline[0],
-        *(replace(now, before=before) for before, now in pairwise(offline)),
-    ]
+    linked = offline[:1] + [replace(now, before=before) for before, now in pairwise(offline)]
     arrivals = [(masks.capture_ns + GAP_NS, masks) for masks in linked]
     scores = streaming.Scores()
     truth = (TrueFrame(np.zeros((60, 80, 3), np.uint8), {3: square(i)}) for i in range(FRAMES))

@@ -38,11 +38,6 @@ from tools.train_nano.steps import second_prompt
 GREEN = (20, 200, 20, 255)
 
 
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_rectangles(tmp_path_factory.mktemp("scenes"))
-
-
 @pytest.fixture
 def cutouts(tmp_path: Path) -> Path:
     """A folder with one cut-out, and files that are none: broken, without alpha, too small, too thin."""

@@ -11,7 +11,6 @@ import torch
 
 from sam3_node.errors import CameraError
 from tests.support.recordings import write_film
-from tests.support.rectangles import write_rectangles
 from tests.support.refuses import refuses
 from tools.train_nano import agree, teach
 from tools.train_nano.augment import LOW
@@ -304,11 +303,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_rectangles(tmp_path_factory.mktemp("scenes"))
-
-
 def test_objects_of_a_frame_may_cover_one_another(shards: Path) -> None:
     taught, rng = TaughtPictures(shards), np.random.default_rng(0)
     samples = [sample for sample in (taught.frame(rng, 3) for _ in range(20)) if sample]
@@ -441,4 +435,4 @@ def test_agreement_with_the_labels_of_clips(scenes: Path, capsys: pytest.Capture
 
 def test_an_overlap_is_shared_over_either() -> None:
     one, other = square_mask(0, 0, 10, 10), square_mask(0, 5, 10, 10)
-    assert agree.overlap(one, other) == pytest.approx(50 / 150)
+    assert agree.region_similarity(one, other) == pytest.approx(50 / 150)

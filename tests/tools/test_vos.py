@@ -413,9 +413,6 @@ def test_settings_are_named_changes_of_a_base() -> None:
     assert default.bank_size == TrackerSettings().bank_size
 
 
-TWICE = "default,default"
-
-
 def test_the_settings_of_compare_are_valid() -> None:
     assert len(parse_settings(COMPARED, Setting())) == len(COMPARED.split(","))
 
@@ -433,7 +430,7 @@ def test_the_settings_of_compare_are_valid() -> None:
         "size=x",
         "read=fast",
         "prompt=",
-        TWICE,
+        "default,default",
     ],
 )
 def test_bad_settings_are_refused(text: str) -> None:

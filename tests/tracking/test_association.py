@@ -41,12 +41,24 @@ def run_association(
     )
 
 
-def test_each_detection_goes_to_the_object_that_it_overlaps() -> None:
-    assert run_association(make_scores([[0.1, 0.8], [0.7, 0.0]])).matched == {0: 1, 1: 0}
-
-
-def test_the_best_sum_wins_over_the_best_pair() -> None:
-    assert run_association(make_scores([[0.9, 0.8], [0.8, 0.0]])).matched == {0: 1, 1: 0}
+@pytest.mark.parametrize(
+    ("overlap", "box_iou", "names", "labels", "matched"),
+    [
+        pytest.param(
+            [[0.1, 0.8], [0.7, 0.0]], None, "", "", {0: 1, 1: 0}, id="to the object that it overlaps"
+        ),
+        pytest.param([[0.9, 0.8], [0.8, 0.0]], None, "", "", {0: 1, 1: 0}, id="best sum, not best pair"),
+        pytest.param([[0.4]], [[0.1]], "", "", {0: 0}, id="a speck makes the box large"),
+        pytest.param([[0.2]], [[0.5]], "", "", {0: 0}, id="boxes alone"),
+        pytest.param([[0.60, 0.62]], None, "mc", "m", {0: 0}, id="of two that fit, the one of the same name"),
+        pytest.param([[0.8]], None, "c", "m", {0: 0}, id="another name, yet the same object"),
+    ],
+)
+def test_each_detection_goes_to_an_object(
+    overlap: Any, box_iou: Any, names: str, labels: str, matched: dict[int, int]
+) -> None:
+    found = make_scores(overlap, box_iou=overlap if box_iou is None else box_iou)
+    assert run_association(found, names=names, labels=labels).matched == matched
 
 
 def test_too_little_overlap_is_another_object() -> None:
@@ -55,22 +67,9 @@ def test_too_little_overlap_is_another_object() -> None:
     assert found.new == [0, 1]
 
 
-def test_a_speck_that_makes_the_box_large_does_not_part_them() -> None:
-    assert run_association(make_scores([[0.4]], box_iou=[[0.1]])).matched == {0: 0}
-    assert run_association(make_scores([[0.2]], box_iou=[[0.5]])).matched == {0: 0}
-
-
 def test_a_detection_on_an_object_that_has_a_better_one_is_nothing_new() -> None:
     found = run_association(make_scores([[0.9, 0.6]]))
     assert (found.matched, found.new) == ({0: 0}, [])
-
-
-def test_of_two_that_fit_the_one_of_the_same_name_wins() -> None:
-    assert run_association(make_scores([[0.60, 0.62]]), names="mc", labels="m").matched == {0: 0}
-
-
-def test_another_name_is_the_same_object_all_the_same() -> None:
-    assert run_association(make_scores([[0.8]]), names="c", labels="m").matched == {0: 0}
 
 
 def test_a_detection_of_the_same_mask_as_a_better_one_is_none() -> None:
@@ -148,6 +147,11 @@ LIFE_RULES = association.LifecycleRules(
 )
 
 
+@pytest.fixture
+def lifecycle() -> association.Lifecycle:
+    return association.Lifecycle(LIFE_RULES)
+
+
 def confirmed(*ids: int, now_ns: int = 0) -> association.Lifecycle:
     lifecycle = association.Lifecycle(LIFE_RULES)
     for object_id in ids:
@@ -156,16 +160,14 @@ def confirmed(*ids: int, now_ns: int = 0) -> association.Lifecycle:
     return lifecycle
 
 
-def test_two_sightings_make_it_more_than_tentative() -> None:
-    lifecycle = association.Lifecycle(LIFE_RULES)
+def test_two_sightings_make_it_more_than_tentative(lifecycle: association.Lifecycle) -> None:
     lifecycle.mark_detected(1, "mug", 0.8, 0)
     assert lifecycle.is_tentative(1)
     lifecycle.mark_detected(1, "mug", 0.8, 0)
     assert not lifecycle.is_tentative(1)
 
 
-def test_a_tentative_one_that_is_missed_goes() -> None:
-    lifecycle = association.Lifecycle(LIFE_RULES)
+def test_a_tentative_one_that_is_missed_goes(lifecycle: association.Lifecycle) -> None:
     lifecycle.mark_detected(1, "mug", 0.8, 0)
     lifecycle.mark_missed(1)
     assert lifecycle.expired(0) == []
@@ -196,8 +198,7 @@ def test_a_clock_that_begins_again_keeps_no_one_for_ever() -> None:
     assert lifecycle.expired(3 * S + 1) == [1]
 
 
-def test_a_tentative_one_lives_by_detections_alone() -> None:
-    lifecycle = association.Lifecycle(LIFE_RULES)
+def test_a_tentative_one_lives_by_detections_alone(lifecycle: association.Lifecycle) -> None:
     lifecycle.mark_detected(1, "mug", 0.8, 0)
     lifecycle.observe(1, 0.9, True, 4 * S)
     assert lifecycle.expired(4 * S) == [1]
@@ -214,15 +215,13 @@ def test_hidden_or_long_missed_is_away() -> None:
     assert not lifecycle.is_lost(1)
 
 
-def test_the_name_has_the_most_votes() -> None:
-    lifecycle = association.Lifecycle(LIFE_RULES)
+def test_the_name_has_the_most_votes(lifecycle: association.Lifecycle) -> None:
     for label, score in (("cup", 0.5), ("mug", 0.4), ("mug", 0.4)):
         lifecycle.mark_detected(1, label, score, 0)
     assert lifecycle.label(1) == "mug"
 
 
-def test_names_that_are_withdrawn_leave_the_other_votes() -> None:
-    lifecycle = association.Lifecycle(LIFE_RULES)
+def test_names_that_are_withdrawn_leave_the_other_votes(lifecycle: association.Lifecycle) -> None:
     lifecycle.mark_detected(1, "cup", 0.5, 0)
     lifecycle.mark_detected(1, "mug", 0.9, 0)
     lifecycle.mark_detected(2, "mug", 0.9, 0)
@@ -262,8 +261,7 @@ def test_what_is_forgotten_is_not_there() -> None:
     assert lifecycle.ids == []
 
 
-def test_what_detections_say_of_each_name() -> None:
-    lifecycle = association.Lifecycle(LIFE_RULES)
+def test_what_detections_say_of_each_name(lifecycle: association.Lifecycle) -> None:
     lifecycle.mark_detected(1, "mug", 0.9, 0, [1.0, 2.0])
     lifecycle.mark_detected(1, "cup", 0.5, 0, [5.0, 6.0])
     lifecycle.mark_missed(1)
@@ -280,16 +278,14 @@ def test_what_detections_say_of_each_name() -> None:
     assert lifecycle.name_features(1, "mug") == [7.0, 8.0, 1.0]
 
 
-def test_a_detection_elsewhere_voids_what_was_known_of_the_name() -> None:
-    lifecycle = association.Lifecycle(LIFE_RULES)
+def test_a_detection_elsewhere_voids_what_was_known_of_the_name(lifecycle: association.Lifecycle) -> None:
     for _ in range(3):
         lifecycle.mark_detected(1, "mug", 0.9, 0, [4.0])
     lifecycle.mark_detected(1, "mug", 0.3, 0, [-1.0], anew=True)
     assert lifecycle.name_features(1, "mug") == [-1.0, 1.0]
 
 
-def test_a_state_holds_the_names() -> None:
-    lifecycle = association.Lifecycle(LIFE_RULES)
+def test_a_state_holds_the_names(lifecycle: association.Lifecycle) -> None:
     lifecycle.mark_detected(1, "mug", 0.9, 0, [1.0])
     again = association.Lifecycle(LIFE_RULES)
     again.restore(lifecycle.state())

@@ -64,10 +64,8 @@ def test_a_mask_that_moves_fast_and_steadily_is_sure(scene):
 
 def test_a_mask_that_grows_slowly_is_sure(scene):
     """The object comes closer: its area becomes nine times as large in 75 frames."""
-    assert (
-        min(scene.step(disc(30, 30, RADIUS * 3 ** (n / 75)))[0] for n in range(75))
-        >= confidence_weights.SURE_MASK
-    )
+    found = [scene.step(disc(30, 30, RADIUS * 3 ** (n / 75)))[0] for n in range(75)]
+    assert min(found) >= confidence_weights.SURE_MASK
 
 
 def test_an_object_that_enters_the_image_grows_without_doubt(scene):

@@ -202,10 +202,8 @@ def test_memory_that_runs_out_makes_batches_smaller_and_loses_no_frame(
 
     small.stages = small.stages._replace(remember=remember)
     many = [ObjectPrompt(i, points=[[6.0 * i, 50.0]]) for i in range(1, 11)]
-    assert (
-        largest_difference(run(Tracker(small), clip[:6], {0: many}), run(Tracker(plain), clip[:6], {0: many}))
-        < CLOSE
-    )
+    found, expected = (run(Tracker(model), clip[:6], {0: many}) for model in (small, plain))
+    assert largest_difference(found, expected) < CLOSE
     assert calls[:7] == [10, 5, 2, 2, 2, 2, 2]
     assert set(calls[3:]) == {2}, "the smaller batch stays"
     assert "2 objects" in caplog.text

@@ -1,13 +1,11 @@
 """Processes are killed, hang or send garbage, and connections end before their reply: peers notice and reconnect."""
 
-import os
-import queue
+import itertools
 import signal
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -23,7 +21,7 @@ from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Delivery
 from sam3_node.wire import Reply, Request, pack_frame, pack_request
 from tests.support.key_rig import Keys, revoke
-from tests.support.node_rig import until
+from tests.support.processes import Process, Team, until
 from tests.support.raw_zmtp import frame, ping, raw_peer, reset
 from tests.support.refuses import refuses
 from tests.support.repeats import repetitions
@@ -32,9 +30,7 @@ from tests.support.transport_peer import (
     hold_interpreter,
     make_frame,
     make_masks,
-    next_line,
     open_peer,
-    output_of,
     peer,
     place_of,
     take_frame,
@@ -61,26 +57,19 @@ def free_endpoint() -> str:
         return f"tcp://127.0.0.1:{server.getsockname()[1]}"
 
 
-def kill(process: subprocess.Popen[str]) -> None:
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(10)
-
-
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_a_killed_camera_comes_back_on_its_endpoint(endpoint: str, delivery: Delivery) -> None:
     with transport.FrameSubscriber([endpoint], delivery) as subscriber:
         with peer("camera", endpoint, "cam0", delivery, 5, 100_000, 16) as camera:
-            assert next_line(camera) == endpoint
+            assert camera.next_line() == endpoint
             for _ in range(5):
                 assert subscriber.take(5000) is not None
-            kill(camera)
         wait_until(lambda: not subscriber.connected)
         while subscriber.take(0) is not None:
             pass
         with peer("camera", endpoint, "cam0", delivery, 5, 100_000, 16) as camera:
-            assert next_line(camera) == endpoint
-            again = subscriber.take(5000)
-            assert again is not None
+            assert camera.next_line() == endpoint
+            assert subscriber.take(5000) is not None
             wait_until(lambda: subscriber.connected == (endpoint,))
 
 
@@ -90,28 +79,22 @@ def test_a_killed_subscriber_comes_back(endpoint: str, delivery: Delivery) -> No
         reached = []
         for start in (0, 1000):
             with peer("reader", publisher.endpoint, delivery) as reader:
-                os.set_blocking(output_of(reader).fileno(), False)
-                seq, line = start, ""
-                deadline = time.monotonic() + 10
-                while not line and time.monotonic() < deadline:
-                    publisher.send(make_frame(seq), timeout_ms=50)
-                    seq, line = seq + 1, next_line(reader)
-                    time.sleep(0.01)
-                reached.append(int(line))
-                kill(reader)
+                seqs = itertools.count(start)
+                wait_until(lambda: (publisher.send(make_frame(next(seqs)), 50), reader.seen)[1])  # noqa: B023
+                reached.append(int(reader.seen[0]))
     assert reached[0] < 1000 <= reached[1]
 
 
 def test_a_hung_camera_is_detected_and_received_again_when_it_continues(endpoint: str) -> None:
     with (
         peer("camera", endpoint, "cam0", "newest", 5, 100_000, 16) as camera,
-        transport.FrameSubscriber([next_line(camera)]) as subscriber,
+        transport.FrameSubscriber([camera.next_line()]) as subscriber,
     ):
         assert subscriber.take(5000) is not None
         wait_until(lambda: subscriber.connected == (endpoint,))
-        os.kill(camera.pid, signal.SIGSTOP)
+        camera.process.send_signal(signal.SIGSTOP)
         wait_until(lambda: not subscriber.connected)
-        os.kill(camera.pid, signal.SIGCONT)
+        camera.process.send_signal(signal.SIGCONT)
         wait_until(lambda: subscriber.connected)
         asked_ns = time.time_ns()
         wait_until(lambda: (got := subscriber.take(1000)) and got.frame.capture_ns > asked_ns)
@@ -161,9 +144,7 @@ def test_a_request_in_flight_when_another_key_is_revoked(keys: Keys, endpoint: s
         transport.ControlClient(server.endpoint, PATIENT_MS, keys.machine("watcher", "watcher")),
         ThreadPoolExecutor(1) as thread,
     ):
-        authenticator = server._bound.authenticator
-        assert authenticator is not None
-        wait_until(lambda: len(authenticator._admitted) == 2, 60)
+        wait_until(lambda: len(server._bound.authenticator._admitted) == 2, 60)
         call = thread.submit(client.call, op)
         first, request = next_request(server)
         revoke(node, "watcher")
@@ -238,12 +219,12 @@ def test_a_hung_node_is_noticed_by_masks_and_tap_and_received_again(tmp_path: Pa
         transport.MaskSubscriber(masks) as subscriber,
         StreamTap([frames], masks, (), 1 << 20) as tap,
     ):
-        next_line(node)
+        node.next_line()
         wait_until(lambda: subscriber._sockets[0]._watched and tap._sockets[1]._watched)
         for _ in range(2):
-            os.kill(node.pid, signal.SIGSTOP)
+            node.process.send_signal(signal.SIGSTOP)
             wait_until(lambda: not subscriber.connected and not tap.connected)
-            os.kill(node.pid, signal.SIGCONT)
+            node.process.send_signal(signal.SIGCONT)
             wait_until(lambda: subscriber.connected and tap.connected)
         with transport.FramePublisher(frames) as camera:
             wait_until(lambda: camera.send(make_frame(7)) and subscriber.take(100))
@@ -281,7 +262,7 @@ def test_idle_publishers_and_those_without_beats_are_not_taken_for_hung() -> Non
 def test_a_subscriber_that_could_not_listen_does_not_take_its_peer_for_hung() -> None:
     with (
         peer("camera", TCP, "cam0", "newest", 50, 100_000, 16) as camera,
-        transport.FrameSubscriber([next_line(camera)]) as subscriber,
+        transport.FrameSubscriber([camera.next_line()]) as subscriber,
     ):
         seqs: list[int] = []
         for _ in range(2):
@@ -305,7 +286,7 @@ def publishes(endpoint: str) -> bool:
 @pytest.mark.parametrize("subscriptions", [9, 40])
 def test_an_idle_publisher_survives_subscribers_that_leave(subscriptions: int) -> None:
     with peer("camera", TCP, "cam0", "newest", IDLE_MS, 100_000, 16) as camera:
-        endpoint = next_line(camera)
+        endpoint = camera.next_line()
         for _ in range(repetitions(2, 20)):
             with zmq.Context() as context, context.socket(zmq.SUB) as reader:
                 for number in range(subscriptions):
@@ -316,7 +297,7 @@ def test_an_idle_publisher_survives_subscribers_that_leave(subscriptions: int) -
                 time.sleep(0.1)  # the subscriptions travel
                 reader.disable_monitor()
         assert publishes(endpoint)
-        assert camera.poll() is None
+        assert camera.process.poll() is None
 
 
 @pytest.mark.parametrize("kind", ["SUB", "DEALER"])
@@ -325,7 +306,7 @@ def test_a_peer_that_pings_and_leaves_ends_nobody(kind: str) -> None:
     role = ("camera", TCP, "cam0", "newest", 100, 100_000, 16) if kind == "SUB" else ("server", TCP)
     slow = pack_request(Request(1, "slow", {"seconds": 0.4}))
     with peer(*role) as process:
-        endpoint = next_line(process)
+        endpoint = process.next_line()
         for _ in range(repetitions(2, 20)):
             with raw_peer(endpoint, kind) as stranger:
                 parts = (frame(b"\x01topic%d" % n if kind == "SUB" else b"junk") + ping() for n in range(200))
@@ -333,49 +314,9 @@ def test_a_peer_that_pings_and_leaves_ends_nobody(kind: str) -> None:
                 time.sleep(0.2)
                 reset(stranger)
             time.sleep(0.4)
-            assert process.poll() is None
+            assert process.process.poll() is None
         with raw_peer(endpoint, kind):
-            assert process.poll() is None
-
-
-class Running:
-    """A peer process whose lines are counted as they come."""
-
-    def __init__(self, stack: ExitStack, *args: object) -> None:
-        self._stack, self._args = stack, args
-        self.start()
-
-    def start(self) -> None:
-        """Start the process and wait until it is ready."""
-        self.process = self._stack.enter_context(peer(*self._args))
-        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        next_line(self.process)
-        threading.Thread(target=self._read, args=(self.process, self.lines), daemon=True).start()
-
-    @staticmethod
-    def _read(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
-        try:
-            for line in output_of(process):
-                lines.put(line.strip())
-        except ValueError:
-            return  # closed at the end of the test
-
-    def kill(self) -> None:
-        """End the process at once."""
-        self.process.kill()
-        self.process.wait(10)
-
-    def signal(self, number: int) -> None:
-        """Send a signal."""
-        os.kill(self.process.pid, number)
-
-    def wait_for(self, word: str) -> None:
-        """Wait for a line that contains `word`, among those that come from now on."""
-        while not self.lines.empty():
-            self.lines.get()
-        deadline_s = time.monotonic() + 20
-        while word not in self.lines.get(timeout=20):
-            assert time.monotonic() < deadline_s, f"no line with {word!r}"
+            assert process.process.poll() is None
 
 
 PROGRESS = {"node": "", "policy": "", "recorder": "masks/", "asker": "answer"}
@@ -383,49 +324,42 @@ PROGRESS = {"node": "", "policy": "", "recorder": "masks/", "asker": "answer"}
 
 
 @contextmanager
-def robot(folder: Path) -> Iterator[dict[str, Running]]:
+def robot(folder: Path) -> Iterator[Team]:
     """Run a camera, a node, a policy that holds the interpreter, a recorder and a client of control."""
     frames, masks, control = free_endpoint(), f"ipc://{folder}/masks", free_endpoint()
     with ExitStack() as stack:
-        yield {
-            "camera": Running(stack, "camera", frames, "cam0", "newest", 10, 10_000_000, 300),
-            "node": Running(stack, "node", frames, masks, control),
-            "policy": Running(stack, "policy", masks, 300),
-            "recorder": Running(stack, "recorder", frames, masks),
-            "asker": Running(stack, "asker", control),
-        }
+
+        def run(*role: object) -> Callable[[], Process]:
+            return lambda: stack.enter_context(peer(*role))
+
+        yield Team(
+            camera=run("camera", frames, "cam0", "newest", 10, 10_000_000, 300),
+            node=run("node", frames, masks, control),
+            policy=run("policy", masks, 300),
+            recorder=run("recorder", frames, masks),
+            asker=run("asker", control),
+        )
 
 
 @pytest.mark.parametrize("victim", ["camera", "node", "policy", "recorder", "asker"])
 def test_every_process_goes_on_after_another_was_killed_or_hung(victim: str, tmp_path: Path) -> None:
-    with robot(tmp_path) as running:
+    with robot(tmp_path) as team:
         for _ in range(repetitions(1, 20)):
-            running[victim].kill()
-            running[victim].start()
-            check_progress(running)
-            running[victim].signal(signal.SIGSTOP)
-            time.sleep(0.7)  # the queues to it fill
-            running[victim].signal(signal.SIGCONT)
-            check_progress(running)
-
-
-def check_progress(running: dict[str, Running]) -> None:
-    for name, word in PROGRESS.items():
-        running[name].wait_for(word)
-    ended = {name: item.process.poll() for name, item in running.items() if item.process.poll() is not None}
-    assert not ended
+            team.restart(victim)
+            team.check(**PROGRESS)
+            team.stop_for(victim, 0.7)  # the queues to it fill
+            team.check(**PROGRESS)
 
 
 def test_a_policy_that_holds_the_interpreter_survives_a_node_that_restarts(tmp_path: Path) -> None:
-    with robot(tmp_path) as running, ExitStack() as stack:
-        policy = Running(stack, "policy", f"ipc://{tmp_path}/masks", 1500)
+    with robot(tmp_path) as team, peer("policy", f"ipc://{tmp_path}/masks", 1500) as policy:
+        policy.next_line()
         for _ in range(repetitions(1, 5)):
-            policy.wait_for("")  # it begins to hold the interpreter, and masks pile up
+            policy.new_line()  # it begins to hold the interpreter, and masks pile up
             time.sleep(0.5)
-            running["node"].kill()
-            running["node"].start()
-            policy.wait_for("")
-            policy.wait_for("")
+            team.restart("node")
+            for _ in range(2):
+                policy.new_line()
             assert policy.process.poll() is None
 
 
@@ -433,6 +367,6 @@ def test_a_subscriber_with_many_topics_receives_each_of_them() -> None:
     cameras = [f"cam{number}" for number in range(40)]
     with (
         peer("camera", TCP, "cam39", "newest", 20, 100_000, 16) as process,
-        transport.FrameSubscriber([next_line(process)], cameras=cameras, max_cameras=40) as subscriber,
+        transport.FrameSubscriber([process.next_line()], cameras=cameras, max_cameras=40) as subscriber,
     ):
         wait_until(lambda: subscriber.take(100))

@@ -26,9 +26,7 @@ from tests.support.transport_peer import (
     TCP,
     make_frame,
     make_masks,
-    next_line,
     open_peer,
-    output_of,
     peer,
     place_of,
     take_error,
@@ -47,28 +45,15 @@ def read_to_end(stranger: socket.socket) -> None:
             pass
 
 
-def subscriptions() -> bytes:
-    return b"".join(frame(b"\x01" + os.urandom(60)) for _ in range(500))
-
-
-def endless_message() -> bytes:
-    return frame(bytes(1 << 16), more=True) * 32
-
-
-def endless_subscription() -> bytes:
-    return frame(b"\x01" + bytes(500), more=True) * 100
-
-
-def large_requests() -> bytes:
-    return frame(bytes(1 << 24))
-
-
-def small_messages() -> bytes:
-    return frame(b"junk") * 20_000
-
-
-def empty_parts() -> bytes:
-    return frame(b"", more=True) * 40_000
+STRANGERS: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "subscriptions": ("SUB", lambda: b"".join(frame(b"\x01" + os.urandom(60)) for _ in range(500))),
+    "an endless subscription": ("SUB", lambda: frame(b"\x01" + bytes(500), more=True) * 100),
+    "an endless message": ("DEALER", lambda: frame(bytes(1 << 16), more=True) * 32),
+    "large requests": ("DEALER", lambda: frame(bytes(1 << 24))),
+    "small messages": ("DEALER", lambda: frame(b"junk") * 20_000),
+    "empty parts": ("DEALER", lambda: frame(b"", more=True) * 40_000),
+}
+"""Type of socket, and what is sent again and again."""
 
 
 def send_until_cut_off(stranger: socket.socket, make: Callable[[], bytes], process: psutil.Process) -> None:
@@ -81,13 +66,7 @@ def send_until_cut_off(stranger: socket.socket, make: Callable[[], bytes], proce
             stranger.sendall(make())
 
 
-@pytest.mark.parametrize(
-    ("kind", "make"),
-    [
-        *(("SUB", make) for make in (subscriptions, endless_subscription)),
-        *(("DEALER", make) for make in (endless_message, large_requests, small_messages, empty_parts)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "make"), STRANGERS.values(), ids=STRANGERS)
 def test_a_stranger_that_never_ends_is_cut_off(kind: str, make: Callable[[], bytes]) -> None:
     """The guard is a thread of the process; on a busy machine it may be late, but not each time."""
     assert any(take_memory(kind, make) < 64 * MEBIBYTE for _ in range(3))
@@ -97,8 +76,8 @@ def take_memory(kind: str, make: Callable[[], bytes]) -> int:
     """Return the bytes by which a process has grown when it has cut off a stranger and has answered another peer."""
     role = ("camera", TCP, "cam0", "newest", 500, 100_000, 16) if kind == "SUB" else ("server", TCP)
     with peer(*role) as process:
-        endpoint = next_line(process)
-        inspected = psutil.Process(process.pid)
+        endpoint = process.next_line()
+        inspected = psutil.Process(process.process.pid)
         before = inspected.memory_info().rss
         with raw_peer(endpoint, kind) as stranger:
             send_until_cut_off(stranger, make, inspected)
@@ -127,17 +106,17 @@ def test_a_message_that_waits_takes_its_own_size() -> None:
 @pytest.mark.parametrize(("kind", "size"), [("SUB", 513), ("DEALER", (1 << 24) + 1)])
 def test_a_part_above_the_limit_of_its_socket_ends_the_connection(kind: str, size: int) -> None:
     role = ("camera", TCP, "cam0", "newest", 500, 100_000, 16) if kind == "SUB" else ("server", TCP)
-    with peer(*role) as process, raw_peer(next_line(process), kind) as stranger:
+    with peer(*role) as process, raw_peer(process.next_line(), kind) as stranger:
         stranger.settimeout(PATIENCE_S)
         stranger.sendall(frame(bytes(size))[:300])
         read_to_end(stranger)
-        assert process.poll() is None
+        assert process.process.poll() is None
 
 
 def test_readers_of_many_cameras_and_peers_with_heartbeats_are_not_cut_off() -> None:
     topics = b"".join(frame(b"\x01frame/%060d" % number) for number in range(256))
     with peer("camera", TCP, "0" * 60, "newest", 20, 100_000, 16) as process:
-        endpoint = next_line(process)
+        endpoint = process.next_line()
         readers = [raw_peer(endpoint, "SUB") for _ in range(10)]
         connections = [reader.__enter__() for reader in readers]
         for connection in connections:
@@ -300,9 +279,8 @@ def test_memory_stays_bounded_when_no_message_is_taken(delivery: Delivery) -> No
 def test_memory_stays_bounded_when_a_subscriber_hangs() -> None:
     process = psutil.Process(os.getpid())
     with transport.FramePublisher(TCP) as publisher, peer("reader", publisher.endpoint, "newest") as reader:
-        os.set_blocking(output_of(reader).fileno(), False)
-        wait_until(lambda: publisher.send(make_frame(0, side=1000)) and next_line(reader))
-        os.kill(reader.pid, signal.SIGSTOP)
+        wait_until(lambda: publisher.send(make_frame(0, side=1000)) and reader.seen)
+        reader.process.send_signal(signal.SIGSTOP)
         before = process.memory_info().rss
         for seq in range(300):
             publisher.send(make_frame(seq, side=1000))

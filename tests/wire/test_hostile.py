@@ -17,7 +17,16 @@ from sam3_node.errors import WireError
 from sam3_node.types import Depth, Frame
 from sam3_node.wire import codec
 from sam3_node.wire.masks import read_mask
-from tests.support.hostility import MEGABYTE, limited_memory, mutations, refused
+from tests.support.hostility import (
+    MEGABYTE,
+    declare_jpeg,
+    join_png,
+    limited_memory,
+    mutations,
+    png_chunk,
+    png_header,
+    refused,
+)
 from tests.support.wire_examples import EXAMPLES, JPEG, golden
 
 UNPACKED = sorted(set(EXAMPLES) - {"beat"})  # receivers look at the topic of a beat alone
@@ -298,38 +307,24 @@ def test_a_box_above_max_pixels_is_refused():
 
 
 def png(width, height, bits=8, colour=2, rows=b""):
-    def chunk(name, data):
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
-    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + body
+    pixels = png_chunk(b"IDAT", zlib.compress(rows))
+    return join_png(png_header(width, height, bits, colour), pixels, png_chunk(b"IEND"))
 
 
-def jpeg(width, height):
-    """Return the golden JPEG with another declared size."""
-    data = JPEG.read_bytes()
-    place = data.index(b"\xff\xc0") + 5
-    return data[:place] + struct.pack(">HH", height, width) + data[place + 4 :]
-
-
+WHOLE_PNG = bytes(wire.encode_image(np.zeros((8, 8, 3), np.uint8), "png"))
+WHOLE_JPEG = JPEG.read_bytes()
 IMAGES = {
     "png bomb": (8, 8, "png", png(60000, 60000)),
     "png of the largest size without its pixels": (16384, 16384, "png", png(16384, 16384)),
     "png of another size": (8, 8, "png", png(9, 8, rows=bytes(28 * 8))),
     "png with no pixels": (8, 8, "png", png(8, 8)),
-    "png whose body is cut": (
-        8,
-        8,
-        "png",
-        bytes(wire.encode_image(np.zeros((8, 8, 3), np.uint8), "png"))[:-20],
-    ),
+    "png whose body is cut": (8, 8, "png", WHOLE_PNG[:-20]),
     "png called jpeg": (8, 8, "jpeg", png(8, 8, rows=bytes(25 * 8))),
-    "jpeg bomb": (8, 8, "jpeg", jpeg(60000, 60000)),
-    "jpeg of the largest size without its pixels": (16384, 16384, "jpeg", jpeg(16384, 16384)),
-    "jpeg of another size": (8, 8, "jpeg", jpeg(16, 8)),
-    "jpeg cut short": (8, 8, "jpeg", JPEG.read_bytes()[:-30]),
-    "jpeg called png": (8, 8, "png", JPEG.read_bytes()),
+    "jpeg bomb": (8, 8, "jpeg", declare_jpeg(WHOLE_JPEG, 60000, 60000)),
+    "jpeg without its pixels": (16384, 16384, "jpeg", declare_jpeg(WHOLE_JPEG, 16384, 16384)),
+    "jpeg of another size": (8, 8, "jpeg", declare_jpeg(WHOLE_JPEG, 16, 8)),
+    "jpeg cut short": (8, 8, "jpeg", WHOLE_JPEG[:-30]),
+    "jpeg called png": (8, 8, "png", WHOLE_JPEG),
     "jpeg without a size": (8, 8, "jpeg", b"\xff\xd8\xff\xd9"),
     "jpeg of endless segments": (8, 8, "jpeg", b"\xff\xd8" + b"\xff\xe0\x00\x02" * 100_000 + b"\xff\xd9"),
     "bmp": (8, 8, "png", b"BM" + bytes(300)),
@@ -365,5 +360,5 @@ def test_depths_are_refused(depth):
 def test_a_valid_compressed_image_is_taken_from_a_memoryview():
     frame = Frame("cam0", 0, 0, 8, 8, "png", memoryview(png(8, 8, rows=bytes(25 * 8))))
     assert wire.decode_image(frame).shape == (8, 8, 3)
-    grey = dataclasses.replace(frame, encoding="jpeg", colour=bytearray(JPEG.read_bytes()))
+    grey = dataclasses.replace(frame, encoding="jpeg", colour=bytearray(WHOLE_JPEG))
     assert wire.decode_image(grey).any()

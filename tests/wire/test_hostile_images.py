@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from sam3_node.errors import WireError
 from sam3_node.types import Depth, Frame
 from sam3_node.wire import decode_depth, decode_image, images
-from tests.support.hostility import MEGABYTE, limited_memory, refused
+from tests.support.hostility import MEGABYTE, limited_memory, png_header, refused
+from tests.support.hostility import join_png as png
+from tests.support.hostility import png_chunk as chunk
 
 SIDE = 64
 RAMP = np.add.outer(np.arange(SIDE), np.arange(SIDE))[..., None].repeat(3, 2).astype(np.uint8)
@@ -131,21 +133,13 @@ def test_jpegs_of_cameras_are_decoded(data):
     assert np.abs(image.astype(int) - RAMP).mean() < 4
 
 
-def chunk(name, body=b""):
-    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
-
-def header(width=SIDE, height=SIDE, bits=8, colour=2, methods=(0, 0), interlace=0):
-    return chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, *methods, interlace))
+def header(width=SIDE, height=SIDE, **fields):
+    return png_header(width, height, **fields)
 
 
 ROWS = bytes(SIDE * (1 + 3 * SIDE))
 PIXELS, IEND = chunk(b"IDAT", zlib.compress(ROWS)), chunk(b"IEND")
 EIGHT_MB = zlib.compress(bytes(7_900_000), 9)
-
-
-def png(*chunks):
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 PNGS = {

@@ -11,7 +11,8 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -182,11 +183,6 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def processor() -> str:
-    """Return the CPU's name and the number of cores that this process may use."""
-    return f"{describe_machine()['cpu']}, {count_cores()} cores"
-
-
 def _lines(path: str) -> list[str]:
     file = Path(path)
     return file.read_text().splitlines() if file.is_file() else []
@@ -208,10 +204,11 @@ def percentile(values: Sequence[float], fraction: float) -> float:
     return sorted(values)[int(fraction * (len(values) - 1))]
 
 
-def spread_text(values: Sequence[float], digits: int = 2) -> str:
-    """Return "median (min to max)" of the runs, or the value itself of a single run."""
-    middle = f"{statistics.median(values):.{digits}f}"
-    return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+def time_cpu(work: Callable[[], object]) -> float:
+    """Return the CPU time of some work in this process, in ms."""
+    begin_s = time.process_time()
+    work()
+    return 1e3 * (time.process_time() - begin_s)
 
 
 def objects_text(count: int) -> str:

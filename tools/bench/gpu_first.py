@@ -63,7 +63,7 @@ from tools.bench.common import ROOT, percentile, read_versions
 from tools.bench.latency import start, step
 from tools.bench.processes import Processes, add_points, next_masks
 from tools.bench.tiny_weights import sam3_config
-from tools.command import new_parser
+from tools.command import new_parser, read_json_lines
 
 SECTION_S, TOTAL_S = 420, 540
 CACHE = Path(tempfile.gettempdir()) / "gpu_first"
@@ -163,17 +163,9 @@ class Journal:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read the figures of a journal; a line that a killed process left unfinished is dropped from the file."""
-    if not path.exists():
-        return []
-    lines, text = [], path.read_text()
-    for line in text.splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    whole = "".join(json.dumps(line) + "\n" for line in lines)
-    if whole != text:
-        path.write_text(whole)
+    lines = read_json_lines(path)
+    if path.exists():
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return lines
 
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
-from typing import Self
+from typing import Any, Self
 
 from sam3_node.client import PerceptionClient
 from sam3_node.types import MaskFrame
@@ -52,11 +52,10 @@ class Processes:
         rate = {"SAM3_CAMERA__FPS": str(rate_hz), "SAM3_CAMERA__LOOP": "true"}
         return self.start("camera", source, **rate, **settings)
 
-    def client(self, timeout_ms: int = 30000) -> PerceptionClient:
+    def client(self, **options: Any) -> PerceptionClient:
         """Return a client of the node on these endpoints."""
-        return PerceptionClient(
-            self.masks, self.control, timeout_ms=timeout_ms, on_restart=lambda restart: None
-        )
+        given: dict[str, Any] = {"timeout_ms": 30_000, "on_restart": lambda restart: None} | options
+        return PerceptionClient(self.masks, self.control, **given)
 
     def __enter__(self) -> Self:
         return self

@@ -85,8 +85,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="order of the faults")
     parser.add_argument("--keeps-epochs", action="store_true", help="check that ids survive restarts")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="node setting")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
 
 
 def add_figures(summary: Row, run: str, figures: Figures) -> None:
@@ -100,7 +98,8 @@ def add_figures(summary: Row, run: str, figures: Figures) -> None:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser = make_parser(__doc__, device=device, threads=1)
     add_options(parser)
     args, figures = parser.parse_args(), Figures("soak", group="latency", show=False)
     if args.summarise is not None:

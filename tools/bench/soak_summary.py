@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tools.bench.common import percentile
+from tools.command import read_json_lines
 from tools.plots import draw
 
 Row = dict[str, Any]
@@ -40,17 +41,6 @@ class Check(NamedTuple):
     def passed(self) -> bool | None:
         """True if the value keeps the bound; None if it is unknown."""
         return None if self.value is None else self.value <= self.bound
-
-
-def read_log(path: Path) -> list[Row]:
-    """Return the lines of a log. A last line that was cut off is left out."""
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
 
 
 def select(rows: Sequence[Row], kind: str) -> list[Row]:
@@ -199,7 +189,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 def write_results(log: Path) -> Row:
     """Write summary.json and plot.png beside a log; return the summary."""
-    rows = read_log(log)
+    rows = read_json_lines(log)
     summary = summarise(rows)
     (log.parent / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     if select(rows, "sample"):

@@ -64,20 +64,28 @@ def fit_weights(groups: list[Played], used: list[str]) -> tuple[Floats, float]:
     x = np.concatenate([group.features[~group.jumped][:, columns] for group in groups]) * signs[columns]
     y = np.concatenate([group.right[~group.jumped] for group in groups]).astype(np.float64)
     share = np.concatenate([np.full(int((~g.jumped).sum()), len(g.iou) ** -0.5) for g in groups])
-    share /= share.sum()
+    least = np.array([MIN_WEIGHTS.get(name, 0.0) for name in used])
+    weights = np.zeros(len(FEATURES))
+    found, bias = fit_logistic(x, y, share / share.sum(), least, RIDGE)
+    weights[columns] = found * signs[columns]
+    return weights, bias
+
+
+def fit_logistic(x: Floats, y: Floats, share: Floats, least: Floats, ridge: float) -> tuple[Floats, float]:
+    """Return the weights [F] and the bias of the logistic function of x [N, F] that gives y [N].
+
+    share: [N], what each row counts. least: [F], below which no weight lies.
+    """
 
     def loss(values: Floats) -> tuple[float, Floats]:
         logit = x @ values[:-1] + values[-1]
-        cost = share @ (np.logaddexp(0, logit) - y * logit) + RIDGE / 2 * values[:-1] @ values[:-1]
+        cost = share @ (np.logaddexp(0, logit) - y * logit) + ridge / 2 * values[:-1] @ values[:-1]
         error = share * (1 / (1 + np.exp(-logit)) - y)
-        return float(cost), np.append(x.T @ error + RIDGE * values[:-1], error.sum())
+        return float(cost), np.append(x.T @ error + ridge * values[:-1], error.sum())
 
-    least = np.array([MIN_WEIGHTS.get(name, 0.0) for name in used])
     bounds = [*((low, None) for low in least), (None, None)]
     found = minimize(loss, np.append(least, 0.0), jac=True, bounds=bounds, method="L-BFGS-B").x
-    weights = np.zeros(len(FEATURES))
-    weights[columns] = found[:-1] * signs[columns]
-    return weights, float(found[-1])
+    return found[:-1], float(found[-1])
 
 
 def choose_threshold(groups: list[Played]) -> float:

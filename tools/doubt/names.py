@@ -16,18 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize
 
+from sam3_node.cameras.camera_source import CapturedImage
+from sam3_node.cameras.publish import frame_from
 from sam3_node.detection.detectors import Detector, load_detector, prepare_prompts
 from sam3_node.errors import RequestError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.settings import DetectorSettings, TrackerSettings
+from sam3_node.settings import CameraSettings, DetectorSettings, TrackerSettings
 from sam3_node.tracking.names import FEATURES, estimate_name
-from sam3_node.types import NANOSECONDS, Frame, Instance
-from sam3_node.wire import encode_image
+from sam3_node.types import NANOSECONDS, Instance
 from tools.command import errors_in_one_line, new_parser
-from tools.doubt.fit import TARGET, replace_part
+from tools.doubt.fit import TARGET, fit_logistic, replace_part
 from tools.scenes.clips import Clip, list_clips, read_clip
 
 Floats = npt.NDArray[np.float64]
@@ -35,6 +35,7 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 RIDGE = 1e-3
+CAMERA = CameraSettings(name="cam0")
 MIN_SHARE = 0.5  # of a mask's pixels that lie on the object
 
 
@@ -86,10 +87,9 @@ def record(clip: Clip, model: TrackerModel, detector: Detector, step: int, every
         pipeline = Pipeline(model, TrackerSettings(), "cam0", detector, settings)
         pipeline.set_prompts(prepare_prompts(detector, prompts, settings.score))
         for index in range(0, len(clip), step):
-            image, labels = clip.image(index), clip.labels(index)
-            height, width = image.shape[:2]
-            now_ns = round(index * NANOSECONDS / clip.meta["fps"])
-            frame = Frame("cam0", index, now_ns, width, height, "bgr8", encode_image(image, "bgr8"))
+            labels = clip.labels(index)
+            image = CapturedImage(clip.image(index), round(index * NANOSECONDS / clip.meta["fps"]))
+            frame = frame_from(image, index, CAMERA)
             for instance in pipeline.step(frame).instances:
                 features = pipeline.name_features(instance.id)
                 sure = (instance.confidence or 0.0) >= TrackerSettings().min_confidence
@@ -142,18 +142,10 @@ def load(paths: Sequence[Path]) -> tuple[NameRecords, Ints]:
 
 def fit(x: Floats, right: Bools) -> tuple[Floats, float]:
     """Return the weights [F], none below 0, and the bias of the logistic function."""
-    scale = x.std(axis=0) + 1e-6
-    z, y = x / scale, right.astype(np.float64)
-
-    def loss(values: Floats) -> tuple[float, Floats]:
-        logit = z @ values[:-1] + values[-1]
-        error = (1 / (1 + np.exp(-logit)) - y) / len(y)
-        cost = (np.logaddexp(0, logit) - y * logit).mean() + RIDGE / 2 * values[:-1] @ values[:-1]
-        return float(cost), np.append(z.T @ error + RIDGE * values[:-1], error.sum())
-
-    bounds = [*[(0.0, None)] * x.shape[1], (None, None)]
-    found = minimize(loss, np.zeros(x.shape[1] + 1), jac=True, bounds=bounds, method="L-BFGS-B").x
-    return found[:-1] / scale, float(found[-1])
+    scale, count = x.std(axis=0) + 1e-6, len(right)
+    share, least = np.full(count, 1 / count), np.zeros(x.shape[1])
+    weights, bias = fit_logistic(x / scale, right.astype(np.float64), share, least, RIDGE)
+    return weights / scale, bias
 
 
 def describe_held_out(records: NameRecords, clip: Ints, sure: float, folds: int = 8) -> str:
@@ -199,12 +191,9 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=3, help="play every N-th frame")
     parser.add_argument("--every", type=int, default=2, help="as detector.every, of played frames")
     parser.add_argument("--sure", type=float, default=0.9, help="confidence below which names are doubtful")
-    parser.add_argument("--record-only", action="store_true", help="fit and write nothing")
     args = parser.parse_args()
     with errors_in_one_line():
         paths = list(record_folder(args.folder, args.out, args.step, args.every))
-    if args.record_only:
-        return
     records, clip = load(paths)
     weights, bias = fit(records.features, records.right)
     print(describe_held_out(records, clip, args.sure))

@@ -24,7 +24,7 @@ from sam3_node.models import Features, TrackerModel
 from sam3_node.types import Image
 from tools.command import errors_in_one_line, new_parser
 from tools.scenes.clips import Clip, write_clip
-from tools.train_nano.teach import Teacher
+from tools.train_nano.teach import Teacher, paired_iou
 from tools.vos.sequences import UNKNOWN
 
 Bools = npt.NDArray[np.bool_]
@@ -111,13 +111,13 @@ def label_clip(
         first = torch.nn.functional.interpolate(full, size=model.mask_size, mode="area")[:, 0] * 20 - 10
     forward = follow(model, frames, first)
     back = follow(model, frames[::-1], forward[-1])[::-1]
-    returned = _iou(first > 0, back[0] > 0)
+    returned = paired_iou(first > 0, back[0] > 0)
     kept = [index for index, iou in enumerate(returned.tolist()) if iou >= RETURNED_IOU]
     if not kept:
         return None
     labels, invalid = [], []
     for number, (one, other) in enumerate(zip(forward, back, strict=True)):
-        agreed = _iou(one > 0, other > 0)
+        agreed = paired_iou(one > 0, other > 0)
         order = sorted(kept, key=lambda index: -float((one[index] > 0).sum()))
         image: Any = np.zeros(size, np.uint8)
         for index in order:
@@ -130,11 +130,6 @@ def label_clip(
     objects = [{"id": number + 1, "name": f"object {number + 1}"} for number in range(len(kept))]
     meta = {"fps": 10, "width": size[1], "height": size[0], "objects": objects, "scenario": "real"}
     return Clip(name, images, labels, meta=meta), invalid
-
-
-def _iou(one: Tensor, other: Tensor) -> Tensor:
-    shared, either = (x.flatten(1).float().sum(dim=1) for x in (one & other, one | other))
-    return shared / either.clamp(min=1)
 
 
 def main() -> None:

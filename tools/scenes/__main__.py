@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from sam3_node.errors import Sam3NodeError
+from tools.command import errors_in_one_line
 from tools.scenes import showcase
 from tools.scenes.clips import write_clip
 from tools.scenes.generate import RenderJob, open_renderer, render
@@ -27,15 +27,12 @@ WEIGHTS = "free=5,occlusion=2,leave=1.5,lookalike=1.5"
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     options = parse(arguments)
-    try:
+    with errors_in_one_line():
         load_mujoco()
         if options.recording:
             return render_recording(options.output)
         job = RenderJob(make_settings(options), options.seed, options.output)
         return render(job, options.clips, options.workers)
-    except Sam3NodeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

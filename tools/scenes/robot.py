@@ -39,7 +39,7 @@ JOINT = """<joint name="{name}" type="{kind}">
 def describe_arm(plan: Plan) -> tuple[str, list[dict[str, float]]]:
     """Return the URDF of a plan's arm, and its joints on each frame, in radians or metres."""
     samples = frame_samples(plan.effects, plan.settings)
-    limbs = [_stack(_rotations(limb), limb.positions)[samples] for limb in plan.limbs]
+    limbs = [_poses(limb)[samples] for limb in plan.limbs]
     world = _place_links(limbs) | {"camera": plan.camera.poses()[samples]}
     text, values = f'<robot name="{plan.scenario}">\n<link name="camera"/>\n', dict[str, Array]()
     for name, parent, slides, turns in LINKS:
@@ -76,8 +76,8 @@ def _place_links(limbs: list[Array]) -> dict[str, Array]:
     }
 
 
-def _rotations(limb: Limb) -> Array:
-    return Rotation.from_quat(np.roll(limb.quats, -1, axis=1)).as_matrix()
+def _poses(limb: Limb) -> Array:
+    return _stack(Rotation.from_quat(limb.quats, scalar_first=True).as_matrix(), limb.positions)
 
 
 def _stack(rotations: Array, positions: Array) -> Array:

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+from scipy.spatial.transform import Rotation
 
 from tools.scenes.objects import ObjectModel
 
@@ -62,13 +63,8 @@ def turn(axis: Sequence[float] | Array, angles: Array) -> Array:
 
 def compose(first: Array, second: Array) -> Array:
     """Return quaternion products [n, 4]: `second` is applied before `first`."""
-    w1, x1, y1, z1 = np.moveaxis(first, -1, 0)
-    w2, x2, y2, z2 = np.moveaxis(second, -1, 0)
-    w = w1 * w2 - x1 * x2 - y1 * y2 - z1 * z2
-    x = w1 * x2 + x1 * w2 + y1 * z2 - z1 * y2
-    y = w1 * y2 - x1 * z2 + y1 * w2 + z1 * x2
-    z = w1 * z2 + x1 * y2 - y1 * x2 + z1 * w2
-    return np.stack([w, x, y, z], -1)
+    turned = Rotation.from_quat(first, scalar_first=True) * Rotation.from_quat(second, scalar_first=True)
+    return np.asarray(turned.as_quat(scalar_first=True))
 
 
 def unit(vectors: Array) -> Array:
@@ -88,18 +84,7 @@ def frames(z: Array, near_x: Array) -> Array:
 
 def quaternions(matrices: Array) -> Array:
     """Return unit quaternions [n, 4] of rotation matrices [n, 3, 3]."""
-    m = matrices
-    trace = m[:, 0, 0] + m[:, 1, 1] + m[:, 2, 2]
-    # the outer product 4 q qᵀ, of which the row with the largest diagonal is well conditioned
-    outer = np.empty((len(m), 4, 4))
-    outer[:, 0, 0] = 1 + trace
-    for i in range(3):
-        j, k = (i + 1) % 3, (i + 2) % 3
-        outer[:, i + 1, i + 1] = 1 + 2 * m[:, i, i] - trace
-        outer[:, 0, i + 1] = outer[:, i + 1, 0] = m[:, k, j] - m[:, j, k]
-        outer[:, i + 1, j + 1] = outer[:, j + 1, i + 1] = m[:, j, i] + m[:, i, j]
-    best = np.argmax(np.einsum("nii->ni", outer), -1)
-    return unit(outer[np.arange(len(m)), best])
+    return np.asarray(Rotation.from_matrix(matrices).as_quat(scalar_first=True))
 
 
 @dataclass
@@ -185,9 +170,7 @@ class Hand:
 
 def rotated(quats: Array, vector: Array) -> Array:
     """Return a vector [3] rotated by each quaternion [n, 4]: [n, 3]."""
-    w, axis = quats[:, :1], quats[:, 1:]
-    cross = 2 * np.cross(axis, vector)
-    return vector + w * cross + np.cross(axis, cross)
+    return np.asarray(Rotation.from_quat(quats, scalar_first=True).apply(vector))
 
 
 def slide(

@@ -6,7 +6,7 @@ of its objects, others nearly true.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from sam3_node.errors import CameraError
 from sam3_node.types import Image
 from tools.scenes.clips import Clip, list_clips, read_clip
 from tools.train_nano.augment import Lens, Sprite, compose
+from tools.train_nano.loop import Batches
 
 from .network import ANYTHING, CLEAR, Phrase, Words
 
@@ -126,18 +126,12 @@ def compute_boxes(
     return boxes
 
 
-class Pictures(IterableDataset[Batch]):
-    """An endless stream of batches; each worker draws its own."""
+class Pictures(Batches):
+    """Batches of pictures."""
 
     def __init__(self, scenes: Scenes, words: Words, count: int, seed: Sequence[int]) -> None:
-        self._scenes, self._words, self._count, self._seed = scenes, words, count, seed
-
-    def __iter__(self) -> Iterator[Batch]:
-        cv2.setNumThreads(0)
-        info = torch.utils.data.get_worker_info()
-        rng = np.random.default_rng([*self._seed, info.id if info else 0])
-        while True:
-            yield self.batch(rng)
+        super().__init__(*seed)
+        self._scenes, self._words, self._count = scenes, words, count
 
     def batch(self, rng: np.random.Generator) -> Batch:
         """Draw pictures and the same number of phrases for each."""

@@ -133,14 +133,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="another seed for a run beside this one")
     parser.add_argument("--init", type=Path, help="a model.safetensors to begin from")
     parser.add_argument("--install", action="store_true", help="export into the package")
-    parser.add_argument(
-        "--beside",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FOLDER",
-        help="`export` the mean with these runs, which began from the same weights",
-    )
+    beside = "`export` the mean with these runs, which began from the same weights"
+    parser.add_argument("--beside", type=Path, nargs="+", default=[], metavar="FOLDER", help=beside)
     parser.add_argument("--halfway", action="store_true", help="`export` halfway between --init and the mean")
     args = parser.parse_args()
     _refuse_misplaced(parser, args)

@@ -23,6 +23,7 @@ from sam3_node.types import Image, Mask
 from tools.command import errors_in_one_line, new_parser, set_up_cpu
 from tools.scenes.clips import list_clips, read_clip
 from tools.vos.followers import EncodedFrame, encode_frame, make_prompt
+from tools.vos.metrics import region_similarity
 
 from .taught import fit, list_shards, read_all
 
@@ -68,7 +69,7 @@ def agreement(model: TrackerModel, pictures: Iterable[Labelled]) -> dict[str, Ag
         view = encode_frame(model, image)
         for mask in masks:
             for kind in KINDS:
-                iou = overlap(segment(tracker, view, kind, mask), mask)
+                iou = region_similarity(segment(tracker, view, kind, mask), mask)
                 for name in (ALL, group):
                     groups.setdefault(name, Agreement()).ious[kind].append(iou)
     return groups
@@ -80,11 +81,6 @@ def segment(tracker: Tracker, view: EncodedFrame, kind: str, truth: Bools) -> Bo
     prompt = to_model(make_prompt(kind, Mask.from_full(truth)), 0, view.scaling)
     logits, _ = tracker.segment(view.features, prompt)
     return rasterize(logits.float().cpu().numpy(), view.scaling.frame_size).full()
-
-
-def overlap(a: Bools, b: Bools) -> float:
-    """Return the IoU of two masks, of which at least one is not empty."""
-    return float(np.count_nonzero(a & b) / np.count_nonzero(a | b))
 
 
 def from_shards(folder: Path, most: int = 0) -> Iterator[Labelled]:

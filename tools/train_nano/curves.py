@@ -1,6 +1,5 @@
 """The training's curves as a picture."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sam3_node.errors import ModelError
+from tools.command import read_json_lines
 from tools.plots import draw
 
 from .steps import KINDS
@@ -15,20 +15,9 @@ from .steps import KINDS
 SMOOTH = 40  # records
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The records of a log.jsonl; a line that a kill has cut short is left out."""
-    records = []
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue
-    return records
-
-
 def draw_curves(log: Path, picture: Path) -> None:
     """Loss, IoU by kind of prompt on the first and the last frame, presence and rate over minutes."""
-    records = read_log(log)
+    records = read_json_lines(log)
     if not records:
         raise ModelError(f"no training log {log}: expected what python -m tools.train_nano writes")
     with draw(picture, 2, 2, (12, 7), sharex=True) as axes:

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from sam3_node.errors import CameraError
 from sam3_node.types import Image
@@ -28,6 +27,7 @@ from .augment import (
     cut_out,
     load_cutouts,
 )
+from .loop import Batches
 from .taught import TaughtPictures
 
 COMPOSITES = 0.4  # share of clips that carry cut-outs
@@ -198,18 +198,12 @@ def video_frames(path: Path, every: int = 4, width: int = 320) -> Iterator[npt.N
         number += 1
 
 
-class Clips(IterableDataset[Batch]):
-    """An endless stream of batches; each worker draws its own."""
+class Clips(Batches):
+    """Batches of clips."""
 
     def __init__(self, sources: Sources, recipe: Recipe, seed: int) -> None:
-        self._sources, self._recipe, self._seed = sources, recipe, seed
-
-    def __iter__(self) -> Iterator[Batch]:
-        cv2.setNumThreads(0)
-        info = torch.utils.data.get_worker_info()
-        rng = np.random.default_rng([self._seed, info.id if info else 0])
-        while True:
-            yield self.batch(rng)
+        super().__init__(seed)
+        self._sources, self._recipe = sources, recipe
 
     def batch(self, rng: np.random.Generator) -> Batch:
         """One batch; clips without an object that is large enough are drawn again."""

@@ -2,16 +2,37 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 AVERAGE = 0.998
 Optimisers = Iterable[torch.optim.Optimizer]
+
+
+class Batches(IterableDataset[Any]):
+    """An endless stream of what `batch` draws; each worker draws its own."""
+
+    def __init__(self, *seed: int) -> None:
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[Any]:
+        cv2.setNumThreads(0)
+        info = torch.utils.data.get_worker_info()
+        rng = np.random.default_rng([*self._seed, info.id if info else 0])
+        while True:
+            yield self.batch(rng)
+
+    def batch(self, rng: np.random.Generator) -> Any:
+        """Draw one batch."""
+        raise NotImplementedError
 
 
 def descend(

@@ -230,18 +230,22 @@ def total(costs: list[Cost]) -> tuple[Tensor, dict[str, float]]:
 
 def boxes(masks: Tensor, jitter: float = JITTER) -> tuple[Tensor, Tensor]:
     """Masks bool [N, 256, 256] -> corner points [N, 2, 2] in pixels and their labels int [N, 2]."""
-    rows, columns = masks.any(dim=2), masks.any(dim=1)
-    edges = []
-    for line in (columns, rows):
-        span = torch.arange(SIZE, device=masks.device)
-        low = torch.where(line, span, SIZE).amin(dim=1)
-        high = torch.where(line, span, -1).amax(dim=1) + 1
-        edges.append(torch.stack([low, high], dim=1).float())
-    corners = torch.stack(edges, dim=2)  # [N, (low, high), (x, y)]
+    corners = corners_of(masks)
     sides = (corners[:, 1] - corners[:, 0])[:, None]
     noisy = corners + torch.randn_like(corners) * jitter * sides
     labels = torch.tensor(CORNERS, dtype=torch.int32, device=masks.device).expand(len(masks), 2)
     return noisy.clamp(0, SIZE), labels
+
+
+def corners_of(masks: Tensor) -> Tensor:
+    """Masks bool [N, h, h] -> the corners [N, (low, high), (x, y)] of their tight boxes, in pixels of the masks."""
+    side = masks.shape[-1]
+    span, edges = torch.arange(side, device=masks.device), []
+    for line in (masks.any(dim=1), masks.any(dim=2)):
+        low = torch.where(line, span, side).amin(dim=1)
+        high = torch.where(line, span, -1).amax(dim=1) + 1
+        edges.append(torch.stack([low, high], dim=1))
+    return torch.stack(edges, dim=2).float()
 
 
 def points(masks: Tensor) -> tuple[Tensor, Tensor]:

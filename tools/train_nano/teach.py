@@ -39,6 +39,7 @@ from sam3_node.models import Features, TrackerModel, load_tracker
 from sam3_node.types import Image
 from tools.command import errors_in_one_line, new_parser, set_up_cpu
 
+from .steps import CORNERS, INSIDE, corners_of
 from .taught import Taught, known_names, list_shards, pack_taught, shard_path, write_shard
 
 PER_SHARD = 32
@@ -49,7 +50,6 @@ DAY = re.compile(r".*?\d{4}_\d{2}_\d{2}")
 Bools = npt.NDArray[np.bool_]
 SIDE = 256  # of masks as they are kept
 CHUNK = 4  # prompts at once: more fall out of the cache
-INSIDE, CORNERS = 1, (2, 3)
 
 
 def main(words: list[str]) -> None:
@@ -290,7 +290,7 @@ class Teacher:
             return _nothing()
         corners, labels = _boxes(first, model.image_size)
         logits, iou = (x[:, 0] for x in self._decode(features, corners, labels, multimask=False))
-        again = _paired_iou(first, logits > 0) >= choice.again
+        again = paired_iou(first, logits > 0) >= choice.again
         _, kept = self._sure(logits[again], iou[again])
         if not len(kept):
             return _nothing()
@@ -348,7 +348,8 @@ def pairwise_iou(masks: Tensor) -> Tensor:
     return shared / (area[:, None] + area - shared).clamp(min=1)
 
 
-def _paired_iou(one: Tensor, other: Tensor) -> Tensor:
+def paired_iou(one: Tensor, other: Tensor) -> Tensor:
+    """Return the IoU [N] of each of masks [N, h, w] with the other at its place."""
     shared, either = ((x.flatten(1).float().sum(dim=1)) for x in (one & other, one | other))
     return shared / either.clamp(min=1)
 
@@ -362,14 +363,7 @@ def _grid(side: int, size: int) -> Tensor:
 
 def _boxes(masks: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Masks [N, h, h], none of them empty -> corners [N, 2, 2] in pixels of `size`, and their labels [N, 2]."""
-    side = masks.shape[-1]
-    span = torch.arange(side)
-    edges = []
-    for line in (masks.any(dim=1), masks.any(dim=2)):
-        low = torch.where(line, span, side).amin(dim=1)
-        high = torch.where(line, span, -1).amax(dim=1) + 1
-        edges.append(torch.stack([low, high], dim=1) * (size / side))
-    corners = torch.stack(edges, dim=2).float()
+    corners = corners_of(masks) * (size / masks.shape[-1])
     return corners, torch.tensor(CORNERS, dtype=torch.int32).expand(len(masks), 2)
 
 

@@ -27,12 +27,15 @@ from tests.support.confined import read_confined
 from tests.support.damaged_recordings import GOOD, write_damaged
 from tests.support.hostile_recordings import (
     CASES,
+    COMPUTED_MESSAGES,
+    ENDLESS,
     LIMIT,
     MESSAGE_TABLE,
     MIB,
     TOPIC_TABLE,
     chunk,
     connection,
+    execute,
     repeated,
     ros1_chunk,
     write_bag,
@@ -156,21 +159,9 @@ def test_a_compressed_file_leaves_space_on_the_disk(tmp_path: Path, monkeypatch:
         decompress_file(tmp_path / "a.zstd", tmp_path / "a")
 
 
-def write_database(path: Path, *statements: str) -> Path:
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        for statement in statements:
-            database.execute(statement)
-        database.commit()
-    return path
-
-
-ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
 FAKE = "PRAGMA writable_schema=ON"
 DATABASES = {
-    "messages are a view": [
-        TOPIC_TABLE, TOPIC_ROW, f"CREATE VIEW messages AS {ENDLESS} SELECT i AS id, 1 AS topic_id, i AS timestamp, "
-        "zeroblob(100000000) AS data FROM n",
-    ],
+    "messages are a view": [TOPIC_TABLE, TOPIC_ROW, COMPUTED_MESSAGES],
     "topics are a view": [
         MESSAGE_TABLE, f"CREATE VIEW topics AS {ENDLESS} SELECT i AS id, '/a' || i AS name, "
         "'sensor_msgs/msg/Image' AS type, 'cdr' AS serialization_format FROM n",
@@ -190,7 +181,7 @@ DATABASES = {
 
 @pytest.mark.parametrize("statements", DATABASES.values(), ids=DATABASES.keys())
 def test_databases_that_compute_are_not_read(tmp_path: Path, statements: list[str]) -> None:
-    path = write_database(tmp_path / "a.db3", *statements)
+    path = execute(tmp_path / "a.db3", *statements)
     with (
         bounded_memory(),
         pytest.raises(BagError, match=r"no plain table|lacks the stored columns|no such column"),
@@ -217,14 +208,9 @@ def test_pages_that_refer_to_one_page_many_times_end(tmp_path: Path) -> None:
 
 def write_pages(folder: Path) -> Path:
     """Write a database whose messages fill several levels of pages."""
-    path = folder / "a.db3"
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        for statement in ("PRAGMA page_size=512", TOPIC_TABLE, TOPIC_ROW, MESSAGE_TABLE):
-            database.execute(statement)
-        rows = ((i, 1, i, bytes(200)) for i in range(1, 20_001))
-        database.executemany("INSERT INTO messages VALUES (?, ?, ?, ?)", rows)
-        database.commit()
-    return path
+    some = ENDLESS.replace("FROM n)", "FROM n WHERE i < 20000)")
+    rows = f"INSERT INTO messages {some} SELECT i, 1, i, zeroblob(200) FROM n"
+    return execute(folder / "a.db3", "PRAGMA page_size=512", TOPIC_TABLE, TOPIC_ROW, MESSAGE_TABLE, rows)
 
 
 def repeat_children(path: Path) -> None:

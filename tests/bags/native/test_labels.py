@@ -16,7 +16,8 @@ from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.errors import BagError, Sam3NodeError, WireError
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_depth, decode_image, pack_masks
-from tests.support.recordings import SIZE, frame_at, make_pose, make_truth, write_messages, write_recording
+from tests.support.mcap_files import T0, Moment, write_mcap
+from tests.support.recordings import SIZE, frame_at, make_pose, make_truth, write_recording
 from tests.support.refuses import refuses
 from tests.support.wire_examples import plain
 
@@ -33,7 +34,6 @@ def large_frame(seq: int) -> Frame:
 def hash_frame(frame: Frame) -> str:
     """Hash the decoded pixels and the header of a frame."""
     depth = frame.depth
-    assert depth is not None
     header = (frame.seq, frame.capture_ns, frame.clock, frame.intrinsics, depth.scale_m, depth.aligned)
     parts = (repr(header).encode(), bytes(frame.colour), decode_depth(depth).tobytes())
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
@@ -167,7 +167,8 @@ def test_messages_that_are_no_frames_are_passed_over(tmp_path: Path, body: bytes
 
 @pytest.mark.parametrize("topics", [["masks/wrist-1"], ["/cam/other"], []])
 def test_a_file_without_frames_says_what_is_in_it(tmp_path: Path, topics: list[str]) -> None:
-    path = write_messages(tmp_path / "none.mcap", *((topic, b"x") for topic in topics))
+    moments = [Moment(topic, "raw", T0) for topic in topics]
+    path = write_mcap(tmp_path / "none.mcap", moments, "msgpack", "", lambda _: ("", b"", b"x"))
     expected: Any = f"found {topics[0]}" if topics else "found no message at all"
     with pytest.raises(BagError, match=expected):
         open_bag(path)

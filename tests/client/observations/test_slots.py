@@ -133,11 +133,8 @@ def test_two_sure_objects_where_one_was_asked_are_refused(most: Any) -> None:
     mug, ball, fork = (make_instance(id, label) for id, label in ((3, "mug"), (7, "mug"), (8, "fork")))
     both = slots.observe(make_frame(mug, ball, fork), T0)
     assert both.usable.tolist() == [False, True]
-    refusal = both.refusal("mug")
-    assert refusal is not None
-    assert "expected at most 1 'mug'" in refusal
-    assert "object 3 'mug'" in refusal
-    assert "object 7 'mug'" in refusal
+    for told in ("expected at most 1 'mug'", "object 3 'mug'", "object 7 'mug'"):
+        assert told in both.refusal("mug")
     assert both.refusal("fork") is None
     assert not both.vector().reshape(2, len(FIELDS))[0, FIELDS.index("usable")]
     for other in (
@@ -304,7 +301,6 @@ def test_stretched_masks_equal_those_of_pillow(frame: tuple[int, int], size: tup
     image = pytest.importorskip("PIL.Image")
     mask = random_mask(frame)
     fitted = fit_mask(mask, size)
-    assert fitted is not None
     expected = image.fromarray(mask.full().astype(np.uint8) * 255).resize(size[::-1], image.NEAREST)
     np.testing.assert_array_equal(fitted.mask, np.asarray(expected) > 0)
 
@@ -315,7 +311,6 @@ def test_padded_masks_equal_those_of_openpi(frame: tuple[int, int], size: tuple[
     image = pytest.importorskip("PIL.Image")
     mask = random_mask(frame)
     fitted = fit_mask(mask, size, "pad")
-    assert fitted is not None
     pixels = np.repeat(mask.full()[..., np.newaxis].astype(np.uint8) * 255, 3, axis=2)
     expected = image_tools.resize_with_pad(pixels, *size, method=image.NEAREST)
     np.testing.assert_array_equal(fitted.mask, expected[..., 0] > 0)
@@ -323,7 +318,6 @@ def test_padded_masks_equal_those_of_openpi(frame: tuple[int, int], size: tuple[
 
 def test_a_padded_box_is_where_the_mask_is() -> None:
     fitted = fit_mask(make_instance(1, "a", (0, 0, 128, 96)).mask, (200, 64), "pad")
-    assert fitted is not None
     assert fitted.box == (0, 76, 64, 124)
     rows, columns = np.nonzero(fitted.mask)
     assert (rows.min(), rows.max() + 1, columns.min(), columns.max() + 1) == (76, 124, 0, 64)
@@ -333,7 +327,6 @@ def test_a_padded_box_is_where_the_mask_is() -> None:
 def test_a_mask_of_one_pixel_stays_visible(fit: str) -> None:
     for x, y in ((0, 0), (127, 95), (64, 31), (33, 70)):
         fitted = fit_mask(make_instance(1, "a", (x, y, x + 1, y + 1)).mask, (12, 9), fit)  # type: ignore[arg-type]
-        assert fitted is not None
         assert fitted.mask.sum() == 1
         (row,), (column,) = np.nonzero(fitted.mask)
         assert fitted.box[1] - 1 < row < fitted.box[3]

@@ -195,22 +195,16 @@ def ask_bindings(version: str, folder: Path) -> dict[str, Any]:
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         pytest.skip(f"needs {', '.join(missing)} to make stand-ins for libraries")
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
-    done = subprocess.run(
-        [*command, f"tensorrt_cu12_bindings=={version}"], capture_output=True, text=True, timeout=300
-    )
+    command.append(f"tensorrt_cu12_bindings=={version}")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         pytest.skip(f"no bindings {version} from the package index: {done.stderr.strip()[-200:]}")
     zipfile.ZipFile(wheels[0]).extractall(folder)
     paths = {"LD_LIBRARY_PATH": str(make_stand_ins(folder)), "PYTHONPATH": f"{folder}:{ROOT}"}
     asked = json.dumps([(use.owner, use.name) for use in find_uses()])
-    run = subprocess.run(
-        [sys.executable, "-c", CHILD, asked],
-        env=os.environ | paths,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, "-c", CHILD, asked]
+    run = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     answer: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return answer

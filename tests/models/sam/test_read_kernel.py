@@ -137,14 +137,8 @@ def count_spills(ptx: str, generation: int, folder: Path) -> int:
 
     file, suffix = folder / "kernel.ptx", "a" if generation >= HOPPER else ""
     file.write_text(ptx)
-    command = [
-        get_ptxas(generation).path,
-        "-v",
-        f"-arch=sm_{generation}{suffix}",
-        str(file),
-        "-o",
-        os.devnull,
-    ]
+    options = ["-v", f"-arch=sm_{generation}{suffix}", "-o", os.devnull]
+    command = [get_ptxas(generation).path, *options, str(file)]
     log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     spills = re.findall(r"(\d+) bytes spill", log)
     assert spills, log

@@ -50,13 +50,8 @@ def test_masks_equal_transformers(
 ) -> None:
     pixels = noise_clip(SIZE, 1)[0]
     logits, _ = Tracker(model).segment(model.encode(pixels), ObjectPrompt(1, points, labels, box))
-    prompt = (
-        {}
-        if points is None
-        else {"input_points": torch.tensor([[points]]), "input_labels": torch.tensor([[labels]])}
-    )
-    if box is not None:
-        prompt["input_boxes"] = torch.tensor([[box]])
+    given = {"input_points": points, "input_labels": labels, "input_boxes": box}
+    prompt = {name: torch.tensor([[value]]) for name, value in given.items() if value is not None}
     truth = decode(source, pixels, multimask=box is None and len(points) == 1, **prompt)
     assert truth.abs().max() >= TRAINED_LOGIT
     assert (logits - truth).abs().max() < TOLERANCE

@@ -79,7 +79,6 @@ def test_what_is_there_is_named(finder: Finder, file: str, names: list[str]) -> 
 @pytest.mark.parametrize(("sequence", "name"), [("dog", "dog"), ("cows", "cow")])
 def test_a_box_surrounds_what_it_names(finder: Finder, sequence: str, name: str) -> None:
     truth = cv2.imread(str(DATA / f"davis/Annotations/{sequence}/00000.png"), cv2.IMREAD_GRAYSCALE)
-    assert truth is not None
     x, y, width, height = cv2.boundingRect(truth)
     names, boxes = finder(read(DATA / f"davis/JPEGImages/{sequence}/00000.jpg"))
     assert names == [name]

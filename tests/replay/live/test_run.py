@@ -68,8 +68,9 @@ def bag(settings: Settings, load: PerceptionCache, tmp_path_factory: pytest.Temp
     return record_edits(tmp_path_factory.mktemp("bag") / "edited.mcap", load(settings), last=18)
 
 
-def job_of(bag: Path, out: Path, settings: Settings, objects: tuple[ObjectOnFrame, ...] = ()) -> Job:
-    return Job((str(bag),), str(out), objects=objects, settings=chosen(settings))
+@pytest.fixture
+def job(bag: Path, settings: Settings, tmp_path: Path) -> Job:
+    return Job((str(bag),), str(tmp_path / "live"), settings=chosen(settings))
 
 
 def plain_bag(path: Path, perception: Perception, frames: list[Frame]) -> Path:
@@ -89,11 +90,10 @@ def bytes_of(job: Job) -> bytes:
 
 
 def test_masks_are_those_of_a_replay_without_a_node(
-    rig: Rig, bag: Path, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
+    rig: Rig, job: Job, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
     """Replay with the recorded edits, one of which pauses."""
     rig.node()
-    job = job_of(bag, tmp_path / "live", settings)
     plain = replace(job, out=str(tmp_path / "plain"))
     expected = run_job(plain, load)
     summary = run_live(job, endpoints, limits=SMALL)
@@ -108,7 +108,7 @@ def test_masks_are_those_of_a_replay_without_a_node(
 
 
 def test_only_the_frames_fail_that_are_damaged(
-    rig: Rig, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
+    rig: Rig, job: Job, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
     """Damage frames within the stream, one before an edit, and the last one."""
     rig.node()
@@ -116,8 +116,8 @@ def test_only_the_frames_fail_that_are_damaged(
     for seq in (3, 8, 9, 19):
         frames[seq] = damaged(frames[seq])
     recording = plain_bag(tmp_path / "damaged.mcap", load(settings), frames)
-    job = job_of(recording, tmp_path / "live", settings, (SHOWN,))
-    job = replace(job, objects=(*job.objects, ObjectOnFrame(seq=10, box=(16, 12, 48, 36), label="later")))
+    later = ObjectOnFrame(seq=10, box=(16, 12, 48, 36), label="later")
+    job = replace(job, bags=(str(recording),), objects=(SHOWN, later))
     plain = replace(job, out=str(tmp_path / "plain"))
     assert run_live(job, endpoints).failed == run_job(plain, load).failed == 4
     assert bytes_of(job) == bytes_of(plain)
@@ -128,13 +128,13 @@ def test_only_the_frames_fail_that_are_damaged(
 
 
 def test_a_second_replay_is_independent_of_the_first(
-    rig: Rig, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
+    rig: Rig, job: Job, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
     """Objects of the first replay, and another sender's frames with the same camera names, have no effect."""
     rig.node()
     frames = [moving_frame(seq) for seq in range(10)]
     recording = plain_bag(tmp_path / "bag.mcap", load(settings), frames)
-    job = job_of(recording, tmp_path / "one", settings, (ObjectOnFrame(box=(16, 12, 48, 36)),))
+    job = replace(job, bags=(str(recording),), objects=(ObjectOnFrame(box=(16, 12, 48, 36)),))
     run_live(job, endpoints)
     with FramePublisher(rig.frames[0], "every") as publisher:
         for frame in frames[:6]:
@@ -153,11 +153,9 @@ def next_id(one: Instance) -> Instance:
     return replace(one, id=one.id + 1)
 
 
-def test_a_stopped_replay_starts_over(
-    rig: Rig, bag: Path, settings: Settings, endpoints: Endpoints, tmp_path: Path
-) -> None:
+def test_a_stopped_replay_starts_over(rig: Rig, job: Job, endpoints: Endpoints) -> None:
     rig.node()
-    job, stop = job_of(bag, tmp_path / "out", settings), threading.Event()
+    stop = threading.Event()
 
     def progress(what: str, done: int, total: int | None) -> None:
         assert total == 36 or what.startswith("writing")
@@ -176,11 +174,9 @@ def test_a_stopped_replay_starts_over(
     assert run_live(job, endpoints) == summary, "what is finished needs no node"
 
 
-def test_a_node_that_ends_is_an_error_and_shards_are_kept(
-    rig: Rig, bag: Path, settings: Settings, endpoints: Endpoints, tmp_path: Path
-) -> None:
+def test_a_node_that_ends_is_an_error_and_shards_are_kept(rig: Rig, job: Job, endpoints: Endpoints) -> None:
     """Kill the node, and in another run restart it without its state."""
-    job, node, starts_again = job_of(bag, tmp_path / "out", settings), rig.node(), False
+    node, starts_again = rig.node(), False
 
     def progress(what: str, done: int, total: int | None) -> None:
         if done == 20:
@@ -197,18 +193,15 @@ def test_a_node_that_ends_is_an_error_and_shards_are_kept(
         run_live(job, endpoints, progress)
 
 
-def test_a_node_that_cannot_be_lossless_is_refused(
-    rig: Rig, bag: Path, settings: Settings, endpoints: Endpoints, tmp_path: Path
-) -> None:
+def test_a_node_that_cannot_be_lossless_is_refused(rig: Rig, job: Job, endpoints: Endpoints) -> None:
     rig.node(TRANSPORT__DELIVERY="newest")
     with pytest.raises(SettingsError, match=r"found 'newest'.*--transport\.delivery every"):
-        run_live(job_of(bag, tmp_path / "out", settings), endpoints)
+        run_live(job, endpoints)
 
 
 def test_a_job_that_a_node_cannot_run_is_an_error(
-    rig: Rig, bag: Path, settings: Settings, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
+    rig: Rig, job: Job, load: PerceptionCache, endpoints: Endpoints, tmp_path: Path
 ) -> None:
-    job = job_of(bag, tmp_path / "out", settings)
     with refuses(ReplayError, field="as-recorded"):
         run_live(replace(job, mode="as-recorded"), endpoints)
     with refuses(TransportError, field=("node", "connected")):

@@ -114,10 +114,9 @@ def draw_curves(played: dict[str, Played], path: Path) -> None:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, model="nano")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=FOLDER", help="clips")
     parser.add_argument("--names", type=Path, help="rendered clips to measure the confidence of names on")
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
     parser.add_argument("--records", type=Path, default=ROOT / "out/doubt-records", help="records")
     parser.add_argument("--clips", type=int, default=0, help="number of first clips of each set; 0: all")
     parser.add_argument("--picture", type=Path, help="write the risk-coverage curves to this PNG file")

@@ -9,7 +9,6 @@ the extra `scenes` and OSMesa.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,16 +21,18 @@ import numpy.typing as npt
 
 from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.calibration import Calibration
+from sam3_node.cameras.camera_source import CapturedImage
+from sam3_node.cameras.publish import frame_from
 from sam3_node.geometry import Array, quaternion_from_rotation
 from sam3_node.perception.perception import load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.spatial import SpatialStage
 from sam3_node.perception.surfaces import DepthMap, Float, RayMap, measure_surfaces
-from sam3_node.settings import EngineSettings, ModelSettings, SpatialSettings, TrackerSettings
+from sam3_node.settings import CameraSettings, EngineSettings, ModelSettings, SpatialSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Intrinsics, Mask, RobotState
-from sam3_node.wire import decode_depth, encode_depth, encode_image
+from sam3_node.wire import decode_depth, encode_depth
 from sam3_node.wire.frame_prompt import FramePrompt
-from tools.bench.common import SHARED, Figures, make_parser
+from tools.bench.common import SHARED, Figures, make_parser, time_cpu
 from tools.scenes.clips import Clip
 
 CLIPS, FRAMES, SEED, CASE_DRAWS = 10, 4, 7, 5
@@ -121,11 +122,12 @@ def draw_case(case: Case, noisy: np.ndarray, position: Array | None, truth: Arra
     return image[90:390, 140:500]
 
 
-def make_frame(image: np.ndarray, depth_mm: np.ndarray, lens: Intrinsics, seq: int, fps: float) -> Frame:
-    stamp_ns, (height, width) = round(seq * NANOSECONDS / fps), image.shape[:2]
-    colour = encode_image(np.ascontiguousarray(image), "bgr8")
+def make_frame(
+    image: np.ndarray, depth_mm: np.ndarray, intrinsics: Intrinsics, seq: int, fps: float
+) -> Frame:
     depth = encode_depth(np.ascontiguousarray(depth_mm), "z16", 0.001, True)
-    return Frame("cam0", seq, stamp_ns, width, height, "bgr8", colour, depth=depth, intrinsics=lens)
+    captured = CapturedImage(image, round(seq * NANOSECONDS / fps), depth, intrinsics)
+    return frame_from(captured, seq, CameraSettings(name="cam0"))
 
 
 def make_pipeline(calibration: Calibration | None = None) -> Pipeline:
@@ -264,18 +266,14 @@ def measure_time(figures: Figures) -> None:
         stage, depth = SpatialStage(SpatialSettings(), None), encode_depth(noisy, encoding, 0.001, True)
         for seq in range(TIMED_RUNS):
             frame = make_frame(image, noisy, CAMERA, seq, 30.0)
-            for name, used in (("without", None), ("with", depth)):
-                timed = replace(frame, depth=used)
-                begin = time.process_time()
-                stage.measure(timed, instances, None)
-                spent[name].append(time.process_time() - begin)
-            begin = time.process_time()
-            decode_depth(depth)
-            spent["decoding"].append(time.process_time() - begin)
-        medians = {name: 1000 * float(np.median(found[10:])) for name, found in spent.items()}
+            for name, given in (("without", None), ("with", depth)):
+                timed = replace(frame, depth=given)
+                spent[name].append(time_cpu(partial(stage.measure, timed, instances, None)))
+            spent["decoding"].append(time_cpu(partial(decode_depth, depth)))
+        medians = {name: float(np.median(found[10:])) for name, found in spent.items()}
         extra = medians["with"] - medians["without"]
-        what = f"3-D of {TIMED_OBJECTS} objects at 640x480, depth {encoding}"
-        what += ": extra CPU time of a frame, median"
+        case = f"3-D of {TIMED_OBJECTS} objects at 640x480, depth {encoding}"
+        what = f"{case}: extra CPU time of a frame, median"
         figures.add(what, extra, "ms", "under 1 ms")
         figures.add(f"{what}, of which decoding", medians["decoding"], "ms")
 
@@ -289,9 +287,7 @@ def measure_step(figures: Figures) -> None:
     for seq, frame in enumerate(clip.frames[:STEPPED_FRAMES]):
         for name, pipeline in pipelines.items():
             timed = frame if name == "with" else replace(frame, depth=None)
-            begin = time.process_time()
-            pipeline.step(timed)
-            spent[name].append(time.process_time() - begin)
+            spent[name].append(time_cpu(partial(pipeline.step, timed)))
             if seq == 0:
                 for box in boxes:
                     pipeline.add(FramePrompt(box=list(box)), seq=frame.seq)

@@ -68,12 +68,10 @@ def measure(recording: LabelledClip, index: int, strategy: Strategy, load: Perce
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--frame", type=int, action="append", default=[], help="frame of the prompts; repeatable"
-    )
+    parser.add_argument("--frame", type=int, nargs="+", default=[0, 112], help="frames of the prompts")
     args, figures = parser.parse_args(), Figures("accuracy.strategies")
     recording, load = LabelledClip.load(TABLETOP), PerceptionCache()
-    for index in args.frame or (0, 112):
+    for index in args.frame:
         for strategy in STRATEGIES:
             result = measure(recording, index, strategy, load)
             what = f"replay, strategy {strategy}, prompts on frame {index} of the bundled recording"

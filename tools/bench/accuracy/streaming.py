@@ -257,11 +257,10 @@ def report(what: str, runs: Sequence[Scores], figures: Figures) -> None:
 
 
 def main() -> None:
-    parser = make_parser(__doc__, runs=3)
+    parser = make_parser(__doc__, runs=3, model="nano")
     paths = [TABLETOP, *DAVIS]
     parser.add_argument("paths", type=Path, nargs="*", default=paths, help="recordings, or folders of clips")
     parser.add_argument("--fps", type=float, default=24.0, help="rate of folders; a recording has its own")
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
     parser.add_argument("--sizes", default="0", help="sizes of model.image_size; 0: the model's own")
     parser.add_argument("--objects", default="1,4", help="numbers of objects; the largest are tracked")
     parser.add_argument("--frames", type=int, default=0, help="number of first frames of each clip; 0: all")

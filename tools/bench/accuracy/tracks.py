@@ -20,18 +20,19 @@ from pathlib import Path
 
 import numpy as np
 
+from sam3_node.cameras.camera_source import CapturedImage
+from sam3_node.cameras.publish import frame_from
 from sam3_node.detection.detectors import Detector, prepare_prompts
 from sam3_node.errors import CameraError
 from sam3_node.models import TrackerModel
 from sam3_node.perception.perception import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
-from sam3_node.types import NANOSECONDS, Frame, MaskFrame
+from sam3_node.types import NANOSECONDS, MaskFrame
 from sam3_node.visualization import contact_sheet, overlay, write_image
-from sam3_node.wire import encode_image
 from tools.bench.common import STDOUT, Figures, make_parser
 from tools.command import errors_in_one_line
-from tools.doubt.names import knows
+from tools.doubt.names import CAMERA, knows
 from tools.mot import MotFrame, MotScore, MotScorer, TrueClip, open_clips, total
 
 PICTURES = 6  # of each clip on the sheet
@@ -54,10 +55,8 @@ def play(
     pipeline = Pipeline(model, TrackerSettings(), "cam0", detector, settings)
     pipeline.set_prompts(prepare_prompts(detector, truth.prompts, settings.score))
     for seq, true_frame in enumerate(truth.frames(max_frames)):
-        height, width = true_frame.image.shape[:2]
-        colour = encode_image(true_frame.image, "bgr8")
-        now_ns = round(seq * NANOSECONDS / truth.fps)
-        yield true_frame, pipeline.step(Frame("cam0", seq, now_ns, width, height, "bgr8", colour))
+        image = CapturedImage(true_frame.image, round(seq * NANOSECONDS / truth.fps))
+        yield true_frame, pipeline.step(frame_from(image, seq, CAMERA))
 
 
 def evaluate(
@@ -98,16 +97,14 @@ def keep_figures(scores: dict[str, MotScore], args: argparse.Namespace, figures:
 
 
 def main() -> None:
-    parser = make_parser(__doc__, print_json=True)
+    parser = make_parser(__doc__, print_json=True, model="nano", threads=0)
     parser.add_argument("path", type=Path, metavar="FOLDER", help="rendered clips with names")
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
     parser.add_argument("--detector", default="yolo-world:nano", metavar="KIND:NAME", help="detector")
     parser.add_argument("--vocabulary", type=Path, help="as detector.vocabulary")
     parser.add_argument("--names", choices=("kind", "name"), default="kind", help="'mug' or 'red mug'")
     parser.add_argument("--every", default="5", help="detector periods in frames, comma-separated")
     parser.add_argument("--score", type=float, default=DetectorSettings().score, help="as detector.score")
     parser.add_argument("--frames", type=int, default=0, help="number of first frames of each clip; 0: all")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
     parser.add_argument("--sheet", type=Path, default=Path("out/tracks/contact.png"), help="contact sheet")
     args, figures = parser.parse_args(), Figures("accuracy.tracks")
     with errors_in_one_line():

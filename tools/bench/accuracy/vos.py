@@ -67,34 +67,29 @@ def keep_figures(
     results: dict[str, dict[str, SequenceResult]], args: argparse.Namespace, figures: Figures
 ) -> None:
     """Keep the means of each setting."""
-    for name, report in all_settings(results).items():
-        what = f"{args.path.name}, prompt {args.prompt}, {Path(args.model).name}, setting {name}"
+    for setting, report in all_settings(results).items():
+        what = f"{args.path.name}, prompt {args.prompt}, {Path(args.model).name}, setting {setting}"
         if args.every > 1:
             what += f", one frame of {args.every}"
         for key in ("J", "F"):
             if report[key] is not None:
                 figures.add(f"mean {key}, {what}", report[key], key)
         occlusions = report["occlusions"]
-        if occlusions["recovered"] is not None:
-            figures.add(
-                f"objects recovered of {occlusions['cases']} occluded, {what}",
-                100 * occlusions["recovered"],
-                "%",
-            )
-        if occlusions["false_while_hidden"] is not None:
-            figures.add(
-                f"a mask on the {occlusions['hidden_frames']} frames of hidden objects, {what}",
-                100 * occlusions["false_while_hidden"],
-                "%",
-            )
+        shares = {
+            f"objects recovered of {occlusions['cases']} occluded": occlusions["recovered"],
+            f"a mask on the {occlusions['hidden_frames']} frames of hidden objects": occlusions[
+                "false_while_hidden"
+            ],
+        }
+        for name, share in shares.items():
+            if share is not None:
+                figures.add(f"{name}, {what}", 100 * share, "%")
         figures.add(f"time of a frame, {what}", report["frame_ms"], "ms")
 
 
 def main() -> None:
-    parser = make_parser(__doc__, print_json=True)
+    parser = make_parser(__doc__, print_json=True, model="nano", device="auto", threads=0)
     parser.add_argument("path", type=Path, metavar="FOLDER", help="clips, or a recording with ground truth")
-    parser.add_argument("--model", default="nano", help="as model.name of the node")
-    parser.add_argument("--device", default="auto")
     parser.add_argument("--prompt", choices=PROMPTS, default="mask", help="kind of an object's only prompt")
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument(
@@ -106,7 +101,6 @@ def main() -> None:
     )
     parser.add_argument("--frames", type=int, default=0, help="first frames of each sequence; 0: all")
     parser.add_argument("--every", type=int, default=1, help="use every N-th frame")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 lets torch choose")
     parser.add_argument("--sheet", type=Path, default=Path("out/vos/contact.png"), help="contact sheet")
     args, sheet, figures = parser.parse_args(), Sheet(), Figures("accuracy.vos", show=False)
     with errors_in_one_line():

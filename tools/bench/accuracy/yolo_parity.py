@@ -32,7 +32,7 @@ from sam3_node.models.pixels import letterbox, select
 from sam3_node.models.yolo.convert import convert_checkpoint, read_checkpoint
 from sam3_node.models.yolo.network import SCALES, STRIDES, Detections, YoloWorld
 from sam3_node.types import Image
-from tools.bench.common import RUNS, SHARED, Figures, make_parser, spread_text
+from tools.bench.common import RUNS, SHARED, Figures, make_parser
 
 CLIP = "openai/clip-vit-base-patch32"
 SCORE, IOU, LIMIT = 0.05, 0.7, 300
@@ -199,15 +199,14 @@ def measure(
     return difference, [(ours_ms, theirs_ms) for (ours_ms, _), (theirs_ms, _) in passes[1:]]
 
 
-def report_times(pictures: list[Passes], figures: Figures) -> tuple[list[float], list[float], list[float]]:
-    """Keep the figures of time; return the ratios, and each run's median milliseconds of both."""
+def report_times(pictures: list[Passes], figures: Figures) -> None:
+    """Keep the figures of time."""
     runs = list(zip(*pictures, strict=True))
     ours_ms, theirs_ms = ([statistics.median(pair[i] for pair in run) for run in runs] for i in (0, 1))
     ratios = [theirs / ours for ours, theirs in zip(ours_ms, theirs_ms, strict=True)]
     figures.add("YOLO-World, speed relative to the public implementation", ratios, "x")
     figures.add("YOLO-World, time of a frame", ours_ms, "ms")
     figures.add("YOLO-World, time of a frame, public implementation", theirs_ms, "ms")
-    return ratios, ours_ms, theirs_ms
 
 
 class Picture(NamedTuple):
@@ -250,17 +249,13 @@ def report_differences(pictures: list[Picture], figures: Figures) -> None:
 def main() -> None:
     parser = make_parser(__doc__, RUNS)
     parser.add_argument("checkpoint", type=Path, help="checkpoint of a public YOLO-World")
+    files, vectors = "pictures and videos; default: the shared folder's", "vocabulary/clip_vit_b32_104.json"
+    parser.add_argument("files", type=Path, nargs="*", help=files)
     parser.add_argument(
-        "files", type=Path, nargs="*", help="pictures and videos; default: the shared folder's"
-    )
-    parser.add_argument(
-        "--vocabulary",
-        type=Path,
-        default=SHARED / "weights/vocabulary/clip_vit_b32_104.json",
-        help="phrases with vectors",
+        "--vocabulary", type=Path, default=SHARED / "weights" / vectors, help="phrases with vectors"
     )
     parser.add_argument("--size", type=int, default=640, help="side of the network's input in pixels")
-    args, figures = parser.parse_args(), Figures("accuracy.yolo_parity", show=False)
+    args, figures = parser.parse_args(), Figures("accuracy.yolo_parity")
     text = torch.from_numpy(read_source(args.vocabulary, CLIP).vectors.copy())
     ours, scale = converted(args.checkpoint)
     theirs = Theirs(args.checkpoint, scale, len(text))
@@ -270,14 +265,10 @@ def main() -> None:
     )
     files = args.files or shared_files()
     pictures = [measure_picture(ours, theirs, named, text, args) for named in first_frames(files)]
-    ratios, ours_ms, theirs_ms = report_times([picture.passes for picture in pictures], figures)
+    report_times([picture.passes for picture in pictures], figures)
     report_differences(pictures, figures)
     figures.write(args.json)
-    print(
-        f"{len(text)} phrases, {args.size} px, {torch.get_num_threads()} threads: ours "
-        f"{statistics.median(ours_ms):.0f} ms, theirs {statistics.median(theirs_ms):.0f} ms, "
-        f"{spread_text(ratios)} times as fast"
-    )
+    print(f"{len(text)} phrases, {args.size} px, {torch.get_num_threads()} threads")
     if not all(value <= TOLERANCE for picture in pictures for value in picture.difference[:4]):
         raise SystemExit(f"expected differences of at most {TOLERANCE:g}, found larger ones")
     if not all(px <= WHOLE_PX and score <= WHOLE_TOLERANCE for px, score in (p.whole for p in pictures)):

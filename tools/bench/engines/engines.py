@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-import transformers
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -43,7 +42,7 @@ from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam.stages import Run, Stages
 from sam3_node.tracking import ObjectPrompt
 from tests.support.onnx_run import OnnxRun
-from tools.bench.common import RUNS, Figures, make_parser, objects_text, percentile, spread_text
+from tools.bench.common import RUNS, Figures, make_parser, objects_text, percentile
 from tools.bench.latency import step
 
 Images = Sequence[npt.NDArray[np.uint8]]
@@ -149,12 +148,6 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def heading(args: argparse.Namespace) -> str:
-    """Return a line with the model, the device and the versions."""
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return f"{args.model}, {step.name_device(args.device)}, {versions}"
-
-
 @torch.inference_mode()
 def milliseconds(run: Run, inputs: Sequence[Tensor]) -> float:
     """Return the milliseconds of one call, with the device's work."""
@@ -241,9 +234,7 @@ def compare_masks(reference: TrackerModel, candidate: Candidate, clip: Images, r
 
 
 def stage_table(bench: Bench, args: argparse.Namespace, figures: Figures) -> None:
-    """Print a row for each stage in each precision, and the effect on the masks."""
-    heads = f"{'ms':>9s} {'of float32':>22s} {'TFLOP/s':>9s} {'share':>6s} {'cosine':>9s}"
-    print(f"\n{'stage':9s} {'precision':11s} {heads}")
+    """Keep the figures of each stage in each precision, and the effect on the masks."""
     for name in (PLAIN, *args.precisions.split(",")):
         try:
             plain = Candidate(PLAIN, bench.reference.stages, torch.float32)
@@ -262,45 +253,35 @@ def _measure_candidate(
     report = compare_masks(bench.reference, candidate, bench.images, bench.weights.random)
     peak = matrix_rate(args.device, candidate.dtype) if on_gpu else None
     for stage, times in time_stages(bench.reference, candidate, args.objects, effort.calls, args.runs):
-        share = f"{times.rate / peak:6.0%}" if peak else f"{'-':>6s}"
         cosine = min((row.cosine for row in report.outputs if row.stage == stage), default=float("nan"))
-        measured = f"{times.ms:9.2f} {spread_text(times.ratios):>22s} {times.rate:9.3f} {share}"
-        print(f"{stage:9s} {name:11s} {measured} {cosine:9.6f}", flush=True)
         what = f"{args.model}, stage {stage} in {name}, {objects_text(args.objects)}"
         if name != PLAIN:
             figures.add(f"{what}: time / float32", times.ratios, "x")
             figures.add(f"{what}: minimum cosine with float32", cosine, "cosine")
         figures.add(f"{what}: time", [ms for ms, _ in times.runs], "ms")
-    print(_masks_row(name, report))
-    if report.tracks is not None and name != PLAIN:
+        figures.add(f"{what}: rate", times.rate, "TFLOP/s")
+        if peak:
+            figures.add(f"{what}: rate / rate of a matrix product", times.rate / peak, "x")
+    if report.tracks is None:
+        print(f"masks in {name}: none to compare {'; '.join(report.faults)}")
+    elif name != PLAIN:
         what = f"{args.model}, masks in {name}"
+        print(f"{report.tracks.masks} masks of {report.frames} frames")
         figures.add(f"{what}: mean IoU with float32", report.tracks.mean_iou, "IoU")
         figures.add(f"{what}: minimum IoU with float32", report.tracks.worst_iou, "IoU")
 
 
-def _masks_row(name: str, report: Report) -> str:
-    if report.tracks is None:
-        return f"masks     {name:11s} none to compare {'; '.join(report.faults)}"
-    tracks = report.tracks
-    return (
-        f"masks     {name:11s} IoU with float32 mean {tracks.mean_iou:.4f}, worst {tracks.worst_iou:.4f}, "
-        f"{tracks.masks} masks of {report.frames} frames"
-    )
-
-
 def step_table(model: TrackerModel, counts: Sequence[int], effort: Effort, figures: Figures) -> None:
-    """Print the percentiles of a whole frame, encoded and tracked, for each number of objects."""
-    dtype = str(model.dtype).removeprefix("torch.")
-    print(f"\nwhole step, {dtype}\nobjects   p50 ms   p99 ms   p99/p50")
-    size = model.image_size
+    """Keep the percentiles of a whole frame, encoded and tracked, for each number of objects."""
+    dtype, size = str(model.dtype).removeprefix("torch."), model.image_size
     for objects in counts:
         ours = step.Ours(model, objects)
         pixels = [torch.randn(1, 3, size, size, device=model.device, dtype=model.dtype) for _ in range(4)]
         turns = islice(cycle(pixels), effort.warm + effort.frames)
         times = [step.timed(ours.step, each)[0].wall_ms for each in turns]
-        p50, p99 = (percentile(times[effort.warm :], fraction) for fraction in (0.5, 0.99))
-        print(f"{objects:7d} {p50:8.1f} {p99:8.1f} {p99 / p50:9.2f}", flush=True)
-        figures.add(f"{model.name}, whole step in {dtype}, {objects_text(objects)}, p50", p50, "ms")
+        for part in (50, 99):
+            what = f"{model.name}, whole step in {dtype}, {objects_text(objects)}, p{part}"
+            figures.add(what, percentile(times[effort.warm :], part / 100), "ms")
 
 
 def peer_table(args: argparse.Namespace, dtype: torch.dtype, counts: Sequence[int], figures: Figures) -> None:
@@ -309,14 +290,11 @@ def peer_table(args: argparse.Namespace, dtype: torch.dtype, counts: Sequence[in
     source: Any = step.random_source(name, args.device).to(dtype)
     model = fast(step.stages(source, dtype))
     text = str(dtype).removeprefix("torch.")
-    print(f"\nagainst transformers' streaming inference, both in {text}, random weights\n{step.HEADS}")
+    print(f"\nagainst transformers' streaming inference, both in {text}, random weights")
     frames, warm = (40, 20) if args.device.startswith("cuda") else (8, 3)
     for objects in counts:
         times = step.compare(source, model, objects, frames, warm, args.runs)
-        print(step.row(objects, times), flush=True)
-        what = f"frame step of {name} in {text}, {objects_text(objects)}"
-        ratios = [run.ratio for run in times]
-        figures.add(f"{what}, speed relative to transformers' streaming inference", ratios, "x")
+        step.report(f"frame step of {name} in {text}, {objects_text(objects)}", times, None, figures)
 
 
 def fast(model: TrackerModel) -> TrackerModel:
@@ -332,7 +310,7 @@ def measure(args: argparse.Namespace, figures: Figures) -> None:
     on_gpu = args.device.startswith("cuda")
     effort, counts = (GPU, (1, 4, 16, 64)) if on_gpu else (CPU, (1, 4, 16))
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    print(heading(args))
+    print(f"{args.model}, {step.name_device(args.device)}")
     weights = Weights(args.model, args.device)
     images = list(sample_images(args.source, effort.clip, step=4))
     with tempfile.TemporaryDirectory() as folder:
@@ -344,7 +322,7 @@ def measure(args: argparse.Namespace, figures: Figures) -> None:
 
 
 def main() -> None:
-    args, figures = arguments(), Figures("engines.engines", show=False)
+    args, figures = arguments(), Figures("engines.engines")
     if args.threads:
         torch.set_num_threads(args.threads)
     measure(args, figures)

@@ -117,18 +117,17 @@ def report_plans(
 
 
 def print_report(variant: str, gpu: str, report: PlanReport, figures: Figures) -> None:
-    traits = ", ".join(f"{name} x {count}" for name, count in report.traits.items()) or "-"
-    print(
-        f"{variant:14s} {gpu:6s} {len(report.layers):7d} {report.attentions:11d} {len(report.fp8_products):13d} "
-        f"{report.activation_bytes / 1e6:10.0f} {report.plan_bytes / 1e6:8.0f}   {traits}",
-        flush=True,
-    )
     what = f"plan of {variant}, SAM 3's width, {gpu}"
     figures.add(f"{what}: memory for intermediate values", report.activation_bytes / 1e6, "MB")
     figures.add(f"{what}: layers", len(report.layers), "layers")
     figures.add(f"{what}: fused attentions", report.attentions, "layers")
     if report.fp8_products:
         figures.add(f"{what}: products in FP8", len(report.fp8_products), "layers")
+    figures.add(f"{what}: size", report.plan_bytes / 1e6, "MB")
+    if report.traits:
+        print(
+            f"{what}: {', '.join(f'{name} x {count}' for name, count in report.traits.items())}", flush=True
+        )
 
 
 def main() -> None:
@@ -136,9 +135,7 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=0, help="side in pixels; 0: 1008")
     parser.add_argument("--gpu", nargs="+", default=["sm89", "sm120"], help="GPU generations of the plans")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=VARIANTS)
-    args, figures = parser.parse_args(), Figures("engines.layers", show=False)
-    heads = f"{'layers':>7s} {'attentions':>11s} {'FP8 products':>13s} {'memory MB':>10s} {'plan MB':>8s}"
-    print(f"{'stage':14s} {'gpu':6s} {heads}   traits")
+    args, figures = parser.parse_args(), Figures("engines.layers")
     with tempfile.TemporaryDirectory(prefix="layers_") as folder:
         for found in report_plans(make_model(args.image_size), args.only, args.gpu, Path(folder)):
             print_report(*found, figures)

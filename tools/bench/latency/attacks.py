@@ -6,21 +6,21 @@ Camera, node and attacker are processes on the loopback interface. Each attack f
 The rate of masks during the attack is compared with the rate in that quiet time; a gap is the time between two masks
 of the camera. Memory is the highest resident size of node and camera together during the attack, less that before it.
 A policy asks for `list_objects` and `status` during the attack. A process that has ended is counted and started again.
-An attacker is a function that attacks until an event is set; if it is cut off, it connects again after a pause.
+An attack is a function in a process of its own, which is killed at the end; if it is cut off, it connects again after a
+pause.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import signal
 import statistics
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from itertools import count, cycle, pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ from sam3_node.types import Frame, Mask
 from sam3_node.wire import Request, encode_mask, pack_frame, pack_request
 from tests.support.raw_zmtp import connect, frame, ping, raw_peer, reset
 from tools.bench.common import RATIO, Figures, make_parser, percentile
-from tools.bench.processes import Processes, add_points, drain, free_endpoints
+from tools.bench.processes import Processes, add_points, drain, free_endpoints, spawned
 
 MAX_SIDE = 16384
 BODY_BYTES = 15 << 20
@@ -55,7 +55,6 @@ HEADER = (
     "attack                     ended  rate: median, min  longest gap ms  in steps  grown MiB"
     "  list p99 ms  status p99 ms"
 )
-ATTACK_OPTION = "--attack"  # of the attacker's process
 
 
 class Target(NamedTuple):
@@ -67,7 +66,7 @@ class Target(NamedTuple):
     control: str
 
 
-Attack = Callable[[Target, threading.Event], None]
+Attack = Callable[[Target], None]
 
 
 def _pack_large_mask() -> dict[str, Any]:
@@ -76,13 +75,13 @@ def _pack_large_mask() -> dict[str, Any]:
     return encode_mask(Mask.from_full(full))
 
 
-def _send_requests(bodies: Iterator[bytes], target: Target, stop: threading.Event, ahead: int = 1000) -> None:
+def _send_requests(bodies: Iterator[bytes], target: Target, ahead: int = 1000) -> None:
     """Send requests as fast as the node takes them, and read the replies."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
         client.linger, client.sndhwm = 0, ahead
         client.connect(target.control)
         body = next(bodies)
-        while not stop.is_set():
+        while True:
             events = client.poll(100, zmq.POLLIN | zmq.POLLOUT)
             if events & zmq.POLLIN:
                 client.recv()
@@ -92,34 +91,30 @@ def _send_requests(bodies: Iterator[bytes], target: Target, stop: threading.Even
 
 
 def _requests(op: str, arguments: dict[str, Any]) -> Attack:
-    return lambda target, stop: _send_requests(
-        (pack_request(Request(n, op, arguments)) for n in count(1)), target, stop
-    )
+    return lambda target: _send_requests((pack_request(Request(n, op, arguments)) for n in count(1)), target)
 
 
 def _large_requests(op: str, arguments: Callable[[], dict[str, Any]]) -> Attack:
-    return lambda target, stop: _send_requests(
-        cycle([pack_request(Request(1, op, arguments()))]), target, stop, ahead=4
-    )
+    return lambda target: _send_requests(cycle([pack_request(Request(1, op, arguments()))]), target, ahead=4)
 
 
-def _malformed(target: Target, stop: threading.Event) -> None:
+def _malformed(target: Target) -> None:
     cut = pack_request(Request(1, "status"))[:-3]
-    _send_requests(cycle([b"", b"junk", os.urandom(2000), cut, b"\xdd\xff\xff\xff\xff"]), target, stop)
+    _send_requests(cycle([b"", b"junk", os.urandom(2000), cut, b"\xdd\xff\xff\xff\xff"]), target)
 
 
 def _raw(place: str, kind: str, make: Callable[[], bytes]) -> Attack:
     """Return an attack that sends the same bytes again and again, and connects anew when it is cut off."""
 
-    def attack(target: Target, stop: threading.Event) -> None:
+    def attack(target: Target) -> None:
         data = make()
-        while not stop.is_set():
+        while True:
             with suppress(OSError, AssertionError), raw_peer(getattr(target, place), kind) as peer:
                 peer.settimeout(1)
-                while not stop.is_set():
+                while True:
                     with suppress(TimeoutError):
                         peer.sendall(data)
-            stop.wait(PAUSE_S)
+            time.sleep(PAUSE_S)
 
     return attack
 
@@ -128,53 +123,48 @@ def _subscribe(size: int) -> Callable[[], bytes]:
     return lambda: b"".join(frame(b"\x01" + os.urandom(size)) for _ in range(1000))
 
 
-def _half_open(target: Target, stop: threading.Event) -> None:
+def _half_open(target: Target) -> None:
     """Hold connections without a handshake, a third at each socket."""
     places = cycle([target.frames, target.masks, target.control])
-    while not stop.is_set():
+    while True:
         with ExitStack() as stack:
             for _ in range(HALF_OPEN):
                 with suppress(OSError):
                     stack.enter_context(connect(next(places)))
-            stop.wait(2)
+            time.sleep(2)
 
 
-def _connects(target: Target, stop: threading.Event) -> None:
+def _connects(target: Target) -> None:
     """Connect to the sockets one after the other, with a handshake, and hold the connections."""
     places = cycle([(target.masks, "SUB"), (target.control, "DEALER")])
     with ExitStack() as stack:
         for _ in range(CONNECTIONS):
             with suppress(OSError, AssertionError):
                 stack.enter_context(raw_peer(*next(places)))
-            if stop.is_set():
-                return
-        stop.wait()
+        signal.pause()
 
 
-def _pings(target: Target, stop: threading.Event) -> None:
+def _pings(target: Target) -> None:
     """Send PINGs behind more messages than a short queue holds, and reset the connection."""
     junk = b"".join(frame(b"\x01%d" % n) + ping() for n in range(300))
     for place, kind in cycle([(target.frames, "SUB"), (target.masks, "SUB"), (target.control, "DEALER")]):
-        if stop.is_set():
-            return
         with suppress(OSError, AssertionError), raw_peer(place, kind) as peer:
             peer.sendall(junk)
-            stop.wait(0.05)
+            time.sleep(0.05)
             reset(peer)
 
 
 def _publish(make: Callable[[int], Frame], hz: float = FRAMES_HZ, burst: int = 1) -> Attack:
     """Return an attack by a camera of the second endpoint."""
 
-    def attack(target: Target, stop: threading.Event) -> None:
+    def attack(target: Target) -> None:
         with zmq.Context() as context, context.socket(zmq.PUB) as camera:
             camera.linger, camera.sndhwm = 0, 0
             camera.bind(target.second)
-            seq = 0
-            while not stop.wait(1 / hz):
-                for _ in range(burst):
-                    camera.send_multipart(pack_frame(make(seq)))
-                    seq += 1
+            for seq in count():
+                if seq % burst == 0:
+                    time.sleep(1 / hz)
+                camera.send_multipart(pack_frame(make(seq)))
 
     return attack
 
@@ -204,25 +194,24 @@ def _jpeg_of_two_sizes() -> bytes:
 
 
 def _images(make: Callable[[], bytes], side: int) -> Attack:
-    def attack(target: Target, stop: threading.Event) -> None:
+    def attack(target: Target) -> None:
         data = make()
-        _publish(lambda seq: Frame("evil", seq, time.time_ns(), side, side, "jpeg", data))(target, stop)
+        _publish(lambda seq: Frame("evil", seq, time.time_ns(), side, side, "jpeg", data))(target)
 
     return attack
 
 
-def _same_name(target: Target, stop: threading.Event) -> None:
+def _same_name(target: Target) -> None:
     with FramePublisher(target.second) as camera:
         for seq in count():
-            if stop.wait(1 / FRAMES_HZ):
-                return
+            time.sleep(1 / FRAMES_HZ)
             camera.send(_grey("cam0", seq))
 
 
-def _large_frames(target: Target, stop: threading.Event) -> None:
+def _large_frames(target: Target) -> None:
     """Send frames whose pixels are noise, as large as the node accepts by default."""
     pixels = os.urandom(4096 * 4096)
-    _publish(lambda seq: Frame("evil", seq, time.time_ns(), 4096, 4096, "mono8", pixels), 5)(target, stop)
+    _publish(lambda seq: Frame("evil", seq, time.time_ns(), 4096, 4096, "mono8", pixels), 5)(target)
 
 
 ATTACKS: dict[str, Attack] = {
@@ -254,32 +243,9 @@ ATTACKS: dict[str, Attack] = {
 """By name. The attacks of a camera come from the second endpoint of the node."""
 
 
-def attack_until_stopped(attack: str, target: Target) -> None:
-    """Run an attack until standard input ends."""
-    stop = threading.Event()
-
-    def wait_for_end() -> None:
-        sys.stdin.read()
-        stop.set()
-
-    threading.Thread(target=wait_for_end, daemon=True).start()
-    ATTACKS[attack](target, stop)
-
-
-@contextmanager
-def attacker(attack: str, target: Target) -> Iterator[None]:
-    """Run an attack in a process of its own."""
-    command = [sys.executable, "-m", "tools.bench.latency.attacks", ATTACK_OPTION, attack, json.dumps(target)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
-        try:
-            yield
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
+def attack(name: str, target: Target) -> None:
+    """Attack without end: for a process of its own."""
+    ATTACKS[name](target)
 
 
 class Noticed(NamedTuple):
@@ -335,10 +301,7 @@ class Robot:
 
     def open_client(self) -> PerceptionClient:
         """Return a client that receives the masks of the camera."""
-        target = self.target
-        return PerceptionClient(
-            target.masks, target.control, cameras=["cam0"], timeout_ms=30_000, on_restart=lambda restart: None
-        )
+        return self._processes.client(cameras=["cam0"])
 
     def rss_mib(self) -> float:
         """Return the resident memory of the processes now."""
@@ -400,10 +363,10 @@ def measure(robot: Robot, seconds: float) -> Noticed:
     return Noticed(rate_hz, statistics.median(gaps_ms), max(gaps_ms), max(policy.rss_mib), *late_ms)
 
 
-def run(attack: str, robot: Robot, seconds: float) -> tuple[Noticed, Noticed, int]:
+def run(name: str, robot: Robot, seconds: float) -> tuple[Noticed, Noticed, int]:
     """Return the effects in the quiet time and during the attack, and the number of processes that ended."""
     quiet = measure(robot, seconds)
-    with attacker(attack, robot.target):
+    with spawned(attack, name, robot.target):
         attacked = measure(robot, seconds + SETTLE_S)  # the attacker starts
     return quiet, attacked, robot.restart()
 
@@ -460,9 +423,6 @@ def add_worst(rows: list[Row], figures: Figures) -> None:
 
 
 def main() -> None:
-    if sys.argv[1:2] == [ATTACK_OPTION]:
-        attack_until_stopped(sys.argv[2], Target(*json.loads(sys.argv[3])))
-        return
     parser = make_parser(__doc__, runs=1, seconds=5.0, objects=4, model="nano", threads="1")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS, help="attacks to run")
     args, figures = parser.parse_args(), Figures("latency.attacks", show=False)
@@ -470,8 +430,8 @@ def main() -> None:
         measure(robot, SETTLE_S)
         print(HEADER)
         rows: list[Row] = []
-        for attack in args.attacks:
-            rows.append(Row.from_runs(attack, [run(attack, robot, args.seconds) for _ in range(args.runs)]))
+        for name in args.attacks:
+            rows.append(Row.from_runs(name, [run(name, robot, args.seconds) for _ in range(args.runs)]))
             print(rows[-1].format(), flush=True)
     add_worst(rows, figures)
     figures.write(args.json)

@@ -8,14 +8,13 @@ all of its own if it sends fewer; what it does not use is shared by the others. 
 the node where they share the cores, so the shares are of the same time; the rates of both times are compared too.
 """
 
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
+from multiprocessing import get_context
+from multiprocessing.synchronize import Event
 from typing import NamedTuple
 
 import numpy as np
@@ -25,54 +24,34 @@ from sam3_node.transport import FramePublisher
 from sam3_node.types import Frame
 from tools.bench.common import RATIO, Figures, make_parser, percentile
 from tools.bench.latency.age import read_timing
-from tools.bench.processes import Processes, drain, free_endpoints
+from tools.bench.processes import Processes, drain, free_endpoints, spawned
 
 WIDTH, HEIGHT = 640, 480
 SETTLE_S = 2.0
-CAMERA_OPTION = "--camera"  # of a camera's process
-Camera = subprocess.Popen[str]
 
 
-def run_camera(name: str, endpoint: str, rate_hz: str) -> None:
-    """Publish frames at the rate until standard input ends: as fast as it can after a line "flood", until "calm"."""
-    calm, stop = threading.Event(), threading.Event()
-    calm.set()
-
-    def obey() -> None:
-        for line in sys.stdin:
-            calm.clear() if line.strip() == "flood" else calm.set()
-        stop.set()
-
-    threading.Thread(target=obey, daemon=True).start()
+def run_camera(name: str, endpoint: str, rate_hz: float, flood: Event) -> None:
+    """Publish frames at the rate without end, as fast as it can while `flood` is set: a camera's process."""
     images = np.random.default_rng(0).integers(0, 255, (4, HEIGHT, WIDTH, 3), np.uint8)
     with FramePublisher(endpoint) as publisher:
         due_s = time.monotonic()
         for seq in count():
-            if stop.is_set():
-                return
             colour = images[seq % len(images)].data
             publisher.send(Frame(name, seq, time.time_ns(), WIDTH, HEIGHT, "bgr8", colour))
             now_s = time.monotonic()
-            due_s = max(due_s + 1 / float(rate_hz), now_s) if calm.is_set() else now_s
-            stop.wait(due_s - now_s)
+            due_s = now_s if flood.is_set() else max(due_s + 1 / rate_hz, now_s)
+            time.sleep(due_s - now_s)
 
 
 @contextmanager
-def start_cameras(endpoints: Sequence[str], rates_hz: Sequence[float]) -> Iterator[list[Camera]]:
-    """Run a process for each camera."""
-    command = [sys.executable, "-m", "tools.bench.latency.cameras", CAMERA_OPTION]
-    with ExitStack() as running:  # which closes the cameras' standard input, and waits
-        yield [
-            running.enter_context(Camera([*command, f"cam{n}", *place], stdin=subprocess.PIPE, text=True))
-            for n, place in enumerate(zip(endpoints, map(str, rates_hz), strict=True))
-        ]
-
-
-def order(process: Camera, word: str) -> None:
-    """Tell a camera to flood, or to be calm."""
-    assert process.stdin is not None
-    process.stdin.write(word + "\n")
-    process.stdin.flush()
+def start_cameras(endpoints: Sequence[str], rates_hz: Sequence[float]) -> Iterator[Event]:
+    """Run a process for each camera; the first one floods while the event is set."""
+    make_event = get_context("spawn").Event
+    floods = [make_event() for _ in endpoints]
+    with ExitStack() as running:
+        for n, place in enumerate(zip(endpoints, rates_hz, floods, strict=True)):
+            running.enter_context(spawned(run_camera, f"cam{n}", *place))
+        yield floods[0]
 
 
 class Measured(NamedTuple):
@@ -147,24 +126,21 @@ def _sum_others(measured: Measured) -> float:
 
 
 def main() -> None:
-    if sys.argv[1:2] == [CAMERA_OPTION]:
-        run_camera(*sys.argv[2:5])
-        return
     parser = make_parser(__doc__, runs=3, seconds=10.0, objects=1, model="nano", threads="1")
     parser.add_argument("--rates", type=float, nargs=4, default=[30.0, 30.0, 30.0, 30.0], help="in Hz")
     args, figures = parser.parse_args(), Figures("latency.cameras")
     endpoints, runs = free_endpoints(4), []
     with Processes(SAM3_MODEL__NAME=args.model, SAM3_MODEL__THREADS=args.threads) as processes:
         processes.start("run", SAM3_TRANSPORT__FRAMES=",".join(endpoints), SAM3_DETECTOR__KIND="none")
-        with start_cameras(endpoints, args.rates) as cameras, processes.client() as client:
+        with start_cameras(endpoints, args.rates) as flooding, processes.client() as client:
             _add_objects(client, args.objects)
             for _ in range(args.runs):
                 measure(client, SETTLE_S)
                 calm = measure(client, args.seconds)
-                order(cameras[0], "flood")
+                flooding.set()
                 measure(client, SETTLE_S)
                 flood = measure(client, args.seconds)
-                order(cameras[0], "calm")
+                flooding.clear()
                 runs.append((calm, flood))
     report(runs, figures)
     figures.write(args.json)

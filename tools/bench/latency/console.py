@@ -72,18 +72,16 @@ def _box(x: int, index: int) -> tuple[int, int, int, int]:
     return left, top, left + 180, top + 180
 
 
-def read_ages(page: Any, seconds: float) -> tuple[list[float], int]:
-    """Return the age of each picture when it was drawn, and the number of pictures; sampled often."""
-    ages: list[float] = []
-    seqs: list[int] = []
+def read_ages(page: Any, seconds: float) -> list[float]:
+    """Return the age of each picture when it was drawn; sampled often."""
+    ages: dict[int, float] = {}
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         data = page.evaluate("() => ({...document.querySelector('#main-tile .tile')?.dataset})")
-        if data.get("drawnAge") and (not seqs or int(data["seq"]) != seqs[-1]):
-            ages.append(float(data["drawnAge"]))
-            seqs.append(int(data["seq"]))
+        if data.get("drawnAge"):
+            ages.setdefault(int(data["seq"]), float(data["drawnAge"]))
         time.sleep(SAMPLE_S / 5)
-    return ages, len(seqs)
+    return list(ages.values())
 
 
 def read_usage(console: psutil.Process, browser: psutil.Process) -> Usage:
@@ -132,13 +130,13 @@ def measure_page(browser: Any, url: str, seconds: float, console: psutil.Process
     page.goto(url)
     time.sleep(SETTLE_S)
     before, begin_s = read_usage(console, psutil.Process()), time.monotonic()
-    ages, pictures = read_ages(page, seconds)
+    ages = read_ages(page, seconds)
     passed_s = time.monotonic() - begin_s
     after = read_usage(console, psutil.Process())
     cores = Usage(*((later - earlier) / passed_s for earlier, later in zip(before, after, strict=True)))
     print(f"browser: {cores.browser:.2f} cores")
     figures.add("processor time of the console", cores.console, "cores", f"under {MAX_HOST_CORES}")
-    figures.add("pictures drawn", pictures / passed_s, "pictures/s")
+    figures.add("pictures drawn", len(ages) / passed_s, "pictures/s")
     figures.add("age of a picture when it is drawn, p50", percentile(ages, 0.5), "ms")
     figures.add("age of a picture when it is drawn, p99", percentile(ages, 0.99), "ms")
     return page
@@ -163,9 +161,9 @@ def measure_link(browser: Any, url: str, seconds: float, figures: Figures) -> No
     page.goto(f"http://127.0.0.1:{link.port}/")
     page.wait_for_selector("#main-tile .tile[data-drawn-age]")
     page.wait_for_timeout(3000)
-    ages, pictures = read_ages(page, seconds)
+    ages = read_ages(page, seconds)
     page.close()
-    shown = f"{pictures / seconds:.1f} pictures/s, the oldest {max(ages):.0f} ms"
+    shown = f"{len(ages) / seconds:.1f} pictures/s, the oldest {max(ages):.0f} ms"
     print(f"link of {rate / 1e3:.0f} kB/s: {shown}")
     what, target = f"age behind a link of {LINK_HZ} pictures/s, p99", f"under {MAX_AGE_MS}"
     figures.add(what, percentile(ages, 0.99), "ms", target)

@@ -5,16 +5,13 @@ is from before `send` in one process to after `take` in the other: packing, encr
 decryption and unpacking. Run it on a quiet machine: `python -m tools.bench.latency.curve --json curve.json`.
 """
 
-import argparse
-import os
-import select
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +23,7 @@ from sam3_node.transport.security import KeyFolder
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import pack_frame, pack_masks
 from tools.bench.common import RATIO, Figures, make_parser
+from tools.bench.processes import spawned
 
 SIZES = {"raw 640x480": (640, 480), "raw 1920x1080": (1920, 1080), "jpeg 1920x1080": (1920, 1080)}
 MASKS = "masks 1920x1080"
@@ -34,8 +32,8 @@ OBJECTS, MASK_SIDE = 5, 300
 JOIN_S = 60.0
 WARMUP = 5
 
-Channel = tuple[Any, Any]
-"""A publisher in this process, and the line of text that tells the subscriber's process where it is."""
+Channel = tuple[Any, Connection]
+"""A publisher in this process, and the times at which the subscriber's process has taken its messages."""
 
 
 def make_message(kind: str, seq: int) -> Frame | MaskFrame:
@@ -58,8 +56,8 @@ def make_message(kind: str, seq: int) -> Frame | MaskFrame:
     return Frame("cam0", seq, time.time_ns(), width, height, "jpeg", memoryview(data.tobytes()))
 
 
-def receive(kind: str, endpoint: str, keys: str) -> None:
-    """Print the time (`time.monotonic_ns`) at which each message has been taken. The other process runs this."""
+def receive(kind: str, endpoint: str, keys: str, times: Connection) -> None:
+    """Send the time (`time.monotonic_ns`) at which each message has been taken. The other process runs this."""
     security = Security(Path(keys) if keys else None)
     subscribe: Any = (
         partial(MaskSubscriber, endpoint) if kind == MASKS else partial(FrameSubscriber, [endpoint])
@@ -67,7 +65,7 @@ def receive(kind: str, endpoint: str, keys: str) -> None:
     with subscribe(security=security) as subscriber:
         while True:
             if subscriber.take(200) is not None:
-                print(time.monotonic_ns(), flush=True)
+                times.send(time.monotonic_ns())
 
 
 @contextmanager
@@ -76,35 +74,29 @@ def open_channel(kind: str, keys: str) -> Iterator[Channel]:
     security = Security(Path(keys) if keys else None)
     publisher_class = MaskPublisher if kind == MASKS else FramePublisher
     with publisher_class("tcp://127.0.0.1:*", security=security) as publisher:
-        command = [sys.executable, "-m", "tools.bench.latency.curve", "--receive", kind]
-        process = subprocess.Popen(
-            [*command, publisher.endpoint, keys], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, bufsize=0
-        )
-        try:
-            yield publisher, process.stdout
-        finally:
-            process.kill()
-            process.wait()
+        times, sender = Pipe(duplex=False)
+        with spawned(receive, kind, publisher.endpoint, keys, sender):
+            yield publisher, times
 
 
 def measure_once(channel: Channel, message: Any) -> float:
     """Send one message and return the milliseconds until it was taken. Send again what found no subscriber."""
-    publisher, lines = channel
+    publisher, times = channel
     begin_ns = time.monotonic_ns()
     publisher.send(message)
-    return (int(lines.readline()) - begin_ns) / 1e6
+    return float(times.recv() - begin_ns) / 1e6
 
 
 def wait_for_subscriber(channel: Channel, message: Any) -> None:
     """Send until the subscriber has joined: messages before that are lost. Return when nothing more comes."""
-    publisher, lines = channel
+    publisher, times = channel
     deadline_s = time.monotonic() + JOIN_S
-    while not select.select([lines], [], [], 0.1)[0]:
+    while not times.poll(0.1):
         if time.monotonic() > deadline_s:
             raise SystemExit(f"the subscriber's process has received nothing within {JOIN_S:.0f} s")
         publisher.send(message)
-    while select.select([lines], [], [], 1.0)[0]:
-        os.read(lines.fileno(), 65536)
+    while times.poll(1.0):
+        times.recv()
     for _ in range(WARMUP):
         measure_once(channel, message)
 
@@ -142,10 +134,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=300, help="number of pairs of each kind [300]")
     parser.add_argument("--rate", type=float, default=30.0, help="pairs a second [30]")
-    parser.add_argument("--receive", nargs=3, help=argparse.SUPPRESS)
     args, figures = parser.parse_args(), Figures("latency.curve")
-    if args.receive:
-        receive(*args.receive)
     with tempfile.TemporaryDirectory() as folder:
         keys = KeyFolder(Path(folder) / "keys")
         for name, role in (("node", "node"), ("cam0", "camera"), ("watcher", "reader")):

@@ -13,14 +13,15 @@ import time
 
 import numpy as np
 
+from sam3_node.cameras.camera_source import CapturedImage
+from sam3_node.cameras.publish import frame_from
 from sam3_node.cameras.scene import Scene
 from sam3_node.detection.detectors import prepare_prompts
 from sam3_node.errors import ModelError
 from sam3_node.perception.perception import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
+from sam3_node.settings import CameraSettings, DetectorSettings, ModelSettings, TrackerSettings
 from sam3_node.types import Frame, Mask
-from sam3_node.wire import encode_image
 from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.common import RUNS, Figures, make_parser
 from tools.command import errors_in_one_line
@@ -46,8 +47,7 @@ def pipelines(args: argparse.Namespace) -> tuple[Pipeline, Pipeline]:
 def draw_frame(scene: Scene, seq: int) -> tuple[Frame, np.ndarray]:
     """Return a frame of the scene, and the object number of each pixel."""
     image, ids = scene.render(seq)
-    colour = encode_image(image, "bgr8")
-    return Frame("cam0", seq, seq * 33_000_000, scene.width, scene.height, "bgr8", colour), ids
+    return frame_from(CapturedImage(image, seq * 33_000_000), seq, CameraSettings(name="cam0")), ids
 
 
 Run = dict[str, list[float]]

@@ -30,7 +30,7 @@ import psutil
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import Sam3NodeError
 from tools.bench.common import Figures, count_cores, make_parser, percentile
-from tools.bench.latency.attacks import ATTACKS, Target, attacker
+from tools.bench.latency.attacks import ATTACKS, Target, attack
 from tools.bench.processes import Processes, add_points, free_endpoints, free_ports, next_masks, spawned
 
 PROBES_HZ = 20
@@ -76,16 +76,17 @@ def repeat(work: Callable[..., None], *arguments: object) -> None:
             work(*arguments)
 
 
+def spin() -> None:
+    """Do nothing, without a pause."""
+
+
 @contextmanager
 def busy_processes() -> Iterator[None]:
     """Run two busy processes for each core until the block ends."""
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * count_cores())]
-    try:
+    with ExitStack() as running:
+        for _ in range(2 * count_cores()):
+            running.enter_context(spawned(repeat, spin))
         yield
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
 
 
 def hold_connections(port: int) -> None:
@@ -131,7 +132,7 @@ def make_loads(port: int, target: Target) -> dict[str, Callable[[], AbstractCont
         "scrapes of fifty": partial(spawned, repeat, scrape_at_once, port),
         "masks of everything": partial(spawned, repeat, ask_for_everything, target.masks, target.control),
     }
-    return loads | {f"attack: {name}": partial(attacker, name, target) for name in ATTACKS}
+    return loads | {f"attack: {name}": partial(spawned, attack, name, target) for name in ATTACKS}
 
 
 def measure_probes(figures: Figures, seconds: float, objects: int, names: list[str]) -> None:

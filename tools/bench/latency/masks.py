@@ -8,7 +8,6 @@ the bits of the regions. The operations of the device run on the CPU here; they 
 out. Times are process CPU time of one thread, medians of interleaved runs.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from unittest.mock import patch
@@ -25,7 +24,7 @@ from sam3_node.tracking.host_copy import HostCopy
 from sam3_node.tracking.track_history import compare_levels, find_level_sets
 from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.wire import pack_masks
-from tools.bench.common import RUNS, Figures, make_parser, objects_text
+from tools.bench.common import RUNS, Figures, make_parser, objects_text, time_cpu
 from tools.bench.counting import Counts, count
 
 SIDE, CHANNELS, SHARE = 288, 256, 0.05
@@ -90,9 +89,7 @@ def time_host(ways: Mapping[str, Callable[[], object]], runs: int) -> dict[str, 
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(runs):
         for name, run in ways.items():
-            begin = time.process_time()
-            run()
-            spent[name].append(1000 * (time.process_time() - begin))
+            spent[name].append(time_cpu(run))
     return {name: float(np.median(found)) for name, found in spent.items()}
 
 

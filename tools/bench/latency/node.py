@@ -48,7 +48,7 @@ from sam3_node.settings import CameraSettings
 from sam3_node.transport import FramePublisher
 from sam3_node.types import MaskFrame
 from sam3_node.wire import pack_masks
-from tools.bench.common import RUNS, Figures, make_parser, objects_text, percentile, spread_text
+from tools.bench.common import RUNS, Figures, make_parser, objects_text, percentile
 from tools.bench.processes import Processes, add_points, free_endpoints, next_masks, spawned
 from tools.bench.tiny_weights import save_tiny_checkpoint
 
@@ -248,23 +248,19 @@ def _bind(kind: int, endpoint: str) -> zmq.Socket[bytes]:
 
 
 def report(runs: list[Run], size: tuple[int, int], figures: Figures) -> None:
-    """Print a row for each path: times over all runs, and the spread of the ratios over the runs."""
-    heads = "             p50 ms  p99 ms         ours/theirs, p50         ours/theirs, p99"
-    print(f"{heads}   in  inside     out  frames")
-    ratios = {path: [_ratios(run, path) for run in runs] for path in PATHS}
+    """Keep the times of each path, their parts, and the ratios to ours."""
     what = f"{size[0]}x{size[1]}, capture to decoded masks without the model"
+    ours = [_percentiles(run["ours"]) for run in runs]
     for path in PATHS:
-        overheads = [overhead for run in runs for overhead in run[path]]
-        p50, p99 = _percentiles(overheads)
-        parts = "".join(f"{percentile(column, 0.5):8.2f}" for column in zip(*overheads, strict=True))
-        columns = [list(column) for column in zip(*ratios[path], strict=True)]
-        spreads = "".join(f"{spread_text(column):>25s}" for column in columns)
-        print(f"  {path:9s} {p50:7.2f} {p99:7.2f}{spreads} {parts} {len(overheads):8d}", flush=True)
-        times = [_percentiles(run[path]) for run in runs]
-        for name, place in (("p50", 0), ("p99", 1)):
+        theirs = [_percentiles(run[path]) for run in runs]
+        for place, name in enumerate(("p50", "p99")):
             if path != "ours":
-                figures.add(f"{what}: ours / relay `{path}`, {name}", columns[place], "x")
-            figures.add(f"{what}: {path}, {name}", [time_ms[place] for time_ms in times], "ms")
+                ratios = [own[place] / other[place] for own, other in zip(ours, theirs, strict=True)]
+                figures.add(f"{what}: ours / relay `{path}`, {name}", ratios, "x")
+            figures.add(f"{what}: {path}, {name}", [times_ms[place] for times_ms in theirs], "ms")
+        overheads = [overhead for run in runs for overhead in run[path]]
+        for part, times_ms in zip(Overhead._fields, zip(*overheads, strict=True), strict=True):
+            figures.add(f"{what}: {path}, {part}, p50", percentile(times_ms, 0.5), "ms")
 
 
 def _percentiles(overheads: list[Overhead]) -> tuple[float, float]:
@@ -273,20 +269,12 @@ def _percentiles(overheads: list[Overhead]) -> tuple[float, float]:
     return percentile(totals, 0.50), percentile(totals, 0.99)
 
 
-def _ratios(run: Run, path: str) -> tuple[float, float]:
-    """Return our median and 99th percentile as multiples of the path's."""
-    ours, theirs = _percentiles(run["ours"]), _percentiles(run[path])
-    return ours[0] / theirs[0], ours[1] / theirs[1]
-
-
 def main() -> None:
     parser = make_parser(__doc__, RUNS, seconds=24.0, objects=1)
-    args, figures = parser.parse_args(), Figures("latency.node", show=False)
+    args, figures = parser.parse_args(), Figures("latency.node")
     with tempfile.TemporaryDirectory() as folder:
         weights = save_tiny_checkpoint(Path(folder) / "tiny")
-        print(
-            f"raw bgr8 over tcp at {FPS} Hz, {objects_text(args.objects)}; milliseconds from capture, without the model"
-        )
+        print(f"raw bgr8 over tcp at {FPS} Hz, {objects_text(args.objects)}")
         for size in SIZES:
             report(measure(weights, size, args.objects, args.seconds, args.runs), size, figures)
     figures.write(args.json)

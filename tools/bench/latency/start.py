@@ -70,19 +70,17 @@ def main() -> None:
         print(start(args))
         return
     figures = Figures("latency.start")
-    print(f"{args.model}, up to {objects_text(args.objects)}\n{'start':20s}  seconds  CPU seconds   kept, MB")
     environment = {key: value for key, value in os.environ.items() if key != "TORCHINDUCTOR_CACHE_DIR"}
     with tempfile.TemporaryDirectory() as folder:
         for name, how in STARTS + (INDUCTOR if args.engine == "inductor" else ()):
             command = [sys.executable, "-m", MODULE, *sys.argv[1:], "--once", folder, "--how", how]
             ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-            times = ended.stdout.splitlines()[-1]
             kept_mb = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) / 1e6
-            print(f"{name:20s} {times} {kept_mb:10.1f}", flush=True)
-            seconds, cpu_seconds = map(float, times.split())
+            seconds, cpu_seconds = map(float, ended.stdout.split()[-2:])
             what = f"start of {args.model}, {name}, up to {objects_text(args.objects)}"
             figures.add(what, seconds, "s")
             figures.add(f"{what}: CPU time", cpu_seconds, "s")
+            figures.add(f"{what}: kept", kept_mb, "MB")
     figures.write(args.json)
 
 

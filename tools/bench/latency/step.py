@@ -34,7 +34,7 @@ from transformers import (
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import CLASSES, NANO
 from sam3_node.tracking import ObjectPrompt, Tracker
-from tools.bench.common import RUNS, Figures, make_parser, objects_text, spread_text
+from tools.bench.common import RUNS, Figures, make_parser, objects_text
 from tools.bench.counting import count
 from tools.bench.tiny_weights import sam3_config
 
@@ -195,16 +195,6 @@ def compare(source: Any, model: TrackerModel, objects: int, frames: int, warm: i
     return [run_pair(*pair, images, warm) for pair in pairs]
 
 
-def row(objects: int, runs: list[Times]) -> str:
-    """Return one row of the table under HEADS."""
-    ours = statistics.median(run.ours.wall_ms for run in runs)
-    theirs = statistics.median(run.theirs.wall_ms for run in runs)
-    ratio, by_cpu = spread_text([run.ratio for run in runs]), spread_text([run.cpu_ratio for run in runs])
-    difference, least = max(run.difference for run in runs), min(run.least_logit for run in runs)
-    size = f"{least:.1f}" if least >= TRAINED_LOGIT else f"{least:.1e}, no parity shown"
-    return f"{objects:7d} {ours:9.1f} {theirs:17.1f} {ratio:>22s} {by_cpu:>22s} {difference:25.1e}   {size}"
-
-
 def gemm_rate(dtype: torch.dtype, size: int = 2048, repeats: int = 5) -> float:
     """Return the rate of matrix products in GFLOP/s, the greatest of some."""
     matrix = torch.randn(size, size).to(dtype)
@@ -225,25 +215,17 @@ def rate_of(model: TrackerModel, images: list[torch.Tensor], objects: int) -> tu
     return work, work / min(times[-5:]) * 1e3, max(before, gemm_rate(model.dtype))
 
 
-HEADS = (
-    "objects   ours ms   transformers ms         times as fast                 by CPU"
-    "   largest logit difference   of logits up to"
-)
-
-
 def variants(source: Any, objects: int, frames: int, warm: int, runs: int, figures: Figures) -> None:
     """Compare bf16 and compile with the float32 eager step."""
-    print(f"\nvariants, {objects_text(objects)}       ms      times as fast as float32 eager")
     images = clip(source, frames)
     plain_model = stages(source)
     for name, dtype, compiled in (("bf16", torch.bfloat16, False), ("compile", torch.float32, True)):
         model = stages(source, dtype, compiled)
         pairs = ([Ours(each, objects).step for each in (model, plain_model)] for _ in range(runs))
         times = [run_pair(ours, plain, images, warm) for ours, plain in pairs]
-        ratios = [run.ratio for run in times]
-        median_ms = statistics.median(run.ours.wall_ms for run in times)
-        print(f"  {name:22s} {median_ms:10.1f} {spread_text(ratios):>22s}", flush=True)
-        figures.add(f"step in {name}, speed relative to float32 eager, {objects_text(objects)}", ratios, "x")
+        what, relative = f"step in {name}", "speed relative to float32 eager"
+        figures.add(f"{what}, {relative}, {objects_text(objects)}", [run.ratio for run in times], "x")
+        figures.add(f"{what}, {objects_text(objects)}", [run.ours.wall_ms for run in times], "ms")
 
 
 def stages(source: Any, dtype: torch.dtype = torch.float32, compiled: bool = False) -> TrackerModel:
@@ -256,11 +238,8 @@ def stages(source: Any, dtype: torch.dtype = torch.float32, compiled: bool = Fal
     return model
 
 
-def report(
-    what: str, objects: int, times: list[Times], rates: tuple[float, float, float] | None, figures: Figures
-) -> None:
-    """Print the row of a number of objects, and keep its figures."""
-    print(row(objects, times), flush=True)
+def report(what: str, times: list[Times], rates: tuple[float, float, float] | None, figures: Figures) -> None:
+    """Keep the figures of a number of objects."""
     relative = "relative to transformers' streaming inference"
     figures.add(f"{what}, speed {relative}", [run.ratio for run in times], "x")
     figures.add(f"{what}, saving of CPU time {relative}", [run.cpu_ratio for run in times], "x")
@@ -268,14 +247,13 @@ def report(
     figures.add(f"{what}, transformers", [run.theirs.wall_ms for run in times], "ms")
     if rates is not None:
         work, rate, gemm = rates
-        print(f"{'':8}{work:.2f} GFLOP a step at {rate:.0f} GFLOP/s, {rate / gemm:.0%} of gemm's {gemm:.0f}")
         figures.add(f"{what}, arithmetic", work, "GFLOP")
         figures.add(f"{what}, rate", rate, "GFLOP/s")
         figures.add(f"{what}, rate of gemm in the same run", gemm, "GFLOP/s")
         figures.add(f"{what}, rate as a part of that of gemm", rate / gemm, "x")
     largest, least = max(run.difference for run in times), min(run.least_logit for run in times)
     figures.add(f"{what}, largest difference of the logits", largest, "logit", "under 0.001 in float32")
-    figures.add(f"{what}, largest logit", least, "logit", target="at least 5")
+    figures.add(f"{what}, largest logit", least, "logit", target=f"at least {TRAINED_LOGIT:g}")
 
 
 def main() -> None:
@@ -287,7 +265,7 @@ def main() -> None:
     parser.add_argument("--peer-dtype", choices=DTYPES, default=DTYPES[0], help="dtype of transformers")
     parser.add_argument("--no-variants", action="store_true", help="leave out bf16 and compile")
     parser.set_defaults(runs=None)
-    args, figures = parser.parse_args(), Figures("latency.step", show=False)
+    args, figures = parser.parse_args(), Figures("latency.step")
     torch.set_num_threads(args.threads)
     full = args.model == "full"
     frames, runs = args.frames or (4 if full else 40), args.runs or (1 if full else RUNS)
@@ -296,14 +274,13 @@ def main() -> None:
     parameters = sum(p.numel() for p in source.parameters()) / 1e6
     kinds, device = f"{args.dtype} beside {args.peer_dtype}", name_device(args.device)
     print(f"{args.model}, {parameters:.1f} M parameters, {kinds}, {device}, torch {torch.__version__}")
-    print(HEADS)
     model = stages(source, getattr(torch, args.dtype))
     peer = copy.deepcopy(source).to(getattr(torch, args.peer_dtype))
     for objects in args.objects or ([1] if full else [1, 4, 16]):
         times = compare(peer, model, objects, frames, warm, runs)
         rates = rate_of(model, clip(source, frames), objects) if args.device == "cpu" else None
         suffix = "" if args.dtype == args.peer_dtype == DTYPES[0] else f", {kinds}"
-        report(f"frame step of {args.model}, {objects_text(objects)}{suffix}", objects, times, rates, figures)
+        report(f"frame step of {args.model}, {objects_text(objects)}{suffix}", times, rates, figures)
     if not full and not args.no_variants:
         variants(source, 4, frames, warm, runs, figures)
     figures.write(args.json)

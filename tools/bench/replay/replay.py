@@ -2,7 +2,6 @@
 
     python -m tools.bench.replay.replay                  nano, 4 objects
     python -m tools.bench.replay.replay --minutes 30     also memory, over a recording of 30 minutes at 30 Hz
-    python -m tools.bench.replay.replay --minutes 30 --hz 10 --tiny    at 10 Hz, with random weights of a few ms a frame
 
 The recording has the 640x480 JPEG frames of the bundled one, repeated in a loop.
 
@@ -36,8 +35,7 @@ from sam3_node.replay.run import Prefetcher, run_job
 from sam3_node.transport.limits import rss_bytes
 from sam3_node.types import NANOSECONDS, Frame, Mask
 from sam3_node.wire.frame_prompt import FramePrompt
-from tools.bench.common import RUNS, Figures, count_cores, make_parser, objects_text, processor
-from tools.bench.tiny_weights import save_tiny_checkpoint
+from tools.bench.common import RUNS, Figures, count_cores, make_parser, objects_text
 
 CAMERA = "bench"
 FPS = 30
@@ -46,18 +44,18 @@ WARM = 10
 SAMPLE_S = 1.0
 
 
-def read_frames(count: int, hz: int = FPS) -> Iterator[Frame]:
+def read_frames(count: int) -> Iterator[Frame]:
     """Yield `count` frames of the bundled recording, in a loop and without depth."""
     for seq, frame in enumerate(islice(cycle(LabelledClip.load(TABLETOP).frames), count)):
-        capture_ns = (seq + 1) * NANOSECONDS // hz
+        capture_ns = (seq + 1) * NANOSECONDS // FPS
         plain = replace(frame, clock="system", sent_ns=0, depth=None, times={})
         yield replace(plain, camera=CAMERA, seq=seq, capture_ns=capture_ns)
 
 
-def write_bag(path: Path, count: int, hz: int = FPS) -> Path:
+def write_bag(path: Path, count: int) -> Path:
     """Write a recording of `count` frames; return its path."""
     with RecordingWriter(path) as writer:
-        for frame in read_frames(count, hz):
+        for frame in read_frames(count):
             writer.write_frame(frame, frame.capture_ns)
     return path
 
@@ -179,13 +177,10 @@ class MemorySampler(threading.Thread):
 
 def soak(folder: Path, args: argparse.Namespace, figures: Figures) -> None:
     """Measure the growth of resident memory over the replay of a long recording with all outputs."""
-    frames = round(args.minutes * 60 * args.hz)
-    bag = write_bag(folder / "long.mcap", frames, args.hz)
+    frames = round(args.minutes * 60 * FPS)
+    bag = write_bag(folder / "long.mcap", frames)
     job = make_job(bag, folder / "long", args.objects, args.threads)
     job = replace(job, outputs=("mcap", "coco", "png", "overlay"))
-    if args.tiny:
-        model = {**job.settings["model"], "name": str(save_tiny_checkpoint(folder / "tiny"))}
-        job = replace(job, settings={**job.settings, "model": model})
     memory = MemorySampler()
     memory.start()
     summary = run_job(job)
@@ -204,10 +199,7 @@ def main() -> None:
     parser = make_parser(__doc__, RUNS, objects=4, threads=0)
     parser.add_argument("--frames", type=int, default=150, help="frames of each recording")
     parser.add_argument("--minutes", type=float, default=0.0, help="minutes of the long recording; 0: none")
-    parser.add_argument("--hz", type=int, default=FPS, help="frame rate of the long recording")
-    parser.add_argument("--tiny", action="store_true", help="random weights, fast, for the long one")
     args, figures = parser.parse_args(), Figures("replay.replay")
-    print(processor())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         read, decoded = reading_rates(folder)
