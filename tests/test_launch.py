@@ -154,7 +154,6 @@ def started(profile: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.
         [sys.executable, LAUNCH / "start", profile], stdout=subprocess.PIPE, text=True, env=environment
     ) as starter:
         try:
-            assert starter.stdout is not None
             for line in starter.stdout:
                 if line.startswith("group up"):
                     break
@@ -174,7 +173,6 @@ def write_profile(folder: Path, *processes: str) -> Path:
 
 
 def read_until(starter: subprocess.Popen[str], condition: Callable[[str], bool]) -> str:
-    assert starter.stdout is not None
     deadline = time.monotonic() + 30
     for line in starter.stdout:
         if condition(line) or time.monotonic() > deadline:

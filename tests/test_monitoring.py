@@ -144,7 +144,6 @@ def prometheus(target: str, folder: Path) -> Iterator[str]:
         [*command, "--web.listen-address=127.0.0.1:0"], stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            assert process.stderr is not None
             address = next(found[1] for line in process.stderr if (found := LISTENING.search(line)))
             threading.Thread(target=process.stderr.read, daemon=True).start()
             until(lambda: ask(f"http://{address}", "/-/ready")[0] == 200, "Prometheus is ready")

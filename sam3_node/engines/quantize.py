@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, ValidationError
@@ -248,7 +249,7 @@ def calibrate(
     def encode_images(network: nn.Module) -> None:
         nonlocal count
         for count, image in enumerate(images, start=1):
-            network(model.preprocess(image))
+            network(model.preprocess(_check_image(image, count)))
             progress(count)
         if not count:
             raise EngineError("calibration: expected at least one frame, found none")
@@ -348,6 +349,14 @@ def _read_amax(name: str, layer: Any) -> float:
             f"calibration: expected finite inputs of {name}, found {amax}; try the model in float32"
         )
     return float(amax)
+
+
+def _check_image(image: Image, number: int) -> Image:
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+        raise EngineError(
+            f"calibration frame {number}: expected BGR uint8 [h, w, 3], found {image.dtype} {list(image.shape)}"
+        )
+    return image
 
 
 def _check_dtype(model: TrackerModel) -> None:

@@ -273,17 +273,8 @@ def test_doctor_reports_the_core(tmp_path: Path) -> None:
         "doctor", "--transport.masks", f"ipc://{tmp_path}/masks", "--transport.control", "tcp://127.0.0.1:*"
     )
     assert done.returncode == 0, done.stdout
-    for name in [
-        "python",
-        "pyzmq",
-        "extras",
-        "cv2",
-        "realsense",
-        "keys",
-        "weights",
-        "transport.masks",
-        "clock",
-    ]:
+    names = "python", "pyzmq", "extras", "cv2", "realsense", "keys", "weights", "transport.masks", "clock"
+    for name in names:
         assert f"  {name} " in done.stdout
     assert done.stdout.splitlines()[-1] == "the core works"
     assert not (tmp_path / "masks").exists()

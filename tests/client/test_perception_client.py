@@ -275,15 +275,8 @@ def test_objects_are_refined_removed_and_listed() -> None:
         "remove_object",
         {"id": 3, "camera": "a"},
     )
-    line = {
-        "camera": "left",
-        "id": 3,
-        "label": "cup",
-        "state": "occluded",
-        "score": 0.25,
-        "age": 12,
-        "frames_since_seen": 2,
-    }
+    line = {"camera": "left", "id": 3, "label": "cup", "state": "occluded"}
+    line |= {"score": 0.25, "age": 12, "frames_since_seen": 2}
     listed = call({"objects": [line]}, lambda client: client.list_objects())
     assert listed == ([TrackedObject(**line)], "list_objects", {})
 

@@ -55,17 +55,8 @@ def test_an_unknown_phrase_tells_the_nearest_known_ones() -> None:
 
 
 def test_the_contrasts_of_a_phrase_differ_by_its_look_or_by_the_thing() -> None:
-    phrases = (
-        "red mug",
-        "blue mug",
-        "red can",
-        "red object",
-        "mug",
-        "can",
-        "object",
-        "big red mug",
-        "red tin",
-    )
+    coloured = "red mug", "blue mug", "red can", "red object"
+    phrases = (*coloured, "mug", "can", "object", "big red mug", "red tin")
     vectors = np.random.default_rng(1).normal(size=(len(phrases), 64)).astype(np.float32)
     vectors[-1] = vectors[2]  # a synonym
     known = Vocabulary(phrases, vectors, CLIP)

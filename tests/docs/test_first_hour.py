@@ -90,7 +90,6 @@ def test_the_grasp_pose(tmp_path: Path) -> None:
     mug = next(number for number, label in recording.labels.items() if label == "red mug")
     v, u = np.nonzero(recording.truth(0)[mug])
     depth = recording.frames[0].depth
-    assert depth is not None
     z = decode_depth(depth)[v, u] * depth.scale_m
     seen = np.stack([(u - 319.5) / 577.3 * z, (v - 239.5) / 577.3 * z, z, np.ones_like(z)])
     middle = (load_calibration(tmp_path / "table.toml").base_from_camera() @ seen).mean(axis=1)[:3]
@@ -139,6 +138,5 @@ def test_the_examples_of_frames_and_recordings(tmp_path: Path) -> None:
     with FrameSubscriber([endpoint]) as frames, ThreadPoolExecutor(1) as thread:
         printing = thread.submit(example, "publish_webcam", tmp_path / "video.mp4", endpoint)
         taken = frames.take(round(PATIENCE_S * 1000))
-        assert taken is not None
         assert (taken.frame.camera, decode_image(taken.frame).shape) == ("webcam", (48, 64, 3))
         assert printing.result() == "published 30 frames\n"

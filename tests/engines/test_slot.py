@@ -64,6 +64,11 @@ def make_settings(weights: Path, store: Path, **engine: Any) -> Settings:
     return Settings(model=model, engine=EngineSettings(**{"precision": "float32", "folder": store} | engine))
 
 
+@pytest.fixture
+def settings(weights: Path, tmp_path: Path) -> Settings:
+    return make_settings(weights, tmp_path)
+
+
 def loaded(
     settings: Settings, stages: Stages | None = None, plan: bytes = b"plan", scales: str = ""
 ) -> LoadedEngines:
@@ -88,8 +93,7 @@ def must_not_run(*inputs: object) -> object:
     raise AssertionError("the engine runs although its report is stored")
 
 
-def test_engines_serve_once_the_gate_has_passed_them(weights: Path, clip: Path, tmp_path: Path) -> None:
-    settings = make_settings(weights, tmp_path)
+def test_engines_serve_once_the_gate_has_passed_them(settings: Settings, clip: Path) -> None:
     engines = loaded(settings)
     assert read_report(engines.stored) is None
     slot(settings).require_passed(engines, clip)
@@ -100,9 +104,8 @@ def test_engines_serve_once_the_gate_has_passed_them(weights: Path, clip: Path, 
     slot(settings).require_passed(engines._replace(runs=dict.fromkeys(STAGES, must_not_run)), clip)
 
 
-def test_the_gate_judges_what_serves(weights: Path, clip: Path, tmp_path: Path) -> None:
+def test_the_gate_judges_what_serves(settings: Settings, weights: Path, clip: Path) -> None:
     """Exact engines in a model of another dtype: each hand-over is rounded, and the figures show it."""
-    settings = make_settings(weights, tmp_path)
     engines = loaded(settings)
     models = (load_tracker(str(weights), dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
     slots = [TrackerSlot(model, settings, CountedClock()) for model in models]
@@ -145,9 +148,8 @@ def test_a_precision_that_a_gpu_lacks_is_refused(
 
 
 def test_an_encoders_engine_gives_the_trunk_once_a_detector_shares_it(
-    weights: Path, clip: Path, tmp_path: Path
+    settings: Settings, weights: Path, clip: Path
 ) -> None:
-    settings = make_settings(weights, tmp_path)
     source, served = load_tracker(str(weights)), slot(settings)
     engines = loaded(settings, source.stages)
     report = served.run_gate(engines, clip)
@@ -173,7 +175,7 @@ def test_other_thresholds_apply_to_the_same_figures(weights: Path, clip: Path, t
 
 
 def test_engines_that_are_slower_than_torch_serve_only_if_they_are_forced(
-    weights: Path, clip: Path, tmp_path: Path
+    settings: Settings, weights: Path, clip: Path, tmp_path: Path
 ) -> None:
     """The four serve together, so a slower one may serve if the step is faster."""
     clock, served = CountedClock(), load_tracker(str(weights))
@@ -184,7 +186,6 @@ def test_engines_that_are_slower_than_torch_serve_only_if_they_are_forced(
         stages = Stages(clock.delay(own.encode, encode_s), *(clock.delay(run, 0.005) for run in own[1:]))
         return loaded(settings, stages, plan=plan)
 
-    settings = make_settings(weights, tmp_path)
     TrackerSlot(served, settings, clock).require_passed(load(settings, 0.020, b"fast"), clip)
     slow = load(settings, 0.045, b"slow")
     with refuses(EngineError, field=("60 against 40 ms", "--engine.max_time 0")):
@@ -197,9 +198,8 @@ def test_engines_that_are_slower_than_torch_serve_only_if_they_are_forced(
 
 
 def test_refused_engines_stay_refused_until_they_are_rebuilt(
-    weights: Path, clip: Path, tmp_path: Path
+    settings: Settings, weights: Path, clip: Path
 ) -> None:
-    settings = make_settings(weights, tmp_path)
     stages = load_tracker(str(weights)).stages
     wrong = loaded(settings, stages._replace(encode=disturbed(stages.encode, "top.0")))
     for _ in range(2):
@@ -236,9 +236,8 @@ def test_an_fp8_encoder_is_explained_by_the_scales_stored_beside_it(
 
 
 def test_a_report_of_other_plans_or_a_damaged_one_is_ignored(
-    weights: Path, clip: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    settings: Settings, clip: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = make_settings(weights, tmp_path)
     engines = loaded(settings)
     report = slot(settings).run_gate(engines, clip)
     other = engine_store.StoredEngine(

@@ -55,15 +55,7 @@ def test_what_is_like_a_box_is_found_kept_and_replayed(rig: Rig, tmp_path: Path)
             client.add_exemplar("washer", [BOX], seq=10**6)
         assert client.status()["exemplars"] == {"washer": [1, 0], "bolt": [1]}
     assert node.terminate() == 0
-    command = [
-        "replay",
-        str(tmp_path / "live.mcap"),
-        "-o",
-        str(tmp_path / "out"),
-        "--as-recorded",
-        "--compare",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "sam3_node", *command], capture_output=True, text=True, check=False
-    )
+    options = ("-o", str(tmp_path / "out"), "--as-recorded", "--compare")
+    command = [sys.executable, "-m", "sam3_node", "replay", str(tmp_path / "live.mcap"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, "identical" in done.stdout) == (0, True), done.stdout + done.stderr

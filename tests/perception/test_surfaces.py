@@ -108,17 +108,10 @@ def test_surfaces_do_not_depend_on_the_masks_beside_them() -> None:
     depth = random.choice([0.0, 0.9, 0.905, 0.96, TABLE_M], SIZE, p=[0.2, 0.3, 0.3, 0.1, 0.1])
     together = measure(depth, *masks)
     assert together.indices == [0, 1, 2]
+    names = "positions_m", "centres_m", "nearest_m", "extents_m", "axes", "covariances_m2", "points_m"
     for index in together.indices:
         alone = measure(depth, masks[index])
-        for name in [
-            "positions_m",
-            "centres_m",
-            "nearest_m",
-            "extents_m",
-            "axes",
-            "covariances_m2",
-            "points_m",
-        ]:
+        for name in names:
             assert np.array_equal(getattr(alone, name)[0], getattr(together, name)[index]), name
 
 

@@ -32,14 +32,15 @@ def clip(model: TrackerModel) -> list[Tensor]:
     return noise_clip(model.image_size, FRAMES)
 
 
-def prompts(model: TrackerModel) -> list[ObjectPrompt]:
+def mask_prompt(model: TrackerModel, object_id: int, rows: slice, columns: slice) -> ObjectPrompt:
     mask = torch.zeros(model.image_size, model.image_size)
-    mask[30:70, 40:90] = 1
-    return [
-        ObjectPrompt(1, points=[[30.0, 40.0]]),
-        ObjectPrompt(2, box=[20.0, 30.0, 70.0, 90.0]),
-        ObjectPrompt(3, mask=mask),
-    ]
+    mask[rows, columns] = 1
+    return ObjectPrompt(object_id, mask=mask)
+
+
+def prompts(model: TrackerModel) -> list[ObjectPrompt]:
+    point, box = ObjectPrompt(1, points=[[30.0, 40.0]]), ObjectPrompt(2, box=[20.0, 30.0, 70.0, 90.0])
+    return [point, box, mask_prompt(model, 3, slice(30, 70), slice(40, 90))]
 
 
 def test_objects_of_all_prompts_are_followed_alone_as_together(
@@ -68,8 +69,7 @@ def test_a_hidden_object_is_looked_for_where_it_was(model: TrackerModel, clip: l
     tracker.step(clip[0], prompts(model)[1:2])
     expected = Tracker(model)
     expected.restore(tracker.state())
-    head = model.decode_stage.mask_decoder.presence_head
-    bias = head.proj_out.bias
+    bias = model.decode_stage.mask_decoder.presence_head.proj_out.bias
     kept = bias.clone()
     bias.fill_(-60.0)
     assert not tracker.step(clip[1]).visible.any()
@@ -110,18 +110,13 @@ def test_a_correction_replaces_the_last_mask_and_memory_does_not_grow(
     assert valid.all()
 
 
-def small_prompt(model: TrackerModel) -> ObjectPrompt:
-    small = torch.zeros(model.image_size, model.image_size)
-    small[40:60, 40:60] = 1
-    return ObjectPrompt(1, mask=small)
-
-
 def test_a_mask_that_jumps_is_withheld_and_its_object_is_searched_from_the_last_sure_mask(
     model: TrackerModel, clip: list[Tensor]
 ) -> None:
     """On noise, random weights decode masks of the whole image, whatever the prompt was."""
     tracker, fresh = Tracker(model), Tracker(model)
-    tracker.step(clip[0], [small_prompt(model)])
+    small = mask_prompt(model, 1, slice(40, 60), slice(40, 60))
+    tracker.step(clip[0], [small])
     fresh.restore(tracker.state())
     tracks = tracker.step(clip[1])
     assert not tracks.visible.any()
@@ -131,7 +126,7 @@ def test_a_mask_that_jumps_is_withheld_and_its_object_is_searched_from_the_last_
     assert torch.equal(prompt, fresh.state()["bank"]["logits"])
     tracker.step(clip[2])
     assert torch.equal(tracker.state()["bank"]["logits"], prompt)
-    assert tracker.step(clip[3], [small_prompt(model)]).visible.all()  # a prompt shows it again
+    assert tracker.step(clip[3], [small]).visible.all()  # a prompt shows it again
 
 
 SIDE = 128

@@ -53,8 +53,7 @@ def test_a_frame_arrives_as_it_was_sent(endpoint: str, delivery: Delivery) -> No
 def test_a_given_sent_time_is_not_changed() -> None:
     with FramePublisher(TCP) as publisher, FrameSubscriber([publisher.endpoint]) as subscriber:
         send_until(publisher, subscriber, dataclasses.replace(make_frame(0), sent_ns=5))
-        received = take_frame(subscriber)
-    assert received.frame.sent_ns == 5
+        assert take_frame(subscriber).frame.sent_ns == 5
 
 
 @pytest.mark.parametrize(("interval_ms", "side"), [(1, 16), (20, 1000)], ids=["quick", "large"])
@@ -133,8 +132,7 @@ def test_cameras_take_turns() -> None:
                 slow.send(make_frame(seq, "slow"))
                 time.sleep(0.05)
                 while poll(subscriber, control, 0):
-                    received = take_frame(subscriber)
-                    turns.append(received.frame.camera)
+                    turns.append(take_frame(subscriber).frame.camera)
                     if len(turns) % 2:  # the quick one never stops
                         quick.send(make_frame(seq * 10 + 9, "quick"))
     assert turns.count("slow") >= 4
@@ -151,8 +149,7 @@ def test_frames_of_other_cameras_are_ignored() -> None:
             publisher.send(make_frame(0, "cam10"))  # its topic begins with that of cam1
             time.sleep(0.01)
         send_until(publisher, subscriber, make_frame(4, "cam1"))
-        received = take_frame(subscriber)
-        assert received.frame.camera == "cam1"
+        assert take_frame(subscriber).frame.camera == "cam1"
         assert subscriber.rejected == 0
 
 
@@ -195,8 +192,7 @@ def test_a_restarted_camera_has_skipped_nothing() -> None:
         skipped = []
         for seq in (103, 2, 3):
             publisher.send(make_frame(seq))
-            received = take_frame(subscriber)
-            skipped.append(received.skipped)
+            skipped.append(take_frame(subscriber).skipped)
     assert skipped == [2, 0, 0]
 
 
@@ -238,8 +234,7 @@ def test_queued_frames_are_sent_after_close() -> None:
         assert camera.process.wait(10) == 0
         seqs: list[int] = []
         while len(seqs) < 8:
-            received = take_frame(subscriber)
-            seqs.append(received.frame.seq)
+            seqs.append(take_frame(subscriber).frame.seq)
             time.sleep(0.02)
     assert seqs == list(range(8))
 
@@ -262,8 +257,7 @@ def test_lossless_send_waits_for_a_subscriber() -> None:
         assert not publisher.send(make_frame(0), timeout_ms=20)
         with FrameSubscriber([publisher.endpoint], "every") as subscriber:
             assert publisher.send(make_frame(1), timeout_ms=5000)
-            received = take_frame(subscriber)
-            assert received.frame.seq == 1
+            assert take_frame(subscriber).frame.seq == 1
 
 
 def test_pixels_stay_valid_after_later_frames_and_close() -> None:

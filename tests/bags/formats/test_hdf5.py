@@ -45,11 +45,8 @@ def test_padded_jpeg_rows_and_a_rate_in_an_attribute(tmp_path: Path) -> None:
     pictures = {"cam_high": make_pictures(5), "cam_low": make_pictures(5, 1)}
     with open_bag(write_aloha(tmp_path / "episode_0.hdf5", pictures, compress=True, fps=25)) as bag:
         frames = list(bag)
-    assert [(frame.camera, frame.seq) for frame in frames[:3]] == [
-        ("cam_high", 0),
-        ("cam_low", 0),
-        ("cam_high", 1),
-    ]
+    first = [("cam_high", 0), ("cam_low", 0), ("cam_high", 1)]
+    assert [(frame.camera, frame.seq) for frame in frames[:3]] == first
     assert frames[2].capture_ns == NANOSECONDS // 25
     for frame in frames:
         assert frame.encoding == "jpeg"

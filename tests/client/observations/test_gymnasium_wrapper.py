@@ -72,12 +72,8 @@ def test_observations_are_in_the_space_at_any_time() -> None:
     assert set(seen) == {"observation", "objects"}
     objects = seen["objects"]
     assert objects["ids"].tolist() == [1, 2]
-    assert [objects[flag].tolist() for flag in ("tracked", "doubtful", "usable", "stale")] == [
-        [1, 1],
-        [0, 1],
-        [1, 0],
-        [0, 0],
-    ]
+    flags = {"tracked": [1, 1], "doubtful": [0, 1], "usable": [1, 0], "stale": [0, 0]}
+    assert {flag: objects[flag].tolist() for flag in flags} == flags
     assert objects["masks"].any(axis=(1, 2)).all()
     assert empty["objects"]["stale"].tolist() == [1, 1]
     assert empty["objects"]["restarts"].tolist() == [0]

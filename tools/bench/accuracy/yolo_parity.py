@@ -249,11 +249,11 @@ def report_differences(pictures: list[Picture], figures: Figures) -> None:
 def main() -> None:
     parser = make_parser(__doc__, RUNS)
     parser.add_argument("checkpoint", type=Path, help="checkpoint of a public YOLO-World")
-    files, vectors = "pictures and videos; default: the shared folder's", "vocabulary/clip_vit_b32_104.json"
-    parser.add_argument("files", type=Path, nargs="*", help=files)
     parser.add_argument(
-        "--vocabulary", type=Path, default=SHARED / "weights" / vectors, help="phrases with vectors"
+        "files", type=Path, nargs="*", help="pictures and videos; default: the shared folder's"
     )
+    vectors = SHARED / "weights/vocabulary/clip_vit_b32_104.json"
+    parser.add_argument("--vocabulary", type=Path, default=vectors, help="phrases with vectors")
     parser.add_argument("--size", type=int, default=640, help="side of the network's input in pixels")
     args, figures = parser.parse_args(), Figures("accuracy.yolo_parity")
     text = torch.from_numpy(read_source(args.vocabulary, CLIP).vectors.copy())
