@@ -25,14 +25,14 @@ PERIOD_NS = 10_000_000
 
 def joint_moments() -> list[Moment]:
     """Return the messages of an arm and, apart, of its gripper, one of velocities alone, and those of another topic."""
-    moments = []
+    sent: list[Any] = [(TOPIC, 0, (("elbow",), (), (0.1,)))]
     for row in range(6):
-        stamp_ns = T0 + row * PERIOD_NS
-        arm = ("elbow", "wrist"), (row / 8, -0.5), (0.1, 0.1)
-        finger = ("finger",), (0.04 / (row + 1),), ()
-        moments.append(Moment(WANTED, "joints", stamp_ns, joints=(("elbow",), (9.0,), ())))
-        moments.append(Moment(TOPIC, "joints", stamp_ns, joints=finger if row % 2 else arm))
-    return [*moments, Moment(TOPIC, "joints", T0, joints=(("elbow",), (), (0.1,)))]
+        arm, finger = (
+            (("elbow", "wrist"), (row / 8, -0.5), (0.1, 0.1)),
+            (("finger",), (0.04 / (row + 1),), ()),
+        )
+        sent += [(WANTED, row, (("elbow",), (9.0,), ())), (TOPIC, row, finger if row % 2 else arm)]
+    return [Moment(topic, "joints", T0 + row * PERIOD_NS, joints=joints) for topic, row, joints in sent]
 
 
 def read_joints(path: Path) -> list[JointState]:
@@ -44,16 +44,13 @@ def read_joints(path: Path) -> list[JointState]:
     return found  # type: ignore[return-value]
 
 
-def read_by_rosbags(path: Path) -> list[Any]:
-    with AnyReader([path]) as reader:
-        chosen = [connection for connection in reader.connections if connection.topic == TOPIC]
-        return [reader.deserialize(data, item.msgtype) for item, _, data in reader.messages(chosen)]
-
-
-def read_by_mcap(path: Path) -> list[Any]:
-    with path.open("rb") as file:
-        reader = make_reader(file, decoder_factories=[DecoderFactory()])
-        return [message for *_, message in reader.iter_decoded_messages([TOPIC], log_time_order=False)]
+def check(found: list[JointState], stamps: list[int], names: list[str], positions: Any) -> None:
+    """Compare the joints of a dataset with its rows [n, joints]."""
+    assert [joints.stamp_ns for joints in found] == stamps
+    assert {(joints.robot, joints.clock, *joints.positions) for joints in found} == {
+        ("robot", "device", *names)
+    }
+    np.testing.assert_allclose([[*joints.positions.values()] for joints in found], positions, rtol=0)
 
 
 @pytest.mark.parametrize("form", ["ros 1", "ros 2", "mcap"])
@@ -61,14 +58,21 @@ def test_joint_states_of_ros_are_read_as_other_readers_do(tmp_path: Path, form: 
     moments = [*rgbd(3), *joint_moments()]
     if form == "mcap":
         path = mcap_files.write_ros2(tmp_path / "take.mcap", moments)
-        expected = read_by_mcap(path)
+        with path.open("rb") as file:
+            reader = make_reader(file, decoder_factories=[DecoderFactory()])
+            expected = [
+                message for *_, message in reader.iter_decoded_messages([TOPIC], log_time_order=False)
+            ]
     else:
-        is_first = form == "ros 1"
-        path = tmp_path / ("take.bag" if is_first else "take")
-        writer = ros_recordings.Writer1(path) if is_first else ros_recordings.Writer2(path, version=9)
-        store = mcap_files.ROS1 if is_first else mcap_files.ROS2
+        path, store = tmp_path / "take.bag", mcap_files.ROS1
+        writer = ros_recordings.Writer1(path)
+        if form == "ros 2":
+            path, store = tmp_path / "take", mcap_files.ROS2
+            writer = ros_recordings.Writer2(path, version=9)
         messages = ((item.topic, item.logged_ns, mcap_files.ros_message(item, store)) for item in moments)
-        expected = read_by_rosbags(ros_recordings.write_by_rosbags(writer, store, messages))
+        with AnyReader([ros_recordings.write_by_rosbags(writer, store, messages)]) as bag:
+            chosen = [connection for connection in bag.connections if connection.topic == TOPIC]
+            expected = [bag.deserialize(data, item.msgtype) for item, _, data in bag.messages(chosen)]
     known: dict[str, float] = {}
     whole = []
     for message in expected:
@@ -87,12 +91,7 @@ def test_a_dataset_of_lerobot_has_its_motors_in_degrees(tmp_path: Path, version:
     states = [row for table in tables for row in table["observation.state"].to_pylist()]
     with open_bag(path) as bag:
         stamps = [frame.capture_ns for frame in bag if frame.camera == bag.cameras[0]]
-    found = read_joints(path)
-    assert [(joints.robot, joints.stamp_ns, joints.clock) for joints in found] == [
-        ("robot", stamp_ns, "device") for stamp_ns in stamps
-    ]
-    assert all([*joints.positions] == ["shoulder_pan", "elbow_flex", "gripper"] for joints in found)
-    np.testing.assert_allclose([[*joints.positions.values()] for joints in found], np.radians(states))
+    check(read_joints(path), stamps, ["shoulder_pan", "elbow_flex", "gripper"], np.radians(states))
 
 
 def test_joints_of_hdf5_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
@@ -112,11 +111,5 @@ def test_joints_of_hdf5_have_numbers_as_names(tmp_path: Path, form: str) -> None
         names = [f"data/demo_{number}/obs/robot0_joint_pos" for number in (2, 10)]
     with h5py.File(path) as file:
         expected = np.concatenate([file[name][:] for name in names])
-    found = read_joints(path)
-    period_ns = NANOSECONDS // (50 if form == "aloha" else 20)
-    assert [joints.stamp_ns for joints in found] == [row * period_ns for row in range(20)]
-    assert {(joints.robot, joints.clock) for joints in found} == {("robot", "device")}
-    assert all(
-        [*joints.positions] == [str(number) for number in range(expected.shape[1])] for joints in found
-    )
-    assert np.array_equal([[*joints.positions.values()] for joints in found], expected)
+    stamps = [row * NANOSECONDS // (50 if form == "aloha" else 20) for row in range(20)]
+    check(read_joints(path), stamps, [str(number) for number in range(expected.shape[1])], expected)

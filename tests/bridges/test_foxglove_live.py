@@ -8,9 +8,10 @@ import pytest
 
 from sam3_node.types import MaskFrame
 from tests.bridges.conftest import NAME
-from tests.support.console_rig import ConsoleRig, iou
+from tests.support.console_rig import ConsoleRig
 from tests.support.foxglove_client import FoxgloveClient, Received, stamp_ns
 from tests.support.node_rig import Process, masks_where, until
+from tests.support.tabletop import iou
 
 TOPICS = ("/cam0/image", "/cam0/annotations")
 

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import pytest
 
 from tests.bridges.conftest import NAME
-from tests.support.console_rig import ConsoleRig, iou, is_in_view, true_mask
+from tests.support.console_rig import ConsoleRig, is_in_view, true_mask
 from tests.support.node_rig import until
 from tests.support.rrd_files import count_rows, read_rrd, rerun_program
+from tests.support.tabletop import iou
 from tools.bench.processes import free_ports
 
 pytest.importorskip("rerun", reason="the extra rerun is not installed")

@@ -1,21 +1,27 @@
 """Objects that the gripper holds: lifted, pushed, passed, hidden in it and released."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
+from sam3_node.geometry import pose_of, rigid, rotation_from_vector
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.held import HeldObjects
-from sam3_node.types import FramePose, Instance, Mask
+from sam3_node.types import Instance, Mask
 
 PERIOD_NS = 66_666_667
 REST = np.array([0.4, 0.1, 0.03])
 """A block on the table."""
 GRASP = np.array([0.4, 0.1, 0.05])
 UP, ASIDE = np.array([0, 0, 0.12]), np.array([0.2, 0.1, 0.12])
+
+
+HIDDEN = Instance(3, "block", 0.9, "occluded", 5, 0, Mask.empty((4, 4)))
+SIZES: dict[str, Any] = {"extent_m": (0.05, 0.03, 0.02), "covariance_m2": (4e-6, 0.0, 0.0, 4e-6, 0.0, 4e-6)}
 
 
 class World:
@@ -25,29 +31,23 @@ class World:
         self.held, self.seq, self.random = HeldObjects(), 0, np.random.default_rng(7)
         self.events: list[str] = []
 
-    def step(
-        self, tip: np.ndarray, block: np.ndarray | None, turn: Sequence[float] = (np.pi, 0, 0)
-    ) -> Instance:
+    def step(self, tip: Any, block: Any = None, turn: Sequence[float] = (np.pi, 0, 0)) -> Instance:
         """Show one frame; the block is hidden if it has no position."""
         self.seq += 1
-        quaternion: Any = tuple(Rotation.from_rotvec(turn).as_quat().tolist())
-        gripper = FramePose("gripper", "base", self.seq * PERIOD_NS, tuple(tip.tolist()), quaternion)
+        place = rigid(rotation_from_vector(turn), tip)
+        gripper = pose_of(place, "gripper", "base", self.seq * PERIOD_NS, "system")
         fields: dict[str, Any] = {}
         if block is not None:
-            seen = block + self.random.normal(0, 0.002, 3)
-            fields = {"position_m": tuple(seen.tolist()), "frame": "base", "extent_m": (0.05, 0.03, 0.02)}
-            fields["covariance_m2"] = (4e-6, 0.0, 0.0, 4e-6, 0.0, 4e-6)
-        mask = Mask.empty((4, 4))
-        (found,) = self.held.observe([Instance(3, "block", 0.9, "tracked", 5, 0, mask, **fields)], gripper)
+            seen = tuple((block + self.random.normal(0, 0.002, 3)).tolist())
+            fields = {"state": "tracked", "position_m": seen, "frame": "base", **SIZES}
+        (found,) = self.held.observe([replace(HIDDEN, **fields)], gripper)
         self.events += [op for op, _ in self.held.changes]
         return found
 
-    def move(
-        self, way: np.ndarray, tip: np.ndarray, block: np.ndarray, carry: bool = True, frames: int = 15
-    ) -> Instance:
+    def move(self, way: Any, tip: Any, block: Any, carry: bool = True, frames: int = 15) -> Instance:
         """Move the gripper by `way`, and the block, too, if it is carried."""
         for share in np.linspace(0, 1, frames):
-            found = self.step(tip + share * way, block + carry * share * way)
+            found = self.step(tip + share * np.array(way), block + carry * share * np.array(way))
         return found
 
 
@@ -74,7 +74,7 @@ def test_a_gripper_that_leaves_slowly_releases_the_block_too(lifted: World) -> N
 def test_a_pushed_block_and_one_that_is_passed_are_not_held() -> None:
     world = World()
     for corner in ((0.2, 0, 0), (0.1, 0.15, 0), (-0.1, 0.1, 0)):
-        world.move(np.array(corner), GRASP, REST)
+        world.move(corner, GRASP, REST)
     for way in (UP, ASIDE, -UP):
         world.move(way, GRASP, REST, carry=False)
     assert world.events == []
@@ -87,7 +87,7 @@ def test_a_block_whose_seen_part_changes_stays_held(lifted: World) -> None:
 
 def test_a_hidden_block_goes_with_the_gripper_and_its_error_grows(lifted: World) -> None:
     turned, tip = (np.pi - 0.5, 0.3, 0.2), GRASP + ASIDE
-    hidden = [lifted.step(tip, None, turned) for _ in range(30)]
+    hidden = [lifted.step(tip, turn=turned) for _ in range(30)]
     moved = Rotation.from_rotvec(turned) * Rotation.from_rotvec((np.pi, 0, 0)).inv()
     assert hidden[-1].position_m == pytest.approx(tip + moved.apply(REST - GRASP), abs=0.005)
     assert hidden[-1].frame == "base"
@@ -97,20 +97,19 @@ def test_a_hidden_block_goes_with_the_gripper_and_its_error_grows(lifted: World)
     for _ in range(3):  # it was left on the way
         seen = lifted.step(tip, REST)
     assert not seen.held
-    assert lifted.step(tip, None).position_m is None
+    assert lifted.step(tip).position_m is None
 
 
 def test_a_restored_state_continues(lifted: World) -> None:
     other = World()
     other.held.restore(unpack_state(pack_state({"held": lifted.held.state()}))["held"])
     other.seq = lifted.seq
-    first, second = other.step(GRASP, None), lifted.step(GRASP, None)
+    first, second = other.step(GRASP), lifted.step(GRASP)
     assert (first.position_m, first.covariance_m2) == (second.position_m, second.covariance_m2)
     assert other.move(UP, GRASP, REST, carry=False).held is False
     lifted.held.remove(3)
-    assert not lifted.step(GRASP, None).held
+    assert not lifted.step(GRASP).held
 
 
 def test_without_the_grippers_pose_nothing_is_held(lifted: World) -> None:
-    block = Instance(3, "block", 0.9, "occluded", 5, 1, Mask.empty((4, 4)))
-    assert lifted.held.observe([block], None) == (block,)
+    assert lifted.held.observe([HIDDEN], None) == (HIDDEN,)

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from sam3_node.types import Mask
 from tests.support.node_rig import Process, Rig, ids, masks_where
 from tests.support.paths import ROOT
-from tests.support.tabletop import true_instance, truth
+from tests.support.tabletop import iou, true_instance, truth
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VIEWPORT = {"width": 1280, "height": 720}
@@ -201,10 +200,6 @@ def inner_point(mask: Mask) -> tuple[float, float]:
     row = int(np.median(rows))
     inside = columns[rows == row]
     return mask.box[0] + float(np.median(inside)) + 0.5, mask.box[1] + row + 0.5
-
-
-def iou(a: npt.NDArray[np.bool_], b: npt.NDArray[np.bool_]) -> float:
-    return float((a & b).sum() / max(1, (a | b).sum()))
 
 
 def best_iou(rig: ConsoleRig, object_id: int, label: str, messages: int = 3) -> float:

@@ -51,11 +51,15 @@ def ious(results: Iterable[MaskFrame], label: str) -> dict[int, float]:
     return {seq: _iou(masks, expected) for seq, (masks, expected) in pairs.items() if expected.area}
 
 
+def iou(first: np.ndarray, second: np.ndarray) -> float:
+    """Return the IoU of two masks [h, w]; 0 if both are empty."""
+    return float((first & second).sum() / max(1, (first | second).sum()))
+
+
 def _iou(masks: MaskFrame, expected: Instance) -> float:
     """Return the IoU of `expected` and the union of all instances with its label."""
     inside = np.zeros((masks.height, masks.width), np.bool_)
     for instance in masks.instances:
         if instance.label == expected.label:
             inside |= instance.mask.full()
-    there = expected.mask.full()
-    return float((inside & there).sum() / (inside | there).sum())
+    return iou(inside, expected.mask.full())

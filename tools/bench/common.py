@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sam3_node.errors import find_version
 from tools.command import new_parser
 
@@ -117,6 +119,13 @@ class Figures:
         if self._show:
             bound = f" (target: {target})" if target else ""
             print(f"{figure}: {format_value(record)} {unit}{bound}", flush=True)
+
+    def add_percentiles(
+        self, figure: str, values: Sequence[float], unit: str, median: str = "", p95: str = ""
+    ) -> None:
+        """Add the median and the 95th percentile of many values, with these targets."""
+        for name, share, target in (("median", 50, median), ("p95", 95, p95)):
+            self.add(f"{figure} {name}", float(np.percentile(values, share)), unit, target)
 
     def write(self, path: Path | None) -> None:
         """Write the figures to a JSON file, ratios first; do nothing where `path` is None."""

@@ -8,38 +8,30 @@ The stage gets the true masks, eroded or dilated by a pixel, the true poses, and
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 
 from sam3_node.calibration import Calibration
-from sam3_node.geometry import (
-    Array,
-    invert,
-    pose_of,
-    rigid,
-    rotation_from_vector,
-    transform_points,
-    vector_from_rotation,
-)
+from sam3_node.geometry import Array, invert, pose_of, rigid, rotation_from_vector, transform_points
 from sam3_node.perception.spatial import SpatialStage
-from sam3_node.perception.surfaces import RayMap
 from sam3_node.settings import SpatialSettings
 from sam3_node.types import NANOSECONDS, Frame, Instance, Intrinsics, Mask, Plane
 from sam3_node.wire import GRASPED, encode_depth
-from tools.bench.accuracy.robot import render
+from tools.bench.accuracy.robot import Scene
 from tools.bench.accuracy.spatial import add_noise, compute_truth
 from tools.bench.common import Figures, make_parser
 from tools.scenes.render import load_mujoco
-from tools.scenes.stage import frames, keyframes
+from tools.scenes.stage import Rng, frames, keyframes
 
 SIZE, FPS, LENS = (240, 320), 15.0, Intrinsics(277.0, 277.0, 159.5, 119.5)
 PINHOLE = {"width_px": 320, "height_px": 240, "fx_px": 277, "fy_px": 277, "cx_px": 159.5, "cy_px": 119.5}
 SPOTS = [(x, y) for x in (-0.3, -0.1, 0.1, 0.3) for y in (-0.12, 0.1)]
 SPHERE, CYLINDER, BOX = 2, 5, 6
 """MuJoCo's kinds of geoms."""
+ROOM = (((2, 2, 0.05), (0, 0, -0.8)), ((0.45, 0.35, 0.02), (0, 0, -0.02)))
+"""Floor and table."""
 FIRST, THINGS, TRACKED, SEEN_PX = 3, 5, 3, 30
 """The geom of the first thing; things, how many are tracked, and pixels from which a tracker would follow one."""
 GRASP_S, RELEASE_S, PUSH_S, GUARD_S = 1.8, 5.3, (6.9, 8.3), 0.5
@@ -61,9 +53,8 @@ class Clip(NamedTuple):
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--clips", type=int, default=40, help="clips with a pick, and half as many that pass (default 40)"
-    )
+    text = "clips with a pick, and half as many that pass (default 40)"
+    parser.add_argument("--clips", type=int, default=40, help=text)
     args = parser.parse_args()
     figures, found = Figures("accuracy.held"), defaultdict[str, list[float]](list)
     for seed in range(args.clips + args.clips // 2):
@@ -76,12 +67,11 @@ def main() -> None:
     figures.add("`grasped` of other objects in clips with a pick", strange, "")
     figures.add("`grasped` in clips that pass", passing, "", "0")
     for name, values in found.items():
-        for what, share in (("median", 50), ("p95", 95)):
-            figures.add(f"{name[:-3]}: {what}", float(np.percentile(values, share)), name[-2:])
+        figures.add_percentiles(f"{name[:-3]}:", values, name[-2:])
     figures.write(args.json)
 
 
-def make_clip(random: np.random.Generator, passes: bool) -> Clip:
+def make_clip(random: Rng, passes: bool) -> Clip:
     """Draw a clip at random."""
     azimuth, elevation = random.uniform(0, 2 * np.pi), np.radians(random.uniform(30, 65))
     away = np.array([np.cos(azimuth), np.sin(azimuth), np.tan(elevation)]) * np.cos(elevation)
@@ -114,15 +104,10 @@ def make_clip(random: np.random.Generator, passes: bool) -> Clip:
     return Clip(geoms, [*poses, gripper], camera, middle + 0.35 * (camera[:3, 3] - middle))
 
 
-def plan_pick(
-    random: np.random.Generator, homes: Array, goal: Array, reach: float
-) -> list[tuple[float, Array]]:
+def plan_pick(random: Rng, homes: Array, goal: Array, reach: float) -> list[tuple[float, Array]]:
     """Return keys of the gripper's tip: it carries the first thing to `goal`, and pushes the second one."""
-    up, angle, bend = (
-        np.array([0, 0, random.uniform(0.08, 0.15)]),
-        random.uniform(0, 6),
-        random.uniform(-0.8, 0.8),
-    )
+    up, angle = np.array([0, 0, random.uniform(0.08, 0.15)]), random.uniform(0, 6)
+    bend = random.uniform(-0.8, 0.8)
     ways = [0.06 * np.array([np.cos(turn), np.sin(turn), 0]) for turn in (angle, angle + bend)]
     first, behind = homes[0], homes[1] - reach / 0.06 * ways[0]
     keys = [(0.0, first + 2 * up), (1.0, first + up), (1.6, first), (GRASP_S, first), (2.6, first + up)]
@@ -131,55 +116,46 @@ def plan_pick(
     return [*keys, (PUSH_S[0], behind), (7.6, pushed[0]), (PUSH_S[1], pushed[1]), (8.9, pushed[1] + up)]
 
 
-def plan_pass(random: np.random.Generator, homes: Array) -> list[tuple[float, Array]]:
+def plan_pass(random: Rng, homes: Array) -> list[tuple[float, Array]]:
     """Return keys of a gripper that reaches around each thing, and leaves it."""
     keys = []
     for index, home in enumerate(random.permutation(homes)):
         over = home + np.array([0, 0, random.uniform(0.05, 0.15)])
         beside = home + random.uniform(-0.01, 0.02, 3)
-        keys += [
-            (1.6 * index + gap, place) for gap, place in ((0, over), (0.5, beside), (0.7, home), (1.2, over))
-        ]
+        places = ((0, over), (0.5, beside), (0.7, home), (1.2, over))
+        keys += [(1.6 * index + gap, place) for gap, place in places]
     return keys
 
 
 def build(clip: Clip) -> Any:
-    """Return MuJoCo's model: floor, table, screen, things and the gripper."""
+    """Return MuJoCo's specification: floor, table, screen, things and the gripper."""
     spec = load_mujoco().MjSpec()
-    world, axes = spec.worldbody, (clip.camera[:3, :2] * (1, -1)).T.ravel()
-    boxes = (
-        ((2, 2, 0.05), (0, 0, -0.8)),
-        ((0.45, 0.35, 0.02), (0, 0, -0.02)),
-        ((0.03, 0.03, 0.05), clip.screen),
-    )
-    for size, place in boxes:
-        world.add_geom(type=BOX, size=size, pos=place)
+    for size, place in (*ROOM, ((0.03, 0.03, 0.05), clip.screen)):
+        spec.worldbody.add_geom(type=BOX, size=size, pos=place)
     for geoms in clip.geoms:
-        body = world.add_body(mocap=True)
+        body = spec.worldbody.add_body(mocap=True)
         for kind, size, place in geoms:
             body.add_geom(type=kind, size=size, pos=place, contype=0, conaffinity=0)
-    world.add_camera(name="camera", pos=clip.camera[:3, 3], xyaxes=axes, fovy=46.84)
-    return spec.compile()
+    return spec
 
 
-def run_clip(random: np.random.Generator, passes: bool, found: dict[str, list[float]]) -> None:
+def run_clip(random: Rng, passes: bool, found: dict[str, list[float]]) -> None:
     """Add the figures of one clip."""
-    clip, mujoco = make_clip(random, passes), load_mujoco()
-    model = build(clip)
-    data, renderer, rays = mujoco.MjData(model), mujoco.Renderer(model, *SIZE), RayMap().rays(LENS, SIZE)
+    clip = make_clip(random, passes)
+    scene = Scene(build(clip), clip.camera, SIZE, LENS)
     # the base is tilted against the table
     base = rigid(rotation_from_vector(random.uniform(-0.08, 0.08, 3)), random.uniform(-0.3, 0.3, 3))
-    eye, grasped, seen_m = base @ clip.camera, [], np.zeros(3)
-    vector = vector_from_rotation(eye[:3, :3]).tolist()
-    hand_eye = {"kind": "eye_to_hand", "translation_m": eye[:3, 3].tolist(), "rotation_vector_rad": vector}
+    eye, grasped, held, seen_m = base @ clip.camera, [], [], np.zeros(3)
+    mount = pose_of(eye, "camera", "base", 0, "system")
+    hand_eye = {"kind": "eye_to_hand", "translation_m": mount.position_m}
+    hand_eye["rotation_quaternion_xyzw"] = mount.quaternion_xyzw
     calibration = Calibration(intrinsics=PINHOLE, hand_eye=hand_eye)
     stages = [SpatialStage(SpatialSettings(table=on), calibration) for on in (False, True)]
     for seq, now_s in enumerate(TIMES):
         for index, pose in enumerate(clip.poses):
-            data.mocap_pos[index] = pose[seq, :3, 3]
-            mujoco.mju_mat2Quat(data.mocap_quat[index], pose[seq, :3, :3].ravel())
-        mujoco.mj_forward(model, data)
-        geoms, depth_m = render(renderer, data)
+            scene.data.mocap_pos[index] = pose[seq, :3, 3]
+            scene.mujoco.mju_mat2Quat(scene.data.mocap_quat[index], pose[seq, :3, :3].ravel())
+        geoms, depth_m = scene.render()
         depth, stamp_ns = add_noise(depth_m.astype(np.float64), random), round(now_s * NANOSECONDS)
         packed = encode_depth(depth, "z16", 0.001, True)
         frame = Frame("cam0", seq, stamp_ns, *SIZE[::-1], "bgr8", b"", depth=packed)
@@ -191,31 +167,28 @@ def run_clip(random: np.random.Generator, passes: bool, found: dict[str, list[fl
             spent.append(1000 * (time.process_time() - begin))
         found["table and held, 3 objects: time of one core ms"].append(spent[1] - spent[0])
         grasped += [index for event, index in stages[1].held.changes if event == GRASPED]
-        count_held(measured, now_s, passes, found)
+        held.append([item.held for item in measured])
         body, target, inside = base @ clip.poses[0][seq], measured[0], geoms == FIRST
         if target.area and inside.any():
-            seen_m = transform_points(invert(body) @ eye, compute_truth(depth_m, inside, rays))
+            seen_m = transform_points(invert(body) @ eye, compute_truth(depth_m, inside, scene.rays))
         elif target.held and not target.area and target.position_m is not None:
             error_m = np.linalg.norm(transform_points(body, seen_m) - target.position_m)
             found["position of a held object while it is hidden mm"].append(1000 * float(error_m))
         judge_table(base, place.table, measured[2].heights_m, clip.poses[2][0, 2, 3], found)
-    renderer.close()
+    scene.renderer.close()
+    count_held(np.array(held), passes, found)
     found["passing" if passes else "strange"].append(len(grasped) - (not passes) * grasped.count(0))
     found["once"].append(grasped.count(0) == 1 and not passes)
 
 
-def count_held(
-    measured: Sequence[Instance], now_s: float, passes: bool, found: dict[str, list[float]]
-) -> None:
-    """Compare what is held with the truth. Either answer counts as right for GUARD_S."""
-    for item in measured:
-        is_true = bool(item.id == 0 and not passes and GRASP_S <= now_s < RELEASE_S)
-        is_sure = item.id > 0 or not any(0 <= now_s - when < GUARD_S for when in (GRASP_S, RELEASE_S))
-        name = {(True, True): "right", (False, True): "wrong", (True, False): "missed"}.get(
-            (is_true, item.held)
-        )
-        if name and is_sure:
-            found[name].append(1)
+def count_held(held: np.ndarray, passes: bool, found: dict[str, list[float]]) -> None:
+    """Compare what is held [frames, objects] with the truth. Either answer counts as right for GUARD_S."""
+    true, sure = np.zeros_like(held), np.ones_like(held)
+    true[:, 0] = (TIMES >= GRASP_S) & (TIMES < RELEASE_S) & (not passes)
+    for after_s in (TIMES - GRASP_S, TIMES - RELEASE_S):
+        sure[:, 0] &= (after_s < 0) | (after_s >= GUARD_S)
+    for name, cases in (("right", held & true), ("wrong", held & ~true), ("missed", ~held & true)):
+        found[name].append(int((cases & sure).sum()))
 
 
 def judge_table(
@@ -230,7 +203,7 @@ def judge_table(
         found["height of an object's top mm"].append(1000 * abs(heights_m[1] - 2 * half_m))
 
 
-def see(index: int, inside: np.ndarray, random: np.random.Generator) -> Instance:
+def see(index: int, inside: np.ndarray, random: Rng) -> Instance:
     """Return an instance with a disturbed mask, or without one if a tracker would not see the object."""
     change, mask = random.integers(3), inside.astype(np.uint8)
     if change < 2:

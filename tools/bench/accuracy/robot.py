@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sam3_node.errors import require
-from sam3_node.geometry import invert, rigid, rotation_from_vector
+from sam3_node.geometry import Array, invert, rigid, rotation_from_vector
 from sam3_node.perception.robot import LensView, RobotBody
 from sam3_node.perception.surfaces import DepthMap, RayMap
 from sam3_node.types import Intrinsics
@@ -44,66 +44,63 @@ def main() -> None:
 
 
 def build(urdf: Path) -> Any:
-    """Return MuJoCo's model of a URDF before a wall, whose geom belongs to the world."""
+    """Return MuJoCo's specification of a URDF before a wall, whose geom belongs to the world."""
     find = require("yourdfpy.urdf", "robot").filename_handler_magic
     text = re.sub(r"<visual>.*?</visual>", "", urdf.read_text(), flags=re.S)
     text = re.sub(r'filename="([^"]*)"', lambda name: f'filename="{find(name[1], str(urdf.parent))}"', text)
-    spec = load_mujoco().MjSpec.from_string(
-        text.replace("</robot>", f"<mujoco><compiler {OPTIONS}/></mujoco></robot>")
-    )
-    wall = [WALL_M, 0, 0]
-    spec.worldbody.add_geom(type=6, size=[0.02, 3, 3], pos=wall)
+    text = text.replace("</robot>", f"<mujoco><compiler {OPTIONS}/></mujoco></robot>")
+    spec = load_mujoco().MjSpec.from_string(text)
+    spec.worldbody.add_geom(type=6, size=[0.02, 3, 3], pos=[WALL_M, 0, 0])
     spec.worldbody.add_light(pos=[2, 1, 3], dir=[-0.6, -0.3, -0.7])
-    spec.worldbody.add_camera(name="camera", pos=CAMERA[:3, 3], xyaxes=[0, 1, 0, 0, 0, 1], fovy=46.84)
-    return spec.compile()
+    return spec
 
 
-def render(renderer: Any, data: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the geom of each pixel, and the depth in metres."""
-    made = []
-    for name in ("segmentation", "depth"):
-        getattr(renderer, f"enable_{name}_rendering")()
-        renderer.update_scene(data, "camera")
-        made.append(renderer.render().copy())
-        getattr(renderer, f"disable_{name}_rendering")()
-    return made[0][..., 0], made[1]
+class Scene:
+    """A compiled specification with a camera at world_from_camera, whose field of view is 46.84 degrees high."""
 
+    def __init__(self, spec: Any, camera: Array, size: tuple[int, int], lens: Intrinsics) -> None:
+        axes = (camera[:3, :2] * (1, -1)).T.ravel()
+        spec.worldbody.add_camera(name="camera", pos=camera[:3, 3], xyaxes=axes, fovy=46.84)
+        self.mujoco, self.model, self.rays = load_mujoco(), spec.compile(), RayMap().rays(lens, size)
+        self.data = self.mujoco.MjData(self.model)
+        self.renderer = self.mujoco.Renderer(self.model, *size)
 
-def iou(first: np.ndarray, second: np.ndarray) -> float:
-    return float((first & second).sum() / max(1, (first | second).sum()))
+    def render(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the geom of each pixel, and the depth in metres."""
+        self.mujoco.mj_forward(self.model, self.data)
+        made = []
+        for name in ("segmentation", "depth"):
+            getattr(self.renderer, f"enable_{name}_rendering")()
+            self.renderer.update_scene(self.data, "camera")
+            made.append(self.renderer.render().copy())
+            getattr(self.renderer, f"disable_{name}_rendering")()
+        return made[0][..., 0], made[1]
 
 
 def run_clip(urdf: Path, seed: int) -> dict[str, list[float]]:
     """Return the figures of each frame of one clip."""
-    random = np.random.default_rng(seed)
-    model, mujoco, body = build(urdf), load_mujoco(), RobotBody(urdf)
-    data, renderer, rays = mujoco.MjData(model), mujoco.Renderer(model, *SIZE), RayMap().rays(LENS, SIZE)
+    random, found = np.random.default_rng(seed), defaultdict[str, list[float]](list)
+    scene, body, view = Scene(build(urdf), CAMERA, SIZE, LENS), RobotBody(urdf), LensView(LENS, SIZE)
+    model = scene.model
     names, (low, high) = [model.joint(index).name for index in range(model.njnt)], model.jnt_range.T
     rest = (low + high) / 2 + (high - low) * random.uniform(-REACH, REACH, model.njnt)
-    rate, found, view = (
-        random.uniform(-SPEED, SPEED, model.njnt),
-        defaultdict[str, list[float]](list),
-        LensView(LENS, SIZE),
-    )
+    rate = random.uniform(-SPEED, SPEED, model.njnt)
     axis, shift = (ray / np.linalg.norm(ray) for ray in random.normal(size=(2, 3)))
     wrong = CAMERA @ rigid(rotation_from_vector(np.radians(HAND_EYE_DEG) * axis), HAND_EYE_M * shift)
     for seq in range(FRAMES):
         now, late = (np.clip(rest + rate * np.sin(seq * PERIOD_S + gap), low, high) for gap in (0, CLOCK_S))
-        data.qpos[:] = now
-        mujoco.mj_forward(model, data)
-        geoms, depth = render(renderer, data)
+        scene.data.qpos[:] = now
+        geoms, depth = scene.render()
         robot = (geoms >= 0) & (model.geom_bodyid[geoms] > 0)
-        measured = DepthMap(np.round(1000 * depth).astype(np.uint16), 0.001, rays, LENS.fx)
+        measured = DepthMap(np.round(1000 * depth).astype(np.uint16), 0.001, scene.rays, LENS.fx)
         for error, joints, camera in (("", now, CAMERA), (", 5 mm, 0.3 degrees, 10 ms off", late, wrong)):
+            positions = dict(zip(names, joints.tolist(), strict=True))
             for name, used in (("silhouette", None), ("silhouette by depth", measured)):
-                begin, placed = (
-                    time.process_time(),
-                    body.place(dict(zip(names, joints.tolist(), strict=True))),
-                )
-                drawn = body.draw(invert(camera) @ placed, view, used, 0.03)
+                begin = time.process_time()
+                drawn = body.draw(invert(camera) @ body.place(positions), view, used, 0.03)
                 found[f"{name}: time of one core"].append(1000 * (time.process_time() - begin))
-                found[f"{name}{error}: IoU"].append(iou(drawn, robot))
-    renderer.close()
+                found[f"{name}{error}: IoU"].append((drawn & robot).sum() / max(1, (drawn | robot).sum()))
+    scene.renderer.close()
     return found
 
 

@@ -93,9 +93,8 @@ def measure_cases(figures: Figures, picture: Path | None) -> None:
     for draw in range(CASE_DRAWS):
         for case in make_cases(random):
             noisy = add_noise(case.seen_m, random)
-            surfaces = measure_surfaces(
-                [Mask.from_full(case.inside)], DepthMap(noisy, 0.001, rays, CAMERA.fx)
-            )
+            depth = DepthMap(noisy, 0.001, rays, CAMERA.fx)
+            surfaces = measure_surfaces([Mask.from_full(case.inside)], depth)
             truth = compute_truth(case.depth_m, case.inside, rays)
             shares.setdefault(case.name, []).append(surfaces.shares[0])
             for position in surfaces.positions_m:
@@ -154,11 +153,8 @@ def measure_rendered(figures: Figures, count: int) -> None:
             errors[name].append(1000 * error_m)
     for name, found in errors.items():
         print(f"{name}: {len(found)} objects on frames")
-        true = name == "true masks"
-        for what, share in (("median", 50), ("p95", 95)):
-            target = {"median": "under 3 mm", "p95": "under 10 mm"}[what] if true else ""
-            error = float(np.percentile(found, share))
-            figures.add(f"rendered scenes, {name}: position error, {what}", error, "mm", target)
+        targets = ("under 3 mm", "under 10 mm") if name == "true masks" else ()
+        figures.add_percentiles(f"rendered scenes, {name}: position error,", found, "mm", *targets)
 
 
 def measure_clip(clip: Clip, random: np.random.Generator) -> list[tuple[str, float]]:
