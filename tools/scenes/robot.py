@@ -115,4 +115,4 @@ def _describe_limb(limb: Limb, place: Array) -> str:
 
 
 def _numbers(values: Array | list[float]) -> str:
-    return " ".join(f"{value:.5f}" for value in values)
+    return " ".join(f"{round(float(value), 5) + 0.0:.5f}" for value in values)  # without -0.00000
