@@ -1,7 +1,6 @@
 """A replay as recorded gives the live masks; camera, a node that skips frames, recorder and replay are processes."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -174,9 +173,9 @@ def hang(node: Process, client: PerceptionClient) -> None:
     """Stop the node, nearly always in the middle of a step, until it withholds the masks of that step."""
 
     def count_withheld() -> int:
-        os.kill(node.process.pid, signal.SIGSTOP)
+        node.process.send_signal(signal.SIGSTOP)
         time.sleep(2 * MAX_AGE_MS / 1000)
-        os.kill(node.process.pid, signal.SIGCONT)
+        node.process.send_signal(signal.SIGCONT)
         wait(client, 3)
         return int(client.status()["cameras"]["cam0"]["withheld"])
 
