@@ -43,7 +43,7 @@ NEED_NO_ENGINES := $(addprefix tests/engines/,\
 
 test-engines: $(ENGINES_READY)
 	TEST_BINDINGS=1 $(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/engines/test_*.py tests/engines/tensorrt/test_*.py)) \
-		tests/models/sam/test_read_kernel.py
+		tests/models/sam/test_kernels.py
 
 ros2: $(ROS2_READY)
 

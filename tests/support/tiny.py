@@ -15,6 +15,7 @@ from transformers import (
     Sam3VideoConfig,
     Sam3VideoModel,
 )
+from transformers.models.sam2_video.configuration_sam2_video import Sam2VideoMaskDecoderConfig
 
 from sam3_node.models.sam.edgetam import EdgeTam, EdgeTamConfig, RepVitConfig
 from sam3_node.models.sam.tracker_model import TrackerModel
@@ -72,7 +73,8 @@ def sam2_config(hidden: int = 128, size: int = 128) -> Sam2VideoConfig:
             "fpn_hidden_size": hidden,
         },
         prompt_encoder_config={"hidden_size": hidden, "image_size": size, "patch_size": 16},
-        mask_decoder_config=decoder_options(hidden),
+        # an object: transformers 5.17 makes a prompt encoder's of a dictionary
+        mask_decoder_config=Sam2VideoMaskDecoderConfig(**decoder_options(hidden)),
         image_size=size,
         **memory_options(hidden, grid),
     )

@@ -1,4 +1,4 @@
-"""Algebra that the SAM stages share: exact rearrangements of linear maps, rotary position encoding, and attention.
+"""Algebra that the SAM stages share: exact rearrangements of linear maps, and rotary position encoding.
 
 A rearranged map equals the original up to rounding, and is cheaper: it joins, folds or centres weights once, at load
 time.
@@ -6,8 +6,7 @@ time.
 
 import copy
 import functools
-import math
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -50,10 +49,38 @@ def apply_linear(layer: nn.Linear, x: Tensor, activation: str = "none") -> Tenso
     ):
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, activation, [], "none")
         return out
+    if plain and activation == "relu" and runs_kernels(x) and layer.bias is not None:
+        # the product's own epilogue: nothing is written twice
+        rows = torch._addmm_activation(layer.bias, x.flatten(0, -2), layer.weight.t())
+        return rows.view(*x.shape[:-1], -1)
     out = layer(x)
     if activation == "none":
         return out
     return F.relu(out) if activation == "relu" else F.gelu(out)
+
+
+KERNEL_DEVICES: set[torch.device] = set()
+"""Devices on which `kernels` were compared with float32 and run; see `TrackerModel.use_kernels`."""
+
+
+def runs_kernels(x: Tensor) -> bool:
+    """Return True for a tensor on which our kernels run: half precision on a GPU, neither compiled nor exported."""
+    return (
+        x.device in KERNEL_DEVICES
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch.onnx.is_in_onnx_export()
+    )
+
+
+def apply_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """Apply a layer norm to x [..., C]: by our kernel where it runs, else by torch's."""
+    if not runs_kernels(x) or norm.bias is None:
+        return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    from .kernels import layer_norm
+
+    return layer_norm(x, norm.weight, norm.bias, norm.eps)
 
 
 @functools.cache
@@ -69,13 +96,18 @@ def apply_mlp(first: nn.Linear, activation: nn.Module, second: nn.Linear, x: Ten
     """Apply two linear maps with an activation between them, fused with the first map where that is possible."""
     if isinstance(activation, nn.ReLU):
         hidden = apply_linear(first, x, "relu")
-    elif (isinstance(activation, nn.GELU) and activation.approximate == "none") or (
-        isinstance(activation, GELUActivation) and activation.act is F.gelu
-    ):
+    elif is_exact_gelu(activation):
         hidden = apply_linear(first, x, "gelu")
     else:
         hidden = activation(first(x))
     return apply_linear(second, hidden)
+
+
+def is_exact_gelu(activation: nn.Module) -> bool:
+    """Return True for the GELU by the error function, not its approximation."""
+    return (isinstance(activation, nn.GELU) and activation.approximate == "none") or (
+        isinstance(activation, GELUActivation) and activation.act is F.gelu
+    )
 
 
 def is_eager_on_cpu(x: Tensor) -> bool:
@@ -189,119 +221,3 @@ def resize_matrix(sizes: tuple[int, ...]) -> Tensor:
             antialias=size < matrix.shape[-2],
         )
     return matrix[0, 0]
-
-
-MAX_SCORES = 1 << 24  # of one step of plain attention: 64 MB
-
-
-class Attention(nn.Module):
-    """softmax(Q K^T / sqrt(D)) V with values narrower than keys.
-
-    On a CPU, float32 inputs are computed in plain steps, object by object, with a reused buffer for the scores. For
-    narrow values this is faster than fused attention, which needs values as wide as keys. Otherwise, the values are
-    padded for the fused kernel.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._buffer = torch.empty(0)
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int = 0, weight: int = 1
-    ) -> Tensor:
-        """Attend with query [N, L, D] to key [N, T, D] and value [N, T, V <= D]; return [N, L, V].
-
-        mask: bool [N, 1, M <= T] for the last M keys, True for keys to attend to; None for all. Each object attends to
-        at least one. The first `first` keys weigh as if each occurred `weight` times.
-        """
-        if query.dtype == torch.float32 and is_eager_on_cpu(query):
-            return self._attend_in_steps(query, key, value, mask, first, weight)
-        wide = F.pad(value, (0, key.shape[-1] - value.shape[-1]))
-        free = key.shape[1] - (0 if mask is None else mask.shape[-1])
-        if weight == 1:
-            first = 0
-        if first > free:
-            out = _attend_weighted(query, key, wide, mask, first, weight)
-        elif mask is None and not first:
-            out = F.scaled_dot_product_attention(query[:, None], key[:, None], wide[:, None])[:, 0]
-        elif mask is not None and not free:
-            out = F.scaled_dot_product_attention(
-                query[:, None], key[:, None], wide[:, None], attn_mask=mask[:, None]
-            )[:, 0]
-        else:
-            parts = [_attend_fused(query, key[:, first:free], wide[:, first:free])]
-            if first:
-                parts.append(_attend_fused(query, key[:, :first], wide[:, :first], weight))
-            if mask is not None:
-                parts.append(_attend_masked(query, key[:, free:], wide[:, free:], mask))
-            out = functools.reduce(_merge_attention, parts).out
-        return out[..., : value.shape[-1]]
-
-    def _attend_in_steps(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int, weight: int
-    ) -> Tensor:
-        count, length, keys = query.shape[0], query.shape[1], key.shape[1]
-        query = query * query.shape[-1] ** -0.5
-        rows = min(length, max(1, MAX_SCORES // keys))
-        if self._buffer.numel() < rows * keys:  # it grows, and is reused
-            with torch.inference_mode(False):
-                self._buffer = torch.empty(rows * keys)
-        buffer = self._buffer[: rows * keys].view(rows, keys)
-        out = query.new_empty(count, length, value.shape[-1])
-        for i in range(count):
-            for start in range(0, length, rows):
-                some = slice(start, start + rows)
-                part = query[i, some]
-                scores = torch.mm(part, key[i].T, out=buffer[: len(part)])
-                if weight > 1:
-                    scores[:, :first].add_(math.log(weight))
-                if mask is not None:
-                    scores[:, -mask.shape[-1] :].masked_fill_(~mask[i], float("-inf"))
-                torch.softmax(scores, dim=-1, out=scores)
-                torch.mm(scores, value[i], out=out[i, some])
-        return out
-
-
-class _Attended(NamedTuple):
-    """Attention to some of the keys: out [N, L, V], and the log of the sum of exponentials, float32 [N, L, 1]."""
-
-    out: Tensor
-    log_sum: Tensor
-
-
-def _attend_fused(query: Tensor, key: Tensor, value: Tensor, weight: int = 1) -> _Attended:
-    """Attend to all keys with the device's fused kernel; [N, L or T, D] each. A mask would rule out the fastest."""
-    heads = query[:, None], key[:, None], value[:, None]
-    if query.device.type == "cpu":
-        out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*heads)
-    elif query.dtype == torch.float32:
-        out, log_sum, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*heads, None, True)
-    else:
-        out, log_sum, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*heads)
-    return _Attended(out[:, 0], log_sum[:, 0, : query.shape[1], None].float() + math.log(weight))
-
-
-def _attend_masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> _Attended:
-    """Attend to a few keys with a mask, in plain steps."""
-    scores = (query @ key.transpose(1, 2)).float() * query.shape[-1] ** -0.5
-    scores = scores.masked_fill(~mask, torch.finfo(torch.float32).min)
-    return _Attended(scores.softmax(-1).to(value.dtype) @ value, scores.logsumexp(-1, keepdim=True))
-
-
-def _attend_weighted(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, first: int, weight: int
-) -> Tensor:
-    """Attend with a mask that reaches into the first, weighted keys; see `Attention`."""
-    bias = query.new_zeros(len(key), 1, key.shape[1])
-    bias[..., :first] = math.log(weight)
-    if mask is not None:
-        bias[..., -mask.shape[-1] :].masked_fill_(~mask, float("-inf"))
-    return F.scaled_dot_product_attention(
-        query[:, None], key[:, None], value[:, None], attn_mask=bias[:, None]
-    )[:, 0]
-
-
-def _merge_attention(first: _Attended, second: _Attended) -> _Attended:
-    """Return the attention to the keys of both. This is exact: each part weighs as the sum of its exponentials."""
-    share = torch.sigmoid(second.log_sum - first.log_sum).to(first.out.dtype)
-    return _Attended(torch.lerp(first.out, second.out, share), torch.logaddexp(first.log_sum, second.log_sum))

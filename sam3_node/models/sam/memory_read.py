@@ -4,7 +4,7 @@ The arithmetic equals transformers' memory attention on the same weights, rearra
 objects with equally many memories are one batch, so only engines of fixed shape mask memories; pointers may be masked.
 
 `MemoryTokens` chooses the tokens to attend to: all of them, as the weights were trained (exact), or fewer. EdgeTAM's
-memories are compressed already, and are read exactly. On an NVIDIA GPU, the kernels of `read_kernel` may attend.
+memories are compressed already, and are read exactly. `attention` says which operation attends.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import ModelError, require
-from .algebra import Attention, apply_linear, apply_mlp, fold_linear, join_linear, rotate
+from .algebra import apply_linear, apply_mlp, apply_norm, fold_linear, join_linear, rotate
+from .attention import FULL_FROM, Attention, Regions
 from .memory_write import find_latent_places
-from .stages import CompilableStage
+from .stages import CompilableStage, ReadLimits
 
 ReadMethod = Literal["exact", "pooled", "sparse"]
 """exact: all tokens of all memories. The others keep the newest prompted frame's memory whole, and of each other memory
@@ -27,28 +28,23 @@ ReadMethod = Literal["exact", "pooled", "sparse"]
 - sparse: the quarter of the tokens that differ most from their mean.
 """
 METHODS = get_args(ReadMethod)
+MIN_TOKENS = 1024
+"""Tokens of an image from which a model counts as large on a GPU: our kernels are worth compiling, and cuDNN's plans
+worth their time. nano has 256, SAM 2 4096, SAM 3 5184."""
 POOL = 2
 """Side of the square of tokens that is averaged."""
 
 
 class Tokens(NamedTuple):
-    """The T tokens of N objects, in three regions: of reduced memories, of full ones, and of pointers."""
+    """The T tokens of N objects: of reduced memories, of full ones, and of pointers."""
 
     keys: Tensor
     """[N, T, 64], before the projection"""
     values: Tensor
     """[N, T, 64]"""
-    reduced: int
-    """Number of tokens in the first region."""
-    full: int
-    """Number of tokens in the second."""
-    weight: int
-    """As how many tokens each of the first region counts."""
     rows: Tensor
     """int64 [1 or N, reduced], rows of the rotation table"""
-    mask: Tensor | None
-    """bool [N, 1, M <= T] for the last M tokens, True for those to attend to; in each region they come first. None for
-    all."""
+    regions: Regions
 
 
 class MemoryTokens(nn.Module):
@@ -144,11 +140,8 @@ class MemoryTokens(nn.Module):
         return Tokens(
             torch.cat(where, dim=1).add_(joined),  # keys know place and time, values do not
             joined,
-            rows.shape[1],
-            full * self.memory_tokens,
-            weight,
             rows,
-            mask,
+            Regions(rows.shape[1], full * self.memory_tokens, weight, mask),
         )
 
     def _pool(self, memory: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -248,9 +241,7 @@ class Attend(Protocol):
 class MemoryRead(CompilableStage):
     """The memory attention of a transformers tracker: of SAM 3, SAM 2 or EdgeTAM."""
 
-    varying = ((), (0, 1), (0, 1), (0,), (0,), (0,))
     image_position: Tensor
-    split_rotation: Tensor
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -264,34 +255,49 @@ class MemoryRead(CompilableStage):
         self.register_buffer(
             "image_position", 0.1 * _sine(source, source.backbone_feature_sizes[-1]), persistent=False
         )
-        attend = Attention()
-        self.layers = nn.ModuleList(ReadLayer(layer, attend) for layer in source.memory_attention.layers)
+        self.attend = Attention()
+        self.layers = nn.ModuleList(ReadLayer(layer, self.attend) for layer in source.memory_attention.layers)
         self.norm = source.memory_attention.layer_norm
-        self.takes_any_width = True
-        """True if it takes any number of memories. Engines take a mask, kernels the whole bank."""
+
+    @property
+    def varying(self) -> tuple[tuple[int, ...], ...]:
+        """Objects and memories vary; with our kernels, banks are full or whole, and have one size each."""
+        memories = (0,) if self.attend.uses_kernels or self.takes_whole else (0, 1)
+        return ((), memories, memories, (0,), (0,), (0,))
+
+    @property
+    def limits(self) -> ReadLimits:
+        """Any number of memories; our kernels count what is valid in the whole bank, unless all of it is full.
+
+        On a GPU, a small model takes the whole bank with a mask: one shape costs less than a plan for each.
+        """
+        if self.attend.uses_kernels:
+            return ReadLimits(full_from=FULL_FROM)
+        return ReadLimits(any_width=not self.takes_whole)
+
+    @property
+    def takes_whole(self) -> bool:
+        """True for a small model on a GPU."""
+        return self.image_position.is_cuda and self.tokens.area < MIN_TOKENS
 
     def runs_compiled(self, *inputs: Any) -> bool:
-        """Return False for one memory, or one that is reduced, and for a mask of memories: all are rare and brief."""
+        """Return False for inputs that are rare or brief: each would be one more graph.
+
+        With our kernels these are banks that are not yet full, or not alike, of 2 objects or more. Without them, one
+        memory, or one that is reduced, and masks of memories.
+        """
         _, memory, _, pointers, _, valid = inputs
-        if not self.takes_any_width:
+        if self.attend.uses_kernels:
+            return (valid is None) == (memory.shape[0] >= FULL_FROM)
+        if self.takes_whole:
             return True
         fewest = 2 if self.tokens.method == "exact" else 3
         return memory.shape[1] >= fewest and valid is not None and valid.shape[1] == pointers.shape[1]
 
     def use_kernels(self) -> None:
-        """Attend by the kernels of `read_kernel` from now on, which only read what is valid.
-
-        Raises MissingExtraError without triton.
-        """
+        """Project keys and attend by our kernels from now on. Raises MissingExtraError without triton."""
         require("triton", KERNEL_EXTRA)
-        from .read_kernel import split_pairs, split_rotation
-
-        for layer in self.layers:
-            assert isinstance(layer, ReadLayer)
-            layer.split_query, layer.split_key = split_pairs(layer.query), split_pairs(layer.key)
-            layer.split_own = split_pairs(layer.own, parts=2, others=1)
-        self.register_buffer("split_rotation", split_rotation(self.tokens.rotation), persistent=False)
-        self.takes_any_width = False
+        self.attend.uses_kernels = True
 
     def forward(
         self,
@@ -310,26 +316,17 @@ class MemoryRead(CompilableStage):
         before others, and so do valid pointers.
         Return [N, C, h, w].
         """
-        attend = self._attend(self.tokens(memory, offset, pointers, pointer_age, valid, top.dtype))
+        tokens = self.tokens(memory, offset, pointers, pointer_age, valid, top.dtype)
+        way = _KernelAttend if self.attend.uses_kernels else _PlainAttend
+        attend = way(tokens, self.tokens)
         x = top.flatten(2).transpose(1, 2) + self.image_position.to(top.dtype)  # [1, hw, C]
         for layer in self.layers:  # the first memory attention turns the one row of all objects into N rows
             x = layer(x, attend)
-        return self.norm(x).transpose(1, 2).reshape(offset.shape[0], self.hidden, *top.shape[-2:])
-
-    def _attend(self, tokens: Tokens) -> Attend:
-        if self.takes_any_width:
-            return _PlainAttend(tokens, self.tokens)
-        from .read_kernel import KernelAttend
-
-        return KernelAttend(tokens, self.split_rotation, self.tokens.area, self.tokens.memory_rows)
+        return apply_norm(self.norm, x).transpose(1, 2).reshape(offset.shape[0], self.hidden, *top.shape[-2:])
 
 
 class ReadLayer(nn.Module):
     """One layer: attention to the image itself, attention to the memories, then a perceptron."""
-
-    split_query: nn.Linear
-    split_key: nn.Linear
-    split_own: nn.Linear
 
     def __init__(self, source: Any, attend: Attention) -> None:
         super().__init__()
@@ -349,34 +346,36 @@ class ReadLayer(nn.Module):
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
         # x is [1 or N, hw, C]: one row before the first memory attention, then one row per object
-        query, key, value = attend.project_own(self, self.norm1(x))
+        query, key, value = attend.project_own(self, apply_norm(self.norm1, x))
         own = F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None])[:, 0]
         x = apply_linear(self.own_out, own).add_(x)
-        x = apply_linear(self.value_out, attend(self, self.norm2(x))).add_(x)
-        return apply_mlp(self.linear1, self.activation, self.linear2, self.norm3(x)).add_(x)
+        x = apply_linear(self.value_out, attend(self, apply_norm(self.norm2, x))).add_(x)
+        return apply_mlp(self.linear1, self.activation, self.linear2, apply_norm(self.norm3, x)).add_(x)
 
 
 class _PlainAttend:
-    """Attention by torch's operations."""
+    """Attention of which torch projects and rotates the keys."""
 
     def __init__(self, tokens: Tokens, maker: MemoryTokens) -> None:
         rotation, memory = maker.rotation, maker.memory_rows
         self.tokens, self.rotation = tokens, rotation[: maker.area]
         self.key_rotation = rotation[memory.start : memory.stop]
         # [1 or N, reduced, D / 2, 2]
-        self.reduced_rotation = rotation[tokens.rows] if tokens.reduced else None
+        self.reduced_rotation = rotation[tokens.rows] if tokens.regions.reduced else None
 
     def project_own(self, layer: ReadLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Attend`."""
         query, key, value = apply_linear(layer.own, x).unflatten(-1, (3, -1)).unbind(-2)
         return rotate(query, self.rotation), rotate(key, self.rotation), value
 
     def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
+        """See `Attend`."""
         tokens = self.tokens
         query = rotate(apply_linear(layer.query, x), self.rotation)
         # keys of all memories are projected at once; a memory's tokens have the same rotation at any age
         # [N, T, D]; the pointers, which come last, are not rotated
         key = apply_linear(layer.key, tokens.keys)
-        start, end = tokens.reduced, tokens.reduced + tokens.full
+        start, end = tokens.regions.starts
         full = key[:, start:end].unflatten(1, (-1, len(self.key_rotation)))
         rotated = rotate(full, self.key_rotation)
         parts = [rotated.flatten(1, 2), key[:, end:]]
@@ -385,7 +384,51 @@ class _PlainAttend:
         if rotated is not full:  # otherwise it was done in place
             key = torch.cat(parts, dim=1)
         query = query.expand(key.shape[0], -1, -1)  # len() would fix the size in an export
-        return layer.attend(query, key, tokens.values, tokens.mask, tokens.reduced, tokens.weight)
+        return layer.attend(query, key, tokens.values, tokens.regions)
+
+
+class _KernelAttend:
+    """Attention of which our kernels project and rotate the keys, those that are valid alone."""
+
+    def __init__(self, tokens: Tokens, maker: MemoryTokens) -> None:
+        objects, keys = tokens.keys.shape[:2]
+        self.tokens = tokens
+        self.table = maker.rotation
+        self.rotation = maker.rotation[: maker.area]
+        self.rows = tokens.rows.to(torch.int32)
+        self.places = [maker.memory_rows.start, maker.memory_tokens, maker.area]
+        self.counts = tokens.regions.count_valid(objects, keys, tokens.keys.device)
+
+    def project_own(self, layer: ReadLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Attend`."""
+        parts = apply_linear(layer.own, x).unflatten(-1, (3, -1))  # [1 or N, hw, 3, D]
+        query, key = _rotate(parts[:, :, :2], self.rotation[:, None]).unbind(-2)
+        return query, key, parts[:, :, 2]
+
+    def __call__(self, layer: ReadLayer, x: Tensor) -> Tensor:
+        """See `Attend`."""
+        from .kernels import project_keys
+
+        tokens, project = self.tokens, layer.key
+        starts = tokens.regions.starts
+        key = project_keys(
+            tokens.keys, project.weight, project.bias, self.table, self.rows, self.counts, starts, self.places
+        )
+        query = _rotate(apply_linear(layer.query, x), self.rotation)
+        query = query.expand(key.shape[0], -1, -1)
+        return layer.attend(query, key, tokens.values, tokens.regions, self.counts)
+
+
+def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate x [B, L, ..., D] by rotation [L, ..., D / 2, 2]: by a kernel in place, compiled by its formula.
+
+    A compiler joins the formula with what is around it, which is faster than a kernel of its own.
+    """
+    if torch.compiler.is_compiling():
+        return rotate(x, rotation)
+    from .kernels import rotate_in_place
+
+    return rotate_in_place(x, rotation)
 
 
 def _sine(source: Any, size: tuple[int, int]) -> Tensor:

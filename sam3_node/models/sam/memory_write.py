@@ -13,7 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import ModelError
-from .algebra import apply_linear, apply_mlp, centre_convolution, patch_linear, resize_matrix, scale_linear
+from .algebra import (
+    apply_linear,
+    apply_mlp,
+    apply_norm,
+    centre_convolution,
+    is_exact_gelu,
+    patch_linear,
+    resize_matrix,
+    runs_kernels,
+    scale_linear,
+)
 from .vit import side
 
 MASK_SCALE, MASK_BIAS = 20.0, -10.0  # turn a mask prompt in 0..1 into logits
@@ -87,6 +97,7 @@ class _MaskDownsample(nn.Module):
         super().__init__()
         convolution, norm = centre_convolution(source.conv), source.layer_norm
         self.activation, self.eps = source.activation, norm.eps
+        self.applies_gelu = is_exact_gelu(source.activation)
         self.side = convolution.kernel_size[0]
         self.patches = convolution.kernel_size == convolution.stride and convolution.padding == (0, 0)
         self.in_rows = self.patches or convolution.out_channels >= MIN_ROW
@@ -101,9 +112,18 @@ class _MaskDownsample(nn.Module):
         """Downsample a map [N, C, n, n] to [N, O, m, m]."""
         if self.in_rows:
             x = self._map_patches(x) if self.patches else self.map(x).permute(0, 2, 3, 1)
-            x = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
+            if runs_kernels(x):
+                from .kernels import layer_norm
+
+                x = layer_norm(x, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
+            else:
+                x = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
         else:
             x = self.map(x)
+            if runs_kernels(x) and self.applies_gelu:
+                from .kernels import normalise_channels
+
+                return normalise_channels(x, self.weight, self.bias, self.eps)
             inverse = torch.rsqrt(x.float().square().mean(dim=1, keepdim=True) + self.eps).to(x.dtype)
             weight, bias = self.weight.view(-1, 1, 1), self.bias.view(-1, 1, 1)
             x = (x * inverse).mul_(weight).add_(bias)
@@ -129,9 +149,7 @@ class _FuserBlock(nn.Module):
     def forward(self, rows: Tensor, grid: torch.Size) -> Tensor:
         """Fuse rows [N, hw, C] with their neighbours in the grid (h, w)."""
         x = _to_rows(self.depthwise(torch.unflatten(rows, 1, grid).permute(0, 3, 1, 2)))
-        norm = self.norm
-        x = F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-        return apply_mlp(self.widen, self.activation, self.narrow, x).add_(rows)
+        return apply_mlp(self.widen, self.activation, self.narrow, apply_norm(self.norm, x)).add_(rows)
 
 
 def _to_rows(x: Tensor) -> Tensor:

@@ -14,14 +14,14 @@ complete. The four mask heads are computed together.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import ModelError
-from .algebra import apply_linear, join_linear, make_linear
+from .algebra import apply_linear, apply_norm, join_linear, make_linear
 from .memory_write import MemoryWrite
 
 IN_VIEW_LOGIT = 10.0  # presence logit of weights that cannot tell
@@ -102,8 +102,7 @@ class _Upscale(nn.Module):
         height, width = middle.shape[-2] // 2, middle.shape[-1] // 2
         count, area = pixels.shape[0], height * width
         x = apply_linear(self.first, pixels).view(count, area * 4, -1) + _group(middle, height, width, 1)
-        norm = self.norm
-        x = self.activation(F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps))
+        x = self.activation(apply_norm(self.norm, x))
         x = apply_linear(self.second, x).view(count, area * 16, -1) + _group(fine, height, width, 2)
         logits: Tensor = heads @ self.activation(x).transpose(1, 2)
         logits = logits.view(count, -1, height, width, 2, 2, 2, 2)
@@ -152,7 +151,7 @@ class _TwoWayLayer(nn.Module):
         queries = self.norm2(queries + self.to_image(queries + tokens, pixels, position))
         queries = self.norm3(queries + self.mlp(queries))
         back = self.to_tokens(pixels, queries + tokens, queries, position)
-        return queries, self.norm4(pixels + back)
+        return queries, apply_norm(self.norm4, pixels + back)
 
 
 class _TokenToImage(nn.Module):
@@ -248,6 +247,10 @@ def _output_projection(attention: Any) -> nn.Linear:
 def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
     """Compute multi-head attention of query [N, L, D] to key and value [N, T, D]."""
     query, key, value = (torch.unflatten(x, -1, (heads, -1)).transpose(1, 2) for x in (query, key, value))
+    if query.is_cuda and not torch.compiler.is_compiling():
+        # for a few tokens plain products do, while cuDNN would plan each number of objects and points for 0.1 s
+        scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
+        return (scores.float().softmax(-1).to(value.dtype) @ value).transpose(1, 2).flatten(2)
     return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 
 
@@ -256,13 +259,29 @@ ABSENT_LOGIT = -1024.0  # the reference's mask logit for an object out of view
 Run = Callable[..., Any]
 
 
+class ReadLimits(NamedTuple):
+    """What a memory read takes: by default, as an engine does, any number of memories with a mask of all."""
+
+    any_width: bool = False
+    """It takes any number of memories without a mask; of a compiled model, all pointers with a mask of them."""
+    full_from: int | None = None
+    """Objects from which it takes full rows of the bank without a mask; None: it never does. Otherwise it takes the
+    whole bank with a mask, and reads what is valid."""
+    max_objects: int | None = None
+    """Largest number of objects of a call; None for any."""
+
+
+def find_limits(run: Any) -> ReadLimits:
+    """Return what a read takes. A stage without `limits` takes the whole bank with a mask."""
+    limits: ReadLimits = getattr(run, "limits", ReadLimits())
+    return limits
+
+
 class Stages(NamedTuple):
     """The stages that track N objects without prompts. `h`, `w` is the token grid; a memory has T tokens, which are hw
     except for EdgeTAM.
 
-    A read with an attribute `max_objects` that is not None is an engine: it takes that many objects in a call and no
-    more, with any number of memories and a mask. One with `takes_any_width` needs no mask; of a compiled model, it
-    takes all pointers with a mask of them. Others take the whole bank.
+    `find_limits` says what a read takes.
     """
 
     encode: Run
@@ -427,9 +446,12 @@ class CompilableStage(nn.Module):
     Sizes of 1 are left alone, because torch.compile makes graphs of their own for them.
     """
 
-    varying: ClassVar[tuple[tuple[int, ...], ...]]
-    """For each input, the axes that vary."""
     _run_graph: Any
+
+    @property
+    def varying(self) -> tuple[tuple[int, ...], ...]:
+        """For each input, the axes that vary."""
+        raise NotImplementedError
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile `forward`; see `torch.nn.Module.compile`."""
@@ -453,11 +475,14 @@ class CompilableStage(nn.Module):
 class FollowDecode(CompilableStage):
     """The decoder for objects without a prompt."""
 
-    varying = ((0,),)
-
     def __init__(self, decoder: Decoder, multimask: bool) -> None:
         super().__init__()
         self.decoder, self.multimask = decoder, multimask
+
+    @property
+    def varying(self) -> tuple[tuple[int, ...], ...]:
+        """Objects vary."""
+        return ((0,),)
 
     def forward(self, top: Tensor, fine: Tensor, middle: Tensor) -> Decoded:
         """Decode top [N, C, h, w], the output of the memory read, with fine and middle of the image."""
@@ -468,11 +493,14 @@ class FollowDecode(CompilableStage):
 class FollowRemember(CompilableStage):
     """The memory encoder for objects without a prompt."""
 
-    varying = ((), (0,), (0,))
-
     def __init__(self, write: MemoryWrite) -> None:
         super().__init__()
         self.write = write
+
+    @property
+    def varying(self) -> tuple[tuple[int, ...], ...]:
+        """Objects vary."""
+        return ((), (0,), (0,))
 
     def forward(self, top: Tensor, logits: Tensor, presence: Tensor) -> Tensor:
         """Encode the memory [N, T, 64] from top [1, C, h, w], logits [N, 4h, 4w] and presence [N]."""

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from ...errors import ModelError
 from ..pixels import normalise_frame
+from .algebra import KERNEL_DEVICES
+from .cudnn import has_cudnn
 from .encoder import Sam3Encoder, build_encoder
 from .memory_read import MemoryRead, ReadMethod
 from .memory_write import MemoryWrite
@@ -56,7 +58,7 @@ class TrackerModel(nn.Module):
         self.multimask = config.multimask_output_in_sam
         self.multimask_tracking = config.multimask_output_for_tracking
         self.multimask_points = (config.multimask_min_pt_num, config.multimask_max_pt_num)
-        self.static_shapes = False
+        self._static_shapes = False
         self.is_compiled = False
         self.shares_trunk = False
         """True if a detector takes the trunk from the Features of each frame."""
@@ -149,6 +151,30 @@ class TrackerModel(nn.Module):
         self.shares_trunk = True
         return self.trunk
 
+    @property
+    def static_shapes(self) -> bool:
+        """True if the tracker keeps to few shapes: numbers of objects are batch sizes, banks are read whole or full.
+
+        It is so on CUDA, where libraries plan each new shape for up to 150 ms, and for engines and graphs.
+        """
+        return self._static_shapes or self.device.type == "cuda"
+
+    @static_shapes.setter
+    def static_shapes(self, value: bool) -> None:
+        self._static_shapes = value
+
+    def use_kernels(self) -> None:
+        """Run our kernels from now on: for the memory read, and for the rotary encoding of SAM 3's encoder.
+
+        Raises MissingExtraError without triton.
+        """
+        has_cudnn(self.device, self.dtype)  # probes it now: neither compiled nor captured code may do so
+        KERNEL_DEVICES.add(self.device)
+        if self.has_memory:
+            self.read_stage.use_kernels()
+        if isinstance(self.encode_stage, Sam3Encoder):
+            self.encode_stage.backbone.use_kernels()
+
     def use_read(self, method: ReadMethod) -> None:
         """Attend to memories by this method from now on. Raises ModelError where weights or image size do not allow it.
 
@@ -163,6 +189,7 @@ class TrackerModel(nn.Module):
         Prompts run eagerly: each number of points would be compiled anew, while frames wait.
         """
         self.is_compiled = True
+        has_cudnn(self.device, self.dtype)  # probes it now: compiled code may not do so
         torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
         for stage in self.stages:
             assert isinstance(stage, nn.Module), "engines replace stages after they are compiled"

@@ -54,6 +54,12 @@ class WindowedViT(WindowEncoder):
         self.norm = source.layer_norm
         self.layers = nn.ModuleList(_ViTLayer(layer, windows, self.order) for layer in source.layers)
 
+    def use_kernels(self) -> None:
+        """Rotate queries and keys by our kernel from now on: in place, where torch moves them six times in float32."""
+        for layer in self.layers:
+            assert isinstance(layer, _ViTLayer)
+            layer.uses_kernels = True
+
     def forward(self, pixels: Tensor) -> Tensor:
         """Encode pixels [1, 3, S, S] into the feature map [1, C, h, w], channels last in memory."""
         cells = (self.grid, self.patch_size)
@@ -109,6 +115,7 @@ class _ViTLayer(WindowLayer):
 
     def __init__(self, source: Any, windows: Tensor, order: Tensor) -> None:
         super().__init__()
+        self.uses_kernels = False
         attention = source.attention
         self.norm1, self.norm2, self.mlp = source.layer_norm1, source.layer_norm2, source.mlp
         self.heads = attention.num_attention_heads
@@ -128,7 +135,16 @@ class _ViTLayer(WindowLayer):
         return x + apply_mlp(self.mlp.fc1, self.mlp.activation_fn, self.mlp.fc2, self.norm2(x))
 
     def attend_within(self, qkv: Tensor) -> Tensor:
-        query, key = rotate(qkv[:, :, : 2 * self.heads], self.rotation).transpose(1, 2).chunk(2, dim=1)
+        turned = qkv[:, :, : 2 * self.heads]
+        if (
+            self.uses_kernels and not torch.compiler.is_compiling()
+        ):  # a compiler joins the formula with its neighbours
+            from .kernels import rotate_in_place
+
+            turned = rotate_in_place(turned, self.rotation)
+        else:
+            turned = rotate(turned, self.rotation)
+        query, key = turned.transpose(1, 2).chunk(2, dim=1)
         return F.scaled_dot_product_attention(query, key, qkv[:, :, 2 * self.heads :].transpose(1, 2))
 
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from sam3_node.errors import ModelError
 from sam3_node.models import TrackerModel
-from sam3_node.models.sam import algebra
-from sam3_node.models.sam.algebra import Attention
+from sam3_node.models.sam import algebra, attention
+from sam3_node.models.sam.attention import Attention, Regions
 from sam3_node.models.sam.memory_read import ReadMethod, Tokens
 from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
@@ -46,12 +46,12 @@ def make_mask(length: int | None) -> torch.Tensor | None:
 def test_attention_equals_its_definition(
     masked: int | None, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(algebra, "is_eager_on_cpu", lambda x: way != "fused")
+    monkeypatch.setattr(attention, "is_eager_on_cpu", lambda x: way != "fused")
     if way == "plain in three parts":
-        monkeypatch.setattr(algebra, "MAX_SCORES", 20 * KEYS)
+        monkeypatch.setattr(attention, "MAX_SCORES", 20 * KEYS)
     inputs, mask = tensors(), make_mask(masked)
     with torch.inference_mode():
-        found = Attention()(*inputs, mask)
+        found = Attention()(*inputs, Regions(0, KEYS, 1, mask))
     assert (found - defined(*inputs, mask)).abs().max() < 1e-5
 
 
@@ -60,20 +60,20 @@ def test_attention_equals_its_definition(
 def test_a_key_of_weight_4_counts_as_four(
     masked: int | None, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(algebra, "is_eager_on_cpu", lambda x: not fused)
+    monkeypatch.setattr(attention, "is_eager_on_cpu", lambda x: not fused)
     (query, key, value), mask, first = tensors(), make_mask(masked), 40
     copies = torch.cat([torch.arange(first).repeat_interleave(4), torch.arange(first, KEYS)])
     mask_of_copies = mask[..., copies] if masked == KEYS else mask
     with torch.inference_mode():
-        found = Attention()(query, key, value, mask, first, 4)
+        found = Attention()(query, key, value, Regions(first, KEYS - first, 4, mask))
     assert (found - defined(query, key[:, copies], value[:, copies], mask_of_copies)).abs().max() < 1e-5
 
 
 def test_pointers_that_are_all_masked_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(algebra, "is_eager_on_cpu", lambda x: False)
+    monkeypatch.setattr(attention, "is_eager_on_cpu", lambda x: False)
     inputs, mask = tensors(), torch.zeros(COUNT, 1, POINTERS, dtype=torch.bool)
     with torch.inference_mode():
-        found = Attention()(*inputs, mask)
+        found = Attention()(*inputs, Regions(0, KEYS, 1, mask))
     assert (found - defined(*inputs, mask)).abs().max() < 1e-5
 
 
@@ -161,13 +161,14 @@ def make_tokens(model: TrackerModel, method: ReadMethod, valid: torch.Tensor | N
 def test_pooled_memories_are_averages_of_squares(model: TrackerModel) -> None:
     exact, pooled = make_tokens(model, "exact"), make_tokens(model, "pooled")
     area, (height, width) = model.read_stage.tokens.area, model.grid
-    assert (pooled.reduced, pooled.full, pooled.weight) == ((SLOTS - 1) * area // 4, area, 4)
+    reduced = (SLOTS - 1) * area // 4
+    assert pooled.regions == Regions(reduced, area, 4, None)
     for mine, whole in ((pooled.keys, exact.keys), (pooled.values, exact.values)):
         images = whole[:, area : SLOTS * area].reshape(-1, height, width, whole.shape[-1]).permute(0, 3, 1, 2)
         averages = F.avg_pool2d(images, 2).flatten(2).transpose(1, 2).reshape(2, -1, whole.shape[-1])
-        assert (mine[:, : pooled.reduced] - averages).abs().max() < 1e-5
-        assert torch.equal(mine[:, pooled.reduced :][:, :area], whole[:, :area])
-        assert torch.equal(mine[:, pooled.reduced + area :], whole[:, SLOTS * area :])
+        assert (mine[:, :reduced] - averages).abs().max() < 1e-5
+        assert torch.equal(mine[:, reduced:][:, :area], whole[:, :area])
+        assert torch.equal(mine[:, reduced + area :], whole[:, SLOTS * area :])
 
 
 def test_a_pooled_token_is_rotated_by_the_average_of_its_square(model: TrackerModel) -> None:
@@ -186,7 +187,7 @@ def test_sparse_memories_are_the_tokens_unlike_the_others(model: TrackerModel) -
     memory[:, 1:, objects] += 5
     model.use_read("sparse")
     tokens = model.read_stage.tokens(memory, offset, pointers, age, None, torch.float32)
-    kept = tokens.reduced // (SLOTS - 1)
+    kept = tokens.regions.reduced // (SLOTS - 1)
     assert kept == model.read_stage.tokens.area // 4
     rows = tokens.rows.view(2, SLOTS - 1, kept)
     assert all(set(objects.tolist()) <= set(chosen.tolist()) for chosen in rows.flatten(0, 1))

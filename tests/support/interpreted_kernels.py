@@ -11,18 +11,20 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from sam3_node.models.sam import read_kernel
+from sam3_node.models.sam import kernels
 from sam3_node.models.sam.algebra import rotate
 from tests.support.tiny import tiny_model
 
 COUNT, LENGTH, WIDTH = 2, 150, 64
 REGIONS = (70, 130, 20)
+PLACES = [5, 65, 150]
+"""Row of the rotation table of a memory's first token, number of its tokens, row of pointers."""
 
 
 def measure_attention(dtype: torch.dtype, counts: list[list[int]], processors: int, shared: bool) -> float:
     """Return the largest difference of the kernels from attention in float64."""
     torch.manual_seed(0)
-    read_kernel.count_processors = lambda device: processors
+    kernels.count_processors = lambda device: processors
     wide, tokens = 128, sum(REGIONS)
     layer = nn.Linear(WIDTH, wide).to(dtype)
     query = (torch.randn(1 if shared else COUNT, LENGTH, wide) * 2).to(dtype)
@@ -30,11 +32,16 @@ def measure_attention(dtype: torch.dtype, counts: list[list[int]], processors: i
     phase = torch.rand(LENGTH + 7, wide // 2) * 2 * math.pi
     rotation = torch.stack([phase.cos(), phase.sin()], dim=-1)
     rows = torch.randint(0, len(rotation), (1 if shared else COUNT, tokens), dtype=torch.int32)
-    split, order = read_kernel.split_pairs(layer), read_kernel.split_order(wide)
-    table = read_kernel.split_rotation(rotation)
-    starts, valid = [REGIONS[0], sum(REGIONS[:2])], torch.tensor(counts, dtype=torch.int32)
-    key = read_kernel.project_keys(x, split.weight, split.bias, table, rows, valid, starts)
-    out = read_kernel.attend(query[..., order], key, value, valid, table, starts, 4)
+    # whole memories repeat rows of the table, and pointers have one
+    rows[:, REGIONS[0] : sum(REGIONS[:2])] = PLACES[0] + torch.arange(REGIONS[1]) % PLACES[1]
+    rows[:, sum(REGIONS[:2]) :] = PLACES[2]
+    starts = [REGIONS[0], sum(REGIONS[:2])]
+    valid = torch.tensor(counts, dtype=torch.int32)
+    key = kernels.project_keys(
+        x, layer.weight, layer.bias, rotation, rows[:, : REGIONS[0]], valid, starts, PLACES
+    )
+    turned = kernels.rotate_in_place(query.clone(), rotation).expand(COUNT, -1, -1)
+    out = kernels.attend(turned, key, value, valid, starts, 4, False)
     return (out.double() - define(layer, query, x, value, rotation, rows, counts)).abs().max().item()
 
 
@@ -67,15 +74,16 @@ def count_projected() -> int:
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     layer, tokens, rotation = nn.Linear(WIDTH, 128), 1000, torch.ones(1, 2, 64)
     inputs = torch.randn(1, tokens, WIDTH), layer.weight, layer.bias, rotation
-    rows, counts = torch.zeros(1, tokens, dtype=torch.int32), torch.tensor([[3, 70, 2]], dtype=torch.int32)
-    key = read_kernel.project_keys(*inputs, rows, counts, [256, 900])
+    rows = torch.zeros(1, 256, dtype=torch.int32)
+    counts = torch.tensor([[3, 70, 2]], dtype=torch.int32)
+    key = kernels.project_keys(*inputs, rows, counts, [256, 900], [0, 1, 0])
     torch.use_deterministic_algorithms(False)
     return int(key.isfinite().all(dim=-1).sum())
 
 
 def measure_read(method: str, family: str = "sam3") -> float:
     """Return the largest difference of a whole read by the kernels from torch's, beside values of about 3."""
-    read_kernel.count_processors = lambda device: 3
+    kernels.count_processors = lambda device: 3
     model = tiny_model(family)
     model.use_read(method)
     plain, fused = model.read_stage, copy.deepcopy(model.read_stage)
@@ -110,6 +118,7 @@ def main() -> None:
         **{f"read {method}": measure_read(method) for method in ("exact", "pooled", "sparse")},
         "read compressed": measure_read("exact", "edgetam"),
         "keys projected": count_projected(),
+        "all, by their own probe": kernels.measure_error(torch.device("cpu"), torch.float32),
     }
     json.dump(found, sys.stdout)
 
