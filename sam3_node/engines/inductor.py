@@ -24,7 +24,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from ..errors import EngineError, summarize_error
 from ..files import describe_exposure, keep, make_private_dir, read_kept
 from ..models import TrackerModel
-from ..models.sam.stages import Run, Stages
+from ..models.sam.stages import ReadLimits, Run, Stages, find_limits
 from .export import MAX_OBJECTS, dynamic_axes, silence_exporters
 from .oom import MEMORY_HINT, is_out_of_memory, reraise_as_engine_error, to_engine_error
 from .specs import StageSpec, as_tuple, ensure_aligned, find_sizes
@@ -57,6 +57,7 @@ class InductorRun:
         self._device = torch.empty(0, device=device).device
         self._run = _load(package, stage, self._device)
         self.max_objects = MAX_OBJECTS if stage.varies else 1
+        self.limits = ReadLimits(max_objects=self.max_objects)
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the stage on tensors that fit its specs, and return its outputs.
@@ -272,8 +273,7 @@ class GraphedStage:
 
     def __init__(self, run: Run, capture: Capture) -> None:
         self.run, self._capture = run, capture
-        self.takes_any_width = getattr(run, "takes_any_width", False)  # see `MemoryRead`
-        self.max_objects = getattr(run, "max_objects", None)  # see `Stages`
+        self.limits = find_limits(run)
         self._graphs: dict[tuple[object, ...], CapturedGraph] = {}
         self._places: dict[tuple[int, tuple[int, ...], torch.dtype], Tensor] = {}
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import EngineError
 from ..models import TrackerModel
-from ..models.sam.stages import Run
+from ..models.sam.stages import Run, find_limits
 from ..tracking.memory import MemoryBank, get_rule
 
 OBJECTS, MEMORIES, IMAGES = "objects", "memories", "images"  # the dimensions that vary
@@ -201,7 +201,7 @@ class DtypeAdapter:
 
     def __init__(self, run: Run, inside: StageSpec, outside: StageSpec) -> None:
         self.run, self.inside, self.outside = run, inside, outside
-        self.max_objects = getattr(run, "max_objects", None)  # see `Stages`
+        self.limits = find_limits(run)
 
     def __call__(self, *inputs: Tensor) -> Any:
         results = as_tuple(self.run(*cast_tensors(inputs, self.inside.inputs)))

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ..errors import EngineError, ModelError
 from ..models import TrackerModel
 from ..models.pixels import mask_boxes
-from ..models.sam.stages import Run, Stages
+from ..models.sam.stages import Run, Stages, find_limits
 from ..settings import describe_faults
 from ..tracking import ObjectPrompt, Tracker
 from ..tracking.association import mask_iou
@@ -284,7 +284,7 @@ class StageComparator:
 
     def __init__(self, stage: StageSpec, reference: Run, candidate: Run) -> None:
         self.stage, self.reference, self.candidate = stage, reference, candidate
-        self.max_objects = getattr(candidate, "max_objects", None)  # see `Stages`
+        self.limits = find_limits(candidate)._replace(any_width=False, full_from=None)
         self.frame = 0
         self.fault = ""
         self.lowest = float("inf")
@@ -397,8 +397,7 @@ class TimedStage:
 
     def __init__(self, run: Run, clock: Callable[[], float]) -> None:
         self._run, self._clock, self._seconds = run, clock, 0.0
-        self.max_objects = getattr(run, "max_objects", None)  # see `Stages`
-        self.takes_any_width = getattr(run, "takes_any_width", False)
+        self.limits = find_limits(run)
 
     def __call__(self, *inputs: Tensor) -> Any:
         start = self._clock()

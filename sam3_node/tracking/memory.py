@@ -33,7 +33,7 @@ from ..models import Features, TrackerModel
 from ..models.pixels import mask_boxes
 from ..models.sam.algebra import resize_matrix
 from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
-from ..models.sam.stages import ABSENT_LOGIT, Decoded
+from ..models.sam.stages import ABSENT_LOGIT, Decoded, ReadLimits
 from ..types import State
 from . import track_history
 from .host_copy import HostCopy, copy_to_device
@@ -144,6 +144,10 @@ class _Slots(NamedTuple):
         """
         used = max(1, int(self.valid[rows].sum(axis=1).max())) if width is None else width
         return _Slots(self.slot[rows, :used], self.time[rows, :used], self.valid[rows, :used])
+
+    def all_have(self, count: int) -> bool:
+        """Return True if each row has this number of valid slots."""
+        return bool((self.valid.sum(axis=1) == count).all())
 
     def reorder(self, order: Ints) -> _Slots:
         """Return the slots of each row in another order: int64 [N, K]."""
@@ -291,16 +295,32 @@ class MemoryBank:
         self._score[row, slot] = 1.0
         self._conditioning_frame[row, self._anchor] = NO_FRAME
 
-    def read(self, rows: Ints, frame: int, static: bool, find_place: FindPlace | None = None) -> Memories:
+    def read(
+        self,
+        rows: Ints,
+        frame: int,
+        static: bool,
+        find_place: FindPlace | None = None,
+        full_apart: bool = False,
+    ) -> Memories:
         """Return the memories that `rows` attend to on step `frame`; with `static`, of equal shapes on every step.
 
-        find_place: see `ReadGroup.gather`. On a step in the past, tracked frames and pointers of later frames are left
-        out, as in the reference.
+        full_apart: rows that are all full have a shape of their own, without a mask. find_place: see
+        `ReadGroup.gather`. On a step in the past, tracked frames and pointers of later frames are left out, as in the
+        reference.
         """
         self._settle()
-        memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
-        if static:
-            mask: Bools | None = np.concatenate([memory.valid, pointer.valid], axis=1)
+        memory = self._memory_slots(rows, frame)
+        pointer = self._pointer_slots(rows, frame)
+        memories, pointers = self.full_widths
+        mask: Bools | None
+        if full_apart and memory.all_have(memories) and pointer.all_have(pointers):
+            every = np.arange(len(rows))
+            memory = memory.take(every, memories)
+            pointer = pointer.take(every, pointers)
+            mask = None
+        elif static:
+            mask = np.concatenate([memory.valid, pointer.valid], axis=1)
         else:
             every = np.arange(len(rows))
             memory, pointer = memory.take(every), pointer.take(every)
@@ -314,7 +334,7 @@ class MemoryBank:
         """Return what `read` does, in groups with equally many memories, so that no memory is masked.
 
         With `static`, there are few different shapes: numbers of memories are in `read_widths`, numbers of
-        objects are 1, 2, 4, 8, …, and numbers of pointers are equal. Objects with another number of memories read the
+        objects are batch sizes, and numbers of pointers are equal. Objects with another number of memories read the
         whole bank with a mask. An engine takes up to `engine_objects` objects at once, always with a mask; it reads as
         many memories as the next of these widths. `padded`: numbers of pointers are equal, with a mask of them.
         """
@@ -344,6 +364,11 @@ class MemoryBank:
         return list(map(ReadGroup, placed, self._send(selections)))
 
     @property
+    def full_widths(self) -> tuple[int, int]:
+        """Numbers of memories and pointers of an object that was prompted once and followed long enough."""
+        return min(self._window, self._num_maskmem - 1) + 1, self._max_pointers
+
+    @property
     def read_widths(self) -> list[int]:
         """The numbers of memories of one object that are read without a mask where shapes are static.
 
@@ -353,19 +378,35 @@ class MemoryBank:
         counts = {1, 2, self._conditioning}
         return sorted(recent + count for count in counts if count <= self._conditioning)
 
-    def examples(self, objects: int, for_engine: bool = False) -> Iterator[Memories]:
-        """Return empty memories in every shape that `read_groups` has with static shapes for this number of objects."""
-        device, (slots, pointers) = self.features.device, self.widths
-        for width in self.read_widths if for_engine else [*self.read_widths, None]:
-            held = width or slots
-            masked = held + pointers if for_engine or width is None else pointers
-            yield Memories(
-                self.features.new_zeros(objects, held, *self.features.shape[2:]),
-                torch.zeros(objects, held, dtype=torch.int64, device=device),
-                self.pointers.new_zeros(objects, pointers, self.pointers.shape[-1]),
-                torch.zeros(objects, pointers, device=device),
-                torch.ones(objects, masked, dtype=torch.bool, device=device),
-            )
+    def examples(self, objects: int, limits: ReadLimits) -> Iterator[Memories]:
+        """Yield empty memories in every shape that a read of these limits gets with static shapes.
+
+        objects: a batch size.
+        """
+        slots, pointers = self.widths
+        if limits.any_width:
+            for width in self.read_widths:
+                yield self._make_example(objects, width, pointers, pointers)
+            yield self._make_example(objects, slots, pointers, slots + pointers)
+        elif limits.max_objects is not None:
+            for width in self.read_widths:
+                yield self._make_example(objects, width, pointers, width + pointers)
+        else:
+            if limits.full_from is not None and objects >= limits.full_from:
+                yield self._make_example(objects, *self.full_widths, None)
+            yield self._make_example(objects, slots, pointers, slots + pointers)
+
+    def _make_example(self, objects: int, slots: int, pointers: int, masked: int | None) -> Memories:
+        """Make memories whose values are zero, with a mask of this width that leaves out nothing."""
+        device = self.features.device
+        valid = None if masked is None else torch.ones(objects, masked, dtype=torch.bool, device=device)
+        return Memories(
+            self.features.new_zeros(objects, slots, *self.features.shape[2:]),
+            torch.zeros(objects, slots, dtype=torch.int64, device=device),
+            self.pointers.new_zeros(objects, pointers, self.pointers.shape[-1]),
+            torch.zeros(objects, pointers, device=device),
+            valid,
+        )
 
     def _send(self, selections: list[_Selection]) -> list[Gather]:
         """Send the indices of all selections to the device in one block; return what gathers each one's memories."""

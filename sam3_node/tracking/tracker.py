@@ -8,11 +8,12 @@ from torch import Tensor
 
 from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
-from ..models.sam.stages import Decoded, Run
+from ..models.sam.stages import Decoded, find_limits
 from ..types import SavedFields
 from .host_copy import copy_to_device
 from .memory import PRESENT_LOGIT, Ints, LastMasks, MemoryBank, get_rule
 from .tracks import (
+    BATCHES,
     Cover,
     ObjectPrompt,
     ObjectRows,
@@ -289,16 +290,20 @@ class Tracker(SavedFields):
 
         With static shapes, the objects are padded to the next batch size.
         """
-        read, static = self.model.stages.read, self.model.static_shapes
-        any_width, at_once = _read_limits(read)
+        read = self.model.stages.read
+        static = self.model.static_shapes
+        limits = find_limits(read)
         # of a CUDA graph, whose inputs have addresses of their own
         find_place = getattr(read, "find_place", None)
-        if not any_width and at_once is None:  # kernels read only what is valid
+        if (
+            not limits.any_width and limits.max_objects is None
+        ):  # it reads what is valid, in one call for all objects
             padded = pad_to_batch(rows) if static else rows
             static = static or self.model.is_compiled
-            out: Tensor = read(top, *self._memory.read(padded, frame, static, find_place))
+            full_apart = limits.full_from is not None and len(padded) >= limits.full_from
+            out: Tensor = read(top, *self._memory.read(padded, frame, static, find_place, full_apart))
             return out
-        engine_objects = None if any_width else at_once
+        engine_objects = None if limits.any_width else limits.max_objects
         groups = self._memory.read_groups(rows, frame, static, engine_objects, self.model.is_compiled)
         if len(groups) == 1:
             out = read(top, *groups[0].gather(find_place))
@@ -314,25 +319,27 @@ class Tracker(SavedFields):
 
     @torch.inference_mode()
     def warm_up_reads(self) -> None:
-        """Run the read in every shape that needs a compiler or an engine's kernels, so that no frame waits for them.
+        """Run the read in every shape that needs a compiler, a plan or a graph, so that no frame waits for it.
 
         A compiled read has one graph for one object, and one for more. With static shapes, each shape counts.
         """
-        model, read = self.model, self.model.stages.read
-        any_width, at_once = _read_limits(read)
-        # kernels read the whole bank on each frame, and neither they nor eager reads need a shape of their own
-        if not (any_width or at_once) or not (model.static_shapes or model.is_compiled):
+        model = self.model
+        read = model.stages.read
+        limits = find_limits(read)
+        if not (model.static_shapes or model.is_compiled):
             return
         # of the encoder itself, because a compiled read is made for the order of its values in memory
         top = model.encode(torch.zeros(1, 3, model.image_size, model.image_size)).top
         if not model.static_shapes:
             for objects in range(1, min(self.capacity, 2) + 1):
-                read(top, *next(self._memory.examples(objects)))
+                read(top, *next(self._memory.examples(objects, limits)))
             return
-        largest = len(pad_to_batch(np.arange(min(self.capacity, model.batch_size, at_once or self.capacity))))
-        for power in range(largest.bit_length()):
-            for memories in self._memory.examples(1 << power, not any_width):
+        most = min(self.capacity, model.batch_size, limits.max_objects or self.capacity)
+        for objects in BATCHES:
+            for memories in self._memory.examples(objects, limits):
                 read(top, *memories)
+            if objects >= most:
+                break
 
     @property
     def _memory(self) -> MemoryBank:
@@ -434,11 +441,3 @@ class Tracker(SavedFields):
             return Tracks([], logits, nothing, nothing.bool(), nothing, pointers)
         columns = zip(*(results[object_id] for object_id in ids), strict=True)
         return Tracks(ids, *(torch.stack(column) for column in columns))
-
-
-def _read_limits(read: Run) -> tuple[bool, int | None]:
-    """Return whether a read takes any number of memories without a mask, and the objects that an engine takes at once.
-
-    See `Stages`.
-    """
-    return getattr(read, "takes_any_width", False), getattr(read, "max_objects", None)

@@ -18,6 +18,9 @@ from ..wire.frame_prompt import FramePrompt, check_parts
 from .track_history import Ints
 
 BOX_LABELS = (2, 3)  # SAM's labels of a box's top-left and bottom-right corner
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of objects that run at once where shapes are static. Each needs graphs of its own; between them, at most a
+third of the work is padding."""
 
 
 class PromptTensors(NamedTuple):
@@ -250,10 +253,14 @@ def confidence(presence: Tensor, iou: Tensor) -> Tensor:
     return (2 * presence.sigmoid() - 1).clamp(min=0) * iou
 
 
+def batch_size(count: int) -> int:
+    """Return the batch size for a number of objects: the next of BATCHES, beyond them the next power of two."""
+    return next((size for size in BATCHES if size >= count), 1 << (count - 1).bit_length())
+
+
 def pad_to_batch(rows: Ints) -> Ints:
-    """Repeat the first row up to the next batch size: 1, 2, 4, 8, …"""
-    size = 1 << (len(rows) - 1).bit_length()
-    return np.concatenate([rows, np.repeat(rows[:1], size - len(rows))])
+    """Repeat the first row up to the next batch size."""
+    return np.concatenate([rows, np.repeat(rows[:1], batch_size(len(rows)) - len(rows))])
 
 
 def combine_scores(presence: Tensor, iou: Tensor) -> Tensor:

@@ -23,7 +23,9 @@ from sam3_node.engines.inductor import (
     keep_compiled,
     use_graphs,
 )
-from sam3_node.models.sam.stages import Run, Stages
+from sam3_node.engines.validation import without_tf32
+from sam3_node.models.sam.probes import relative_error
+from sam3_node.models.sam.stages import ReadLimits, Run, Stages
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.tiny import noise_clip, random_source, stages_of, tiny_model
@@ -58,6 +60,28 @@ def on_tape(model: TrackerModel) -> Tape:
     return tape
 
 
+def with_kernels(dtype: torch.dtype) -> TrackerModel:
+    """Return a tracker on the GPU that runs our kernels, if it is half precision, else torch's operations."""
+    pytest.importorskip("triton")
+    model = stages_of(random_source("sam3").to(dtype), "tiny").to("cuda")
+    if dtype != torch.float32:
+        model.use_kernels()
+    return model
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_kernels_in_graphs_track_as_float32_does(compiled: bool) -> None:
+    model = with_kernels(torch.bfloat16)
+    if compiled:
+        model.compile(backend="eager")
+    use_graphs(model)
+    found = tracked(model, 3, frames=24)
+    expected = tracked(with_kernels(torch.float32), 3, frames=24)
+    assert (found > 0).eq(expected > 0).float().mean() > 0.97
+
+
 def tracked(model: TrackerModel, objects: int, frames: int = 5) -> Tensor:
     """Return the logits of all frames; each of the first frames adds one object."""
     tracker, actual = Tracker(model, max_objects=objects), []
@@ -74,7 +98,7 @@ def test_a_tracker_of_replayed_stages_gives_the_same() -> None:
     plain, taped = stages_of(source), stages_of(source)
     tape = on_tape(taped)
     assert (tracked(taped, 3) - tracked(plain, 3)).abs().max() < 1e-4
-    assert tape.captures == 1 + 3 * 3, "encode once, the others for 1, 2 and 4 objects"
+    assert tape.captures == 1 + 3 * 3, "encode once, the others for 1, 2 and 3 objects"
     tracked(taped, 3)
     assert tape.captures == 10
 
@@ -92,16 +116,15 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    "any_width", [True, False]
-)  # of torch's read, and of kernels, which take the whole bank
+# of torch's read, and of kernels, which take the whole bank
+@pytest.mark.parametrize("any_width", [True, False])
 @torch.inference_mode()
 def test_a_bank_is_gathered_straight_into_the_input_of_a_graph(any_width: bool) -> None:
     source = random_source("sam3")
     direct, copied = stages_of(source), stages_of(source)
     for model in (direct, copied):
         on_tape(model)
-        model.stages.read.takes_any_width = any_width
+        model.stages.read.limits = ReadLimits(any_width)
     read = direct.stages.read
     copied.stages.read.find_place = None
     trackers = [Tracker(model, max_objects=4) for model in (direct, copied)]
@@ -123,7 +146,7 @@ def test_a_bank_is_gathered_straight_into_the_input_of_a_graph(any_width: bool) 
         assert not copies.targets & {address for (number, *_), address in addresses.items() if number == 1}
         addresses = now
     shapes = {tuple(shape[:2]) for number, shape, _ in addresses if number == 1}
-    assert {objects for objects, _ in shapes} == {1, 2, 4}
+    assert {objects for objects, _ in shapes} == {1, 2, 3, 4}
     assert (len({width for _, width in shapes}) > 1) == any_width
 
 
@@ -159,14 +182,14 @@ def test_a_cpu_has_no_graphs() -> None:
 @pytest.mark.parametrize("family", ["sam3", "sam2"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_graphs_give_what_eager_stages_give(family: str, compiled: bool) -> None:
-    source = random_source(family).to("cuda")
-    plain, captured = stages_of(source).to("cuda"), stages_of(source).to("cuda")
+    plain, captured = (stages_of(random_source(family)).to("cuda") for _ in range(2))
     if compiled:
-        captured.compile()
+        captured.compile(backend="eager")  # machine code takes minutes, and is the compiler's own affair
     use_graphs(captured)
     assert captured.static_shapes
-    for _ in range(2):
-        assert (tracked(captured, 3) - tracked(plain, 3)).abs().max() < 1e-2
+    with without_tf32():
+        for _ in range(2):
+            assert relative_error(tracked(captured, 3), tracked(plain, 3)) < 1e-3
 
 
 @gpu

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sam3_node.errors import CapacityError, RequestError, SettingsError, UnknownObjectError
-from sam3_node.models.sam.stages import Decoded
+from sam3_node.models.sam.stages import Decoded, ReadLimits, find_limits
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import ObjectPrompt, Tracker, Tracks, memory
 from sam3_node.tracking.host_copy import HostCopy, copy_to_device
 from sam3_node.tracking.memory import CONFIDENT_SCORE, get_rule
+from sam3_node.tracking.tracks import BATCHES
 from tests.support.refuses import refuses
 from tests.support.tiny import noise_clip, random_source, stages_of, tiny_model
 
@@ -215,7 +216,7 @@ def test_memory_that_runs_out_for_one_object_is_an_error(clip: list) -> None:
     def read(*inputs: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    read.takes_any_width = True  # type: ignore[attr-defined]
+    read.limits = ReadLimits(any_width=True)  # type: ignore[attr-defined]
     model.stages = model.stages._replace(read=read)
     tracker = Tracker(model)
     tracker.step(clip[0], [A])
@@ -301,7 +302,7 @@ def watch_reads(model: TrackerModel) -> list[tuple]:
         calls.append(tuple(() if tensor is None else tensor.shape for tensor in inputs))
         return inner(*inputs)
 
-    read.takes_any_width = True  # type: ignore[attr-defined]
+    read.limits = find_limits(inner)  # type: ignore[attr-defined]
     model.stages = model.stages._replace(read=read)
     return calls
 
@@ -343,13 +344,53 @@ def test_static_reads_have_only_the_shapes_of_the_warm_up() -> None:
     assert set(warm) == expected
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [ReadLimits(any_width=True), ReadLimits(full_from=2), ReadLimits()],
+    ids=["torch", "kernels", "mask"],
+)
+def test_a_growing_number_of_objects_has_few_shapes(limits: ReadLimits) -> None:
+    """cuDNN plans each new shape, for up to 150 ms: sixteen objects are added one by one, one of them is corrected."""
+    model = tiny_model(hidden=64, size=56)
+    model.static_shapes = True
+    calls = watch_reads(model)
+    model.stages.read.limits = limits
+    tracker = Tracker(model, 16)
+    for frame, pixels in enumerate(noise_clip(model.image_size, 40)):
+        new = [ObjectPrompt(frame, points=[[5.0 + 3 * frame, 20.0]])] if frame < 16 else []
+        again = [ObjectPrompt(3, points=[[20.0, 20.0]])] if frame in (24, 30) else []
+        tracker.step(pixels, new + again)
+    lengths: dict[int, set[int]] = {}
+    for _, memories, _, pointers, *_ in calls:
+        keys = memories[1] * model.memory_tokens + pointers[1] * model.read_stage.tokens.pointer_tokens
+        lengths.setdefault(memories[0], set()).add(keys)
+    assert set(lengths) <= set(BATCHES)
+    assert {1, 16} <= set(lengths)
+    assert max(map(len, lengths.values())) <= 4, lengths
+
+
+def test_a_full_bank_is_read_without_a_mask_where_the_read_takes_it_so() -> None:
+    model = tiny_model(hidden=64, size=56)
+    model.static_shapes = True
+    calls = watch_reads(model)
+    model.stages.read.limits = ReadLimits(full_from=2)
+    tracker = Tracker(model, 2)
+    reference = Tracker(tiny_model(hidden=64, size=56), 2)
+    for frame, pixels in enumerate(noise_clip(model.image_size, 22)):
+        prompts = [A, B] if frame == 0 else []
+        found, expected = tracker.step(pixels, prompts), reference.step(pixels, prompts)
+        assert (found.logits - expected.logits).abs().max() < CLOSE
+    masked = [valid != () for *_, valid in calls]
+    assert masked == [True] * 15 + [False] * 6, "15 pointers of tracked frames make a bank full"
+
+
 class Engine:
     """A read as an engine: with a mask, of few objects at once."""
 
-    takes_any_width = False
+    limits = ReadLimits(max_objects=2)
 
     def __init__(self, model: TrackerModel) -> None:
-        self.max_objects, self._read = 2, model.stages.read
+        self._read = model.stages.read
         self.calls: list[tuple[int, int]] = []
 
     def __call__(self, top: torch.Tensor, memory: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
@@ -372,7 +413,7 @@ def test_an_engine_reads_no_more_than_torch() -> None:
     for frame, pixels in enumerate(clip):
         actual, expected = (tracker.step(pixels, prompts.get(frame, [])) for tracker in (ours, theirs))
         assert (actual.logits - expected.logits).abs().max() < CLOSE
-    assert set(engine.calls) == {(2, 7)} <= warm
+    assert set(engine.calls) == {(1, 7), (2, 7)} <= warm
 
 
 SCORES = st.lists(st.sampled_from([0.0, CONFIDENT_SCORE, 0.5, 0.9]), min_size=1, max_size=20)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...errors import EngineError
 from ...files import keep, read_kept
+from ...models.sam.stages import ReadLimits
 from ..oom import MEMORY_HINT
 from ..specs import OBJECTS, Sizes, StageSpec, allocate_aligned, ensure_aligned, find_sizes
 from .builder import Library, describe_errors, find_library, get_logger, start_library
@@ -132,6 +133,7 @@ class TensorRTRun:
         self._workspace.reserve(self._engine.device_memory_size_v2)
         self._contexts: dict[Sizes, Any] = {}
         self.max_objects = _read_max_objects(self._engine, stage)
+        self.limits = ReadLimits(max_objects=self.max_objects)
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run in the order of torch's current stream, with device tensors that fit the specs; return the outputs.
