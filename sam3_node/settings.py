@@ -250,12 +250,12 @@ class ModelSettings(Section):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """Device: auto, cpu, cuda or cuda:N. auto uses CUDA if it is available."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Data type of the arithmetic. auto: on CUDA the fastest that the gate passes on the first start, or the engines'
-    own type if engine.kind names engines. On a CPU it is bfloat16 if the CPU computes it in hardware and the masks on
-    the bundled recording agree with float32's (mean IoU 0.97), which the first start checks; else float32."""
+    """Data type of the arithmetic. auto: on a GPU with units for bfloat16 that, on others float32, or the engines' own
+    type if engine.kind names engines. On a CPU it is bfloat16 if the CPU computes it in hardware and the masks on the
+    bundled recording agree with float32's (mean IoU 0.97), which the first start checks; else float32."""
     compile: bool | Literal["auto"] = "auto"
-    """Compile the stages with torch.compile: the first start takes minutes longer, frames are faster. auto: on a GPU,
-    if the first start finds a step faster so; on a CPU false."""
+    """Compile the stages with torch.compile: the first start takes a minute or more longer. auto: false, unless
+    `sam3-node tune` has found it faster on this machine."""
     threads: int = Field(0, ge=0, le=1024)
     """Number of CPU threads for the model; 0 lets torch choose."""
     image_size: int = Field(0, ge=0, le=4096)
@@ -267,7 +267,7 @@ class EngineSettings(Section):
     """Runtime of the model: torch, or engines of TensorRT or inductor made by `sam3-node engine build`."""
     precision: Literal["auto", "float32", "float16", "bfloat16", "fp8"] = "auto"
     """Data type of the engines. fp8 applies to the linear layers of the encoder only; all else then uses bfloat16.
-    auto: bfloat16; for kind torch on a GPU fp8, if there are scales and the first start finds a step faster so."""
+    auto: bfloat16; for kind torch on a GPU fp8, if there are scales and `sam3-node tune` has found it faster."""
     folder: ProfilePath = Path("~/.cache/sam3_node/engines")
     """Folder of the engines and of the gate's report on each."""
     scales: OptionalProfilePath = None
@@ -275,11 +275,11 @@ class EngineSettings(Section):
     recipe: OptionalProfilePath = None
     """For kind torch and precision fp8: recipe of the layers to quantise. Empty: all linear layers but the patches'."""
     read_kernel: Literal["auto", "torch", "triton"] = "auto"
-    """For kind torch on a GPU: kernels of the memory read. triton: this project's own, once the gate has compared them
-    with torch. auto: triton if the first start finds a step faster so, else torch."""
+    """For kind torch on a GPU: kernels of the memory read. triton: this project's own, once a start has compared them
+    with float32. auto: triton for SAM 2 and 3 in half precision on GPUs with units for bfloat16, else torch."""
     graphs: bool | Literal["auto"] = "auto"
-    """On a GPU, capture the work of each frame in CUDA graphs. auto: for kind torch, if the first start finds a step
-    faster so."""
+    """On a GPU, capture the work of each frame in CUDA graphs. auto: true for kind torch on an NVIDIA GPU, unless
+    `sam3-node tune` has found it slower."""
     fallback: bool = True
     """true: if no engine fits, run torch and name it in the model field of each message. false: refuse to start."""
     min_cosine: float = Field(0.99, gt=0.0, le=1.0)

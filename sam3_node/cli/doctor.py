@@ -180,7 +180,7 @@ def _check_options(settings: Settings) -> Iterator[CheckResult]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return
-    from ..engines.choice import describe
+    from ..engines.options import describe
 
     for reason in describe(settings):
         yield CheckResult("options", "ok", reason)

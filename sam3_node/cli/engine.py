@@ -1,4 +1,4 @@
-"""The commands `sam3-node engine` and `sam3-node calibrate fp8`.
+"""The commands `sam3-node engine`, `sam3-node tune` and `sam3-node calibrate fp8`.
 
 Heavy packages are imported inside the command that needs them.
 """
@@ -25,11 +25,15 @@ COLUMNS = ("ENGINE", "MODEL", "PRECISION", "SIZE", "OBJECTS", "GPU", "LIBRARY", 
 DETECTOR_WITH_ENGINE = "yolo-world"  # TensorRT only
 INDUCTOR = "inductor"
 CALIBRATION_FRAMES = 32
+TUNED_OBJECTS = (1, 4, 16)
 SOURCE_HELP = "a recording (.mcap), a video or a folder of images"
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the commands `engine …`."""
+    """Add the commands `engine …` and `tune`."""
+    tuned = commands.add("tune", tune)
+    text = f"numbers of objects to time [{','.join(map(str, TUNED_OBJECTS))}]"
+    tuned.add("--objects N,N", text, parse_counts, TUNED_OBJECTS)
     group = commands.add_group(
         "engine",
         "build, list and check engines of the model: TensorRT, or compiled by torch (--engine.kind inductor)",
@@ -58,6 +62,32 @@ def add_fp8_command(group: Commands) -> None:
     fp8.add_path("--recipe FILE.toml", "which kinds of layers will be quantised")
     text = f"number of frames to use, over all sources [{CALIBRATION_FRAMES}]"
     fp8.add("--frames N", text, parse_count, CALIBRATION_FRAMES)
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Parse "1,4,16": numbers of 1 or greater, each once, in rising order."""
+    return tuple(sorted({parse_count(part) for part in text.split(",")}))
+
+
+def tune(args: Namespace, settings: Settings) -> None:
+    """Time the options of torch on this machine, and keep the fastest for the next starts.
+
+    Each combination of the options that are auto is timed with each number of objects: dtype, kernels of the memory
+    read, compilation and CUDA graphs, and FP8 if there are scales. Compilation takes minutes. A tuning that was stopped
+    goes on where it was.
+    """
+    _require_node()
+    from ..engines.tune import list_rows
+    from ..engines.tune import tune as time_options
+    from ..perception.perception import load_to_serve
+
+    with closing(ProgressBar("trials")) as bar:
+
+        def report(what: str, done: int, total: int) -> None:
+            bar("tune", done, total, what)
+
+        tuning = time_options(settings, load_to_serve, args.objects, report)
+    print(*align_rows(list_rows(tuning)), sep="\n")
 
 
 def engine_build(args: Namespace, settings: Settings) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
+import threading
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +55,8 @@ def run(args: Namespace, settings: Settings) -> None:
     with _begin_service(settings) as watchdog:
         require("torch", "node")
         require("transformers", "node")
+        if settings.model.device != "cpu":
+            threading.Thread(target=_begin_cuda, name="cuda", daemon=True).start()
         from ..node.node import Node
 
         with Node(settings, args.restore_from, watchdog) as node, _notify_about_frames("run", settings):
@@ -84,6 +88,18 @@ def camera(args: Namespace, settings: Settings) -> None:
 
     with _begin_service(settings) as watchdog, log_subject(settings.camera.name):
         run_camera(settings, stop_on_signals(), watchdog)
+
+
+def _begin_cuda() -> None:
+    """Create the context of the first GPU while torch and transformers are imported, which take as long.
+
+    torch uses this context then. Where there is no GPU or driver, do nothing: torch says what lacks.
+    """
+    with suppress(OSError, AttributeError):
+        cuda = ctypes.CDLL("libcuda.so.1")  # a call by ctypes lets other threads run meanwhile
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        if cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0:
+            cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
 def watch(args: Namespace, settings: Settings) -> None:

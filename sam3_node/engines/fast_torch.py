@@ -4,25 +4,30 @@
 once for each machine and weights, and keeps the report beside the engines. Some CPUs compute wrongly in bfloat16,
 and some weights lose too much, so capability alone is no reason to use it.
 
-`serve_fast_torch` puts faster stages in place for `engine.kind` torch: the encoder in FP8, the memory read by Triton
-kernels. They are judged once for each GPU, weights and versions, and made each time the model is loaded.
+`serve_fast_torch` puts the encoder in FP8 in place for `engine.kind` torch. It is judged once for each GPU, weights and
+versions, and made each time the model is loaded. `serve_kernels` lets our Triton kernels run: they are the same
+arithmetic, so they are compared with float32 on random values, which takes no clip and no second model.
 """
 
-import copy
 import hashlib
+import importlib.util
 import json
 import logging
+import math
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import EngineError, Sam3NodeError, find_version
+from ..errors import EngineError, Sam3NodeError, find_version, require
 from ..files import keep, read_kept
 from ..models import TrackerModel
+from ..models.sam.memory_read import MIN_TOKENS
+from ..models.sam.probes import PROBE_ERROR
 from ..models.sam.stages import Stages
 from ..models.weight_files import pick_device
 from ..settings import Settings
@@ -40,10 +45,14 @@ bundled recording's smallest object is 0.02 of its IoU. Wrong arithmetic was see
 MAX_PARAMETERS = 100_000_000
 """Weights beyond this stay in float32: on a CPU their gate would take minutes."""
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
-FOLDER, FAST_FOLDER = "bfloat16", "faster"
+FOLDER = "bfloat16"
+FAST_FOLDER = "faster"
+LAUNCHES = "launches"
 TRITON = "triton"
 BACKEND = "inductor"
-LAUNCHES = "launches"
+"""Compiler of the encoder in FP8."""
+MIN_CAPABILITY = (8, 0)
+"""Compute capability from which the kernels have run: those of older GPUs have no units for bfloat16."""
 MAX_ERROR_CHARS = 300  # of triton's errors, which have the reason in their third line
 MULTIPLE = 16
 """The sides of FP8 matrices on a GPU are multiples of this."""
@@ -239,7 +248,7 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
     MissingExtraError.
     """
     engine = settings.engine
-    if engine.kind != "torch" or (engine.precision != FP8 and engine.read_kernel != TRITON):
+    if engine.kind != "torch" or engine.precision != FP8:
         return
     stages = model.stages
 
@@ -253,7 +262,7 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
                 _write_report(path, report)
         except STAGE_ERRORS:
             raise
-        except Exception as error:  # triton has its own, such as for a GPU that its ptxas does not know
+        except Exception as error:  # the compiler's own, such as for a GPU that it does not know
             said = " ".join(str(error).split())[:MAX_ERROR_CHARS]
             raise EngineError(f"torch's faster stages fail: {type(error).__name__}: {said}") from error
         if refusal := apply_thresholds(report, engine).refusal():
@@ -265,45 +274,103 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
 
 
 def make_stages(model: TrackerModel, settings: Settings) -> Stages:
-    """Return the model's stages with those in place that the settings ask for. The model is not changed."""
-    stages, replaced = model.stages, dict[str, nn.Module]()
-    if settings.engine.precision == FP8:
-        replaced["encode"] = make_fp8_encoder(model, settings)
-    if settings.engine.read_kernel == TRITON:
-        _require_half_on_gpu(model)
-        read = copy.deepcopy(model.read_stage)
-        read.use_kernels()
-        choose_launch(model.device, settings.engine.folder.expanduser() / LAUNCHES)
-        replaced["read"] = read
-    for name, stage in replaced.items():
-        if settings.model.compile is True or (name, settings.engine.precision) == ("encode", FP8):
-            stage.compile(backend=BACKEND, dynamic=False)
-    return stages._replace(**replaced)
+    """Return the model's stages with the encoder in FP8, compiled. The model is not changed."""
+    encode = make_fp8_encoder(model, settings)
+    encode.compile(backend=BACKEND, dynamic=False)
+    return model.stages._replace(encode=encode)
 
 
-def choose_launch(device: torch.device, folder: Path) -> None:
-    """Let the read's kernels be launched in the way that is fastest on this GPU.
+def serve_kernels(model: TrackerModel, settings: Settings) -> None:
+    """Let our Triton kernels run where the settings ask for them, or leave it open and they are worth it.
 
-    The first start times a few; `folder` keeps the result for GPUs of this generation.
+    They are compiled and compared with float32 on random values first. Where they were asked for and cannot run, and
+    `engine.fallback` is on, torch's operations serve and the model's name says why. Otherwise raises EngineError or
+    MissingExtraError. Where nobody asked, the log says why.
     """
-    from ..models.sam import read_kernel
+    engine = settings.engine
+    if model.device.type == "cuda" and math.prod(model.grid) < MIN_TOKENS:
+        # cuDNN plans each shape of an attention for 40 to 150 ms, more than it ever saves for a small model
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    if engine.kind != "torch" or engine.read_kernel == "torch":
+        return
+    stages = model.stages
 
-    generation = "".join(map(str, torch.cuda.get_device_capability(device)))
-    path = folder / f"sm{generation}-{find_version(TRITON)}.json"
-    try:
-        launch = read_kernel.Launch(*json.loads(read_kept(path, "launches are timed again") or b""))
-    except (ValueError, TypeError):  # absent, or damaged
-        launch = read_kernel.time_launches(device)
-        keep(path, json.dumps(launch).encode(), "launches are timed again at the next start")
-    read_kernel.use_launch(device, launch)
+    def serve() -> None:
+        try:
+            _check_kernels(model)
+        except STAGE_ERRORS:
+            raise
+        except Exception as error:  # triton has its own, such as for a GPU that its ptxas does not know
+            said = " ".join(str(error).split())[:MAX_ERROR_CHARS]
+            raise EngineError(f"the kernels fail: {type(error).__name__}: {said}") from error
+        use_kept_launch(model.device, engine.folder)
+        model.use_kernels()
+
+    if engine.read_kernel == TRITON:
+        if reason := attempt(serve, engine):
+            use_torch(model, stages, reason)
+    elif are_kernels_worth_it(model):
+        reason = attempt(serve, engine.model_copy(update={"fallback": True}))
+        if reason is not None:
+            _log.info("torch's own operations read memories: %s", reason)
 
 
-def _require_half_on_gpu(model: TrackerModel) -> None:
+def are_kernels_worth_it(model: TrackerModel) -> bool:
+    """Return True for half precision on an NVIDIA GPU with triton, and a model large enough.
+
+    SAM 3 takes 2 to 8 ms less by the kernels. nano gains less than the 5 s for which its start would compile them.
+    """
+    return (
+        model.has_memory
+        and model.device.type == "cuda"
+        and torch.version.hip is None
+        and model.dtype in (torch.bfloat16, torch.float16)
+        and torch.cuda.get_device_capability(model.device) >= MIN_CAPABILITY
+        and math.prod(model.grid) >= MIN_TOKENS
+        and importlib.util.find_spec(TRITON) is not None
+    )
+
+
+def _check_kernels(model: TrackerModel) -> None:
+    """Raise EngineError or MissingExtraError unless the kernels compute rightly for this model."""
     if model.device.type != "cuda" or model.dtype == torch.float32:
         raise EngineError(
             "engine.read_kernel triton: expected a model on CUDA in bfloat16 or float16, found one on "
             f"{model.device.type} in {str(model.dtype).removeprefix('torch.')}; use --engine.read_kernel torch"
         )
+    require(TRITON, TRITON)
+    from ..models.sam import kernels
+
+    error = kernels.measure_error(model.device, model.dtype)
+    if error > PROBE_ERROR:
+        raise EngineError(
+            f"engine.read_kernel triton: expected an error of at most {PROBE_ERROR} beside float32 on this GPU, found "
+            f"{error:.2g}; use --engine.read_kernel torch"
+        )
+
+
+def use_kept_launch(device: torch.device, folder: Path) -> None:
+    """Launch the read's attention as `sam3-node tune` has found fastest on GPUs of this generation, if it has run."""
+    from ..models.sam import kernels
+
+    data = read_kept(_launch_path(device, folder), "sam3-node tune finds it again")
+    with suppress(ValueError, TypeError):  # absent, or damaged
+        kernels.use_launch(device, kernels.Launch(*json.loads(data or b"")))
+
+
+def keep_launch(device: torch.device, folder: Path) -> None:
+    """Time the launches of the read's attention on this GPU, and keep the fastest for starts to come."""
+    from ..models.sam import kernels
+
+    times = kernels.time_launches(device)
+    fastest = min(times, key=lambda launch: times[launch])
+    keep(_launch_path(device, folder), json.dumps(fastest).encode(), "sam3-node tune finds it again")
+    kernels.use_launch(device, fastest)
+
+
+def _launch_path(device: torch.device, folder: Path) -> Path:
+    generation = "".join(map(str, torch.cuda.get_device_capability(device)))
+    return folder.expanduser() / LAUNCHES / f"sm{generation}-{find_version(TRITON)}.json"
 
 
 def compare_fast(

@@ -4,6 +4,7 @@ Node and replay share it. A live node also has a `LiveIdentity`: its name, the e
 cameras send. A replay has none, so its results depend neither on random numbers nor on the time at which it runs.
 """
 
+import logging
 import platform
 import secrets
 import time
@@ -19,12 +20,12 @@ import torch
 from ..calibration import Calibration, load_calibration
 from ..detection.detectors import Detector, PromptSet, add_exemplar, prepare_prompts, restore_prompts
 from ..detection.phrases import clean_prompts
-from ..engines.choice import choose
 from ..engines.detector import choose_phrases, load_chosen, resolve_folder, serve_detector
 from ..engines.engine_store import FP8, checkpoint_digest, choose_model_dtype, identify_setup
-from ..engines.fast_torch import has_open_dtype, load_by_gate, serve_fast_torch
+from ..engines.fast_torch import has_open_dtype, load_by_gate, serve_fast_torch, serve_kernels
 from ..engines.inductor import CompiledArtifacts, keep_compiled, use_graphs
 from ..engines.oom import STAGE_ERRORS, find_device_error, reraise_out_of_memory, to_engine_error
+from ..engines.options import resolve
 from ..engines.slot import serve_tracker, use_torch
 from ..errors import (
     EngineError,
@@ -39,6 +40,7 @@ from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages
 from ..settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
 from ..tracking.confidence import CALIBRATION, is_calibrated
+from ..tracking.tracks import BATCHES
 from ..types import CAMERA_SILENT_S, Frame, Image, Mask, MaskEncoding, MaskFrame, Priority, State
 from ..wire import MAX_EPOCH
 from ..wire.frame_prompt import FramePrompt
@@ -46,6 +48,8 @@ from .linking import LinkRules, WorldLinker
 from .pipeline import Pipeline
 from .robot import RobotBody, RobotStage
 from .spatial import SpatialStage
+
+_log = logging.getLogger(__name__)
 
 
 class Perception:
@@ -79,7 +83,7 @@ class Perception:
         Raises ModelError, VocabularyError, EngineError, MissingExtraError or SettingsError if they cannot be used.
         """
         calibrations = tuple(map(load_calibration, settings.spatial.calibration))
-        settings = choose(settings, _load_to_serve)
+        settings = resolve(settings)
         perception = cls(settings, *load_models(settings))
         perception.calibrations = calibrations
         return perception
@@ -371,7 +375,8 @@ def load_models(settings: Settings) -> tuple[TrackerModel, Detector | None]:
     The detector is loaded before a gate or a warm-up runs the tracker: one that shares its encoder adds an output to
     it, and the encoder would be compiled or captured again.
     """
-    settings = choose(settings, _load_to_serve)
+    settings = resolve(settings)
+    begin_s = time.monotonic()
     hint = f"while {settings.model.name} was loaded"
     with reraise_out_of_memory(ModelError, hint, MEMORY_HINT):
         model = _load_torch(settings)
@@ -383,6 +388,7 @@ def load_models(settings: Settings) -> tuple[TrackerModel, Detector | None]:
             warm_up(model, settings, torch_stages)
             if detector is not None:
                 _detect_on_blank_frame(detector, model, settings)
+    _log.info("%s is ready after %.1f s on %s", model.name, time.monotonic() - begin_s, model.device)
     return model, detector
 
 
@@ -417,12 +423,13 @@ def _serve(model: TrackerModel, settings: Settings) -> None:
     """Put engines, faster stages and CUDA graphs in the place of the tracker's torch stages, as the settings say."""
     serve_tracker(model, settings)
     serve_fast_torch(model, settings)
+    serve_kernels(model, settings)
     if settings.engine.graphs:
         use_graphs(model)
 
 
-def _load_to_serve(settings: Settings) -> TrackerModel:
-    """Load the tracker alone, as it would serve."""
+def load_to_serve(settings: Settings) -> TrackerModel:
+    """Load the tracker alone, as it would serve; nothing is warmed up."""
     with reraise_out_of_memory(ModelError, f"while {settings.model.name} was loaded", MEMORY_HINT):
         model = _load_torch(settings)
         _serve(model, settings)
@@ -479,8 +486,7 @@ def warm_up(model: TrackerModel, settings: Settings, torch_stages: Stages) -> No
 def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
     """Prompt of each kind, and track one object. Where more objects run other code, track more.
 
-    With static shapes, each batch size runs; compiled stages have one graph for 2 or more objects; and a GPU's
-    libraries choose their kernels by size.
+    With static shapes, each batch size runs; compiled stages have one graph for 2 or more objects.
     """
     pipeline = Pipeline(model, settings, "warm-up")
     pipeline.warm_up_reads()
@@ -493,13 +499,19 @@ def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
         FramePrompt(mask=Mask.from_full(np.eye(side, dtype=np.bool_))),
     ):
         pipeline.remove(pipeline.add(prompt).id)
-    most = settings.max_objects if static or model.device.type == "cuda" else 1 + model.is_compiled
-    for count in range(1, min(most, settings.max_objects) + 1):
+    most = settings.max_objects
+    sizes: tuple[int, ...] = BATCHES
+    if not static:
+        most = min(most, 1 + model.is_compiled)
+        sizes = (1, 2)
+    for count in range(1, most + 1):
         pipeline.add(point)
-        if static or count in (1, 2, settings.max_objects):
+        if count in sizes or count == most:
             pipeline.step(blank)
-        if count & (count - 1) == 0:  # a power of two: the next object needs the next batch size
-            pipeline.step(blank)
+        if count == 1:
+            pipeline.step(
+                blank
+            )  # tracks it: with the next object, a stage that fails would remove that one, too
 
 
 @torch.inference_mode()

@@ -283,21 +283,21 @@ def test_doctor_reports_the_core(tmp_path: Path) -> None:
 def test_doctor_says_what_was_chosen_for_the_gpu_and_estimates_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choice = pytest.importorskip("sam3_node.engines.choice")
+    options = pytest.importorskip("sam3_node.engines.options")
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     small = SimpleNamespace(total_memory=8e9)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: small)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("sam3_node.engines.fast_torch.identify_setup", lambda settings: "a setup")
     settings = load_settings(overrides={"engine.folder": str(tmp_path), "tracker.max_objects": "64"})
     first, memory = doctor._check_options(settings)
-    assert "not chosen yet" in first.detail
+    assert "sam3-node tune" in first.detail
     assert memory.status == "warn"
-    path = choice.find_path(settings)
-    path.parent.mkdir()
-    path.write_text('{"values": {"model.compile": true}, "reasons": ["model.compile True: 7 ms"], "ms": 7}')
-    assert next(iter(doctor._check_options(settings))).detail == "model.compile True: 7 ms"
+    trial = options.Trial({"model.compile": True}, {4: 7.0})
+    options.Tuning((4,), (trial,), 0, "2026-11-26").save(options.find_path(settings))
+    assert "7.0 ms with 4 objects" in next(iter(doctor._check_options(settings))).detail
 
 
 def test_the_estimate_of_memory_counts_the_bank_as_it_is() -> None:

@@ -220,6 +220,8 @@ def test_precision_of_the_detector() -> None:
 def test_a_plan_detects_what_torch_detects(
     tmp_path: Path, frames: list[Image], names: tuple[str, ...]
 ) -> None:
+    if not (find_spec("tensorrt") or find_spec("tensorrt_rtx")):
+        pytest.skip("no TensorRT is installed")
     settings = Settings(
         model=ModelSettings(device="cuda"),
         engine=EngineSettings(kind="tensorrt", folder=tmp_path, fallback=False, max_time=0),

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -328,7 +329,7 @@ def test_other_arithmetic_is_judged_again(
     assert count() == 0
     assert count(amax=7.0) == 1
     assert count(read="pooled") == 1
-    assert count(read_kernel="triton") == 1
+    assert count(read_kernel="torch") == 1
     assert count(compile=True) == 1
     for module, name, other in (
         (torch, "__version__", "2.13.1"),
@@ -374,11 +375,60 @@ def test_torch_serves_where_a_compiler_does_not_know_the_gpu(
     def fail(*_: object) -> None:
         raise PTXASError("PTXAS error: codegen\n`ptxas` stderr:\nValue 'sm_110a' is not defined")
 
-    monkeypatch.setattr(fast_torch, "make_stages", fail)
+    monkeypatch.setattr(fast_torch, "_check_kernels", fail)
     settings = make_settings(weights, precision="float32", read_kernel="triton")
     model = load_model(settings.model, settings.tracker, settings.engine)
-    assert "faster stages fail: PTXASError" in model.name
+    assert "PTXASError" in model.name
     assert "'sm_110a' is not defined" in caplog.text
+    assert not model.read_stage.attend.uses_kernels
+
+
+def test_kernels_that_nobody_asked_for_fail_with_a_line_alone(
+    weights: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise EngineError("an error of 0.5")
+
+    caplog.set_level("INFO")
+    monkeypatch.setattr(fast_torch, "_check_kernels", fail)
+    monkeypatch.setattr(fast_torch, "are_kernels_worth_it", lambda model: True)
+    settings = make_settings(weights, precision="float32", fallback=False)
+    model = load_model(settings.model, settings.tracker, settings.engine)
+    assert "torch:" not in model.name
+    assert "an error of 0.5" in caplog.text
+    assert not model.read_stage.attend.uses_kernels
+
+
+def test_kernels_whose_numbers_are_wrong_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = pytest.importorskip("sam3_node.models.sam.kernels", reason="needs the extra triton")
+    monkeypatch.setattr(kernels, "measure_error", lambda device, dtype: 0.5)
+    model = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
+    with refuses(EngineError, field=("0.5", "engine.read_kernel")):
+        fast_torch._check_kernels(model)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, True),
+        ({"grid": (16, 16)}, False),
+        ({"dtype": torch.float32}, False),
+        ({"device": torch.device("cpu")}, False),
+        ({"has_memory": False}, False),
+    ],
+)
+def test_kernels_are_for_large_models_in_half_precision(
+    change: dict[str, Any], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(fast_torch.importlib.util, "find_spec", lambda name: object())
+    model = {
+        "device": torch.device("cuda"),
+        "dtype": torch.bfloat16,
+        "grid": (72, 72),
+        "has_memory": True,
+    } | change
+    assert fast_torch.are_kernels_worth_it(SimpleNamespace(**model)) is expected  # type: ignore[arg-type]
 
 
 def test_engines_do_not_approximate(weights: Path) -> None:

@@ -406,8 +406,8 @@ def test_a_model_that_cannot_be_loaded() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_stages_are_timed_and_the_masks_agree() -> None:
-    source = random_source("sam3", presence=60.0)
-    models = [stages_of(source).to(at) for at in ("cpu", "cuda")]
+    # a source each: stages share the weights of theirs, and would move with them
+    models = [stages_of(random_source("sam3", presence=60.0)).to(at) for at in ("cpu", "cuda")]
     pipelines = [Pipeline(model, TrackerSettings(), "cam0") for model in models]
     expected, found = ([step_with_box(pipeline, seq) for seq in range(4)] for pipeline in pipelines)
     assert all(spent >= 0 for masks in found for spent in masks.stages_us.values())
