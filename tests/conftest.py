@@ -36,7 +36,15 @@ LONGEST_FIRST = (
 """Files that take longest: they begin first, so that no process waits for another one at the end."""
 
 
+GPU_LIMIT_S = 20
+"""Seconds of a test that needs a GPU: time on one is scarce, and a test that hangs must not cost that of the others."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(GPU_LIMIT_S))
+
     def rank(item: pytest.Item) -> int:
         path = item.path.as_posix()
         return next(

@@ -9,7 +9,6 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +34,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_dry_run_measures_every_figure_of_every_section(journal: Path) -> None:
     lines = read_lines(journal)
     assert not [line for line in lines if "error" in line]
-    assert {line["section"] for line in lines} == set(gpu_first.SECTIONS) - {"read"}  # which needs a GPU
+    assert {line["section"] for line in lines} == set(gpu_first.SECTIONS) - {"kernels"}  # they need a GPU
     assert max(Counter((line["section"], line["figure"]) for line in lines).values()) == 1
     values: list[Any] = []
     for line in lines:
@@ -51,7 +50,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(
     *kept, last = text.splitlines(keepends=True)
     journal.write_text("".join(kept) + last[: len(last) // 2])
     capsys.readouterr()
-    assert gpu_first.main([*UNLIMITED, "--section", "kernels", "peer", "tests", "--out", str(journal)]) == 0
+    assert gpu_first.main([*UNLIMITED, "--section", "stages", "peer", "fp8", "--out", str(journal)]) == 0
     (printed,) = capsys.readouterr().out.splitlines()
     assert json.loads(printed)["figure"] == json.loads(last)["figure"]
     assert [line["figure"] for line in read_lines(journal)] == [
@@ -96,7 +95,7 @@ def test_no_figure_begins_after_the_time(tmp_path: Path, capsys: pytest.CaptureF
     assert gpu_first.main(["--dry-run", "--seconds", "0", "--out", str(path)]) == 3
     assert not path.exists()
     said = capsys.readouterr().err
-    assert all(f"time is over in {section}" in said for section in gpu_first.SECTIONS if section != "read")
+    assert all(f"time is over in {section}" in said for section in gpu_first.SECTIONS if section != "kernels")
 
 
 BARE = """torch transformers numpy opencv-python msgpack safetensors prometheus-client pytest hypothesis pyzmq
@@ -148,10 +147,10 @@ def run_bare(script: str, *words: str) -> subprocess.CompletedProcess[str]:
 def test_it_runs_with_few_packages(tmp_path: Path) -> None:
     path = tmp_path / "first.jsonl"
     script = "from tools.bench import gpu_first\nsys.exit(gpu_first.main(sys.argv[1:]))"
-    words = [*UNLIMITED, "--section", "eager", "fp8", "kernels", "--out", str(path)]
+    words = [*UNLIMITED, "--section", "stages", "fp8", "--out", str(path)]
     done = run_bare(script, *words)
     assert done.returncode == 0, done.stderr
-    assert {line["section"] for line in read_lines(path)} == {"eager", "fp8", "kernels"}
+    assert {line["section"] for line in read_lines(path)} == {"stages", "fp8"}
 
 
 def test_the_tests_that_need_a_gpu_are_found_with_few_packages() -> None:
@@ -165,10 +164,8 @@ def test_the_tests_that_need_a_gpu_are_found_with_few_packages() -> None:
 
 
 def test_no_passed_test_is_a_failed_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*args: object, **options: object) -> SimpleNamespace:
-        return SimpleNamespace(
-            stdout="Interrupted: 5 errors during collection\n5 errors in 9.10s\n", stderr=""
-        )
+    def run(*args: object, stdout: Any, **options: object) -> None:
+        stdout.write("Interrupted: 5 errors during collection\n5 errors in 9.10s\n")
 
     monkeypatch.setattr(gpu_first.subprocess, "run", run)
     path = tmp_path / "first.jsonl"

@@ -1,16 +1,15 @@
 """Measure what decides what to do next in the first half hour on a GPU: one JSON line for each figure as it comes.
 
     python -m tools.bench.gpu_first --out first.jsonl          all sections, the decisive ones first, 9 minutes in all
-    python -m tools.bench.gpu_first --out first.jsonl --section eager read
+    python -m tools.bench.gpu_first --out first.jsonl --section together node
     python -m tools.bench.gpu_first --dry-run           all sections on a CPU with a tiny model
 
-eager: stages and steps by number of objects, without a compiler. read: the memory read by Triton kernels, and sizes of
-their launches. compile: CUDA graphs, and compiled steps, the first of which are a cold start. fp8: products in FP8, and
-the encoder, eager and compiled. node: a node over sockets with a camera on 1080p frames, the first detection, the first
-start of nano with open options, starts without a compiler and with what the section compile has left. peer:
-transformers' streaming inference on the same weights. kernels: fused attention by backend. tests: those that need a
-GPU; their output goes beside the file. The model is SAM 3 at full size. Its weights are random and made on the device:
-a cosine shows errors of the code, not accuracy.
+tests: those that need a GPU; their output goes beside the file as it comes. together: steps by combination of options,
+loaded as the product loads them, so that a line is a setting. node: a node over sockets with a camera on 1080p frames,
+the first detection, and the first mask from an empty cache. stages: each stage with a wait after it, and the slowest
+kernels. kernels: attention of the memory read by each operation and launch. peer: transformers' streaming inference on
+the same weights, under autocast. fp8: products in FP8, and the encoder, compiled. The model is SAM 3 at full size. Its
+weights are random: a cosine shows errors of the code, not accuracy.
 
 A figure that the file has is not measured again, so that a command that was stopped goes on where it was; delete a
 line to measure its figure again. A section ends after --seconds, and all of them after --total: the figure that is
@@ -41,26 +40,27 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Sam3Config, Sam3Model
 
 from sam3_node.detection.sam3_concept import ConceptNetwork
-from sam3_node.engines.choice import describe
 from sam3_node.engines.fast_torch import make_fp8_encoder
-from sam3_node.engines.inductor import keep_compiled, use_graphs
 from sam3_node.engines.oom import find_device_error
+from sam3_node.engines.options import resolve
 from sam3_node.engines.quantize import Scales, find_layers, weights_digest
 from sam3_node.engines.specs import STAGES
 from sam3_node.engines.validation import TimedStage, cosine, read_clock
 from sam3_node.errors import DeviceError
-from sam3_node.models import TrackerModel
+from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.checkpoints import cast_source
+from sam3_node.models.sam.cudnn import attend_cudnn, has_cudnn
+from sam3_node.models.sam.probes import relative_error
 from sam3_node.models.sam.stages import Stages
 from sam3_node.perception.perception import load_models
 from sam3_node.settings import EngineSettings, Settings
-from sam3_node.tracking.memory import MemoryBank, get_rule
+from sam3_node.tracking import ObjectPrompt
+from sam3_node.tracking.tracks import BATCHES
 from tools.bench.common import ROOT, percentile, read_versions
-from tools.bench.latency import start, step
+from tools.bench.latency import step
 from tools.bench.processes import Processes, add_points, next_masks
 from tools.bench.tiny_weights import sam3_config
 from tools.command import new_parser, read_json_lines
@@ -68,21 +68,13 @@ from tools.command import new_parser, read_json_lines
 SECTION_S, TOTAL_S = 420, 540
 CACHE = Path(tempfile.gettempdir()) / "gpu_first"
 """Folder of what is compiled."""
-FILL = 8  # frames until the memory bank is full
+FILL = 20  # frames until the memory bank is full: 16 pointers and the prompted frame, and some more
+NEW_FRAMES = 20  # frames after a new object that are watched
 KERNELS, MAX_TRACE = 15, 3000  # rows of the profiler's table, characters of a traceback
 PRODUCT = (1024, 4736)
 """Inputs and outputs of the largest linear layers of SAM 3's encoder."""
-ATTENTIONS = {
-    "read, 4 objects": (4, 5184, 36352, 256),
-    "encoder, windows": (144, 576, 576, 64),
-    "encoder, global": (16, 5184, 5184, 64),
-}
-"""Objects or heads, queries, keys and channels. Seven memories with their pointers have 36,352 keys."""
-BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
+READ = (5184, 36352, 256, 64)
+"""Queries, keys, and channels of keys and values of SAM 3's memory read: 7 memories and 16 pointers."""
 KINDS = ("passed", "failed", "errors", "skipped", "deselected")
 TEXT_SIZE = (32, 256)  # tokens of a phrase, and their features
 
@@ -140,9 +132,7 @@ class Journal:
             self.note_error(figure, error, start_s)
             if lost := find_device_error(error):
                 raise lost from error
-        gc.collect()
-        if self.scale.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release(self.scale)
 
     def note_error(self, figure: str, error: BaseException, start_s: float) -> None:
         """Write a figure that failed, and count it."""
@@ -204,87 +194,156 @@ def make_clip(model: TrackerModel, frames: int) -> list[Tensor]:
     ]
 
 
-def run_eager(journal: Journal) -> None:
-    """Measure stages and steps as the defaults serve them."""
+class Variant(NamedTuple):
+    """A combination of settings to time together."""
+
+    name: str
+    counts: tuple[int, ...] = (1, 4, 16)
+    settings: Mapping[str, Mapping[str, Any]] = {}
+
+
+KERNELS_OFF = {"engine": {"read_kernel": "torch"}}
+VARIANTS = (
+    Variant("defaults"),
+    Variant("defaults, pooled", (16,), {"tracker": {"read": "pooled"}}),
+    Variant("compiled, graphs", settings={"model": {"compile": True}}),
+    Variant("compiled, graphs, pooled", (16,), {"model": {"compile": True}, "tracker": {"read": "pooled"}}),
+    Variant("compiled, graphs, FP8", settings={"model": {"compile": True}, "engine": {"precision": "fp8"}}),
+    Variant("eager", settings={"engine": {"graphs": False}}),
+    Variant("graphs, no kernels", settings=KERNELS_OFF),
+    Variant("compiled, graphs, no kernels", (1, 16), {"model": {"compile": True}, **KERNELS_OFF}),
+)
+
+
+def run_together(journal: Journal) -> None:
+    """Measure steps with combinations of options, loaded as the product loads them."""
+    scale = journal.scale
+    with saved_weights(scale) as weights:
+        for variant in VARIANTS:
+            settings = make_settings(weights, scale, variant)
+            loaded = Loaded(settings)
+            for count in variant.counts if not scale.dry else scale.counts[:1]:
+                figure = f"{variant.name}, {count} objects"
+                journal.measure(figure, "ms", partial(loaded.step_times, count, scale))
+            if variant.name in ("defaults", "compiled, graphs") and not scale.dry:
+                figure = f"{variant.name}, slowest kernels, 16 objects"
+                journal.measure(figure, "ms", partial(loaded.slowest_kernels, 16, scale))
+
+
+class Loaded:
+    """A tracker that is loaded and warmed up when it is first used."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._model: TrackerModel | None = None
+        self._seconds = 0.0
+
+    @property
+    def model(self) -> TrackerModel:
+        """The tracker, as a node would have it before its first frame."""
+        if self._model is None:
+            torch._dynamo.reset()
+            begin_s = time.monotonic()
+            self._model, _ = load_models(self._settings)
+            self._seconds = time.monotonic() - begin_s
+        return self._model
+
+    def step_times(self, count: int, scale: Scale) -> dict[str, float]:
+        """Return what the function `step_times` does, and the seconds of the start."""
+        model = self.model
+        if "(torch:" in model.name:
+            raise RuntimeError(f"the options cannot serve: {model.name}")
+        return step_times(model, count, scale) | {"seconds until ready": self._seconds}
+
+    def slowest_kernels(self, count: int, scale: Scale) -> dict[str, float]:
+        """See `slowest_kernels`."""
+        return slowest_kernels(self.model, count, scale)
+
+
+def make_settings(weights: Path, scale: Scale, variant: Variant) -> Settings:
+    """Return the settings of a variant; FP8 has made-up scales."""
+    sections: dict[str, dict[str, Any]] = {
+        "model": {"name": str(weights), "device": scale.device.type},
+        "engine": {"folder": str(CACHE), "min_cosine": 0.01, "min_iou": 0.01, "max_time": 0},
+        "detector": {"kind": "none"},
+        "tracker": {"max_objects": 16 if not scale.dry else 2},
+    }
+    for section, values in variant.settings.items():
+        sections[section] |= values
+    if sections["model"].get("compile") and scale.dry:
+        sections["model"]["compile"] = False  # no compiler in a dry run
+    if sections["engine"].get("precision") == "fp8":
+        if scale.dry:
+            del sections["engine"]["precision"]
+        else:
+            sections["engine"]["scales"] = str(make_scales(weights, scale))
+    return resolve(Settings.model_validate(sections))
+
+
+def make_scales(weights: Path, scale: Scale) -> Path:
+    """Write made-up scales of the encoder beside weights."""
+    model = load_tracker(str(weights), device=scale.device, dtype="bfloat16")
+    amax = dict.fromkeys(find_layers(model.encode_stage), 8.0)
+    path = weights / "scales.json"
+    Scales(model=model.name, digest=weights_digest(model), frames=1, amax=amax).save(path)
+    return path
+
+
+def run_stages(journal: Journal) -> None:
+    """Measure each stage of an eager step, and the slowest kernels."""
     scale = journal.scale
     model = make_model(scale)
+    if scale.device.type == "cuda":
+        model.use_kernels()
     for count in scale.counts:
-        journal.measure(f"{count} objects, stages", "ms", partial(stage_times, model, count, scale))
-        journal.measure(f"{count} objects, step", "ms", partial(step_times, model, count, scale))
+        journal.measure(f"{count} objects", "ms", partial(stage_times, model, count, scale))
     journal.measure("slowest kernels, 4 objects", "ms", partial(slowest_kernels, model, 4, scale))
 
 
-def run_read(journal: Journal) -> None:
-    """Measure the memory read by Triton kernels, and the sizes of their launches."""
-    scale = journal.scale
-    if scale.dry:
-        return  # the kernels need a GPU
-    from sam3_node.models.sam import read_kernel
-
-    model = make_model(scale)
-    for count in scale.counts:
-        journal.measure(f"{count} objects", "ms", partial(triton_read, model, scale, count))
-    for launch in read_kernel.list_launches(scale.device)[1:]:
-        read_kernel.use_launch(scale.device, launch)
-        journal.measure(f"4 objects, {launch}", "ms", partial(triton_read, model, scale, 4))
-
-
-def run_compile(journal: Journal) -> None:
-    """Measure CUDA graphs, and compiled steps; the first frames of these compile."""
-    scale = journal.scale
-    if not scale.dry:
-        keep_compiled(CACHE)
-    for compiled in (False, True):
-        model, what = make_model(scale), "compiled" if compiled else "eager"
-        if compiled:
-            model.compile(backend="eager" if scale.dry else "inductor")
-            for count in scale.counts:
-                journal.measure(f"{what}, {count} objects", "ms", partial(step_times, model, count, scale))
-            journal.measure(f"{what}, slowest kernels", "ms", partial(slowest_kernels, model, 1, scale))
-        use_graphs(model)
-        for count in scale.counts:
-            figure = f"{what}, graphs, {count} objects"
-            journal.measure(figure, "ms", partial(step_times, model, count, scale))
-
-
 def run_fp8(journal: Journal) -> None:
-    """Measure products and the encoder in FP8 beside bfloat16."""
+    """Measure products and the encoder in FP8 beside bfloat16, compiled."""
     scale = journal.scale
     journal.measure("product", "TFLOP/s", partial(product_rates, scale))
-    model = make_model(scale)
-    for compiled in (False, True):
-        what = "compiled" if compiled else "eager"
-        journal.measure(f"encoder, {what}", "ms", partial(fp8_encoder, model, scale, compiled))
+    journal.measure("encoder, compiled", "ms", partial(fp8_encoder, make_model(scale), scale))
 
 
 def run_node(journal: Journal) -> None:
-    """Measure a node over sockets, the first detection of SAM 3's detector, and starts."""
+    """Measure a node over sockets, the first detection of SAM 3's detector, and first masks."""
     scale = journal.scale
-    starts = {"eager": start.EAGER} | ({} if scale.dry else {"compiled, warm": start.COMPILED})
+    journal.measure("first mask of nano, empty cache", "s", partial(first_mask, None, scale))
     with saved_weights(scale) as weights:
+        journal.measure("first mask of SAM 3, empty cache", "s", partial(first_mask, weights, scale))
         journal.measure("sockets, 1080p", "ms", partial(node_times, weights, scale))
-        journal.measure("sam3-concept, one phrase", "ms", partial(detection_times, scale))
-        journal.measure("first start of nano", "s", partial(choose_for_nano, scale))
-        for name, how in starts.items():
-            command = ["--model", str(weights), "--once", str(CACHE), "--how", how]
-            journal.measure(f"start, {name}", "s", partial(start_time, command, scale))
+    journal.measure("sam3-concept, one phrase", "ms", partial(detection_times, scale))
 
 
 def run_peer(journal: Journal) -> None:
-    """Compare the step with transformers' streaming inference on the same weights."""
+    """Compare the eager step with transformers' streaming inference on the same weights."""
     scale = journal.scale
     source = make_source(scale)
     model = wrap(source, scale)
-    for count in scale.counts[:2]:
+    if scale.device.type == "cuda":
+        model.use_kernels()
+    for count in scale.counts:
         journal.measure(
             f"step, {count} objects", "ms", partial(compare_with_peer, source, model, count, scale)
         )
 
 
 def run_kernels(journal: Journal) -> None:
-    """Measure fused attention by backend."""
-    for name in ["flash"] if journal.scale.dry else BACKENDS:
-        journal.measure(f"attention, {name}", "TFLOP/s", partial(attention_rates, journal.scale, name))
+    """Measure the attention of the memory read by each operation and launch."""
+    scale = journal.scale
+    if scale.dry:
+        return  # they need a GPU
+    from sam3_node.models.sam import kernels
+
+    for count in BATCHES[:8]:
+        journal.measure(f"attention, {count} objects", "ms", partial(attention_times, count, scale))
+    journal.measure(
+        "launches, 4 objects",
+        "ms",
+        lambda: {str(tuple(launch)): ms for launch, ms in kernels.time_launches(scale.device).items()},
+    )
 
 
 def run_tests(journal: Journal) -> None:
@@ -296,17 +355,18 @@ def run_tests(journal: Journal) -> None:
 def saved_weights(scale: Scale) -> Iterator[Path]:
     """Save random weights of the model into a folder for the block."""
     with tempfile.TemporaryDirectory() as folder:
-        make_source(scale).save_pretrained(folder)
+        source = make_source(scale)
+        source.save_pretrained(folder)
+        del source
+        release(scale)
         yield Path(folder)
 
 
-def start_time(command: Sequence[str], scale: Scale) -> dict[str, float]:
-    """Start a model in a process of its own; return the seconds until it is warm, and of all its processors."""
-    options = [f"--device={scale.device.type}", f"--objects={scale.counts[-1]}"]
-    words = [sys.executable, "-m", start.MODULE, *options, *command]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-    seconds, cpu_seconds = map(float, done.stdout.split()[-2:])
-    return {"seconds": seconds, "CPU seconds": cpu_seconds}
+def release(scale: Scale) -> None:
+    """Free what nothing uses any more."""
+    gc.collect()
+    if scale.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def stage_times(model: TrackerModel, count: int, scale: Scale) -> dict[str, float]:
@@ -325,18 +385,34 @@ def stage_times(model: TrackerModel, count: int, scale: Scale) -> dict[str, floa
 
 
 def step_times(model: TrackerModel, count: int, scale: Scale) -> dict[str, float]:
-    """Return the percentiles of the milliseconds of a whole step with a full bank, and the device's peak memory."""
+    """Return the milliseconds of whole steps, and the device's peak memory.
+
+    p50 and p99 are of full banks. "while banks fill" is the slowest of the first frames, "after a new object" the
+    slowest of those after the last of the objects was removed and added again.
+    """
     on_gpu = scale.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(scale.device)
-    ours, clip = step.Ours(model, count), make_clip(model, 4)
-    times = [step.timed(ours.step, clip[i % len(clip)])[0].wall_ms for i in range(FILL + scale.calls)]
+    ours = step.Ours(model, count)
+    clip = make_clip(model, 4)
+    filling = run_steps(ours, clip, FILL)
+    full = run_steps(ours, clip, 5 * scale.calls)
+    ours.tracker.remove(count - 1)
+    ours.prompts = [ObjectPrompt(count - 1, points=[[model.image_size / 2] * 2])]
+    prompted, *after = run_steps(ours, clip, NEW_FRAMES)
     return {
-        "p50": percentile(times[FILL:], 0.5),
-        "p99": percentile(times[FILL:], 0.99),
-        "slowest of the first frames": max(times[:FILL]),
+        "p50": percentile(full, 0.5),
+        "p99": percentile(full, 0.99),
+        "while banks fill": max(filling[1:]),
+        "after a new object": max(after),
+        "frame of the prompt": prompted,
         "peak memory, GB": torch.cuda.max_memory_allocated(scale.device) / 1e9 if on_gpu else 0.0,
     }
+
+
+def run_steps(ours: step.Ours, clip: Sequence[Tensor], frames: int) -> list[float]:
+    """Return the milliseconds of each of the next steps."""
+    return [step.timed(ours.step, clip[number % len(clip)])[0].wall_ms for number in range(frames)]
 
 
 def slowest_kernels(model: TrackerModel, count: int, scale: Scale) -> dict[str, float]:
@@ -358,8 +434,8 @@ def slowest_kernels(model: TrackerModel, count: int, scale: Scale) -> dict[str, 
 
 
 @torch.inference_mode()
-def fp8_encoder(model: TrackerModel, scale: Scale, compiled: bool) -> dict[str, float]:
-    """Return the milliseconds of the encoder in FP8 and in the model's dtype.
+def fp8_encoder(model: TrackerModel, scale: Scale) -> dict[str, float]:
+    """Return the milliseconds of the encoder, compiled, in FP8 and in the model's dtype.
 
     Scales are made up, so that the cosine shows errors alone, not the accuracy of a calibration.
     """
@@ -371,45 +447,66 @@ def fp8_encoder(model: TrackerModel, scale: Scale, compiled: bool) -> dict[str, 
         fast = make_fp8_encoder(model, Settings(engine=engine))
     (pixels,) = make_clip(model, 1)
     encoders = {"FP8": fast, "model's dtype": copy.deepcopy(model.encode_stage)}
-    if compiled:
-        for run in encoders.values():
-            run.compile(backend="eager" if scale.dry else "inductor", dynamic=False)
+    for run in encoders.values():
+        run.compile(backend="eager" if scale.dry else "inductor", dynamic=False)
     value = cosine(*(encode(pixels)[2].float() for encode in encoders.values()))
     return {name: median_ms(partial(run, pixels), scale) for name, run in encoders.items()} | {
         "cosine": value
     }
 
 
-def choose_for_nano(scale: Scale) -> dict[str, float]:
-    """Start nano with open options; return the seconds, and 1 for each reason of what was chosen."""
+def first_mask(weights: Path | None, scale: Scale) -> dict[str, float]:
+    """Start a node and a camera as a user does, with empty caches; return the seconds until masks arrive.
+
+    weights: nano by default. Triton's and this package's caches are new folders.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings.model_validate(
-            {
-                "model": {"device": scale.device.type, "compile": False},
-                "engine": {"folder": folder},
-                "detector": {"kind": "none"},
-                "tracker": {"max_objects": 4},
-            }
-        )
+        settings = {
+            "SAM3_MODEL__NAME": "nano" if weights is None else str(weights),
+            "SAM3_MODEL__DEVICE": scale.device.type,
+            "SAM3_DETECTOR__KIND": "none",
+            "SAM3_ENGINE__FOLDER": f"{folder}/engines",
+            "TRITON_CACHE_DIR": f"{folder}/triton",
+        }
         begin_s = time.monotonic()
-        load_models(settings)
-        return {"seconds": time.monotonic() - begin_s, **dict.fromkeys(describe(settings), 1.0)}
+        with Processes(**settings) as processes:
+            processes.start("run")
+            found = {"node is ready": time.monotonic() - begin_s}
+            processes.start("camera", "scene:shapes")
+            with processes.client() as client:
+                add_points(client, 1)
+                while not next_masks(client).instances:
+                    pass
+        return found | {"first mask": time.monotonic() - begin_s}
 
 
 @torch.inference_mode()
-def triton_read(model: TrackerModel, scale: Scale, count: int) -> dict[str, float]:
-    """Return the milliseconds of the read of a full bank by the kernels and by torch, and their cosine."""
-    top = make_clip(model, 1)[0].new_zeros(1, model.hidden, *model.grid).normal_()
-    memories = next(MemoryBank(model, count, 7, get_rule("recent")).examples(count))
-    inputs = (top, *memories._replace(memory=torch.randn_like(memories.memory)))
-    fast, slow = copy.deepcopy(model.read_stage), model.read_stage
-    fast.use_kernels()
-    begin_s = read_clock(scale.device)
-    output = fast(*inputs)
-    first_ms = 1e3 * (read_clock(scale.device) - begin_s)
-    times = {"kernels": median_ms(partial(fast, *inputs), scale), "their first call": first_ms}
-    times["torch"] = median_ms(partial(slow, *inputs), scale)
-    return times | {"cosine": cosine(output.float(), slow(*inputs).float())}
+def attention_times(count: int, scale: Scale) -> dict[str, float]:
+    """Return the milliseconds of the read's attention by each operation, and its error beside float32."""
+    from sam3_node.models.sam import attention, kernels
+
+    queries, keys, wide, width = READ
+    generator = torch.Generator(scale.device).manual_seed(count)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=scale.device, generator=generator).bfloat16()
+
+    query, key, value = draw(count, queries, wide), draw(count, keys, wide), draw(count, keys, width)
+    counts = torch.tensor([[0, keys, 0]] * count, dtype=torch.int32, device=scale.device)
+    whole = attention.Regions(0, keys, 1, None)
+    runs: dict[str, Callable[[], Tensor]] = {
+        "kernel": lambda: kernels.attend(query, key, value, counts, [0, keys], 1, False),
+        "torch": lambda: attention.Attention()(query, key, value, whole),
+    }
+    if has_cudnn(scale.device, torch.bfloat16):
+        runs["cuDNN"] = lambda: attend_cudnn(query, key, value).out
+    rows = torch.arange(0, queries, 41, device=scale.device)
+    expected = torch.softmax(query[0, rows].float() @ key[0].float().T * wide**-0.5, -1) @ value[0].float()
+    found = {}
+    for name, run in runs.items():
+        found[f"{name}, error"] = relative_error(run()[0, rows], expected)
+        found[name] = median_ms(run, scale)
+    return found
 
 
 @torch.inference_mode()
@@ -453,7 +550,15 @@ def _concept_config(scale: Scale) -> Sam3Config:
 def compare_with_peer(source: Any, model: TrackerModel, count: int, scale: Scale) -> dict[str, float]:
     """Return the median milliseconds of a step of both, and how many times as fast ours is."""
     clip = make_clip(model, FILL + scale.calls)
-    times = step.run_pair(step.Ours(model, count).step, step.Theirs(source, count).step, clip, FILL)
+    theirs = step.Theirs(source, count)
+
+    def step_theirs(pixels: Tensor) -> Tensor:
+        # transformers mixes float32 into a model in bfloat16
+        with torch.autocast(scale.device.type, torch.bfloat16, enabled=not scale.dry):
+            return theirs.step(pixels)
+
+    with torch.inference_mode():
+        times = step.run_pair(step.Ours(model, count).step, step_theirs, clip, FILL)
     return {
         "ours": times.ours.wall_ms,
         "transformers": times.theirs.wall_ms,
@@ -469,10 +574,6 @@ def node_times(weights: Path, scale: Scale) -> dict[str, float]:
         "SAM3_MODEL__NAME": str(weights),
         "SAM3_MODEL__DEVICE": scale.device.type,
         "SAM3_DETECTOR__KIND": "none",
-        "SAM3_MODEL__DTYPE": str(_half(scale)).removeprefix("torch."),
-        "SAM3_MODEL__COMPILE": "false",
-        "SAM3_ENGINE__GRAPHS": "false",
-        "SAM3_ENGINE__READ_KERNEL": "torch",
         "SAM3_CAMERA__WIDTH": str(size[0]),
         "SAM3_CAMERA__HEIGHT": str(size[1]),
     }
@@ -520,19 +621,6 @@ def product_rates(scale: Scale) -> dict[str, float]:
     return {name: 2 * rows * width * out / median_ms(run, scale) / 1e9 for name, run in runs.items()}
 
 
-def attention_rates(scale: Scale, backend: str) -> dict[str, float]:
-    """Return the rates of softmax(Q K) V in bfloat16."""
-    rates = {}
-    for name, sizes in ATTENTIONS.items():
-        batch, queries, keys, width = map(scale.shrink, sizes)
-        query = torch.randn(batch, 1, queries, width, device=scale.device, dtype=torch.bfloat16)
-        key = torch.randn(batch, 1, keys, width, device=scale.device, dtype=torch.bfloat16)
-        with sdpa_kernel([BACKENDS[backend], *([SDPBackend.MATH] if scale.dry else [])]):
-            ms = median_ms(partial(F.scaled_dot_product_attention, query, key, key), scale)
-        rates[name] = 4 * query.numel() * keys / ms / 1e9
-    return rates
-
-
 def count_tests(journal: Journal) -> dict[str, float]:
     """Run the tests that need a GPU; return how many passed, failed and so on.
 
@@ -541,12 +629,21 @@ def count_tests(journal: Journal) -> dict[str, float]:
     """
     marked = ["-m", "gpu", *find_gpu_tests()]
     chosen = ["tests/test_geometry.py"] if journal.scale.dry else marked
-    command = [sys.executable, "-m", "pytest", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
-    done = subprocess.run([*command, *chosen], cwd=ROOT, capture_output=True, text=True)
-    journal.path.with_suffix(".tests.txt").write_text(done.stdout + done.stderr)
-    counts = read_counts(done.stdout)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "--continue-on-collection-errors",
+        "-p",
+        "no:cacheprovider",
+    ]
+    path = journal.path.with_suffix(".tests.txt")
+    with path.open("w") as file:  # as it comes: what a limit cuts has said something by then
+        subprocess.run([*command, *chosen], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
+    counts = read_counts(path.read_text())
     if not counts["passed"]:
-        raise RuntimeError(f"no test passed: {' '.join(done.stdout.split())[-250:]}")
+        raise RuntimeError(f"no test passed: {' '.join(path.read_text().split())[-250:]}")
     return counts
 
 
@@ -563,14 +660,13 @@ def read_counts(summary: str) -> dict[str, float]:
 
 
 SECTIONS: dict[str, Callable[[Journal], None]] = {
-    "eager": run_eager,
-    "read": run_read,
-    "compile": run_compile,
-    "fp8": run_fp8,
-    "node": run_node,
-    "peer": run_peer,
-    "kernels": run_kernels,
     "tests": run_tests,
+    "together": run_together,
+    "node": run_node,
+    "kernels": run_kernels,
+    "stages": run_stages,
+    "peer": run_peer,
+    "fp8": run_fp8,
 }
 
 
