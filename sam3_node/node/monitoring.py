@@ -1,4 +1,4 @@
-"""Serve probes over HTTP, and the node's figures in the format of Prometheus; send spans to OpenTelemetry.
+"""Serve probes over HTTP, and the node's figures in the format of Prometheus.
 
 A thread answers GET and bounds connections, bytes and time. Each connection carries one request, and each answer is a
 small text. A request for metrics makes them: the loop only counts.
@@ -20,30 +20,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import MissingExtraError, TransportError, find_version, require
 from ..files import explain_os_error
 from ..settings import Settings, read_address
-from ..transport import ReceivedFrame
-from ..types import Closeable, MaskFrame, is_loopback
-from .status import Histogram, NodeStatus, Verdict
+from ..types import Closeable, is_loopback
+from .health import Health, Histogram, Verdict
+from .saved_state import SnapshotFigures
+from .status import NodeStatus
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from .node import Node
-
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 16
+"""Connections that may be open. A further one closes the oldest."""
 MAX_CONNECTION_S = 5.0
+"""Seconds after which a connection is closed, so that a slow peer holds no thread."""
 POLL_S = 0.2
+"""Seconds between two looks at the age of connections. `close` takes as long."""
 TEXT = "text/plain; charset=utf-8"
+"""Content type of probes and errors."""
 PREFIX = "sam3_node"
+"""Beginning of the name of each metric."""
 SHOWN_SECTIONS = ("model", "engine", "tracker", "detector", "health", "group")
 """Sections whose settings are shown. The others have addresses, which may hold passwords, and paths."""
 MAX_LABEL_CHARACTERS = 200
+"""Characters of the value of a label. The rest is cut off."""
 FRESH_S = 0.2
-"""Age up to which a page is sent again, so that many who ask at once cost the loop no more than one."""
-OTEL = "otel"
-EXPORT_S = 2.0
-"""Longest time for which one export, and the last one at the end, wait for the collector."""
+"""Age in seconds up to which a page is sent again, so that many who ask at once cost the loop no more than one."""
 CAMERA_REASONS = ("too_old", "clock_ahead", "withheld", "failed")
 """Counts of CameraStats that are reasons of frames_rejected."""
 CAMERA_METRICS = (
@@ -216,12 +218,23 @@ class Totals(NamedTuple):
     gpu_bytes: int | None
 
 
-def make_pages(node: Node, settings: Settings) -> Pages:
+class Readings(NamedTuple):
+    """What probes and metrics read of a node. Any thread may call these."""
+
+    health: Health
+    read_status: Callable[[], NodeStatus | None]
+    """Returns the newest status; None before the model is loaded. `totals` and `snapshots` are called after that."""
+    count_totals: Callable[[], Totals]
+    read_snapshots: Callable[[], SnapshotFigures]
+
+
+def make_pages(readings: Readings, settings: Settings) -> Pages:
     """Return /healthz, /readyz and /metrics of a node. The first two need no other package and take no lock."""
-    metrics = MetricsPage(node, settings)
+    health = readings.health
+    metrics = MetricsPage(readings, settings)
     return {
-        "/healthz": lambda _: _make_probe(node.health.check_alive()),
-        "/readyz": lambda _: _make_probe(node.health.check_ready()),
+        "/healthz": lambda _: _make_probe(health.check_alive()),
+        "/readyz": lambda _: _make_probe(health.check_ready()),
         "/metrics": metrics.render,
     }
 
@@ -233,8 +246,8 @@ def _make_probe(verdict: Verdict) -> Page:
 class MetricsPage:
     """Renders the metrics of a node, once in FRESH_S for all who ask. It needs prometheus-client."""
 
-    def __init__(self, node: Node, settings: Settings) -> None:
-        self._collector = NodeCollector(node, settings)
+    def __init__(self, readings: Readings, settings: Settings) -> None:
+        self._collector = NodeCollector(readings, settings)
         self._rendering = threading.Lock()
         self._registry: Any = None
         self._rendered: dict[str, tuple[float, Page]] = {}  # by content type, with the monotonic time
@@ -261,8 +274,9 @@ class MetricsPage:
 class NodeCollector:
     """Makes metric families of a node's health, status and totals."""
 
-    def __init__(self, node: Node, settings: Settings) -> None:
-        self._node, self._settings = node, settings
+    def __init__(self, readings: Readings, settings: Settings) -> None:
+        self._readings = readings
+        self._settings = settings
 
     def describe(self) -> list[Metric]:
         """Return nothing: the registry need not collect when it is made."""
@@ -270,7 +284,8 @@ class NodeCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
-        health, status = self._node.health, self._node.output.last_status
+        health = self._readings.health
+        status = self._readings.read_status()
         yield _make("Gauge", "alive", "1 while the main loop turns.", health.check_alive().ok)
         ready = health.check_ready().ok
         yield _make("Gauge", "ready", "1 while masks were published within health.deadline_s.", ready)
@@ -280,7 +295,7 @@ class NodeCollector:
         yield self._make_settings()
         if status is not None:
             yield _make_info(status.perception, self._settings)
-            yield from _collect_totals(self._node, status)
+            yield from _collect_totals(self._readings, status)
             for kind, name, attribute, text in CAMERA_METRICS:
                 read = attrgetter(attribute)
                 values = {camera: read(of_camera) for camera, of_camera in status.cameras.items()}
@@ -310,9 +325,9 @@ def _make_info(perception: Mapping[str, Any], settings: Settings) -> Metric:
     return _make("Gauge", "info", "The node, its model and its engine.", values, *labels)
 
 
-def _collect_totals(node: Node, status: NodeStatus) -> Iterator[Metric]:
-    totals, snapshots = node.totals(), node.snapshots
-    saved, hand_overs = snapshots.describe(), snapshots.hand_over_state
+def _collect_totals(readings: Readings, status: NodeStatus) -> Iterator[Metric]:
+    totals = readings.count_totals()
+    snapshots = readings.read_snapshots()
     rejected = {
         (name, reason): getattr(camera.stats, reason)
         for name, camera in status.cameras.items()
@@ -325,17 +340,17 @@ def _collect_totals(node: Node, status: NodeStatus) -> Iterator[Metric]:
     yield _make("Counter", "peers_refused", "Peers refused because of their key.", totals.peers_refused)
     yield _make("Counter", "events", "Events that were published.", status.events)
     yield _make("Gauge", "paused", "1 while the node is paused.", status.perception["paused"])
-    yield _make("Counter", "snapshots_written", "Snapshots of snapshot.path on disk.", saved["saved"])
+    yield _make("Counter", "snapshots_written", "Snapshots of snapshot.path on disk.", snapshots.written)
     text = "Snapshots that could not be written."
     yield _make("Counter", "snapshots_failed", text, snapshots.failed, "reason")
     text = "Age of the last good snapshot; of the node, before the first."
     yield _make("Gauge", "snapshot_age_seconds", text, snapshots.age_s)
     text = "1 if the snapshot could not be used at the start, so that ids have begun again."
-    yield _make("Gauge", "snapshot_refused", text, saved["refused"] is not None)
+    yield _make("Gauge", "snapshot_refused", text, snapshots.is_refused)
     text = "Hand-overs to other nodes, by outcome."
-    yield _make("Counter", "hand_overs", text, hand_overs.outcomes, "outcome")
+    yield _make("Counter", "hand_overs", text, snapshots.hand_overs, "outcome")
     text = "1 while another node has this one's work and ids."
-    yield _make("Gauge", "handed_over", text, hand_overs.is_over)
+    yield _make("Gauge", "handed_over", text, snapshots.is_handed_over)
     if totals.gpu_bytes is not None:
         yield _make("Gauge", "gpu_memory_bytes", "GPU memory that torch holds.", totals.gpu_bytes)
 
@@ -355,53 +370,3 @@ def _make(kind: str, name: str, text: str, values: Any, *labels: str) -> Metric:
         elif value is not None:
             family.add_metric(labelled, float(value))  # type: ignore[attr-defined]
     return family
-
-
-class FrameSpans(Closeable):
-    """Sends a span of each published frame, and one of each stage within it, to an OpenTelemetry collector.
-
-    A thread sends them in batches over OTLP/HTTP. While the collector is away, spans wait in a bounded queue, and later
-    ones are lost. The OTEL_* variables of the SDK apply. Raises MissingExtraError without the extra `otel`.
-    """
-
-    def __init__(self, endpoint: str, node: str) -> None:
-        sdk = require("opentelemetry.sdk.trace", OTEL)
-        export = require("opentelemetry.sdk.trace.export", OTEL)
-        otlp = require("opentelemetry.exporter.otlp.proto.http.trace_exporter", OTEL)
-        resource = require("opentelemetry.sdk.resources", OTEL).Resource
-        about = resource.create({"service.name": "sam3-node", "service.instance.id": node})
-        self._provider = sdk.TracerProvider(resource=about, shutdown_on_exit=False)
-        exporter = otlp.OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_S)
-        self._provider.add_span_processor(export.BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("sam3_node")
-        self._within = require("opentelemetry.trace", OTEL).set_span_in_context
-
-    def record(self, masks: MaskFrame, received: ReceivedFrame) -> None:
-        """Send the spans of published masks.
-
-        The frame's span begins with its capture, or its arrival if the camera's clock is not Unix time. Stages have
-        durations alone: their spans follow one another, and end where publication begins.
-        """
-        frame, end_ns = received.frame, time.time_ns()
-        attributes = {"camera": masks.camera, "seq": masks.seq, "epoch": masks.epoch}
-        # "pack" is of the last message
-        stages = [(name, 1000 * us) for name, us in masks.stages_us.items() if name != "pack"]
-        begin_ns = masks.published_ns - sum(duration_ns for _, duration_ns in stages)
-        spans = [("wait", received.received_ns, begin_ns)]
-        if frame.clock == "system":
-            spans.insert(0, ("receive", frame.capture_ns, received.received_ns))
-        for name, duration_ns in stages:
-            spans.append((name, begin_ns, begin_ns := begin_ns + duration_ns))
-        spans.append(("publish", masks.published_ns, end_ns))
-        about = {"objects": len(masks.instances), "skipped": received.skipped}
-        whole = self._tracer.start_span("frame", start_time=spans[0][1], attributes=attributes | about)
-        context = self._within(whole)
-        for name, start_ns, stop_ns in spans:
-            self._tracer.start_span(name, context, start_time=start_ns, attributes=attributes).end(stop_ns)
-        whole.end(end_ns)
-
-    def close(self) -> None:
-        """Send what waits, for EXPORT_S at most."""
-        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
-        ending.start()
-        ending.join(EXPORT_S)

@@ -23,10 +23,14 @@ from ..types import MaskFrame, resume
 from ..wire import CAUGHT_UP, DROPPED, SERVED, Reply, Request
 from ..wire.operations import OPERATIONS
 from .cameras import Cameras
-from .monitoring import FrameSpans, HealthServer, Totals, make_pages
+from .health import Health
+from .monitoring import HealthServer, Readings, Totals, make_pages
 from .operations import describe_change, handle_request
-from .saved_state import Snapshots, restore_at_start
-from .status import Health, NodeStatus, Output, describe_error
+from .output import Output
+from .saved_state import Snapshots
+from .spans import FrameSpans
+from .status import NodeStatus, describe_error
+from .take_over import restore_at_start
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +95,8 @@ class Node:
         security = Security.from_settings(settings.transport)
         live = settings.transport.delivery == "newest"
         if settings.health.bind:
-            server = HealthServer(settings.health.bind, make_pages(self, settings))
-            self.health_url = stack.enter_context(server).url
+            pages = make_pages(self.readings, settings)
+            self.health_url = stack.enter_context(HealthServer(settings.health.bind, pages)).url
             log.info("health at %s", self.health_url)
         stack.callback(self.output.bind().close, LINGER_MS)
         session = LiveIdentity(self.cameras.silent_s, settings.tracker.max_prompt_age_s, live)
@@ -176,6 +180,16 @@ class Node:
             self._control.rejected,
             self.output.publisher.peers_refused + self._control.peers_refused,
             self.perception.device_bytes,
+        )
+
+    @property
+    def readings(self) -> Readings:
+        """What probes and metrics read of this node."""
+        return Readings(
+            self.health,
+            read_status=lambda: self.output.last_status,
+            count_totals=self.totals,
+            read_snapshots=lambda: self.snapshots.figures(),
         )
 
     def _answer_now(self, request: Request) -> Reply | None:

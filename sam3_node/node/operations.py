@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from ..wire.images import decode_photo
 from ..wire.operations import CHANGES, OPERATIONS
 from .saved_state import Snapshots
 
-if TYPE_CHECKING:
-    from .node import Node
-
 log = logging.getLogger(__name__)
 
 DEFAULT_POINTS = 1000
@@ -36,7 +33,23 @@ MAX_PINNED = 4
 """Pinned frames of all cameras: each takes memory until its lease ends."""
 
 
-def handle_request(host: Node, request: Request) -> Reply | Job[Reply]:
+class Host(Protocol):
+    """A node, as far as operations use it."""
+
+    @property
+    def perception(self) -> Perception: ...
+
+    @property
+    def snapshots(self) -> Snapshots: ...
+
+    def status(self) -> dict[str, Any]:
+        """Return the reply to `status`."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the reply to `describe`."""
+
+
+def handle_request(host: Host, request: Request) -> Reply | Job[Reply]:
     """Carry out a request and return its reply, or the job that makes it. Every error becomes an error reply."""
     try:
         values = request.values
