@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from sam3_node.detection import detectors
-from sam3_node.detection.detectors import load_detector
+from sam3_node.detection import loading
+from sam3_node.detection.loading import load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import ModelError, RequestError, UnknownPhraseError, VocabularyError
 from sam3_node.models.yolo.network import YoloWorld, save_yolo_world
@@ -102,7 +102,7 @@ def test_the_input_has_the_size_that_is_asked_for(weights: Path) -> None:
 
 
 def test_nano_is_the_bundled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detectors, "NANO", tmp_path / "nano")
+    monkeypatch.setattr(loading, "NANO", tmp_path / "nano")
     with refuses(ModelError, field=("bundled", "detector")):
         load_detector("yolo-world")
     write_tiny_yolo(tmp_path / "nano")

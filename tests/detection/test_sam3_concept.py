@@ -15,8 +15,15 @@ from transformers import CLIPTokenizer, Sam3Model, Sam3VideoConfig, Sam3VideoMod
 from transformers.models.sam3 import modeling_sam3
 from transformers.models.sam3.modeling_sam3 import Sam3GeometryEncoderOutput
 
-from sam3_node.detection import detectors
-from sam3_node.detection.detectors import MAX_BOXES, Exemplar, PromptSet, View, prepare_prompts
+from sam3_node.detection.detectors import (
+    MAX_BOXES,
+    Exemplar,
+    PromptSet,
+    View,
+    add_exemplar,
+    prepare_prompts,
+)
+from sam3_node.detection.loading import load_detector
 from sam3_node.detection.sam3_concept import (
     PHRASE_BATCH,
     Sam3ConceptDetector,
@@ -279,7 +286,7 @@ def test_exemplars_give_the_logits_and_boxes_of_the_whole_model(
 
 def show(detector: Sam3ConceptDetector, prompts: PromptSet, name: str, **changes) -> PromptSet:
     given = {"place": "cam0 1", "boxes": BOXES[:1], "labels": [1], "text": "", "score": 0.3} | changes
-    return detectors.add_exemplar(detector, prompts, name, picture(), **given)
+    return add_exemplar(detector, prompts, name, picture(), **given)
 
 
 def test_an_exemplar_stays_with_its_name_and_grows(mine: Sam3ConceptDetector) -> None:
@@ -304,7 +311,7 @@ def test_exemplars_that_cannot_be_used_are_refused(mine: Sam3ConceptDetector, tm
         with refuses(RequestError, field=field):
             show(mine, PromptSet(), "washer", **changes)
     write_tiny_grounding_dino(tmp_path)
-    load = detectors.load_detector
+    load = load_detector
     for other in (load("yolo-world"), load("grounding-dino", tmp_path), None):
         with refuses(RequestError, field=("sam3-concept", other.name if other else "none")):
             show(other, PromptSet(), "washer")

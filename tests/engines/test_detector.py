@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sam3_node.bags.bag import Image, sample_images
 from sam3_node.bags.native.reader import TABLETOP
-from sam3_node.detection.detectors import NANO, load_detector
+from sam3_node.detection.detectors import NANO
+from sam3_node.detection.loading import load_detector
 from sam3_node.detection.yolo_world import YoloWorldDetector
 from sam3_node.engines.detector import (
     DETECT,

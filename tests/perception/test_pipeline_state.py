@@ -12,7 +12,8 @@ import torch
 
 from sam3_node.bags.bag import open_bag
 from sam3_node.bags.native.reader import TABLETOP
-from sam3_node.detection.detectors import Detector, load_detector, prepare_prompts
+from sam3_node.detection.detectors import Detector, prepare_prompts
+from sam3_node.detection.loading import load_detector
 from sam3_node.errors import ReplayError, RequestError, UnknownFrameError
 from sam3_node.models import TrackerModel
 from sam3_node.perception.checkpoint import pack_state, unpack_state

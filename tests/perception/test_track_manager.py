@@ -6,7 +6,8 @@ import torch
 
 from sam3_node.bags import LabelledClip
 from sam3_node.bags.native.reader import TABLETOP
-from sam3_node.detection.detectors import load_detector, prepare_prompts
+from sam3_node.detection.detectors import prepare_prompts
+from sam3_node.detection.loading import load_detector
 from sam3_node.errors import RequestError, UnknownObjectError
 from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel

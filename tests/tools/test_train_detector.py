@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from sam3_node.detection.detectors import NANO, VOCABULARY, load_detector
+from sam3_node.detection.detectors import NANO, VOCABULARY
+from sam3_node.detection.loading import load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import CameraError, ModelError, OutputError
 from sam3_node.models.yolo.network import Predictions, anchors, load_yolo_world

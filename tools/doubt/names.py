@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from sam3_node.cameras.camera_source import CapturedImage
 from sam3_node.cameras.publish import frame_from
-from sam3_node.detection.detectors import Detector, load_detector, prepare_prompts
+from sam3_node.detection.detectors import Detector, prepare_prompts
+from sam3_node.detection.loading import load_detector
 from sam3_node.errors import RequestError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from sam3_node.detection.detectors import VOCABULARY, Detector, load_detector
+from sam3_node.detection.detectors import VOCABULARY, Detector
+from sam3_node.detection.loading import load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import require
 from sam3_node.types import Detection, Image
