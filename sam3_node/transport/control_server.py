@@ -22,6 +22,7 @@ from . import sockets
 from .channels import FrameSubscriber
 from .limits import Rights
 from .security import Security
+from .wake import WakePipe
 
 MAX_REQUESTS_PER_PEER = 32
 MAX_WAITING_BYTES = 24 << 20
@@ -101,7 +102,7 @@ class RequestQueue:
         self._peers: OrderedDict[bytes, _PeerQueue] = OrderedDict()
         self._cost = self._taken_cost = 0
         self._changed = threading.Condition()
-        self._pipe = sockets.WakePipe()
+        self._pipe = WakePipe()
 
     def put(self, request: WaitingRequest) -> list[WaitingRequest]:
         """Add a request. Return those that will not be taken: this one, or others that it displaced or superseded."""

@@ -23,7 +23,7 @@ from zmq.utils import z85
 
 from ..errors import BusyError, ForbiddenError
 from .security import CLIENT_ROLES, MAX_KEYS, REFUSED, REVOKED, Key, ServerKeys
-from .sockets import WakePipe, read_event
+from .wake import WakePipe, read_event
 
 log = logging.getLogger(__name__)
 

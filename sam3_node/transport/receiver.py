@@ -22,12 +22,12 @@ from .sockets import (
     UPDATE_MS,
     ReconnectingSocket,
     SocketThread,
-    WakePipe,
     connect_all,
     open_socket,
     open_subscriber,
     receive_parts,
 )
+from .wake import WakePipe
 
 CAMERA_IDLE_S = 10.0
 REFUSAL_S = 0.05

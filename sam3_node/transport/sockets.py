@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import stat
-import struct
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -27,6 +26,7 @@ from ..errors import TransportError
 from ..types import Buffer, Closeable, closed_on_error, split_host
 from ..wire import BEAT_TOPIC
 from .security import CURVE_BYTES, ClientKeys, Security, Socket, explain_refusal
+from .wake import WakePipe, read_event
 
 if TYPE_CHECKING:
     from .limits import Authenticator
@@ -90,8 +90,6 @@ MAX_UNEXPLAINED = 3
 """Handshakes in a row that fail without detail before the key is named as the reason: the peer may just have ended."""
 MAX_UNEXPLAINED_PLAIN = 10
 """The same without a key. A node that expects one may end the connection before it has said so."""
-
-_EVENT_HEAD = struct.Struct("=Hi")
 
 _numbers = itertools.count()
 
@@ -184,35 +182,6 @@ class SocketThread(SocketOwner):
 
     def _release(self) -> None:
         """Close what the thread has used. It has ended."""
-
-
-class WakePipe:
-    """A pipe that wakes a thread that polls it: readable from `wake` to `clear`, however often each is called."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        os.set_blocking(self._writer, False)
-
-    def wake(self) -> None:
-        """Make the pipe readable. Any thread may call it."""
-        with suppress(BlockingIOError):  # a full pipe wakes the thread, too
-            os.write(self._writer, b"\0")
-
-    def clear(self) -> bool:
-        """Make the pipe unreadable. Return True if it was readable."""
-        with suppress(BlockingIOError):
-            return bool(os.read(self._reader, 4096))
-        return False
-
-    def fileno(self) -> int:
-        """Return the descriptor to poll."""
-        return self._reader
-
-    def close(self) -> None:
-        """Close the pipe. Call it when no thread uses it any more."""
-        os.close(self._writer)
-        os.close(self._reader)
 
 
 def open_socket(kind: int, queue: int, max_bytes: int, context: zmq.Context[Socket] | None = None) -> Socket:
@@ -462,19 +431,6 @@ def _explain(verb: str, endpoint: str, error: zmq.ZMQError) -> TransportError:
     explained = TransportError(f"cannot {verb} {endpoint}: {reason}; {hint}")
     explained.may_pass = error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV)  # the network may not be up yet
     return explained
-
-
-def read_event(monitor: Socket) -> tuple[int, int] | None:
-    """Return the next event of a monitor (zmq.EVENT_…) and its descriptor or error; None if no event waits.
-
-    The reader in pyzmq would import asyncio, which slows the start of a client.
-    """
-    try:
-        head, _ = monitor.recv_multipart(zmq.NOBLOCK)
-    except zmq.Again:
-        return None
-    kind, value = _EVENT_HEAD.unpack(head)
-    return kind, value
 
 
 class HandshakeWatch:
