@@ -14,7 +14,7 @@ from ..files import explain_os_error, make_folder, prepare_output, safe_file_nam
 from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings
 from ..types import Mask, Priority
-from ..wire.operations import OPERATIONS
+from ..wire.operations import SetPrompts
 from .parser import CommandParser, Commands, parse_box, parse_named, parse_point
 from .progress import printable
 
@@ -365,7 +365,7 @@ def _read_set(path: Path) -> dict[str, Any]:
         if len(data) > MAX_SET_BYTES:
             raise ValueError(f"more than {MAX_SET_BYTES} bytes")
         content = dict(json.loads(data))
-        OPERATIONS["set_prompts"].read("set_prompts", content)
+        SetPrompts.read(content)
     except (ValueError, TypeError, RecursionError, RequestError, WireError) as error:
         raise SettingsError(
             f'{path}: expected JSON such as {{"prompts": ["red mug"], "scores": {{"red mug": 0.3}}, "most": {{}}}}, '

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from ..transport import ControlClient, MaskSubscriber, Security, ask_server
 from ..transport.sockets import SocketOwner
 from ..types import Delivery, Job, MaskFrame, Priority, closed_on_error, resume
 from ..wire import Fields
+from ..wire import operations as ops
 from . import values
 from .diagnosis import Wanted, diagnose, find_sending_camera
 from .mask_reader import CallbackThread, Deadline, FoundObject, KnownEpochs, LabelSearch, OnError, OnMasks
@@ -30,6 +32,11 @@ GRASP_POINTS = 2000
 POLL_S = 0.05
 SAMPLE_MS = 1000
 """Longest time to look at what comes instead of masks."""
+
+OfObject = ops.RefineObject | ops.RemoveObject | ops.RenameObject | ops.ReadPoints
+"""Requests that name an object's id"""
+WithEpoch = OfObject | ops.AddObject | ops.PinFrame
+"""Requests that the node refuses if ids have begun again"""
 
 
 class PerceptionClient(SocketOwner):
@@ -294,15 +301,17 @@ class PerceptionClient(SocketOwner):
         from 0: the part, or the whole.
         """
         values.check_begins(points, labels, box, mask)
-        given = values.drop_none(label=label, seq=seq, priority=priority, choice=choice)
-        args = values.pack_prompt(points, labels, box, mask) | given
+        prompt = values.make_prompt(points, labels, box, mask)
+        add = ops.AddObject(
+            prompt=prompt, label=label, seq=seq, priority=priority, choice=choice, camera=camera
+        )
         deadline = Deadline(self._timeout_ms)
         try:
-            result = self._call_with_epoch("add_object", args, camera)
+            result = self._call_with_epoch(add)
         except NodeRestarted:
             if self._on_restart is None:
                 raise
-            result = self._call_with_epoch("add_object", args, camera, deadline=deadline)
+            result = self._call_with_epoch(add, deadline=deadline)
         added = values.read_added(result)
         self._report(self._epochs.meet(added.camera, added.epoch))
         newest = self._masks.newest.get(added.camera)
@@ -326,23 +335,24 @@ class PerceptionClient(SocketOwner):
         They apply to the recent frame `seq` (default: the latest). Points correct the mask of the object on that
         frame. Raises RequestError for an object that has not been on a frame yet.
         """
-        args = values.pack_prompt(points, labels, box, mask) | values.drop_none(id=id, seq=seq)
-        segmentation = values.read_segmentation(self._call_on_object("refine_object", args, camera, epoch))
+        prompt = values.make_prompt(points, labels, box, mask)
+        refine = ops.RefineObject(prompt=prompt, id=id, seq=seq, camera=camera, epoch=epoch)
+        segmentation = values.read_segmentation(self._call_on_object(refine))
         return values.note_clipping(segmentation, box, segmentation.mask.size)
 
     def remove_object(self, id: int, *, camera: str | None = None, epoch: int | None = None) -> None:
         """Stop tracking an object."""
-        self._call_on_object("remove_object", {"id": id}, camera, epoch)
+        self._call_on_object(ops.RemoveObject(id=id, camera=camera, epoch=epoch))
 
     def rename_object(
         self, id: int, label: str, *, camera: str | None = None, epoch: int | None = None
     ) -> None:
         """Change the label of an object. Detections no longer change it afterwards."""
-        self._call_on_object("rename_object", {"id": id, "label": label}, camera, epoch)
+        self._call_on_object(ops.RenameObject(id=id, label=label, camera=camera, epoch=epoch))
 
     def list_objects(self, *, camera: str | None = None) -> list[values.TrackedObject]:
         """Return the objects that are tracked now."""
-        objects = self._call("list_objects", values.drop_none(camera=camera)).sequence("objects")
+        objects = self._call(ops.ListObjects(camera=camera)).sequence("objects")
         tracked = [values.read_object(Fields(value, "list_objects: object")) for value in objects]
         for item in tracked:
             self._report(self._epochs.meet(item.camera, item.epoch))
@@ -364,9 +374,9 @@ class PerceptionClient(SocketOwner):
         part and the whole, the surest first. SAM 1, 2 and 3 give three, bundled nano one.
         """
         values.check_begins(points, labels, box)
-        args = values.pack_prompt(points, labels, box, None)
-        args |= values.drop_none(seq=seq, camera=camera, multimask=multimask or None)
-        segmentation = values.read_segmentation(self._call("segment", args))
+        prompt = values.make_prompt(points, labels, box)
+        segment = ops.SegmentFrame(prompt=prompt, seq=seq, camera=camera, multimask=bool(multimask))
+        segmentation = values.read_segmentation(self._call(segment))
         return values.note_clipping(segmentation, box, segmentation.mask.size)
 
     def pin_frame(self, seq: int, *, lease_s: float = 60.0, camera: str | None = None) -> None:
@@ -374,7 +384,7 @@ class PerceptionClient(SocketOwner):
 
         At most four frames are kept so. Raises RequestError for a further one, or a frame that is gone.
         """
-        self._call_with_epoch("pin_frame", {"seq": seq, "lease_s": lease_s}, camera)
+        self._call_with_epoch(ops.PinFrame(seq=seq, lease_s=lease_s, camera=camera))
 
     def segment_everything(
         self,
@@ -396,7 +406,7 @@ class PerceptionClient(SocketOwner):
         empty. The node steps frames meanwhile, and works on this between them: set `timeout_ms` for large grids. If the
         frame is to be prompted on afterwards and may no longer be cached then, `pause` before.
         """
-        args = values.drop_none(
+        search = ops.SegmentEverything(
             grid=grid,
             min_iou=min_iou,
             min_stability=min_stability,
@@ -405,7 +415,7 @@ class PerceptionClient(SocketOwner):
             seq=seq,
             camera=camera,
         )
-        return values.read_segmentations(self._call("segment_everything", args))
+        return values.read_segmentations(self._call(search))
 
     def points(
         self, id: int, *, count: int = 1000, camera: str | None = None, epoch: int | None = None
@@ -414,8 +424,8 @@ class PerceptionClient(SocketOwner):
 
         Raises RequestError for an object without a mask or without depth on that frame.
         """
-        args = {"id": id, "count": count}
-        return values.read_points(self._call_on_object("points", args, camera, epoch))
+        request = ops.ReadPoints(id=id, count=count, camera=camera, epoch=epoch)
+        return values.read_points(self._call_on_object(request))
 
     def grasps(
         self,
@@ -439,8 +449,10 @@ class PerceptionClient(SocketOwner):
         """
         self._require_open()
         self._require_newest("grasps")
-        reply = self._call_on_object("points", {"id": id, "count": GRASP_POINTS}, camera, epoch)
-        surface, name = values.read_points(reply), reply.text("camera")
+        request = ops.ReadPoints(id=id, count=GRASP_POINTS, camera=camera, epoch=epoch)
+        reply = self._call_on_object(request)
+        surface = values.read_points(reply)
+        name = reply.text("camera")
         newest = self._masks.newest
         masks = newest.wait(lambda: values.find_frame(newest.get(name), surface.seq), SAMPLE_MS / 1000)
         masks = values.check_graspable(id, surface, masks, max_age_ms)
@@ -465,10 +477,16 @@ class PerceptionClient(SocketOwner):
         as `most` holds for every name.
         """
         names = values.check_names(prompts, "prompts", '["red mug"]')
-        most = dict.fromkeys(names, most) if isinstance(most, int) else most
-        given = {"scores": scores, "most": most, "priorities": priorities}
-        limits = {name: values.check_limits(by_name, name) for name, by_name in given.items() if by_name}
-        self._open_control.call("set_prompts", prompts=names, **limits)
+        if isinstance(most, int):
+            most = dict.fromkeys(names, most)
+        self._ask(
+            ops.SetPrompts(
+                prompts=tuple(names),
+                scores=values.check_limits(scores, "scores"),
+                most=values.check_limits(most, "most"),
+                priorities=values.check_limits(priorities, "priorities"),
+            )
+        )
 
     def add_exemplar(
         self,
@@ -489,25 +507,33 @@ class PerceptionClient(SocketOwner):
         has; `set_prompts` without the name ends it. Raises RequestError for a detector that finds names only.
         """
         values.check_label(name, "name")
-        packed = [values.pack_prompt(None, None, box, None)["box"] for box in boxes]
-        given = values.drop_none(labels=labels, text=text, photo=photo, seq=seq, camera=camera)
-        self._call("add_exemplar", {"name": name, "boxes": packed, **given})
+        self._ask(
+            ops.AddExemplar(
+                name=name,
+                boxes=tuple(values.make_prompt(box=box) for box in boxes),
+                labels=None if labels is None else tuple(labels),
+                text=text,
+                photo=photo,
+                seq=seq,
+                camera=camera,
+            )
+        )
 
     def reset(self, *, camera: str | None = None) -> None:
         """Remove all objects, of one camera or of all."""
-        self._open_control.call("reset", **values.drop_none(camera=camera))
+        self._ask(ops.Reset(camera=camera))
 
     def pause(self) -> None:
         """Stop processing frames until `resume`."""
-        self._open_control.call("pause")
+        self._ask(ops.Pause())
 
     def resume(self) -> None:
         """Process frames again."""
-        self._open_control.call("resume")
+        self._ask(ops.Resume())
 
     def status(self) -> dict[str, Any]:
         """Return the status of the node."""
-        return cast(dict[str, Any], self._open_control.call("status"))
+        return cast(dict[str, Any], self._ask(ops.ReadStatus()))
 
     def snapshot(self, name: str) -> values.SnapshotInfo:
         """Let the node keep a snapshot of all that it tracks, in a file `name` beside its `snapshot.path`.
@@ -525,7 +551,7 @@ class PerceptionClient(SocketOwner):
 
         Raises RequestError if there is no such snapshot, and SnapshotError if it does not fit the node.
         """
-        self._open_control.call("restore", name=name)
+        self._ask(ops.RestoreSnapshot(name=name))
 
     def close(self) -> None:
         """Close both connections. Calls that wait for masks return None, later ones raise TransportError. Idempotent.
@@ -632,29 +658,22 @@ class PerceptionClient(SocketOwner):
     def _describe(self, deadline: Deadline) -> dict[str, Any]:
         """Ask the node for its description, in half of the time that is left at most."""
         timeout_ms = deadline.limit_ms(2 * self._timeout_ms) // 2
-        return cast(dict[str, Any], self._control.call_within(timeout_ms, "describe"))
+        return cast(dict[str, Any], self._control.call_within(timeout_ms, ops.DescribeNode.op))
 
-    def _call_on_object(self, op: str, args: dict[str, Any], camera: str | None, epoch: int | None) -> Fields:
-        """Send a request that names an object's id, of `epoch` or of the one that this client knows."""
+    def _call_on_object(self, operation: OfObject) -> Fields:
+        """Send a request that names an object's id, of its `epoch` or of the one that this client knows."""
         self._require_open()
-        return self._call_with_epoch(op, args, self._epochs.name_camera(camera), epoch)
+        return self._call_with_epoch(replace(operation, camera=self._epochs.name_camera(operation.camera)))
 
-    def _call_with_epoch(
-        self,
-        op: str,
-        args: dict[str, Any],
-        camera: str | None,
-        epoch: int | None = None,
-        deadline: Deadline | None = None,
-    ) -> Fields:
+    def _call_with_epoch(self, operation: WithEpoch, deadline: Deadline | None = None) -> Fields:
         """Send a request that the node refuses if the ids of the camera have begun again."""
         self._require_open()
-        known = self._epochs.find(camera)
-        if epoch is not None and (known is None or known.epoch != epoch):
-            return self._call(op, args | values.drop_none(camera=camera, epoch=epoch))
-        checked = values.drop_none(camera=camera, epoch=known.epoch if known else None)
+        known = self._epochs.find(operation.camera)
+        if operation.epoch is not None and (known is None or known.epoch != operation.epoch):
+            return self._call(operation)
+        checked = replace(operation, epoch=known.epoch if known else None)
         try:
-            return self._call(op, args | checked, deadline)
+            return self._call(checked, deadline)
         except NodeRestarted as error:
             if known is not None:
                 error.camera, error.old_epoch = known
@@ -663,6 +682,10 @@ class PerceptionClient(SocketOwner):
                 self._on_restart(error)
             raise
 
-    def _call(self, op: str, args: dict[str, Any], deadline: Deadline | None = None) -> Fields:
+    def _call(self, operation: ops.Operation, deadline: Deadline | None = None) -> Fields:
+        return Fields(self._ask(operation, deadline), operation.op)
+
+    def _ask(self, operation: ops.Operation, deadline: Deadline | None = None) -> Any:
+        """Send a request, and return its result."""
         timeout_ms = (deadline or Deadline(None)).limit_ms(self._timeout_ms)
-        return Fields(self._open_control.call_within(timeout_ms, op, **args), op)
+        return self._open_control.call_within(timeout_ms, operation.op, **operation.to_args())

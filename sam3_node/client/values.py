@@ -12,10 +12,11 @@ from ..errors import BusyError, PolicyError, RequestError, SnapshotError
 from ..transport import ControlClient
 from ..types import Mask, MaskFrame, Priority, TrackState
 from ..types import lazy_numpy as np
-from ..wire import Fields, decode_mask, encode_mask
+from ..wire import Fields, decode_mask
 from ..wire.codec import Schema, choice
 from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.messages import read_vectors
+from ..wire.operations import HandOver, MakeSnapshot, Operation, ReadSnapshot
 
 MaskLike: TypeAlias = "Mask | np.typing.NDArray[np.bool_ | np.integer[Any]]"
 Points: TypeAlias = "Sequence[tuple[float, float]] | np.typing.NDArray[np.floating[Any]]"
@@ -80,6 +81,7 @@ class AddedObject(NamedTuple):
 
 
 Answer = TypeVar("Answer", Segmentation, AddedObject)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,21 +123,19 @@ class MasksOfCameras:
         return (max(times_ns, default=0) - min(times_ns, default=0)) / 1e6
 
 
-def pack_prompt(
-    points: Points | None, labels: Sequence[int] | None, box: PixelBox | None, mask: MaskLike | None
-) -> dict[str, Any]:
-    """Return the arguments of a prompt. Raises RequestError for values that no frame can have."""
+def make_prompt(
+    points: Points | None = None,
+    labels: Sequence[int] | None = None,
+    box: PixelBox | None = None,
+    mask: MaskLike | None = None,
+) -> FramePrompt:
+    """Return a prompt. Raises RequestError for values that no frame can have."""
     marks = None if labels is None else [int(label) for label in labels]
     full = mask if mask is None or isinstance(mask, Mask) else _to_mask(mask)
     prompt = FramePrompt(points, marks, box, full)
     if prompt.box is not None:
         _check_sides(prompt.box.tolist())
-    return drop_none(
-        points=None if points is None else prompt.points.tolist(),
-        labels=marks,
-        box=None if box is None else prompt.box.tolist(),
-        mask=None if full is None else encode_mask(full),
-    )
+    return prompt
 
 
 def check_begins(
@@ -164,8 +164,10 @@ def check_label(label: str, what: str = "label") -> None:
         raise RequestError(f"{what}: expected text, found {_describe(label)}")
 
 
-def check_limits(limits: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return limits by name. Raises RequestError for anything but a map."""
+def check_limits(limits: Mapping[str, T] | None, what: str) -> dict[str, T] | None:
+    """Return limits by name, None without any. Raises RequestError for anything but a map."""
+    if not limits:
+        return None
     if not isinstance(limits, Mapping):
         raise RequestError(f'{what}: expected a map such as {{"red mug": 1}}, found {_describe(limits)}')
     return dict(limits)
@@ -173,11 +175,6 @@ def check_limits(limits: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 def _describe(value: object) -> str:
     return f"the {'text' if isinstance(value, str) else type(value).__name__} {value!r:.80}"
-
-
-def drop_none(**args: Any) -> dict[str, Any]:
-    """Return the arguments that are not None."""
-    return {name: value for name, value in args.items() if value is not None}
 
 
 def _check_sides(box: list[float]) -> None:
@@ -322,17 +319,17 @@ def make_snapshot(control: ControlClient, name: str) -> SnapshotInfo:
 
     Raises RequestError for a name that cannot be used, and SnapshotError if it cannot be written.
     """
-    number = Fields(control.call("snapshot", name=name), "snapshot").integer("snapshot")
+    number = _ask(control, MakeSnapshot(name=name)).integer("snapshot")
     reply = _read(control, number, 0)
     return SnapshotInfo(reply.integer("size"), reply.text("sha256"))
 
 
-def fetch_snapshot(control: ControlClient, op: str = "snapshot", **args: str) -> bytes:
-    """Return the bytes of a new snapshot; with op `hand_over` and its arguments, the node pauses in the same moment.
+def fetch_snapshot(control: ControlClient, request: MakeSnapshot | HandOver | None = None) -> bytes:
+    """Return the bytes of a new snapshot; with a request HandOver, the node pauses in the same moment.
 
     Raises SnapshotError if it is too large, or does not arrive as it was sent.
     """
-    number = Fields(_call_patiently(control, op, args), op).integer("snapshot")
+    number = _ask_patiently(control, request or MakeSnapshot()).integer("snapshot")
     data = bytearray()
     while True:
         reply = _read(control, number, len(data))
@@ -352,12 +349,16 @@ def fetch_snapshot(control: ControlClient, op: str = "snapshot", **args: str) ->
     return bytes(data)
 
 
-def _call_patiently(control: ControlClient, op: str, args: Mapping[str, str]) -> object:
+def _ask(control: ControlClient, operation: Operation) -> Fields:
+    return Fields(control.call(operation.op, **operation.to_args()), operation.op)
+
+
+def _ask_patiently(control: ControlClient, operation: Operation) -> Fields:
     """Send a request; again while the node makes another snapshot."""
     deadline_s = time.monotonic() + WAIT_S
     while True:
         try:
-            return control.call(op, **args)
+            return _ask(control, operation)
         except BusyError:
             if time.monotonic() > deadline_s:
                 raise
@@ -368,7 +369,7 @@ def _read(control: ControlClient, number: int, offset: int) -> Fields:
     """Return a part of a snapshot, once it is packed."""
     deadline_s = time.monotonic() + WAIT_S
     while True:
-        reply = Fields(control.call("read_snapshot", snapshot=number, offset=offset), "read_snapshot")
+        reply = _ask(control, ReadSnapshot(snapshot=number, offset=offset))
         if reply.flag("ready"):
             return reply
         if time.monotonic() > deadline_s:

@@ -21,7 +21,7 @@ from ..transport.control_server import ControlServer, poll
 from ..transport.limits import rss_bytes
 from ..types import MaskFrame, resume
 from ..wire import CAUGHT_UP, DROPPED, SERVED, Reply, Request
-from ..wire.operations import OPERATIONS
+from ..wire.operations import NODE_QUERIES
 from .cameras import Cameras
 from .health import Health
 from .monitoring import HealthServer, Readings, Totals, make_pages
@@ -194,8 +194,9 @@ class Node:
 
     def _answer_now(self, request: Request) -> Reply | None:
         """Answer `status` and `describe` in the thread of the control socket, once the model is loaded."""
-        is_node = request.op in OPERATIONS and OPERATIONS[request.op].kind == "node"
-        reply = handle_request(self, request) if is_node and self.output.last_status is not None else None
+        if request.op not in NODE_QUERIES or self.output.last_status is None:
+            return None
+        reply = handle_request(self, request)
         return reply if isinstance(reply, Reply) else None
 
     def _announce_ready(self) -> None:

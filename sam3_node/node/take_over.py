@@ -23,6 +23,7 @@ from ..errors import (
 )
 from ..transport import ControlClient, Security
 from ..wire import Fields
+from ..wire.operations import ConfirmHandOver, HandOver
 from .hand_over import UNKNOWN
 from .saved_state import Saved, Snapshots
 
@@ -36,8 +37,6 @@ PAUSE_S = 0.1
 """Seconds between two confirmations."""
 ANOTHER = "another"
 """State of a hand-over in a node that has begun another one since."""
-HAND_OVER = "hand_over"
-CONFIRM = "confirm_hand_over"
 
 
 def restore_at_start(snapshots: Snapshots, source: str | None, security: Security | None = None) -> None:
@@ -129,14 +128,14 @@ def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> 
         snapshots.check(fetch_snapshot(control), source)
         try:
             successor = f"{snapshots.node} on {socket.gethostname()}"
-            data = fetch_snapshot(control, HAND_OVER, taker=successor, token=token)
+            data = fetch_snapshot(control, HandOver(taker=successor, token=token))
             saved = snapshots.restore(Saved.unpack(data, source))
             origin = {**saved.snapshot.hand_over, "source": source}
             snapshots.note_origin({**origin, "confirmed": False})
             snapshots.save()
         except Exception:
             with suppress(Sam3NodeError):
-                control.call(CONFIRM, token=token, accepted=False)
+                _send(control, ConfirmHandOver(token=token, accepted=False))
             raise
     if not snapshots.keeps:
         log.warning("without snapshot.path this node cannot continue after a restart: set it")
@@ -159,7 +158,7 @@ def _confirm(source: str, security: Security | None, token: str, node: str, pati
     with ControlClient(source, ASK_MS, security) as control:
         while True:
             try:
-                reply = Fields(control.call(CONFIRM, token=token), CONFIRM)
+                reply = _send(control, ConfirmHandOver(token=token))
                 is_same = reply.text("state") == UNKNOWN and reply.text("node") == node
                 return ANOTHER if is_same else reply.text("state")
             except (TransportError, BusyError, ForbiddenError, WireError) as error:
@@ -167,3 +166,7 @@ def _confirm(source: str, security: Security | None, token: str, node: str, pati
                     log.warning("%s gives no answer: %s", source, error)
                     return None
                 time.sleep(PAUSE_S)
+
+
+def _send(control: ControlClient, confirmation: ConfirmHandOver) -> Fields:
+    return Fields(control.call(confirmation.op, **confirmation.to_args()), confirmation.op)

@@ -17,7 +17,14 @@ import numpy as np
 import torch
 
 from ..calibration import Calibration, load_calibration
-from ..detection.detectors import Detector, PromptSet, add_exemplar, prepare_prompts, restore_prompts
+from ..detection.detectors import (
+    Boxes,
+    Detector,
+    PromptSet,
+    add_exemplar,
+    prepare_prompts,
+    restore_prompts,
+)
 from ..detection.phrases import clean_prompts
 from ..engines.choice import choose
 from ..engines.detector import choose_phrases, load_chosen, resolve_folder, serve_detector
@@ -152,14 +159,26 @@ class Perception:
         self._use_prompts(prompts)
         return cleaned
 
-    def add_exemplar(self, name: str, image: Image, **shown: Any) -> tuple[str, ...]:
+    def add_exemplar(
+        self, name: str, image: Image, *, place: str, boxes: Boxes, labels: Sequence[int], text: str
+    ) -> tuple[str, ...]:
         """Detect all that is like boxes on a BGR image, under this name, on all cameras, as `set_prompts` does.
 
-        shown: see `detectors.add_exemplar`. Return the phrases. Raises RequestError for what cannot be used; nothing is
+        See `detectors.add_exemplar`. Return the phrases. Raises RequestError for what cannot be used; nothing is
         changed then.
         """
-        score = self.settings.detector.score
-        self._use_prompts(add_exemplar(self.detector, self._prompts, name, image, score=score, **shown))
+        prompts = add_exemplar(
+            self.detector,
+            self._prompts,
+            name,
+            image,
+            place=place,
+            boxes=boxes,
+            labels=labels,
+            text=text,
+            score=self.settings.detector.score,
+        )
+        self._use_prompts(prompts)
         return self.prompts
 
     def _use_prompts(self, prompts: PromptSet) -> None:

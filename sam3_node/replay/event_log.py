@@ -11,13 +11,14 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ..bags.native.reader import RecordedMasks
 from ..errors import ReplayError
 from ..types import Frame, MaskFrame, RobotState, count_missing_frames
 from ..wire import DROPPED, FAILED, GRASPED, RELEASED, RESTORED, SERVED, Event, Fields
 from ..wire.messages import read_joints, read_pose, read_shed
+from ..wire.operations import CHANGES, Change, read_operation
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,22 @@ class Edit(NamedTuple):
 
     op: str
     args: Mapping[str, Any] = {}
+
+    @classmethod
+    def of(cls, change: Change) -> Self:
+        """Return the edit that makes a change."""
+        return cls(change.op, change.to_args())
+
+    def read_change(self) -> Change:
+        """Return the change that this edit makes.
+
+        Raises ReplayError for an edit that is no control operation, and RequestError for wrong arguments.
+        """
+        if self.op not in CHANGES:
+            raise ReplayError(f"expected an operation of {', '.join(CHANGES)}, found {self.op!r:.60}")
+        change = read_operation(self.op, self.args)
+        assert isinstance(change, Change)
+        return change
 
 
 class Step(NamedTuple):

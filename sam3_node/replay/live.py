@@ -22,6 +22,7 @@ from ..settings import TransportSettings
 from ..transport import ControlClient, FramePublisher, MaskSubscriber, Security
 from ..transport.security import ANY_CAMERA
 from ..types import Closeable, Frame, MaskFrame
+from ..wire.operations import Operation
 from .completion import JobSession, ProgressCallback, check_identity, clear_results, job_session, read_digests
 from .event_log import ADD_EVERYTHING, Action, Edit, Step
 from .job import SECTIONS, Job
@@ -231,7 +232,7 @@ class LivePlayer(ActionPlayer):
             return None
         try:
             if edit.op == ADD_EVERYTHING:
-                return add_everything(edit, self._node.request, self.notes)
+                return add_everything(edit, self._node.carry_out, self.notes)
             return self._node.request(edit.op, **edit.args)
         except TransportError:
             raise
@@ -359,6 +360,10 @@ class LiveNode(Closeable):
             self.request("set_prompts", prompts=[])  # without exemplars
             self.request("set_prompts", prompts=prompts)
         return [camera for camera in cameras if camera in status["cameras"]]
+
+    def carry_out(self, operation: Operation) -> Any:
+        """Let the node carry out an operation, as `request` does."""
+        return self.request(operation.op, **operation.to_args())
 
     def request(self, op: str, **args: Any) -> Any:
         """Send a control request, which the node carries out at once. Call `settle` first to place it between frames.

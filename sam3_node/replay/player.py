@@ -4,17 +4,19 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..engines.oom import find_device_error
-from ..errors import CapacityError, ReplayError, Sam3NodeError
+from ..errors import CapacityError, Sam3NodeError
 from ..node.operations import carry_out
 from ..perception.checkpoint import pack_state, unpack_state
 from ..perception.perception import Perception
 from ..types import Instance, MaskFrame, TrackState
 from ..wire import CAUGHT_UP, DROPPED, SERVED, decode_mask
+from ..wire.frame_prompt import FramePrompt
 from ..wire.messages import DEPTH_FIELDS
-from ..wire.operations import CHANGES
+from ..wire.operations import AddObject, SegmentEverything
 from .event_log import ADD_EVERYTHING, MAX_NOTES, REMOVED, RESTARTED, Action, Edit, Step
 from .store import NO_3D, WITH_DEPTH
 
@@ -157,13 +159,11 @@ class Player(ActionPlayer):
         if edit.op == REMOVED:
             return self._remove(**edit.args)
         if edit.op == ADD_EVERYTHING:
-            return add_everything(edit, lambda op, **args: carry_out(perception, op, args), self.notes)
+            return add_everything(edit, partial(carry_out, perception), self.notes)
         if edit.op == CAUGHT_UP:
             catch_ups = perception.serve(edit.args["camera"]).catch_ups
             return catch_ups.end(edit.args["id"], failed="error" in edit.args)
-        if edit.op not in CHANGES:
-            raise ReplayError(f"expected an operation of {', '.join(CHANGES)}, found {edit.op!r:.60}")
-        reply = carry_out(perception, edit.op, edit.args)
+        reply = carry_out(perception, edit.read_change())
         if not self._joins_recorded:
             for pipeline in perception.pipelines.values():
                 pipeline.catch_ups.end_all()
@@ -186,20 +186,24 @@ class Player(ActionPlayer):
                 perception.set_prompts(prompts)
 
 
-def add_everything(edit: Edit, request: Callable[..., Any], notes: list[str]) -> list[Any]:
-    """Make an edit ADD_EVERYTHING by `request`, which takes an operation and its arguments; return the replies.
+def add_everything(
+    edit: Edit, request: Callable[[AddObject | SegmentEverything], Any], notes: list[str]
+) -> list[Any]:
+    """Make an edit ADD_EVERYTHING by `request`, which carries out an operation; return the replies.
 
     Where nothing is found, the reason goes to `notes`.
     """
-    replies, place = [], {"camera": edit.args["camera"], "seq": edit.args["seq"]}
-    reply = request("segment_everything", **edit.args)
+    search = SegmentEverything.read(edit.args)
+    reply = request(search)
     if not reply["masks"] and len(notes) < MAX_NOTES:
         reason = reply.get("note", "nothing was found")
-        notes.append(f"{place['camera']}, frame {place['seq']}: {reason}: {EVERYTHING_SETTINGS}")
+        notes.append(f"{search.camera}, frame {search.seq}: {reason}: {EVERYTHING_SETTINGS}")
         log.warning("%s", notes[-1])
+    replies = []
     for found in reply["masks"]:
+        prompt = FramePrompt(mask=decode_mask(found["mask"]))
         try:
-            replies.append(request("add_object", **place, mask=found["mask"]))
+            replies.append(request(AddObject(prompt=prompt, camera=search.camera, seq=search.seq)))
         except CapacityError:
             break
     return replies

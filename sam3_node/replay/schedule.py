@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,9 @@ from ..files import explain_os_error
 from ..node.cameras import RobotTracks
 from ..perception.spatial import GRIPPER
 from ..types import ROBOT, Closeable, Frame, JointState, MaskFrame, RobotState, closed_on_error
-from ..wire import CAUGHT_UP, Event, encode_mask
+from ..wire import CAUGHT_UP, Event
 from ..wire.frame_prompt import FramePrompt, describe_clipping
-from ..wire.operations import CHANGES
+from ..wire.operations import CHANGES, AddExemplar, AddObject, Reset, SetPrompts
 from . import event_log
 from .davis_png import read_mask
 from .job import Job, ObjectOnFrame, calibrations_for, settings_for
@@ -114,7 +115,7 @@ class Schedule(Closeable):
             yield from event_log.match_frames(_select_cameras(entries, self.cameras), self._bag, self.notes)
             return
         if self.job.names:
-            yield event_log.Edit("set_prompts", {"prompts": list(self.job.names)})
+            yield event_log.Edit.of(SetPrompts(prompts=self.job.names))
         yield from (_make_exemplar_edit(marked) for marked in self.job.objects if marked.photo)
         has_prompts = bool(self.job.names or self.job.objects or self.job.everything)
         use_recorded = self._recorded if not has_prompts else None
@@ -297,9 +298,9 @@ def step_all_frames(
         before, episode = episode, bisect_right(episode_starts, frame.seq)
         if before not in (None, episode):
             begun.clear()
-            yield event_log.Edit("reset")
+            yield event_log.Edit.of(Reset())
             if prompts:
-                yield event_log.Edit("set_prompts", {"prompts": list(prompts)})
+                yield event_log.Edit.of(SetPrompts(prompts=tuple(prompts)))
         marked = [item for item in remaining if _is_on(item, frame, indices[frame.camera])]
         remaining = [item for item in remaining if item not in marked]
         indices[frame.camera] += 1
@@ -345,23 +346,26 @@ def _make_add_edit(marked: ObjectOnFrame, frame: Frame, notes: event_log.Notes) 
     """Return the edit that adds an object on its frame. A box that reaches beyond the frame is noted."""
     if clipped := describe_clipping(marked.box, (frame.height, frame.width)):
         notes.add(f"object {marked.label}: {clipped}")
-    place = {"camera": frame.camera, "seq": frame.seq}
     if marked.like is not None:
-        return _make_exemplar_edit(marked, place)
-    prompt: dict[str, Any] = {"points": marked.points, "labels": marked.labels, "box": marked.box}
-    args = {name: value for name, value in prompt.items() if value is not None}
-    if marked.mask is not None:
-        args["mask"] = encode_mask(read_mask(Path(marked.mask), marked.value))
-    return event_log.Edit("add_object", {**args, **place, "label": marked.label})
+        return _make_exemplar_edit(marked, frame)
+    mask = None if marked.mask is None else read_mask(Path(marked.mask), marked.value)
+    prompt = FramePrompt(marked.points, marked.labels, marked.box, mask)
+    added = AddObject(prompt=prompt, label=marked.label, seq=frame.seq, camera=frame.camera)
+    return event_log.Edit.of(added)
 
 
-def _make_exemplar_edit(marked: ObjectOnFrame, place: Mapping[str, Any] | None = None) -> event_log.Edit:
+def _make_exemplar_edit(marked: ObjectOnFrame, frame: Frame | None = None) -> event_log.Edit:
     """Return the edit of a box on a frame, or on its photo."""
-    if place is None:
-        with explain_os_error(ReplayError, f"cannot read {marked.photo}"):
-            place = {"photo": Path(str(marked.photo)).read_bytes()}
-    shown = {"name": marked.label, "boxes": [marked.box], "labels": [marked.like]}
-    return event_log.Edit("add_exemplar", {**shown, **place})
+    shown = AddExemplar(
+        name=marked.label,
+        boxes=(FramePrompt(box=marked.box),),
+        labels=None if marked.like is None else (marked.like,),
+    )
+    if frame is not None:
+        return event_log.Edit.of(replace(shown, camera=frame.camera, seq=frame.seq))
+    with explain_os_error(ReplayError, f"cannot read {marked.photo}"):
+        photo = Path(str(marked.photo)).read_bytes()
+    return event_log.Edit.of(replace(shown, photo=photo))
 
 
 def group_edits(log: Iterable[RecordedMasks | Event]) -> FrameEdits:

@@ -26,6 +26,7 @@ from ..files import explain_os_error
 from ..geometry import mask_iou
 from ..types import Closeable, Frame, Instance, MaskFrame
 from ..wire import encode_mask, pack_frame, unpack_frame
+from ..wire.operations import SetPrompts
 from .event_log import REMOVED, Action, Edit, Step
 from .shards import SECOND_PASS, CameraObject, Shards
 from .store import Store
@@ -209,7 +210,7 @@ def schedule_backward(
         additions[span.last].append(Edit("add_object", {**target, "mask": span.mask}))
         removals[span.first].append(Edit(REMOVED, target))
     if has_prompts:
-        yield Edit("set_prompts", {"prompts": []})
+        yield Edit.of(SetPrompts(prompts=()))
     for index, frame in buffer.read_backward():
         added = (Edit(op, {**args, "seq": frame.seq}) for op, args in additions[index])
         yield Step(frame, 0, edits=(*removals[index], *added))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..errors import RequestError, Sam3NodeError, WireError, check_request_id
 from ..types import Buffer
 from .codec import VERSION, Fields, Limits, Read, Schema, describe, open_message, pack
-from .operations import OPERATIONS, find_operation
+from .operations import OPERATIONS, AnyOperation, read_operation
 
 INTERNAL_ERROR = "internal"
 """Code of a failure that is a fault of the node, and of no error class of this package."""
@@ -48,12 +48,9 @@ class Request:
     """Text that the node's log and events repeat, so that an operator finds what became of the request."""
 
     @cached_property
-    def values(self) -> dict[str, Any]:
-        """The arguments as the table of operations reads them, once. Raises RequestError for others."""
-        try:
-            return (OPERATIONS.get(self.op) or find_operation(self.op)).read(self.op, self.args)
-        except WireError as error:
-            raise RequestError(str(error)) from error
+    def operation(self) -> AnyOperation:
+        """The operation, read once. Raises RequestError for an unknown one, and for wrong arguments."""
+        return read_operation(self.op, self.args)
 
     @property
     def supersede_key(self) -> str | None:
@@ -96,11 +93,11 @@ def pack_request(request: Request) -> bytes:
 
 
 def unpack_request(data: Buffer) -> Request:
-    """Unpack a request and read its values. Raises WireError for any other bytes; its values may still raise."""
+    """Unpack a request and read its operation. Raises WireError for any other bytes; `operation` may still raise."""
     fields = open_message(data, "request", _LIMITS, has_kind=False)
     request = Request(**fields.read(_REQUEST))
     with suppress(Exception):  # it raises again where the request is answered
-        request.values  # noqa: B018
+        request.operation  # noqa: B018
     return request
 
 

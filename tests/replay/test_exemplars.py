@@ -1,6 +1,7 @@
 """Exemplars in states and in replays."""
 
 from pathlib import Path
+from typing import Any
 
 import cv2
 import pytest
@@ -12,6 +13,7 @@ from sam3_node.errors import ReplayError, RequestError
 from sam3_node.node.operations import carry_out
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.perception import Perception
+from sam3_node.replay.event_log import Edit
 from sam3_node.replay.run import PerceptionCache, compare_masks, run_job
 from sam3_node.settings import DetectorSettings, Settings
 from tests.support.live import Live, moving_frame, tiny_settings
@@ -28,19 +30,23 @@ def settings(tmp_path: Path) -> Settings:
     return tiny_settings(tmp_path, max_objects=24).model_copy(update={"detector": detector})
 
 
+def show(perception: Perception, **args: Any) -> None:
+    carry_out(perception, Edit("add_exemplar", args).read_change())
+
+
 def test_a_state_holds_exemplars_and_the_images_of_frames(settings: Settings) -> None:
     before, after, masks = Perception.load(settings), Perception.load(settings), []
     before.serve("left").step(moving_frame(0))
-    carry_out(before, "add_exemplar", {"name": "washer", "boxes": [BOX]})
+    show(before, name="washer", boxes=[BOX])
     before.serve("left").step(moving_frame(1))
     after.restore(unpack_state(pack_state(before.state())))
     for perception in (before, after):
-        carry_out(perception, "add_exemplar", {"name": "bolt", "boxes": [BOX], "seq": 0})
+        show(perception, name="bolt", boxes=[BOX], seq=0)
         masks += [perception.serve("left").step(moving_frame(seq)) for seq in (2, 3)]
         assert perception.status()["exemplars"] == {"washer": [1], "bolt": [1]}
     assert compare_masks(masks[:2], masks[2:]).is_identical
     with refuses(RequestError, field="labels"):
-        carry_out(after, "add_exemplar", {"name": "washer", "boxes": [BOX], "labels": [1, 0]})
+        show(after, name="washer", boxes=[BOX], labels=[1, 0])
 
 
 def test_boxes_of_the_command_line_and_of_a_recording_are_looked_for(
