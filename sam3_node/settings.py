@@ -20,8 +20,9 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource, NoDecode
 from pydantic_settings.exceptions import SettingsError as EnvironmentDecodeError
 
+from .addresses import Address, is_loopback, split_address, split_host
 from .errors import SettingsError, did_you_mean
-from .types import Address, ColourEncoding, Delivery, MaskEncoding, is_loopback, split_address, split_host
+from .types import ColourEncoding, Delivery, MaskEncoding
 
 Layers = Mapping[str, Mapping[str, Any]]
 

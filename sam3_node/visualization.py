@@ -10,7 +10,8 @@ import numpy as np
 
 from .errors import OutputError
 from .files import make_folder, write_output
-from .types import NANOSECONDS, Box, Closeable, Image, Instance, Mask, MaskFrame
+from .resources import Closeable
+from .types import NANOSECONDS, Box, Image, Instance, Mask, MaskFrame
 
 Colour = tuple[int, int, int]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from sam3_node.addresses import split_address
 from sam3_node.cli import main as cli
 from sam3_node.errors import SettingsError
 from sam3_node.settings import load_settings
 from sam3_node.transport.security import KeyFolder
-from sam3_node.types import split_address
 from tests.support.paths import ROOT
 from tests.support.refuses import refuses
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sam3_node.addresses import split_address
 from sam3_node.cli import main as cli
 from sam3_node.processes.supervisor import list_processes
 from sam3_node.settings import load_settings
 from sam3_node.transport.security import is_local
-from sam3_node.types import split_address
 from tests.support.paths import ROOT
 
 LAUNCH = ROOT / "launch"

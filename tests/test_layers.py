@@ -24,7 +24,7 @@ MAX_FUNCTION_LINES = 65
 
 # from the bottom up; units of one layer do not import each other
 LAYERS = (
-    {"errors", "types"},
+    {"addresses", "errors", "resources", "resumable", "types"},
     {"settings", "geometry", "files"},
     {"wire", "models", "visualization", "processes"},
     {"transport", "tracking", "detection", "bags", "calibration"},

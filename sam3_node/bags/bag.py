@@ -13,7 +13,8 @@ import numpy as np
 
 from ..errors import BagError, WireError
 from ..files import describe_stand_in
-from ..types import Closeable, Depth, Frame, Image, RobotMessage, closed_on_error
+from ..resources import Closeable, closed_on_error
+from ..types import Depth, Frame, Image, RobotMessage
 from ..wire import decode_image
 from .decompression import STILL_SUFFIXES
 from .discovery import Camera, Firsts, choose_cameras, probe, settle_kinds

@@ -17,7 +17,7 @@ import msgpack
 
 from ..errors import BagError, require
 from ..files import describe_stand_in
-from ..types import Closeable
+from ..resources import Closeable
 
 _CHILD = Path(__file__).with_name("isolated_calls.py")
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_IO_THREADS"), "1")

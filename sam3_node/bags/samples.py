@@ -12,17 +12,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 from ..errors import BagError
-from ..types import (
-    ROBOT,
-    Buffer,
-    Clock,
-    Closeable,
-    ColourEncoding,
-    Depth,
-    Intrinsics,
-    JointState,
-    RobotMessage,
-)
+from ..resources import Closeable
+from ..types import ROBOT, Buffer, Clock, ColourEncoding, Depth, Intrinsics, JointState, RobotMessage
 from ..wire.images import identify_compressed
 
 MAX_REASONS = 20

@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from ..addresses import Address
 from ..bags.messages import foxglove_out
 from ..bags.messages.foxglove_out import Encoded
 from ..errors import SettingsError, TransportError, WireError, require
 from ..settings import Settings, read_address
 from ..transport.mask_pairing import MAX_CAMERAS
-from ..types import Address, Frame, MaskFrame
+from ..types import Frame, MaskFrame
 
 EXTRA = "foxglove"
 MAX_BACKLOG = 16

@@ -33,9 +33,10 @@ import numpy as np
 
 from ..errors import CameraError, WireError
 from ..processes.signals import WaitingNotice
+from ..resources import closed_on_error
 from ..settings import CameraSettings
 from ..transport.foreign import ForeignHub, ForeignSubscriber
-from ..types import NANOSECONDS, Buffer, Depth, Frame, Image, closed_on_error
+from ..types import NANOSECONDS, Buffer, Depth, Frame, Image
 from ..wire.codec import MAX_INT, MAX_SIDE, Limits, describe, unpack
 from ..wire.images import (
     MAX_FRAME_PIXELS,

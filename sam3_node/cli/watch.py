@@ -23,10 +23,11 @@ from ..client.diagnosis import Wanted, diagnose, find_sending_camera
 from ..errors import AuthenticationError, OutputError, Sam3NodeError, WireError
 from ..files import child_path, prepare_output
 from ..processes.signals import WaitingNotice, print_notice
+from ..resources import Closeable
 from ..settings import Settings
 from ..transport import ControlClient, FrameSubscriber, MaskSubscriber, Security
 from ..transport.mask_pairing import MaskPair, MaskPairing
-from ..types import NANOSECONDS, Closeable, Frame, Instance, MaskFrame, keep_newest
+from ..types import NANOSECONDS, Frame, Instance, MaskFrame, keep_newest
 from ..visualization import VideoWriter, overlay
 from ..wire import decode_image
 from .progress import printable

@@ -13,8 +13,9 @@ from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ..errors import NodeRestarted, TransportError
+from ..resumable import resume
 from ..transport import Security
-from ..types import Delivery, MaskFrame, resume
+from ..types import Delivery, MaskFrame
 from . import values
 from .mask_reader import Deadline, FoundObject, LabelSearch
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, POLL_S, PerceptionClient

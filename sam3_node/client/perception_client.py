@@ -16,9 +16,11 @@ from functools import partial
 from typing import Any, cast
 
 from ..errors import AuthenticationError, NodeRestarted, NotSeenError, RequestError, TransportError
+from ..resources import closed_on_error
+from ..resumable import Resumable, resume
 from ..transport import ControlClient, MaskSubscriber, Security, ask_server
 from ..transport.sockets import SocketOwner
-from ..types import Delivery, Job, MaskFrame, Priority, closed_on_error, resume
+from ..types import Delivery, MaskFrame, Priority
 from ..wire import Fields
 from ..wire import operations as ops
 from . import values
@@ -234,7 +236,7 @@ class PerceptionClient(SocketOwner):
             time.sleep(POLL_S)
         return camera
 
-    def _search_camera(self, timeout_ms: int | None) -> Job[str]:
+    def _search_camera(self, timeout_ms: int | None) -> Resumable[str]:
         """Ask the node for a camera that sends, once in each turn."""
         self._require_open()
         deadline, reason = Deadline(timeout_ms), ""

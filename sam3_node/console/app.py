@@ -25,9 +25,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from ..addresses import Address, is_loopback
 from ..errors import NoAnswerError, RequestError, Sam3NodeError, SettingsError, WireError
 from ..settings import Settings, read_address
-from ..types import Address, is_loopback
 from .controls import Controls
 from .recorded import RecordedViews
 from .views import FrameView, LiveViews, pack_view

@@ -13,9 +13,9 @@ from typing import Any
 
 from ..detection.phrases import nearest_phrases, phrase_key
 from ..errors import RequestError, Sam3NodeError
+from ..resources import Closeable
 from ..settings import Settings
 from ..transport import ControlClient, Security
-from ..types import Closeable
 from ..wire import decode_mask
 from ..wire.operations import IN_CONSOLE
 from .views import pack_bits

@@ -10,7 +10,8 @@ from ..bags.native.reader import RecordedMasks, RecordingReader
 from ..bags.pairing import TimeSpan
 from ..errors import BagError
 from ..geometry import mask_iou
-from ..types import NANOSECONDS, Closeable, Frame, FrameKey, MaskFrame
+from ..resources import Closeable
+from ..types import NANOSECONDS, Frame, FrameKey, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
 from .views import FrameView, Listener
 

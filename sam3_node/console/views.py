@@ -19,11 +19,12 @@ import numpy as np
 
 from ..client.diagnosis import Wanted, diagnose, find_sending_camera
 from ..errors import Sam3NodeError, TransportError, WireError
+from ..resources import Closeable, closed_on_error
 from ..settings import Settings
 from ..transport import ControlClient, Security
 from ..transport.mask_pairing import MAX_CAMERAS, MaskPairing
 from ..transport.tap import StreamTap
-from ..types import Buffer, Closeable, Frame, Instance, Mask, MaskFrame, closed_on_error, keep_newest
+from ..types import Buffer, Frame, Instance, Mask, MaskFrame, keep_newest
 from ..wire import EVENTS_TOPIC, Event, decode_image, encode_image, unpack_event
 
 JPEG_QUALITY = 85

@@ -22,10 +22,11 @@ from ..models import TrackerModel
 from ..perception.catch_up import CatchUps
 from ..perception.pipeline import FramePreparer, Pipeline, PreparedFrame, prepares_ahead
 from ..perception.spatial import BASE, GRIPPER
+from ..resources import Closeable
 from ..settings import Settings, SpatialSettings
 from ..transport import FrameSubscriber, ReceivedFrame, Security
 from ..transport.tap import PoseSubscriber
-from ..types import Clock, Closeable, Frame, JointState, MaskFrame, RobotMessage, RobotState
+from ..types import Clock, Frame, JointState, MaskFrame, RobotMessage, RobotState
 from ..wire import joints_topic, pose_topic
 from ..wire.operations import MAX_STRIDE
 

@@ -17,10 +17,11 @@ from http.server import BaseHTTPRequestHandler
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..addresses import is_loopback
 from ..errors import MissingExtraError, TransportError, find_version, require
 from ..files import explain_os_error
+from ..resources import Closeable
 from ..settings import Settings, read_address
-from ..types import Closeable, is_loopback
 from .health import Health, Histogram, Verdict
 from .saved_state import SnapshotFigures
 from .status import NodeStatus

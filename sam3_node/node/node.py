@@ -15,11 +15,12 @@ from ..perception.perception import LiveIdentity, Perception
 from ..perception.pipeline import Pipeline
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
+from ..resumable import resume
 from ..settings import Settings
 from ..transport import ReceivedFrame, Security
 from ..transport.control_server import ControlServer, poll
 from ..transport.limits import rss_bytes
-from ..types import MaskFrame, resume
+from ..types import MaskFrame
 from ..wire import CAUGHT_UP, DROPPED, SERVED, Reply, Request
 from ..wire.operations import NODE_QUERIES
 from .cameras import Cameras

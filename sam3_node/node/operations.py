@@ -1,4 +1,4 @@
-"""Carry out the operations of the control socket: one function of each, called with the values of its arguments."""
+"""Carry out the operations of the control socket: one function of each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..errors import CapacityError, RequestError, Sam3NodeError, UnknownObjectEr
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import PromptResult
+from ..resumable import Resumable, run_to_end
 from ..tracking.everything import DEFAULT_GRID, DEFAULT_MASKS, DEFAULT_OVERLAP, EverythingOptions
-from ..types import Job, run_to_end
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, encode_mask
 from ..wire import operations as ops
 from ..wire.images import decode_photo
@@ -33,7 +33,7 @@ DEFAULT_LEASE_S = 60.0
 MAX_PINNED = 4
 """Pinned frames of all cameras. Each takes memory until its lease ends."""
 
-Answer = dict[str, Any] | Job[dict[str, Any]]
+Answer = dict[str, Any] | Resumable[dict[str, Any]]
 """The result of an operation, or the work that makes it, which takes many turns."""
 
 
@@ -53,8 +53,8 @@ class Host(Protocol):
         """Return the reply to `describe`."""
 
 
-def handle_request(host: Host, request: Request) -> Reply | Job[Reply]:
-    """Carry out a request and return its reply, or the job that makes it. Every error becomes an error reply."""
+def handle_request(host: Host, request: Request) -> Reply | Resumable[Reply]:
+    """Carry out a request and return its reply, or the work that makes it. Every error becomes an error reply."""
     try:
         answer = _answer(host, request.operation)
     except Exception as error:
@@ -62,9 +62,9 @@ def handle_request(host: Host, request: Request) -> Reply | Job[Reply]:
     return _reply_later(request, answer) if isinstance(answer, Generator) else Reply(request.id, answer)
 
 
-def _reply_later(request: Request, job: Job[dict[str, Any]]) -> Job[Reply]:
+def _reply_later(request: Request, work: Resumable[dict[str, Any]]) -> Resumable[Reply]:
     try:
-        return Reply(request.id, (yield from job))
+        return Reply(request.id, (yield from work))
     except Exception as error:
         return _fail(request, error)
 
@@ -238,7 +238,9 @@ def _segment(perception: Perception, operation: ops.SegmentFrame) -> dict[str, A
     return reply
 
 
-def _segment_everything(perception: Perception, operation: ops.SegmentEverything) -> Job[dict[str, Any]]:
+def _segment_everything(
+    perception: Perception, operation: ops.SegmentEverything
+) -> Resumable[dict[str, Any]]:
     """Find everything on a frame. One such search is under way at a time, because its candidates take much memory."""
     options = _choose_options(perception, operation)
     while perception.searching:

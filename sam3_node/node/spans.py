@@ -5,8 +5,9 @@ import time
 from typing import NamedTuple
 
 from ..errors import require
+from ..resources import Closeable
 from ..transport import ReceivedFrame
-from ..types import Closeable, MaskFrame
+from ..types import MaskFrame
 
 OTEL = "otel"
 """The extra of this package that installs the SDK."""

@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from ..geometry import Scaling
+from ..resumable import Resumable
 from ..tracking import Tracks
 from ..tracking.confidence import Evidence
 from ..tracking.host_copy import HostCopy, copy_to_device
 from ..tracking.track_history import LevelSets, compare_levels, find_level_sets
-from ..types import Job, Mask
+from ..types import Mask
 from .prompts import PromptResult
 
 Values = TypeVar("Values", npt.NDArray[Any], Tensor)
@@ -379,7 +380,9 @@ def to_prompt_results(seq: int, scaling: Scaling, logits: Tensor, scores: Tensor
     return [PromptResult(seq, *pair) for pair in zip(masks, clamp_scores(values), strict=True)]
 
 
-def to_results_job(seq: int, scaling: Scaling, logits: Tensor, scores: Tensor) -> Job[list[PromptResult]]:
+def to_results_job(
+    seq: int, scaling: Scaling, logits: Tensor, scores: Tensor
+) -> Resumable[list[PromptResult]]:
     """Make K masks as `to_prompt_results` does, some a turn, and leave out empty ones."""
     results = []
     for some, their_scores in zip(logits.split(MASKS_A_TURN), scores.split(MASKS_A_TURN), strict=True):

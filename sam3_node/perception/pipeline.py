@@ -23,6 +23,7 @@ from ..detection.detectors import Detector, ExemplarDetector, PromptSet
 from ..errors import CalibrationError, ReplayError, RequestError, Sam3NodeError
 from ..geometry import Scaling
 from ..models import Features, TrackerModel
+from ..resumable import Resumable
 from ..settings import DetectorSettings, SpatialSettings, TrackerSettings
 from ..tracking import Tracker, Tracks
 from ..tracking.confidence import CALIBRATION, ConfidenceEstimator, is_calibrated
@@ -30,7 +31,7 @@ from ..tracking.everything import Census, EverythingOptions, segment_everything
 from ..tracking.host_copy import copy_to_device
 from ..tracking.names import is_calibrated as is_name_calibrated
 from ..tracking.tracks import Cover, PromptTensors
-from ..types import Frame, Image, Instance, Job, Mask, MaskFrame, Priority, RobotState, Shed, State
+from ..types import Frame, Image, Instance, Mask, MaskFrame, Priority, RobotState, Shed, State
 from ..wire import decode_image
 from ..wire.frame_prompt import FramePrompt
 from .catch_up import MAX_CORRECTIONS, CachedFrame, CacheLimits, CatchUps, FrameCache
@@ -554,7 +555,7 @@ class FrameQueries:
 
     def find_everything(
         self, options: EverythingOptions, seq: int | None
-    ) -> Job[tuple[int, list[PromptResult], str]]:
+    ) -> Resumable[tuple[int, list[PromptResult], str]]:
         """Segment everything on the cached frame `seq`, or the latest for None.
 
         Return its seq, the masks, and the reason for an empty result. Steps and removals in between change nothing.

@@ -18,7 +18,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import ClassVar
 
-from ..types import Closeable
+from ..resources import Closeable
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from typing import Literal
 
 from ..errors import ProcessError, Sam3NodeError, SettingsError
 from ..files import explain_os_error
+from ..resources import Closeable
 from ..settings import CameraSettings, Settings, load_settings
-from ..types import Closeable
 from .logs import announce
 from .notify import REFUSED, RESTARTED, VARIABLES, NotifySocket
 from .signals import stop_on_signals

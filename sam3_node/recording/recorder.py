@@ -28,11 +28,12 @@ from ..bags.native.reader import MAX_RECORDS_TO_LAYOUT
 from ..errors import BagError, OutputError, Sam3NodeError, TransportError
 from ..files import make_folder
 from ..processes.notify import Watchdog
+from ..resources import Closeable
 from ..settings import RecordSettings, Settings
 from ..transport import ControlClient, Security
 from ..transport.sockets import SocketOwner
 from ..transport.tap import ReceivedMessage, StreamTap
-from ..types import NANOSECONDS, Closeable
+from ..types import NANOSECONDS
 from ..wire import EVENTS_TOPIC, unpack_event
 from .series import RecordedSeries, RecordReport
 

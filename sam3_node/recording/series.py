@@ -18,9 +18,10 @@ from .. import wire
 from ..bags.native import COLOUR, RECORDER
 from ..bags.native.writer import SplitRecordingWriter, compress_colour, describe_compression
 from ..errors import OutputError, WireError
+from ..resources import Closeable
 from ..settings import RecordSettings
 from ..transport.tap import ReceivedMessage
-from ..types import Closeable, Frame, MaskFrame, count_missing_frames
+from ..types import Frame, MaskFrame, count_missing_frames
 from ..wire.images import CHANNELS
 
 MAX_CAMERAS = 64

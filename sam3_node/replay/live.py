@@ -18,10 +18,11 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ..errors import ReplayError, Sam3NodeError, SettingsError, TransportError, WireError
+from ..resources import Closeable
 from ..settings import TransportSettings
 from ..transport import ControlClient, FramePublisher, MaskSubscriber, Security
 from ..transport.security import ANY_CAMERA
-from ..types import Closeable, Frame, MaskFrame
+from ..types import Frame, MaskFrame
 from ..wire.operations import Operation
 from .completion import JobSession, ProgressCallback, check_identity, clear_results, job_session, read_digests
 from .event_log import ADD_EVERYTHING, Action, Edit, Step

@@ -17,8 +17,9 @@ from itertools import islice
 import numpy as np
 
 from ..perception.perception import Perception
+from ..resources import Closeable
 from ..settings import Settings
-from ..types import Closeable, Instance, Mask, MaskFrame
+from ..types import Instance, Mask, MaskFrame
 from ..wire import decode_image, encode_image
 from . import completion, second_pass
 from .event_log import Action, Edit, Step

@@ -24,7 +24,8 @@ from ..errors import ReplayError, RequestError
 from ..files import explain_os_error
 from ..node.cameras import RobotTracks
 from ..perception.spatial import GRIPPER
-from ..types import ROBOT, Closeable, Frame, JointState, MaskFrame, RobotState, closed_on_error
+from ..resources import Closeable, closed_on_error
+from ..types import ROBOT, Frame, JointState, MaskFrame, RobotState
 from ..wire import CAUGHT_UP, Event
 from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.operations import CHANGES, AddExemplar, AddObject, Reset, SetPrompts

@@ -24,7 +24,8 @@ import msgpack
 from ..errors import OutputError, ReplayError
 from ..files import explain_os_error
 from ..geometry import mask_iou
-from ..types import Closeable, Frame, Instance, MaskFrame
+from ..resources import Closeable
+from ..types import Frame, Instance, MaskFrame
 from ..wire import encode_mask, pack_frame, unpack_frame
 from ..wire.operations import SetPrompts
 from .event_log import REMOVED, Action, Edit, Step

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import RequestError
 from ..models import Features, TrackerModel
 from ..models.pixels import mask_boxes, suppress
-from ..types import Job
+from ..resumable import Resumable
 
 DEFAULT_GRID = 16
 """Points along each side of the grid, if nothing else is asked for."""
@@ -127,7 +127,7 @@ class Census:
 @torch.inference_mode()
 def segment_everything(
     model: TrackerModel, features: Features, options: EverythingOptions, census: Census | None = None
-) -> Job[Everything]:
+) -> Resumable[Everything]:
     """Find the masks of everything on one frame, from features = model.encode(pixels), a batch of points a turn.
 
     `census` is filled with the number of candidates.

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import zmq
 
 from ..errors import BusyError, ForbiddenError, SupersededError, WireError
-from ..types import Buffer, Job
+from ..resumable import Resumable
+from ..types import Buffer
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, pack_reply, unpack_request
 from ..wire.codec import count_items
 from ..wire.operations import FOR_READERS
@@ -49,7 +50,7 @@ class WaitingRequest(NamedTuple):
     """A newer request of the same connection with the same key supersedes this one. None: none does."""
     connection: tuple[int, int] | None = None
     """descriptor and inode of the connection that it came over; None if they are unknown"""
-    job: Job[Any] | None = None
+    job: Resumable[Any] | None = None
     """the job that was begun on it, None if there is none yet"""
 
     def supersedes(self, older: WaitingRequest) -> bool:
@@ -284,11 +285,11 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
         self._waker.wake()
 
     @property
-    def begun(self) -> Job[Any] | None:
+    def begun(self) -> Resumable[Any] | None:
         """The job with which the request that was received last had been put back; None for a new request."""
         return self._taken.job if self._taken else None
 
-    def put_back(self, job: Job[Any]) -> None:
+    def put_back(self, job: Resumable[Any]) -> None:
         """Let the request that was received last wait for another turn, with the job that was begun on it.
 
         The peer's other requests come first. If a newer one supersedes it, or its connection has been closed, the job

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import zmq
 
+from ..addresses import is_loopback, split_host
 from ..errors import AuthenticationError, TransportError
 from ..files import describe_exposure, make_private_dir, read_private, write_private, write_private_atomically
-from ..types import KEY_ROLES, is_loopback, split_host
+from ..types import KEY_ROLES
 
 if TYPE_CHECKING:
     from ..settings import TransportSettings  # a client has no pydantic

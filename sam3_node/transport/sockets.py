@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import zmq
 
+from ..addresses import split_host
 from ..errors import TransportError
-from ..types import Buffer, Closeable, closed_on_error, split_host
+from ..resources import Closeable, closed_on_error
+from ..types import Buffer
 from ..wire import BEAT_TOPIC
 from .security import CURVE_BYTES, ClientKeys, Security, Socket, explain_refusal
 from .wake import WakePipe, read_event

@@ -15,10 +15,11 @@ from sam3_node.bridges.viewer import BridgeCounts, run_bridge
 from sam3_node.cli import services as command
 from sam3_node.errors import OutputError, SettingsError
 from sam3_node.processes.notify import Watchdog
+from sam3_node.resources import Closeable
 from sam3_node.settings import Settings
 from sam3_node.transport import FramePublisher, MaskPublisher
 from sam3_node.transport.mask_pairing import MaskPair
-from sam3_node.types import Closeable, Frame, MaskFrame
+from sam3_node.types import Frame, MaskFrame
 from tests.support.node_rig import PATIENCE_S, until
 from tests.support.refuses import refuses
 

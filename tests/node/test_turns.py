@@ -17,9 +17,9 @@ from sam3_node.errors import BusyError, SupersededError
 from sam3_node.node import node as node_module
 from sam3_node.perception import output_masks
 from sam3_node.perception.pipeline import FrameQueries, Pipeline
+from sam3_node.resumable import Resumable
 from sam3_node.tracking import everything
 from sam3_node.transport import ControlClient, control_server
-from sam3_node.types import Job
 from sam3_node.wire import Request, pack_request, unpack_reply
 from tests.support.near_node import NearNode
 from tests.support.node_rig import picture, until
@@ -90,7 +90,7 @@ class Held:
     def under_way(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
         search = FrameQueries.find_everything
 
-        def wait(queries: FrameQueries, *args: Any) -> Job[Any]:
+        def wait(queries: FrameQueries, *args: Any) -> Resumable[Any]:
             self.begun.append(queries._frame_cache._camera)
             try:
                 while not self.go.is_set():

@@ -26,10 +26,11 @@ from sam3_node.perception.output_masks import (
     unpack_bits,
 )
 from sam3_node.perception.pipeline import Pipeline
+from sam3_node.resumable import run_to_end
 from sam3_node.settings import TrackerSettings
 from sam3_node.tracking.everything import EverythingOptions
 from sam3_node.tracking.host_copy import HostCopy
-from sam3_node.types import Frame, Mask, MaskFrame, run_to_end
+from sam3_node.types import Frame, Mask, MaskFrame
 from sam3_node.wire import decode_mask, encode_image, encode_mask, pack_masks
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.strict_cuda import HOST_READS

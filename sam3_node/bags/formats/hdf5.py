@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import BagError, WireError
-from ...types import NANOSECONDS, closed_on_error
+from ...resources import closed_on_error
+from ...types import NANOSECONDS
 from ...wire.images import MAX_FRAME_PIXELS
 from .. import samples
 from ..isolated import IsolatedCalls

@@ -22,7 +22,8 @@ import numpy.typing as npt
 from ...errors import BagError, WireError
 from ...files import describe_stand_in
 from ...geometry import pose_of, rigid, rotation_from_vector
-from ...types import NANOSECONDS, ROBOT, Depth, JointState, RobotMessage, closed_on_error
+from ...resources import closed_on_error
+from ...types import NANOSECONDS, ROBOT, Depth, JointState, RobotMessage
 from ...wire import Fields, encode_depth
 from .. import samples
 from ..decompression import decode_float_tiff

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 import zstandard
 
 from ...errors import BagError, require
-from ...types import NANOSECONDS, Closeable
+from ...resources import Closeable
+from ...types import NANOSECONDS
 from ..decompression import DecompressionError, Expansion, decompress
 from ..messages.ros import deserialise, first_bytes, read_sample
 from ..messages.ros_images import MessageError, find_kind

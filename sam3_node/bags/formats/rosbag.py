@@ -19,7 +19,8 @@ from typing import BinaryIO, NamedTuple
 
 from ...errors import BagError, require
 from ...files import describe_stand_in
-from ...types import NANOSECONDS, Buffer, Closeable, closed_on_error
+from ...resources import Closeable, closed_on_error
+from ...types import NANOSECONDS, Buffer
 from ..decompression import DecompressionError, Expansion, decompress, decompress_file
 from ..messages.ros import RawMessage, deserialise, first_bytes, list_topics, read_sample
 from ..messages.ros_images import MessageError

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ... import wire
 from ...errors import OutputError, WireError, require
 from ...files import explain_os_error, make_folder
-from ...types import Buffer, Closeable, ColourEncoding, Frame, Intrinsics, MaskFrame
+from ...resources import Closeable
+from ...types import Buffer, ColourEncoding, Frame, Intrinsics, MaskFrame
 from .. import native
 from ..formats.mcap import MAGIC
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import ReplayError, require
-from ...types import Closeable
+from ...resources import Closeable
 from ..job import Job
 from ..shards import LIMITS, ShardLimits
 from ..store import Summary

@@ -34,9 +34,10 @@ from sam3_node.models import TrackerModel
 from sam3_node.perception.perception import load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.spatial import SpatialStage
+from sam3_node.resources import Closeable
 from sam3_node.settings import CameraSettings, ModelSettings, SpatialSettings, TrackerSettings
 from sam3_node.transport import FramePublisher
-from sam3_node.types import Closeable, Frame, Instance, Mask, MaskFrame
+from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.common import SHARED, Figures, make_parser, objects_text
 from tools.bench.processes import Processes, next_masks
