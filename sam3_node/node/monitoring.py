@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..addresses import is_loopback
 from ..errors import MissingExtraError, TransportError, find_version, require
@@ -49,25 +49,53 @@ FRESH_S = 0.2
 """Age in seconds up to which a page is sent again, so that many who ask at once cost the loop no more than one."""
 CAMERA_REASONS = ("too_old", "clock_ahead", "withheld", "failed")
 """Counts of CameraStats that are reasons of frames_rejected."""
+
+
+class CameraMetric(NamedTuple):
+    """A metric of each camera."""
+
+    kind: Literal["Counter", "Gauge", "Histogram"]
+    name: str
+    attribute: str
+    """of CameraStatus"""
+    text: str
+
+
 CAMERA_METRICS = (
-    ("Counter", "frames_received", "stats.received", "Frames that arrived or were skipped before."),
-    ("Counter", "frames_stepped", "stats.stepped", "Frames that the model stepped."),
-    ("Counter", "frames_skipped", "stats.skipped", "Frames skipped for newer ones, or because of their age."),
-    (
+    CameraMetric(
+        "Counter", "frames_received", "stats.received", "Frames that arrived or were skipped before."
+    ),
+    CameraMetric("Counter", "frames_stepped", "stats.stepped", "Frames that the model stepped."),
+    CameraMetric(
+        "Counter",
+        "frames_skipped",
+        "stats.skipped",
+        "Frames skipped for newer ones, or because of their age.",
+    ),
+    CameraMetric(
         "Counter",
         "frames_over_budget",
         "stats.over_budget",
         "Stepped frames that took longer than deadline.budget_ms.",
     ),
-    ("Counter", "objects_turned_away", "turned_away", "Detected objects that found no free slot."),
-    ("Histogram", "frame_age_seconds", "stats.age", "Time from capture to the start of the step."),
-    ("Histogram", "latency_seconds", "stats.latency", "Time from capture to publication."),
-    ("Gauge", "shed_level", "stats.shed_level", "What is left out to keep deadline.budget_ms; 0: nothing."),
-    ("Gauge", "camera_silent_seconds", "stats.silent_s", "Time since the last frame came."),
-    ("Gauge", "bank_bytes", "bank_bytes", "Memory of the bank, allocated once."),
-    ("Gauge", "cache_bytes", "cached_bytes", "Features kept for prompts on past frames."),
+    CameraMetric(
+        "Counter", "objects_turned_away", "turned_away", "Detected objects that found no free slot."
+    ),
+    CameraMetric(
+        "Histogram", "frame_age_seconds", "stats.age", "Time from capture to the start of the step."
+    ),
+    CameraMetric("Histogram", "latency_seconds", "stats.latency", "Time from capture to publication."),
+    CameraMetric(
+        "Gauge",
+        "shed_level",
+        "stats.shed_level",
+        "What is left out to keep deadline.budget_ms; 0: nothing.",
+    ),
+    CameraMetric("Gauge", "camera_silent_seconds", "stats.silent_s", "Time since the last frame came."),
+    CameraMetric("Gauge", "bank_bytes", "bank_bytes", "Memory of the bank, allocated once."),
+    CameraMetric("Gauge", "cache_bytes", "cached_bytes", "Features kept for prompts on past frames."),
 )
-"""Metrics of each camera: kind, name, attribute of CameraStatus, and text."""
+"""Metrics that each camera has a value of."""
 
 
 class Page(NamedTuple):
@@ -115,7 +143,8 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], pages: Pages) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
         self.pages = pages
         self.checks_host = is_loopback(address[0])
         self._opened_s: dict[socket.socket, float] = {}
@@ -167,7 +196,8 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers one GET or HEAD. On loopback it refuses requests for other hosts, which a foreign web page makes."""
 
     server: _Server
-    server_version, sys_version = "sam3-node", ""
+    server_version = "sam3-node"
+    sys_version = ""
     timeout = MAX_CONNECTION_S
 
     def do_GET(self) -> None:
@@ -192,8 +222,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(page.body)
 
     def _make_page(self) -> Page:
-        host = self.headers.get("Host", "")
-        name = (host if host.endswith("]") else host.rpartition(":")[0] or host).strip("[]")
+        # a page of another site that resolves its name to this host sends that name
+        name = self.headers.get("Host", "")
+        if not name.endswith("]"):
+            name = name.rpartition(":")[0] or name
+        name = name.strip("[]")
         if self.server.checks_host and name and not is_loopback(name):
             return Page(403, TEXT, b"expected a request for 127.0.0.1, found one for another host\n")
         make = self.server.pages.get(self.path.partition("?")[0])
@@ -241,7 +274,8 @@ def make_pages(readings: Readings, settings: Settings) -> Pages:
 
 
 def _make_probe(verdict: Verdict) -> Page:
-    return Page(200 if verdict.ok else 503, TEXT, f"{verdict.reason}\n".encode())
+    body = f"{verdict.reason}\n".encode()
+    return Page(200, TEXT, body) if verdict.ok else Page(503, TEXT, body)
 
 
 class MetricsPage:
@@ -297,10 +331,10 @@ class NodeCollector:
         if status is not None:
             yield _make_info(status.perception, self._settings)
             yield from _collect_totals(self._readings, status)
-            for kind, name, attribute, text in CAMERA_METRICS:
-                read = attrgetter(attribute)
+            for metric in CAMERA_METRICS:
+                read = attrgetter(metric.attribute)
                 values = {camera: read(of_camera) for camera, of_camera in status.cameras.items()}
-                yield _make(kind, name, text, values, "camera")
+                yield _make(metric.kind, metric.name, metric.text, values, "camera")
             tracks = {
                 (name, state): count
                 for name, camera in status.cameras.items()
@@ -364,7 +398,8 @@ def _make(kind: str, name: str, text: str, values: Any, *labels: str) -> Metric:
     from prometheus_client import core
 
     family: Metric = getattr(core, f"{kind}MetricFamily")(f"{PREFIX}_{name}", text, labels=labels)
-    for key, value in (values if labels else {(): values}).items():
+    by_labels = values if labels else {(): values}
+    for key, value in by_labels.items():
         labelled = key if isinstance(key, tuple) else (key,)
         if isinstance(value, Histogram):
             family.add_metric(labelled, buckets=value.cumulative(), sum_value=value.sum_s)  # type: ignore[attr-defined]

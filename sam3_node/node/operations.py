@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol, TypeVar, assert_never
 
 import numpy as np
 
@@ -33,6 +33,7 @@ DEFAULT_LEASE_S = 60.0
 MAX_PINNED = 4
 """Pinned frames of all cameras. Each takes memory until its lease ends."""
 
+T = TypeVar("T")
 Answer = dict[str, Any] | Resumable[dict[str, Any]]
 """The result of an operation, or the work that makes it, which takes many turns."""
 
@@ -59,7 +60,9 @@ def handle_request(host: Host, request: Request) -> Reply | Resumable[Reply]:
         answer = _answer(host, request.operation)
     except Exception as error:
         return _fail(request, error)
-    return _reply_later(request, answer) if isinstance(answer, Generator) else Reply(request.id, answer)
+    if isinstance(answer, Generator):
+        return _reply_later(request, answer)
+    return Reply(request.id, answer)
 
 
 def _reply_later(request: Request, work: Resumable[dict[str, Any]]) -> Resumable[Reply]:
@@ -72,9 +75,12 @@ def _reply_later(request: Request, work: Resumable[dict[str, Any]]) -> Resumable
 def _fail(request: Request, error: Exception) -> Reply:
     if isinstance(error, WireError):
         error = RequestError(str(error))
-    known = error if isinstance(error, Sam3NodeError) else find_device_error(error)
-    if known is not None:
-        return Reply.failed(request.id, known)
+    if isinstance(error, Sam3NodeError):
+        return Reply.failed(request.id, error)
+    lost = find_device_error(error)
+    if lost is not None:
+        return Reply.failed(request.id, lost)
+    # anything else is a fault of the node: the log gets the traceback, and the client a code of its own
     log.error("control: %s failed", request.op, exc_info=error)
     message = f"{request.op} failed in the node: {type(error).__name__}: {error}; see its log"
     return Reply(request.id, error=Failure(INTERNAL_ERROR, message))
@@ -86,37 +92,38 @@ def describe_change(request: Request, reply: Reply) -> dict[str, Any] | None:
     The camera that the request was applied to and the stride of an object that catches up are added, and the epoch is
     removed. None if the request has surely changed nothing that the node does afterwards.
     """
-    if request.op not in ops.CHANGES or (reply.error is not None and reply.error.code != INTERNAL_ERROR):
+    # after an error of its own, a request may have changed something
+    was_refused = reply.error is not None and reply.error.code != INTERNAL_ERROR
+    if request.op not in ops.CHANGES or was_refused:
         return None
     args = {name: value for name, value in request.args.items() if name != "epoch"}
-    result = reply.result if isinstance(reply.result, dict) else {}
-    return args | {name: result[name] for name in ("camera", "stride") if name in result}
+    if isinstance(reply.result, dict):
+        args |= {name: reply.result[name] for name in ("camera", "stride") if name in reply.result}
+    return args
 
 
 def carry_out(perception: Perception, operation: ops.Change | ops.Query) -> dict[str, Any]:
     """Run an operation on perception to its end, and return its result. Raises RequestError or a subclass."""
     answer = _use_perception(perception, operation)
-    return run_to_end(answer) if isinstance(answer, Generator) else answer
+    if isinstance(answer, Generator):
+        return run_to_end(answer)
+    return answer
 
 
 def _answer(host: Host, operation: ops.AnyOperation) -> Answer:
-    match operation:
-        case ops.ReadStatus():
-            return host.status()
-        case ops.DescribeNode():
-            return host.describe()
-        case ops.MakeSnapshot() | ops.ReadSnapshot() | ops.RestoreSnapshot():
-            return _use_snapshots(host.snapshots, operation)
-        case ops.HandOver() | ops.ConfirmHandOver():
-            return _use_snapshots(host.snapshots, operation)
-        case ops.Resume():
-            answer = _use_perception(host.perception, operation)
-            host.snapshots.take_back()
-            return answer
-        case _:
-            if operation.op in ops.CHANGES:  # a successor would not know the change
-                host.snapshots.hand_over_state.check_idle()
-            return _use_perception(host.perception, operation)
+    if isinstance(operation, ops.ReadStatus):
+        return host.status()
+    if isinstance(operation, ops.DescribeNode):
+        return host.describe()
+    if isinstance(operation, ops.SnapshotRequest):
+        return _use_snapshots(host.snapshots, operation)
+    # a successor would not know the change, but a node whose successor is lost may be resumed
+    if isinstance(operation, ops.Change) and not isinstance(operation, ops.Resume):
+        host.snapshots.hand_over_state.check_idle()
+    answer = _use_perception(host.perception, operation)
+    if isinstance(operation, ops.Resume):
+        host.snapshots.take_back()
+    return answer
 
 
 def _use_perception(perception: Perception, operation: ops.Change | ops.Query) -> Answer:
@@ -174,11 +181,12 @@ def _add_object(perception: Perception, operation: ops.AddObject) -> dict[str, A
     label = clean_label(operation.label or "")
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
     seq = operation.seq
+    # the frame that the object begins on must not be too old; without `seq` that is the next frame
     age: dict[str, Any] = {}
     if seq is not None:
         age = _check_age(perception, pipeline, seq)
     elif perception.session is not None and not perception.paused:
-        perception.session.check_next_frame(pipeline.camera)  # on which the object enters
+        perception.session.check_next_frame(pipeline.camera)
     added = pipeline.add(
         operation.prompt, label, seq, operation.priority or "normal", operation.stride, operation.choice
     )
@@ -194,7 +202,7 @@ def _refine_object(perception: Perception, operation: ops.RefineObject) -> dict[
 
 def _pin_frame(perception: Perception, operation: ops.PinFrame) -> dict[str, Any]:
     seq = operation.seq
-    lease_s = DEFAULT_LEASE_S if operation.lease_s is None else operation.lease_s
+    lease_s = _or_default(operation.lease_s, DEFAULT_LEASE_S)
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
     age = _check_age(perception, pipeline, seq)
     pinned = sum(each.cache_usage["pinned_frames"] for each in perception.pipelines.values())
@@ -243,6 +251,7 @@ def _segment_everything(
 ) -> Resumable[dict[str, Any]]:
     """Find everything on a frame. One such search is under way at a time, because its candidates take much memory."""
     options = _choose_options(perception, operation)
+    # an earlier search goes on first
     while perception.searching:
         yield
     pipeline = _find_pipeline(perception, operation.camera)
@@ -270,17 +279,23 @@ def _choose_options(perception: Perception, operation: ops.SegmentEverything) ->
     if min_stability is None:
         min_stability = tracker.everything_min_stability or None
     return EverythingOptions(
-        grid=DEFAULT_GRID if operation.grid is None else operation.grid,
+        grid=_or_default(operation.grid, DEFAULT_GRID),
         min_iou=min_iou,
         min_stability=min_stability,
-        max_overlap=DEFAULT_OVERLAP if operation.max_overlap is None else operation.max_overlap,
-        most=DEFAULT_MASKS if operation.most is None else operation.most,
+        max_overlap=_or_default(operation.max_overlap, DEFAULT_OVERLAP),
+        most=_or_default(operation.most, DEFAULT_MASKS),
     )
+
+
+def _or_default(value: T | None, default: T) -> T:
+    """Return the value of an optional argument."""
+    return default if value is None else value
 
 
 def _points(perception: Perception, operation: ops.ReadPoints) -> dict[str, Any]:
     object_id = operation.id
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object=True)
+    # an object that has left has other reasons than one without depth
     ids = [status.id for status in pipeline.objects]
     if object_id not in ids:
         raise UnknownObjectError(f"no object {object_id}; there are {ids or 'none'}")
@@ -303,6 +318,7 @@ def _set_prompts(perception: Perception, operation: ops.SetPrompts) -> dict[str,
 
 def _add_exemplar(perception: Perception, operation: ops.AddExemplar) -> dict[str, Any]:
     require_exemplars(perception.detector)
+    # the boxes are on a frame of a camera, or on a photo
     names_frame = (operation.camera, operation.seq, operation.epoch) != (None, None, None)
     if operation.photo is None:
         pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
@@ -317,8 +333,11 @@ def _add_exemplar(perception: Perception, operation: ops.AddExemplar) -> dict[st
         image = decode_photo(operation.photo, perception.settings.tracker.max_frame_pixels)
         reply = {}
         view = hashlib.sha256(operation.photo).hexdigest()
+    # the detector takes corners within the image, and a mark of each box: 1 for what is meant
     corners = np.array([box.within(image.shape[:2])[1] for box in operation.boxes]).tolist()
-    marks = [1] * len(corners) if operation.labels is None else operation.labels
+    marks: Sequence[int] = [1] * len(corners)
+    if operation.labels is not None:
+        marks = operation.labels
     phrases = perception.add_exemplar(
         operation.name, image, place=view, boxes=corners, labels=marks, text=operation.text or ""
     )
@@ -347,7 +366,9 @@ def _hand_over(snapshots: Snapshots, operation: ops.HandOver) -> dict[str, Any]:
 
 
 def _find_pipelines(perception: Perception, camera: str | None) -> list[Pipeline]:
-    return list(perception.pipelines.values()) if camera is None else [_find_pipeline(perception, camera)]
+    if camera is None:
+        return list(perception.pipelines.values())
+    return [_find_pipeline(perception, camera)]
 
 
 def _find_pipeline(
@@ -358,18 +379,25 @@ def _find_pipeline(
     Raises NodeRestarted if `epoch` is the epoch of other ids. A new object may go to any camera, but an object's id
     belongs to one.
     """
-    pipelines, session = perception.pipelines, perception.session
+    pipelines = perception.pipelines
+    session = perception.session
+    # without a name, the only camera that sends is meant, or the only one that has sent
     if camera is None:
         sending = [name for name in pipelines if session is None or session.sends(name)]
         names = sending or list(pipelines)
-        pipeline = pipelines[names[0]] if len(names) == 1 else None
+        if len(names) == 1:
+            camera_meant = names[0]
+        else:
+            raise _camera_error(", ".join(pipelines), camera)
     else:
-        pipeline = pipelines.get(camera)
+        camera_meant = camera
+    pipeline = pipelines.get(camera_meant)
     if pipeline is None:
         raise _camera_error(", ".join(pipelines), camera)
+    # the epoch of a new object may be that of any camera that could have been meant
     if session is not None and epoch is not None:
         is_clear = names_object or camera is not None
-        meant = [pipeline] if is_clear else pipelines.values()
+        meant = [pipeline] if is_clear else list(pipelines.values())
         session.check_epoch(epoch, [candidate.epoch for candidate in meant])
     return pipeline
 
@@ -384,13 +412,18 @@ def _camera_error(cameras: str, camera: str | None) -> RequestError:
 
 def _origin(pipeline: Pipeline) -> dict[str, Any]:
     """Return the camera and the epoch that ids belong to."""
-    epoch = {} if pipeline.epoch is None else {"epoch": pipeline.epoch}
-    return {"camera": pipeline.camera, **epoch}
+    if pipeline.epoch is None:
+        return {"camera": pipeline.camera}
+    return {"camera": pipeline.camera, "epoch": pipeline.epoch}
 
 
 def _silence(perception: Perception, pipeline: Pipeline) -> dict[str, Any]:
-    silent_s = perception.session.silent_s(pipeline.camera) if perception.session else None
-    return {} if silent_s is None else {"silent_s": round(silent_s, 3)}
+    if perception.session is None:
+        return {}
+    silent_s = perception.session.silent_s(pipeline.camera)
+    if silent_s is None:
+        return {}
+    return {"silent_s": round(silent_s, 3)}
 
 
 def _check_age(perception: Perception, pipeline: Pipeline, seq: int | None) -> dict[str, Any]:
@@ -405,7 +438,9 @@ def _check_age(perception: Perception, pipeline: Pipeline, seq: int | None) -> d
     age_ms = session.prompt_age_ms(cached.age_origin_ns)
     if not perception.paused and not cached.lease_ns:
         session.check_prompt_age(pipeline.camera, age_ms)
-    return {} if age_ms is None else {"age_ms": age_ms}
+    if age_ms is None:
+        return {}
+    return {"age_ms": age_ms}
 
 
 def _describe_object(
@@ -416,18 +451,17 @@ def _describe_object(
     result: PromptResult | None,
 ) -> dict[str, Any]:
     """Return the id and the mask of a prompted object, and its stride if it catches up with another one than 1."""
+    reply = {"id": object_id, **_origin(pipeline), **age}
     stride = pipeline.catch_ups.get_stride(object_id)
-    origin = {
-        "id": object_id,
-        **_origin(pipeline),
-        **age,
-        **({} if stride in (None, 1) else {"stride": stride}),
-    }
-    return origin | _describe_result(result, perception)
+    if stride not in (None, 1):
+        reply["stride"] = stride
+    return reply | _describe_result(result, perception)
 
 
 def _describe_result(result: PromptResult | None, perception: Perception) -> dict[str, Any]:
-    return {} if result is None else {"seq": result.seq, **_describe_mask(result, perception)}
+    if result is None:
+        return {}
+    return {"seq": result.seq, **_describe_mask(result, perception)}
 
 
 def _describe_mask(result: PromptResult, perception: Perception) -> dict[str, Any]:

@@ -44,7 +44,9 @@ class Output:
         """The newest status; None before the model is loaded."""
         self._settings = settings
         self._health = health
-        self._budget_ms = settings.deadline.budget_ms if settings.transport.delivery == "newest" else 0.0
+        self._budget_ms = 0.0
+        if settings.transport.delivery == "newest":
+            self._budget_ms = settings.deadline.budget_ms
         self._events = 0
         self._pack_us = 0
         self._publishing = threading.Lock()
@@ -67,10 +69,12 @@ class Output:
     def publish(self, masks: MaskFrame, received: ReceivedFrame) -> bool:
         """Send masks, and count them. Return False if a subscriber of lossless delivery has no space."""
         begin_ns = time.perf_counter_ns()
+        # the stages count what the step took, and the run and epoch say whose ids these are
         pipeline = self.perception.pipelines[masks.camera]
         session = self.perception.session
         # a message cannot contain the time of its own packing: `pack` is the time of the previous message
         stages_us = {**masks.stages_us, "pack": self._pack_us}
+        # whoever reads masks may ask for the status at once, so that both change together
         with self._publishing:
             message = replace(
                 masks,

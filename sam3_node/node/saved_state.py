@@ -50,6 +50,7 @@ OTHER_IO = "io"
 OTHER = "other"
 """Reason of a snapshot that could not be made because of any other error."""
 REASONS = (*dict.fromkeys(FAILURES.values()), OTHER_IO, OTHER)
+"""All of these reasons. Each is a label of the metric that counts them."""
 CHUNK_BYTES = 4 << 20
 """Bytes of a snapshot in one reply."""
 KEEP_S = 120.0
@@ -100,7 +101,9 @@ class Saved(NamedTuple):
         """Raise SnapshotError if it is older than `max_age_s`, or that much ahead of the clock; 0 is no limit."""
         age_s = self.snapshot.age_s
         if 0 < max_age_s < abs(age_s):
-            when = f"{age_s:.0f} s ago" if age_s > 0 else f"{-age_s:.0f} s ahead of this clock, which was set"
+            when = f"{age_s:.0f} s ago"
+            if age_s < 0:
+                when = f"{-age_s:.0f} s ahead of this clock, which was set"
             raise SnapshotError(
                 f"{self.source}: expected a snapshot of the last {max_age_s:g} s (snapshot.max_age_s), found one from"
                 f" {when}"
@@ -157,7 +160,9 @@ class SnapshotFolder:
     def read_saved(self) -> Saved | None:
         """Return the automatic snapshot, None if there is none. Raises SnapshotError if it cannot be used."""
         path = self._path
-        return Saved.read(path) if path is not None and os.path.exists(path) else None
+        if path is None or not os.path.exists(path):
+            return None
+        return Saved.read(path)
 
     def put_aside(self) -> None:
         """Rename the automatic snapshot, so that the next one does not replace it."""
@@ -197,7 +202,9 @@ def explain_failure(error: BaseException) -> SnapshotError:
 
 def find_reason(error: BaseException) -> str:
     """Return which of REASONS has kept a snapshot from being written."""
-    return FAILURES.get(error.errno or 0, OTHER_IO) if isinstance(error, OSError) else OTHER
+    if isinstance(error, OSError):
+        return FAILURES.get(error.errno or 0, OTHER_IO)
+    return OTHER
 
 
 def milliseconds_since(begin_s: float) -> float:
@@ -310,8 +317,9 @@ class Snapshots:
     @property
     def age_s(self) -> float | None:
         """Seconds since the snapshot on disk was taken, or since the start; None if none are due. For any thread."""
-        is_due = self.keeps and not (self.hand_over_state.waits or self.hand_over_state.is_over)
-        return time.monotonic() - self._good_s if is_due else None
+        if not self.keeps or self.hand_over_state.waits or self.hand_over_state.is_over:
+            return None
+        return time.monotonic() - self._good_s
 
     def tick(self) -> None:
         """Take the automatic snapshot if it is due, and note what the thread has finished. Call it between frames."""
@@ -319,10 +327,13 @@ class Snapshots:
             self._collect(self._automatic)
         now_s = time.monotonic()
         state = self.hand_over_state
+        # a successor that stays silent has failed: its node must not stand still for ever
         if state.stage == "waiting" and state.has_expired:
             self._work_on("expired", "the other node did not confirm in time")
+        # nobody fetches this one any more
         if self._requested is not None and now_s > self._requested.used_s + KEEP_S:
             self._requested = None
+        # the state of the moment of the hand-over is the successor's: a later one must not be restored
         is_handed_over = state.stage in ("waiting", "confirmed")
         if self._settings.path is None or is_handed_over or self._automatic is not None:
             return
@@ -359,7 +370,10 @@ class Snapshots:
         if self.hand_over_state.waits:
             self.hand_over_state.check_idle()
         self._check_free()
-        self._requested = self._take("named", None if name is None else self._folder.make_path(name))
+        path = None
+        if name is not None:
+            path = self._folder.make_path(name)
+        self._requested = self._take("named", path)
         return self._requested.number
 
     def hand_over(self, successor: str | None, token: str) -> int:
@@ -377,6 +391,7 @@ class Snapshots:
         self._check_free()
         self.finish()
         origin = {"node": self.node, "token": token, "to": successor or ANOTHER_NODE}
+        # without a successor that confirms, these ids are given away now, so no start may restore them
         if successor is None:
             self.withdraw()
         self._requested = self._take("hand_over", None, origin)
@@ -546,6 +561,7 @@ class Snapshots:
         """Note how the automatic snapshot has ended, if it has."""
         if not job.future.done():
             return
+        # the file is on disk: ids that were given before it stay unique after a restart
         self._automatic = None
         failure = job.future.exception()
         if failure is None:
@@ -556,6 +572,7 @@ class Snapshots:
             self._good_s = job.taken_s
             self._ids.allow(job.limits, durable=True)
             return
+        # the first failure of several in a row is logged; all are counted
         reason = find_reason(failure)
         error = explain_failure(failure)
         self.failed = {**self.failed, reason: self.failed[reason] + 1}

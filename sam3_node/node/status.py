@@ -66,11 +66,16 @@ class CameraStats:
     def __init__(
         self, camera: str = "", silent_s: Callable[[], float | None] = lambda: None, budget_ms: float = 0.0
     ) -> None:
-        self.stepped = self.failed = self.skipped = 0
-        self.too_old = self.clock_ahead = self.withheld = 0
+        self.stepped = 0
+        self.failed = 0
+        self.skipped = 0
+        self.too_old = 0
+        self.clock_ahead = 0
+        self.withheld = 0
         self._skipped_by_time = 0  # since the last step
         self._next_log_s = 0.0
-        self._camera, self._silent_s = camera, silent_s
+        self._camera = camera
+        self._silent_s = silent_s
         self.shed_level = 0
         """of the step that runs, or ran last"""
         self._shedder = LoadShedder(budget_ms)
@@ -84,8 +89,10 @@ class CameraStats:
         self._arrivals_ns: deque[int] = deque(maxlen=WINDOW_FRAMES)
         self.origin_ns: int | None = None
         """Unix time from which the age of the newest published masks is measured; None before the first."""
-        self.age, self.latency = Histogram(), Histogram()
-        """All ages and latencies since the start."""
+        self.age = Histogram()
+        """All ages since the start"""
+        self.latency = Histogram()
+        """All latencies since the start"""
         self._ends_s: deque[float] = deque(maxlen=RATE_FRAMES)
         self._begin_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=STEP_FRAMES)
@@ -116,7 +123,7 @@ class CameraStats:
         self.shed_level = self._shedder.level
         self.skipped = min(self.skipped + max(0, skipped - self._skipped_by_time), MAX_INT)
         self._skipped_by_time = 0
-        age_ns = time.time_ns() - (frame.capture_ns if frame.clock == "system" else received_ns)
+        age_ns = time.time_ns() - _find_origin(frame, received_ns)
         self._ages_ns.append(age_ns)
         self.age.observe(age_ns / 1e9)
         if frame.clock == "system":
@@ -124,7 +131,7 @@ class CameraStats:
 
     def end(self, frame: Frame, received_ns: int) -> None:
         """Record that the frame's masks were published."""
-        self.origin_ns = frame.capture_ns if frame.clock == "system" else received_ns
+        self.origin_ns = _find_origin(frame, received_ns)
         latency_ns = time.time_ns() - self.origin_ns
         self._latencies_ns.append(latency_ns)
         self.latency.observe(latency_ns / 1e9)
@@ -185,8 +192,10 @@ class CameraStats:
 
     def describe_failure(self, frame: Frame, error: str) -> dict[str, Any]:
         """Return the fields of the event FAILED: the newest frame, and its step's level of shedding, if any."""
-        shed = {"shed": {"level": self.shed_level}} if self.shed_level else {}
-        return {"camera": frame.camera, "seq": frame.seq, "error": error, **shed}
+        failure: dict[str, Any] = {"camera": frame.camera, "seq": frame.seq, "error": error}
+        if self.shed_level:
+            failure["shed"] = {"level": self.shed_level}
+        return failure
 
     def describe(self, offset_ns: int | None = None) -> dict[str, Any]:
         """Return the counts, frames per second, and times in milliseconds (None before the first frame).
@@ -194,13 +203,16 @@ class CameraStats:
         `offset_ns` is the time from the newest masks of all cameras to the newest of this camera, by their captures: 0
         or negative. `masks_age_ms` is the age of this camera's newest masks.
         """
-        silent_s, origin_ns = self._silent_s(), self.origin_ns
+        silent_s = self._silent_s()
+        masks_age_ns = None
+        if self.origin_ns is not None:
+            masks_age_ns = time.time_ns() - self.origin_ns
         return {
             "silent_s": None if silent_s is None else round(silent_s, 3),
             **{name: getattr(self, name) for name in DESCRIBED},
             "fps": self._rate(),
-            "masks_age_ms": None if origin_ns is None else _to_ms(time.time_ns() - origin_ns),
-            "offset_ms": None if offset_ns is None else _to_ms(offset_ns),
+            "masks_age_ms": _to_ms(masks_age_ns),
+            "offset_ms": _to_ms(offset_ns),
             "arrival_p50_ms": _percentile_ms(self._arrivals_ns, 0.50),
             "age_p50_ms": _percentile_ms(self._ages_ns, 0.50),
             "age_p99_ms": _percentile_ms(self._ages_ns, 0.99),
@@ -218,11 +230,18 @@ class CameraStats:
 
 def _percentile_ms(values_ns: deque[int], fraction: float) -> float | None:
     ordered = sorted(values_ns)  # copies at once: another thread may append
-    return _to_ms(ordered[int(fraction * (len(ordered) - 1))]) if ordered else None
+    if not ordered:
+        return None
+    return _to_ms(ordered[int(fraction * (len(ordered) - 1))])
 
 
-def _to_ms(duration_ns: int) -> float:
-    return round(duration_ns / 1e6, 3)
+def _to_ms(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else round(duration_ns / 1e6, 3)
+
+
+def _find_origin(frame: Frame, received_ns: int) -> int:
+    """Return the Unix time from which ages are measured: of the capture if the camera has that clock."""
+    return frame.capture_ns if frame.clock == "system" else received_ns
 
 
 def describe_error(error: Exception | str) -> str:

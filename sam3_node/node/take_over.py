@@ -106,8 +106,14 @@ def _continue_after_take_over(
     """
     origin = saved.snapshot.hand_over
     was_confirmed = origin.get("confirmed") is True
-    token, node = str(origin.get("token")), str(origin.get("node"))
-    state = _confirm(source, security, token, node, 0.0 if was_confirmed else snapshots.confirm_s)
+    token = str(origin.get("token"))
+    node = str(origin.get("node"))
+    # a confirmation that was lost is repeated; one that was answered needs no patience
+    patience_s = snapshots.confirm_s
+    if was_confirmed:
+        patience_s = 0.0
+    state = _confirm(source, security, token, node, patience_s)
+    # the other node has begun to work again, so these ids may be its own
     works_on = state in ("expired", "cancelled", ANOTHER)
     if state == "taken_back" or (works_on and not was_confirmed):
         log.warning("%s works on since it has handed over: it is taken over again", source)
@@ -125,7 +131,9 @@ def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> 
     """Let another node pause, continue its work, and confirm. It pauses only after a trial with a copy of its state."""
     token = secrets.token_hex(8)
     with ControlClient(source, ANSWER_MS, security) as control:
+        # a trial: a state that does not fit is refused before the other node has paused
         snapshots.check(fetch_snapshot(control), source)
+        # from the hand-over on, the other node waits: it must hear of every failure
         try:
             successor = f"{snapshots.node} on {socket.gethostname()}"
             data = fetch_snapshot(control, HandOver(taker=successor, token=token))
@@ -137,6 +145,7 @@ def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> 
             with suppress(Sam3NodeError):
                 _send(control, ConfirmHandOver(token=token, accepted=False))
             raise
+    # only a confirmation that was answered makes these ids this node's own
     if not snapshots.keeps:
         log.warning("without snapshot.path this node cannot continue after a restart: set it")
     state = _confirm(source, security, token, origin["node"], snapshots.confirm_s)

@@ -71,6 +71,7 @@ _READERS: dict[Any, Read] = {
 }
 """How a field is read, by its type. A type of its own, Annotated, names another reader."""
 
+# types of fields that have a reader of their own
 Stride = Annotated[int, integer(1, MAX_STRIDE)]
 Lease = Annotated[float, number(0.0, MAX_LEASE_S)]
 Line = Annotated[str, _line]
@@ -482,11 +483,17 @@ def _names(kinds: UnionType) -> tuple[str, ...]:
 OPERATIONS: dict[str, type[AnyOperation]] = {kind.op: kind for kind in get_args(AnyOperation)}
 """The class of each operation, by its name"""
 ARGUMENTS = {op: _list_arguments(kind) for op, kind in OPERATIONS.items()}
+"""The arguments of each operation, by its name"""
 CHANGES = _names(Change)
+"""Operations whose requests the node publishes as events"""
 NODE_QUERIES = _names(NodeQuery)
+"""Operations that are answered also while a step runs"""
 FOR_READERS = tuple(op for op, kind in OPERATIONS.items() if kind.is_for_readers)
+"""Operations that keys of the role reader may request"""
 REPEATABLE = tuple(op for op, kind in OPERATIONS.items() if kind.is_repeatable)
+"""Operations that a client sends again if the connection ends before the reply"""
 IN_CONSOLE = tuple(op for op, kind in OPERATIONS.items() if kind.is_in_console)
+"""Operations that the console's page may request"""
 
 
 def read_operation(op: str, args: Mapping[str, Any]) -> AnyOperation:
