@@ -27,6 +27,8 @@ MAX_LISTED = 2000
 STOP_S = 10.0
 RESULT = "recorded "
 """Beginning of the recorder's line about a finished file."""
+MAX_LINE = 500
+"""Characters of a recorder's line that are kept. A longer line is shown without its beginning."""
 
 
 class Controls(Closeable):
@@ -114,21 +116,52 @@ def _to_json(result: Any) -> dict[str, Any]:
     return shown
 
 
+class RecorderLines(io.StringIO):
+    """The output of a recorder, of which it keeps only the line that the page shows.
+
+    A recording may run for days and print a line every few seconds: all of it would fill the memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = ""
+        self._last = ""
+        self._result = ""
+
+    def write(self, text: str, /) -> int:
+        """Take a part of the output, which may end within a line. Return its length."""
+        *lines, begun = (self._begun + text).split("\n")
+        self._begun = begun[-MAX_LINE:]
+        for line in lines:
+            if line.strip():
+                self._last = line[-MAX_LINE:]
+            if line.startswith(RESULT):
+                self._result = line[-MAX_LINE:]
+        return len(text)
+
+    @property
+    def shown(self) -> str:
+        """The line that says what was recorded, else the last line; empty before the first."""
+        return self._result or self._last
+
+
 class RecordingThread:
     """A recording on the console's machine, as `sam3-node record` makes it, in a thread."""
 
     def __init__(self, settings: Settings, on_change: Callable[[], None]) -> None:
-        self._settings, self._on_change = settings, on_change
+        self._settings = settings
+        self._on_change = on_change
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._out = io.StringIO()
+        self._out = RecorderLines()
         self._lock = threading.Lock()
 
     def switch(self, on: bool) -> None:
         """Begin a recording in `record.out`, or end it. Does nothing if that is so already."""
         with self._lock:
             if on and not self.is_running:
-                self._stop, self._out = threading.Event(), io.StringIO()
+                self._stop = threading.Event()
+                self._out = RecorderLines()
                 self._thread = threading.Thread(target=self._run, args=(self._stop, self._out), daemon=True)
                 self._thread.start()
             elif not on:
@@ -146,12 +179,9 @@ class RecordingThread:
 
     def state(self) -> dict[str, Any]:
         """Return whether it runs, and the recorder's last line, finally the one that says what was recorded."""
-        lines = [line for line in self._out.getvalue().splitlines() if line.strip()]
-        results = [line for line in lines if line.startswith(RESULT)]
-        last = (results or lines or [""])[-1]
-        return {"on": self.is_running and not self._stop.is_set(), "line": last}
+        return {"on": self.is_running and not self._stop.is_set(), "line": self._out.shown}
 
-    def _run(self, stop: threading.Event, out: io.StringIO) -> None:
+    def _run(self, stop: threading.Event, out: RecorderLines) -> None:
         from ..recording.recorder import run_record
 
         try:
