@@ -128,7 +128,7 @@ class AsyncPerceptionClient:
         self, id: int, timeout_ms: int | None = 30_000, *, camera: str | None = None
     ) -> FoundObject:
         """Wait until the gripper holds an object, as `PerceptionClient.wait_for_held` does."""
-        return await self._wait_for(self._client._search(str(id), camera, held=True), timeout_ms)
+        return await self._wait_for(self._client._search_held(id, camera), timeout_ms)
 
     async def _wait_for(self, search: LabelSearch, timeout_ms: int | None) -> FoundObject:
         deadline = Deadline(timeout_ms)

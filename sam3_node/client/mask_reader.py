@@ -127,7 +127,8 @@ class LabelSearch:
     """Looks for a tracked object with `label` in the masks of cameras that send. Upper and lower case count as equal.
 
     Without `camera`, it searches all cameras. With `sure_only`, a doubtful object does not count. Of more
-    objects than `most` on one camera, none is chosen. With `held`, the label is the id of an object that is held.
+    objects than `most` on one camera, none is chosen. With `held_id`, it looks for the object with this id, whatever
+    its label, and only while the gripper holds it.
     """
 
     subscriber: MaskSubscriber
@@ -136,7 +137,12 @@ class LabelSearch:
     sure_only: bool
     has_ended: Callable[[str, int | None], bool]
     most: int | None = None
-    held: bool = False
+    held_id: int | None = None
+
+    @property
+    def target(self) -> str:
+        """What it looks for, as errors name it."""
+        return f"object {self.label!r}" if self.held_id is None else f"object {self.held_id}"
 
     def find(self) -> FoundObject | None:
         """Return the object. Of several, it is the surest one of the camera that sent last.
@@ -156,6 +162,9 @@ class LabelSearch:
         sent = self._list_masks()
         if not sent:
             return None
+        cameras = ", ".join(masks.camera for masks in sent)
+        if self.held_id is not None:
+            return f"the newest masks of {cameras} have {self._describe_held(sent)}"
         seen = Counter(
             f"{instance.label or 'unnamed'} ({instance.state}{', doubtful' * instance.doubtful})"
             for masks in sent
@@ -165,9 +174,21 @@ class LabelSearch:
         labels = {instance.label for masks in sent for instance in masks.instances}
         names = ", ".join(f"{count} {name}" if count > 1 else name for name, count in sorted(seen.items()))
         return (
-            f"the newest masks of {', '.join(masks.camera for masks in sent)} have {names or 'no objects'}"
+            f"the newest masks of {cameras} have {names or 'no objects'}"
             f"{did_you_mean(self.label, labels)}; the node looks for {', '.join(prompts) or 'no names'}: set_prompts "
             "names objects to look for, add_object marks one"
+        )
+
+    def _describe_held(self, sent: Sequence[MaskFrame]) -> str:
+        """List the objects by id with their state, and say what the node needs to see that one is held."""
+        objects = sorted(
+            f"{instance.id} {instance.label or 'unnamed'} ({instance.state}{', held' * instance.held})"
+            for masks in sent
+            for instance in masks.instances
+        )
+        return (
+            f"{', '.join(objects) or 'no objects'}; the node needs depth and the robot's poses (spatial.poses) to tell "
+            "what the gripper holds"
         )
 
     def _list_masks(self) -> list[MaskFrame]:
@@ -181,8 +202,8 @@ class LabelSearch:
         ]
 
     def _fits(self, instance: Instance) -> bool:
-        if self.held:
-            return instance.held and str(instance.id) == self.label
+        if self.held_id is not None:
+            return instance.held and instance.id == self.held_id
         return (
             instance.label.casefold() == self.label.casefold()
             and instance.state == "tracked"

@@ -209,7 +209,7 @@ class PerceptionClient(SocketOwner):
 
         The node needs the robot's poses and depth. Raises the errors of `wait_for`.
         """
-        return self._wait_for(self._search(str(id), camera, held=True), timeout_ms)
+        return self._wait_for(self._search_held(id, camera), timeout_ms)
 
     def _wait_for(self, search: LabelSearch, timeout_ms: int | None) -> FoundObject:
         deadline = Deadline(timeout_ms)
@@ -549,16 +549,19 @@ class PerceptionClient(SocketOwner):
         if self._closed:
             raise TransportError("this client is closed: make another one")
 
-    def _search(
-        self, label: str, camera: str | None, most: int | None = None, held: bool = False
-    ) -> LabelSearch:
+    def _search(self, label: str, camera: str | None, most: int | None) -> LabelSearch:
         self._require_open()
         values.check_label(label)
         self._require_newest("wait_for")
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise RequestError(f"most: expected a whole number of at least 1, found {most!r}")
-        camera = self._epochs.name_camera(camera) if held else camera
-        return LabelSearch(self._masks, label, camera, self._sure_only, self._epochs.has_ended, most, held)
+        return LabelSearch(self._masks, label, camera, self._sure_only, self._epochs.has_ended, most)
+
+    def _search_held(self, id: int, camera: str | None) -> LabelSearch:
+        self._require_open()
+        self._require_newest("wait_for_held")
+        camera = self._epochs.name_camera(camera)
+        return LabelSearch(self._masks, "", camera, self._sure_only, self._epochs.has_ended, held_id=id)
 
     def _settle(self, search: LabelSearch, found: FoundObject | None, deadline: Deadline) -> FoundObject:
         """Return what a search has found, or finds until its end; else raise the error that says what was seen."""
@@ -571,13 +574,16 @@ class PerceptionClient(SocketOwner):
             self._report(self._epochs.meet(masks.camera, masks.epoch, masks.node))
             return FoundObject(self._filter(masks), found.instance)
         if self._closed:
-            raise TransportError(f"cannot wait for {search.label!r}: this client is closed")
+            raise TransportError(f"cannot wait for {search.target}: this client is closed")
         sight = search.describe_sight()
         if sight is None:
             kind = AuthenticationError if self._masks.refusals else TransportError
             raise kind(f"no masks came within {deadline.timeout_ms} ms: {reason}")
-        wanted = f"{search.label!r} was {'held' if search.held else 'tracked'}"
-        raise NotSeenError(f"no object {wanted} within {deadline.timeout_ms} ms: {sight}")
+        if search.held_id is None:
+            missing = f"no {search.target} was tracked"
+        else:
+            missing = f"{search.target} was not held"
+        raise NotSeenError(f"{missing} within {deadline.timeout_ms} ms: {sight}")
 
     def _take_next(self, timeout_ms: int | None) -> MaskFrame | None:
         """Take the next masks of an epoch that has not ended; raise or report if theirs is new."""

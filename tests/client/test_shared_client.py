@@ -262,7 +262,7 @@ def test_waiting_for_a_held_object_ends_when_it_is_held(
     publisher: MaskPublisher, client: PerceptionClient
 ) -> None:
     send_until(publisher, masks_of(1), client.newest)
-    with refuses(NotSeenError, field=("7", "held")):
+    with refuses(NotSeenError, field=("object 7", "not held", "7 cup (tracked)", "spatial.poses")):
         client.wait_for_held(7, 0)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(client.wait_for_held, 7, LONG_MS)
