@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from ..cameras.sources import list_realsense
 from ..errors import Sam3NodeError, find_version, install_advice
@@ -68,7 +68,7 @@ def run_checks(settings: Settings) -> Iterator[CheckResult]:
     yield from _check_opencv()
     yield from _check_torch()
     yield from _check_options(settings)
-    yield _check("realsense", _describe_realsense, "warn", "only RealSense cameras need it")
+    yield _check_realsense()
     yield CheckResult("cpu", "ok", f"{_count_cpus()} threads for this process")
     yield _check("keys", partial(_describe_keys, settings.transport))
     for path in filter(None, (settings.camera.calibration, *settings.spatial.calibration)):
@@ -121,7 +121,12 @@ def _check_dependency(requirement: Requirement, extra: str) -> CheckResult:
 
 def _check_version(title: str, version: str, bounds: str, status: Status, hint: str) -> CheckResult:
     """Compare a version with bounds such as `>=2.11,<2.14`. Pre-release and local tags are ignored."""
-    if SpecifierSet(bounds).contains(Version(version).base_version):
+    try:
+        release = Version(version).base_version
+    except InvalidVersion:
+        # a build from source may have a version such as 4.14.0-12-gabcdef, which does not tell the release
+        release = "0"
+    if SpecifierSet(bounds).contains(release):
         return CheckResult(title, "ok", version)
     return CheckResult(title, status, f"{version}, expected {bounds}", hint)
 
@@ -170,8 +175,9 @@ def _check_gpu(torch: object, index: int) -> CheckResult:
     properties = cuda.get_device_properties(index)
     capability = f"{properties.major}.{properties.minor}"
     memory = f"{properties.total_memory / 2**30:.0f} GiB"
-    advice = ", no units for bfloat16: leave model.dtype auto" if properties.major < 8 else ""
-    detail = f"{properties.name}, capability {capability}, {memory}{advice}"
+    detail = f"{properties.name}, capability {capability}, {memory}"
+    if properties.major < 8:
+        detail += ", no units for bfloat16: leave model.dtype auto, which then takes float16"
     return CheckResult(f"gpu {index}", "ok", detail)
 
 
@@ -216,13 +222,16 @@ def estimate_gpu_gb(objects: int, bank_size: int = 7, cameras: int = 1) -> float
     )
 
 
-def _describe_realsense() -> str:
-    """List the RealSense cameras. The SDK may be missing: other cameras do not need it."""
-    cameras = [line for line in list_realsense() if line.startswith("realsense:")]
-    return ", ".join(cameras) or (
-        "the SDK loads, and finds no camera; if one is plugged in, install the udev rules of librealsense, and plug it "
-        "in again"
-    )
+def _check_realsense() -> CheckResult:
+    """Check that the RealSense SDK loads, and list its cameras. It may be missing: other cameras do not need it."""
+    try:
+        cameras = [line for line in list_realsense() if line.startswith("realsense:")]
+    except Sam3NodeError as error:
+        return CheckResult("realsense", "warn", str(error), "only RealSense cameras need it")
+    if not cameras:
+        hint = "if one is plugged in: install the udev rules of librealsense, and plug it in again"
+        return CheckResult("realsense", "ok", "the SDK loads, and finds no camera", hint)
+    return CheckResult("realsense", "ok", ", ".join(cameras))
 
 
 def _check(name: str, describe: Callable[[], str], failed: Status = "fix", hint: str = "") -> CheckResult:
