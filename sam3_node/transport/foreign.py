@@ -22,9 +22,11 @@ MAX_KEPT = 16
 MAX_KEPT_BYTES = 2 * MAX_FOREIGN_BYTES
 """The same for their size."""
 HUB_QUEUE = 16
+"""Answers that libzmq queues for each sender, which waits for each of them."""
 HUB_BUDGET = (1 << 28, 1 << 28, 1 << 28)
 """Of the hub's peers, as in sockets.py. A sender waits for the answer to an image before it sends the next."""
 HUB_ANSWER = b"OK"
+"""What senders expect after each message. They send the next one only then."""
 
 SentMessage = tuple[list[memoryview], int, bytes]
 Deliver = Callable[[list[memoryview], int, bytes], None]
@@ -51,6 +53,7 @@ class ForeignSubscriber(Receiver[list[memoryview]]):
         return parts
 
     def _select(self, messages: Iterator[Message]) -> Iterator[Message]:
+        # messages of a server have no sender: one server is one sender
         kept, dropped = _keep_newest((*message, b"") for message in messages)
         self.dropped += dropped
         return (message[:2] for message in kept)
@@ -94,7 +97,9 @@ class ForeignHub(sockets.SocketThread):
     @property
     def connected(self) -> tuple[str, ...]:
         """The endpoint if a sender is connected now, else nothing."""
-        return (self.endpoint,) if self._bound.guard.wait_for_peer(0) else ()
+        if self._bound.guard.wait_for_peer(0):
+            return (self.endpoint,)
+        return ()
 
     def _release(self) -> None:
         self._bound.close(0)
@@ -104,6 +109,7 @@ class ForeignHub(sockets.SocketThread):
         poller.register(self._waker.fileno(), zmq.POLLIN)
         poller.register(self._bound.socket, zmq.POLLIN)
         while not self._closing:
+            # all that waits is read and answered, but only the newest messages are decoded
             poller.poll()
             kept, dropped = _keep_newest(self._receive())
             self.dropped += dropped
@@ -113,6 +119,7 @@ class ForeignHub(sockets.SocketThread):
     def _receive(self) -> Iterator[SentMessage]:
         """Receive and answer at most MAX_PER_TURN waiting messages."""
         read: Counter[int] = Counter()
+        # what was read is reported to the guard, which cuts off a peer that sends more than is read
         parts: list[memoryview] | None = []
         for _ in range(MAX_PER_TURN):
             parts = sockets.receive_parts(self._bound.socket)
@@ -121,7 +128,9 @@ class ForeignHub(sockets.SocketThread):
             received_ns = time.time_ns()
             descriptor, size = sockets.describe_source(parts)
             read[descriptor] += size
-            envelope = [bytes(part) for part in parts[: 2 if len(parts) > 1 and not parts[1].nbytes else 1]]
+            # a REQ peer puts an empty part between its identity and the message, and expects it in the answer
+            length = 2 if len(parts) > 1 and not parts[1].nbytes else 1
+            envelope = [bytes(part) for part in parts[:length]]
             sockets.send_parts(self._bound.socket, [*envelope, HUB_ANSWER], MAX_FOREIGN_BYTES)
             yield parts[len(envelope) :], received_ns, envelope[0]
         self._bound.guard.count_read(read, is_all=parts is None)
@@ -129,16 +138,31 @@ class ForeignHub(sockets.SocketThread):
 
 def _keep_newest(messages: Iterable[SentMessage]) -> tuple[list[SentMessage], int]:
     """Return the newest messages of each sender, and the number of the others. Who sends most loses first."""
-    kept: dict[bytes, deque[SentMessage]] = {}
-    count = size = dropped = 0
+    kept: dict[bytes, deque[SentMessage]] = {}  # by sender, oldest first
+    count = 0
+    size = 0
+    dropped = 0
     for message in messages:
         kept.setdefault(message[2], deque()).append(message)
-        count, size = count + 1, size + _count_bytes(message)
+        count += 1
+        size += _count_bytes(message)
+        # too many: the sender with most messages loses its oldest. Too large: the sender with most bytes does
         while count > MAX_KEPT or (size > MAX_KEPT_BYTES and count > 1):
-            is_many = count > MAX_KEPT
-            most = max(kept.values(), key=len if is_many else lambda queue: sum(map(_count_bytes, queue)))
-            count, size, dropped = count - 1, size - _count_bytes(most.popleft()), dropped + 1
-    return [message for queue in kept.values() for message in queue], dropped
+            if count > MAX_KEPT:
+                most = max(kept.values(), key=len)
+            else:
+                most = max(kept.values(), key=_count_queue_bytes)
+            count -= 1
+            size -= _count_bytes(most.popleft())
+            dropped += 1
+    newest: list[SentMessage] = []
+    for queue in kept.values():
+        newest.extend(queue)
+    return newest, dropped
+
+
+def _count_queue_bytes(queue: deque[SentMessage]) -> int:
+    return sum(_count_bytes(message) for message in queue)
 
 
 def _count_bytes(message: SentMessage) -> int:
