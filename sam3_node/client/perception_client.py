@@ -27,9 +27,11 @@ MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
 CONTROL_ENDPOINT = "tcp://127.0.0.1:5552"
 GRASPGEN_ENDPOINT = "tcp://127.0.0.1:5556"
 GRASP_POINTS = 2000
+"""Points of an object's surface that a GraspGen server gets."""
 POLL_S = 0.05
+"""Time between two questions for a camera that sends."""
 SAMPLE_MS = 1000
-"""Longest time to look at what comes instead of masks."""
+"""Longest time to look at what comes instead of masks, and to wait for the masks of a frame of points."""
 
 
 class PerceptionClient(SocketOwner):
@@ -70,9 +72,10 @@ class PerceptionClient(SocketOwner):
     ) -> None:
         cameras = values.check_names(cameras, "cameras")
         self._wanted = Wanted(masks, control, delivery, tuple(cameras))
-        self._on_restart, self._sure_only = on_restart, sure_only
+        self._on_restart = on_restart
+        self._sure_only = sure_only
         self._epochs = KnownEpochs()
-        self._held: deque[MaskFrame] = deque()
+        self._held: deque[MaskFrame] = deque()  # masks whose NodeRestarted was raised in their place
         self._together: dict[str, MaskFrame] = {}  # of each camera, for `latest_of_all`
         self._callbacks: CallbackThread | None = None
         self._starting = threading.Lock()
@@ -230,7 +233,8 @@ class PerceptionClient(SocketOwner):
     def _search_camera(self, timeout_ms: int | None) -> Job[str]:
         """Ask the node for a camera that sends, once in each turn."""
         self._require_open()
-        deadline, reason = Deadline(timeout_ms), ""
+        deadline = Deadline(timeout_ms)
+        reason = ""
         while not self._closed:
             description = None
             if self.connected:  # without a node, a request would wait in vain
@@ -239,6 +243,7 @@ class PerceptionClient(SocketOwner):
             camera = find_sending_camera(description, self._wanted.cameras)
             if camera is not None:
                 return camera
+            # near the end: find out why it fails, which takes some time of its own
             if not reason and deadline.before_reason_s == 0:
                 reason = self._explain(deadline)
             if deadline.left_s == 0:
@@ -258,6 +263,7 @@ class PerceptionClient(SocketOwner):
 
     def _explain(self, deadline: Deadline) -> str:
         """Return the diagnosis, made in the time that is left."""
+        # what the node says of itself, then what the masks endpoint sends
         description = None
         try:
             description = self._describe(deadline)
@@ -300,14 +306,20 @@ class PerceptionClient(SocketOwner):
         try:
             result = self._call_with_epoch("add_object", args, camera)
         except NodeRestarted:
+            # with `on_restart`, which was called, a new object has no old id: add it to the new epoch
             if self._on_restart is None:
                 raise
             result = self._call_with_epoch("add_object", args, camera, deadline=deadline)
         added = values.read_added(result)
         self._report(self._epochs.meet(added.camera, added.epoch))
+        # the size of the frame, against which the box was clipped: of the mask, or of the newest masks
         newest = self._masks.newest.get(added.camera)
-        size = (newest.height, newest.width) if newest else None
-        return values.note_clipping(added, box, added.segmentation.mask.size if added.segmentation else size)
+        size = None
+        if added.segmentation is not None:
+            size = added.segmentation.mask.size
+        elif newest is not None:
+            size = (newest.height, newest.width)
+        return values.note_clipping(added, box, size)
 
     def refine_object(
         self,
@@ -440,7 +452,9 @@ class PerceptionClient(SocketOwner):
         self._require_open()
         self._require_newest("grasps")
         reply = self._call_on_object("points", {"id": id, "count": GRASP_POINTS}, camera, epoch)
-        surface, name = values.read_points(reply), reply.text("camera")
+        surface = values.read_points(reply)
+        name = reply.text("camera")
+        # the masks of the frame of these points may still be on their way
         newest = self._masks.newest
         masks = newest.wait(lambda: values.find_frame(newest.get(name), surface.seq), SAMPLE_MS / 1000)
         masks = values.check_graspable(id, surface, masks, max_age_ms)
@@ -465,7 +479,8 @@ class PerceptionClient(SocketOwner):
         as `most` holds for every name.
         """
         names = values.check_names(prompts, "prompts", '["red mug"]')
-        most = dict.fromkeys(names, most) if isinstance(most, int) else most
+        if isinstance(most, int):
+            most = dict.fromkeys(names, most)
         given = {"scores": scores, "most": most, "priorities": priorities}
         limits = {name: values.check_limits(by_name, name) for name, by_name in given.items() if by_name}
         self._open_control.call("set_prompts", prompts=names, **limits)
@@ -535,6 +550,7 @@ class PerceptionClient(SocketOwner):
         if self._is_forked:
             self._closed = True
         else:
+            # a thread that adds a callback just now either starts its thread before, or finds the client closed
             with self._starting:
                 self._closed = True
             self._held.clear()
@@ -567,7 +583,9 @@ class PerceptionClient(SocketOwner):
         """Return what a search has found, or finds until its end; else raise the error that says what was seen."""
         reason = ""
         if found is None and not self._closed:
-            reason = self._explain(deadline) if search.describe_sight() is None else ""
+            # find out why no masks come, and go on looking until the end
+            if search.describe_sight() is None:
+                reason = self._explain(deadline)
             found = self._masks.newest.wait(search.find, deadline.left_s)
         if found is not None:
             masks = found.masks
@@ -588,12 +606,14 @@ class PerceptionClient(SocketOwner):
     def _take_next(self, timeout_ms: int | None) -> MaskFrame | None:
         """Take the next masks of an epoch that has not ended; raise or report if theirs is new."""
         deadline = Deadline(timeout_ms)
+        # masks of an ended epoch were on their way when the node was started again
         masks = self._take(deadline)
         while masks is not None and self._epochs.has_ended(masks.camera, masks.epoch):
             masks = self._take(deadline)
         if masks is None:
             return None
         restart = self._epochs.meet(masks.camera, masks.epoch, masks.node)
+        # the error is raised in place of the masks, which the next call returns
         if restart is not None and self._on_restart is None:
             self._held.append(masks)
         self._report(restart)
@@ -605,7 +625,9 @@ class PerceptionClient(SocketOwner):
             held = self._held.popleft()
         except IndexError:
             return self._masks.take(deadline.left_ms)
-        newer = self._masks.take(0) if self._wanted.delivery == "newest" else None
+        newer = None
+        if self._wanted.delivery == "newest":
+            newer = self._masks.take(0)
         if newer is not None and newer.camera == held.camera:
             return newer
         if newer is not None:
@@ -619,7 +641,7 @@ class PerceptionClient(SocketOwner):
         """Raise the error, or call `on_restart` with it. None is no error."""
         if restart is None:
             return
-        self._together.clear()
+        self._together.clear()  # `latest_of_all` must not mix epochs
         if self._on_restart is None:
             raise restart
         self._on_restart(restart)
@@ -655,6 +677,7 @@ class PerceptionClient(SocketOwner):
     ) -> Fields:
         """Send a request that the node refuses if the ids of the camera have begun again."""
         self._require_open()
+        # an epoch that the caller names is checked by the node alone; else the one seen last goes with the request
         known = self._epochs.find(camera)
         if epoch is not None and (known is None or known.epoch != epoch):
             return self._call(op, args | values.drop_none(camera=camera, epoch=epoch))

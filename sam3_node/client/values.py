@@ -21,6 +21,12 @@ MaskLike: TypeAlias = "Mask | np.typing.NDArray[np.bool_ | np.integer[Any]]"
 Points: TypeAlias = "Sequence[tuple[float, float]] | np.typing.NDArray[np.floating[Any]]"
 PixelBox: TypeAlias = "Sequence[float] | np.typing.NDArray[np.floating[Any]]"
 
+MAX_BYTES = 4 << 30
+"""Size of the largest snapshot that is fetched."""
+WAIT_S = 60.0
+"""Longest time for which a node may pack and write."""
+POLL_S = 0.02
+"""Time between two questions for a snapshot that is not ready."""
 log = logging.getLogger(__name__)
 
 
@@ -125,17 +131,23 @@ def pack_prompt(
     points: Points | None, labels: Sequence[int] | None, box: PixelBox | None, mask: MaskLike | None
 ) -> dict[str, Any]:
     """Return the arguments of a prompt. Raises RequestError for values that no frame can have."""
-    marks = None if labels is None else [int(label) for label in labels]
+    marks = None
+    if labels is not None:
+        marks = [int(label) for label in labels]
     full = mask if mask is None or isinstance(mask, Mask) else _to_mask(mask)
+    # the same check that the node makes: a wrong prompt is refused here, with the same error
     prompt = FramePrompt(points, marks, box, full)
+    args: dict[str, Any] = {}
+    if points is not None:
+        args["points"] = prompt.points.tolist()
+    if marks is not None:
+        args["labels"] = marks
     if prompt.box is not None:
-        _check_sides(prompt.box.tolist())
-    return drop_none(
-        points=None if points is None else prompt.points.tolist(),
-        labels=marks,
-        box=None if box is None else prompt.box.tolist(),
-        mask=None if full is None else encode_mask(full),
-    )
+        args["box"] = prompt.box.tolist()
+        _check_sides(args["box"])
+    if full is not None:
+        args["mask"] = encode_mask(full)
+    return args
 
 
 def check_begins(
@@ -150,6 +162,7 @@ def check_begins(
 
 def check_names(names: Sequence[str], what: str, example: str = '["cam0"]') -> list[str]:
     """Return the names as a list. Raises RequestError for a bare text, whose letters would be taken for names."""
+    # a text is a sequence of texts: its letters would be looked for
     if isinstance(names, str | bytes | bytearray | Mapping) or not isinstance(names, Iterable):
         raise RequestError(f"{what}: expected a list of texts such as {example}, found {_describe(names)}")
     found = list(names)
@@ -172,7 +185,8 @@ def check_limits(limits: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 def _describe(value: object) -> str:
-    return f"the {'text' if isinstance(value, str) else type(value).__name__} {value!r:.80}"
+    kind = "text" if isinstance(value, str) else type(value).__name__
+    return f"the {kind} {value!r:.80}"
 
 
 def drop_none(**args: Any) -> dict[str, Any]:
@@ -194,11 +208,14 @@ def _check_sides(box: list[float]) -> None:
 
 def _to_mask(full: np.typing.NDArray[Any]) -> Mask:
     full = np.asarray(full)
-    is_flags = full.dtype == np.bool_ or (
-        full.dtype.kind in "iu" and any(np.isin(full, (0, inside)).all() for inside in (1, 255))
-    )
+    # other numbers may be ids of many objects, or probabilities: which of them are inside is not known
+    is_flags = full.dtype == np.bool_
+    if full.dtype.kind in "iu":
+        is_flags = any(np.isin(full, (0, inside)).all() for inside in (1, 255))
     if full.ndim != 2 or not is_flags:
-        values = "" if is_flags else f" with values from {full.min()} to {full.max()}" if full.size else ""
+        values = ""
+        if not is_flags and full.size:
+            values = f" with values from {full.min()} to {full.max()}"
         raise RequestError(
             "mask: expected [height, width] of bool, of 0 and 1, or of 0 and 255, "
             f"found {full.dtype} {list(full.shape)}{values}"
@@ -214,7 +231,8 @@ def note_clipping(answer: Answer, box: PixelBox | None, size: tuple[int, int] | 
     return answer._replace(note=note)
 
 
-_WHOLE, _TEXT = Fields.integer, Fields.text
+_WHOLE = Fields.integer
+_TEXT = Fields.text
 _FRAME = Schema({"seq": _WHOLE, "age_ms?": Fields.number, "camera?": _TEXT, "epoch?": _WHOLE})
 _OBJECT = Schema(
     {
@@ -230,14 +248,20 @@ _ADDED = Schema({"id": _WHOLE, "camera": _TEXT, "epoch?": _WHOLE})
 
 def read_added(fields: Fields) -> AddedObject:
     """Read a new object in a reply."""
-    segmentation = read_segmentation(fields) if fields.has("mask") else None
+    segmentation = None
+    if fields.has("mask"):
+        segmentation = read_segmentation(fields)
     return AddedObject(segmentation=segmentation, **fields.read(_ADDED))
 
 
 def read_segmentation(fields: Fields, entry: Fields | None = None) -> Segmentation:
     """Read the mask in a reply, or in `entry`, one of the masks of the reply."""
-    candidates = () if entry or not fields.has("masks") else tuple(read_segmentations(fields))
-    entry = entry or fields
+    candidates: tuple[Segmentation, ...] = ()
+    if entry is None:
+        # one mask: the reply itself, perhaps with the others that may be meant
+        entry = fields
+        if fields.has("masks"):
+            candidates = tuple(read_segmentations(fields))
     mask = decode_mask(entry.any("mask"), f"{fields.what}: mask")
     return Segmentation(score=entry.number("score"), mask=mask, candidates=candidates, **fields.read(_FRAME))
 
@@ -252,7 +276,8 @@ def read_segmentations(fields: Fields) -> Segmentations:
     """Read the masks in a reply."""
     entries = (Fields(value, f"{fields.what}: mask") for value in fields.sequence("masks"))
     masks = Segmentations(read_segmentation(fields, entry) for entry in entries)
-    masks.note = fields.text("note") if fields.has("note") else ""
+    if fields.has("note"):
+        masks.note = fields.text("note")
     return masks
 
 
@@ -266,12 +291,16 @@ def find_frame(newest: MaskFrame | None, seq: int) -> MaskFrame | None:
     """Return the masks of frame `seq`, or newer ones if only these came; None while neither has come."""
     if newest is None or newest.seq < seq:
         return None
+    # a newer frame may have come while the reply was on its way: the masks before it are kept with it
     before = newest.before
-    return before if newest.seq > seq and before is not None and before.seq == seq else newest
+    if newest.seq > seq and before is not None and before.seq == seq:
+        return before
+    return newest
 
 
 def check_graspable(id: int, surface: SurfacePoints, masks: MaskFrame | None, max_age_ms: float) -> MaskFrame:
     """Return the masks of the frame of points. Raises PolicyError if no gripper should act on the object there."""
+    # the first reason that holds, from what can be cured by waiting to what needs the user
     if masks is None or masks.seq != surface.seq:
         reason = f"masks of its frame {surface.seq} have not come; try again"
     elif not any(item.id == id and item.is_sure and item.area for item in masks.instances):
@@ -294,18 +323,12 @@ def read_object(fields: Fields) -> TrackedObject:
 
 def with_doubt(tracked: TrackedObject, masks: MaskFrame | None) -> TrackedObject:
     """Return an object with the confidence that masks of its camera have for it."""
+    # ids of another epoch are those of other objects
     if masks is None or masks.epoch != tracked.epoch:
         return tracked
     names = ("confidence", "doubtful", "name_confidence")
     seen = next((item for item in masks.instances if item.id == tracked.id), tracked)
     return replace(tracked, **{name: getattr(seen, name) for name in names})
-
-
-MAX_BYTES = 4 << 30
-"""Size of the largest snapshot that is fetched."""
-WAIT_S = 60.0
-"""Longest time for which a node may pack and write."""
-POLL_S = 0.02
 
 
 class SnapshotInfo(NamedTuple):
@@ -336,7 +359,9 @@ def fetch_snapshot(control: ControlClient, op: str = "snapshot", **args: str) ->
     data = bytearray()
     while True:
         reply = _read(control, number, len(data))
-        size, part = reply.integer("size"), reply.blob("data")
+        size = reply.integer("size")
+        part = reply.blob("data")
+        # the node may be another program, or damaged: its snapshot must not fill the memory
         if size > MAX_BYTES or len(data) + len(part) > size:
             raise SnapshotError(f"expected a snapshot of at most {MAX_BYTES} bytes, found one of {size}")
         data += part
@@ -344,6 +369,7 @@ def fetch_snapshot(control: ControlClient, op: str = "snapshot", **args: str) ->
             break
     import hashlib  # here, because it slows the start of a client
 
+    # what was read in parts must be the file that the node has packed
     found = hashlib.sha256(data).hexdigest()
     if found != reply.text("sha256"):
         raise SnapshotError(
@@ -358,6 +384,7 @@ def _call_patiently(control: ControlClient, op: str, args: Mapping[str, str]) ->
     while True:
         try:
             return control.call(op, **args)
+        # the node makes one snapshot at a time
         except BusyError:
             if time.monotonic() > deadline_s:
                 raise
@@ -369,6 +396,7 @@ def _read(control: ControlClient, number: int, offset: int) -> Fields:
     deadline_s = time.monotonic() + WAIT_S
     while True:
         reply = Fields(control.call("read_snapshot", snapshot=number, offset=offset), "read_snapshot")
+        # the node packs in a thread while it goes on to step frames
         if reply.flag("ready"):
             return reply
         if time.monotonic() > deadline_s:
