@@ -27,10 +27,16 @@ BOARD_HELP = (
 LIVE = "live"
 """Source that means the frames of a running camera."""
 EVERY = 5
+"""Frames of a recording from one that is used to the next: neighbours show the same view."""
 MAX_GAP_MS = 100
-MAX_CHECK_PX, MAX_HAND_EYE_MM = 1.0, 10.0
+"""Longest time between two poses of the robot to interpolate between."""
+MAX_CHECK_PX = 1.0
+"""Median error of the board's corners, in pixels, up to which a check passes."""
+MAX_HAND_EYE_MM = 10.0
+"""Leave-one-out error of a hand-eye calibration up to which a check passes."""
 _EXTRA = "calibration"
 Pairs = tuple[list["HandEyeView"], list[Any], dict[str, str], bool]
+"""Views with poses, rejected views, digests of the inputs, and True if covariances lack a factor."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -90,7 +96,10 @@ def _add_hand_eye(group: Commands) -> None:
 
 
 def _add_views(parser: CommandParser, required: bool) -> None:
-    parser.add("sources SOURCE", SOURCES_HELP, nargs="+" if required else "*")
+    count = "*"
+    if required:
+        count = "+"
+    parser.add("sources SOURCE", SOURCES_HELP, nargs=count)
     parser.add("--board BOARD", BOARD_HELP, required=required)
     parser.add("--topic NAME", "camera of a recording with several", default="")
     parser.add("--every N", f"use every N-th frame of a recording [{EVERY}]", int, EVERY)
@@ -120,6 +129,7 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
     from ..visualization import write_image
     from .calibration_views import make_intrinsics_file, print_result, replace_calibration
 
+    # a mistake in the options must not cost the user the views that were held before the camera
     if args.out is None:
         raise CalibrationError("expected -o FILE.toml for the result, found none")
     board = _parse_board(args.board)
@@ -136,10 +146,14 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
         rejected=views.rejected,
         report=print,
     )
-    camera = settings.camera.name if _is_live(args) else ""
+    # images in files may be of any camera
+    camera = ""
+    if _is_live(args):
+        camera = settings.camera.name
     calibration = make_intrinsics_file(result, views.inputs, camera)
     replace_calibration(args.out, calibration)
     write_image(args.out.with_suffix(".intrinsics.png"), draw_intrinsics(result))
+    # what was left out, what the file holds now, and which views would help most
     print_result(args.out, calibration, result.rejected)
     for advice in result.advice:
         print(f"better with: {advice}")
@@ -153,12 +167,14 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     from ..visualization import write_image
     from . import calibration_views
 
+    # the file of the intrinsics is completed, unless another one is named
     out = args.out or args.calibration
     if args.calibration is None or out is None:
         raise CalibrationError("expected --calibration FILE.toml with the intrinsics, found none")
     calibration = load_calibration(args.calibration)
     board = _parse_board(args.board)
     pairs, rejected, inputs, scaled = _pair(args, settings, board, calibration)
+    # what the refinement needs of the board and of the camera
     centre = tuple(map(float, board.points.mean(axis=0)))
     size = (calibration.intrinsics.height_px, calibration.intrinsics.width_px)
     sight = hand_eye.Sight(calibration.intrinsics_for(size), size, board.points, board.pitch_m)
@@ -170,10 +186,12 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
         rejected=rejected,
         sight=sight if scaled else None,
     )
+    # the result goes to the file and to a picture
     section = calibration_views.make_hand_eye_section(result, board, inputs)
     calibration = calibration.model_copy(update={"hand_eye": section})
     calibration_views.replace_calibration(out, calibration)
     write_image(out.with_suffix(".hand_eye.png"), draw_hand_eye(result))
+    # other methods on the same views: a large difference means that the views are poor
     used = [view for view in pairs if view.name in result.views]
     rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(used, args.mount, centre)
     calibration_views.print_comparison(rows)
@@ -216,12 +234,17 @@ def _check_corners(args: Namespace, settings: Settings, calibration: Calibration
     board = _parse_board(args.board)
     views = _collect(args, settings, board)
     intrinsics = calibration.intrinsics_for(views.size)
+    # errors of both coordinates as a distance
     errors = {view.name: locate_board(view, board, intrinsics)[2] * 2**0.5 for view in views.views}
+    # the median decides: one bad view among many is no bad calibration
     worst = max(errors, key=lambda name: errors[name])
     middle = sorted(errors.values())[len(errors) // 2]
     passed = middle <= args.limit
+    verdict = "FAILED"
+    if passed:
+        verdict = "passed"
     return passed, (
-        f"{'passed' if passed else 'FAILED'}: median error of the corners {middle:.2f} px in {len(errors)} views, "
+        f"{verdict}: median error of the corners {middle:.2f} px in {len(errors)} views, "
         f"{errors[worst]:.2f} px in {worst}; the limit is {args.limit:g} px"
     )
 
@@ -251,12 +274,17 @@ def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibr
     from ..calibration.poses import read_poses
     from .calibration_views import compute_digest, pair_board_poses, pair_views
 
-    poses: list[RobotPose] = read_poses(args.poses) if args.poses else []
-    inputs = {args.poses.name: compute_digest(args.poses)} if args.poses else {}
+    poses: list[RobotPose] = []
+    inputs: dict[str, str] = {}
+    if args.poses:
+        poses = read_poses(args.poses)
+        inputs[args.poses.name] = compute_digest(args.poses)
+    # without images, the file of poses must have the board's poses, too
     if not args.sources:
         if not poses:
             raise CalibrationError("expected images, a recording or live, and --poses FILE; found neither")
         return pair_board_poses(poses, board, calibration), [], inputs, True
+    # with images, each view needs the robot's pose at that moment
     if not board.has_unique_pose:
         raise CalibrationError(
             f"{board} looks the same after half a turn: hand-eye needs a chessboard with an even number of corners on "
