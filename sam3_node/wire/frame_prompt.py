@@ -13,6 +13,7 @@ Floats: TypeAlias = "np.typing.NDArray[np.float64]"
 Array: TypeAlias = "np.typing.NDArray[Any]"
 
 MAX_POINTS = 64
+"""Points of a prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,12 +52,14 @@ class FramePrompt:
         Raises RequestError if the prompt does not lie on the frame.
         """
         frame = f"the frame of {size[1]} x {size[0]} pixels"
+        # a mask covers the whole frame, so its size must agree
         if self.mask is not None:
             if self.mask.size != size:
                 raise RequestError(f"mask: expected the frame's size {size} (h, w), found {self.mask.size}")
             if not self.mask.area:
                 raise RequestError("mask: expected at least one pixel, found an empty mask")
             return None, None
+        # a point outside is a mistake; a box may reach beyond the frame, whose part inside is meant
         if self.points is not None:
             outside = ((self.points < 0) | (self.points >= size[::-1])).any(axis=1)
             if outside.any():
