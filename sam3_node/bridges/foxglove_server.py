@@ -124,7 +124,7 @@ def safe_address(settings: Settings) -> Address:
 
 
 def _frame_makers(frame: Frame) -> dict[str, Callable[[], Encoded]]:
-    """Return what makes the messages about a frame, by topic."""
+    """Return the encoder of each message about a frame, by topic."""
     root = f"/{frame.camera}"
     depth = frame.depth
     intrinsics = frame.intrinsics

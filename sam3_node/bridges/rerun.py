@@ -45,7 +45,7 @@ SUFFIX = ".rrd"
 SCHEMES = ("rerun", "rerun+http", "rerun+https")
 DEFAULT_PORT = 9876
 TRACK_FRAMES = 64
-"""Frames over which the way of an object's box is drawn."""
+"""Frames over which the path of an object's box is drawn."""
 SIGMAS = 2.0
 """Standard deviations that the ellipsoid of a position shows."""
 POINT_M = 0.005
@@ -67,10 +67,9 @@ log = logging.getLogger(__name__)
 class RerunStream:
     """A stream to the viewer at an address such as rerun+http://127.0.0.1:9876/proxy, or into a new .rrd file.
 
-    A viewer that is not there, or has gone, is tried again every second; pairs of that time are not shown. Without a
-    footer in the file, which would have to hold a line about all that was written, memory does not grow.
-    Raises MissingExtraError without the extra `rerun`, SettingsError for another target, and OutputError if the file
-    exists or cannot be written.
+    A viewer that is not there, or has gone, is tried again every second; pairs of that time are not shown. The file has
+    no footer: a footer lists everything in the file, so memory would grow. Raises MissingExtraError without the extra
+    `rerun`, SettingsError for another target, and OutputError if the file exists or cannot be written.
     """
 
     def __init__(self, target: str) -> None:
@@ -229,7 +228,7 @@ class Entities:
         self._log_figures(masks)
 
     def _find(self, name: str) -> _Camera:
-        """Return what is remembered of a camera. With a new one, arrange the views anew."""
+        """Return the state of a camera. Arrange the views again for a new one."""
         is_new = name not in self._cameras
         camera = self._cameras.get(name) or _Camera()
         keep_newest(self._cameras, name, camera, MAX_CAMERAS)

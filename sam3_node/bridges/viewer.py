@@ -18,7 +18,7 @@ from ..types import Frame, MaskFrame
 POLL_MS = 100
 """Longest time between two looks at the stop event."""
 QUEUE_BYTES = 64 << 20
-"""Messages that wait for this process at most. Others are dropped and counted."""
+"""Maximum size of the waiting messages, in bytes. Further ones are dropped and counted."""
 VIEWER_CLOSE_S = 3.0
 """Longest time that a viewer has to take what is left, and to close."""
 
@@ -104,7 +104,7 @@ class _Sender:
         self._thread.start()
 
     def put(self, pair: MaskPair) -> None:
-        """Have a pair shown, instead of the one of its camera that waits."""
+        """Queue a pair. It replaces the waiting pair of its camera."""
         with self._changed:
             self._skipped += pair.camera in self._waiting
             self._waiting[pair.camera] = pair  # keeps the camera's place: the longest wait is over first

@@ -52,7 +52,7 @@ def _add_keys(commands: Commands) -> None:
 def keys_new(args: Namespace, settings: Settings) -> None:
     """Make a key pair and authorise it.
 
-    Make a key pair. Raises AuthenticationError for a name that is taken, OutputError.
+    Raises AuthenticationError for a name that is taken, and OutputError if a file cannot be written.
     """
     # the usual keys are named after their role
     role = args.role or args.name
@@ -90,7 +90,7 @@ def keys_list(args: Namespace, settings: Settings) -> None:
 def keys_revoke(args: Namespace, settings: Settings) -> None:
     """Withdraw a key; running processes cut off its owner.
 
-    Withdraw a key. Raises AuthenticationError for a key that is not authorised, OutputError.
+    Raises AuthenticationError for a key that is not authorised, and OutputError if a file cannot be moved.
     """
     folder = _open_keys(settings)
     with explain_os_error(OutputError, f"cannot change the keys in {folder.path}"):

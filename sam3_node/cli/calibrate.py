@@ -27,7 +27,7 @@ BOARD_HELP = (
 LIVE = "live"
 """Source that means the frames of a running camera."""
 EVERY = 5
-"""Frames of a recording from one that is used to the next: neighbours show the same view."""
+"""Interval between the frames of a recording that are used. Neighbours show the same view."""
 MAX_GAP_MS = 100
 """Longest time between two poses of the robot to interpolate between."""
 MAX_CHECK_PX = 1.0
@@ -206,8 +206,6 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
 
 def calibrate_check(args: Namespace, settings: Settings) -> int:
     """Validate a calibration file, and test it on new images.
-
-    Print what a calibration file holds, and test it.
 
     Return 1 if the views of the hand-eye calibration did not agree, or, with images, if the error of the board's
     corners is too large.

@@ -51,7 +51,6 @@ MAX_LEAVE_ONE_OUT_MM = 10.0
 """Largest leave-one-out error of a hand-eye calibration's position that passes a check."""
 MAX_LEAVE_ONE_OUT_DEG = 2.0
 """The same for its rotation, in degrees."""
-"""Largest leave-one-out errors of a hand-eye calibration that passes a check."""
 
 
 @dataclass(frozen=True, slots=True)

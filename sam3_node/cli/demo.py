@@ -47,7 +47,7 @@ MIN_FRACTION = 0.25
 MAX_SLOWDOWN = 3.0
 """Multiple of the recording's duration after which the demonstration gives up."""
 NAME_SEARCH_S = 3.0
-"""Seconds of the recording before objects without a detection are added by boxes."""
+"""Seconds of the search by name. Objects without a detection are then added by boxes."""
 SHEET_IMAGES = 9
 """Pictures on the contact sheet."""
 SHEET_COLUMNS = 3

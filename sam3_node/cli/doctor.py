@@ -24,7 +24,7 @@ from ..settings import Settings, TransportSettings
 
 PYTHON = ">=3.11"
 OTHER_ENVIRONMENTS = ("dev", "lerobot-policy")
-"""Extras that the node's environment is not advised to install: lerobot has an older torch than the node."""
+"""Extras that the command does not advise for the node's environment: lerobot has an older torch."""
 OPENCV = ">=4.14,<5"
 NODE_TIMEOUT_MS = 1000
 OPENCV_BUILDS = (

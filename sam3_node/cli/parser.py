@@ -91,7 +91,7 @@ class CommandParser(argparse.ArgumentParser):
         self.add("--timeout S", text, parse_timeout, ANSWER_TIMEOUT_S)
 
     def format_help(self) -> str:
-        """Return the help: no settings but those that people use most with this command, and examples of it."""
+        """Return the help: the settings that people use most with this command, and its examples."""
         name = self.prog.partition(" ")[2]
         more = load_examples()
         # the few settings that belong to this command, in a section of their own

@@ -1,6 +1,6 @@
-"""Text of other processes, made safe for a terminal.
+"""Show text of other processes safely in a terminal, and the progress of long work.
 
-Progress of long work: a bar on a terminal, and otherwise a line every few seconds.
+`ProgressBar` draws a bar on a terminal, and otherwise prints a line every few seconds.
 """
 
 from __future__ import annotations

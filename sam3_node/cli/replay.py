@@ -133,8 +133,6 @@ def _add_ray(parser: CommandParser) -> None:
 def replay(args: Namespace, settings: Settings) -> int:
     """Run recordings through the node's pipeline, without sockets.
 
-    Replay each recording.
-
     Returns 0 if all are done, 1 if --compare finds a difference or no frame was stepped, 130 if interrupted.
     """
     # set before torch is imported: threads that spin long at barriers take cores from the decoding threads

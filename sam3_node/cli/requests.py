@@ -141,7 +141,7 @@ def _add_objects(commands: Commands) -> None:
 def object_add(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Track a new object and print its id.
 
-    Track an object and print its id alone on a line, so that scripts can read it.
+    The id stands alone on its line, so that scripts can read it.
     """
     prompt = {**_make_prompt(args), "mask": _read_mask(args.mask), "choice": args.choice}
     if args.box and args.seq is None:
@@ -193,7 +193,7 @@ def _add_segment(commands: Commands) -> None:
 def segment(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Segment a recent frame once, without tracking.
 
-    Segment a recent frame once, print a line about the mask, and write it if --out is given.
+    Print a line about the mask, and write the mask if --out is given.
     """
     # an output that cannot be written is refused before the node works for it
     if args.out is not None:
@@ -222,7 +222,7 @@ def _add_segment_everything(commands: Commands) -> None:
 def segment_everything(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Segment everything on a recent frame once, without prompts and tracking.
 
-    Segment everything on a recent frame once, print a line about each mask, and write them if --out is given.
+    Print a line about each mask, and write the masks if --out is given.
     """
     if args.out is not None:
         prepare_output(args.out)

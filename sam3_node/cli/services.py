@@ -197,7 +197,7 @@ def demo(args: Namespace, settings: Settings) -> None:
 def doctor(args: Namespace, settings: Settings) -> int:
     """Check the installation and the GPU, and name what to fix.
 
-    Check the installation. Return 0 if the core works.
+    Return 0 if the core works.
     """
     from .doctor import run_doctor
 

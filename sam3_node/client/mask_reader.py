@@ -265,7 +265,7 @@ class KnownEpoch(NamedTuple):
 class KnownEpochs:
     """The epoch of each camera that the user of a client has seen last. Threads may share it.
 
-    None is the epoch of a node that sends none. Beyond MAX_CAMERAS, the one of which nothing came for longest is
+    None is the epoch of a node that sends none. Beyond MAX_CAMERAS, the camera that was silent for longest is
     forgotten.
     """
 

@@ -73,7 +73,7 @@ class Controls(Closeable):
     def suggest(self, typed: str) -> list[str]:
         """Return phrases of the node's vocabulary that begin with `typed`, then similar ones; all for an empty text.
 
-        None are known if its file is not on this machine.
+        Return none if the vocabulary is not on this machine.
         """
         path = find_vocabulary(self._detector())
         phrases: tuple[str, ...] = ()
@@ -183,7 +183,7 @@ class RecordingThread:
         self._lock = threading.Lock()
 
     def switch(self, on: bool) -> None:
-        """Begin a recording in `record.out`, or end it. Does nothing if that is so already."""
+        """Start a recording to `record.out`, or stop it. Do nothing if that is done already."""
         with self._lock:
             if on and not self.is_running:
                 # an event and an output of its own for each recording: the last one may still be ending
@@ -205,7 +205,7 @@ class RecordingThread:
         return self._thread is not None and self._thread.is_alive()
 
     def state(self) -> dict[str, Any]:
-        """Return whether it runs, and the recorder's last line, finally the one that says what was recorded."""
+        """Return whether it runs, and the recorder's last line; after the end, the line about the file."""
         return {"on": self.is_running and not self._stop.is_set(), "line": self._out.shown}
 
     def _run(self, stop: threading.Event, out: RecorderLines) -> None:

@@ -15,11 +15,11 @@ from ..wire import masks_topic, pack_masks, unpack_masks
 from .views import FrameView, Listener
 
 READ_AHEAD_NS = NANOSECONDS // 2
-"""Time of the recording that is read at once: a player asks for one frame after the other."""
+"""Nanoseconds of the recording that are read at once: a player asks for one frame after the other."""
 MAX_CACHED_BYTES = 64 << 20
-"""Pictures of one read that are kept at most."""
+"""Maximum size of the pictures of one read that are kept, in bytes."""
 CHUNK = 64
-"""Compared frames after which the page is told."""
+"""Frames that are compared between two notices to the page."""
 MASKS_FILE = "masks.mcap"
 """Name of the masks in a replay's folder of outputs."""
 
@@ -194,7 +194,7 @@ class RecordedViews(Closeable):
 
 
 def compare(masks: MaskFrame | None, other: MaskFrame | None) -> float | None:
-    """Return the mean IoU of two results of a frame; None if one has no masks of it, or neither an object in view.
+    """Return the mean IoU of two results of a frame; None without masks of one, or without objects in view.
 
     Ids of two results need not agree. Masks are paired greedily, the highest IoU first; a mask without partner counts
     as 0.

@@ -35,13 +35,13 @@ STATUS_S = 0.5
 STATUS_TIMEOUT_MS = 1000
 """Longest time that such a question waits for the node."""
 QUEUE_BYTES = 64 << 20
-"""Messages that wait for this process at most. Others are dropped and counted."""
+"""Maximum size of the waiting messages, in bytes. Further ones are dropped and counted."""
 MAX_EVENTS = 100
 """Newest events that the page lists."""
 MAX_TEXT = 200
-"""Characters of a value of an event."""
+"""Characters of an event's value that the page shows."""
 EVENT_FIELDS = ("camera", "id", "label", "prompts", "error", "seq")
-"""Arguments of events that the page tells."""
+"""Arguments of an event that the page shows."""
 _COMPRESSED = ("jpeg", "png")
 _FIELDS = ("id", "label", "score", "state", "doubtful", "confidence", "name_confidence", "age", "area", "box")
 

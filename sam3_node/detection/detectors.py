@@ -165,8 +165,9 @@ def prepare_prompts(
     """Prepare cleaned, unique phrases for a detector.
 
     scores: thresholds of some phrases; `score` is the threshold of the others. max_counts: maximum numbers of objects
-    of some phrases. priorities: of some phrases. exemplars: those of other phrases are dropped. Raises RequestError
-    for a phrase that the detector cannot search for, and for a limit whose phrase is not among `phrases`.
+    of some phrases. priorities: priorities of some phrases. exemplars: what some phrases mean; those of other phrases
+    are dropped. Raises RequestError for a phrase that the detector cannot search for, and for a limit whose phrase is
+    not among `phrases`.
     """
     # exemplars of names that are not looked for any more are forgotten; limits of such names are a mistake
     keys = set(map(phrase_key, phrases))

@@ -126,7 +126,8 @@ class Vocabulary:
         return Vocabulary(phrases, np.concatenate([self.vectors, other.vectors[new]]), self.model)
 
     def contrasts(self, phrase: str) -> tuple[list[int], list[int]]:
-        """Return rows of phrases that are nearly `phrase`: the same thing of another look, another thing of its look.
+        """Return the rows of phrases close to `phrase`: the same thing with another look, and other things with its
+        look.
 
         The look is the first word of several, "red" of "red mug"; another thing than "mug" is every single word. No
         phrase counts that may be true of the same object: its words are among the other's words, one of both is

@@ -35,7 +35,7 @@ FRAMES_QUEUE = 2
 POSES_QUEUE = 256
 """Poses that a publisher queues for each peer. Each image needs those around it, so a burst must not lose any."""
 MAX_FRAMES_CAMERAS = 16
-"""Cameras whose frames a subscriber receives, unless it says another number."""
+"""Default for the number of cameras whose frames a subscriber receives."""
 MASKS_QUEUE = 8
 """Masks that a live publisher queues for each peer. A peer that is slower misses those beyond it."""
 MAX_MASKS_CAMERAS = 64
@@ -237,7 +237,8 @@ class FrameSubscriber(CameraReceiver[Frame]):
         return ReceivedFrame(frame, received_ns, skipped, endpoint)
 
     def peek(self, other_than: Frame | None, timeout_ms: int) -> Frame | None:
-        """Return the frame that `take` would return now, and leave it; None if none but `other_than` comes in time."""
+        """Return the frame that `take` would return, and leave it. None if no frame but `other_than` arrives in
+        time."""
         self._require_process()
         waiting = self._queue.peek(lambda item: item[0] is not other_than, timeout_ms)
         return None if waiting is None else waiting[0]
@@ -310,12 +311,12 @@ class NewestMasks:
         self._closed = False
 
     def put(self, masks: MaskFrame) -> None:
-        """Replace the masks of a camera. Those who wait learn of it by `notify`."""
+        """Replace the masks of a camera. Call `notify` to wake the threads that wait."""
         with self._arrived:
             keep_newest(self._masks, masks.camera, masks, MAX_MASKS_CAMERAS)
 
     def notify(self) -> None:
-        """Wake all that wait, and call the listeners."""
+        """Wake all waiting threads, and call the listeners."""
         with self._arrived:
             self._arrived.notify_all()
             # a copy: a listener may add another one, and must not be called under the lock
@@ -324,7 +325,7 @@ class NewestMasks:
             listener()
 
     def get(self, camera: str | None = None) -> MaskFrame | None:
-        """Return the newest masks of a camera, or those that came last of all; None if there are none yet."""
+        """Return the newest masks of a camera; without a name, the masks that arrived last. None before the first."""
         with self._arrived:
             if camera is None:
                 return next(reversed(self._masks.values()), None)
@@ -410,7 +411,7 @@ class MaskSubscriber(CameraReceiver[MaskFrame]):
         return self.names.silent_s(camera)
 
     def count_arrivals(self, timeout_ms: int) -> Arrivals:
-        """Return what came so far. If no masks did, look for at most `timeout_ms` at what else the peer publishes."""
+        """Count the messages so far. Without masks, listen for at most `timeout_ms` to what else the peer publishes."""
         # what was ignored or rejected tells most: it came to this very socket
         sample = self._unwanted.copy()
         # else listen to all topics for a moment, which shows the topics that this socket has not asked for

@@ -52,17 +52,20 @@ class ControlClient(sockets.SocketOwner):
     def call(self, op: str, **args: Any) -> Any:
         """Request an operation and return its result.
 
-        Raises the error class of the code in the reply (RequestError if the code is unknown). Raises NoAnswerError
-        when no node is connected or no reply arrives in time; in the latter case the node may still execute the
-        operation. When the connection ends before the reply, as all do when a key is revoked, a REPEATABLE operation is
-        requested again, and NoAnswerError is raised at once for another. A reply that has just arrived may be lost with
-        the connection: libzmq drops what was not read. Raises AuthenticationError as soon as a key is refused. A
-        request has the id of the block `request_id` that it is in, or one of its own; so has the error that it raises.
+        Raises the error class of the code in the reply (RequestError if the code is unknown). Raises NoAnswerError when
+        no node is connected, and when no reply arrives in time: the node may then still execute the operation. Raises
+        AuthenticationError as soon as the node refuses the key.
+
+        The connection may end before the reply, as every connection does when a key is revoked. The client then
+        requests a REPEATABLE operation again, and raises NoAnswerError at once for any other. libzmq drops unread
+        messages of an ended connection, so a reply that has just arrived may be lost.
+
+        The request has the id of the surrounding block `request_id`, or one of its own. Its error has the same id.
         """
         return self.call_within(self._timeout_ms, op, **args)
 
     def call_within(self, timeout_ms: int, op: str, **args: Any) -> Any:
-        """Do the same, and wait at most `timeout_ms`. The time in which other threads have their turn counts."""
+        """Request an operation as `call` does, and wait at most `timeout_ms`. Turns of other threads count."""
         # the number tells the reply to this call from a late reply to an earlier one
         self._require_process()
         number = next(self._ids)
@@ -141,7 +144,7 @@ class ControlClient(sockets.SocketOwner):
         return self._watch
 
     def _exchange(self, request: Request, body: Buffer, deadline_s: float) -> Reply:
-        """Send a request, again if it is repeatable and the connection ends, and return the reply."""
+        """Send a request and return the reply. Send it again if the connection ends and it is repeatable."""
         while True:
             # one turn for each connection, until there is a reply or the deadline raises
             self._send(body, request.op, deadline_s)
@@ -217,7 +220,8 @@ class ControlClient(sockets.SocketOwner):
         )
 
     def _poll(self, events: int, deadline_s: float) -> dict[Any, int]:
-        """Wait until the socket has `events` or its monitor has some. Return what has; nothing at the deadline."""
+        """Wait until the socket has `events` or its monitor has some. Return the ready ones; an empty map at the
+        deadline."""
         # the monitor is polled, too: a refused key or a lost connection ends the wait at once
         poller = zmq.Poller()
         if events:

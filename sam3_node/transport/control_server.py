@@ -1,4 +1,4 @@
-"""Serve control requests over a ROUTER socket. Requests wait in a queue that is bounded for each peer and in all."""
+"""Serve control requests over a ROUTER socket. Requests wait in a queue with a limit for each peer, and one for all."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class WaitingRequest(NamedTuple):
 
 
 def find_connection(descriptor: int) -> tuple[int, int] | None:
-    """Return what tells the open connection of a descriptor from later ones of the same descriptor; None for none."""
+    """Return descriptor and inode of an open connection, which no later connection shares. None if it is closed."""
     if descriptor < 0:
         return None
     try:
@@ -118,9 +118,9 @@ class RequestQueue:
 
     When MAX_WAITING_BYTES wait, a request displaces the newest requests of the peer whose requests take most, unless
     that is its own peer. A superseded request leaves the line and the newer one goes to its end; the peer keeps its
-    turn. The request that was taken last counts until the next is taken: it is carried out. Or it is put back, to be
-    taken again after other requests: long work is done in turns.
-    A file descriptor is readable exactly while a request waits. All methods may be called from any thread.
+    turn. The request that was taken last counts until the next one is taken, because the node executes it. Long work is
+    done in turns: its request is put back, and taken again after other requests. A file descriptor is readable exactly
+    while a request waits. All methods may be called from any thread.
     """
 
     def __init__(self) -> None:
@@ -311,7 +311,7 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
 
     @property
     def begun(self) -> Job[Any] | None:
-        """The job with which the request that was received last had been put back; None for a new request."""
+        """The job of the request that was received last, if it had been put back. None for a new request."""
         return None if self._taken is None else self._taken.job
 
     def put_back(self, job: Job[Any]) -> None:

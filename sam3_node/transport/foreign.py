@@ -1,7 +1,7 @@
 """Open sockets for cameras of other protocols: a subscriber of a server, and a hub that senders connect to.
 
-Messages are passed on as they came, at most MAX_KEPT of the waiting ones. A reader that is slower than a flood gets the
-newest messages, and the flood of one sender leaves the messages of the others. CONFLATE would keep one part only.
+The sockets hand messages over unchanged, at most MAX_KEPT of those that wait. A reader that is slower than a flood gets
+the newest messages, and the flood of one sender leaves the messages of the others. CONFLATE would keep one part only.
 """
 
 import time
@@ -20,11 +20,12 @@ MAX_FOREIGN_BYTES = 1 << 25
 MAX_KEPT = 16
 """Maximum number of waiting messages that are handed over; older ones are dropped and counted."""
 MAX_KEPT_BYTES = 2 * MAX_FOREIGN_BYTES
-"""The same for their size."""
+"""Maximum size of these messages, in bytes."""
 HUB_QUEUE = 16
 """Answers that libzmq queues for each sender, which waits for each of them."""
 HUB_BUDGET = (1 << 28, 1 << 28, 1 << 28)
-"""Of the hub's peers, as in sockets.py. A sender waits for the answer to an image before it sends the next."""
+"""Budget of the hub's peers, in the form of `sockets._BUDGETS`. A sender waits for the answer to an image before it
+sends the next."""
 HUB_ANSWER = b"OK"
 """What senders expect after each message. They send the next one only then."""
 
@@ -137,7 +138,8 @@ class ForeignHub(sockets.SocketThread):
 
 
 def _keep_newest(messages: Iterable[SentMessage]) -> tuple[list[SentMessage], int]:
-    """Return the newest messages of each sender, and the number of the others. Who sends most loses first."""
+    """Return the newest messages of each sender, and the number of the others. The sender with most messages loses its
+    oldest."""
     kept: dict[bytes, deque[SentMessage]] = {}  # by sender, oldest first
     count = 0
     size = 0

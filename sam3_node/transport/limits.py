@@ -66,7 +66,7 @@ class _Connection:
 
     @property
     def unread(self) -> float:
-        """Bytes that the owner of the socket has not read, a whole number of commands apart."""
+        """Bytes that the owner of the socket has not read, but for some commands of the protocol."""
         return max(0.0, self.received - self.read)
 
 
@@ -136,7 +136,7 @@ class ConnectionGuard:
             return self._peers_changed.wait_for(lambda: self._peers > 0, timeout_ms / 1000)
 
     def count_read(self, sizes: Mapping[int, int], is_all: bool) -> None:
-        """Record the bytes that were read from connections, by descriptor, and whether no whole message waits now."""
+        """Record the bytes read from each connection, by descriptor. `is_all`: no complete message waits now."""
         with self._counting:
             for descriptor, size in sizes.items():
                 if descriptor in self._connections:
@@ -231,7 +231,7 @@ class ConnectionGuard:
         self._connections[descriptor] = _Connection(state[0], time.monotonic())
 
     def _forget(self, descriptor: int) -> None:
-        """Remove a connection. Its whole messages still wait to be read."""
+        """Remove a connection. The owner still reads its complete messages."""
         self._local.discard(descriptor)
         with self._counting:
             connection = self._connections.pop(descriptor, None)
@@ -364,14 +364,14 @@ def _inspect_tcp(descriptor: int, shut_down_peer: object = None) -> tuple[object
 
 
 class Cap(NamedTuple):
-    """Shares of a server that keys of a role have."""
+    """Limits of each key of a role at one server."""
 
     requests_per_s: float
     bytes_per_s: float
     """of one key, over all its connections"""
     connections: int
-    """Open connections of the socket, of whatever role, up to which another of this role is admitted. So the others
-    keep at least the rest."""
+    """Keys of this role are admitted up to this number of open connections of any role. The rest stays free for the
+    other roles."""
 
 
 CAPS = {
@@ -392,7 +392,8 @@ class _Budget:
         self._updated_s = time.monotonic()
 
     def spend(self, size: int) -> bool:
-        """Take one request of `size` bytes. Return False if there is not enough; a full budget suffices for any."""
+        """Take one request of `size` bytes. Return False if there is not enough. A full budget suffices for any
+        size."""
         now_s = time.monotonic()
         passed_s = now_s - self._updated_s
         self._updated_s = now_s

@@ -1,7 +1,7 @@
 """Pair masks with the frames that they belong to, for processes that show both.
 
-Masks come later than their frame, and may overtake it where the frame is large. What is shown together is always one
-frame and its own masks.
+Masks come later than their frame, and may overtake it where the frame is large. A pair is always one frame and its own
+masks.
 """
 
 from __future__ import annotations

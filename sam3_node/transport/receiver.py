@@ -32,7 +32,7 @@ from .sockets import (
 CAMERA_IDLE_S = 10.0
 """Seconds of silence after which a camera counts as idle, and may lose its place."""
 REFUSAL_S = 0.05
-"""Time for which an endpoint's other new names are refused, too, when all places are taken: a look costs time."""
+"""Seconds for which further new names of an endpoint are refused unseen, once all places are taken."""
 EVERY_CAPACITY = 4
 """Messages that a lossless receiver stores. It stops reading while so many wait."""
 EVERY_QUEUE = 2
@@ -102,7 +102,7 @@ class Receiver(SocketThread, Generic[M]):
         return messages
 
     def _store(self, message: M, received_ns: int, source: ReconnectingSocket) -> bool:
-        """Keep a message. Return False to be called again with it, which stops the reading meanwhile."""
+        """Keep a message. Return False if there is no space: the caller stops reading, and tries again."""
         raise NotImplementedError
 
     def _serve(self) -> None:
@@ -468,7 +468,7 @@ class CameraNames:
             return replaced
 
     def expect(self, cameras: Collection[str]) -> None:
-        """Give places to cameras that are not heard yet, as if they had just been heard, before those of others.
+        """Give places to cameras that have not sent yet, as if they had just sent. Others may lose theirs.
 
         Any thread may call it.
         """

@@ -59,7 +59,7 @@ MAX_KEYS = 1000
 MAX_FILE_BYTES = 4096
 """Longest key file. A longer one is no key file."""
 RESCAN_S = 1.0
-"""An edit in place does not change the folder's time, so its files are read again after this time in any case."""
+"""Longest time between two scans of a folder. An edit in place does not change the folder's time."""
 CLOCK_NS = 50_000_000
 """A folder's time is as coarse as the kernel's tick: two changes within this time may have the same."""
 _NAME = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}"  # a file name, which must not begin with a point
@@ -301,10 +301,10 @@ class KeyFolder:
         return self._read("revoked")
 
     def find_own(self, roles: Sequence[str], name: str = "", camera: str = "") -> KeyPair:
-        """Return the key pair `name` of this machine, or the only one of the first of `roles` that has one.
+        """Return the key pair `name` of this machine; without a name, the only one of the first role that has one.
 
-        Of the role camera, those that may send `camera` count, and keys for all cameras only if there is no other.
-        Raises AuthenticationError if there is none, or several, or the file may be read by others.
+        For the role camera, a key must be allowed to send `camera`. A key for all cameras counts only if there is no
+        other. Raises AuthenticationError if there is none, or several, or the file may be read by others.
         """
         # a name was given: this key or none
         if name:
@@ -421,7 +421,7 @@ class KeyFolder:
         return f" ({', '.join(sorted(names))} {verb} revoked)"
 
     def _read(self, name: str) -> Mapping[str, Key]:
-        """Return the keys in a folder, which is scanned if its time is new or of just now, or the last scan is old."""
+        """Return the keys of a folder. Scan it if its time is new or very recent, or if the last scan is old."""
         folder = self.path / name
         with self._lock:
             try:

@@ -63,8 +63,8 @@ _COMMON_OPTIONS = {
 _MAX_UNACKNOWLEDGED_MS = 10_000
 """Time for which a peer may acknowledge nothing before TCP ends the connection."""
 _ZERO_COPY_RECV = 10
-"""ZMQ_ZERO_COPY_RECV, a context option that pyzmq does not name. Where it is on, as by default, a waiting message of 34
-bytes holds the buffer of 8 KiB with which libzmq has read it."""
+"""ZMQ_ZERO_COPY_RECV, a context option that pyzmq does not name. It is on by default: a waiting message of 34 bytes
+then holds the buffer of 8 KiB into which libzmq has read it."""
 _REQUESTS_RECEIVE_BUFFER = 1 << 17
 """Bytes of the kernel's buffer for each connection of requests. libzmq still reads them after a peer was cut off."""
 _MAX_GROWTH_BYTES = 24 << 20
@@ -75,8 +75,8 @@ _BUDGETS: dict[int, tuple[int, int, int]] = {
     zmq.PUSH: _SUBSCRIPTIONS_BUDGET,
     zmq.ROUTER: (3 << 23, 1 << 20, _MAX_GROWTH_BYTES),
 }
-"""By socket type: bytes that peers may send in advance, all together, bytes per second of each peer, and the growth of
-the process for which a peer is cut off while much is unread."""
+"""Budget by socket type: bytes that all peers together may send in advance, bytes per second of each peer, and growth
+of the process for which a peer is cut off while much is unread."""
 
 BEAT_S = 0.5
 """Seconds between two beats of a live publisher."""

@@ -142,7 +142,9 @@ def test_callbacks_survive_what_on_restart_raises(publisher: MaskPublisher, erro
 
 def test_no_callback_runs_after_close_and_a_callback_may_close(publisher: MaskPublisher) -> None:
     client = PerceptionClient(publisher.endpoint, NOBODY)
-    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    begun = threading.Event()
+    go_on = threading.Event()
+    ended = threading.Event()
 
     def slow(masks: MaskFrame) -> None:
         begun.set()

@@ -1,6 +1,6 @@
-"""Masks at the size that a policy takes, by the nearest pixel, and their boxes.
+"""Objects by name in a fixed number of slots, at the size that a policy takes.
 
-The form that all observations are made of: objects by name in a fixed number of slots, at a fixed size.
+All observations are made of this form. Masks are sampled by the nearest pixel.
 
 `ObjectSlots` decides which object is in which slot, and remembers it. `SlotObservation` is the contents of the slots at
 one moment, with the age of each and the doubt about it. The forms for policies only arrange its arrays.
