@@ -76,6 +76,7 @@ def keys_list(args: Namespace, settings: Settings) -> None:
     own = folder.own_names()
     authorised = folder.authorised()
     revoked = folder.revoked()
+    # the revoked keys, too: a refused owner asks which of them it has
     print(f"{'name':20} {'role':9} {'cameras':20} {'public key':41} state")
     for keys, state in ((authorised, "authorised"), (revoked, "revoked")):
         for key in sorted(keys.values(), key=lambda key: key.name):
@@ -203,6 +204,7 @@ def _read_vocabulary(checkpoint: Path) -> Vocabulary | None:
     from ..detection.vocabulary import Vocabulary
     from ..models.yolo.convert import read_phrase_vectors
 
+    # the checkpoint is converted all the same: a vocabulary may come from elsewhere
     named_vectors = read_phrase_vectors(checkpoint)
     try:
         if named_vectors is None:

@@ -44,6 +44,7 @@ def add_commands(commands: Commands) -> None:
     group = commands.add_group(
         "calibrate", "calibrate a camera and its place on a robot, or the scales of FP8 engines"
     )
+    # in the order in which a user needs them: a board, the lens, the place on the robot, and a check
     board = group.add("board", calibrate_board)
     board.add("board BOARD", BOARD_HELP)
     board.add_path("-o, --out FILE.pdf", "file to write", required=True)
@@ -103,6 +104,7 @@ def _add_views(parser: CommandParser, required: bool) -> None:
     parser.add("--board BOARD", BOARD_HELP, required=required)
     parser.add("--topic NAME", "camera of a recording with several", default="")
     parser.add("--every N", f"use every N-th frame of a recording [{EVERY}]", int, EVERY)
+    # commands without these options collect views, too
     parser.set_defaults(count=0, pose_stream="")
 
 
@@ -216,6 +218,7 @@ def calibrate_check(args: Namespace, settings: Settings) -> int:
 
     calibration = load_calibration(args.file)
     print(*describe_calibration(calibration), sep="\n")
+    # each part of the file is judged for itself; the exit code says whether all of them pass
     results = []
     if calibration.hand_eye is not None and calibration.hand_eye.measured is not None:
         results.append(judge_hand_eye(calibration.hand_eye.measured, args.hand_eye_limit))

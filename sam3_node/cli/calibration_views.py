@@ -119,6 +119,7 @@ def _open_sources(
         images = [path]
         if path.is_dir():
             images = sorted(path.iterdir(), key=natural_order)
+        # a folder of images, or else one that is a recording
         images = [image for image in images if image.suffix.lower() in IMAGE_SUFFIXES]
         if images:
             yield from (_read_image(image, inputs) for image in images)
@@ -220,6 +221,7 @@ class CapturedViews:
         return True
 
     def _print(self, view: BoardView) -> None:
+        # what is missing comes first: more views of the usual kind would not help
         missing = describe_missing(self.found.views, self._board, self.found.size)
         more = GUIDE_VIEWS - len(self.found.views)
         if missing:
@@ -349,6 +351,7 @@ class _PoseFinder:
         self._by_name = {PurePath(pose.image).name: pose for pose in poses if pose.image}
         self._max_gap_ns = int(max_gap_ms * 1e6)
         self._track = PoseTrack()
+        # poses of the file and of the stream make one track in time
         for pose in poses:
             if pose.stamp_ns is not None:
                 self._track.add_matrix(pose.stamp_ns, pose.base_from_gripper)
@@ -406,6 +409,7 @@ def _describe_views(
 
 def make_hand_eye_section(result: HandEyeResult, board: Board, inputs: dict[str, str]) -> HandEye:
     """Return the section [hand_eye] of a calibration file for a measured pose."""
+    # millimetres and degrees, for the people who read the file
     pose = result.parent_from_camera
     record = {
         "method": "joint refinement of camera and board over all views",
@@ -430,6 +434,7 @@ def make_hand_eye_section(result: HandEyeResult, board: Board, inputs: dict[str,
 
 def describe_calibration(calibration: Calibration) -> list[str]:
     """Return a few lines on what a calibration file holds."""
+    # a line for the lens and one for how it was measured, then the same for the place on the robot
     lens = calibration.intrinsics
     lines = [
         f"intrinsics: {lens.width_px}x{lens.height_px}, fx {lens.fx_px:.2f} fy {lens.fy_px:.2f} cx {lens.cx_px:.2f} "
@@ -462,6 +467,7 @@ def describe_calibration(calibration: Calibration) -> list[str]:
 
 def judge_hand_eye(measured: HandEyeMeasured, limit_mm: float = MAX_LEAVE_ONE_OUT_MM) -> tuple[bool, str]:
     """Return whether the record of a hand-eye calibration passes, and a line that says why."""
+    # both errors count: a turn of a degree moves a far object by centimetres
     passed = measured.leave_one_out_mm <= limit_mm and measured.leave_one_out_deg <= MAX_LEAVE_ONE_OUT_DEG
     verdict = "FAILED"
     if passed:
@@ -480,6 +486,7 @@ def replace_calibration(path: Path, calibration: Calibration) -> None:
     """
     # a hand-eye calibration takes an hour with a robot: it is never overwritten without a copy
     if path.exists():
+        # a file of another kind is replaced, too, but kept beside
         try:
             before: Calibration | None = load_calibration(path)
         except SettingsError:

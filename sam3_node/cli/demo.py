@@ -181,7 +181,9 @@ class BoxPrompter:
         self.prompted_at: dict[int, int] = {}
         self.events: list[tuple[int, str]] = []
         self._client = client
+        # objects that were not added yet
         self._waiting = dict(recording.labels)
+        # an object that is partly hidden, or at the edge, is added later
         self._min_pixels = {
             truth: max(MIN_PIXELS, MIN_FRACTION * recording.areas(truth).max()) for truth in self._waiting
         }
@@ -296,8 +298,10 @@ class DemoResults:
     def summary(self) -> dict[str, Any]:
         """Return the figures. Each IoU is the mean over the frames on which the object is in view."""
         ages_ns = [masks.published_ns - masks.age_origin_ns for masks in self.frames]
+        # the age of masks, when they leave the node
         p50, p99 = np.percentile(ages_ns, [50, 99]) / 1e6
         span_s = (self.frames[-1].published_ns - self.frames[0].published_ns) / NANOSECONDS
+        # from the first message to the last, as a watcher would count
         rate = 0.0
         if span_s > 0:
             rate = (len(self.frames) - 1) / span_s
@@ -322,6 +326,7 @@ class DemoResults:
     def _summarise_object(self, truth: int, ious: dict[int, float]) -> dict[str, Any]:
         """Return the figures of one object. It has several ids if it was lost and detected again."""
         ids = [object_id for object_id in self.ids if self.truth_ids.get(object_id) == truth]
+        # messages in which the object was, by any of its ids
         count = 0
         for masks in self.frames:
             count += sum(instance.id in ids for instance in masks.instances)
@@ -341,6 +346,7 @@ class DemoResults:
     def table(self) -> str:
         """Return the figures as text for the terminal."""
         figures = self.summary()
+        # one line for each object, then the figures of the whole
         lines = ["", f"{'id':>4}  {'label':<24} {'frames':>6}  {'mean IoU':>8}"]
         for row in figures["objects"]:
             iou = "-" if row["mean_iou"] is None else f"{row['mean_iou']:.3f}"

@@ -67,6 +67,7 @@ class CheckResult(NamedTuple):
 
 def run_doctor(settings: Settings) -> int:
     """Print the results of all checks. Return 1 if any of them is `fix`, else 0."""
+    # all checks run before anything is printed, so that the columns have one width
     results = list(run_checks(settings))
     width = max(len(result.name) for result in results)
     for result in results:
@@ -176,6 +177,7 @@ def _check_opencv() -> Iterator[CheckResult]:
         hint = f"pip uninstall {' '.join(builds)}, then pip install 'opencv-python{OPENCV}'"
         yield CheckResult("cv2", "fix", f"{' and '.join(builds)} overwrite each other", hint)
         return
+    # imported, because a library of the system may be missing although the package is there
     try:
         cv2 = importlib.import_module("cv2")
     except ImportError as error:
@@ -194,6 +196,7 @@ def _check_torch() -> Iterator[CheckResult]:
         yield CheckResult("torch", "warn", f"does not import: {error}", hint)
         return
     yield CheckResult("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} CPU threads")
+    # a GPU that torch finds, one that it does not find, or none
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             yield _check_gpu(torch, index)
@@ -232,6 +235,7 @@ def _check_options(settings: Settings) -> Iterator[CheckResult]:
 
     for reason in describe(settings):
         yield CheckResult("options", "ok", reason)
+    # an estimate by the settings, because nothing is loaded here
     tracker = settings.tracker
     needed_gb = estimate_gpu_gb(tracker.max_objects, tracker.bank_size, tracker.max_cameras)
     held_gb = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 1e9
@@ -284,6 +288,7 @@ def _describe_keys(transport: TransportSettings) -> str:
 
     if transport.keys is None:
         return "none: sockets are plain, and reachable from this machine only"
+    # a key that is missing raises, with the advice how to make one
     Security.from_settings(transport).client_keys("node")
     folder = open_folder(transport.keys.expanduser().absolute())
     roles = sorted({key.role for key in folder.authorised().values()})
@@ -301,6 +306,7 @@ def _describe_calibration(path: Path) -> str:
 def _check_weights(what: str, settings: Settings) -> CheckResult:
     """Check the files of the weights of `model` or `detector`, without loading them."""
     name = getattr(settings, what).name
+    # `none` needs no weights, whatever the name says
     if what == "detector" and settings.detector.kind == "none":
         return CheckResult("weights", "ok", "detector: none")
     try:

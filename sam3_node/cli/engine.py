@@ -82,6 +82,7 @@ def engine_list(args: Namespace, settings: Settings) -> None:
     from ..engines.engine_store import EngineStore
 
     store = EngineStore(settings.engine.folder)
+    # read from each engine's manifest: nothing is loaded
     rows = [_make_row(stored, settings) for stored in store.all()]
     if not rows:
         print(f"no engines in {store.folder}")
@@ -152,6 +153,7 @@ def _read_verdict(stored: StoredEngine, settings: Settings) -> str:
     """Return the gate's verdict by the thresholds of the settings."""
     from ..engines.slot import apply_thresholds, read_report
 
+    # the report is kept with the engine; the thresholds are those of today's settings
     report = read_report(stored)
     if report is None:
         return "not yet"

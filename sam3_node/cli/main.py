@@ -60,6 +60,7 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--version", action="version", version=f"sam3-node {find_version('sam3-node') or '(not installed)'}"
     )
+    # each module adds its own commands, in the order of the help
     commands = Commands(parser, make_settings_parser(), title="commands")
     services.add_commands(commands)
     requests.add_commands(commands)

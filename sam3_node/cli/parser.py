@@ -129,6 +129,7 @@ class CommandParser(argparse.ArgumentParser):
         try:
             return kind(arg_string)
         except ValueError as error:
+            # a type such as int says nothing that a user understands
             text = str(error)
             if kind in NUMBERS:
                 text = f"expected {NUMBERS[kind]}, found {arg_string!r}"

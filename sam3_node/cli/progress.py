@@ -121,6 +121,7 @@ class ProgressBar:
         rate = 0.0
         if seconds > 0:
             rate = (done - self._first) / seconds
+        # at the end the rate of the whole, before it the time that is left at this rate
         if done == total:
             return f", {rate:.1f} {self._unit}/s, done in {seconds:.1f} s"
         left = ""

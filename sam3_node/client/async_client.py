@@ -57,6 +57,7 @@ class AsyncPerceptionClient:
         security: Security | None = None,
     ) -> None:
         self._on_restart = on_restart
+        # the same client, whose blocking calls run in threads; its errors of restarts come back to the event loop
         self._client = PerceptionClient(
             masks,
             control,
@@ -68,6 +69,7 @@ class AsyncPerceptionClient:
             security=security,
         )
         self._threads = ThreadPoolExecutor(MAX_REQUEST_THREADS, "sam3-node requests")
+        # bound at the first use: the client may be made before the loop runs
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arrival: asyncio.Future[None]
 
@@ -206,6 +208,7 @@ class AsyncPerceptionClient:
             self._loop = loop
             self._arrival = loop.create_future()
             self._client._masks.newest.listen(self._wake)
+        # a future belongs to its loop, so a second one would wait for ever
         if self._loop is not loop:
             raise TransportError("this client belongs to another event loop: open one in each")
         return loop

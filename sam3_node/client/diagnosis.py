@@ -44,6 +44,7 @@ def diagnose(
     found = _diagnose_arrivals(description, wanted, arrivals)
     if found is not None:
         return found
+    # nothing came that tells more: what does the node say?
     if description is None:
         return _diagnose_no_answer(wanted, connected, arrivals)
     transport = description["settings"]["transport"]
@@ -107,6 +108,7 @@ def _describe_count(arrivals: Arrivals | None) -> str:
 
 
 def _diagnose_no_answer(wanted: Wanted, connected: bool, arrivals: Arrivals | None) -> str:
+    # half of the node is reached: a wrong port, or a node that does not answer yet
     if connected:
         sender = f"masks come from {wanted.masks}"
         if arrivals is not None and not (arrivals.masks or arrivals.sample):
@@ -124,6 +126,7 @@ def _diagnose_no_answer(wanted: Wanted, connected: bool, arrivals: Arrivals | No
 def _diagnose_cameras(description: Description, cameras: Sequence[str]) -> str:
     """Say which state of node or cameras keeps masks from a client that is connected."""
     # the first reason that holds for all cameras
+    # nothing is processed at all, then no camera, no wanted camera, no frames, and frames that fail
     if description["paused"]:
         return "the node is paused: resume it with client.resume() or sam3-node resume"
     if not description["cameras"]:

@@ -179,9 +179,11 @@ class LabelSearch:
         sent = self._list_masks()
         if not sent:
             return None
+        # an id that is not held needs other advice than a label that is not seen
         cameras = ", ".join(masks.camera for masks in sent)
         if self.held_id is not None:
             return f"the newest masks of {cameras} have {self._describe_held(sent)}"
+        # equal objects are counted: "2 cup (tracked)"
         seen: Counter[str] = Counter()
         labels: set[str] = set()
         prompts: set[str] = set()
@@ -201,6 +203,7 @@ class LabelSearch:
 
     def _describe_held(self, sent: Sequence[MaskFrame]) -> str:
         """List the objects by id with their state, and say what the node needs to see that one is held."""
+        # the ids that there are, for a caller who has kept a wrong one
         objects = []
         for masks in sent:
             for instance in masks.instances:
@@ -213,6 +216,7 @@ class LabelSearch:
 
     def _list_masks(self) -> list[MaskFrame]:
         """Return the newest masks of the cameras that are searched, send, and have not begun new ids since."""
+        # a camera that is silent, or whose node was started again, shows nothing that is still true
         found = []
         for masks in self.subscriber.newest.get_all():
             is_wanted = self.camera in (None, masks.camera)
@@ -277,6 +281,7 @@ class KnownEpochs:
     def meet(self, camera: str, epoch: int | None, node: str | None = None) -> NodeRestarted | None:
         """Note the epoch of masks or of a result. Return the error to raise if the camera had another one before."""
         with self._lock:
+            # the new epoch is remembered before it is reported: the next call goes on with it
             known = camera in self._epochs
             old = self._epochs.get(camera)
             keep_newest(self._epochs, camera, epoch, MAX_CAMERAS)
@@ -284,6 +289,7 @@ class KnownEpochs:
                 keep_newest(self._ended, camera, old, MAX_CAMERAS)
         if not known or old == epoch:
             return None
+        # the first masks of a camera begin no epoch anew
         return NodeRestarted(
             f"object ids of camera {camera} have begun again (epoch {old}, now {epoch}): the node was started again, "
             "or served the camera anew; forget its ids, add its objects again, and go on: the next call returns masks",

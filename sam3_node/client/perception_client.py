@@ -271,6 +271,7 @@ class PerceptionClient(SocketOwner):
             return str(error)
         except TransportError:
             pass
+        # the node answers, but another endpoint may refuse the key
         if self._masks.refusals:
             return self._masks.refusals[0]
         arrivals = self._masks.count_arrivals(deadline.limit_ms(SAMPLE_MS))
@@ -625,6 +626,7 @@ class PerceptionClient(SocketOwner):
             held = self._held.popleft()
         except IndexError:
             return self._masks.take(deadline.left_ms)
+        # newer masks of the same camera replace those that were held back; of another camera, they wait in their place
         newer = None
         if self._wanted.delivery == "newest":
             newer = self._masks.take(0)

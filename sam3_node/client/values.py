@@ -196,6 +196,7 @@ def drop_none(**args: Any) -> dict[str, Any]:
 
 def _check_sides(box: list[float]) -> None:
     """Raise RequestError for a box smaller than a pixel, whose values are probably shares of the frame."""
+    # numbers in 0..1 are the usual mistake: shares of the frame in the place of pixels
     x0, y0, x1, y1 = box
     if x1 - x0 < 1 or y1 - y0 < 1:
         are_fractions = all(0 <= value <= 1 for value in box)

@@ -101,6 +101,7 @@ class AccessControl:
         """The token of the printed URL; None if the console asks for none."""
         if binding.asks_token:
             self.token = secrets.token_urlsafe(24)
+        # the application behind, which strangers never reach
         self._app = app
         self._binding = binding
         self._sessions: deque[str] = deque(maxlen=MAX_LOGINS)
@@ -165,6 +166,7 @@ class AccessControl:
 def _with_headers(send: Send) -> Send:
     extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
+    # every answer gets them, those of errors and files, too
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [*message.get("headers", []), *extra]
@@ -359,6 +361,7 @@ class _Page:
 
 def _without_counts(state: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a state whose change the page shows at once."""
+    # the node's counts change with every frame; these values change when a person does something
     status = state.get("status") or {}
     events = state.get("events") or [{}]
     kept = {name: value for name, value in state.items() if name not in ("status", "events", "dropped")}

@@ -47,6 +47,7 @@ class Controls(Closeable):
     ) -> None:
         endpoint = settings.transport.control
         security = Security.from_settings(settings.transport)
+        # a request waits for the one before it on the same connection, so previews have their own
         self._clients = {
             "": ControlClient(endpoint, TIMEOUT_MS, security),
             PREVIEW: ControlClient(endpoint, TIMEOUT_MS, security),

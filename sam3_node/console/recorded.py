@@ -148,6 +148,7 @@ class RecordedViews(Closeable):
 
     def _check_frames(self, against: Path | None) -> None:
         keys = {entry.key for entry in self.entries}
+        # one common frame is enough: a result may cover a part of the recording
         if self._other is not None and not any(self._other.find(key) for key in keys):
             first = self.entries[0].key
             raise BagError(

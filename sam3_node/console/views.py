@@ -120,11 +120,13 @@ def _describe(masks: MaskFrame | None, blobs: list[Buffer]) -> dict[str, Any] | 
     """Return the fields of masks for the header, and append the bits of each, at last of the robot's mask."""
     if masks is None:
         return None
+    # the bits are appended in the order of the instances, which is how the page finds them
     instances = [_describe_instance(instance, blobs) for instance in masks.instances]
     robot = None
     if masks.robot_mask is not None:
         blobs.append(pack_bits(masks.robot_mask))
         robot = {"box": masks.robot_mask.box, "bytes": len(blobs[-1])}
+    # what the node left out on this frame, and how old its masks were when they left it
     shed = None
     if masks.shed is not None:
         shed = {"level": masks.shed.level, "held": masks.shed.held}

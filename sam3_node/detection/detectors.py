@@ -228,6 +228,7 @@ def add_exemplar(
 
 def require_exemplars(detector: Detector | None) -> ExemplarDetector:
     """Return the detector. Raises RequestError for one that finds objects by name only, and for none."""
+    # known by its methods, which a detector that finds names only does not have
     if isinstance(detector, ExemplarDetector):
         return detector
     found = "none"

@@ -73,6 +73,7 @@ class GroundingDinoDetector:
         without a word that the model knows.
         """
         tokens, owners = self._join_phrases([self._word_tokens(phrase) for phrase in phrases])
+        # one text for all phrases, so all of them share its limit
         max_tokens = self._model.config.max_text_len
         if len(tokens) > max_tokens:
             raise RequestError(
@@ -159,6 +160,7 @@ def load_grounding_dino(
     """
     place = weight_files.pick_device(device)
     name = os.fspath(name_or_path)
+    # in float32: autocast converts what may be computed in less
     model: Any = weight_files.load_whole(name, CLASSES, torch.float32)
     tokenizer = weight_files.load_tokenizer(name, BertTokenizer, model.config.text_config.vocab_size)
     shortest, longest = _limits(weight_files.read_preprocessing(name).get("size"))

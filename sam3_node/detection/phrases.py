@@ -154,12 +154,14 @@ def check_phrase_encoder(encoder: PhraseEncoder, dimension: int, model: str | No
 
     Only the part of a model's name after the last slash is compared, so a folder may have the model's name.
     """
+    # the dimension first: vectors of another length cannot even be compared
     if encoder.dimension != dimension:
         wanted = f" from {model}" if model else ""
         raise VocabularyError(
             f"expected phrase vectors of {dimension} numbers{wanted}, found "
             f"{encoder.dimension} from {encoder.model}; use a vocabulary or text encoder of the detector's model"
         )
+    # vectors of the same length from another model mean something else
     if model is not None and _last_part(model) != _last_part(encoder.model):
         raise VocabularyError(
             f"expected phrase vectors from {model}, found vectors from {encoder.model}; use a vocabulary or text "

@@ -315,6 +315,7 @@ def load_sam3_concept(
         name=weight_files.name_weights(name),
         normalisation=weight_files.read_normalisation(name, weight_files.CENTRED),
     )
+    # shared if equal, so that a frame is encoded once for both
     if tracker is not None:
         detector.share_trunk_with(tracker)
     return detector

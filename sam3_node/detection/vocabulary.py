@@ -68,6 +68,7 @@ class Vocabulary:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
                 vectors = _read_vectors(file)
+            # an older layout would be read wrong, not with an error
             if metadata.get("version") != VERSION:
                 raise VocabularyError(
                     f"expected a vocabulary of version {VERSION}, found {metadata.get('version', 'no version')}"
@@ -158,6 +159,7 @@ class Vocabulary:
 
     def _describe_unknown(self, unknown: list[str]) -> str:
         descriptions = []
+        # a few of them, each with phrases that are spelt like it
         for phrase in unknown[:MAX_LISTED]:
             nearest = ", ".join(map(quote_phrase, nearest_phrases(phrase, self.phrases)))
             descriptions.append(f"{quote_phrase(phrase)} (nearest: {nearest or 'none'})")

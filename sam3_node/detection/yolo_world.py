@@ -43,6 +43,7 @@ class YoloWorldDetector:
         iou: float = MAX_IOU,
         limit: int = MAX_DETECTIONS,
     ) -> None:
+        # an encoder of another model would find nothing, without any error
         check_phrase_encoder(encoder, model.config.text_channels)
         self.name = name
         self.model = model

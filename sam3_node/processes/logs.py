@@ -115,6 +115,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
         for kind in [kind for kind, window in self._windows.items() if window.end_s <= now_s]:
             count = self._windows.pop(kind).suppressed
             if count:
+                # told by the same logger and level, so that filters treat it like the lines that it stands for
                 name, level, message, camera = kind
                 text = f"{count} lines were suppressed (logging.limit), of this kind: {message}"
                 line = logging.LogRecord(name, level, __file__, 0, text, None, None)
@@ -176,6 +177,7 @@ def raise_descriptor_limit() -> int:
     wanted = MAX_DESCRIPTORS
     if hard != resource.RLIM_INFINITY:
         wanted = min(hard, MAX_DESCRIPTORS)
+    # a limit that is high enough stays as the administrator has set it
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return soft
     try:
@@ -189,6 +191,7 @@ def raise_descriptor_limit() -> int:
 def warn_if_descriptors_run_out() -> bool:
     """Log a warning and return True if more than 80 % of the allowed files are open. Needs /proc."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    # Linux lists the open files there; elsewhere nothing is known
     try:
         count = len(os.listdir("/proc/self/fd"))
     except OSError:

@@ -200,6 +200,7 @@ class Group(Closeable):
         Raises ProcessError, with the last lines of output, when any member ends or the timeout expires.
         """
         deadline = time.monotonic() + timeout_s
+        # any member that ends ends the wait: the others could not become ready without it
         child = self._children[name]
         while child.ready is None:
             self.check()
@@ -216,6 +217,7 @@ class Group(Closeable):
         for child in self._children.values():
             self._kill_hung(child)
             self._reap(child)
+            # spawned here, in the main thread, on which Linux' death signal depends
             if time.monotonic() >= child.restart_at:
                 child.spawn()
                 self._selector.register(child.pipe, selectors.EVENT_READ, child)
@@ -409,6 +411,7 @@ def _check_cameras(cameras: Sequence[CameraSettings], endpoints: Sequence[str]) 
     names = [camera.name for camera in cameras]
     if len(set(names)) < len(names):
         raise SettingsError(f"cameras of one group need different names, found {', '.join(names)}")
+    # each camera binds an endpoint of its own
     if len(cameras) > len(endpoints):
         raise SettingsError(
             f"{len(cameras)} cameras need as many endpoints in transport.frames, found {len(endpoints)}"
@@ -417,6 +420,7 @@ def _check_cameras(cameras: Sequence[CameraSettings], endpoints: Sequence[str]) 
 
 def _make_camera(settings: Settings, profile: Path, index: int, camera: CameraSettings) -> Process:
     """Create a camera process. It reads its section and endpoint from the environment."""
+    # the n-th camera has the n-th endpoint; its section comes by the environment, because the profile has a list
     environment = {"SAM3_TRANSPORT__FRAMES": settings.transport.frames[index]}
     if settings.group.cameras:
         environment["SAM3_CAMERA"] = camera.model_dump_json()

@@ -161,6 +161,7 @@ def _explain(error: Exception) -> str:
 
 def describe(value: object) -> str:
     """Return a short description of any value, for the part of an error message after "found"."""
+    # never the bytes or the contents of a container: they may be long, or secret
     if value is None:
         return "nothing"
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -299,6 +300,7 @@ class Fields:
 
     def integers(self, key: str, count: int, low: int = 0, high: int = MAX_INT) -> tuple[int, ...]:
         """Return a list of `count` integers in low..high."""
+        # checked one by one: bool is an int in Python, but not here
         values = self._map.get(key)
         if type(values) is not list or len(values) != count:
             raise self.wrong(key, f"{count} integers in {low}..{high}")

@@ -110,6 +110,7 @@ def unpack_request(data: Buffer) -> Request:
 
 def pack_reply(reply: Reply) -> bytes:
     """Pack a reply."""
+    # either a result or an error, and the name of the node's run with both
     body: dict[str, Any] = {"v": VERSION, "id": reply.id, "ok": reply.error is None}
     if reply.error is None:
         body["result"] = reply.result

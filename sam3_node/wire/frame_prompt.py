@@ -33,6 +33,7 @@ class FramePrompt:
     """of the frame's size, without points and box"""
 
     def __post_init__(self) -> None:
+        # from the whole to its parts; each error names the part that is wrong
         check_parts(self.points, self.box, self.mask)
         if self.points is not None:
             self.points = _to_floats(self.points, "points")
@@ -81,6 +82,7 @@ def describe_clipping(box: Any, size: tuple[int, int] | None) -> str:
     """
     if box is None or size is None:
         return ""
+    # the same clipping as in `within`
     asked = np.asarray(box, np.float64).tolist()
     kept = np.clip(asked, 0, (size[1], size[0]) * 2).tolist()
     if kept == asked:
@@ -132,6 +134,7 @@ def _check_finite(values: Array, name: str) -> None:
 
 def _to_floats(value: object, name: str) -> Floats:
     try:
+        # text and flags become arrays, too, and are no coordinates
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
         raise RequestError(f"{name}: expected numbers, found {value!r:.80}") from error

@@ -126,6 +126,7 @@ class _JpegFrame(NamedTuple):
         count = 0
         if body:
             count = body[0]
+        # the header names the components of this scan, each once, among those of the frame
         numbers = body[1 : 1 + 2 * count : 2]
         if len(body) != 4 + 2 * count or not count or not set(numbers) <= self.areas.keys():
             raise WireError(f"{what}: expected a scan of the JPEG's components, found another header")
@@ -271,6 +272,7 @@ def encode_image(image: Image, encoding: ColourEncoding, quality: int = 90) -> B
     """Encode a BGR image uint8 [height, width, 3]. `bgr8` gives a view, not a copy. `quality` applies to jpeg."""
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise WireError(f"image: expected uint8 [height, width, 3], found {image.dtype} {list(image.shape)}")
+    # raw encodings need no library, and the default copies nothing
     _check_sides(image.shape[1], image.shape[0], "image")
     if encoding == "bgr8":
         return _flatten(image)
@@ -316,6 +318,7 @@ def decode_image(frame: Frame, max_pixels: int = MAX_FRAME_PIXELS) -> Image:
 def check_colour(colour: Buffer, encoding: ColourEncoding, width: int, height: int) -> None:
     """Raise WireError unless `colour` has the size of the raw `encoding`, or is not empty if compressed."""
     _check_sides(width, height, "colour")
+    # the size of raw pixels is known; that of compressed ones is checked when they are decoded
     size = memoryview(colour).nbytes
     channels = CHANNELS.get(encoding)
     if channels is None and size == 0:
@@ -336,6 +339,7 @@ def encode_depth(image: DepthImage, encoding: DepthEncoding, scale_m: float, ali
     if encoding == "png16":
         data: Buffer = _compress(image, "png", [])
     else:
+        # little-endian on the wire, whatever the machine is
         raw = _flatten(image.astype("<u2", copy=False))
         data = raw
         if encoding == "z16+zstd":
@@ -446,6 +450,7 @@ def _decompress(
         image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), flags)
     except cv2.error as error:
         raise WireError(f"{what}: cannot be decoded: {error.err}") from error
+    # a decoder may succeed, and give another image than the header promised
     if image is None or image.shape != shape or image.dtype != dtype:
         actual = "bytes that cannot be decoded"
         if image is not None:
@@ -477,6 +482,7 @@ def _check_compressed(data: Buffer, kind: str, width: int, height: int, max_pixe
         check_png_pixels(data, what)
 
 
+# a header can promise more pixels than its bytes can hold: the decoder would invent them
 def _read_header(data: Buffer, kind: str, what: str) -> ImageHeader:
     if kind == "png":
         return read_png_header(data, what)

@@ -166,6 +166,7 @@ def _decompress(characters: np.typing.NDArray[np.uint8], pixels: int, what: str)
 def encode_mask(mask: Mask, encoding: MaskEncoding = "bits+zstd") -> dict[str, Any]:
     """Return the map of a mask. Its sides may have at most MAX_SIDE pixels."""
     what = "mask"
+    # a wrong mask of the node would be refused by every receiver: better here, with its name
     _check_box(mask.box, mask.size, what)
     x0, y0, x1, y1 = mask.box
     if mask.crop.shape != (y1 - y0, x1 - x0) or mask.crop.dtype != np.bool_:
@@ -292,6 +293,7 @@ def _decode_crop(
 def _check_box(box: Box, size: tuple[int, int], what: str) -> None:
     height, width = size
     x0, y0, x1, y1 = box
+    # an empty mask has a box of zeros
     inside = 0 <= x0 < x1 <= width <= MAX_SIDE and 0 <= y0 < y1 <= height <= MAX_SIDE
     if not inside and any(box):
         raise WireError(

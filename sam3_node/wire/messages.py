@@ -438,6 +438,7 @@ def pack_pose(pose: types.RobotMessage) -> list[bytes]:
 
 def unpack_pose(parts: Sequence[types.Buffer]) -> types.RobotMessage:
     """Unpack a pose or joints from the parts of a message, by its topic. Raises WireError for any other input."""
+    # by the topic, because both kinds share one endpoint
     if parts and parts[0][: len(JOINTS_ROOT)] == JOINTS_ROOT:
         body = _open_body(parts, "joints", _POSE_LIMITS)
         message: types.RobotMessage = read_joints(body)

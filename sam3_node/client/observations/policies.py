@@ -69,12 +69,14 @@ def unpack_arrays(data: bytes, what: str, decode: Callable[[dict[Any, Any]], Any
 
     Raises PolicyError that names `what` for anything else, and for a map with an `error` that the server reports.
     """
+    # an error names the message that it is in; one of the codec does so by itself
     try:
         value = _decode(unpack(data, what=what, limits=LIMITS), decode)
     except WireError as error:
         raise PolicyError(str(error)) from error
     except PolicyError as error:
         raise PolicyError(f"{what}: {error}") from error
+    # servers of all kinds report an error in the place of their result
     if isinstance(value, dict) and "error" in value:
         raise PolicyError(f"{what}: it reports an error: {value['error']!s:.300}")
     return value
@@ -113,6 +115,7 @@ def read_array(
 
 
 def _encode(value: object, encode: Callable[[Array], Mapping[Any, Any]]) -> object:
+    # arrays in maps and lists at any depth; all else is msgpack's own
     if isinstance(value, np.ndarray):
         check_dtype(value.dtype)
         return encode(value)
@@ -266,6 +269,7 @@ def _encode_gr00t_array(array: Array) -> dict[str, Any]:
 
 
 def _decode_gr00t_map(value: dict[Any, Any]) -> Any:
+    # two kinds of marked maps; any other map is a value
     if "__ModalityConfig_class__" in value:
         config = value.get("as_json")
         if not isinstance(config, str):
@@ -446,6 +450,7 @@ def lerobot_features(
     They are the masks' images, and "observation.environment_state" with a name for each element, SLOT.LABEL.FIELD. Of
     `dtype` "image" the masks are kept exactly; "video" is smaller, and blurs their edges.
     """
+    # made from an empty observation: it has the same keys and shapes as every other
     pictures = slots.observe().pictures(name)
     images = {
         f"{IMAGES}.{key}": {"dtype": dtype, "shape": image.shape, "names": ["height", "width", "channels"]}

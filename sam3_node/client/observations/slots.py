@@ -224,6 +224,7 @@ class SlotObservation:
             raise PolicyError(
                 f"image: expected uint8 {expected}, found {image.dtype} {image.shape}; give the slots the images' size"
             )
+        # a copy: the camera's image belongs to the caller
         tinted = image.copy()
         for slot in np.flatnonzero(self.usable):
             mask = self.masks[slot]
@@ -275,6 +276,7 @@ class ObjectSlots:
             raise PolicyError(
                 f"max_age_s: expected seconds above 0 and below {MAX_AGE_S:g}, found {max_age_s!r}"
             )
+        # plain tuples and numbers: the arguments may be lists of a configuration file
         self.names = tuple(names)
         self.size = (int(size[0]), int(size[1]))
         self.fit = fit
@@ -439,6 +441,7 @@ def _check_most(most: Mapping[str, int] | int | None, names: Sequence[str]) -> d
         limits = {name: most for name in names if name != ANY}
     else:
         limits = dict(most or {})
+    # a limit of a name that no slot has would never apply
     for name, limit in limits.items():
         if name not in names or name == ANY:
             raise PolicyError(f"most: expected limits of names of slots, {', '.join(names)}; found {name!r}")
