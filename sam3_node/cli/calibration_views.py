@@ -104,6 +104,7 @@ def collect_views(sources: Sequence[str], board: Board, camera: str, every: int)
 
 
 def _require_one_size(sizes: dict[tuple[int, int], list[str]]) -> None:
+    # the lens is calibrated for one size: another mode of the camera crops or scales in a way of its own
     if len(sizes) > 1:
         listed = "; ".join(f"{len(names)} of {w}x{h} ({names[0]})" for (h, w), names in sizes.items())
         raise CalibrationError(
@@ -285,6 +286,7 @@ def _take_poses(subscriber: PoseSubscriber, timeout_ms: int) -> list[FramePose]:
 
 
 def _require_one_clock(poses: Sequence[FramePose], clock: str) -> None:
+    # a pose is paired with an image by its time, which means nothing on another clock
     others = {pose.clock for pose in poses} - {clock}
     if others and clock:
         raise CalibrationError(
@@ -434,7 +436,7 @@ def make_hand_eye_section(result: HandEyeResult, board: Board, inputs: dict[str,
 
 def describe_calibration(calibration: Calibration) -> list[str]:
     """Return a few lines on what a calibration file holds."""
-    # a line for the lens and one for how it was measured, then the same for the place on the robot
+    # the lens, and how well it was measured
     lens = calibration.intrinsics
     lines = [
         f"intrinsics: {lens.width_px}x{lens.height_px}, fx {lens.fx_px:.2f} fy {lens.fy_px:.2f} cx {lens.cx_px:.2f} "
@@ -445,6 +447,7 @@ def describe_calibration(calibration: Calibration) -> list[str]:
             f"  {measured.date:%Y-%m-%d}, {measured.views} views of {measured.board}: rms {measured.rms_px:.3f} px, "
             f"held out {measured.held_out_px:.3f} px, coverage {100 * measured.coverage:.0f} %"
         )
+    # the place on the robot, and how well it was measured
     hand_eye = calibration.hand_eye
     if hand_eye is not None:
         x, y, z = (1e3 * value for value in hand_eye.translation_m)

@@ -246,6 +246,7 @@ class NamePrompter(BoxPrompter):
         """Withdraw the names without a detection; only the first call has an effect."""
         if self._search_ended or not self._waiting:
             return
+        # names without a detection would otherwise find the object later, beside the one that was added by its box
         self._search_ended = True
         names = [name for truth, name in self.recording.labels.items() if truth not in self._waiting]
         self._client.set_prompts(names, most=dict.fromkeys(names, 1))

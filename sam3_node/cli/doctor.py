@@ -269,6 +269,7 @@ def _check_realsense() -> CheckResult:
         cameras = [line for line in list_realsense() if line.startswith("realsense:")]
     except Sam3NodeError as error:
         return CheckResult("realsense", "warn", str(error), "only RealSense cameras need it")
+    # the SDK works, but without the rules of the system only root may open a camera
     if not cameras:
         hint = "if one is plugged in: install the udev rules of librealsense, and plug it in again"
         return CheckResult("realsense", "ok", "the SDK loads, and finds no camera", hint)

@@ -114,6 +114,7 @@ def engine_export_triton(args: Namespace, settings: Settings) -> None:
     _require_node()
     from ..engines.triton_server import Serving, export_repository
 
+    # how large a call may be, and how many of them run at once
     serving = Serving(args.batch, args.instances)
     with closing(ProgressBar("%")) as bars:
         written = export_repository(

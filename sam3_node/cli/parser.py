@@ -249,6 +249,7 @@ def parse_named(parse: Callable[[str], T], what: str = "NUMBER") -> Callable[[st
 
     def named(text: str) -> tuple[str, T]:
         # the name may contain =, the value may not
+        # the error of `parse` would not name the form of the whole
         name, _, value = text.rpartition("=")
         try:
             parsed = parse(value)
@@ -263,6 +264,7 @@ def parse_named(parse: Callable[[str], T], what: str = "NUMBER") -> Callable[[st
 
 def _parse_numbers(text: str, count: int) -> tuple[float, ...]:
     try:
+        # text that is no number at all has the same error as a wrong count
         values = tuple(map(float, text.split(",")))
     except ValueError:
         values = ()
@@ -280,6 +282,7 @@ parse_box = partial(_parse_numbers, count=4)
 def parse_timeout(text: str) -> float:
     """Parse a number of seconds, more than 0 and at most a day."""
     try:
+        # this comparison refuses NaN, too
         seconds = float(text)
     except ValueError:
         seconds = 0.0

@@ -75,6 +75,7 @@ class ProgressBar:
     def close(self) -> None:
         """End the current bar, so that other output starts on a new line. Idempotent."""
         if self._bar is not None:
+            # tqdm leaves out what comes too soon, so the last state may not be shown yet
             self._bar.refresh()
             self._bar.close()
         self._bar = None

@@ -59,6 +59,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_mode(parser: CommandParser) -> None:
+    # options that exclude each other; their common destination is the mode
     mode = parser.add_mutually_exclusive_group()
     for name, text in (
         ("as-recorded", "repeat the live node's steps and edits: the same masks, bit for bit"),
@@ -86,6 +87,7 @@ def _add_prompts(parser: CommandParser) -> None:
     parser.add_path("--objects FILE", text)
     text = "the box around an object on the first frame, in pixels"
     parser.add_repeated("--box X0,Y0,X1,Y1", text, parse_box, dest="boxes")
+    # a photo may be named in the place of the first frame
     place = "[FILE:]X0,Y0,X1,Y1"
     like = "detect all that is like this box on the first frame or a photo, and call it NAME"
     for name, text in (("exemplar", like), ("unlike", "but not what is like this box")):
@@ -105,6 +107,7 @@ def _add_part(parser: CommandParser) -> None:
     )
     parser.add_flag("--depth-aligned", "depth is registered to colour, though the recording does not say so")
     time_help = "seconds from the first frame, a date such as 2026-05-01T12:00:00Z, or Unix time in ns"
+    # both ends of the part have the same forms
     for name, text in (("from", "first moment to replay"), ("to", "moment to end before")):
         parser.add(f"--{name} TIME", f"{text}: {time_help}", _parse_time, dest=f"{name}_ns")
     parser.add("--frames N", "end after N frames, of all cameras together", parse_count)
@@ -229,6 +232,7 @@ def _make_job(args: Namespace, settings: Settings) -> Job:
     from ..calibration import load_calibration
     from ..replay.job import Job, chosen_settings
 
+    # files named here replace the calibration that the recording carries
     files = args.calibration or settings.spatial.calibration
     outputs = args.outputs
     if args.with_images:
@@ -333,6 +337,7 @@ def describe_progress(run: RunProgress) -> str:
 
 
 def _print_report(report: UsageReport) -> None:
+    # what was wrong with each recording, then the table of all
     for bag in report.bags:
         if bag.notes:
             print(*bag.notes, sep="\n")

@@ -109,6 +109,7 @@ class AsyncPerceptionClient:
         self, cameras: Sequence[str], timeout_ms: int | None = None, max_spread_ms: float = math.inf
     ) -> values.MasksOfCameras | None:
         """Return the newest masks of each of `cameras`, as `PerceptionClient.latest_of_all` does."""
+        # checked at once, before the first wait
         values.check_names(cameras, "cameras")
         self._client._require_open()
         return await self._wait(

@@ -82,6 +82,7 @@ class CallbackThread:
 
 def _report(callback: _Callback, error: BaseException) -> None:
     """Pass an error to the callback's `on_error`, or to the log."""
+    # an error of the handler itself is logged beside the one that it was to handle
     if callback.on_error is not None:
         try:
             callback.on_error(error)
@@ -99,6 +100,7 @@ class Deadline:
 
     def __init__(self, timeout_ms: int | None) -> None:
         self.timeout_ms = timeout_ms
+        # half of a short wait, at most, is for the reason
         self._end_s = math.inf
         self._reason_s = 0.0
         if timeout_ms is not None:
@@ -168,6 +170,7 @@ class LabelSearch:
         # the camera whose masks came last is asked first
         for masks in reversed(self._list_masks()):
             found = [instance for instance in masks.instances if self._fits(instance)]
+            # of several objects the surest is meant, unless the caller has said how many there may be
             if self.most is not None and len(found) > self.most:
                 raise AmbiguousError(describe_rivals(self.label, found, self.most, masks.camera))
             if found:
@@ -302,6 +305,7 @@ class KnownEpochs:
     def find(self, camera: str | None) -> KnownEpoch | None:
         """Return the epoch to send with a request; None if there is none. Without `camera`, take the only camera."""
         with self._lock:
+            # with one camera its name may be left out
             if camera is None and len(self._epochs) == 1:
                 camera = next(iter(self._epochs))
             epoch = self._epochs.get(camera) if camera is not None else None
@@ -316,6 +320,7 @@ class KnownEpochs:
         """Return the camera whose object a request names. Ids of several cameras are equal, so it must be clear."""
         with self._lock:
             names = tuple(self._epochs)
+        # an id alone does not say which camera's object is meant
         if camera is None and len(names) > 1:
             raise RequestError(
                 f"camera: expected a name, as this client has seen ids of several: {', '.join(names)}"

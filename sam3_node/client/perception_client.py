@@ -105,6 +105,7 @@ class PerceptionClient(SocketOwner):
         self._require_open()
         self._require_newest("newest")
         masks = self._masks.newest.get(camera)
+        # masks of an ended epoch were on their way when the node was started again
         if masks is None or self._epochs.has_ended(masks.camera, masks.epoch):
             return None
         self._report(self._epochs.meet(masks.camera, masks.epoch, masks.node))
@@ -180,6 +181,7 @@ class PerceptionClient(SocketOwner):
         come any more.
         """
         self._require_open()
+        # two threads may add the first callback at once, but only one thread may call them
         with self._starting:
             self._require_open()
             if self._callbacks is None:
@@ -357,6 +359,7 @@ class PerceptionClient(SocketOwner):
         """Return the objects that are tracked now."""
         objects = self._call("list_objects", values.drop_none(camera=camera)).sequence("objects")
         tracked = [values.read_object(Fields(value, "list_objects: object")) for value in objects]
+        # the list may be the first to show a new epoch
         for item in tracked:
             self._report(self._epochs.meet(item.camera, item.epoch))
         return [values.with_doubt(item, self._masks.newest.get(item.camera)) for item in tracked]
@@ -376,6 +379,7 @@ class PerceptionClient(SocketOwner):
         With `multimask`, the result also holds `candidates`: the masks that this prompt may mean, of a part, a larger
         part and the whole, the surest first. SAM 1, 2 and 3 give three, bundled nano one.
         """
+        # checked here, so that a wrong prompt costs no time of the node
         values.check_begins(points, labels, box)
         args = values.pack_prompt(points, labels, box, None)
         args |= values.drop_none(seq=seq, camera=camera, multimask=multimask or None)
@@ -480,6 +484,7 @@ class PerceptionClient(SocketOwner):
         as `most` holds for every name.
         """
         names = values.check_names(prompts, "prompts", '["red mug"]')
+        # one number for all names is a convenience of the client; the node takes a map
         if isinstance(most, int):
             most = dict.fromkeys(names, most)
         given = {"scores": scores, "most": most, "priorities": priorities}
@@ -626,7 +631,7 @@ class PerceptionClient(SocketOwner):
             held = self._held.popleft()
         except IndexError:
             return self._masks.take(deadline.left_ms)
-        # newer masks of the same camera replace those that were held back; of another camera, they wait in their place
+        # newer masks of the same camera replace those that were held back; those of another camera wait, too
         newer = None
         if self._wanted.delivery == "newest":
             newer = self._masks.take(0)

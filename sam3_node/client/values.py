@@ -275,6 +275,7 @@ class Segmentations(list[Segmentation]):
 
 def read_segmentations(fields: Fields) -> Segmentations:
     """Read the masks in a reply."""
+    # one list of masks, each with the fields of the reply
     entries = (Fields(value, f"{fields.what}: mask") for value in fields.sequence("masks"))
     masks = Segmentations(read_segmentation(fields, entry) for entry in entries)
     if fields.has("note"):
@@ -325,6 +326,7 @@ def read_object(fields: Fields) -> TrackedObject:
 def with_doubt(tracked: TrackedObject, masks: MaskFrame | None) -> TrackedObject:
     """Return an object with the confidence that masks of its camera have for it."""
     # ids of another epoch are those of other objects
+    # the node's list has no confidence: the newest masks of the same epoch do
     if masks is None or masks.epoch != tracked.epoch:
         return tracked
     names = ("confidence", "doubtful", "name_confidence")

@@ -115,7 +115,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
         for kind in [kind for kind, window in self._windows.items() if window.end_s <= now_s]:
             count = self._windows.pop(kind).suppressed
             if count:
-                # told by the same logger and level, so that filters treat it like the lines that it stands for
+                # logged by the same logger and level, so that filters treat it like the lines that it stands for
                 name, level, message, camera = kind
                 text = f"{count} lines were suppressed (logging.limit), of this kind: {message}"
                 line = logging.LogRecord(name, level, __file__, 0, text, None, None)

@@ -217,7 +217,7 @@ class Group(Closeable):
         for child in self._children.values():
             self._kill_hung(child)
             self._reap(child)
-            # spawned here, in the main thread, on which Linux' death signal depends
+            # by the thread that polls: on Linux, the end of that thread ends the member
             if time.monotonic() >= child.restart_at:
                 child.spawn()
                 self._selector.register(child.pipe, selectors.EVENT_READ, child)

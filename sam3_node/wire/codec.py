@@ -100,6 +100,7 @@ def unpack(data: Buffer, *, what: str, limits: Limits | None = None) -> Any:
 def open_message(data: Buffer, what: str, limits: Limits, has_kind: bool = True) -> Fields:
     """Return the map of a message. Raises WireError for any other bytes, and for another wire version or kind."""
     fields = Fields(unpack(data, what=what, limits=limits), what)
+    # the version before all else: another one may have other fields
     fields.require_version()
     if has_kind:
         fields.choice("kind", (what,))
@@ -152,6 +153,7 @@ def _refuse_extension(code: int, data: bytes) -> None:
 
 def _explain(error: Exception) -> str:
     # msgpack's own texts are about its implementation
+    # what the bytes are, not what msgpack calls it
     if isinstance(error, msgpack.OutOfData):
         return "truncated data"
     if isinstance(error, msgpack.StackError):
@@ -355,6 +357,7 @@ def integer(low: int = 0, high: int = MAX_INT) -> Read:
     def read(fields: Fields, name: str) -> int:
         return fields.integer(name, low, high)
 
+    # known by its bounds, so that `Fields.read` checks most integers without a call
     _PLAIN[read] = int, low, high
     return read
 
@@ -373,6 +376,7 @@ def vector(count: int, low: float = -math.inf) -> Read:
     """Return the reader of a list of `count` finite numbers, none below `low`."""
 
     def read(fields: Fields, name: str) -> tuple[float, ...]:
+        # exactly `count`: a shorter list is no vector
         values = fields.numbers(name, count)
         if len(values) != count or min(values) < low:
             raise fields.wrong(name, f"{count} finite numbers from {low}")
@@ -412,6 +416,7 @@ def check_size(data: Buffer, size: int, what: str) -> None:
         declared = zstandard.get_frame_parameters(data).content_size
     except (zstandard.ZstdError, ValueError) as error:
         raise WireError(f"{what}: expected a zstd frame of {size} bytes, found: {error}") from error
+    # a frame that declares much and holds little would allocate the declared size
     if declared != size or size > memoryview(data).nbytes * _MAX_RATIO:
         raise WireError(f"{what}: expected a zstd frame of {size} bytes, found one that cannot hold them")
 

@@ -123,6 +123,7 @@ def pack_reply(reply: Reply) -> bytes:
 
 def unpack_reply(data: Buffer) -> Reply:
     """Unpack a reply. Raises WireError for any other bytes."""
+    # the node's run comes with errors, too: it tells a restart
     fields = open_message(data, "reply", _LIMITS, has_kind=False)
     node = None
     if fields.has("node"):

@@ -83,6 +83,7 @@ def make_space(slots: ObjectSlots) -> Dict:
 
 def to_arrays(objects: SlotObservation) -> dict[str, Any]:
     """Return the map of an observation: an element of the space of `make_space`."""
+    # gymnasium's MultiBinary is of int8, in the place of bool
     return {
         **{name: getattr(objects, name) for name in ("boxes", "ids", "confidences", "ages_s")},
         **{name: getattr(objects, name).astype(np.int8) for name in ("masks", *FLAGS)},

@@ -127,6 +127,7 @@ def _encode(value: object, encode: Callable[[Array], Mapping[Any, Any]]) -> obje
 
 
 def _decode(value: object, decode: Callable[[dict[Any, Any]], Any]) -> Any:
+    # the innermost maps first: a map of a server may hold arrays
     if isinstance(value, dict):
         return decode({key: _decode(item, decode) for key, item in value.items()})
     if isinstance(value, list):
@@ -136,6 +137,7 @@ def _decode(value: object, decode: Callable[[dict[Any, Any]], Any]) -> Any:
 
 def check_images(images: npt.ArrayLike, what: str, dimensions: int = 3) -> Image:
     """Return images in RGB order, uint8 [height, width, 3], or with up to `dimensions` dimensions, as an array."""
+    # raw pixels in the channels that the masks have, too
     array = np.asarray(images)
     if array.dtype != np.uint8 or not 3 <= array.ndim <= dimensions or array.shape[-1] != 3:
         raise PolicyError(
@@ -157,6 +159,7 @@ def check_vectors(values: npt.ArrayLike, what: str, dimensions: int = 1) -> npt.
 
 def merge(given: Mapping[str, Any], added: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Return both maps as one. Raises PolicyError for a key of both."""
+    # a key of both would silently lose one of them
     if twice := sorted(given.keys() & added.keys()):
         raise PolicyError(
             f"{what}: expected none of {', '.join(twice)}, which the objects have; give them another name"
@@ -237,6 +240,7 @@ def unpack_gr00t(reply: bytes) -> Any:
 def _stack_images(images: Image, key: str, count: int) -> Image:
     """Return images as uint8 [count, height, width, 3]."""
     stack = check_images(images, f"video {key}", dimensions=4)
+    # one image is a stream of one
     if stack.ndim == 3:
         stack = stack[np.newaxis]
     if len(stack) != count:
@@ -246,6 +250,7 @@ def _stack_images(images: Image, key: str, count: int) -> Image:
 
 def _stack_vectors(values: npt.ArrayLike, key: str, limit: int) -> npt.NDArray[np.float32]:
     """Return vectors as float32 [T, D] with T up to `limit`."""
+    # a state may have fewer steps than there are images, but not more
     stack = np.atleast_2d(check_vectors(values, f"state {key}", dimensions=2))
     if len(stack) > limit:
         raise PolicyError(
@@ -335,6 +340,7 @@ def unpack_openpi(message: bytes | str) -> Any:
 
 
 def _encode_openpi_array(array: Array) -> dict[bytes, Any]:
+    # keys of bytes, as openpi's own client packs them
     return {
         b"__ndarray__": True,
         b"data": array.tobytes(),
@@ -361,6 +367,7 @@ def _decode_openpi_map(value: dict[Any, Any]) -> Any:
 def _read_raw_array(value: dict[Any, Any], dtype_key: bytes) -> Array:
     """Return the array of a map with its bytes and shape, and its dtype by this key."""
     try:
+        # what is no list of numbers is an error here; the sides themselves are checked against the bytes
         shape = tuple(int(side) for side in value[b"shape"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise PolicyError(f"expected an array with data, dtype and shape: {error!s:.200}") from error
@@ -369,6 +376,7 @@ def _read_raw_array(value: dict[Any, Any], dtype_key: bytes) -> Array:
 
 def pack_graspgen(points_m: npt.NDArray[np.float32], count: int) -> bytes:
     """Return the request for `count` grasps of an object's points [n, 3]."""
+    # the server samples more than are asked for, and returns the best
     limits = {
         "num_grasps": max(count, SAMPLED_GRASPS),
         "topk_num_grasps": count,
@@ -399,6 +407,7 @@ def unpack_graspgen(reply: bytes, count: int) -> tuple[npt.NDArray[np.float64], 
 def _read_floats(reply: Any, name: str, sides: tuple[int, ...]) -> npt.NDArray[np.float64]:
     """Return the floats [M, *sides] of a reply. Raises PolicyError for anything else."""
     array = np.asarray(reply.get(name) if isinstance(reply, dict) else reply)
+    # a planner that fails may return NaN, which a robot must never get
     if array.dtype.kind != "f" or array.shape != (*array.shape[:1], *sides) or not np.isfinite(array).all():
         raise PolicyError(
             f"GraspGen server: expected {name} [M, {sides}], finite floats; found {array!r:.80}"
@@ -452,6 +461,7 @@ def lerobot_features(
     """
     # made from an empty observation: it has the same keys and shapes as every other
     pictures = slots.observe().pictures(name)
+    # images with the channels last, as datasets have them
     images = {
         f"{IMAGES}.{key}": {"dtype": dtype, "shape": image.shape, "names": ["height", "width", "channels"]}
         for key, image in pictures.items()

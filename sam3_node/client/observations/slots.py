@@ -370,6 +370,7 @@ class ObjectSlots:
 
     def _find_rivals(self, masks: MaskFrame) -> dict[str, str]:
         """Return what to say of each name that more sure objects have than `most`."""
+        # only sure objects count: a doubtful one is not usable anyway
         rivals = {}
         for name, most in self.most.items():
             sure = [item for item in masks.instances if item.label == name and item.is_sure]
@@ -428,6 +429,7 @@ class ObjectSlots:
         return not wanted
 
     def _fill(self, slot: _Slot, instance: Instance | None, masks: MaskFrame) -> None:
+        # an empty slot has a time, too: since then the object is known to be gone
         slot.instance = instance
         slot.origin_ns = masks.age_origin_ns
         slot.fitted = None
