@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import CalibrationError, require
 from ..processes.signals import print_notice, stop_on_signals
@@ -35,8 +35,17 @@ MAX_CHECK_PX = 1.0
 MAX_HAND_EYE_MM = 10.0
 """Leave-one-out error of a hand-eye calibration up to which a check passes."""
 _EXTRA = "calibration"
-Pairs = tuple[list["HandEyeView"], list[Any], dict[str, str], bool]
-"""Views with poses, rejected views, digests of the inputs, and True if covariances lack a factor."""
+
+
+class PairedViews(NamedTuple):
+    """Views with the robot's poses, and what was left out."""
+
+    pairs: list[HandEyeView]
+    rejected: list[Any]
+    inputs: dict[str, str]
+    """digests of the files, by name"""
+    scaled: bool
+    """True if the covariances lack a factor"""
 
 
 def add_commands(commands: Commands) -> None:
@@ -175,26 +184,26 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
         raise CalibrationError("expected --calibration FILE.toml with the intrinsics, found none")
     calibration = load_calibration(args.calibration)
     board = _parse_board(args.board)
-    pairs, rejected, inputs, scaled = _pair(args, settings, board, calibration)
+    paired = _pair(args, settings, board, calibration)
     # what the refinement needs of the board and of the camera
     centre = tuple(map(float, board.points.mean(axis=0)))
     size = (calibration.intrinsics.height_px, calibration.intrinsics.width_px)
     sight = hand_eye.Sight(calibration.intrinsics_for(size), size, board.points, board.pitch_m)
     result = hand_eye.calibrate_hand_eye(
-        pairs,
+        paired.pairs,
         args.mount,
         board_centre_m=centre,
-        scaled=scaled,
-        rejected=rejected,
-        sight=sight if scaled else None,
+        scaled=paired.scaled,
+        rejected=paired.rejected,
+        sight=sight if paired.scaled else None,
     )
     # the result goes to the file and to a picture
-    section = calibration_views.make_hand_eye_section(result, board, inputs)
+    section = calibration_views.make_hand_eye_section(result, board, paired.inputs)
     calibration = calibration.model_copy(update={"hand_eye": section})
     calibration_views.replace_calibration(out, calibration)
     write_image(out.with_suffix(".hand_eye.png"), draw_hand_eye(result))
     # other methods on the same views: a large difference means that the views are poor
-    used = [view for view in pairs if view.name in result.views]
+    used = [view for view in paired.pairs if view.name in result.views]
     rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(used, args.mount, centre)
     calibration_views.print_comparison(rows)
     calibration_views.print_result(out, calibration, result.rejected)
@@ -270,8 +279,8 @@ def _collect(args: Namespace, settings: Settings, board: Board) -> Views:
     return collect_live(settings, board, stop_on_signals(), args.pose_stream, args.count)
 
 
-def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibration) -> Pairs:
-    """Return pairs of poses, rejected views, digests of the inputs, and True if covariances lack a factor."""
+def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibration) -> PairedViews:
+    """Pair the views of the board, or its poses in a file, with the robot's poses."""
     from ..calibration.poses import read_poses
     from .calibration_views import compute_digest, pair_board_poses, pair_views
 
@@ -284,7 +293,7 @@ def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibr
     if not args.sources:
         if not poses:
             raise CalibrationError("expected images, a recording or live, and --poses FILE; found neither")
-        return pair_board_poses(poses, board, calibration), [], inputs, True
+        return PairedViews(pair_board_poses(poses, board, calibration), [], inputs, scaled=True)
     # with images, each view needs the robot's pose at that moment
     if not board.has_unique_pose:
         raise CalibrationError(
@@ -293,4 +302,4 @@ def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibr
         )
     views = _collect(args, settings, board)
     pairs, rejected = pair_views(views, poses, board, calibration, args.max_gap_ms)
-    return pairs, [*views.rejected, *rejected], inputs | views.inputs, False
+    return PairedViews(pairs, [*views.rejected, *rejected], inputs | views.inputs, scaled=False)

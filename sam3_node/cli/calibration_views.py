@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -328,7 +328,7 @@ def pair_views(
         raise CalibrationError("expected an image or a stamp_ns for each pose, found poses with neither")
     find = _PoseFinder(views, poses, max_gap_ms)
     rejected: list[Rejected] = []
-    located: list[tuple[str, Array, Array, Array, float]] = []
+    located: list[_LocatedView] = []
     # a view counts if the robot's pose at its time is known, and the board's pose in it can be found
     for view in views.views:
         try:
@@ -337,13 +337,24 @@ def pair_views(
         except CalibrationError as error:
             rejected.append(Rejected(view.name, str(error)))
             continue
-        located.append((view.name, robot, pose, covariance, sigma))
+        located.append(_LocatedView(view.name, robot, pose, covariance, sigma))
     if not located:
         reasons = "; ".join(f"{item.name}: {item.reason}" for item in rejected[:3])
         raise CalibrationError(f"no view of the board has a pose of the robot: {reasons}")
     # all views have the noise of the same detector: their median estimates it better than each alone
-    noise = float(np.median([sigma for *_, sigma in located])) ** 2
-    return [HandEyeView(name, robot, pose, part * noise) for name, robot, pose, part, _ in located], rejected
+    noise = float(np.median([view.sigma for view in located])) ** 2
+    pairs = [HandEyeView(view.name, view.robot, view.pose, view.covariance * noise) for view in located]
+    return pairs, rejected
+
+
+class _LocatedView(NamedTuple):
+    """A view with the robot's pose, and the board's pose in it with its covariance and the noise of its corners."""
+
+    name: str
+    robot: Array
+    pose: Array
+    covariance: Array
+    sigma: float
 
 
 class _PoseFinder:

@@ -240,8 +240,8 @@ class FrameSubscriber(CameraReceiver[Frame]):
         """Return the frame that `take` would return, and leave it. None if no frame but `other_than` arrives in
         time."""
         self._require_process()
-        waiting = self._queue.peek(lambda item: item[0] is not other_than, timeout_ms)
-        return None if waiting is None else waiting[0]
+        waiting = self._queue.peek(lambda item: item.message is not other_than, timeout_ms)
+        return None if waiting is None else waiting.message
 
     @property
     def waits(self) -> bool:
@@ -404,7 +404,7 @@ class MaskSubscriber(CameraReceiver[MaskFrame]):
         """
         self._require_process()
         taken = self._take(timeout_ms)
-        return None if taken is None else taken[0]
+        return None if taken is None else taken.message
 
     def silent_s(self, camera: str) -> float | None:
         """Return the seconds since the last masks of a camera arrived; None if none have."""

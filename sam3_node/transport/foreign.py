@@ -7,6 +7,7 @@ the newest messages, and the flood of one sender leaves the messages of the othe
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import zmq
 
@@ -23,16 +24,22 @@ MAX_KEPT_BYTES = 2 * MAX_FOREIGN_BYTES
 """Maximum size of these messages, in bytes."""
 HUB_QUEUE = 16
 """Answers that libzmq queues for each sender, which waits for each of them."""
-HUB_BUDGET = (1 << 28, 1 << 28, 1 << 28)
-"""Budget of the hub's peers, in the form of `sockets._BUDGETS`. A sender waits for the answer to an image before it
-sends the next."""
+HUB_BUDGET = sockets.PeerBudget(1 << 28, 1 << 28, 1 << 28)
+"""Budget of the hub's peers. A sender waits for the answer to an image before it sends the next."""
 HUB_ANSWER = b"OK"
 """What senders expect after each message. They send the next one only then."""
 
-SentMessage = tuple[list[memoryview], int, bytes]
 Deliver = Callable[[list[memoryview], int, bytes], None]
 """Takes the parts of a message, its arrival (`time.time_ns`) and its sender. Runs in a thread of the socket, and raises
 nothing."""
+
+
+class SentMessage(NamedTuple):
+    """Parts of a message, its arrival (`time.time_ns`) and its sender."""
+
+    parts: list[memoryview]
+    received_ns: int
+    sender: bytes
 
 
 class ForeignSubscriber(Receiver[list[memoryview]]):
@@ -55,9 +62,9 @@ class ForeignSubscriber(Receiver[list[memoryview]]):
 
     def _select(self, messages: Iterator[Message]) -> Iterator[Message]:
         # messages of a server have no sender: one server is one sender
-        kept, dropped = _keep_newest((*message, b"") for message in messages)
+        kept, dropped = _keep_newest(SentMessage(parts, arrived_ns, b"") for parts, arrived_ns in messages)
         self.dropped += dropped
-        return (message[:2] for message in kept)
+        return (Message(message.parts, message.received_ns) for message in kept)
 
     def _store(self, parts: list[memoryview], received_ns: int, source: sockets.ReconnectingSocket) -> bool:
         self._deliver(parts, received_ns, b"")
@@ -133,7 +140,7 @@ class ForeignHub(sockets.SocketThread):
             length = 2 if len(parts) > 1 and not parts[1].nbytes else 1
             envelope = [bytes(part) for part in parts[:length]]
             sockets.send_parts(self._bound.socket, [*envelope, HUB_ANSWER], MAX_FOREIGN_BYTES)
-            yield parts[len(envelope) :], received_ns, envelope[0]
+            yield SentMessage(parts[len(envelope) :], received_ns, envelope[0])
         self._bound.guard.count_read(read, is_all=parts is None)
 
 
@@ -145,7 +152,7 @@ def _keep_newest(messages: Iterable[SentMessage]) -> tuple[list[SentMessage], in
     size = 0
     dropped = 0
     for message in messages:
-        kept.setdefault(message[2], deque()).append(message)
+        kept.setdefault(message.sender, deque()).append(message)
         count += 1
         size += _count_bytes(message)
         # too many: the sender with most messages loses its oldest. Too large: the sender with most bytes does
@@ -168,4 +175,4 @@ def _count_queue_bytes(queue: deque[SentMessage]) -> int:
 
 
 def _count_bytes(message: SentMessage) -> int:
-    return sum(part.nbytes for part in message[0])
+    return sum(part.nbytes for part in message.parts)

@@ -23,7 +23,7 @@ from zmq.utils import z85
 
 from ..errors import BusyError, ForbiddenError
 from .security import CLIENT_ROLES, MAX_KEYS, REFUSED, REVOKED, Key, ServerKeys
-from .sockets import WakePipe, read_event
+from .sockets import PeerBudget, WakePipe, read_event
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +73,10 @@ class _Connection:
 class ConnectionGuard:
     """Watches the TCP connections of a socket that is not bound yet, in a thread, until the socket's monitor stops.
 
-    Each connection may send `bytes_per_s`. What all of them have sent beyond that must not exceed `max_bytes`: when it
-    does, the connection that has sent most beyond its rate is shut down. What it sent counts on for a while, so a peer
-    that connects again and again gets LARGE_SHARE of the budget. Each connection beyond MAX_CONNECTIONS is shut down.
-    Bytes alone do not tell the memory: libzmq takes 64 bytes for an empty part, which has 2 on the wire. With
+    Each connection may send `budget.bytes_per_s`. What all of them have sent beyond that must not exceed `max_bytes`:
+    when it does, the connection that has sent most beyond its rate is shut down. What it sent counts on for a while, so
+    a peer that connects again and again gets LARGE_SHARE of the budget. Each connection beyond MAX_CONNECTIONS is shut
+    down. Bytes alone do not tell the memory: libzmq takes 64 bytes for an empty part, which has 2 on the wire. With
     `watches_memory` the owner therefore calls `count_read`, and the connection with most unread bytes is shut down when
     the process grows by `max_growth_bytes` while more than MAX_UNREAD_BYTES are unread.
     Needs Linux; elsewhere nothing is cut off.
@@ -85,14 +85,12 @@ class ConnectionGuard:
     def __init__(
         self,
         socket: zmq.Socket[Any],
-        max_bytes: int,
-        bytes_per_s: int,
-        max_growth_bytes: int,
+        budget: PeerBudget,
         watches_memory: bool = False,
     ) -> None:
-        self._max_bytes = max_bytes
-        self._bytes_per_s = bytes_per_s
-        self._max_growth_bytes = max_growth_bytes
+        self._max_bytes = budget.max_bytes
+        self._bytes_per_s = budget.bytes_per_s
+        self._max_growth_bytes = budget.max_growth_bytes
         self._watches_memory = watches_memory
         self._counting = threading.Lock()  # of what was read
         self._unread_of_closed = 0.0  # whole messages of connections that have ended still wait to be read
@@ -224,11 +222,11 @@ class ConnectionGuard:
                 self._local.add(descriptor)
             return
         if len(self._connections) >= MAX_CONNECTIONS:
-            self._cut_off(descriptor, state[0], f"expected at most {MAX_CONNECTIONS} connections")
+            self._cut_off(descriptor, state.peer, f"expected at most {MAX_CONNECTIONS} connections")
             return
         # the kernel may give the descriptor of an old connection whose end was not reported yet
         self._forget(descriptor)
-        self._connections[descriptor] = _Connection(state[0], time.monotonic())
+        self._connections[descriptor] = _Connection(state.peer, time.monotonic())
 
     def _forget(self, descriptor: int) -> None:
         """Remove a connection. The owner still reads its complete messages."""
@@ -252,10 +250,10 @@ class ConnectionGuard:
         excess: dict[int, float] = {}
         for descriptor, connection in list(self._connections.items()):
             state = _inspect_tcp(descriptor)
-            if state is None or state[0] != connection.peer:  # closed, and perhaps opened for another peer
+            if state is None or state.peer != connection.peer:  # closed, and perhaps opened for another peer
                 self._forget(descriptor)
                 continue
-            connection.received = state[1]
+            connection.received = state.received
             allowed = self._bytes_per_s * (now_s - connection.opened_s)
             excess[descriptor] = max(0.0, connection.received - allowed)
         # what was cut off counts on, and is forgiven at the rate of one connection
@@ -346,7 +344,15 @@ def _is_local(descriptor: int, shut_down: bool = False) -> bool:
     return False
 
 
-def _inspect_tcp(descriptor: int, shut_down_peer: object = None) -> tuple[object, int] | None:
+class _TcpState(NamedTuple):
+    """State of a TCP connection in the kernel."""
+
+    peer: object
+    received: int
+    """bytes"""
+
+
+def _inspect_tcp(descriptor: int, shut_down_peer: object = None) -> _TcpState | None:
     """Return peer and received bytes of a TCP connection of libzmq; None if it is not open.
 
     Shut it down if its peer is `shut_down_peer`.
@@ -359,7 +365,7 @@ def _inspect_tcp(descriptor: int, shut_down_peer: object = None) -> tuple[object
             return None
         if shut_down_peer is not None and peer == shut_down_peer:
             connection.shutdown(posix.SHUT_RDWR)
-        return peer, _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_OFFSET)[0]
+        return _TcpState(peer, _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_OFFSET)[0])
     return None
 
 

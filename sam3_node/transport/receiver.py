@@ -10,7 +10,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import zmq
 
@@ -45,10 +45,14 @@ MAX_TOPICS = 64
 """Topics of unwanted messages that are counted. A peer that invents topics must not fill the memory."""
 
 M = TypeVar("M")
-Message = tuple[list[memoryview], int]
-"""Parts of a message, and its arrival (`time.time_ns`)."""
-
 log = logging.getLogger(__name__)
+
+
+class Message(NamedTuple):
+    """Parts of a message, and its arrival (`time.time_ns`)."""
+
+    parts: list[memoryview]
+    received_ns: int
 
 
 class Receiver(SocketThread, Generic[M]):
@@ -134,7 +138,7 @@ class Receiver(SocketThread, Generic[M]):
             is_beat = len(parts) == 1 and parts[0] == BEAT_TOPIC
             source.hear(is_beat)
             if not is_beat:
-                yield parts, time.time_ns()
+                yield Message(parts, time.time_ns())
 
     def _accept(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> None:
         if self._topics and parts[0] not in self._topics:
@@ -167,6 +171,14 @@ class Receiver(SocketThread, Generic[M]):
 
 
 C = TypeVar("C", Frame, MaskFrame)
+
+
+class StoredMessage(NamedTuple, Generic[C]):
+    """A message that waits to be taken, its arrival (`time.time_ns`) and its endpoint."""
+
+    message: C
+    received_ns: int
+    endpoint: str
 
 
 class CameraReceiver(Receiver[C]):
@@ -206,13 +218,12 @@ class CameraReceiver(Receiver[C]):
         self.names = CameraNames(max_cameras, len(peers))
         """The cameras that are received, and the endpoint of each."""
         self._numbers = itertools.count()
-        self._queue: Inbox[tuple[C, int, str]] = Inbox(capacity)
-        """Messages with their arrival (`time.time_ns`) and endpoint."""
+        self._queue: Inbox[StoredMessage[C]] = Inbox(capacity)
         self.wakeup = self._queue.fileno()
         """File descriptor that is readable exactly while a message waits."""
         super().__init__(sockets, topics, per_turn)
 
-    def _take(self, timeout_ms: int | None) -> tuple[C, int, str] | None:
+    def _take(self, timeout_ms: int | None) -> StoredMessage[C] | None:
         taken = self._queue.take(timeout_ms)
         if taken is None:
             # no message: because none came, or because the thread has failed
@@ -227,7 +238,7 @@ class CameraReceiver(Receiver[C]):
 
     def _store(self, message: C, received_ns: int, source: ReconnectingSocket) -> bool:
         """Keep a message. Return False if no slot becomes free in UPDATE_MS."""
-        item = (message, received_ns, source.endpoint)
+        item = StoredMessage(message, received_ns, source.endpoint)
         if self._is_live:
             # live: one slot for each camera; lossless: a key of its own for each message, so that none is replaced
             return self._queue.put(message.camera, item, UPDATE_MS, source.endpoint)
@@ -243,7 +254,7 @@ class CameraReceiver(Receiver[C]):
         """Return the newest message of each topic, the topic that came last at the end."""
         newest: dict[bytes, Message] = {}
         for message in messages:
-            topic = bytes(message[0][0][:MAX_TOPIC_BYTES])
+            topic = bytes(message.parts[0][:MAX_TOPIC_BYTES])
             # removed first, so that it goes to the end of the dict
             newest.pop(topic, None)
             newest[topic] = message

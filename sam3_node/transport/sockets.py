@@ -19,7 +19,7 @@ import struct
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import zmq
 
@@ -67,17 +67,6 @@ _ZERO_COPY_RECV = 10
 then holds the buffer of 8 KiB into which libzmq has read it."""
 _REQUESTS_RECEIVE_BUFFER = 1 << 17
 """Bytes of the kernel's buffer for each connection of requests. libzmq still reads them after a peer was cut off."""
-_MAX_GROWTH_BYTES = 24 << 20
-"""Growth of the process for which a peer is cut off while much is unread."""
-_SUBSCRIPTIONS_BUDGET = (1 << 19, 1 << 10, _MAX_GROWTH_BYTES)
-_BUDGETS: dict[int, tuple[int, int, int]] = {
-    zmq.PUB: _SUBSCRIPTIONS_BUDGET,
-    zmq.PUSH: _SUBSCRIPTIONS_BUDGET,
-    zmq.ROUTER: (3 << 23, 1 << 20, _MAX_GROWTH_BYTES),
-}
-"""Budget by socket type: bytes that all peers together may send in advance, bytes per second of each peer, and growth
-of the process for which a peer is cut off while much is unread."""
-
 BEAT_S = 0.5
 """Seconds between two beats of a live publisher."""
 SILENCE_LIMIT_S = 1.5
@@ -103,6 +92,26 @@ _EVENT_HEAD = struct.Struct("=Hi")
 _numbers = itertools.count()
 
 log = logging.getLogger(__name__)
+
+
+class PeerBudget(NamedTuple):
+    """What peers may send to a bound socket."""
+
+    max_bytes: int
+    """bytes that all peers together may send beyond their rate"""
+    bytes_per_s: int
+    """rate of each peer"""
+    max_growth_bytes: int = 24 << 20
+    """growth of the process for which a peer is cut off while much is unread"""
+
+
+_SUBSCRIPTIONS_BUDGET = PeerBudget(max_bytes=1 << 19, bytes_per_s=1 << 10)
+_BUDGETS: dict[int, PeerBudget] = {
+    zmq.PUB: _SUBSCRIPTIONS_BUDGET,
+    zmq.PUSH: _SUBSCRIPTIONS_BUDGET,
+    zmq.ROUTER: PeerBudget(max_bytes=3 << 23, bytes_per_s=1 << 20),
+}
+"""Budgets by socket type: subscriptions are short, requests may be images."""
 
 
 class SocketOwner(Closeable):
@@ -262,7 +271,7 @@ class BoundSocket(SocketOwner):
         max_bytes: int,
         role: str = "node",
         security: Security | None = None,
-        budget: tuple[int, int, int] | None = None,
+        budget: PeerBudget | None = None,
     ) -> None:
         from .limits import (
             Authenticator,  # a client needs neither
@@ -279,9 +288,7 @@ class BoundSocket(SocketOwner):
         if kind == zmq.ROUTER:  # libzmq still reads what the kernel holds of a peer that is cut off
             self.socket.setsockopt(zmq.RCVBUF, _REQUESTS_RECEIVE_BUFFER)
         # the guard needs the socket's monitor before the socket is bound, else it would miss the first connections
-        self.guard = ConnectionGuard(
-            self.socket, *(budget or _BUDGETS[kind]), watches_memory=kind == zmq.ROUTER
-        )
+        self.guard = ConnectionGuard(self.socket, budget or _BUDGETS[kind], watches_memory=kind == zmq.ROUTER)
         self.authenticator: Authenticator | None = None
         """None without keys: peers then have no roles."""
         if keys is not None:

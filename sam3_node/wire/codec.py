@@ -178,6 +178,17 @@ def describe(value: object) -> str:
     return text
 
 
+class PlainValue(NamedTuple):
+    """Type and bounds of the values that a reader returns as they are. `low` is None for a type without bounds."""
+
+    kind: type | None
+    low: Any = None
+    high: Any = None
+
+
+_NOT_PLAIN = PlainValue(None)
+
+
 class Schema:
     """The fields of a map: how each is read, by name. A name with ? at its end is optional."""
 
@@ -185,7 +196,9 @@ class Schema:
         # split once, at import, so that reading a message looks at plain dicts
         self.readers = {name.rstrip("?"): read for name, read in fields.items()}
         self.required = frozenset(fields) & self.readers.keys()
-        self.plain = {name: _PLAIN[read] for name, read in self.readers.items() if read in _PLAIN}
+        self.plain: dict[str, PlainValue] = {
+            name: _PLAIN[read] for name, read in self.readers.items() if read in _PLAIN
+        }
 
 
 class Fields:
@@ -219,8 +232,8 @@ class Fields:
         plain = schema.plain
         # values that need no reader are taken as they are: the call would cost more than the check
         for name, value in self._map.items():
-            kind, low, high = plain.get(name, _NOT_PLAIN)
-            if type(value) is kind and (low is None or low <= value <= high):
+            rule = plain.get(name, _NOT_PLAIN)
+            if type(value) is rule.kind and (rule.low is None or rule.low <= value <= rule.high):
                 values[name] = value
             elif name in readers and value is not None:
                 values[name] = readers[name](self, name)
@@ -341,14 +354,15 @@ class Fields:
 
 Read = Callable[[Fields, str], Any]
 """Reads one field: (map, name) -> value. Raises WireError if it is wrong or missing."""
-_PLAIN: dict[Read, tuple[type | None, Any, Any]] = {
-    Fields.integer: (int, 0, MAX_INT),
-    Fields.text: (str, None, None),
-    Fields.flag: (bool, None, None),
-    Fields.sequence: (list, None, None),
+
+
+_PLAIN: dict[Read, PlainValue] = {
+    Fields.integer: PlainValue(int, 0, MAX_INT),
+    Fields.text: PlainValue(str),
+    Fields.flag: PlainValue(bool),
+    Fields.sequence: PlainValue(list),
 }
-"""Type and bounds by which a reader returns a value as it is: `Fields.read` then need not call it."""
-_NOT_PLAIN: tuple[type | None, Any, Any] = (None, None, None)
+"""Readers that `Fields.read` need not call for such values."""
 
 
 def integer(low: int = 0, high: int = MAX_INT) -> Read:
@@ -358,7 +372,7 @@ def integer(low: int = 0, high: int = MAX_INT) -> Read:
         return fields.integer(name, low, high)
 
     # known by its bounds, so that `Fields.read` checks most integers without a call
-    _PLAIN[read] = int, low, high
+    _PLAIN[read] = PlainValue(int, low, high)
     return read
 
 
@@ -368,7 +382,7 @@ def number(low: float, high: float = math.inf) -> Read:
     def read(fields: Fields, name: str) -> float:
         return fields.number(name, low, high)
 
-    _PLAIN[read] = float, low, min(high, sys.float_info.max)  # a larger one is infinite
+    _PLAIN[read] = PlainValue(float, low, min(high, sys.float_info.max))  # a larger one is infinite
     return read
 
 
