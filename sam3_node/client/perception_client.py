@@ -31,9 +31,11 @@ MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
 CONTROL_ENDPOINT = "tcp://127.0.0.1:5552"
 GRASPGEN_ENDPOINT = "tcp://127.0.0.1:5556"
 GRASP_POINTS = 2000
+"""Points of an object's surface that a GraspGen server gets."""
 POLL_S = 0.05
+"""Time between two questions for a camera that sends."""
 SAMPLE_MS = 1000
-"""Longest time to look at what comes instead of masks."""
+"""Longest time to look at what comes instead of masks, and to wait for the masks of a frame of points."""
 
 OfObject = ops.RefineObject | ops.RemoveObject | ops.RenameObject | ops.ReadPoints
 """Requests that name an object's id"""
@@ -79,9 +81,10 @@ class PerceptionClient(SocketOwner):
     ) -> None:
         cameras = values.check_names(cameras, "cameras")
         self._wanted = Wanted(masks, control, delivery, tuple(cameras))
-        self._on_restart, self._sure_only = on_restart, sure_only
+        self._on_restart = on_restart
+        self._sure_only = sure_only
         self._epochs = KnownEpochs()
-        self._held: deque[MaskFrame] = deque()
+        self._held: deque[MaskFrame] = deque()  # masks whose NodeRestarted was raised in their place
         self._together: dict[str, MaskFrame] = {}  # of each camera, for `latest_of_all`
         self._callbacks: CallbackThread | None = None
         self._starting = threading.Lock()
@@ -111,6 +114,7 @@ class PerceptionClient(SocketOwner):
         self._require_open()
         self._require_newest("newest")
         masks = self._masks.newest.get(camera)
+        # masks of an ended epoch were on their way when the node was started again
         if masks is None or self._epochs.has_ended(masks.camera, masks.epoch):
             return None
         self._report(self._epochs.meet(masks.camera, masks.epoch, masks.node))
@@ -186,6 +190,7 @@ class PerceptionClient(SocketOwner):
         come any more.
         """
         self._require_open()
+        # two threads may add the first callback at once, but only one thread may call them
         with self._starting:
             self._require_open()
             if self._callbacks is None:
@@ -218,7 +223,7 @@ class PerceptionClient(SocketOwner):
 
         The node needs the robot's poses and depth. Raises the errors of `wait_for`.
         """
-        return self._wait_for(self._search(str(id), camera, held=True), timeout_ms)
+        return self._wait_for(self._search_held(id, camera), timeout_ms)
 
     def _wait_for(self, search: LabelSearch, timeout_ms: int | None) -> FoundObject:
         deadline = Deadline(timeout_ms)
@@ -239,7 +244,8 @@ class PerceptionClient(SocketOwner):
     def _search_camera(self, timeout_ms: int | None) -> Resumable[str]:
         """Ask the node for a camera that sends, once in each turn."""
         self._require_open()
-        deadline, reason = Deadline(timeout_ms), ""
+        deadline = Deadline(timeout_ms)
+        reason = ""
         while not self._closed:
             description = None
             if self.connected:  # without a node, a request would wait in vain
@@ -248,6 +254,7 @@ class PerceptionClient(SocketOwner):
             camera = find_sending_camera(description, self._wanted.cameras)
             if camera is not None:
                 return camera
+            # near the end: find out why it fails, which takes some time of its own
             if not reason and deadline.before_reason_s == 0:
                 reason = self._explain(deadline)
             if deadline.left_s == 0:
@@ -267,6 +274,7 @@ class PerceptionClient(SocketOwner):
 
     def _explain(self, deadline: Deadline) -> str:
         """Return the diagnosis, made in the time that is left."""
+        # what the node says of itself, then what the masks endpoint sends
         description = None
         try:
             description = self._describe(deadline)
@@ -274,6 +282,7 @@ class PerceptionClient(SocketOwner):
             return str(error)
         except TransportError:
             pass
+        # the node answers, but another endpoint may refuse the key
         if self._masks.refusals:
             return self._masks.refusals[0]
         arrivals = self._masks.count_arrivals(deadline.limit_ms(SAMPLE_MS))
@@ -311,14 +320,20 @@ class PerceptionClient(SocketOwner):
         try:
             result = self._call_with_epoch(add)
         except NodeRestarted:
+            # with `on_restart`, which was called, a new object has no old id: add it to the new epoch
             if self._on_restart is None:
                 raise
             result = self._call_with_epoch(add, deadline=deadline)
         added = values.read_added(result)
         self._report(self._epochs.meet(added.camera, added.epoch))
+        # the size of the frame, against which the box was clipped: of the mask, or of the newest masks
         newest = self._masks.newest.get(added.camera)
-        size = (newest.height, newest.width) if newest else None
-        return values.note_clipping(added, box, added.segmentation.mask.size if added.segmentation else size)
+        size = None
+        if added.segmentation is not None:
+            size = added.segmentation.mask.size
+        elif newest is not None:
+            size = (newest.height, newest.width)
+        return values.note_clipping(added, box, size)
 
     def refine_object(
         self,
@@ -356,6 +371,7 @@ class PerceptionClient(SocketOwner):
         """Return the objects that are tracked now."""
         objects = self._call(ops.ListObjects(camera=camera)).sequence("objects")
         tracked = [values.read_object(Fields(value, "list_objects: object")) for value in objects]
+        # the list may be the first to show a new epoch
         for item in tracked:
             self._report(self._epochs.meet(item.camera, item.epoch))
         return [values.with_doubt(item, self._masks.newest.get(item.camera)) for item in tracked]
@@ -375,6 +391,7 @@ class PerceptionClient(SocketOwner):
         With `multimask`, the result also holds `candidates`: the masks that this prompt may mean, of a part, a larger
         part and the whole, the surest first. SAM 1, 2 and 3 give three, bundled nano one.
         """
+        # checked here, so that a wrong prompt costs no time of the node
         values.check_begins(points, labels, box)
         prompt = values.make_prompt(points, labels, box)
         segment = ops.SegmentFrame(prompt=prompt, seq=seq, camera=camera, multimask=bool(multimask))
@@ -455,6 +472,7 @@ class PerceptionClient(SocketOwner):
         reply = self._call_on_object(request)
         surface = values.read_points(reply)
         name = reply.text("camera")
+        # the masks of the frame of these points may still be on their way
         newest = self._masks.newest
         masks = newest.wait(lambda: values.find_frame(newest.get(name), surface.seq), SAMPLE_MS / 1000)
         masks = values.check_graspable(id, surface, masks, max_age_ms)
@@ -479,6 +497,7 @@ class PerceptionClient(SocketOwner):
         as `most` holds for every name.
         """
         names = values.check_names(prompts, "prompts", '["red mug"]')
+        # one number for all names is a convenience of the client; the node takes a map
         if isinstance(most, int):
             most = dict.fromkeys(names, most)
         self._ask(
@@ -563,6 +582,7 @@ class PerceptionClient(SocketOwner):
         if self._is_forked:
             self._closed = True
         else:
+            # a thread that adds a callback just now either starts its thread before, or finds the client closed
             with self._starting:
                 self._closed = True
             self._held.clear()
@@ -577,45 +597,55 @@ class PerceptionClient(SocketOwner):
         if self._closed:
             raise TransportError("this client is closed: make another one")
 
-    def _search(
-        self, label: str, camera: str | None, most: int | None = None, held: bool = False
-    ) -> LabelSearch:
+    def _search(self, label: str, camera: str | None, most: int | None) -> LabelSearch:
         self._require_open()
         values.check_label(label)
         self._require_newest("wait_for")
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise RequestError(f"most: expected a whole number of at least 1, found {most!r}")
-        camera = self._epochs.name_camera(camera) if held else camera
-        return LabelSearch(self._masks, label, camera, self._sure_only, self._epochs.has_ended, most, held)
+        return LabelSearch(self._masks, label, camera, self._sure_only, self._epochs.has_ended, most)
+
+    def _search_held(self, id: int, camera: str | None) -> LabelSearch:
+        self._require_open()
+        self._require_newest("wait_for_held")
+        camera = self._epochs.name_camera(camera)
+        return LabelSearch(self._masks, "", camera, self._sure_only, self._epochs.has_ended, held_id=id)
 
     def _settle(self, search: LabelSearch, found: FoundObject | None, deadline: Deadline) -> FoundObject:
         """Return what a search has found, or finds until its end; else raise the error that says what was seen."""
         reason = ""
         if found is None and not self._closed:
-            reason = self._explain(deadline) if search.describe_sight() is None else ""
+            # find out why no masks come, and go on looking until the end
+            if search.describe_sight() is None:
+                reason = self._explain(deadline)
             found = self._masks.newest.wait(search.find, deadline.left_s)
         if found is not None:
             masks = found.masks
             self._report(self._epochs.meet(masks.camera, masks.epoch, masks.node))
             return FoundObject(self._filter(masks), found.instance)
         if self._closed:
-            raise TransportError(f"cannot wait for {search.label!r}: this client is closed")
+            raise TransportError(f"cannot wait for {search.target}: this client is closed")
         sight = search.describe_sight()
         if sight is None:
             kind = AuthenticationError if self._masks.refusals else TransportError
             raise kind(f"no masks came within {deadline.timeout_ms} ms: {reason}")
-        wanted = f"{search.label!r} was {'held' if search.held else 'tracked'}"
-        raise NotSeenError(f"no object {wanted} within {deadline.timeout_ms} ms: {sight}")
+        if search.held_id is None:
+            missing = f"no {search.target} was tracked"
+        else:
+            missing = f"{search.target} was not held"
+        raise NotSeenError(f"{missing} within {deadline.timeout_ms} ms: {sight}")
 
     def _take_next(self, timeout_ms: int | None) -> MaskFrame | None:
         """Take the next masks of an epoch that has not ended; raise or report if theirs is new."""
         deadline = Deadline(timeout_ms)
+        # masks of an ended epoch were on their way when the node was started again
         masks = self._take(deadline)
         while masks is not None and self._epochs.has_ended(masks.camera, masks.epoch):
             masks = self._take(deadline)
         if masks is None:
             return None
         restart = self._epochs.meet(masks.camera, masks.epoch, masks.node)
+        # the error is raised in place of the masks, which the next call returns
         if restart is not None and self._on_restart is None:
             self._held.append(masks)
         self._report(restart)
@@ -627,7 +657,10 @@ class PerceptionClient(SocketOwner):
             held = self._held.popleft()
         except IndexError:
             return self._masks.take(deadline.left_ms)
-        newer = self._masks.take(0) if self._wanted.delivery == "newest" else None
+        # newer masks of the same camera replace those that were held back; those of another camera wait, too
+        newer = None
+        if self._wanted.delivery == "newest":
+            newer = self._masks.take(0)
         if newer is not None and newer.camera == held.camera:
             return newer
         if newer is not None:
@@ -641,7 +674,7 @@ class PerceptionClient(SocketOwner):
         """Raise the error, or call `on_restart` with it. None is no error."""
         if restart is None:
             return
-        self._together.clear()
+        self._together.clear()  # `latest_of_all` must not mix epochs
         if self._on_restart is None:
             raise restart
         self._on_restart(restart)
@@ -670,6 +703,7 @@ class PerceptionClient(SocketOwner):
     def _call_with_epoch(self, operation: WithEpoch, deadline: Deadline | None = None) -> Fields:
         """Send a request that the node refuses if the ids of the camera have begun again."""
         self._require_open()
+        # an epoch that the caller names is checked by the node alone; else the one seen last goes with the request
         known = self._epochs.find(operation.camera)
         if operation.epoch is not None and (known is None or known.epoch != operation.epoch):
             return self._call(operation)

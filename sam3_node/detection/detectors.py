@@ -20,10 +20,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NANO = Path(__file__).parents[1] / "models" / "nano_detector"
+"""Folder of the bundled detector."""
 VOCABULARY = "vocabulary.safetensors"
-MAX_IOU = 0.7  # of two boxes of one phrase, as with the public weights
+"""Name of the vocabulary beside the weights of a detector."""
+MAX_IOU = 0.7
+"""IoU of two boxes of one phrase above which only the better one is kept, as with the public weights."""
 MAX_DETECTIONS = 100
-MAX_BOXES = 64  # of one exemplar
+"""Boxes that a detector returns for a frame, the best of all phrases."""
+MAX_BOXES = 64
+"""Boxes of one exemplar, on all images together."""
 
 File = str | os.PathLike[str]
 Boxes = Sequence[Sequence[float]]
@@ -75,7 +80,10 @@ class Exemplar(NamedTuple):
     @property
     def labels(self) -> list[int]:
         """The labels of all boxes."""
-        return [label for view in self.views.values() for label in view.labels]
+        labels: list[int] = []
+        for view in self.views.values():
+            labels.extend(view.labels)
+        return labels
 
 
 @runtime_checkable
@@ -115,23 +123,28 @@ class PromptSet:
             raise RequestError("set_prompts: no detector is configured; set detector.kind, or use add_object")
         if not self.phrases:
             return self
+        # exemplars need a detector that takes boxes; names alone need none
         if self.exemplars:
             return replace(self, query=require_exemplars(detector).prepare(self.phrases, self.exemplars))
         return replace(self, query=detector.prepare(self.phrases))
 
     def state(self) -> State:
         """Return the state that `restore_prompts` takes."""
+        # the query is not saved: another detector would prepare it in another way
         return {part.name: dict(getattr(self, part.name)) for part in fields(self) if part.name != "query"}
 
 
 def restore_prompts(detector: Detector | None, state: State) -> PromptSet:
     """Return the prompts that `PromptSet.state` described. Raises RequestError as `PromptSet.prepare` does."""
-    exemplars = {
-        name: Exemplar(text, {place: View(*view) for place, view in views.items()})
-        for name, (text, views) in state["exemplars"].items()
-    }
+    exemplars = {}
+    for name, (text, saved) in state["exemplars"].items():
+        views = {place: View(*view) for place, view in saved.items()}
+        exemplars[name] = Exemplar(text, views)
     prompts = PromptSet(**state | {"exemplars": exemplars})
-    return prompts.prepare(detector) if prompts.phrases else prompts
+    # without phrases, no detector is needed
+    if not prompts.phrases:
+        return prompts
+    return prompts.prepare(detector)
 
 
 def prepare_prompts(
@@ -146,13 +159,21 @@ def prepare_prompts(
     """Prepare cleaned, unique phrases for a detector.
 
     scores: thresholds of some phrases; `score` is the threshold of the others. max_counts: maximum numbers of objects
-    of some phrases. priorities: of some phrases. exemplars: those of other phrases are dropped. Raises RequestError
-    for a phrase that the detector cannot search for, and for a limit whose phrase is not among `phrases`.
+    of some phrases. priorities: priorities of some phrases. exemplars: what some phrases mean; those of other phrases
+    are dropped. Raises RequestError for a phrase that the detector cannot search for, and for a limit whose phrase is
+    not among `phrases`.
     """
+    # exemplars of names that are not looked for any more are forgotten; limits of such names are a mistake
     keys = set(map(phrase_key, phrases))
     kept = {name: shown for name, shown in (exemplars or {}).items() if phrase_key(name) in keys}
-    scores, *others = (_by_phrase(part or {}, phrases) for part in (scores, max_counts, priorities, kept))
-    return PromptSet({phrase: scores.get(phrase, score) for phrase in phrases}, *others).prepare(detector)
+    scores = _by_phrase(scores or {}, phrases)
+    prompts = PromptSet(
+        thresholds={phrase: scores.get(phrase, score) for phrase in phrases},
+        max_counts=_by_phrase(max_counts or {}, phrases),
+        priorities=_by_phrase(priorities or {}, phrases),
+        exemplars=_by_phrase(kept, phrases),
+    )
+    return prompts.prepare(detector)
 
 
 def add_exemplar(
@@ -174,16 +195,24 @@ def add_exemplar(
     RequestError for a name or text that the detector cannot search for, for more than MAX_BOXES boxes of a name, and
     where nothing says what is meant.
     """
+    # the name in the spelling that it has among the prompts, and what it has meant so far
     (name,) = _by_phrase({clean_phrase(name): None}, clean_prompts([*prompts.phrases, name]))
-    before = prompts.exemplars.get(name, Exemplar(name if name in prompts.thresholds else "", {}))
+    before = prompts.exemplars.get(name)
+    if before is None:
+        before = Exemplar(name if name in prompts.thresholds else "", {})
     if not 0 < len(boxes) <= MAX_BOXES - len(before.labels):
         found = len(before.labels) + len(boxes)
         raise RequestError(f"boxes: expected 1 to {MAX_BOXES} of one name, found {found}")
+    # boxes of one image are encoded together, so those that it had are encoded again
     if place in before.views:
-        boxes, labels = [*before.views[place].boxes, *boxes], [*before.views[place].labels, *labels]
+        boxes = [*before.views[place].boxes, *boxes]
+        labels = [*before.views[place].labels, *labels]
     tokens = require_exemplars(detector).encode_exemplar(image, boxes, labels)
     views = {**before.views, place: View(boxes, labels, tokens)}
-    exemplar = Exemplar(clean_phrase(text, "text") if text else before.text, views)
+    words = before.text
+    if text:
+        words = clean_phrase(text, "text")
+    exemplar = Exemplar(words, views)
     if not (exemplar.text or any(exemplar.labels)):
         raise RequestError("labels: expected a box of label 1, or a text, to say what is meant; found only 0")
     thresholds = {**prompts.thresholds, name: prompts.thresholds.get(name, score)}
@@ -193,9 +222,12 @@ def add_exemplar(
 
 def require_exemplars(detector: Detector | None) -> ExemplarDetector:
     """Return the detector. Raises RequestError for one that finds objects by name only, and for none."""
+    # known by its methods, which a detector that finds names only does not have
     if isinstance(detector, ExemplarDetector):
         return detector
-    found = f"{detector.name}, whose weights have no encoder of image prompts" if detector else "none"
+    found = "none"
+    if detector is not None:
+        found = f"{detector.name}, whose weights have no encoder of image prompts"
     raise RequestError(
         f"exemplar: expected a detector that takes boxes as prompts (detector.kind sam3-concept), found {found}; "
         "look for a name, or add each object with add_object"

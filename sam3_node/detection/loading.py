@@ -48,6 +48,7 @@ def load_detector(
             f"expected a detector yolo-world, sam3-concept or grounding-dino, found {kind!r:.60}"
             f"{did_you_mean(kind, KINDS)}"
         )
+    # an option that does nothing is a mistake of the profile, and would be noticed late
     if vocabulary is not None or text_encoder is not None:
         raise VocabularyError(
             f"expected a vocabulary or text encoder for yolo-world only, found one for {kind}, which encodes phrases "
@@ -73,7 +74,9 @@ def _load_yolo_world(
     from .yolo_world import YoloWorldDetector
 
     is_nano = name == "nano"
-    folder = NANO if is_nano else Path(name)
+    folder = Path(name)
+    if is_nano:
+        folder = NANO
     if not folder.is_dir():
         raise ModelError(
             f"no folder {folder}: expected nano (bundled), or a folder that `sam3-node weights convert` wrote "
@@ -83,12 +86,13 @@ def _load_yolo_world(
     return YoloWorldDetector(
         model,
         _phrase_encoder(folder, vocabulary, text_encoder),
-        name="nano" if is_nano else folder.resolve().name,
+        name="nano" if is_nano else folder.resolve().name,  # a folder such as . has no name of its own
         image_size=image_size or model.config.image_size,
     )
 
 
 def _phrase_encoder(folder: Path, vocabulary: File | None, text_encoder: File | None) -> PhraseEncoder:
+    # without settings, the vocabulary that came with the weights
     if vocabulary is None and text_encoder is None:
         vocabulary = folder / VOCABULARY
         if not vocabulary.is_file():
@@ -97,11 +101,16 @@ def _phrase_encoder(folder: Path, vocabulary: File | None, text_encoder: File | 
                 "detector.vocabulary to a file that `sam3-node vocabulary build` wrote, or "
                 "detector.text_encoder to a folder with CLIP"
             )
-    table = Vocabulary.load(vocabulary) if vocabulary is not None else None
+    table = None
+    if vocabulary is not None:
+        table = Vocabulary.load(vocabulary)
     if text_encoder is None:
         assert table is not None
         return table
+    # imported only now: it needs transformers, which a node with a vocabulary can do without
     from .clip_text import ClipText
 
     encoder = ClipText(text_encoder)
-    return encoder if table is None else VocabularyWithFallback(table, encoder)
+    if table is None:
+        return encoder
+    return VocabularyWithFallback(table, encoder)

@@ -55,9 +55,13 @@ class Request:
     @property
     def supersede_key(self) -> str | None:
         """A newer request of the same client with the same key makes this one useless. None: none does."""
+        # only an operation whose newer request makes an older one useless, such as a preview
+        if self.op not in OPERATIONS or not OPERATIONS[self.op].is_superseded:
+            return None
         camera = self.args.get("camera")
-        is_superseded = self.op in OPERATIONS and OPERATIONS[self.op].is_superseded
-        return f"{self.op} {camera!r}" if is_superseded and isinstance(camera, str | None) else None
+        if not isinstance(camera, str | None):
+            return None
+        return f"{self.op} {camera!r}"
 
 
 class Failure(NamedTuple):
@@ -103,18 +107,24 @@ def unpack_request(data: Buffer) -> Request:
 
 def pack_reply(reply: Reply) -> bytes:
     """Pack a reply."""
+    # either a result or an error, and the name of the node's run with both
     body: dict[str, Any] = {"v": VERSION, "id": reply.id, "ok": reply.error is None}
     if reply.error is None:
         body["result"] = reply.result
     else:
         body["error"] = {"code": reply.error.code, "message": reply.error.message}
-    return pack(body if reply.node is None else body | {"node": reply.node})
+    if reply.node is not None:
+        body["node"] = reply.node
+    return pack(body)
 
 
 def unpack_reply(data: Buffer) -> Reply:
     """Unpack a reply. Raises WireError for any other bytes."""
+    # the node's run comes with errors, too: it tells a restart
     fields = open_message(data, "reply", _LIMITS, has_kind=False)
-    node = fields.text("node") if fields.has("node") else None
+    node = None
+    if fields.has("node"):
+        node = fields.text("node")
     if fields.flag("ok"):
         return Reply(fields.integer("id"), fields.any("result"), node=node)
     error = fields.fields("error")
@@ -122,9 +132,15 @@ def unpack_reply(data: Buffer) -> Reply:
 
 
 EVENTS_TOPIC = b"events"
-FAILED, SERVED, DROPPED, CAUGHT_UP = "failed", "served", "dropped", "caught_up"
+"""Topic of all events of a node."""
+# names of events that are no requests; see Event
+FAILED = "failed"
+SERVED = "served"
+DROPPED = "dropped"
+CAUGHT_UP = "caught_up"
 RESTORED = "restored"
-GRASPED, RELEASED = "grasped", "released"
+GRASPED = "grasped"
+RELEASED = "released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +172,16 @@ def pack_event(event: Event) -> list[bytes]:
 
 
 def _about(message: Request | Event) -> dict[str, str]:
-    return {} if message.request_id is None else {"request_id": message.request_id}
+    if message.request_id is None:
+        return {}
+    return {"request_id": message.request_id}
 
 
 def unpack_event(parts: Sequence[Buffer]) -> Event:
     """Unpack an event from the parts of a message. Raises WireError for any other input."""
     if len(parts) != 2 or parts[0] != EVENTS_TOPIC:
-        first = describe(bytes(parts[0][:80])) if parts else "none"
+        first = "none"
+        if parts:
+            first = describe(bytes(parts[0][:80]))
         raise WireError(f"event: expected 2 parts, the first {EVENTS_TOPIC!r}; found {len(parts)}, {first}")
     return Event(**open_message(parts[1], "event", _LIMITS).read(_EVENT))

@@ -40,7 +40,9 @@ class Viewer:
 
     def __init__(self) -> None:
         self.shown: list[tuple[Frame | None, MaskFrame]] = []
-        self.open, self.blocked, self.closed = threading.Event(), threading.Event(), threading.Event()
+        self.open = threading.Event()
+        self.blocked = threading.Event()
+        self.closed = threading.Event()
         self.open.set()
         self.failing = -1
 
@@ -66,8 +68,10 @@ class Bridge:
 
     def __init__(self, folder: Path) -> None:
         self.names = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
-        self.camera, self.node = FramePublisher(self.names["frames"]), MaskPublisher(self.names["masks"])
-        self.viewer, self.stop = Viewer(), threading.Event()
+        self.camera = FramePublisher(self.names["frames"])
+        self.node = MaskPublisher(self.names["masks"])
+        self.viewer = Viewer()
+        self.stop = threading.Event()
         arguments = self.settings(), self.viewer, self.stop, Watchdog()
         self._result = ThreadPoolExecutor(1).submit(run_bridge, *arguments)
 
@@ -143,7 +147,8 @@ def test_another_node_and_camera_are_shown_without_a_restart(bridge: Bridge) -> 
     bridge.show(5)
     bridge.camera.close()
     bridge.node.close()
-    bridge.camera, bridge.node = FramePublisher(bridge.names["frames"]), MaskPublisher(bridge.names["masks"])
+    bridge.camera = FramePublisher(bridge.names["frames"])
+    bridge.node = MaskPublisher(bridge.names["masks"])
     bridge.show(3)
 
 

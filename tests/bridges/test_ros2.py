@@ -32,7 +32,8 @@ SIZE = (12, 16)
 RGB = np.random.default_rng(1).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
 MILLIMETRES = np.random.default_rng(2).integers(300, 5000, SIZE, dtype=np.uint16)
 PACKED_DEPTH = bytes(12) + cv2.imencode(".png", MILLIMETRES)[1].tobytes()
-IMAGE, INFO = "/cam/color/image_raw", "/cam/color/camera_info"
+IMAGE = "/cam/color/image_raw"
+INFO = "/cam/color/camera_info"
 DEPTH = "/cam/aligned_depth_to_color/image_raw"
 
 
@@ -159,7 +160,8 @@ def test_joint_states_are_sent_with_their_stamps_as_joints_of_the_robot(
     open_site: OpenSite, tmp_path: Path
 ) -> None:
     """An arm and its gripper may send theirs apart; velocities alone, and other robots, are none of them."""
-    endpoint, name = f"ipc://{tmp_path}/joints", "/joint_states"
+    endpoint = f"ipc://{tmp_path}/joints"
+    name = "/joint_states"
     site = open_site(joint_states_topic=name, joints=endpoint, robot="arm")
     assert (name, "sensor_msgs/msg/JointState") in site.bridge.subscriptions
     now_ns = time.time_ns()
@@ -217,7 +219,8 @@ def test_intrinsics_of_another_size_are_scaled_or_left_out_with_a_warning(open_s
     site = open_site(camera_info_topic=INFO)
     now_ns = time.time_ns()
     info = camera_info(now_ns)
-    info.width, info.height = 2 * SIZE[1], 2 * SIZE[0]
+    info.width = 2 * SIZE[1]
+    info.height = 2 * SIZE[0]
     assert site.send((INFO, info), (IMAGE, image(now_ns))).intrinsics == Intrinsics(30.0, 30.5, 3.75, 2.75)
     assert not site.warnings
     info.width = 3 * SIZE[1]
@@ -402,8 +405,10 @@ def test_silence_is_explained(open_site: OpenSite, monkeypatch: pytest.MonkeyPat
 
 
 def test_points_come_with_the_masks_else_from_the_node(open_site: OpenSite) -> None:
-    site, header = open_site(timeout_ms=100), Header(1, 2, "optical")
-    masks, points_m = MaskFrame("cam0", 0, 1, 4, 4), np.ones((2, 3), "<f4")
+    site = open_site(timeout_ms=100)
+    header = Header(1, 2, "optical")
+    masks = MaskFrame("cam0", 0, 1, 4, 4)
+    points_m = np.ones((2, 3), "<f4")
     shown = Instance(
         7, "", 0.5, "tracked", 1, 0, Mask.empty((4, 4)), frame="base", points_m=points_m.tobytes()
     )
@@ -439,7 +444,8 @@ def test_boxes_of_an_image_or_a_photo_become_an_exemplar(site: Site, monkeypatch
     kind = import_type("sam3_node_msgs/srv/AddExemplar")
     request = kind.Request(name="bolt", boxes=[make_box((2, 1, 8, 6))], text="steel bolt")
     assert site.bridge.services["add_exemplar"](request, kind.Response()).success
-    request.photo.data, request.labels = b"JPEG", [0]
+    request.photo.data = b"JPEG"
+    request.labels = [0]
     assert site.bridge.services["add_exemplar"](request, kind.Response()).success
     shown = {"boxes": [(2, 1, 8, 6)], "text": "steel bolt"}
     assert asked == [
@@ -469,7 +475,9 @@ def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:
         *(
             (changes, SettingsError)
             for changes in (
-                *({"image_topic": ""}, {"depth_topic": IMAGE}, {"timeout_ms": 0}),
+                {"image_topic": ""},
+                {"depth_topic": IMAGE},
+                {"timeout_ms": 0},
                 {"joint_states_topic": IMAGE},
             )
         ),

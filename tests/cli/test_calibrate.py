@@ -82,7 +82,8 @@ def test_images_and_poses_give_one_file(
     assert "robot-world-shah" in printed
     assert "better with: a view" in printed
     calibration = load_calibration(out)
-    lens, hand_eye = calibration.intrinsics, calibration.hand_eye
+    lens = calibration.intrinsics
+    hand_eye = calibration.hand_eye
     assert (lens.fx_px, lens.fy_px) == pytest.approx((600, 600), rel=0.005)
     assert lens.measured.inputs.keys() == {f"{number:02}.png" for number in range(12)}
     assert hand_eye.measured.inputs.keys() == lens.measured.inputs.keys() | {"poses.csv"}
@@ -217,7 +218,8 @@ class Robot:
 
     def __init__(self, count: int, clock: Clock = "system") -> None:
         self._clock: Clock = clock
-        self.frames, self.poses = FramePublisher("tcp://127.0.0.1:*"), PosePublisher("tcp://127.0.0.1:*")
+        self.frames = FramePublisher("tcp://127.0.0.1:*")
+        self.poses = PosePublisher("tcp://127.0.0.1:*")
         self._views = render_views(BOARD, PINHOLE, count)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)

@@ -47,7 +47,8 @@ def test_masks_are_scored_against_the_recording(tmp_path: Path, shift: int, expe
 
 
 def test_the_picture_is_the_frame_whose_worst_mask_is_the_best(tmp_path: Path) -> None:
-    good, bad = make_results(tmp_path, 0), make_results(tmp_path, 5).frames
+    good = make_results(tmp_path, 0)
+    bad = make_results(tmp_path, 5).frames
     good.frames = [bad[0], good.frames[1], bad[1]]
     write_results(tmp_path, good)
     picture = cv2.imread(str(tmp_path / "picture.jpg")).astype(int)

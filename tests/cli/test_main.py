@@ -381,10 +381,34 @@ def test_doctor_does_not_advise_what_needs_an_environment_of_its_own(monkeypatch
         ("5.0", ">=4.14,<5", "warn"),
         ("1.0.8rc1", ">=1.0.8", "ok"),
         ("27", "", "ok"),
+        ("4.14.0-12-gabcdef", ">=4.14,<5", "warn"),
     ],
 )
 def test_version_bounds(version: str, bounds: str, status: str) -> None:
     assert doctor._check_version("a", version, bounds, "warn", "").status == status
+
+
+@pytest.mark.parametrize(("major", "advice"), [(7, ["model.dtype auto", "float16"]), (8, [])])
+def test_doctor_says_what_a_gpu_without_bfloat16_takes(major: int, advice: list[str]) -> None:
+    properties = SimpleNamespace(name="a GPU", major=major, minor=5, total_memory=16 << 30)
+    torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda index: properties))
+    detail = doctor._check_gpu(torch, 0).detail
+    assert f"capability {major}.5, 16 GiB" in detail
+    assert [word for word in ("model.dtype auto", "float16") if word in detail] == advice
+
+
+def test_doctor_hints_at_the_udev_rules_where_the_sdk_finds_no_camera(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        doctor, "list_realsense", lambda: iter(["realsense:831612  D435, USB 3.2", "  colour"])
+    )
+    found = doctor._check_realsense()
+    assert (found.status, found.detail, found.hint) == ("ok", "realsense:831612  D435, USB 3.2", "")
+    monkeypatch.setattr(doctor, "list_realsense", lambda: iter([]))
+    none = doctor._check_realsense()
+    assert none.status == "ok"
+    assert "udev rules" in none.hint
 
 
 def test_without_a_file_the_vocabulary_of_the_detector_is_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,8 @@ STATUS = {"prompts": ["red mug", "Süßkartoffel"], "prompt_limits": LIMITS}
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The control socket of a node that has prompts; -> endpoint, arguments of set_prompts."""
-    endpoint, given = f"ipc://{tmp_path}/control", list[dict[str, Any]]()
+    endpoint = f"ipc://{tmp_path}/control"
+    given: list[dict[str, Any]] = []
 
     def reply(request: Request) -> Reply:
         given.extend([dict(request.args)] if request.op == "set_prompts" else [])
@@ -32,7 +33,8 @@ def test_a_set_is_saved_listed_and_loaded(
     node: tuple[str, list[dict[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint, given = node
-    folder, connection = str(tmp_path / "sets"), ("--transport.control", endpoint, "--timeout", "60")
+    folder = str(tmp_path / "sets")
+    connection = ("--transport.control", endpoint, "--timeout", "60")
     assert main(["prompts", "save", "kitchen", "--folder", folder, *connection]) == 0
     saved = json.loads((tmp_path / "sets/kitchen.json").read_text())
     assert saved == {"prompts": STATUS["prompts"], **LIMITS}

@@ -111,7 +111,8 @@ def test_with_another_clock_ages_are_measured_from_the_arrival_at_the_node() -> 
 
 
 def test_an_overlay_is_drawn_on_the_frame_of_the_same_seq(tmp_path: Path) -> None:
-    out, path = io.StringIO(), tmp_path / "overlay.mp4"
+    out = io.StringIO()
+    path = tmp_path / "overlay.mp4"
     with (
         FramePublisher("tcp://127.0.0.1:*") as frames,
         MaskPublisher("tcp://127.0.0.1:*") as publisher,
@@ -137,7 +138,8 @@ def test_an_overlay_is_drawn_on_the_frame_of_the_same_seq(tmp_path: Path) -> Non
 
 
 def test_masks_without_a_frame_are_counted(tmp_path: Path) -> None:
-    out, path = io.StringIO(), tmp_path / "overlay.mp4"
+    out = io.StringIO()
+    path = tmp_path / "overlay.mp4"
     with (
         MaskPublisher("tcp://127.0.0.1:*") as publisher,
         watching(settings_for(publisher.endpoint), out, path, frames=3) as (thread, _),

@@ -57,8 +57,10 @@ def test_a_click_adds_the_object_that_was_on_the_screen(rig: ConsoleRig, page: P
 
 
 def test_a_drag_adds_the_object_in_the_box(rig: ConsoleRig, page: Page) -> None:
-    while not is_in_view(seq := page.freeze(), "green bottle"):
+    seq = page.freeze()
+    while not is_in_view(seq, "green bottle"):
         page.live()
+        seq = page.freeze()
     page.drag(true_mask(seq, "green bottle").box)
     page.wait(ROW)
     (found,) = page.rows()

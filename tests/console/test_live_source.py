@@ -42,7 +42,8 @@ class Peers:
 
     def __init__(self, folder: Path) -> None:
         names = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
-        self.camera, self.node = FramePublisher(names["frames"]), MaskPublisher(names["masks"])
+        self.camera = FramePublisher(names["frames"])
+        self.node = MaskPublisher(names["masks"])
         transport = {"frames": (names["frames"],), "masks": names["masks"], "control": names["control"]}
         self.source = LiveViews(Settings(transport=transport), lambda: None)  # type: ignore[arg-type]
         # a publisher drops what it sends before the subscription has come, and when its queue is full
@@ -50,7 +51,8 @@ class Peers:
         until(lambda: self._send(self.camera, frame(0, "first")) and known("first"), "a first frame")
         until(lambda: self._send(self.node, masks(0, "second")) and known("second"), "masks")
         with self.source._lock:
-            self.source._pairing, self.source._views = MaskPairing(), {}
+            self.source._pairing = MaskPairing()
+            self.source._views = {}
 
     @staticmethod
     def _send(publisher: FramePublisher | MaskPublisher, message: Any) -> bool:

@@ -91,7 +91,8 @@ def test_a_vocabulary_of_another_model_is_refused(weights: Path, tmp_path: Path)
 
 def test_the_input_has_the_size_that_is_asked_for(weights: Path) -> None:
     def load(size: int) -> Any:
-        folder, known = weights / "tiny-yolo", weights / "names.safetensors"
+        folder = weights / "tiny-yolo"
+        known = weights / "names.safetensors"
         return load_detector("yolo-world", folder, vocabulary=known, image_size=size)
 
     small, public, default = (d.detect(picture(), d.prepare(["mug"]), 0.0) for d in map(load, (64, 640, 0)))
@@ -161,7 +162,8 @@ def test_a_frame_of_any_size_will_do(other: tuple[str, Path], size: tuple[int, i
 def test_damaged_and_absent_files_are_clear_errors(
     other: tuple[str, Path], tmp_path: Path, file: str
 ) -> None:
-    (kind, folder), broken = other, tmp_path / "broken"
+    kind, folder = other
+    broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
     for length in (1000, 500):
         (broken / file).write_bytes((folder / file).read_bytes()[:length])

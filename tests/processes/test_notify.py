@@ -57,10 +57,12 @@ class Listener:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Listener, str]]:
     """Open a notify socket by a path or an abstract name; return it and the value of NOTIFY_SOCKET."""
     if request.param == "path":
-        name = address = f"{tmp_path}/notify"
+        name = f"{tmp_path}/notify"
+        address = name
     else:
         name = f"sam3-test-{os.getpid()}"
-        name, address = f"@{name}", f"\0{name}"
+        address = f"\0{name}"
+        name = f"@{name}"
     listener = Listener(address)
     yield listener, name
     listener.close()
@@ -200,7 +202,8 @@ def test_a_supervisor_that_did_not_run_kills_nobody() -> None:
         until(group, lambda: reports.silent_s > 0)
         group._children["well"].signal(signal.SIGSTOP)  # as on a machine that sleeps
         reports.read()
-        reports._heard_s = group._polled_s = time.monotonic() - 1000.0
+        reports._heard_s = time.monotonic() - 1000.0
+        group._polled_s = reports._heard_s
         assert not group.poll(0.0)
         assert 0 < reports.silent_s < WATCHDOG_S
         group._children["well"].signal(signal.SIGCONT)

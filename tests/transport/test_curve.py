@@ -70,7 +70,8 @@ def test_the_right_keys_carry_all_messages(
 
 
 def test_lossless_delivery_has_keys_too(keys: Keys) -> None:
-    node, cam0 = keys.machine("node", "node", camera_keys=("cam0",)), keys.machine("cam0", "cam0")
+    node = keys.machine("node", "node", camera_keys=("cam0",))
+    cam0 = keys.machine("cam0", "cam0")
     with (
         FramePublisher(TCP, "every", cam0) as camera,
         FrameSubscriber([camera.endpoint], "every", security=node) as frames,
@@ -143,7 +144,8 @@ def test_a_revoked_key_is_cut_off(keys: Keys, stack: ExitStack, new_endpoint: Ca
     node = keys.machine("node", "node")
     masks = stack.enter_context(MaskPublisher(new_endpoint(), security=node))
     control = serve(stack, node, new_endpoint())
-    good, bad = keys.machine("good", "watcher"), keys.machine("bad", "policy")
+    good = keys.machine("good", "watcher")
+    bad = keys.machine("bad", "policy")
     reader, other = (
         stack.enter_context(MaskSubscriber(masks.endpoint, security=security)) for security in (good, bad)
     )
@@ -219,7 +221,8 @@ def test_encrypted_requests_count_as_read(keys: Keys, stack: ExitStack, control:
     guard = control._bound.guard
     wait_until(lambda: any(found.received for found in guard._connections.values()))
     (connection,) = guard._connections.values()
-    before, handshake = connection.received, connection.unread
+    before = connection.received
+    handshake = connection.unread
     for _ in range(100):  # 33 bytes of each are CURVE's
         client.call("status")
     wait_until(lambda: connection.received > before + 5000)
@@ -233,7 +236,8 @@ def test_requests_of_a_key_are_limited(
         limits.CAPS, "reader", limits.Cap(requests_per_s=0.001, bytes_per_s=1000, connections=256)
     )
     monkeypatch.setattr(limits, "BURST_S", 3000)
-    reader, operator = keys.machine("w", "watcher"), keys.machine("p", "policy")
+    reader = keys.machine("w", "watcher")
+    operator = keys.machine("p", "policy")
     clients = [stack.enter_context(ControlClient(control.endpoint, 5000, reader)) for _ in range(4)]
     for client in clients[:3]:  # three requests, over any connections
         assert client.call("status")
@@ -252,7 +256,8 @@ def test_connections_of_a_role_are_limited(
     def subscribe(security: Security) -> MaskSubscriber:
         return stack.enter_context(MaskSubscriber(masks.endpoint, security=security))
 
-    watcher, policy = keys.machine("w", "watcher"), keys.machine("p", "policy")
+    watcher = keys.machine("w", "watcher")
+    policy = keys.machine("p", "policy")
     for _ in range(2):
         first = subscribe(watcher)
         wait_until(lambda first=first: first.connected)
@@ -327,7 +332,8 @@ def test_a_monitor_ends_before_its_socket(
     keys: Keys, control: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An event for a monitor that is gone would stop libzmq's thread, and with it all sockets of the process."""
-    were_open, close = [], HandshakeWatch.close
+    were_open = []
+    close = HandshakeWatch.close
 
     def note(watch: HandshakeWatch) -> None:
         if not watch.monitor.closed:
@@ -514,7 +520,8 @@ def test_the_key_of_a_process_follows_from_its_role(own: KeyFolder) -> None:
 def test_what_takes_the_place_of_the_folder_authorises_nobody_until_it_is_back(
     own: KeyFolder, kind: str
 ) -> None:
-    authorised, kept = own.path / "authorised", own.path / "kept"
+    authorised = own.path / "authorised"
+    kept = own.path / "kept"
     assert names(own) == ["node"]
     authorised.rename(kept)
     if kind == "file":

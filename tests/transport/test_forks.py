@@ -60,7 +60,10 @@ def in_child(call: Callable[[], Any]) -> str:
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimpleNamespace]:
     """Yield all kinds of owners of sockets, connected."""
     numbers = iter(range(9))
-    node = camera = robot = policy = Security()
+    node = Security()
+    camera = node
+    robot = node
+    policy = node
     if request.param == "keys":
         keys = Keys(tmp_path / "keys")
         roles = ("node", "cam0", "robot", "policy")
@@ -71,7 +74,8 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimpleNamesp
         return f"ipc://{tmp_path}/{next(numbers)}" if request.param == "ipc" else "tcp://127.0.0.1:*"
 
     with ExitStack() as stack:
-        enter, found = stack.enter_context, SimpleNamespace()
+        enter = stack.enter_context
+        found = SimpleNamespace()
         found.frames = enter(transport.FramePublisher(place(), security=camera.for_camera("cam0")))
         found.masks = enter(transport.MaskPublisher(place(), security=node))
         found.control = enter(ControlServer(place(), lambda r: Reply(r.id, "done"), security=node))

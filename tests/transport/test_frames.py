@@ -62,7 +62,8 @@ def test_the_newest_frame_wins_and_every_skipped_one_is_counted(interval_ms: int
         peer("camera", TCP, "cam0", "newest", interval_ms, 100_000, side) as camera,
         FrameSubscriber([camera.next_line()]) as subscriber,
     ):
-        fresh, taken = 0, []
+        fresh = 0
+        taken = []
         for _ in range(10):
             asked_ns = time.time_ns()
             time.sleep(0.1)  # a slow consumer: several frames pass
@@ -80,7 +81,8 @@ def test_the_newest_frame_wins_and_every_skipped_one_is_counted(interval_ms: int
 
 def test_a_flood_is_unpacked_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     unpacked: list[int] = []
-    begun, flooded = threading.Event(), threading.Event()
+    begun = threading.Event()
+    flooded = threading.Event()
 
     def unpack(parts: Sequence[memoryview]) -> Frame:
         found = unpack_frame(parts)
@@ -365,7 +367,8 @@ def test_expected_cameras_get_their_places_before_others() -> None:
         assert subscriber.names.silent_s("left") is not None
 
 
-A, B = "tcp://a:1", "tcp://b:1"
+A = "tcp://a:1"
+B = "tcp://b:1"
 
 
 @pytest.mark.parametrize(

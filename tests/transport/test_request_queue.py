@@ -166,7 +166,8 @@ class Work:
     """Work on a request that never ends by itself; it counts its turns."""
 
     def __init__(self) -> None:
-        self.turns, self.is_closed = 0, False
+        self.turns = 0
+        self.is_closed = False
 
     def do(self) -> Resumable[None]:
         try:
@@ -185,7 +186,8 @@ def long_work(peer: str) -> Iterator[tuple[ControlServer, zmq.Socket, Work]]:
         assert server.receive(5000)
         assert server.begun is None
         work = Work()
-        with closing(job := work.do()):
+        job = work.do()
+        with closing(job):
             resume(job)
             server.put_back(job)
             yield server, mouse, work

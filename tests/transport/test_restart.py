@@ -97,7 +97,12 @@ def test_a_hung_camera_is_detected_and_received_again_when_it_continues(endpoint
         camera.process.send_signal(signal.SIGCONT)
         wait_until(lambda: subscriber.connected)
         asked_ns = time.time_ns()
-        wait_until(lambda: (got := subscriber.take(1000)) and got.frame.capture_ns > asked_ns)
+
+        def is_newer() -> bool:
+            got = subscriber.take(1000)
+            return got is not None and got.frame.capture_ns > asked_ns
+
+        wait_until(is_newer)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -213,7 +218,9 @@ def test_an_idle_client_whose_handshakes_fail_stops_no_other_socket(monkeypatch:
 
 
 def test_a_hung_node_is_noticed_by_masks_and_tap_and_received_again(tmp_path: Path) -> None:
-    frames, masks, control = free_endpoint(), free_endpoint(), free_endpoint()
+    frames = free_endpoint()
+    masks = free_endpoint()
+    control = free_endpoint()
     with (
         peer("node", frames, masks, control) as node,
         transport.MaskSubscriber(masks) as subscriber,
@@ -228,7 +235,12 @@ def test_a_hung_node_is_noticed_by_masks_and_tap_and_received_again(tmp_path: Pa
             wait_until(lambda: subscriber.connected and tap.connected)
         with transport.FramePublisher(frames) as camera:
             wait_until(lambda: camera.send(make_frame(7)) and subscriber.take(100))
-            wait_until(lambda: (message := tap.take(100)) and bytes(message.parts[0]) == b"masks/cam0")
+
+            def has_masks() -> bool:
+                message = tap.take(100)
+                return message is not None and bytes(message.parts[0]) == b"masks/cam0"
+
+            wait_until(has_masks)
 
 
 def test_the_sender_of_a_message_is_connected_though_its_handshake_was_not_looked_for() -> None:
@@ -268,7 +280,12 @@ def test_a_subscriber_that_could_not_listen_does_not_take_its_peer_for_hung() ->
         for _ in range(2):
             seqs += [take_frame(subscriber).frame.seq for _ in range(3)]
             hold_interpreter(2500)
-        wait_until(lambda: (got := subscriber.take(1000)) and got.frame.seq > seqs[-1] + 40)
+
+        def has_gone_on() -> bool:
+            got = subscriber.take(1000)
+            return got is not None and got.frame.seq > seqs[-1] + 40
+
+        wait_until(has_gone_on)
         assert subscriber._sockets[0].handshakes == 1
         assert seqs == sorted(set(seqs))
 
@@ -326,7 +343,9 @@ PROGRESS = {"node": "", "policy": "", "recorder": "masks/", "asker": "answer"}
 @contextmanager
 def robot(folder: Path) -> Iterator[Team]:
     """Run a camera, a node, a policy that holds the interpreter, a recorder and a client of control."""
-    frames, masks, control = free_endpoint(), f"ipc://{folder}/masks", free_endpoint()
+    frames = free_endpoint()
+    masks = f"ipc://{folder}/masks"
+    control = free_endpoint()
     with ExitStack() as stack:
 
         def run(*role: object) -> Callable[[], Process]:

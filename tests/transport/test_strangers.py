@@ -91,7 +91,8 @@ def take_memory(kind: str, make: Callable[[], bytes]) -> int:
 
 def test_a_message_that_waits_takes_its_own_size() -> None:
     """By default, libzmq keeps the buffer of 8 KiB with which it has read the message."""
-    process, kept = psutil.Process(), []
+    process = psutil.Process()
+    kept = []
     bound = BoundSocket(zmq.ROUTER, TCP, 10, MEBIBYTE)
     with raw_peer(bound.endpoint, "DEALER") as stranger:
         before = process.memory_info().rss
@@ -175,7 +176,9 @@ SUBSCRIBERS: dict[str, Callable[[str, Delivery], Any]] = {
 
 @pytest.mark.parametrize("kind", ["frame", "masks"])
 def test_each_hostile_message_is_counted_or_taken(kind: str) -> None:
-    count, sent, taken = 4000, 0, 0
+    count = 4000
+    sent = 0
+    taken = 0
     with open_peer(zmq.PUSH) as publisher, SUBSCRIBERS[kind](place_of(publisher), "every") as subscriber:
         for parts in mutations(GOOD[kind], count, 0):
             while not publisher.poll(5, zmq.POLLOUT):

@@ -26,7 +26,8 @@ def tap(
     folder: Path, cameras: tuple[str, ...] = (), max_bytes: int = 64 * MEBIBYTE
 ) -> Iterator[tuple[FramePublisher, MaskPublisher, StreamTap]]:
     """Open publishers, and an empty tap that is connected to both."""
-    frames, masks = f"ipc://{folder}/frames", f"ipc://{folder}/masks"
+    frames = f"ipc://{folder}/frames"
+    masks = f"ipc://{folder}/masks"
     with (
         FramePublisher(frames) as camera,
         MaskPublisher(masks) as node,

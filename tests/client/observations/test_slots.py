@@ -251,7 +251,8 @@ def test_masks_with_damaged_pixels_leave_the_slots_as_they_were() -> None:
         def crop(self) -> Any:  # type: ignore[override]
             raise WireError("masks: instance 0: mask: expected whole data")
 
-    good, other = make_instance(1, "mug"), make_instance(2, "cup")
+    good = make_instance(1, "mug")
+    other = make_instance(2, "cup")
     damaged = object.__new__(Damaged)
     object.__setattr__(damaged, "size", good.mask.size)
     later = seconds(3.0)
@@ -291,7 +292,8 @@ SIZES = [((481, 643), (224, 224)), ((96, 128), (96, 128)), ((37, 53), (64, 200))
 def random_mask(size: tuple[int, int], seed: int = 0) -> Mask:
     rng = np.random.default_rng(seed)
     full = np.zeros(size, np.bool_)
-    top, left = size[0] // 4, size[1] // 3
+    top = size[0] // 4
+    left = size[1] // 3
     full[top:-3, left:-5] = rng.random((size[0] - top - 3, size[1] - left - 5)) < 0.5
     return Mask.from_full(full)
 

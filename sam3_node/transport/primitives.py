@@ -1,8 +1,9 @@
-"""Wake a thread that waits for sockets, and read what a socket's monitor says of its connections."""
+"""What sockets and their limits share: a pipe that wakes a thread, the events of a monitor, a budget of peers."""
 
 import os
 import struct
 from contextlib import suppress
+from typing import NamedTuple
 
 import zmq
 
@@ -52,3 +53,14 @@ def read_event(monitor: Socket) -> tuple[int, int] | None:
         return None
     kind, value = _EVENT_HEAD.unpack(head)
     return kind, value
+
+
+class PeerBudget(NamedTuple):
+    """What peers may send to a bound socket."""
+
+    max_bytes: int
+    """bytes that all peers together may send beyond their rate"""
+    bytes_per_s: int
+    """rate of each peer"""
+    max_growth_bytes: int = 24 << 20
+    """growth of the process for which a peer is cut off while much is unread"""
