@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from functools import partial
+from typing import Self, TypeVar
 
 from ..errors import NodeRestarted, TransportError
 from ..resumable import resume
@@ -19,26 +19,14 @@ from ..types import Delivery, MaskFrame
 from . import values
 from .mask_reader import Deadline, FoundObject, LabelSearch
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, POLL_S, PerceptionClient
+from .requests import AwaitedRequests
 
-P = ParamSpec("P")
 T = TypeVar("T")
 MAX_REQUEST_THREADS = 32
 """Threads for the requests of one client. Requests take turns, and each waits for its turn in a thread."""
 
 
-def _awaited(
-    method: Callable[Concatenate[PerceptionClient, P], T],
-) -> Callable[Concatenate[AsyncPerceptionClient, P], Coroutine[Any, Any, T]]:
-    """Return a request of the client as a coroutine that runs in a thread."""
-
-    @wraps(method)
-    async def call(self: AsyncPerceptionClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._run(partial(method, self._client, *args, **kwargs))
-
-    return call
-
-
-class AsyncPerceptionClient:
+class AsyncPerceptionClient(AwaitedRequests):
     """The asyncio counterpart of PerceptionClient: its arguments, methods and errors, with `await` and `async for`.
 
     It is an async context manager, for one event loop. Masks are awaited without a thread of their own for each call;
@@ -59,7 +47,7 @@ class AsyncPerceptionClient:
     ) -> None:
         self._on_restart = on_restart
         # the same client, whose blocking calls run in threads; its errors of restarts come back to the event loop
-        self._client = PerceptionClient(
+        self._client: PerceptionClient = PerceptionClient(
             masks,
             control,
             delivery=delivery,
@@ -146,26 +134,9 @@ class AsyncPerceptionClient:
             await asyncio.sleep(POLL_S)
         return camera
 
-    add_object = _awaited(PerceptionClient.add_object)
-    refine_object = _awaited(PerceptionClient.refine_object)
-    remove_object = _awaited(PerceptionClient.remove_object)
-    rename_object = _awaited(PerceptionClient.rename_object)
-    list_objects = _awaited(PerceptionClient.list_objects)
-    pin_frame = _awaited(PerceptionClient.pin_frame)
-    segment = _awaited(PerceptionClient.segment)
-    segment_everything = _awaited(PerceptionClient.segment_everything)
-    points = _awaited(PerceptionClient.points)
-    grasps = _awaited(PerceptionClient.grasps)
-    set_prompts = _awaited(PerceptionClient.set_prompts)
-    add_exemplar = _awaited(PerceptionClient.add_exemplar)
-    reset = _awaited(PerceptionClient.reset)
-    pause = _awaited(PerceptionClient.pause)
-    resume = _awaited(PerceptionClient.resume)
-    status = _awaited(PerceptionClient.status)
-    diagnosis = _awaited(PerceptionClient.diagnosis)
-    snapshot = _awaited(PerceptionClient.snapshot)
-    fetch_snapshot = _awaited(PerceptionClient.fetch_snapshot)
-    restore = _awaited(PerceptionClient.restore)
+    async def diagnosis(self) -> str:
+        """Return one line that says what keeps masks from arriving, as `PerceptionClient.diagnosis` does."""
+        return await self._run(self._client.diagnosis)
 
     async def close(self) -> None:
         """Close both connections. Coroutines that wait for masks return None, later ones raise. Idempotent."""
