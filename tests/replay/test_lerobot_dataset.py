@@ -9,6 +9,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import psutil
 import pyarrow.parquet
 import pytest
 
@@ -139,6 +140,37 @@ def test_the_copy_is_repeatable_and_replaces_an_older_one(tmp_path: Path) -> Non
     (tmp_path / "lerobot" / "data" / "stale").touch()
     assert digests(write(tmp_path, "v3.0")) == before
     assert [path.name for path in tmp_path.iterdir()] == ["lerobot"]
+
+
+def make_many_tables(root: Path, count: int) -> Path:
+    """Write a dataset of `count` episodes: each has a table of its own, of one row."""
+    shutil.copytree(DATA / "v2.1", root)
+    template = root / "data/chunk-000/episode_{:06d}.parquet"
+    first = pyarrow.parquet.read_table(str(template).format(0)).slice(0, 1)
+    lines = []
+    for number in range(count):
+        numbers = pyarrow.array([number], first.schema.field("episode_index").type)
+        table = first.set_column(first.schema.get_field_index("episode_index"), "episode_index", numbers)
+        pyarrow.parquet.write_table(table, str(template).format(number))
+        lines.append(json.dumps({"episode_index": number, "tasks": [], "length": 1}))
+    (root / "meta/episodes.jsonl").write_text("\n".join(lines))
+    return root
+
+
+def test_copied_tables_leave_no_descriptor_open(tmp_path: Path) -> None:
+    dataset = make_many_tables(tmp_path / "dataset", 200)
+    width, height = SIZES["front"]
+    masks = [MaskFrame("front", row, row * 10**8, width, height) for row in range(200)]
+    open_files = []
+
+    def count_descriptors(done: int) -> None:
+        """Count those of this process and of the child that calls pyarrow."""
+        processes = [psutil.Process(), *psutil.Process().children()]
+        open_files.append(sum(process.num_fds() for process in processes))
+
+    lerobot_dataset.write_lerobot(tmp_path / "out", dataset, lambda: iter(masks), count_descriptors, ())
+    assert len(open_files) == 200
+    assert max(open_files[1:]) <= open_files[1] + 2
 
 
 @pytest.mark.parametrize(
