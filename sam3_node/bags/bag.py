@@ -60,7 +60,9 @@ class Bag(Closeable):
     """Numbers (`seq`) at which the episodes of a dataset begin; empty for any other recording."""
 
     def __init__(self, path: Path, span: TimeSpan, depth_aligned: bool) -> None:
-        self._path, self._span, self._depth_aligned = path, span, depth_aligned
+        self._path = path
+        self._span = span
+        self._depth_aligned = depth_aligned
         self._report = ReadReport()
         self._closed = False
 
@@ -143,7 +145,8 @@ class _NativeBag(Bag):
         depth_aligned: bool,
     ) -> None:
         super().__init__(path, span, depth_aligned)
-        self._files, self._others = tuple(files), others
+        self._files = tuple(files)
+        self._others = others
         topics = {camera: topic for cameras in files.values() for camera, topic in cameras.items()}
         absent = [name for name in chosen if name not in topics and name not in topics.values()]
         if absent:
@@ -177,7 +180,8 @@ class _ForeignBag(Bag):
         self, reader: SampleReader, chosen: Collection[str], span: TimeSpan, depth_aligned: bool
     ) -> None:
         super().__init__(reader.path, span, depth_aligned)
-        self._reader, self._opening = reader, ReadReport()
+        self._reader = reader
+        self._opening = ReadReport()
         with closed_on_error(reader):
             self._cameras = self._drop_unreadable(*self._choose(chosen), chosen)
         self._pairing = Pairing(self._cameras)
@@ -228,7 +232,9 @@ class _ForeignBag(Bag):
 
         A depth topic without depth is reported if its camera has no other one.
         """
-        topics, firsts, unfit = settle_kinds(self._reader), Firsts(), dict[str, Camera]()
+        topics = settle_kinds(self._reader)
+        firsts = Firsts()
+        unfit = dict[str, Camera]()
         while True:
             cameras = choose_cameras(self._reader.path, topics, chosen)
             names = [name for camera in cameras for name in camera.topics]
@@ -330,7 +336,8 @@ def _read_files(files: list[Path], count: int, step: int | None) -> Iterator[Ima
     import cv2
 
     for index in _choose(len(files), count, step):
-        path, flags = str(files[index]), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+        path = str(files[index])
+        flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
         image = cv2.imread(path, flags)
         if image is None:  # OpenCV cannot ignore the orientation of a TIFF
             image = cv2.imread(path, cv2.IMREAD_COLOR)

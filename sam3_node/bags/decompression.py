@@ -32,7 +32,8 @@ _MAX_WINDOW = 1 << 27
 _MIN_CONTENT = 32 * _MIB  # a raw image of 11 million pixels
 _MIN_FILE = 64 * _MIB
 _MAX_FILE_RATIO = 1000
-_MIN_RECORDS, _BYTES_PER_RECORD = 10_000, 8
+_MIN_RECORDS = 10_000
+_BYTES_PER_RECORD = 8
 _SPARE_BYTES = 1 << 30  # of a disk, when a file has been decompressed
 
 STILL_SUFFIXES = (".webp", ".avif", ".tiff", ".tif", ".bmp")
@@ -47,8 +48,12 @@ _STILL_BEGINS = {
     "bmp": re.compile(rb"BM.{4}\0\0\0\0", re.DOTALL),
 }
 _STILL_HEAD = 12  # bytes
-_TAG_TYPES, _MAX_TAGS = {3: "H", 4: "I"}, 1 << 14
-_WIDTH, _HEIGHT, _STRIPS, _STRIP_BYTES = 256, 257, 273, 279
+_TAG_TYPES = {3: "H", 4: "I"}
+_MAX_TAGS = 1 << 14
+_WIDTH = 256
+_HEIGHT = 257
+_STRIPS = 273
+_STRIP_BYTES = 279
 _FLOAT_TIFF = {258: 32, 259: 1, 277: 1, 339: 3}  # bits, compression, channels, kind of number
 
 
@@ -153,7 +158,8 @@ def _read_frames(packed: BinaryIO, open_frame: Callable[[], Any]) -> Iterator[by
     data = b""
     while data := data or packed.read(_READ):
         frame = frame or open_frame()
-        content, data = frame.decompress(data), b""
+        content = frame.decompress(data)
+        data = b""
         yield content
         if frame.eof:
             frame, data = None, frame.unused_data or b""
@@ -232,7 +238,8 @@ def _decode_packet(av: Any, name: str, data: bytes, limit: str) -> Any:
 
 def _decode_avif(av: Any, name: str, data: bytes, limit: str) -> Any:
     """Return the first image of an AVIF file; None if there is none."""
-    file, options = io.BytesIO(data), {"max_pixels": limit}
+    file = io.BytesIO(data)
+    options = {"max_pixels": limit}
     with av.open(file, format="mov", options=options, metadata_errors="replace") as container:
         stream = next(iter(container.streams.video), None)
         if stream is None or stream.codec_context is None:  # None: an unknown codec
@@ -244,7 +251,8 @@ def _decode_avif(av: Any, name: str, data: bytes, limit: str) -> Any:
 
 def read_tags(data: Buffer) -> dict[int, tuple[int, ...]]:
     """Return the whole numbers of the first directory of a TIFF, or of EXIF, by their tags; as far as it is whole."""
-    order, tags = "<" if bytes(data[:2]) == b"II" else ">", dict[int, tuple[int, ...]]()
+    order = "<" if bytes(data[:2]) == b"II" else ">"
+    tags = dict[int, tuple[int, ...]]()
     with suppress(struct.error):
         (place,) = struct.unpack_from(f"{order}I", data, 4)
         (count,) = struct.unpack_from(f"{order}H", data, place)
@@ -266,7 +274,8 @@ def decode_float_tiff(data: Buffer) -> npt.NDArray[np.float32] | None:
     tags = read_tags(data) if recognise_still(data) == "tiff" else {}
     if any(tags.get(tag) != (value,) for tag, value in _FLOAT_TIFF.items()):
         return None
-    (width,), (height,) = tags.get(_WIDTH, (0,)), tags.get(_HEIGHT, (0,))
+    (width,) = tags.get(_WIDTH, (0,))
+    (height,) = tags.get(_HEIGHT, (0,))
     strips = zip(tags.get(_STRIPS, ()), tags.get(_STRIP_BYTES, ()), strict=False)
     pixels = b"".join(bytes(data[begin : begin + count]) for begin, count in strips)
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE) or len(pixels) != 4 * width * height:

@@ -151,7 +151,9 @@ def probe(reader: SampleReader, topics: Collection[str]) -> Firsts:
     """
     found: Firsts = {}
     for group in [{name} for name in topics] if reader.is_sequential else [set(topics)]:
-        waiting, failures, is_over = group, 0, False
+        waiting = group
+        failures = 0
+        is_over = False
         while waiting and not is_over and failures < MAX_FAILURES:
             try:
                 is_over = _probe_together(reader, waiting, found)
@@ -167,7 +169,8 @@ def probe(reader: SampleReader, topics: Collection[str]) -> Firsts:
 
 def _probe_together(reader: SampleReader, waiting: Collection[str], found: Firsts) -> bool:
     """Add to `found` in one pass; return False where it is better to begin anew with fewer topics."""
-    left, others = set(waiting), 0
+    left = set(waiting)
+    others = 0
     for sample in reader.samples(waiting):
         if sample.topic in left:
             found[sample.topic] = type(sample.payload)
@@ -331,7 +334,8 @@ def _names(colours: list[TopicName]) -> list[str]:
 
 
 def _name_parts(colour: TopicName) -> list[tuple[str, ...]]:
-    namespace, streams = colour.namespace, colour.streams
+    namespace = colour.namespace
+    streams = colour.streams
     device = namespace[-1:]
     return [device or streams[:1], device + streams, namespace or streams, namespace + streams, colour.parts]
 
@@ -345,10 +349,12 @@ def _numbered(names: list[str]) -> list[str]:
     """Make names unique: a later duplicate gets a number."""
     unique: list[str] = []
     for name in names:
-        candidate, number = name, 2
+        candidate = name
+        number = 2
         while candidate in unique:
             suffix = f"_{number}"
-            candidate, number = name[: MAX_NAME - len(suffix)] + suffix, number + 1
+            candidate = name[: MAX_NAME - len(suffix)] + suffix
+            number = number + 1
         unique.append(candidate)
     return unique
 

@@ -29,7 +29,8 @@ class IsolatedCalls(Closeable):
     """Calls of one library, `module`, which the package's `extra` installs. The child starts with the first call."""
 
     def __init__(self, module: str, extra: str) -> None:
-        self._module, self._extra = module, extra
+        self._module = module
+        self._extra = extra
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: Connection
         self._lock = Lock()
@@ -55,7 +56,8 @@ class IsolatedCalls(Closeable):
 
     def close(self) -> None:
         """End the child. Idempotent."""
-        child, self._child = self._child, None
+        child = self._child
+        self._child = None
         if child is not None:
             child.kill()
             child.wait()

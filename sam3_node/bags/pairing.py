@@ -296,7 +296,8 @@ def _nearest(waiting: _WaitingImage) -> Sample | None:
 
 def _count_gap(waiting: _WaitingImage) -> None:
     """Count an image without depth that is far from any depth."""
-    state, nearest = waiting.state, _nearest(waiting)
+    state = waiting.state
+    nearest = _nearest(waiting)
     if state.camera.depth is None or waiting.depth is not None:
         return
     if state.first_depth_ns is None or waiting.stamp_ns < state.first_depth_ns - state.gap_ns:
@@ -319,7 +320,8 @@ def _has_values(depth: Depth) -> bool:
 
 def _describe_depth(state: _CameraState, minimum: int, patience_ns: int) -> str | None:
     """Say that depth reached no frame, or less than half of those that it could reach, and why."""
-    arrived, possible = state.depth_times.count, min(state.settled, state.depth_times.count)
+    arrived = state.depth_times.count
+    possible = min(state.settled, state.depth_times.count)
     if possible < minimum:
         return None
     if 2 * state.paired >= possible:
@@ -351,7 +353,9 @@ def _ms(time_ns: int) -> str:
 
 
 def _frame(waiting: _WaitingImage, intrinsics: Intrinsics | None) -> Frame:
-    camera, colour, depth = waiting.state.camera, waiting.colour, waiting.depth
+    camera = waiting.state.camera
+    colour = waiting.colour
+    depth = waiting.depth
     if depth is not None:
         same_size = (depth.width, depth.height) == (colour.width, colour.height)
         aligned = same_size and (camera.aligned or depth.aligned)

@@ -108,7 +108,8 @@ class CameraInfo:
             raise BagError(lens)
         if lens is None:
             return None
-        (x, y, *sides), full = self.roi, self.size
+        (x, y, *sides) = self.roi
+        full = self.size
         region = [side or whole - start for side, whole, start in zip(sides, full, (x, y), strict=True)]
         if 0 in full or self._gives(size, region):
             return _cut_and_scale(lens, (x, y), (1 / self.binning[0], 1 / self.binning[1]))
@@ -131,7 +132,8 @@ class CameraInfo:
 
 
 def _cut_and_scale(lens: Intrinsics, start: tuple[int, int], scale: tuple[float, float]) -> Intrinsics:
-    cx, cy = (lens.cx - start[0]) * scale[0], (lens.cy - start[1]) * scale[1]
+    cx = (lens.cx - start[0]) * scale[0]
+    cy = (lens.cy - start[1]) * scale[1]
     return replace(lens, fx=lens.fx * scale[0], fy=lens.fy * scale[1], cx=cx, cy=cy)
 
 
@@ -226,7 +228,9 @@ class SampleReader(Closeable):
     """True if `samples` can begin in the middle without decoding what comes before."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.opening, self.report = path, ReadReport(), ReadReport()
+        self.path = path
+        self.opening = ReadReport()
+        self.report = ReadReport()
 
     @staticmethod
     def recognises(path: Path) -> bool:

@@ -25,12 +25,14 @@ from ..messages.ros import first_bytes
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 RATES = ("fps", "frequency", "control_freq", "hz")
-NUMBERS, MAX_JOINTS = ("float32", "float64"), 256
+NUMBERS = ("float32", "float64")
+MAX_JOINTS = 256
 ROWS = 16
 MAX_RATIO = 1100
 """Maximum ratio of sizes unpacked and stored: a little more than deflate reaches."""
 _CAMERA = re.compile(r"(?:(data/[^/]+)/obs|(?:.*/)?observations/images)/([^/]+)")
-_JOINTS, JOINTS = re.compile(r"(data/[^/]+)/obs/robot0_joint_pos|(?:.*/)?observations/qpos"), "/joint_states"
+_JOINTS = re.compile(r"(data/[^/]+)/obs/robot0_joint_pos|(?:.*/)?observations/qpos")
+JOINTS = "/joint_states"
 
 
 class _Stream(NamedTuple):
@@ -149,7 +151,8 @@ def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Ite
     groups: defaultdict[str, dict[str, _Stream]] = defaultdict(dict)
     joints: dict[str, dict[str, _Stream]] = {}
     for name, dataset in datasets.items():
-        place, stream = _CAMERA.fullmatch(name), _make_stream(name, dataset)
+        place = _CAMERA.fullmatch(name)
+        stream = _make_stream(name, dataset)
         if place is not None and stream is not None:
             groups[place[1] or ""][f"/{place[2].removesuffix('_image')}/image"] = stream
         elif (place := _JOINTS.fullmatch(name)) and dataset["type"] in NUMBERS:
@@ -175,7 +178,8 @@ def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Ite
 
 def _make_stream(name: str, dataset: Mapping[str, Any]) -> _Stream | None:
     """Return the stream of a dataset with images; None for another dataset."""
-    shape, kind = dataset["shape"], dataset["type"]
+    shape = dataset["shape"]
+    kind = dataset["type"]
     size = math.prod(shape) * dataset["item_bytes"]
     if size > MAX_RATIO * dataset["stored_bytes"]:
         return None  # rows that were never written

@@ -134,7 +134,10 @@ class _Sequence:
     def __init__(
         self, sequence: ImageSequence, topics: Collection[str], report: ReadReport, notes: ReadReport
     ) -> None:
-        self._sequence, self._topics, self._report, self._notes = sequence, topics, report, notes
+        self._sequence = sequence
+        self._topics = topics
+        self._report = report
+        self._notes = notes
         self._orientations: dict[int, str] = {}  # and the first photo of each
         self._is_plain = not sequence.has_stamps and not sequence.has_intrinsics
         self._sizes: dict[str, tuple[int, int]] = {}
@@ -184,7 +187,8 @@ class _Sequence:
 
     def _note_alignment(self) -> None:
         """Say once that depth in a plain folder is taken as aligned, or that its size forbids it."""
-        colour, depth = self._sizes.get("colour"), self._sizes.get("depth")
+        colour = self._sizes.get("colour")
+        depth = self._sizes.get("depth")
         if not self._is_plain or colour is None or depth is None:
             return
         reason = "the depth images have the size of the colour images: they are taken as aligned to them"
@@ -308,11 +312,13 @@ def _kitti(folder: Path) -> Iterator[ImageSequence]:
     if not re.fullmatch(r"image_\d{1,2}", folder.name):
         return
     if (folder / "timestamps.txt").is_file():
-        pictures, intrinsics = _pictures(folder / "data"), None
+        pictures = _pictures(folder / "data")
+        intrinsics = None
         stamps = _dates(folder / "timestamps.txt")
     elif (folder.parent / "times.txt").is_file():
         times = folder.parent / "times.txt"
-        pictures, stamps = _pictures(folder), [_nanoseconds(line, times) for line in _lines(times)]
+        pictures = _pictures(folder)
+        stamps = [_nanoseconds(line, times) for line in _lines(times)]
         intrinsics = _projection(folder.parent / "calib.txt", int(folder.name[6:]))
     else:
         return
@@ -366,7 +372,8 @@ def _bop(folder: Path) -> Iterator[ImageSequence]:
 
 def _bop_images(path: Path, camera: dict[str, object] | None) -> Iterator[ImageFile]:
     """Yield the depth, if there is one, and the colour of one image; its number in the file's name gives its time."""
-    intrinsics, scale_m = None, MILLIMETRE
+    intrinsics = None
+    scale_m = MILLIMETRE
     if camera is not None:
         fx, _, cx, _, fy, cy = (float(value) for value in camera["cam_K"][:6])  # type: ignore[index]
         intrinsics = CameraInfo(Intrinsics(fx, fy, cx, cy))

@@ -125,7 +125,9 @@ class _LayoutReader:
     """Reads the description of one dataset."""
 
     def __init__(self, root: Path, tables: IsolatedCalls) -> None:
-        self._root, self._path, self._tables = root, root / INFO, tables
+        self._root = root
+        self._path = root / INFO
+        self._tables = tables
         self._info = _parse_json(self._path, _read_bytes(self._path))
         self._fields = Fields(self._info, str(self._path))
         self._left_out: list[str] = []
@@ -148,7 +150,8 @@ class _LayoutReader:
             )
         keys = [image.key for image in pictures if image.is_video]
         place, read = (EPISODES_V3, self._read_v3) if version == "v3.0" else (EPISODES_V2, self._read_v2)
-        episodes, left_out = tuple(read(keys)), self._left_out
+        episodes = tuple(read(keys))
+        left_out = self._left_out
         if not episodes:
             found = "; ".join(left_out) or "none"
             raise BagError(f"{self._root / place}: expected at least one episode, found {found}")
@@ -170,12 +173,14 @@ class _LayoutReader:
                 self._left_out.append(f"skipped {key}: {error}")
 
     def _read_v2(self, keys: list[str]) -> Iterator[Episode]:
-        path, first_row = self._root / EPISODES_V2, 0
+        path = self._root / EPISODES_V2
+        first_row = 0
         lines = [line for line in _read_bytes(path).splitlines() if line.strip()]
         size = _integer(self._fields, "chunks_size", 1) if self._fields.has("chunks_size") else 1000
         for line in lines[:MAX_EPISODES]:
             row = Fields(_parse_json(path, line), str(path))
-            number, length = _integer(row, "episode_index"), _integer(row, "length")
+            number = _integer(row, "episode_index")
+            length = _integer(row, "length")
             fields = {"episode_chunk": number // size, "episode_index": number}
             data = self._fill("data_path", DATA_V2, fields)
             files = {key: self._fill("video_path", VIDEO_V2, {**fields, "video_key": key}) for key in keys}
@@ -186,7 +191,8 @@ class _LayoutReader:
     def _read_v3(self, keys: list[str]) -> Iterator[Episode]:
         first_rows: dict[Path, int] = {}
         for row in self._read_episode_rows(keys):
-            first_row, end = _integer(row, "dataset_from_index"), _integer(row, "dataset_to_index")
+            first_row = _integer(row, "dataset_from_index")
+            end = _integer(row, "dataset_to_index")
             table = self._fill("data_path", DATA_V3, _read_place(row, "data"))
             begins = first_rows.setdefault(table, first_row)
             if end < first_row or first_row < begins:
@@ -446,7 +452,9 @@ class _EpisodeReader:
     """Reads the pictures and states of one episode."""
 
     def __init__(self, bag: LeRobotBag, episode: Episode, pictures: Mapping[str, ImageFeature]) -> None:
-        self._episode, self._tables, self._report = episode, bag.tables, bag.report
+        self._episode = episode
+        self._tables = bag.tables
+        self._report = bag.report
         self._period_ns = round(NANOSECONDS / bag.layout.fps)
         self._pictures: dict[str, ImageFeature] = {}
         # depth comes before the colour of its time
@@ -462,7 +470,8 @@ class _EpisodeReader:
         """Yield the pictures from `begin_ns`; the episode begins at `start_ns`."""
         if not self._pictures:
             return
-        offset_ns, pictures = max(begin_ns - start_ns, 0), self._pictures
+        offset_ns = max(begin_ns - start_ns, 0)
+        pictures = self._pictures
         videos = {
             image.key: _VideoFrames(self._episode.videos[image.key], offset_ns, self._period_ns, image.depth)
             for image in pictures.values()
@@ -492,7 +501,8 @@ class _EpisodeReader:
 
     def rows(self, keys: Sequence[str]) -> Iterator[_Row]:
         """Yield the rows with these columns; the time is None where the table has no time of the episode."""
-        episode, done = self._episode, 0
+        episode = self._episode
+        done = 0
         columns = ["episode_index", "timestamp", *keys]
         for cells in _read_rows(
             self._tables, episode.table, columns, episode.table_row, episode.length, ROWS
@@ -533,7 +543,8 @@ def _decode_cell(cell: object, image: ImageFeature) -> samples.Colour | Depth:
 
 def _read_codes(frame: Any) -> npt.NDArray[np.uint16]:
     """Return the brightness of a decoded frame of 12 bits as it is stored, [height, width]; BagError for others."""
-    name, plane = frame.format.name, frame.planes[0]
+    name = frame.format.name
+    plane = frame.planes[0]
     if not re.match(r"(gray|yuv\d{3}p)12[lb]e$", name):
         raise BagError(f"expected depth in a video of 12 bits, found one of {name}: it has no exact values")
     rows = np.frombuffer(plane, "<u2" if name.endswith("le") else ">u2").reshape(frame.height, -1)
@@ -547,7 +558,8 @@ def _make_table(depth: DepthFormat) -> tuple[npt.NDArray[np.uint16], float]:
     """
     steps = np.arange(_CODES) / (_CODES - 1)
     if depth.is_log:
-        low, high = math.log(depth.min_m + depth.shift_m), math.log(depth.max_m + depth.shift_m)
+        low = math.log(depth.min_m + depth.shift_m)
+        high = math.log(depth.max_m + depth.shift_m)
         metres = np.exp(low + steps * (high - low)) - depth.shift_m
     else:
         metres = depth.min_m + steps * (depth.max_m - depth.min_m)
@@ -561,7 +573,8 @@ class _VideoFrames:
     """The frames of an episode in a video, found by time, which does not go back."""
 
     def __init__(self, part: VideoPart, offset_ns: int, period_ns: int, depth: DepthFormat | None) -> None:
-        self._path, self._half_ns = part.path, period_ns // 2
+        self._path = part.path
+        self._half_ns = period_ns // 2
         self._depth = None if depth is None else _make_table(depth)
         self._begin_ns = round(part.begin_s * NANOSECONDS)
         first_ns = max(self._begin_ns + offset_ns - self._half_ns, 0)

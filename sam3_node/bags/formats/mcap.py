@@ -38,7 +38,13 @@ Decode = Callable[[bytes], Any]
 WHOLE = TimeSpan()
 
 _RECORD = struct.Struct("<BQ")  # opcode, length of the content in bytes
-_FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _METADATA, _DATA_END = 0x02, 0x03, 0x04, 0x05, 0x06, 0x0C, 0x0F
+_FOOTER = 0x02
+_SCHEMA = 0x03
+_CHANNEL = 0x04
+_MESSAGE = 0x05
+_CHUNK = 0x06
+_METADATA = 0x0C
+_DATA_END = 0x0F
 _END_LENGTHS = {_FOOTER: 20, _DATA_END: 4}
 _MAX_RECORD = 1 << 32  # bytes
 _COMPRESSIONS = ("", "lz4", "zstd")
@@ -126,7 +132,9 @@ class McapStream:
         return None if summary is None or summary.statistics is None else summary
 
     def _until_damage(self, read: Callable[[_McapFile], Iterator[T]]) -> Iterator[T]:
-        self.damage, self._reached, self._logged_ns = None, 0, 0
+        self.damage = None
+        self._reached = 0
+        self._logged_ns = 0
         with _McapFile(self.path) as file:
             self._expansion = Expansion(file.size)
             try:
@@ -203,7 +211,8 @@ class McapStream:
         """Yield opcode and content of the records in a chunk, once its checksum is right."""
         if chunk.compression not in _COMPRESSIONS:
             raise ValueError(f"a chunk compressed by {chunk.compression!r}, expected lz4, zstd or nothing")
-        size, data = chunk.uncompressed_size, chunk.data
+        size = chunk.uncompressed_size
+        data = chunk.data
         if chunk.compression:
             try:
                 data = decompress(data, chunk.compression, size)
@@ -214,10 +223,12 @@ class McapStream:
         if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
             raise ValueError("crc validation failed in Chunk")
         self._expansion.add_bytes(size)  # an index may name one chunk many times
-        view, position = memoryview(data), 0
+        view = memoryview(data)
+        position = 0
         while position < size:
             opcode, length = _RECORD.unpack_from(view, position)
-            begin, position = position + _RECORD.size, position + _RECORD.size + length
+            begin = position + _RECORD.size
+            position = position + _RECORD.size + length
             if position > size:
                 raise ValueError("a record that ends outside its chunk")
             self._expansion.add_record()
@@ -285,7 +296,8 @@ class _McapFile(Closeable):
             self._file.close()
             description = "one that begins otherwise" if begin else "an empty one"
             raise BagError(f"expected an MCAP file at {path}, found {description}")
-        self.seek, self.tell = self._file.seek, self._file.tell
+        self.seek = self._file.seek
+        self.tell = self._file.tell
         self.seek(0)
 
     def close(self) -> None:
@@ -360,7 +372,8 @@ def _topic(channel: Channel) -> Topic:
 
 
 def _sample(row: Row, decode: Decode) -> Sample | None:
-    channel, damaged = row.channel, require("google.protobuf.message", "bags").DecodeError
+    channel = row.channel
+    damaged = require("google.protobuf.message", "bags").DecodeError
     try:
         sample = read_sample(decode(row.data), channel.schema, channel.topic, row.logged_ns)
     # fields of JSON are of any type

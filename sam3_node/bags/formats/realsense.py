@@ -108,7 +108,8 @@ class _Reading:
     """One pass over a recording. An image waits for its metadata, which holds its stamp and its depth units."""
 
     def __init__(self, storage: Storage, streams: tuple[_SensorStream, ...], topics: Collection[str]) -> None:
-        self._types, self._is_cdr = storage.types, storage.is_cdr
+        self._types = storage.types
+        self._is_cdr = storage.is_cdr
         images = [stream for stream in streams if stream.image_name in topics]
         infos = [stream for stream in streams if stream.info_name in topics]
         self._images = {stream.image: stream for stream in images}
@@ -208,9 +209,11 @@ def _payload(message: Any, type_name: str, stream: _SensorStream) -> Payload:
     kind = type_name
     packed = _PACKED.fullmatch(message.format) if type_name.endswith("CompressedImage") else None
     if packed is not None:
-        message, kind = _unpack(message.data, packed, stream), "sensor_msgs/Image"
+        message = _unpack(message.data, packed, stream)
+        kind = "sensor_msgs/Image"
     if getattr(message, "encoding", "") == "MJPEG":
-        message, kind = SimpleNamespace(format="jpeg", data=message.data), "sensor_msgs/CompressedImage"
+        message = SimpleNamespace(format="jpeg", data=message.data)
+        kind = "sensor_msgs/CompressedImage"
     elif hasattr(message, "encoding") and not stream.is_depth:
         message.encoding = _ENCODINGS.get(message.encoding, message.encoding)
     payload = read_payload(message, kind, stream.image_name)
@@ -239,8 +242,11 @@ def _read_lens(message: Any) -> CameraInfo | None:
         )
         coeffs = [_number(value) for value in fields.get("coeffs", "").split(",")]
     else:
-        model, width, height = message.distortion_model, message.width, message.height
-        matrix, coeffs = [float(message.K[place]) for place in (0, 4, 2, 5)], list(map(float, message.D))
+        model = message.distortion_model
+        width = message.width
+        height = message.height
+        matrix = [float(message.K[place]) for place in (0, 4, 2, 5)]
+        coeffs = list(map(float, message.D))
     size = (round(width), round(height))
     lens = make_intrinsics(size, matrix, model, coeffs)
     return None if lens is None else CameraInfo(lens, size=size)

@@ -28,7 +28,12 @@ from .mcap import McapBag
 
 ROSBAG1_MAGIC = b"#ROSBAG V2.0\n"
 
-_MESSAGE, _BAG, _INDEX, _CHUNK, _CHUNK_INFO, _CONNECTION = 2, 3, 4, 5, 6, 7
+_MESSAGE = 2
+_BAG = 3
+_INDEX = 4
+_CHUNK = 5
+_CHUNK_INFO = 6
+_CONNECTION = 7
 _LENGTH = struct.Struct("<I")
 _TIME = struct.Struct("<II")
 _MAX_PART = 1 << 30  # bytes of a header, or of the data of a record
@@ -317,7 +322,8 @@ class Rosbag1(Closeable):
 
     def _records(self) -> Iterator[_Record]:
         """Yield the messages, also those in chunks; remember connections; note what was lost."""
-        self._report, position = ReadReport(), len(ROSBAG1_MAGIC)
+        self._report = ReadReport()
+        position = len(ROSBAG1_MAGIC)
         self._expansion = Expansion(self._size)
         try:
             while position < self._size:
@@ -353,7 +359,8 @@ class Rosbag1(Closeable):
                 yield from self._flatten(inner)
 
     def _connect(self, record: _Record) -> None:
-        number, topic = _number(record.fields.get(b"conn", b"")), record.fields.get(b"topic", b"")
+        number = _number(record.fields.get(b"conn", b""))
+        topic = record.fields.get(b"topic", b"")
         type_name = _fields(record.data).get(b"type", b"")
         self._connections[number] = (_text(topic), _text(type_name))
 
@@ -399,7 +406,8 @@ def _take(source: BinaryIO, size: int, may_be_cut: bool = False) -> bytes:
 
 
 def _fields(header: bytes) -> dict[bytes, bytes]:
-    fields, source = {}, io.BytesIO(header)
+    fields = {}
+    source = io.BytesIO(header)
     while source.tell() < len(header):
         name, _, value = _take(source, len(header)).partition(b"=")
         fields[name] = value
@@ -470,7 +478,8 @@ class Rosbag2Sqlite(Closeable):
     def messages(self, topics: Collection[str]) -> Iterator[RawMessage]:
         """Yield the whole messages on these topics in the order of recording."""
         self.lost = None
-        count, bytes_left = 0, self._bytes
+        count = 0
+        bytes_left = self._bytes
         numbers = [number for number, name in self._names.items() if name in topics]
         try:
             self._allow_steps()

@@ -85,13 +85,17 @@ class Playback:
     def __init__(
         self, path: Path, begin_ns: int = 0, convert: Callable[[Any], npt.NDArray[Any]] = read_bgr
     ) -> None:
-        self._av, self._convert, self._turner = require("av", "bags"), convert, Turner()
-        self._path, self._begin_ns = path, begin_ns
+        self._av = require("av", "bags")
+        self._convert = convert
+        self._turner = Turner()
+        self._path = path
+        self._begin_ns = begin_ns
         if stand_in := describe_stand_in(path):
             raise BagError(f"expected a video at {path}, found {stand_in}")
         with reading(path):
             size = path.stat().st_size
-        self._max_pixels, self._pixels_left = max_pixels(size), max_video_pixels(size)
+        self._max_pixels = max_pixels(size)
+        self._pixels_left = max_video_pixels(size)
         self._end_ns = self._declared_ns = self._bad = 0
 
     def frames(self) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
@@ -150,7 +154,8 @@ class Playback:
         """Report the difference between the declared and the decoded video."""
         report = ReadReport()
         if self._declared_ns > self._end_ns:
-            seconds, declared = self._end_ns / NANOSECONDS, self._declared_ns / NANOSECONDS
+            seconds = self._end_ns / NANOSECONDS
+            declared = self._declared_ns / NANOSECONDS
             report.add(
                 f"{self._path.name} ends after {seconds:.1f} of {declared:.1f} s: it is damaged or cut off"
             )
@@ -228,7 +233,9 @@ class Turner:
         x_to_x, x_to_y, y_to_x, y_to_y = self._axes
         is_transposed = abs(x_to_x) + abs(y_to_y) < abs(x_to_y) + abs(y_to_x)
         if is_transposed:
-            image, x_to_x, y_to_y = image.swapaxes(0, 1), y_to_x, x_to_y
+            image = image.swapaxes(0, 1)
+            x_to_x = y_to_x
+            y_to_y = x_to_y
         return image[:: -1 if y_to_y < 0 else 1, :: -1 if x_to_x < 0 else 1]
 
 
@@ -236,7 +243,8 @@ class _PacketDecoder:
     """The decoder of one topic. A decoder may give an image some packets later; its number leads back to its packet."""
 
     def __init__(self, first: VideoPacket, report: ReadReport) -> None:
-        self._av, self._report = require("av", "bags"), report
+        self._av = require("av", "bags")
+        self._report = report
         self._context = self._av.CodecContext.create(first.codec, "r")
         self._context.thread_count = 1  # several threads hold images back
         limit = max_pixels(memoryview(first.data).nbytes)

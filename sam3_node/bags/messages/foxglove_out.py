@@ -78,7 +78,10 @@ def decompress_depth(depth: Depth) -> Depth:
 def encode_calibration(frame: Frame, intrinsics: Intrinsics) -> Encoded:
     """Return the foxglove.CameraCalibration of a camera whose images have the frame's size."""
     model, distortion = _distortion(intrinsics)
-    fx, fy, cx, cy = intrinsics.fx, intrinsics.fy, intrinsics.cx, intrinsics.cy
+    fx = intrinsics.fx
+    fy = intrinsics.fy
+    cx = intrinsics.cx
+    cy = intrinsics.cy
     calibration = _kind("CameraCalibration")(
         timestamp=_time(frame.capture_ns),
         frame_id=frame.camera,
@@ -142,7 +145,8 @@ def _transform(pose: FramePose, masks: MaskFrame) -> Any:
 
 
 def _entity(instance: Instance, position_m: Sequence[float], masks: MaskFrame, time: Any) -> Any:
-    colour, faint = _colour(instance), _colour(instance, FILL_ALPHA)
+    colour = _colour(instance)
+    faint = _colour(instance, FILL_ALPHA)
     cubes = []
     if instance.extent_m is not None:
         box = _pose(instance.extent_centre_m or position_m, instance.extent_quaternion_xyzw)
@@ -225,7 +229,9 @@ def _outline(instance: Instance, time: Any) -> list[Any]:
     contours, _ = cv2.findContours(
         instance.mask.crop.view(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE, offset=(x0, y0)
     )
-    annotation, line, fill = _kind("PointsAnnotation"), _colour(instance), _colour(instance, FILL_ALPHA)
+    annotation = _kind("PointsAnnotation")
+    line = _colour(instance)
+    fill = _colour(instance, FILL_ALPHA)
     return [
         annotation(
             timestamp=time,

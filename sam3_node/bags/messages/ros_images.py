@@ -207,7 +207,8 @@ def _is_aligned(topic: str) -> bool:
 
 
 def _camera_info(message: Any, topic: str) -> CameraInfo | None:
-    projection, lens = _projection(_numbers(message, "p"), topic), None
+    projection = _projection(_numbers(message, "p"), topic)
+    lens = None
     try:
         lens = _lens(message)
     except ValueError as error:
@@ -247,7 +248,8 @@ def _projection(matrix: list[float], topic: str) -> Intrinsics | str | None:
 
 
 def _lens(message: Any) -> Intrinsics | None:
-    matrix, coeffs = _numbers(message, "k"), tuple(_numbers(message, "d"))
+    matrix = _numbers(message, "k")
+    coeffs = tuple(_numbers(message, "d"))
     if len(matrix) not in (0, 9):
         raise ValueError(f"expected a camera matrix of 9 numbers, found {matrix}")
     return (
@@ -279,7 +281,9 @@ def make_lens(matrix: Sequence[float], name: str, coeffs: tuple[float, ...]) -> 
 
 
 def _raw(message: Any, topic: str) -> Colour | Depth:
-    width, height, encoding = int(message.width), int(message.height), str(message.encoding)
+    width = int(message.width)
+    height = int(message.height)
+    encoding = str(message.encoding)
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
         raise ValueError(f"expected sides of 1 to {MAX_SIDE} pixels, found {width} x {height}")
     if encoding in _DEPTH or (encoding == "mono16" and _names_depth(topic)):
@@ -308,7 +312,8 @@ def _cvt(image: Bytes, code: str) -> Bytes:
 def _pixels(message: Any, kind: str, channels: int, height: int) -> npt.NDArray[Any]:
     """Return the pixels [height, width, channels] of an Image, without row padding, in this machine's byte order."""
     dtype = np.dtype((">" if getattr(message, "is_bigendian", False) else "<") + kind)
-    width, data = int(message.width), _bytes(message.data)
+    width = int(message.width)
+    data = _bytes(message.data)
     row = width * channels * dtype.itemsize
     step = int(message.step) or row
     if step < row or data.size < step * (height - 1) + row:
@@ -354,7 +359,8 @@ def to_millimetres(metres: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 
 def _compressed(message: Any, topic: str) -> Colour | Depth | VideoPacket:
-    data, format_ = _flat(_bytes(message.data)), str(message.format)
+    data = _flat(_bytes(message.data))
+    format_ = str(message.format)
     if "compressedDepth" in format_ or topic.endswith("/compressedDepth"):
         return _compressed_depth(data, format_, topic)
     is_depth = "16UC1" in format_ or _names_depth(topic)
@@ -429,8 +435,10 @@ def decode_rvl(data: Buffer) -> npt.NDArray[np.uint16]:
     while filled < width * height:
         if place + 2 > len(numbers):
             raise ValueError(f"expected {width} x {height} pixels of RVL, found {filled}")
-        zeros, count = int(numbers[place]), int(numbers[place + 1])
-        begin, place = place + 2, place + 2 + count
+        zeros = int(numbers[place])
+        count = int(numbers[place + 1])
+        begin = place + 2
+        place = place + 2 + count
         if zeros + count == 0 or filled + zeros + count > width * height or place > len(numbers):
             raise ValueError(f"expected {width} x {height} pixels of RVL, found a run of {zeros} and {count}")
         is_depth[filled + zeros : filled + zeros + count] = True

@@ -25,9 +25,11 @@ from ...geometry import Array
 from ...types import Buffer
 from ...wire.codec import VERSION, Fields, pack, unpack, vector
 
-LAYOUT, LAYOUT_VERSION = "sam3_node.layout", 1
+LAYOUT = "sam3_node.layout"
+LAYOUT_VERSION = 1
 """Metadata record that begins a recording, and its version."""
-NODE, RECORDING = "sam3_node.node", "sam3_node.recording"
+NODE = "sam3_node.node"
+RECORDING = "sam3_node.recording"
 """Metadata records: the node's own description; what was recorded and what was lost, written at the end."""
 COLOUR = "sam3_node.colour"
 """Metadata record before the first frame whose raw colour was compressed for the recording: {compression, quality,
@@ -38,7 +40,10 @@ RING = "sam3_node.ring"
 """Metadata record of files that a trigger had written: {trigger_ns, ring_s, dropped}. `dropped` is the number of
 earlier messages that the recorder received."""
 EVENTS = "events"
-MASKS_ROOT, TRUTH_ROOT, POSE_ROOT, ROBOT_POSES_ROOT = "masks/", "truth/", "pose/", "poses/"
+MASKS_ROOT = "masks/"
+TRUTH_ROOT = "truth/"
+POSE_ROOT = "pose/"
+ROBOT_POSES_ROOT = "poses/"
 JOINTS_ROOT = "joints/"
 NO_SCHEMA = 0
 """MCAP's schema id of messages that describe themselves."""

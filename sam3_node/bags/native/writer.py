@@ -203,7 +203,9 @@ class SplitRecordingWriter(Closeable):
             raise OutputError(
                 f"expected a new name for the recording, found {earlier[0]} of an earlier one; choose another name"
             )
-        self._path, self._split_bytes, self._split_s = path, split_bytes, split_s
+        self._path = path
+        self._split_bytes = split_bytes
+        self._split_s = split_s
         self._summary = summary
         self._metadata: dict[str, Metadata] = {}
         self._writers: list[RecordingWriter] = []
