@@ -145,7 +145,8 @@ class _LogReader:
         yield from self._check_event_order(event)
         args = Fields(event.args, f"event {event.op}")
         if event.op == FAILED:
-            camera, seq = args.text("camera"), args.integer("seq")
+            camera = args.text("camera")
+            seq = args.integer("seq")
             self.last_seq[camera] = seq
             withheld = args.has("withheld") and args.flag("withheld")
             pose = read_pose(args.fields("robot_pose")) if args.has("robot_pose") else None
@@ -248,7 +249,8 @@ def match_frames(entries: Iterable[LogEntry], frames: Iterable[Frame], notes: No
     `frames` come from all cameras, in order for each camera. Memory holds only the frames read ahead that
     the next WINDOW steps need.
     """
-    upcoming, source = deque[LogEntry](), iter(entries)
+    upcoming = deque[LogEntry]()
+    source = iter(entries)
     matcher = _FrameMatcher(iter(frames))
     while True:
         for entry in islice(source, WINDOW - len(upcoming)):

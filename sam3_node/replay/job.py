@@ -166,9 +166,11 @@ def _make_unique(names: Sequence[str]) -> list[str]:
     """Append a number to each repeated name."""
     taken: list[str] = []
     for name in names:
-        count, unique = 2, name
+        count = 2
+        unique = name
         while unique in taken:
-            unique, count = f"{name}-{count}", count + 1
+            unique = f"{name}-{count}"
+            count = count + 1
         taken.append(unique)
     return taken
 
@@ -244,7 +246,8 @@ def describe_differences(replayed: Mapping[str, Any], recorded: Mapping[str, Any
 
     `replayed` and `recorded` are descriptions of a Perception.
     """
-    before, now = _collect_facts(recorded), _collect_facts(replayed)
+    before = _collect_facts(recorded)
+    now = _collect_facts(replayed)
     return [
         f"{name} was {before[name]!r} in the recording, is {now[name]!r}"
         for name in now

@@ -44,7 +44,8 @@ Stats = npt.NDArray[np.float64]
 
 def check_lerobot(path: Path) -> None:
     """Raise ReplayError that names all that is missing, unless a recording is a whole LeRobot dataset."""
-    selection, missing = split_selection(path), []
+    selection = split_selection(path)
+    missing = []
     if not is_lerobot(selection.path):
         missing.append(
             f"a LeRobot dataset, with the robot's states, actions and tasks: {selection.path} has no {INFO}; record "
@@ -105,8 +106,11 @@ class _DatasetWriter:
         progress: Callable[[int], None],
         labels: Sequence[str],
     ) -> None:
-        self._layout, self._target, self._tables = read_layout(root, tables), target, tables
-        sizes, others = {}, set()
+        self._layout = read_layout(root, tables)
+        self._target = target
+        self._tables = tables
+        sizes = {}
+        others = set()
         for frame in masks():
             sizes[frame.camera] = frame.width, frame.height
             others |= {instance.label for instance in frame.instances}
@@ -126,11 +130,13 @@ class _DatasetWriter:
         self._episodes = sorted(self._layout.episodes, key=lambda episode: episode.first_row)
         self._starts = [episode.first_row for episode in self._episodes]
         self._rows = {camera: _CameraRows(camera, masks()) for camera in self._cameras}
-        self._progress, self._written = progress, 0
+        self._progress = progress
+        self._written = 0
 
     def copy_files(self) -> None:
         """Link or copy all files but the tables of rows and episodes."""
-        root, tables = self._layout.root, {episode.table for episode in self._episodes}
+        root = self._layout.root
+        tables = {episode.table for episode in self._episodes}
         for path in (path for name in COPIED for path in sorted((root / name).rglob("*"))):
             self._place(path).parent.mkdir(parents=True, exist_ok=True)
             if not path.is_file() or path in tables or (root / EPISODES_V3) in path.parents:
@@ -190,7 +196,8 @@ class _DatasetWriter:
 
     def _paint(self, image: npt.NDArray[np.uint8], instance: Instance, labels: dict[int, str]) -> None:
         labels.setdefault(instance.id, instance.label)
-        label, number = self._numbers[instance.label], list(labels).index(instance.id) + 1
+        label = self._numbers[instance.label]
+        number = list(labels).index(instance.id) + 1
         score = round(min(max(instance.score, 0.0), 1.0) * 255)
         instance.mask.paint(image, (palette_index(label), palette_index(number), score))
 
@@ -254,7 +261,8 @@ class _DatasetWriter:
             self._place(path).parent.mkdir(parents=True, exist_ok=True)
             columns = self._tables.call("list_columns", path)
             names = [name.removeprefix(prefix) for name in columns if name.startswith(prefix)]
-            done, count = 0, self._tables.call("begin_copy", path, target=self._place(path))
+            done = 0
+            count = self._tables.call("begin_copy", path, target=self._place(path))
             while count:
                 rows = self._tables.call(
                     "read_rows", path, columns=["episode_index"], first=done, count=count
@@ -322,7 +330,8 @@ def _compute_stats(histogram: Histogram) -> Stats:
     total = np.maximum(histogram.sum(axis=1), 1)
     mean = histogram @ values / total
     variance = np.maximum(histogram @ values**2 / total - mean**2, 0)
-    present, cumulated = histogram > 0, histogram.cumsum(axis=1)
+    present = histogram > 0
+    cumulated = histogram.cumsum(axis=1)
     least = np.where(present.any(axis=1), values[present.argmax(axis=1)], 0)
     most = np.where(present.any(axis=1), values[255 - present[:, ::-1].argmax(axis=1)], 0)
     quantiles = [values[(cumulated >= share * total[:, None]).argmax(axis=1)] for share in QUANTILES.values()]

@@ -130,8 +130,10 @@ def _clear_unfinished(session: JobSession, description: Mapping[str, Any]) -> No
 
 def _push_frames(node: LiveNode, session: JobSession, limits: ShardLimits) -> Summary:
     """Push all frames, up to a stop, and write their masks to shards."""
-    schedule, player = session.schedule, LivePlayer(node)
-    served_before, total = node.begin(schedule.cameras), schedule.count_frames()
+    schedule = session.schedule
+    player = LivePlayer(node)
+    served_before = node.begin(schedule.cameras)
+    total = schedule.count_frames()
     if served_before:
         schedule.notes.add(
             f"the node had frames of {', '.join(served_before)} before: object ids continue from those it gave then"
@@ -411,8 +413,10 @@ class LiveNode(Closeable):
         self._opened.close()
 
     def _reset_counts(self, cameras: Sequence[str], before: NodeCounts) -> None:
-        self._cameras, self._before = cameras, before
-        self.sent, self._last_done = InFlightFrames(), NodeCounts()
+        self._cameras = cameras
+        self._before = before
+        self.sent = InFlightFrames()
+        self._last_done = NodeCounts()
         self._checked_s = self._progress_s = time.monotonic()
 
     def _send(self, frame: Frame) -> bool:
@@ -424,7 +428,8 @@ class LiveNode(Closeable):
 
     def _poll_masks(self) -> None:
         """Wait up to POLL_MS for masks. Check the node's counts if there were none for SILENT_S."""
-        masks, now_s = self._masks.take(POLL_MS), time.monotonic()
+        masks = self._masks.take(POLL_MS)
+        now_s = time.monotonic()
         if masks is not None:
             self._checked_s = self._progress_s = now_s
             if self.sent.receive(masks):
@@ -439,7 +444,8 @@ class LiveNode(Closeable):
             raise StoppedWaitingError(f"stopped waiting for the masks of {len(self.sent.in_flight)} frames")
         done = self._count_done()
         if done != self._last_done:
-            self._last_done, self._progress_s = done, time.monotonic()
+            self._last_done = done
+            self._progress_s = time.monotonic()
         self.sent.update(done)
         silent_s = time.monotonic() - self._progress_s
         max_silent_s = FOREIGN_READER_S if done.stepped > self.sent.received else HANG_S

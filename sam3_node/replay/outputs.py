@@ -33,8 +33,11 @@ T = TypeVar("T", MaskFrame, Frame)
 FrameSource = Callable[[], Iterator[Frame]]
 """Each call yields the frames of the recording from the beginning."""
 
-REPORT_PICTURES, REPORT_PICTURE_PX, REPORT_POINTS = 12, 480, 4000
-_IMAGES, _SUFFIXES = "images", {"jpeg": ".jpg", "png": ".png"}
+REPORT_PICTURES = 12
+REPORT_PICTURE_PX = 480
+REPORT_POINTS = 4000
+_IMAGES = "images"
+_SUFFIXES = {"jpeg": ".jpg", "png": ".png"}
 
 
 class Dataset(NamedTuple):
@@ -162,7 +165,9 @@ def _write_report(folder: Path, sources: Sources, progress: Callable[[int], None
     stride = max(1, math.ceil(count / REPORT_POINTS))
     shown = {index * count // REPORT_PICTURES for index in range(REPORT_PICTURES)}
     cameras: dict[str, dict[str, Any]] = {}
-    pictures, first_ns, model = [], dict[str, int](), ""
+    pictures = []
+    first_ns = dict[str, int]()
+    model = ""
     pairs = join_frames(sources.masks, sources.frames)
     recorded = join_frames(sources.masks, sources.recorded or (lambda: iter(list[MaskFrame]())))
     for number, ((masks, frame), (_, before)) in enumerate(zip(pairs, recorded, strict=True)):
@@ -321,7 +326,8 @@ def join_frames(masks: MaskSource, frames: Callable[[], Iterator[T]]) -> Iterato
     passes: dict[str, Iterator[T]] = {}
     upcoming: dict[str, T | None] = {}
     for frame_masks in masks():
-        camera, key = frame_masks.camera, frame_masks.key
+        camera = frame_masks.camera
+        key = frame_masks.key
         if camera not in passes:
             passes[camera] = _select_camera(camera, frames)
             upcoming[camera] = next(passes[camera], None)
@@ -365,7 +371,8 @@ def name_images(masks: MaskSource, frames: FrameSource) -> Iterator[tuple[str | 
         if frame is None:
             yield None, None
             continue
-        camera, seq = frame_masks.camera, frame_masks.seq
+        camera = frame_masks.camera
+        seq = frame_masks.seq
         last_seq, restarts = last.get(camera, (-1, 0))
         restarts += seq <= last_seq
         last[camera] = seq, restarts

@@ -75,7 +75,8 @@ class Player(ActionPlayer):
 
     def __init__(self, perception: Perception, joins_recorded: bool = False) -> None:
         super().__init__()
-        self._perception, self._joins_recorded = perception, joins_recorded
+        self._perception = perception
+        self._joins_recorded = joins_recorded
         self._restart()
 
     def play(self, action: Action) -> MaskFrame | None:
@@ -191,7 +192,8 @@ def add_everything(edit: Edit, request: Callable[..., Any], notes: list[str]) ->
 
     Where nothing is found, the reason goes to `notes`.
     """
-    replies, place = [], {"camera": edit.args["camera"], "seq": edit.args["seq"]}
+    replies = []
+    place = {"camera": edit.args["camera"], "seq": edit.args["seq"]}
     reply = request("segment_everything", **edit.args)
     if not reply["masks"] and len(notes) < MAX_NOTES:
         reason = reply.get("note", "nothing was found")
@@ -213,7 +215,8 @@ def update_masks(masks: MaskFrame, edit: Edit, reply: Any) -> MaskFrame:
         return masks
     if not isinstance(reply, dict) or reply.get("seq") != masks.seq or "mask" not in reply:
         return masks
-    mask, score = decode_mask(reply["mask"]), reply["score"]
+    mask = decode_mask(reply["mask"])
+    score = reply["score"]
     instances = {instance.id: instance for instance in masks.instances}
     edited = instances.get(reply["id"])
     if edited is None:

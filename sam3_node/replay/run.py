@@ -106,11 +106,15 @@ class _JobRun:
     def replay(self) -> Summary:
         """Play all actions that are not in shards yet, up to a stop."""
         self._check_weights()
-        schedule, model = self.session.schedule, self.perception.model
+        schedule = self.session.schedule
+        model = self.perception.model
         player = Player(self.perception, joins_recorded=schedule.job.mode == "as-recorded")
         writer = ShardWriter(Shards(self.session.store), player, self.limits)
-        resumed_from, second_from = writer.frames, 0
-        unfound, notes, is_complete = dict[str, str](), list[str](), True
+        resumed_from = writer.frames
+        second_from = 0
+        unfound = dict[str, str]()
+        notes = list[str]()
+        is_complete = True
         try:
             self._play("replaying", schedule.actions(), schedule.count_frames(), player, writer)
             unfound = writer.totals.describe_unfound(self.perception.status())
@@ -136,8 +140,10 @@ class _JobRun:
 
         Return the number of frames that earlier runs of it had done, and notes for the summary.
         """
-        session, schedule = self.session, self.session.schedule
-        masks, detector = Shards(session.store).masks, schedule.settings.detector
+        session = self.session
+        schedule = self.session.schedule
+        masks = Shards(session.store).masks
+        detector = schedule.settings.detector
         find_spans = SPAN_FINDERS.get(schedule.job.strategy)
         if find_spans is None:
             return 0, []
@@ -182,8 +188,10 @@ class _JobRun:
 
     def _check_weights(self) -> None:
         """Raise ReplayError if the existing shards or the recorded node had other weights."""
-        schedule, description = self.session.schedule, self.perception.describe()
-        digests, recorded = completion.read_digests(description), schedule.description
+        schedule = self.session.schedule
+        description = self.perception.describe()
+        digests = completion.read_digests(description)
+        recorded = schedule.description
         completion.check_identity(self.session.store, digests)
         if schedule.job.mode != "as-recorded" or recorded is None:
             return
@@ -233,11 +241,14 @@ class Prefetcher(Closeable):
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self._actions = iter(actions)
-        self._max_frames, self._max_bytes = max_frames, max_bytes
-        self._reader, self._decoders = ThreadPoolExecutor(1, "read"), ThreadPoolExecutor(threads, "decode")
+        self._max_frames = max_frames
+        self._max_bytes = max_bytes
+        self._reader = ThreadPoolExecutor(1, "read")
+        self._decoders = ThreadPoolExecutor(threads, "decode")
 
     def __iter__(self) -> Iterator[Action]:
-        ahead, largest = deque([self._reader.submit(self._read)]), 1
+        ahead = deque([self._reader.submit(self._read)])
+        largest = 1
         while (decoding := ahead.popleft().result()) is not None:
             action = decoding.result()
             if isinstance(action, Step):
@@ -291,7 +302,10 @@ def compare_masks(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) 
 
     All fields must be equal, except the times of the stages and of publishing, and the node's session.
     """
-    remaining, count, identical, first = iter(replayed), 0, 0, None
+    remaining = iter(replayed)
+    count = 0
+    identical = 0
+    first = None
     masks = next(remaining, None)
     for expected in recorded:
         count += 1
@@ -323,7 +337,8 @@ def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
     for now, then in zip(*sides, strict=True):
         whose = f" of object {now.id}" if isinstance(now, Instance) else ""
         for field in fields(now):
-            here, there = getattr(now, field.name), getattr(then, field.name)
+            here = getattr(now, field.name)
+            there = getattr(then, field.name)
             if isinstance(here, Mask) and isinstance(there, Mask):
                 if pixels := np.count_nonzero(here.full() != there.full()):
                     return f"has another {field.name}{whose}: {pixels} pixels differ"

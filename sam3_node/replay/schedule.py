@@ -63,7 +63,8 @@ class Schedule(Closeable):
     """
 
     def __init__(self, job: Job, path: Path) -> None:
-        self.job, self.path = job, path
+        self.job = job
+        self.path = path
         if "lerobot" in job.outputs:
             check_lerobot(path)
         self.notes = event_log.Notes(job.allow_gaps)
@@ -151,7 +152,8 @@ class Schedule(Closeable):
         for message in self._bag.robot():
             if on_gripper or isinstance(message, JointState):
                 tracks.add(message)
-        lacks_poses, lacks_joints = on_gripper and not tracks.poses, settings.urdf and not tracks.joints
+        lacks_poses = on_gripper and not tracks.poses
+        lacks_joints = settings.urdf and not tracks.joints
         for masks in self.recorded_masks() if lacks_poses or lacks_joints else ():
             if lacks_poses and masks.robot_pose is not None:
                 tracks.add(masks.robot_pose)
@@ -290,11 +292,14 @@ def step_all_frames(
     """
     edits = edits or FrameEdits()
     remaining = [item for item in objects if not item.photo]
-    indices, begun, episode = Counter[str](), set[str](), None
+    indices = Counter[str]()
+    begun = set[str]()
+    episode = None
     for frame in frames:
         place = frame.camera, frame.seq
         yield from edits.before.pop(place, ())
-        before, episode = episode, bisect_right(episode_starts, frame.seq)
+        before = episode
+        episode = bisect_right(episode_starts, frame.seq)
         if before not in (None, episode):
             begun.clear()
             yield event_log.Edit("reset")

@@ -203,7 +203,8 @@ def schedule_backward(
     The second pass detects nothing by name; `has_prompts` tells that a new player would. Objects have their id of the
     first pass as label, as the second pass assigns its own ids.
     """
-    additions, removals = defaultdict[int, list[Edit]](list), defaultdict[int, list[Edit]](list)
+    additions = defaultdict[int, list[Edit]](list)
+    removals = defaultdict[int, list[Edit]](list)
     for span in spans:
         target = {"camera": span.camera, "label": str(span.id)}
         additions[span.last].append(Edit("add_object", {**target, "mask": span.mask}))
@@ -233,7 +234,8 @@ def read_results(store: Store, min_score: float) -> Iterator[MaskFrame]:
 
     `min_score` is the parameter of `merge`.
     """
-    first, second = Shards(store), Shards(store, SECOND_PASS)
+    first = Shards(store)
+    second = Shards(store, SECOND_PASS)
     if not len(second):
         return first.masks()
     return merge(first.masks(), second.masks_backward(), min_score)
@@ -258,11 +260,13 @@ def merge(
 def _select_masks(
     forward: Iterable[MaskFrame], backward: Iterable[MaskFrame], min_score: float
 ) -> Iterator[MaskFrame]:
-    spans, remaining = dict[CameraObject, tuple[int, bool]](), iter(backward)
+    spans = dict[CameraObject, tuple[int, bool]]()
+    remaining = iter(backward)
     behind = next(remaining, None)
     for masks in forward:
         if behind is not None and behind.key == masks.key:
-            masks, behind = _select(masks, behind, spans, min_score), next(remaining, None)
+            masks = _select(masks, behind, spans, min_score)
+            behind = next(remaining, None)
         yield masks
     if behind is not None:
         raise ReplayError(
@@ -280,7 +284,8 @@ def _count_ages(frames: Iterator[MaskFrame]) -> Iterator[MaskFrame]:
             key = masks.camera, instance.id
             # the age is 0 only on a first frame that the object was marked on
             age, since = counts.get(key, (min(instance.age, 1) - 1, 0))
-            age, since = age + 1, since + 1 if instance.frames_since_seen else 0
+            age = age + 1
+            since = since + 1 if instance.frames_since_seen else 0
             counts[key] = age, since
             instances.append(replace(instance, age=age, frames_since_seen=since))
         yield replace(masks, instances=tuple(instances))
@@ -296,7 +301,8 @@ def _select(
     """
     selected: dict[int, Instance] = {instance.id: instance for instance in forward.instances}
     for instance in backward.instances:
-        before, key = selected.get(instance.id), (forward.camera, instance.id)
+        before = selected.get(instance.id)
+        key = (forward.camera, instance.id)
         age, agrees = spans.get(key, (1, True))
         if age <= 1:  # the first frame of the span
             agrees = True

@@ -27,7 +27,8 @@ from ..wire import masks_topic, pack_masks, unpack_masks
 from .player import ActionPlayer
 from .store import WORK, ReplayCounts, Store
 
-FIRST_PASS, SECOND_PASS = f"{WORK}/parts", f"{WORK}/second"
+FIRST_PASS = f"{WORK}/parts"
+SECOND_PASS = f"{WORK}/second"
 """The folders of the forward and the backward pass."""
 MAGIC = b"SAM3PRT1"
 MIN_IOU = 0.5
@@ -49,7 +50,8 @@ class Shards:
     """The shards of one pass in a store: those that existed when this was created, and those added since."""
 
     def __init__(self, store: Store, folder: str = FIRST_PASS) -> None:
-        self._store, self._folder = store, folder
+        self._store = store
+        self._folder = folder
         existing = set(store.names(folder))
         self._count = 0
         while self._masks_name(self._count) in existing:
@@ -153,7 +155,9 @@ class ShardWriter:
         if len(shards):
             player.resume(shards.checkpoint(), self.totals.counts)
             player.notes.extend(self.totals.notes)
-        self._shards, self._player, self._limits = shards, player, limits
+        self._shards = shards
+        self._player = player
+        self._limits = limits
         self._actions = self.cursor.actions
         self._open()
 
@@ -177,7 +181,8 @@ class ShardWriter:
         """Write the open shard if it has any actions."""
         if self._actions > self.cursor.actions:
             self.totals.work_s += time.monotonic() - self._begin_s
-            self.totals.counts, self.totals.notes = self._player.counts, self._player.notes
+            self.totals.counts = self._player.counts
+            self.totals.notes = self._player.notes
             self.cursor = Cursor(self._actions, self.totals.to_dict())
             self._shards.add(self._masks, self.cursor, self._player.checkpoint())
             self._open()
@@ -185,10 +190,12 @@ class ShardWriter:
     def _open(self) -> None:
         self._masks: list[tuple[str, bytes]] = []
         self._size = 0
-        self._begin_s, self._frames_before = time.monotonic(), self.frames
+        self._begin_s = time.monotonic()
+        self._frames_before = self.frames
 
     def _is_full(self) -> bool:
-        limits, seconds = self._limits, time.monotonic() - self._begin_s
+        limits = self._limits
+        seconds = time.monotonic() - self._begin_s
         frames = self.frames - self._frames_before
         return frames >= limits.frames or seconds >= limits.seconds or self._size >= limits.bytes
 
@@ -217,7 +224,8 @@ def stitch(segments: Iterable[Iterable[MaskFrame]], overlap: int) -> Iterator[Ma
     segment are unchanged, as are ages. Frames up to the middle of an overlap come from the earlier segment. At most
     twice `overlap` frames are in memory.
     """
-    tail, max_ids = deque[MaskFrame](), Counter[str]()
+    tail = deque[MaskFrame]()
+    max_ids = Counter[str]()
     for number, segment in enumerate(segments):
         frames = iter(segment)
         head = list(islice(frames, overlap))
@@ -235,7 +243,8 @@ def stitch(segments: Iterable[Iterable[MaskFrame]], overlap: int) -> Iterator[Ma
 def match_objects(earlier: Iterable[MaskFrame], later: Iterable[MaskFrame]) -> dict[CameraObject, int]:
     """Map objects (camera, id) of `later` to ids of `earlier`, by IoU over all pixels of the shared frames."""
     ious = _compute_ious(earlier, later)
-    rows, columns = sorted({a for a, _ in ious}), sorted({b for _, b in ious})
+    rows = sorted({a for a, _ in ious})
+    columns = sorted({b for _, b in ious})
     table = np.array([ious.get((a, b), 0.0) for a in rows for b in columns]).reshape(len(rows), len(columns))
     table[table < MIN_IOU] = 0
     pairs = zip(*linear_sum_assignment(table, maximize=True), strict=True)
@@ -256,7 +265,8 @@ def _rename(masks: MaskFrame, ids: dict[CameraObject, int], max_ids: Counter[str
 def _compute_ious(earlier: Iterable[MaskFrame], later: Iterable[MaskFrame]) -> dict[ObjectPair, float]:
     """Compute the IoU of pairs of objects of one camera. Pixels are summed over all frames before dividing."""
     frames = {masks.key: masks for masks in earlier}
-    shared, union = Counter[ObjectPair](), Counter[ObjectPair]()
+    shared = Counter[ObjectPair]()
+    union = Counter[ObjectPair]()
     for masks in later:
         for a, b in _pair_instances(frames.get(masks.key), masks):
             pair = (masks.camera, a.id), (masks.camera, b.id)

@@ -29,7 +29,8 @@ WORK = ".replay"
 """Folder of all that is no result: the lock, the job's identity, shards and segments."""
 LOCK = f"{WORK}/lock"
 LOCAL_PROTOCOLS = ("file", "local")
-WITH_DEPTH, NO_3D = "with_depth", "no_3d"
+WITH_DEPTH = "with_depth"
+NO_3D = "no_3d"
 """Begins of counts: of frames with depth or URDF (then camera), and of those without 3-D (then camera and reason)."""
 
 
@@ -49,7 +50,8 @@ class ReplayCounts:
     """The notes of a Player."""
 
     def __post_init__(self) -> None:
-        self.counts, self.frames = Counter(self.counts), Counter(self.frames)
+        self.counts = Counter(self.counts)
+        self.frames = Counter(self.frames)
 
     def add(self, masks: MaskFrame) -> None:
         """Count one frame's masks."""
@@ -83,7 +85,8 @@ class ReplayCounts:
 
     def describe_unfound(self, status: Mapping[str, Any]) -> dict[str, str]:
         """Return a line for each prompt in the status of a node or Perception that began no object, by prompt."""
-        scores, limits = status.get("prompt_scores", {}), status["prompt_limits"]["scores"]
+        scores = status.get("prompt_scores", {})
+        limits = status["prompt_limits"]["scores"]
         names = [name for name in status["prompts"] if name not in self.labels]
         return {name: _describe_unfound(name, scores.get(name, 0.0), limits[name]) for name in names}
 
@@ -176,7 +179,8 @@ class Summary:
 
     def lines(self) -> list[str]:
         """Return the summary as lines of text."""
-        objects, cameras = sum(self.objects.values()), ", ".join(self.cameras) or "none"
+        objects = sum(self.objects.values())
+        cameras = ", ".join(self.cameras) or "none"
         lines = [
             f"{self.bag}: {self.frames} frames of {len(self.cameras)} cameras ({cameras}), {objects} objects, "
             f"{self.frames_per_s:.1f} frames/s, {self.seconds:.1f} s, {self.model} on {self.device}"

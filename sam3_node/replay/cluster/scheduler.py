@@ -263,7 +263,8 @@ class _Run:
         self, pool: WorkerPool, progress: Callable[[RunProgress], None], plans: Sequence[JobPlan]
     ) -> None:
         self._bags = [_BagState(plan.steps(), BagResult(plan.job.bags[0], plan.job.out)) for plan in plans]
-        self._pool, self._progress = pool, progress
+        self._pool = pool
+        self._progress = progress
         self._meter = ThroughputMeter(len(plans))
         self._tasks: dict[Future[TaskResult], tuple[_BagState, PoolTask]] = {}
         """The tasks that are queued or running."""
@@ -314,7 +315,8 @@ class _Run:
             self._start_step(bag, [result.value for result in results])
             return
         bag.is_over = True
-        bag.result.state, bag.result.error = "stopped" if failed[0].stopped else "failed", failed[0].error
+        bag.result.state = "stopped" if failed[0].stopped else "failed"
+        bag.result.error = failed[0].error
 
     def _finish_bag(self, bag: _BagState, summaries: Sequence[Summary]) -> None:
         bag.is_over = True
@@ -326,7 +328,8 @@ class _Run:
         meter = self._meter
         for _, task in self._tasks.values():
             meter.update(task, *task.progress)
-        done, ready = sum(bag.is_over for bag in self._bags), self._pool.ready
+        done = sum(bag.is_over for bag in self._bags)
+        ready = self._pool.ready
         self._progress(
             RunProgress(done, len(self._bags), ready, meter.frames, meter.frames_per_s, meter.left_s)
         )
@@ -448,7 +451,8 @@ class WorkerPool(Closeable):
     """
 
     def __init__(self, ray: Any, max_workers: int, gpus: float, retries: int) -> None:
-        self._ray, self._retries = ray, retries
+        self._ray = ray
+        self._retries = retries
         remote = ray.remote(
             num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1}
         )
@@ -518,7 +522,8 @@ class WorkerPool(Closeable):
         """Run a task once. Asks for its progress meanwhile, and passes a stop on. Raises RayError for a lost worker."""
         if worker.ready_s is None:
             self._ray.get(worker.actor.pid.remote())
-            worker.ready_s, self._failed_starts = time.monotonic(), 0
+            worker.ready_s = time.monotonic()
+            self._failed_starts = 0
         begin_s = time.monotonic()
         try:
             call = worker.actor.run.remote(task.task)

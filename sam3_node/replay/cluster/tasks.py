@@ -288,7 +288,8 @@ def _summarize(session: JobSession, segments: Sequence[Job], masks: Iterator[Mas
         session.progress("writing summary", count, None)
         if session.stop.is_set():
             raise StoppedError(count)
-    failed, refused = sum(part.failed for part in parts), sum(part.refused for part in parts)
+    failed = sum(part.failed for part in parts)
+    refused = sum(part.refused for part in parts)
     frames = sum(totals.frames.values()) + failed
     totals.counts = Counter(frames=frames, failed=failed, refused=refused)
     notes = dict.fromkeys(note for part in parts for note in part.notes)
