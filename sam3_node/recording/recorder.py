@@ -37,7 +37,8 @@ from ..wire import EVENTS_TOPIC, unpack_event
 from .series import RecordedSeries, RecordReport
 
 TIME_FORMAT = "%Y%m%dT%H%M%SZ"
-_TIME, _PART = r"\d{8}T\d{6}Z(-\d+)?", r"(_\d{4,})?"
+_TIME = r"\d{8}T\d{6}Z(-\d+)?"
+_PART = r"(_\d{4,})?"
 POLL_MS = 100
 FLUSH_S = 0.5
 PROGRESS_S = RATE_S = 5.0
@@ -73,8 +74,11 @@ class Recorder(SocketOwner):
 
     def __init__(self, settings: Settings, out: TextIO, trigger: Trigger) -> None:
         settings.transport.require_newest("record")
-        record, transport = settings.record, settings.transport
-        self._out, self._record, self._transport = out, record, transport
+        record = settings.record
+        transport = settings.transport
+        self._out = out
+        self._record = record
+        self._transport = transport
         self._trigger = trigger
         self._ring = MessageRing(record.ring_s, int(record.ring_mb * 1e6)) if record.ring_s else None
         self._quota = Quota(record)
@@ -83,7 +87,8 @@ class Recorder(SocketOwner):
         security = Security.from_settings(transport)
         with contextlib.ExitStack() as opened:
             self._node = opened.enter_context(_NodeDescriber(transport.control, security))
-            queue_bytes, poses = int(record.queue_mb * 1e6), settings.spatial.poses
+            queue_bytes = int(record.queue_mb * 1e6)
+            poses = settings.spatial.poses
             tap = StreamTap(transport.frames, transport.masks, record.cameras, queue_bytes, poses, security)
             self._tap = opened.enter_context(tap)
             if self._ring is None:
@@ -92,7 +97,8 @@ class Recorder(SocketOwner):
                 _check_folder(record.out)
             opened.pop_all()
         self._is_absence_reported = self._is_rate_reported = False
-        self._reported_lost, self._until_s = 0, 0.0
+        self._reported_lost = 0
+        self._until_s = 0.0
         self._began_s = self._next_flush_s = time.monotonic()
         self._next_progress_s = self._began_s + PROGRESS_S
 
@@ -133,7 +139,8 @@ class Recorder(SocketOwner):
         self._series = RecordedSeries(path, self._record, lambda: self._tap.dropped, self._node.request)
         if self._description is not None:
             self._series.files.add_metadata(NODE, self._description)
-        self._is_rate_reported, self._reported_lost = False, 0
+        self._is_rate_reported = False
+        self._reported_lost = 0
         return self._series
 
     def _take(self, timeout_ms: int) -> bool:
@@ -258,7 +265,8 @@ class Recorder(SocketOwner):
 
 def _format_counts(series: RecordedSeries) -> str:
     cameras = series.report.cameras.values()
-    frames, masks = sum(counts.frames for counts in cameras), sum(counts.masks for counts in cameras)
+    frames = sum(counts.frames for counts in cameras)
+    masks = sum(counts.masks for counts in cameras)
     poses = f", {series.report.poses} poses" if series.report.poses else ""
     return (
         f"{frames} frames, {masks} masks, {series.report.events} events{poses}, "
@@ -271,7 +279,8 @@ class _NodeDescriber(Closeable):
 
     def __init__(self, endpoint: str, security: Security) -> None:
         self._client = ControlClient(endpoint, DESCRIBE_TIMEOUT_MS, security)
-        self._requested, self._closed = threading.Event(), threading.Event()
+        self._requested = threading.Event()
+        self._closed = threading.Event()
         self._descriptions: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="describe", daemon=True).start()
 
@@ -339,7 +348,8 @@ class Quota:
         self._folder = record.out.parent if is_file else record.out
         prefix = rf"{re.escape(record.out.stem)}(-{_TIME})?" if is_file else _TIME
         self._name = re.compile(rf"{prefix}{_PART}\.mcap")
-        self._max_bytes, self._max_age_s = record.max_total_gb * 1e9, record.max_age_h * 3600
+        self._max_bytes = record.max_total_gb * 1e9
+        self._max_age_s = record.max_age_h * 3600
 
     def enforce(self, current: Path | None) -> list[Path]:
         """Delete the files that are too old or too many, except `current`. Return the deleted files."""
@@ -386,7 +396,8 @@ class MessageRing:
         """Number of messages that were dropped because they were old, or too many."""
         self.bytes = 0
         """Memory of all messages."""
-        self._length_ns, self._max_bytes = round(seconds * NANOSECONDS), max_bytes
+        self._length_ns = round(seconds * NANOSECONDS)
+        self._max_bytes = max_bytes
         self._messages: deque[ReceivedMessage] = deque()
 
     def add(self, message: ReceivedMessage) -> None:
@@ -425,7 +436,8 @@ class Trigger:
     def take(self) -> bool:
         """Return True if there was a request since the last call."""
         count = self._count
-        is_new, self._taken = count > self._taken, count
+        is_new = count > self._taken
+        self._taken = count
         return is_new
 
     def listen(self, keys: TextIO) -> None:

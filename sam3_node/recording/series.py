@@ -52,7 +52,9 @@ class RecordedSeries(Closeable):
     ) -> None:
         self.report = RecordReport()
         self._began_ns = time.time_ns()
-        self._record, self._dropped, self._on_restart = record, dropped, on_restart
+        self._record = record
+        self._dropped = dropped
+        self._on_restart = on_restart
         self._waiting: deque[_QueuedMessage] = deque()
         self._is_colour_described = False
         self._first_s: float | None = None
@@ -228,7 +230,8 @@ class RecordReport:
 
     def add_frame(self, frame: Frame) -> None:
         """Count a recorded frame of an admitted camera."""
-        counts, last = self.cameras[frame.camera], self._last_frame.get(frame.camera)
+        counts = self.cameras[frame.camera]
+        last = self._last_frame.get(frame.camera)
         counts.frames += 1
         if last is not None:
             counts.frames_lost += count_missing_frames(last, frame.seq)
@@ -236,7 +239,8 @@ class RecordReport:
 
     def add_masks(self, masks: MaskFrame) -> None:
         """Count recorded masks of an admitted camera."""
-        counts, last = self.cameras[masks.camera], self._last_stepped.get(masks.camera)
+        counts = self.cameras[masks.camera]
+        last = self._last_stepped.get(masks.camera)
         counts.masks += 1
         counts.skipped += masks.skipped
         if last is not None and count_missing_frames(last, masks.seq) > masks.skipped:
@@ -291,7 +295,8 @@ class RecordReport:
 
     def _follow(self, event: wire.Event) -> None:
         """Update the last stepped seq: a failed frame was stepped, too; a camera that is served again starts anew."""
-        camera, seq = str(event.args.get("camera")), event.args.get("seq")
+        camera = str(event.args.get("camera"))
+        seq = event.args.get("seq")
         if event.op in (wire.SERVED, wire.DROPPED):
             self._last_stepped.pop(camera, None)
         elif event.op == wire.FAILED and isinstance(seq, int) and camera in self.cameras:
