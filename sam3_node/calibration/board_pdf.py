@@ -56,7 +56,8 @@ def _measure(board: Board) -> tuple[float, float]:
 def pattern(board: Board) -> Iterator[Rectangle]:
     """Yield the black rectangles of the board's pattern."""
     # the corners of a chessboard are inside it
-    extra, square = int(board.kind == "chessboard"), board.pitch_m * 1e3
+    extra = int(board.kind == "chessboard")
+    square = board.pitch_m * 1e3
     for row in range(board.rows + extra) if board.kind != "apriltag" else ():
         for column in range(row % 2, board.columns + extra, 2):
             yield column * square, row * square, square, square
@@ -78,11 +79,13 @@ def _find_runs(values: np.ndarray) -> Iterator[tuple[int, int]]:
 def _draw(board: Board, width: float, height: float) -> str:
     """Return the content of the page, in PDF operators."""
     across, down = (side * 1e3 for side in board.size_m)
-    left, top = (width - across) / 2, (height - _RULER_SPACE_MM - down) / 2
+    left = (width - across) / 2
+    top = (height - _RULER_SPACE_MM - down) / 2
     lines = ["0 g"]
     for x, y, wide, high in pattern(board):
         lines.append(_rectangle(left + x, height - top - y - high, wide, high))
-    ruler_left, ruler_y = (width - _RULER_MM) / 2, _RULER_SPACE_MM - 4
+    ruler_left = (width - _RULER_MM) / 2
+    ruler_y = _RULER_SPACE_MM - 4
     lines.append(_rectangle(ruler_left, ruler_y, _RULER_MM, 0.2))
     for tick in range(int(_RULER_MM) + 1):
         length = 4.0 if tick % 10 == 0 else 2.5 if tick % 5 == 0 else 1.5
@@ -110,7 +113,8 @@ def make_pdf(content: str, width_mm: float, height_mm: float) -> bytes:
         b"<< /Length %d /Filter /FlateDecode >>\nstream\n%s\nendstream" % (len(stream), stream),
         b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
     ]
-    data, places = b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n", []
+    data = b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n"
+    places = []
     for number, body in enumerate(objects, 1):
         places.append(len(data))
         data += b"%d 0 obj\n%s\nendobj\n" % (number, body)

@@ -148,7 +148,8 @@ class Board:
             raise self._wrong("expected a gap between the tags")
         if self.kind == "chessboard":
             return
-        size, needed = len(self._dictionary.bytesList), self.first + self._marker_count
+        size = len(self._dictionary.bytesList)
+        needed = self.first + self._marker_count
         if needed > size:
             raise self._wrong(
                 f"{self.dictionary} has {size} markers, the board needs {needed}; choose a larger dictionary"
@@ -216,7 +217,8 @@ class Board:
         them cut two pixels off their corners, too much of a small tag. A tag with a border of two bits is also found
         with one bit, inside its true corners: the border that fits the board counts.
         """
-        markers_found, tags = _NO_MARKERS, self.kind == "apriltag"
+        markers_found = _NO_MARKERS
+        tags = self.kind == "apriltag"
         for enlarge in (1, 2) if tags else (1,):
             if enlarge > 1 and enlarge * max(grey.shape) > _MAX_SEARCHED_PX:
                 break
@@ -250,7 +252,8 @@ class Board:
         index, on_board = self.select(markers)
         if not on_board.any() or self._is_part_of_another(markers):
             return None
-        quads, layouts = markers.quads[on_board], self._layouts
+        quads = markers.quads[on_board]
+        layouts = self._layouts
         misfits = [_measure_misfit(layout.plane[index], quads) for layout in layouts]
         best = min(misfits)
         if not best < _MAX_MISFIT:
@@ -382,12 +385,14 @@ def _are_collinear(points: Array) -> bool:
 
 def _orient(grid: Array, grey: GreyImage, unique: bool) -> Array:
     """Order corners [rows, columns, 2] as on the printed board: right-handed, the top-left square inside is black."""
-    across, down = grid[0, -1] - grid[0, 0], grid[-1, 0] - grid[0, 0]
+    across = grid[0, -1] - grid[0, 0]
+    down = grid[-1, 0] - grid[0, 0]
     if across[0] * down[1] - across[1] * down[0] < 0:
         grid = grid[:, ::-1]
     if not unique:
         return grid
-    first, last = grid[:2, :2].reshape(-1, 2).mean(0), grid[-2:, -2:].reshape(-1, 2).mean(0)
+    first = grid[:2, :2].reshape(-1, 2).mean(0)
+    last = grid[-2:, -2:].reshape(-1, 2).mean(0)
     brightness = cv2.getRectSubPix(grey, (3, 3), tuple(map(float, first))).mean()
     turned = cv2.getRectSubPix(grey, (3, 3), tuple(map(float, last))).mean()
     return grid[::-1, ::-1] if brightness > turned else grid
@@ -455,7 +460,8 @@ def _count_missing(plane: Array, index: Indices, quads: Quads, shape: tuple[int,
 def _has_squares(quads: Quads, board: Board, grey: GreyImage) -> bool:
     """Return True if black squares touch the corners of tags [m, 4, 2], as on Kalibr's AprilGrid."""
     gap = board.second_m / board.pitch_m
-    low, high = -gap / 2, 1 + gap / 2
+    low = -gap / 2
+    high = 1 + gap / 2
     squares = [[low, low], [high, low], [high, high], [low, high]]
     paper = [[0.5, low], [high, 0.5], [0.5, high], [low, 0.5]]
     ink = [[0.5, 0.05], [0.95, 0.5], [0.5, 0.95], [0.05, 0.5]]
@@ -488,13 +494,15 @@ def explain_absence(board: Board, image: npt.NDArray[np.uint8]) -> str | None:
 
 def _explain_dictionary(board: Board, grey: GreyImage) -> str | None:
     """Name the dictionary that has the most markers in the image, and their ids."""
-    markers, family = _NO_MARKERS, ""
+    markers = _NO_MARKERS
+    family = ""
     for name in _FAMILIES:
         dictionary = cv2.aruco.getPredefinedDictionary(getattr(cv2.aruco, f"DICT_{name}"))
         for border in (1, 2):
             other = _detect_markers(dictionary, grey, border)
             if len(other.ids) > len(markers.ids):
-                markers, family = other, name
+                markers = other
+                family = name
     if len(markers.ids) < 4:
         return None
     if family.endswith(f"_{_SIZES[-1]}"):
@@ -508,7 +516,8 @@ def _explain_dictionary(board: Board, grey: GreyImage) -> str | None:
 
 def _explain_arrangement(board: Board, markers: Markers, grey: GreyImage) -> str:
     """Say how the markers of the board's dictionary lie, and how to describe that."""
-    lowest, listed = int(markers.ids.min()), ", ".join(map(str, sorted(markers.ids)[:12]))
+    lowest = int(markers.ids.min())
+    listed = ", ".join(map(str, sorted(markers.ids)[:12]))
     _, on_board = board.select(markers)
     if on_board.all() and board.measure_misfit(markers) < _FITS:
         return f"found markers {listed} of {board}, too few to tell its corners; show more of the board, and sharper"

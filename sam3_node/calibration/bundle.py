@@ -85,10 +85,12 @@ class Solution:
 
     def project(self, ids: npt.NDArray[np.intp], pose: Array) -> Projection:
         """Project the corners `ids` [n] with the pose [6] (rotation vector, translation), camera from board."""
-        points, coeffs = self.points[ids], self.coeffs
+        points = self.points[ids]
+        coeffs = self.coeffs
         fx, fy, cx, cy = self.camera
         matrix = np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1.0]])
-        rotation, translation = pose[:3].reshape(3, 1), pose[3:].reshape(3, 1)
+        rotation = pose[:3].reshape(3, 1)
+        translation = pose[3:].reshape(3, 1)
         if self.lens.model == "fisheye":
             pixels, jacobian = cv2.fisheye.projectPoints(
                 points[:, None], rotation, translation, matrix, coeffs
@@ -148,8 +150,11 @@ class _Problem:
     """The parameter vector (camera, active coefficients, offsets, poses), residuals and Jacobian."""
 
     def __init__(self, views: Sequence[BoardView], start: Solution, shape: Board | None, fixed: bool) -> None:
-        self.views, self.lens, self._start = views, start.lens, start
-        self._printed, self._fixed = shape.points if shape else start.points, fixed
+        self.views = views
+        self.lens = start.lens
+        self._start = start
+        self._printed = shape.points if shape else start.points
+        self._fixed = fixed
         self.camera_count = 0 if fixed else 4 + start.lens.active
         self._shape_count = self._printed.size if shape else 0
         self.first_pose = self.camera_count + self._shape_count
@@ -181,7 +186,8 @@ class _Problem:
     def evaluate(self, parameters: Array, sigma: float) -> tuple[Array, Array, Array]:
         """Return residuals [m] of all views, their Jacobian [m, size], and the prior's (gradient, weight) [size, 2]."""
         solution = self.unpack(parameters)
-        residuals, jacobian = np.empty(self.residual_count), np.zeros((self.residual_count, self.size))
+        residuals = np.empty(self.residual_count)
+        jacobian = np.zeros((self.residual_count, self.size))
         row = 0
         for index, (view, pose) in enumerate(zip(self.views, solution.poses, strict=True)):
             rows = slice(row, row + 2 * len(view.ids))
@@ -193,7 +199,8 @@ class _Problem:
         if self._shape_count:
             weight = (sigma / self.prior_m) ** 2
             offsets = slice(self.camera_count, self.first_pose)
-            prior[offsets, 0], prior[offsets, 1] = weight * parameters[offsets], weight
+            prior[offsets, 0] = weight * parameters[offsets]
+            prior[offsets, 1] = weight
         return residuals, jacobian, prior
 
     def _fill(self, rows: Array, index: int, view: BoardView, pose: Array, projection: Projection) -> None:
@@ -213,7 +220,8 @@ class _Problem:
 
 def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, Array, float]:
     """Run Levenberg-Marquardt. Return the parameters, the matrix of the normal equations, and sigma in pixels."""
-    damping, sigma = 1e-4, 1.0
+    damping = 1e-4
+    sigma = 1.0
     sigma = _estimate_sigma(problem.compute_residuals(parameters), robust, problem.size)
     tolerance = 1e-3 if robust else 1e-5
     normal: Array = np.eye(problem.size)
@@ -239,8 +247,10 @@ def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, A
             damping *= 10
         if not moved:
             break
-        parameters, damping = parameters + step, max(damping / 10, 1e-12)
-        previous, sigma = sigma, _estimate_sigma(trial, robust, problem.size)
+        parameters = parameters + step
+        damping = max(damping / 10, 1e-12)
+        previous = sigma
+        sigma = _estimate_sigma(trial, robust, problem.size)
         scaled = np.abs(step) * np.sqrt(np.diag(normal))
         if scaled.max() < tolerance * sigma and abs(sigma / previous - 1) < tolerance:
             break
@@ -361,7 +371,8 @@ def locate_board(view: BoardView, board: Board, intrinsics: Intrinsics) -> tuple
 
 def pose_covariance(ids: npt.NDArray[np.intp], pose: Array, solution: Solution) -> Array:
     """Return the covariance [6, 6] of a pose [6], a motion in the board's frame, for corners with a noise of 1 px."""
-    points, projection = solution.points[ids], solution.project(ids, pose)
+    points = solution.points[ids]
+    projection = solution.project(ids, pose)
     by_point = (projection.by_translation @ cv2.Rodrigues(pose[:3])[0]).reshape(-1, 2, 3)
     slopes = np.concatenate([by_point, -by_point @ cross_matrices(points)], axis=2).reshape(-1, 6)
     return np.asarray(np.linalg.inv(slopes.T @ slopes), np.float64)

@@ -215,7 +215,8 @@ class Calibration(_Finite):
                 f"expected images of the calibration's aspect ratio, {calibrated[1]}x{calibrated[0]}, "
                 f"found {size[1]}x{size[0]}; calibrate the camera in the mode that it runs in"
             )
-        model, coeffs = pinhole.distortion.model, pinhole.distortion.coeffs
+        model = pinhole.distortion.model
+        coeffs = pinhole.distortion.coeffs
         intrinsics = Intrinsics(pinhole.fx_px, pinhole.fy_px, pinhole.cx_px, pinhole.cy_px, model, coeffs)
         return scale_intrinsics(intrinsics, calibrated, size)
 
@@ -239,7 +240,8 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
 
 def back_up(path: Path) -> Path:
     """Copy a calibration file to the first free name beside it, and return this name. Raises OutputError."""
-    copy, number = path.with_name(f"{path.name}.old"), 1
+    copy = path.with_name(f"{path.name}.old")
+    number = 1
     while copy.exists():
         number += 1
         copy = path.with_name(f"{path.name}.old{number}")

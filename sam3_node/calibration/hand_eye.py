@@ -51,19 +51,27 @@ REFINED = "joint"
 
 _MIN_ANGLE = np.radians(5)
 _MAX_REJECTED_SHARE = 0.4
-_MAX_ERROR_M, _MAX_ERROR_RAD = 0.03, np.radians(3)
-_SUSPECT_SCALE, _MAX_SCALE, _SCALE_SIGMAS = 0.02, 0.05, 5.0
+_MAX_ERROR_M = 0.03
+_MAX_ERROR_RAD = np.radians(3)
+_SUSPECT_SCALE = 0.02
+_MAX_SCALE = 0.05
+_SCALE_SIGMAS = 5.0
 _SPREADS_M, _SPREAD_M = (0.01, 3.0), 0.15  # of the gripper's positions, in metres
 _REACHES_M = (0.1, 4.0)  # of grippers from their base
 _DISTANCES_M = (0.02, 10.0)  # of boards from their camera
 _UNITS = {"metres": 1.0, "centimetres": 1e-2, "millimetres": 1e-3, "inches": 0.0254}
 _UNIT_TOLERANCE = 0.04
 _MIN_SPREAD = 1e-3  # of the gripper's positions, as a share of its distance from the base
-_IMAGE_MARGIN, _MIN_VISIBLE, _MIN_SQUARE_PX = 0.05, 0.35, 5.0
+_IMAGE_MARGIN = 0.05
+_MIN_VISIBLE = 0.35
+_MIN_SQUARE_PX = 5.0
 _VISIBLE, _MIN_DIFFERENCE = 0.85, 0.1  # shares of the board in the image
-_ON_GRIPPER_M, _BESIDE_ROBOT_M = 0.25, 0.5
-_SAME_M, _SAME_RAD = 1e-4, 1e-3
-_MOVED_M, _MOVED_RAD = 5e-3, np.radians(1)
+_ON_GRIPPER_M = 0.25
+_BESIDE_ROBOT_M = 0.5
+_SAME_M = 1e-4
+_SAME_RAD = 1e-3
+_MOVED_M = 5e-3
+_MOVED_RAD = np.radians(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +337,8 @@ def _reject_outliers(observations: Observations, x: Array, y: Array, scale: floa
 
 
 def _name_outliers(views: Sequence[HandEyeView], observations: Observations, fit: _Fit) -> list[Rejected]:
-    distances, limit = mahalanobis(observations, fit.refined), outlier_limit(len(fit.kept))
+    distances = mahalanobis(observations, fit.refined)
+    limit = outlier_limit(len(fit.kept))
     return [
         Rejected(view.name, _describe_error(error, distance / limit))
         for view, error, distance, keep in zip(views, fit.errors, distances, fit.kept, strict=True)
@@ -377,10 +386,8 @@ def _check_repeats(views: Sequence[HandEyeView], poses: Array, boards: Array) ->
     """Refuse poses of the robot that stand still while the board moves in the camera."""
     robot_m, robot_rad = measure_lengths(to_motions(invert(poses[:-1]) @ poses[1:]))
     board_m, board_rad = measure_lengths(to_motions(invert(boards[:-1]) @ boards[1:]))
-    still, moved = (
-        (robot_m < _SAME_M) & (robot_rad < _SAME_RAD),
-        (board_m > _MOVED_M) | (board_rad > _MOVED_RAD),
-    )
+    still = (robot_m < _SAME_M) & (robot_rad < _SAME_RAD)
+    moved = (board_m > _MOVED_M) | (board_rad > _MOVED_RAD)
     pairs = zip(views[1:], board_m, still & moved, strict=True)
     stale = [f"{view.name} ({moved_m * 1e3:.0f} mm)" for view, moved_m, is_stale in pairs if is_stale]
     if len(stale) > 1:  # a single one may be a wrong view of the board, which is rejected as an outlier
@@ -433,7 +440,8 @@ def _explain_disagreement(
     robot = _normalise(observations)
     best: tuple[float, float, _Guess] | None = None
     for guess in _guess_changes(observations.rescale(1.0, robot), mounting):
-        a, b = guess.observations.a, guess.observations.b
+        a = guess.observations.a
+        b = guess.observations.b
         with suppress(CalibrationError):
             x, y, scale = find_start(a, b)
             errors = measure_errors(a, scale_positions(b, scale), x, y)
@@ -465,9 +473,11 @@ def _measure_visible(b: Array, sight: Sight | None) -> Array:
 def _choose_changes(guess: _Guess, sight: Sight | None) -> tuple[str, ...]:
     """Return the changes after which the board lies where the camera sees it."""
     b = guess.observations.b
-    upright, turned = _lie_in_front(b).mean(), _lie_in_front(invert(b)).mean()
+    upright = _lie_in_front(b).mean()
+    turned = _lie_in_front(invert(b)).mean()
     if min(upright, turned) > 1 - _MAX_REJECTED_SHARE:  # a board whose z axis points to the camera
-        upright, turned = _measure_visible(b, sight).mean(), _measure_visible(invert(b), sight).mean()
+        upright = _measure_visible(b, sight).mean()
+        turned = _measure_visible(invert(b), sight).mean()
         if abs(upright - turned) < _MIN_DIFFERENCE:
             return (f"{'; and '.join(guess.changes)}; or else {'; and '.join(guess.inverted)}",)
     return guess.changes if upright > turned else guess.inverted
@@ -483,7 +493,8 @@ def _guess_changes(observations: Observations, mounting: Mounting) -> Iterator[_
     board_order = "they fit if the quaternions of the board are read as w x y z: give them as x y z w"
     mirrored = "they fit if the images are mirrored: turn off the camera's mirror image"
     mirror = np.diag([-1.0, 1, 1, 1])
-    a, b = observations.a, observations.b
+    a = observations.a
+    b = observations.b
     robots: list[tuple[tuple[str, ...], Array]] = [
         ((), a),
         ((order,), _reorder_quaternions(a)),
@@ -513,8 +524,10 @@ def _reorder_quaternions(poses: Array) -> Array:
 
 def _check_sight(b: Array, mounting: Mounting, sight: Sight | None) -> None:
     """Refuse poses that agree although no camera can see the board there."""
-    count, behind = len(b), ~_lie_in_front(b)
-    shares, turned = _measure_visible(b, sight), _measure_visible(invert(b), sight).mean()
+    count = len(b)
+    behind = ~_lie_in_front(b)
+    shares = _measure_visible(b, sight)
+    turned = _measure_visible(invert(b), sight).mean()
     both = (
         "robot and board are both inverted: give camera_from_board instead of board_from_camera, and use "
         f"{_OTHER[mounting]} or give base_from_gripper instead of its inverse"
@@ -552,7 +565,8 @@ def _check_scale(
     scale: tuple[float, float], degrees: int, observations: Observations, sight: Sight | None
 ) -> list[str]:
     """Refuse a board of another size than described, and return warnings; `scale` is 1 and its error at best."""
-    share, deviation = scale[0] - 1, scale[1]
+    share = scale[0] - 1
+    deviation = scale[1]
     margin = float(stdtrit(degrees, 0.975)) * deviation
     text = f"the scale of the board is {scale[0]:.4g} ± {margin:.2g} (95 %)"
     wrong = abs(share) > max(_SUSPECT_SCALE, _SCALE_SIGMAS * deviation) or abs(share) > max(
@@ -586,7 +600,8 @@ def _explain_scale(scale: float, observations: Observations, sight: Sight | None
     else:
         board = f"the board is described {_describe_factor(scale, 'measure a square of it')}"
     robot = f"the robot's positions are {_describe_factor(1 / scale, 'correct unit')}"
-    reach, b = float(np.median(np.linalg.norm(observations.a[:, :3, 3], axis=1))), observations.b
+    reach = float(np.median(np.linalg.norm(observations.a[:, :3, 3], axis=1)))
+    b = observations.b
     likely = [
         text
         for text, distance, places in ((board, reach, scale_positions(b, scale)), (robot, reach / scale, b))
@@ -621,7 +636,8 @@ def _name_unit(factor: float) -> str:
 
 def _doubt_place(mounting: Mounting, x: Array, y: Array) -> list[str]:
     """Return a warning for a camera at a distance that another mount has; `y` is the board in the other frame."""
-    camera, board = float(np.linalg.norm(x[:3, 3])), float(np.linalg.norm(y[:3, 3]))
+    camera = float(np.linalg.norm(x[:3, 3]))
+    board = float(np.linalg.norm(y[:3, 3]))
     both = "the mount and the robot's poses are both inverted"
     if mounting == "eye_in_hand" and camera > _BESIDE_ROBOT_M:
         return [f"the camera lies {camera:.2f} m from the gripper: if it is beside the robot, {both}"]

@@ -49,7 +49,8 @@ _SIMPLER = 1.005  # a richer model must lower the held-out error by more than th
 _FLAT = 1.05  # an estimated board shape must lower it by more than this one
 _MIN_SHAPE_VIEWS = 8
 # a view is bad if its error exceeds both this multiple of the median and this distance
-_BAD_RATIO, _BAD_PX = 3.0, 0.3
+_BAD_RATIO = 3.0
+_BAD_PX = 0.3
 _OUTLIER_SIGMAS = 6.0
 _MAX_BAD_SHARE = 0.5
 _MAX_FOCAL_SD = 0.02  # standard deviation of the focal length, as a share of it
@@ -176,7 +177,8 @@ def outline(view: BoardView, board: Board, size: Size) -> Array | None:
         homography, _ = cv2.findHomography(board.points[view.ids, :2], view.pixels)
     if homography is None:
         return None
-    low, high = board.points[:, :2].min(0), board.points[:, :2].max(0)
+    low = board.points[:, :2].min(0)
+    high = board.points[:, :2].max(0)
     corners = np.array(
         [[low[0], low[1], 1], [high[0], low[1], 1], [high[0], high[1], 1], [low[0], high[1], 1]]
     )
@@ -199,7 +201,8 @@ def choose_views(
         return [], 0
     features = np.array([np.ravel(outlines[index]) for index in usable])  # type: ignore[arg-type]
     most = int(np.argmax([len(views[index].ids) for index in usable]))
-    chosen, distances = [most], _distances(features, most)
+    chosen = [most]
+    distances = _distances(features, most)
     while len(chosen) < limit and distances.max() > _SAME_SHARE:
         chosen.append(int(np.argmax(distances)))
         distances = np.minimum(distances, _distances(features, chosen[-1]))
@@ -286,7 +289,8 @@ class _Steps:
         self, views: Sequence[BoardView], start: Solution, shape: Board | None, gross: bool = False
     ) -> tuple[list[BoardView], Solution]:
         """Fit with robust weights, and reject views whose error is far above the median, one after the other."""
-        kept, solution = list(views), start
+        kept = list(views)
+        solution = start
         limit = len(kept) * (1 - _MAX_BAD_SHARE)
         ratio, floor = (2 * _BAD_RATIO, 2.0) if gross else (_BAD_RATIO, _BAD_PX)
         while True:
@@ -314,7 +318,8 @@ class _Steps:
         counts = np.bincount(np.concatenate([view.ids for view in views]), minlength=len(self.board.points))
         if len(views) < _MIN_SHAPE_VIEWS or np.median(counts) < _MIN_SHAPE_VIEWS / 2:
             return False
-        flat, bent = measure_held_out(views, start, None), measure_held_out(views, start, self.board)
+        flat = measure_held_out(views, start, None)
+        bent = measure_held_out(views, start, self.board)
         self.report(f"held-out error {flat:.3f} px with a flat board, {bent:.3f} px with its shape estimated")
         return bent * _FLAT < flat
 

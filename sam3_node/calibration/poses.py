@@ -37,7 +37,8 @@ _UNITS: dict[Unit, float] = {"m": 1.0, "cm": 1e-2, "mm": 1e-3, "in": 0.0254}
 _MAX_REACH_M = 20.0
 _RIGID_TOLERANCE = 1e-2
 _MAX_TURN_RAD = 6.3  # a full turn, and a little more
-_QUATERNION_KEYS, _VECTOR_KEYS = ("qx", "qy", "qz", "qw"), ("rx_rad", "ry_rad", "rz_rad")
+_QUATERNION_KEYS = ("qx", "qy", "qz", "qw")
+_VECTOR_KEYS = ("rx_rad", "ry_rad", "rz_rad")
 _UR_KEYS = ("rx", "ry", "rz")  # of Universal Robots: a rotation vector in radians
 _POSITION_KEYS: dict[Unit, tuple[str, ...]] = {
     unit: tuple(axis if unit == "m" else f"{axis}_{unit}" for axis in "xyz")
@@ -204,7 +205,8 @@ def _make_pose(name: str, entry: _FileEntry, file: _PosesFile) -> RobotPose:
 
 def _read(path: Path) -> tuple[Mapping[str, Any], str]:
     """Return the content of a file, and its name with what is unusual in its form."""
-    data, suffix = path.read_bytes(), path.suffix.lower()
+    data = path.read_bytes()
+    suffix = path.suffix.lower()
     # spreadsheets write "Unicode text" as UTF-16
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = data.decode("utf-16" if wide else "utf-8-sig")
@@ -384,7 +386,8 @@ class PoseTrack:
             raise CalibrationError(
                 f"stale {self._kind}: expected robot {self._kind}s before and after the image, found {distance}"
             )
-        before_ns, after_ns = self._stamps[after - 1], self._stamps[after]
+        before_ns = self._stamps[after - 1]
+        after_ns = self._stamps[after]
         if after_ns - before_ns > max_gap_ns:
             raise CalibrationError(
                 f"stale {self._kind}: expected robot {self._kind}s at most {max_gap_ns / 1e6:.0f} ms apart, found a "

@@ -20,7 +20,10 @@ _PANEL_PX, _THUMB_PX = (
 )  # a sheet has a margin around each picture
 _MAX_THUMBS = 40
 _ARROW_LENGTH = 0.06  # of a panel's width, for the typical error
-_INK, _GREY, _RED, _BLUE = (40, 40, 40), (150, 150, 150), (40, 40, 200), (190, 120, 30)
+_INK = (40, 40, 40)
+_GREY = (150, 150, 150)
+_RED = (40, 40, 200)
+_BLUE = (190, 120, 30)
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
@@ -109,7 +112,8 @@ def _draw_arrows(result: IntrinsicsResult, numbers: Iterable[int], width: int, s
     ratio = width / result.size[1]
     image = _blank(round(width * result.size[0] / result.size[1]), width)
     for number in numbers:
-        view, residuals = result.views[number], result.residuals[number]
+        view = result.views[number]
+        residuals = result.residuals[number]
         for measured, residual in zip(view.pixels, residuals, strict=True):
             start = (measured - residual + 0.5) * ratio
             cv2.circle(image, _to_place(start), 1, _BLUE, -1, cv2.LINE_AA)
@@ -129,7 +133,8 @@ def _draw_bars(values: dict[str, float], unit: str) -> Image:
     step = (_WIDTH_PX - 80) / max(len(values), 1)
     _write(image, f"{highest:.3g} {unit}", (6, 16))
     for number, (name, value) in enumerate(values.items()):
-        left, right = round(70 + number * step), round(70 + (number + 0.8) * step)
+        left = round(70 + number * step)
+        right = round(70 + (number + 0.8) * step)
         cv2.rectangle(image, (left, 140 - round(125 * value / highest)), (right, 140), _BLUE, cv2.FILLED)
         letters = max(int(step / 7), 2)
         _write(image, name[-letters:], (left, 156), 0.33)

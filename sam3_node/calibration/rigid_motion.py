@@ -40,13 +40,15 @@ ROBOT_WORLD_METHODS = {
 }
 """OpenCV's methods that solve for X and Y; X alone is used."""
 CLOSED_FORMS = (*HAND_EYE_METHODS, *ROBOT_WORLD_METHODS)
-_TRIALS, _SAMPLE = 60, 5
+_TRIALS = 60
+_SAMPLE = 5
 _LEVER_M = 0.2  # converts angles to lengths in scores
 _CHECK_SEED = 7
 _MIN_NOISE, _MAX_NOISE = np.array([1e-5, 1e-5, 1e-3]), np.array([1.0, 1.0, 1e3])  # metres, radians, a factor
 _ROUNDS = 3
 _SEARCH = {"xatol": 1e-2, "fatol": 1e-3, "maxiter": 200}
-_DRAWS, _SEED = 100_000, 11
+_DRAWS = 100_000
+_SEED = 11
 
 
 def scale_positions(transforms: Array, factor: float) -> Array:
@@ -150,8 +152,10 @@ def find_start(a: Array, b: Array) -> tuple[Array, Array, float]:
             continue
         position, scale = _solve_positions(a[sample], b[sample], x[:3, :3])
         if scale <= 0:  # no board that is seen has a negative size
-            position, scale = x[:3, 3], 1.0
-        x, scaled = rigid(x[:3, :3], position), scale_positions(b, scale)
+            position = x[:3, 3]
+            scale = 1.0
+        x = rigid(x[:3, :3], position)
+        scaled = scale_positions(b, scale)
         y = _median_board(a @ x @ scaled)
         score = float(np.median(score_errors(measure_errors(a, scaled, x, y))))
         if best is None or score < best[0]:
@@ -167,7 +171,8 @@ def _solve_positions(a: Array, b: Array, rotation: Array) -> tuple[Array, float]
     """Return the position of X and the scale of B's positions by least squares, for the rotation of X."""
     count = len(a)
     slopes = np.zeros((count, 3, 7))
-    slopes[:, :, :3], slopes[:, :, 3:6] = a[:, :3, :3], -np.eye(3)
+    slopes[:, :, :3] = a[:, :3, :3]
+    slopes[:, :, 3:6] = -np.eye(3)
     slopes[:, :, 6] = (a[:, :3, :3] @ rotation @ b[:, :3, 3:])[..., 0]
     solved = np.linalg.lstsq(slopes.reshape(-1, 7), -a[:, :3, 3].ravel(), rcond=None)[0]
     return np.asarray(solved[:3], np.float64), float(solved[6])
@@ -246,7 +251,8 @@ def refine(
 
     With `scale`, a start, the scale of the board's positions is free, too.
     """
-    free, scale = scale is not None, scale or 1.0
+    free = scale is not None
+    scale = scale or 1.0
     rounds = _ROUNDS if noise is None else 0
     scaled = observations.rescale(scale)
     noise = _guess_noise(scaled, x, y) if noise is None else noise
@@ -327,7 +333,8 @@ def _guess_noise(observations: Observations, x: Array, y: Array) -> Array:
 def _estimate_noise(observations: Observations, x: Array, y: Array, noise: Array, free: bool) -> Array:
     """Return the noise with the highest restricted likelihood of the errors."""
     errors = measure_errors(observations.a, observations.b, x, y)
-    spread, camera = _noise_maps(observations, x), observations.covariances
+    spread = _noise_maps(observations, x)
+    camera = observations.covariances
     slopes = jacobians(observations, free)
     count = 3 if observations.scaled else 2
 
