@@ -100,7 +100,8 @@ def choose_mode(modes: Iterable[Mode], wanted: Mode, forms: Sequence[str]) -> Mo
 
     def cost(mode: Mode) -> tuple[bool, int, bool, float, int]:
         is_small = mode.width < wanted.width or mode.height < wanted.height
-        area, is_slow = mode.width * mode.height, mode.fps < wanted.fps - 0.5
+        area = mode.width * mode.height
+        is_slow = mode.fps < wanted.fps - 0.5
         return (
             *(is_small, -area if is_small else area),
             *(is_slow, -mode.fps if is_slow else mode.fps),

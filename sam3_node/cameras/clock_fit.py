@@ -10,7 +10,8 @@ WINDOW_S = 60
 """Seconds of history that the estimate uses."""
 _MIN_BINS = 5
 _MAX_DRIFT = 1e-3  # real clocks differ by less than 200 ppm
-_MAX_EARLY_NS, _MAX_LATE_NS = NANOSECONDS, 10 * NANOSECONDS
+_MAX_EARLY_NS = NANOSECONDS
+_MAX_LATE_NS = 10 * NANOSECONDS
 _MAX_JUMPS = 3
 
 
@@ -40,7 +41,8 @@ class ClockFit:
         """
         if not self._minima:
             self._restart(stamp_ns, arrival_ns)
-        x, y = stamp_ns - self._stamp_ns, (arrival_ns - self._arrival_ns) - (stamp_ns - self._stamp_ns)
+        x = stamp_ns - self._stamp_ns
+        y = (arrival_ns - self._arrival_ns) - (stamp_ns - self._stamp_ns)
         late = y - self._offset - self._slope * x if self._minima else 0.0
         if not -_MAX_EARLY_NS <= late <= _MAX_LATE_NS or x < self._last_x:
             self._jumps += 1
@@ -54,7 +56,8 @@ class ClockFit:
         return max(0, round(y - self._offset - self._slope * x))
 
     def _restart(self, stamp_ns: int, arrival_ns: int) -> None:
-        self._stamp_ns, self._arrival_ns = stamp_ns, arrival_ns
+        self._stamp_ns = stamp_ns
+        self._arrival_ns = arrival_ns
         self._last_x = 0
         self._slope = self._offset = 0.0
         self._minima.clear()

@@ -18,7 +18,8 @@ from .camera_source import CapturedImage
 _FALLBACK_GAP_NS = NANOSECONDS // 30
 _MAX_GAP_NS = 10 * NANOSECONDS
 _log = logging.getLogger(__name__)
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.25, 4.0
+_FIRST_RETRY_S = 0.25
+_LAST_RETRY_S = 4.0
 _JOIN_S = 2.0  # a RealSense camera takes a second to stop
 
 
@@ -78,7 +79,8 @@ class DeviceSource:
         while not self._ended():
             with self._arrived:
                 self._arrived.wait_for(lambda: self._newest is not None, timeout=0.1)
-                newest, self._newest = self._newest, None
+                newest = self._newest
+                self._newest = None
             if newest is not None:
                 yield newest
             elif self._failure is not None:
@@ -129,7 +131,8 @@ class DeviceSource:
         return image is not None
 
     def _release(self) -> None:
-        device, self._device = self._device, None
+        device = self._device
+        self._device = None
         if device is not None:
             self._lost += device.lost
             device.close()
@@ -171,7 +174,8 @@ class PlayedSource:
     def __init__(self, name: str, fps: float, loop: bool, stop: threading.Event) -> None:
         self.name = name
         self.is_finite = not loop
-        self._loop, self._stop = loop, stop
+        self._loop = loop
+        self._stop = stop
         self._closed = False
         self._wait = Pacer(fps, stop).wait
 

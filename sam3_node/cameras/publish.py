@@ -46,7 +46,9 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
     at the end, and on stderr what it waits for. `seq` counts the captured images of each camera from 0. Raises
     CameraError, BagError, SettingsError (calibration) or TransportError if it cannot start.
     """
-    camera, transport, watchdog = settings.camera, settings.transport, watchdog or Watchdog()
+    camera = settings.camera
+    transport = settings.transport
+    watchdog = watchdog or Watchdog()
     security = Security.from_settings(transport).for_camera(camera.name)
     calibration = load_calibration(camera.calibration) if camera.calibration else None
     with (
@@ -168,14 +170,17 @@ class _RateReport:
         seconds = time.monotonic() - self._start_s
         if seconds < _REPORT_S or self._source.is_finite:
             return
-        lost, total_lost = self._source.lost - self._lost, self._source.lost
+        lost = self._source.lost - self._lost
+        total_lost = self._source.lost
         _log.log(
             logging.WARNING if lost or unsent > self._unsent else logging.INFO,
             "%s: %.1f fps, %d lost, %d not sent in %.0f s",
             *(self._source.name, self._images / seconds, lost, unsent - self._unsent, seconds),
         )
         self._start_s += seconds
-        self._images, self._lost, self._unsent = 0, total_lost, unsent
+        self._images = 0
+        self._lost = total_lost
+        self._unsent = unsent
 
 
 def _send(publisher: FramePublisher, frame: Frame, stop: threading.Event, watchdog: Watchdog) -> bool:
@@ -191,10 +196,12 @@ def _calibrate(captured: CapturedImage, calibration: Calibration | None) -> Capt
     if calibration is None:
         return captured
     captured = replace(captured, intrinsics=calibration.intrinsics_for(captured.size))
-    stated, depth = calibration.depth, captured.depth
+    stated = calibration.depth
+    depth = captured.depth
     if stated is None or depth is None:
         return captured
-    scale_m, aligned = stated.scale_m or depth.scale_m, stated.aligned or depth.aligned
+    scale_m = stated.scale_m or depth.scale_m
+    aligned = stated.aligned or depth.aligned
     return replace(captured, depth=replace(depth, scale_m=scale_m, aligned=aligned))
 
 

@@ -59,7 +59,8 @@ def open_realsense(address: str, settings: CameraSettings, stop: threading.Event
     name = f"realsense:{address}" if address else "realsense"
     if address.endswith(_RECORDINGS):
         return RealSenseRecording(name, Path(address).expanduser(), settings, stop)
-    rs, serial = realsense_sdk.load_sdk(), address
+    rs = realsense_sdk.load_sdk()
+    serial = address
     context = rs.context()
 
     def open_device() -> RealSenseDevice:
@@ -83,7 +84,8 @@ class RealSenseRecording(PlayedSource):
 
     def __init__(self, name: str, path: Path, settings: CameraSettings, stop: threading.Event) -> None:
         super().__init__(name, settings.fps, settings.loop, stop)
-        self._path, self._settings = path, settings
+        self._path = path
+        self._settings = settings
         self._rs = realsense_sdk.load_sdk()
         self._lost = 0
         self._device: RealSenseDevice | None = self._open()
@@ -107,7 +109,8 @@ class RealSenseRecording(PlayedSource):
         self._release()
 
     def _release(self) -> None:
-        device, self._device = self._device, None
+        device = self._device
+        self._device = None
         if device is not None:
             self._lost += device.lost
             device.close()
@@ -151,7 +154,8 @@ class FramePairer:
     """
 
     def __init__(self, tolerance_ns: int, patience: int = 1) -> None:
-        self._tolerance_ns, self._patience = tolerance_ns, patience
+        self._tolerance_ns = tolerance_ns
+        self._patience = patience
         self._colours: deque[StampedFrame] = deque()
         self._depths: deque[StampedFrame] = deque(maxlen=patience + 1)
 
@@ -246,7 +250,9 @@ class RealSenseDevice:
     """
 
     def __init__(self, rs: Any, device: Any, settings: CameraSettings, name: str) -> None:
-        self._rs, self._device, self._name = rs, device, name
+        self._rs = rs
+        self._device = device
+        self._name = name
         self.serial = realsense_sdk.read_info(rs, device, "serial_number")
         self._playback = device.as_playback() if device.is_playback() else None
         self._sensors: list[Any] = []
@@ -290,7 +296,8 @@ class RealSenseDevice:
         except queue.Empty:
             self._check_silence()
             return bool(self._pairs)
-        self._heard_s, self._polls_after_end = time.monotonic(), 0
+        self._heard_s = time.monotonic()
+        self._polls_after_end = 0
         if frame.frame.get_profile().stream_type() == self._rs.stream.color:
             self._count_lost(frame.frame.get_frame_number())
             self._pairs.extend(self._pairer.add_colour(frame))
@@ -343,7 +350,8 @@ class RealSenseDevice:
 
     def _take(self, frame: Any) -> None:
         """Queue a frame, in the SDK's thread. A frame_queue of the SDK deadlocks with a recording's reader."""
-        arrival_ns, arrival_unix_ns = time.monotonic_ns(), time.time_ns()
+        arrival_ns = time.monotonic_ns()
+        arrival_unix_ns = time.time_ns()
         domain = frame.get_frame_timestamp_domain().name
         frame.keep()
         stamp_ns = round(frame.get_timestamp() * 1e6)

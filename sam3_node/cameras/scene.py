@@ -42,7 +42,9 @@ COLOURS = {  # BGR
     "white": (228, 232, 234),
     "pink": (160, 130, 236),
 }
-_PAPER, _TAPE, _STEEL = (236, 240, 242), (170, 205, 222), (196, 192, 188)
+_PAPER = (236, 240, 242)
+_TAPE = (170, 205, 222)
+_STEEL = (196, 192, 188)
 
 
 class ShapePart(NamedTuple):
@@ -139,19 +141,19 @@ class Scene:
 
     def __init__(self, **parameters: int | str) -> None:
         chosen = SceneParameters.model_validate(parameters)
-        self.width, self.height, self.frames, self.fps = (
-            chosen.width,
-            chosen.height,
-            chosen.frames,
-            chosen.fps,
-        )
+        self.width = chosen.width
+        self.height = chosen.height
+        self.frames = chosen.frames
+        self.fps = chosen.fps
         rng = np.random.default_rng(chosen.seed)
         self._table = draw_table(rng, self.width, self.height)
         self._shaded_table = (self._table * _SHADOW_SHARE).astype(np.uint8)
-        kinds, colours = rng.permutation(list(SHAPES)).tolist(), rng.permutation(list(COLOURS)).tolist()
+        kinds = rng.permutation(list(SHAPES)).tolist()
+        colours = rng.permutation(list(COLOURS)).tolist()
         if kinds[1] == "screwdriver":  # too slim to hide anything
             kinds[1], kinds[0] = kinds[0], kinds[1]
-        self._kinds, self._colours = kinds[: chosen.objects], colours[: chosen.objects]
+        self._kinds = kinds[: chosen.objects]
+        self._colours = colours[: chosen.objects]
         self._paths = _choose_paths(rng, self.width / self.height)[: chosen.objects]
         self.names = tuple(map(" ".join, zip(self._colours, self._kinds, strict=True)))
 
@@ -190,7 +192,8 @@ class Scene:
         x, y, reach_x, reach_y, phase, turns, angle_rad, swing_rad = self._paths[number]
         t = 2 * math.pi * turns * cycle + phase
         angle_rad = angle_rad + swing_rad * math.sin(t + 1.0)
-        cosine, sine = _RADIUS * math.cos(angle_rad), _RADIUS * math.sin(angle_rad)
+        cosine = _RADIUS * math.cos(angle_rad)
+        sine = _RADIUS * math.sin(angle_rad)
         rotation = np.array([[cosine, -sine], [sine, cosine]])
         centre = x + reach_x * math.sin(t), y + reach_y * math.cos(t)
         middle = self.width / 2, self.height / 2

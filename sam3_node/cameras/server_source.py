@@ -55,7 +55,9 @@ MAX_IMAGES = 32
 MAX_ITEMS = 4096
 MAX_HEAD_BYTES = 64 << 10
 MAX_TOPIC_BYTES = 256
-_DEPTH_SUFFIX, _DEPTH_ENCODING, _DEPTH_SCALE_M = "_depth", "uint16_mm_png", 0.001
+_DEPTH_SUFFIX = "_depth"
+_DEPTH_ENCODING = "uint16_mm_png"
+_DEPTH_SCALE_M = 0.001
 MAX_LATE_S = 10.0
 """A stamp up to this long before the arrival counts as Unix time: the image is old, or the clock is off."""
 MAX_EARLY_S = 0.05
@@ -202,7 +204,9 @@ class ServerSource:
     ) -> None:
         self.name = f"{settings.dialect} {endpoint}"
         self.counts = _Counts()
-        self._settings, self._chosen, self._stop = settings, chosen, stop
+        self._settings = settings
+        self._chosen = chosen
+        self._stop = stop
         self._dialect = cast(Dialect, "imagezmq" if settings.dialect == _HUB else settings.dialect)
         self._closed = threading.Event()
         self._changed = threading.Condition()
@@ -284,7 +288,8 @@ class ServerSource:
         if name is None:
             return
         camera = self._find_camera(name, (sender, "" if self._chosen == ANY_CAMERA else image.name))
-        last, camera.last = camera.last, None if image.stamp_s is None else image
+        last = camera.last
+        camera.last = None if image.stamp_s is None else image
         is_same = last and (last.stamp_s, last.frame.colour) == (image.stamp_s, image.frame.colour)
         if is_same:  # the server sends it again
             self.counts.repeated += 1
@@ -323,7 +328,8 @@ class ServerSource:
                 f"camera {name}: expected images of {describe(camera.origin[1])} of one sender, found "
                 f"{describe(origin[1])} or another sender too; give each camera its own name"
             )
-        camera.origin, camera.heard_s = origin, now_s
+        camera.origin = origin
+        camera.heard_s = now_s
         return camera
 
     def _make_place(self, name: str, now_s: float) -> None:
@@ -339,7 +345,8 @@ class ServerSource:
 
     def _reject(self, error: Exception) -> None:
         """Count a message or an image that cannot be used, and log why; `logging.limit` bounds the log."""
-        counts, reason = self.counts, str(error) or repr(error)
+        counts = self.counts
+        reason = str(error) or repr(error)
         with self._changed:  # both threads count
             counts.rejected += 1
             counts.last_error = counts.unread = reason
@@ -410,7 +417,8 @@ def read_message(dialect: Dialect, parts: Sequence[memoryview]) -> Contents:
         layout = "frames of a sam3-node camera"
         remedy = "the node reads this endpoint itself: name it in transport.frames"
         if other in _DIALECTS:
-            layout, remedy = _DIALECTS[other].layout, f"use --dialect {other}"
+            layout = _DIALECTS[other].layout
+            remedy = f"use --dialect {other}"
         raise WireError(f"expected {_DIALECTS[dialect].layout}, found {layout}; {remedy}") from error
 
 

@@ -36,7 +36,8 @@ def open_camera(
         return open_server(uri, settings, stop, insecure)
     if not separator and uri != "realsense":
         scheme = ""
-    path, rate = Path(address).expanduser(), (settings.fps, settings.loop, stop)
+    path = Path(address).expanduser()
+    rate = (settings.fps, settings.loop, stop)
     # each scheme imports its own source, so that a webcam needs no library of recordings
     match scheme:
         case "scene" if uri != "scene:tabletop":
@@ -138,7 +139,8 @@ def list_realsense() -> Iterator[str]:
     rs = load_sdk()
     try:
         for device in rs.context().query_devices():
-            name, usb = read_info(rs, device, "name"), read_info(rs, device, "usb_type_descriptor")
+            name = read_info(rs, device, "name")
+            usb = read_info(rs, device, "usb_type_descriptor")
             yield f"realsense:{read_info(rs, device, 'serial_number')}  {name}, USB {usb or 'unknown'}"
             for kind in (rs.stream.color, rs.stream.depth):
                 modes = [stream.mode for stream in list_streams(rs, device, kind)]

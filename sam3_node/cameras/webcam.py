@@ -30,8 +30,12 @@ STREAM_TIMEOUT_MS = 5000
 """Time after which a stream of the network that cannot be opened, or that gives nothing, counts as lost."""
 _FFMPEG_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 DEVICES = Path("/dev")
-_QUERYCAP, _ENUM_FMT, _ENUM_SIZES, _ENUM_INTERVALS = 0x80685600, 0xC0405602, 0xC02C564A, 0xC034564B
-_CAPTURE, _HAS_DEVICE_CAPS = 0x1, 0x80000000
+_QUERYCAP = 0x80685600
+_ENUM_FMT = 0xC0405602
+_ENUM_SIZES = 0xC02C564A
+_ENUM_INTERVALS = 0xC034564B
+_CAPTURE = 0x1
+_HAS_DEVICE_CAPS = 0x80000000
 _DISCRETE = 1
 _MAX_ENTRIES = 256
 Ask = Callable[[int, bytearray], object]
@@ -232,7 +236,8 @@ class V4l2Device(OpenCvDevice):
         return True
 
     def retrieve(self) -> CapturedImage | None:
-        image, times = self._take(self._capture.retrieve), {"v4l2_ns": self._stamp_ns}
+        image = self._take(self._capture.retrieve)
+        times = {"v4l2_ns": self._stamp_ns}
         if self._mode.form not in _JPEG:
             return CapturedImage(image, self._capture_ns, times=times)
         frame = read_jpeg(np.asarray(image, np.uint8).tobytes())
