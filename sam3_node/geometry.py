@@ -107,7 +107,8 @@ def _quaternion_products() -> Array:
     return np.array(rows).reshape(16, 9).T
 
 
-_QUATERNION_PRODUCTS, _IDENTITY = _quaternion_products(), np.eye(4)
+_QUATERNION_PRODUCTS = _quaternion_products()
+_IDENTITY = np.eye(4)
 
 
 def rotation_from_vector(rotation_vector_rad: npt.ArrayLike) -> Array:
@@ -158,7 +159,8 @@ def _distort(rays: Array, intrinsics: Intrinsics) -> Array:
     import cv2
 
     points = np.concatenate([rays, np.ones((len(rays), 1))], axis=1)[:, None]
-    coeffs, zero = np.array(intrinsics.coeffs), np.zeros(3)
+    coeffs = np.array(intrinsics.coeffs)
+    zero = np.zeros(3)
     camera = cv2.fisheye if intrinsics.model == "fisheye" else cv2
     distorted = camera.projectPoints(points, zero, zero, np.eye(3), coeffs)[0]
     return cast(Array, distorted.reshape(-1, 2))
@@ -167,7 +169,8 @@ def _distort(rays: Array, intrinsics: Intrinsics) -> Array:
 def _undistort(rays: Array, intrinsics: Intrinsics) -> Array:
     import cv2
 
-    coeffs, identity = np.array(intrinsics.coeffs), np.eye(3)
+    coeffs = np.array(intrinsics.coeffs)
+    identity = np.eye(3)
     if intrinsics.model == "fisheye":
         undistorted = cv2.fisheye.undistortPoints(
             rays[:, None], identity, coeffs, criteria=_UNDISTORT_CRITERIA
@@ -184,7 +187,8 @@ def scale_intrinsics(intrinsics: Intrinsics, size: tuple[int, int], new_size: tu
 
     The distortion coefficients do not change.
     """
-    y, x = new_size[0] / size[0], new_size[1] / size[1]
+    y = new_size[0] / size[0]
+    x = new_size[1] / size[1]
     return replace(
         intrinsics,
         fx=intrinsics.fx * x,
@@ -221,8 +225,10 @@ def _scale_axes(pixels: npt.ArrayLike, x: float, y: float) -> Array:
 
 def mask_intersection(a: Mask, b: Mask) -> int:
     """Count the pixels inside both masks, which are of images of the same size."""
-    x0, y0 = max(a.box[0], b.box[0]), max(a.box[1], b.box[1])
-    x1, y1 = min(a.box[2], b.box[2]), min(a.box[3], b.box[3])
+    x0 = max(a.box[0], b.box[0])
+    y0 = max(a.box[1], b.box[1])
+    x1 = min(a.box[2], b.box[2])
+    y1 = min(a.box[3], b.box[3])
     if x0 >= x1 or y0 >= y1:
         return 0
     crops = (m.crop[y0 - m.box[1] : y1 - m.box[1], x0 - m.box[0] : x1 - m.box[0]] for m in (a, b))

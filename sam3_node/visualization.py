@@ -23,7 +23,9 @@ PALETTE = (
 # fmt: on
 FILL_OPACITY = 0.45
 FRAMES_FOR_RATE = 10
-DARK, GREY, LIGHT = (24, 24, 24), (150, 150, 150), (255, 255, 255)
+DARK = (24, 24, 24)
+GREY = (150, 150, 150)
+LIGHT = (255, 255, 255)
 FONT = cv2.FONT_HERSHEY_SIMPLEX
 DASH = 5  # length of the dashes and gaps around a doubtful mask, in widths of the line
 STATE_MARK = {"tracked": "", "tentative": "?", "occluded": " occluded"}
@@ -146,7 +148,8 @@ def _write(canvas: Image, corner: tuple[int, int], text: str, colour: Colour, ba
     scale, thickness, padding = _font(canvas)
     width, height = _text_size(canvas, text)
     _, baseline = cv2.getTextSize(text, FONT, scale, thickness)
-    x, y = max(corner[0], 0), max(corner[1], 0)
+    x = max(corner[0], 0)
+    y = max(corner[1], 0)
     box = (x, y, x + width, y + height)
     cv2.rectangle(canvas, (x, y), (x + width - 1, y + height - 1), background, cv2.FILLED)
     origin = (x + padding, y + height - baseline - padding // 2 + 1)
@@ -212,7 +215,8 @@ class VideoWriter(Closeable):
 
     def _flush(self) -> None:
         """Write the buffered frames."""
-        buffered, self._buffered = self._buffered, []
+        buffered = self._buffered
+        self._buffered = []
         if not buffered:
             return
         if self._writer is None:
