@@ -21,8 +21,7 @@ from .store import NO_3D, WITH_DEPTH
 log = logging.getLogger(__name__)
 
 MAX_COUNTS = 100
-"""Counts after which no new reason for missing 3-D is counted."""
-
+"""Number of counts from which on no new reason for missing 3-D is counted. Reasons may hold figures."""
 
 EVERYTHING_SETTINGS = "see tracker.everything_min_iou and tracker.everything_min_stability"
 

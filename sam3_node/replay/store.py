@@ -1,8 +1,8 @@
 """Stores the results of a replay in a folder or at a URL (s3://, gs:// and other protocols of fsspec), and counts them.
 
-A store keeps named values, each complete or absent. An object store does so by itself, but has no locks: the process
-that came last writes, and the one before it fails at its next write. Recordings at URLs are copied to this machine.
-`ReplayCounts` are kept with each shard, the `Summary` is written at the end.
+A store keeps named values, each complete or absent. An object store does so by itself, but has no locks. There the
+process that came last writes, and the one before it fails at its next write. Recordings at URLs are copied to this
+machine. `ReplayCounts` are kept with each shard, the `Summary` is written at the end.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from .job import Job
 
 WORK = ".replay"
-"""Folder of all that is no result: the lock, the job's identity, shards and segments."""
+"""Folder of everything that is no result: the lock, the job's identity, shards and segments."""
 LOCK = f"{WORK}/lock"
+"""Name of the file that a process locks, or writes its token into, while it writes a store."""
 LOCAL_PROTOCOLS = ("file", "local")
+"""Protocols of URLs that name a local path."""
 WITH_DEPTH = "with_depth"
+"""Begin of the counts of frames with depth or URDF; the camera follows."""
 NO_3D = "no_3d"
-"""Begins of counts: of frames with depth or URDF (then camera), and of those without 3-D (then camera and reason)."""
+"""Begin of the counts of frames without 3-D; camera and reason follow."""
 
 
 @dataclass(slots=True)
@@ -75,8 +78,13 @@ class ReplayCounts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by their names, as `ReplayCounts(**fields)` takes them."""
-        counted = {"counts": dict(self.counts), "frames": dict(self.frames), "objects": self.objects}
-        return {**counted, "work_s": round(self.work_s, 3), "notes": self.notes}
+        return {
+            "counts": dict(self.counts),
+            "frames": dict(self.frames),
+            "objects": self.objects,
+            "work_s": round(self.work_s, 3),
+            "notes": self.notes,
+        }
 
     @property
     def labels(self) -> set[str]:
@@ -98,11 +106,10 @@ def _describe_unfound(name: str, score: float, limit: float) -> str:
             f"nothing was found for {name!r}: its best detection had the score {score:.2f}, above {limit:g}, but was "
             "not confirmed, or all slots were taken (tracker.max_objects)"
         )
-    best = (
-        f"its best detection had the score {score:.2f}"
-        if score
-        else f"no detection had the score {limit / 2:g}"
-    )
+    # detections below half of the limit are not counted
+    best = f"no detection had the score {limit / 2:g}"
+    if score:
+        best = f"its best detection had the score {score:.2f}"
     return (
         f"nothing was found for {name!r}: {best}, and {limit:g} begins an object; use another name, or lower "
         "detector.score"
@@ -142,12 +149,15 @@ class Summary:
     """Mean time of each stage in the last run."""
     outputs: list[str] = field(default_factory=list)
     complete: bool = True
-    """False if the replay was stopped: outputs hold the frames until then, and the same command goes on."""
+    """False if the replay was stopped. Outputs hold the frames until then. The same command resumes it."""
 
     @classmethod
     def from_counts(cls, totals: ReplayCounts, job: Job, **others: Any) -> Self:
-        """Build the summary of a job from counts; `others` are the fields that neither has."""
+        """Build the summary of a job from counts. `others` are the fields that neither has."""
         frames = totals.counts["frames"]
+        frames_per_s = 0.0
+        if totals.work_s:
+            frames_per_s = round(frames / totals.work_s, 2)
         return cls(
             bag=job.bags[0],
             mode=job.mode,
@@ -158,7 +168,7 @@ class Summary:
             cameras=dict(totals.frames),
             objects={camera: len(labels) for camera, labels in totals.objects.items()},
             seconds=round(totals.work_s, 3),
-            frames_per_s=round(frames / totals.work_s, 2) if totals.work_s else 0.0,
+            frames_per_s=frames_per_s,
             **others,
         )
 
@@ -209,7 +219,7 @@ def open_store(place: str) -> Store:
 
 @contextmanager
 def local_bag(bag: str) -> Iterator[Path]:
-    """Return the path of a recording. One at a URL is copied, and the copy is removed at the end of the block.
+    """Provide the path of a recording. One at a URL is copied, and the copy is removed at the end of the block.
 
     Raises BagError if there is no recording, or if it cannot be fetched.
     """
@@ -234,7 +244,9 @@ def local_path(place: str) -> Path | None:
     protocol, mark, rest = place.partition("://")
     if not mark:
         return Path(place)
-    return Path(unquote(rest)) if protocol in LOCAL_PROTOCOLS else None
+    if protocol not in LOCAL_PROTOCOLS:
+        return None
+    return Path(unquote(rest))
 
 
 class FolderStore:
@@ -352,7 +364,8 @@ class UrlStore:
             self._check_token()
             name = path.relative_to(self.folder).as_posix()
             with self._translate_errors(name):
-                if path.is_dir():  # the new folder may have fewer files
+                # the new folder may have fewer files than the old one
+                if path.is_dir():
                     with suppress(FileNotFoundError):
                         self._system.rm(self._path(name), recursive=True)
                 self._system.put(str(path), self._path(name), recursive=path.is_dir())
@@ -360,6 +373,7 @@ class UrlStore:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Take over the store. The previous holder gets an OutputError at its next write."""
+        # an object store has no locks: the last token that was written names the holder
         token = uuid.uuid4().bytes
         with self._translate_errors(LOCK):
             self._system.pipe_file(self._path(LOCK), token)
@@ -370,9 +384,11 @@ class UrlStore:
             if self._read_token() == token:
                 self.delete(LOCK)
         finally:
-            self._token = self._folder = None
+            self._token = None
+            self._folder = None
 
     def _check_token(self) -> None:
+        """Raise OutputError if another process has taken the store over."""
         if self._token is not None and self._read_token() != self._token:
             raise OutputError(f"{self.url}: another replay writes here now; this one ends")
 

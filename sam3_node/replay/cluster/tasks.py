@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 30.0
 """Time that a worker waits until an abandoned worker releases its results."""
+LOCK_POLL_S = 0.5
+"""Time between two tries meanwhile."""
 
 
 class Split(NamedTuple):
@@ -90,8 +92,11 @@ class Task:
 
 
 PlanStep = list[Task]
+"""Tasks that may run at the same time."""
 StepValues = list[Any]
+"""The values of a step's tasks, in their order."""
 PlanSteps = Generator[PlanStep, StepValues, list[Summary]]
+"""A plan: it yields steps, receives their values, and returns the summaries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,26 +109,38 @@ class JobPlan:
     limits: ShardLimits = LIMITS
 
     def steps(self) -> PlanSteps:
-        """Yield the steps, and receive the values of each step's tasks in their order. Returns the summaries.
+        """Yield the steps, and receive the values of each step's tasks in their order. Return the summaries.
 
         A task may run several times in part: it continues where it stopped.
         """
-        jobs = (yield from self._split_by_camera()) if self.split.by_camera else [self.job]
+        jobs = [self.job]
+        if self.split.by_camera:
+            jobs = yield from self._split_by_camera()
         if self.split.frames is None:
             return (yield from self._replay(jobs))
+
+        # cut each job into segments, which needs its number of frames
         sizes = yield [Task("probe", job) for job in jobs]
         divided = [self._cut(job, size) for job, size in zip(jobs, sizes, strict=True)]
-        if self.again:  # joined results are deleted before their segments
+        # joined results are deleted before their segments
+        if self.again:
             yield [Task("clear", job) for job in jobs]
-        yield from self._replay([segment for segments in divided for segment in segments])
-        pairs = zip(jobs, divided, strict=True)
-        return (yield [Task("join", job, tuple(segments), self.split) for job, segments in pairs])
+
+        # replay the segments of all jobs at once, then join those of each job
+        segments = [segment for parts in divided for segment in parts]
+        yield from self._replay(segments)
+        return (
+            yield [
+                Task("join", job, tuple(parts), self.split) for job, parts in zip(jobs, divided, strict=True)
+            ]
+        )
 
     def _split_by_camera(self) -> Generator[PlanStep, StepValues, list[Job]]:
-        size: ProbeResult = (yield [Task("probe", self.job)])[0]
+        (size,) = yield [Task("probe", self.job)]
         jobs = [_select_camera(self.job, camera) for camera in size.cameras]
         prompted = [job for job in jobs if job.names or job.objects or job.everything]
-        return prompted or [self.job]  # which notes the objects that are on no camera
+        # without any, the whole job notes the objects that are on no camera
+        return prompted or [self.job]
 
     def _replay(self, jobs: list[Job]) -> PlanSteps:
         if self.again:
@@ -171,17 +188,19 @@ class TaskProgress(NamedTuple):
 
 
 NOT_STARTED = TaskProgress()
+"""The progress of a task before it begins."""
 
 
 class Worker:
     """Runs tasks for a driver whose working directory is `folder`, and uses that directory if it exists here.
 
-    Other threads may ask for the progress meanwhile, and stop the worker. After SIGTERM it writes what it has done,
-    and hands the task back. Ray's own handler would let the task run on until the machine is gone.
+    Other threads may ask for the progress meanwhile, and stop the worker. After SIGTERM the worker writes what it has
+    done, and hands the task back. Ray's own handler would let the task run on until the machine is gone.
     """
 
     def __init__(self, folder: str) -> None:
-        if os.path.isdir(folder):  # relative paths of jobs refer to it
+        # relative paths of jobs refer to the driver's folder
+        if os.path.isdir(folder):
             os.chdir(folder)
         self._load = PerceptionCache()
         self._stop = threading.Event()
@@ -207,7 +226,7 @@ class Worker:
         self._stop.set()
 
     def run(self, task: Task) -> TaskResult:
-        """Run a task. Returns errors instead of raising them."""
+        """Run a task. Return errors instead of raising them."""
         self._progress = NOT_STARTED
         try:
             if task.kind == "replay" and (summary := read_finished_summary(task.job)):
@@ -236,7 +255,7 @@ class Worker:
 
 
 def _retry_while_held(action: Callable[[], Any]) -> Any:
-    """Retry while another process holds the results: an abandoned worker may take a moment to end."""
+    """Carry out an action, again while another process holds the results. An abandoned worker may end late."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -244,11 +263,11 @@ def _retry_while_held(action: Callable[[], Any]) -> Any:
         except HeldError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.5)
+            time.sleep(LOCK_POLL_S)
 
 
 def probe_recording(job: Job, progress: ProgressCallback, stop: threading.Event) -> ProbeResult:
-    """Return the cameras and the number of frames of a job. Reads the whole recording if its index does not tell."""
+    """Return the cameras and the number of frames of a job. Read the whole recording if its index does not tell."""
     with open_schedule(job) as schedule:
         count = schedule.count_frames()
         if count is None:
@@ -288,11 +307,19 @@ def _summarize(session: JobSession, segments: Sequence[Job], masks: Iterator[Mas
         session.progress("writing summary", count, None)
         if session.stop.is_set():
             raise StoppedError(count)
+
+    # masks tell only the frames whose step did not fail; failures in an overlap count twice
     failed = sum(part.failed for part in parts)
     refused = sum(part.refused for part in parts)
     frames = sum(totals.frames.values()) + failed
     totals.counts = Counter(frames=frames, failed=failed, refused=refused)
-    notes = dict.fromkeys(note for part in parts for note in part.notes)
+
+    # segments have equal notes, and a name that one of them lacks may be in another
+    notes: dict[str, None] = {}
+    unfound: dict[str, str] = {}
+    for part in parts:
+        notes |= dict.fromkeys(part.notes)
+        unfound |= {name: line for name, line in part.unfound.items() if name not in totals.labels}
     return Summary.from_counts(
         totals,
         session.schedule.job,
@@ -300,7 +327,5 @@ def _summarize(session: JobSession, segments: Sequence[Job], masks: Iterator[Mas
         device=parts[0].device,
         lost=next((part.lost for part in parts if part.lost), None),
         notes=[f"stitched from {len(parts)} segments", *notes],
-        unfound={
-            name: line for part in parts for name, line in part.unfound.items() if name not in totals.labels
-        },
+        unfound=unfound,
     )
