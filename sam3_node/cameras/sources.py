@@ -13,8 +13,13 @@ SOURCES = (
     "scene:tabletop, scene:shapes, bag:FILE, video:FILE, images:FOLDER, realsense:SERIAL, rtsp://HOST/PATH, "
     "v4l2:NAME or webcam:INDEX; or tcp://HOST:PORT with camera.dialect"
 )
+"""The kinds of sources, for error messages."""
+
+# schemes that a misspelt one may mean
 _SCHEMES = ("scene", "bag", "video", "images", "realsense", "rtsp", "v4l2", "webcam")
+# endings of videos, for a path without a scheme
 _VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
+# recordings of a folder that are listed, and their endings
 _MAX_RECORDINGS = 200
 _SUFFIXES = (".mcap", ".bag", ".db3", ".mp4", ".mov", ".avi", ".mkv", ".webm")
 
@@ -30,6 +35,7 @@ def open_camera(
     """
     scheme, separator, address = uri.partition(":")
     stop = stop or threading.Event()
+    # a dialect makes any address one of a camera server
     if settings.dialect != "none" or scheme in ("tcp", "ipc"):
         from .server_source import open_server
 
@@ -47,7 +53,9 @@ def open_camera(
         case "scene" | "bag":
             from .playback import TABLETOP, BagSource
 
-            return BagSource(uri, TABLETOP if scheme == "scene" else path, *rate, bool(settings.robot))
+            if scheme == "scene":
+                path = TABLETOP
+            return BagSource(uri, path, *rate, bool(settings.robot))
         case "video" | "images":
             from .playback import open_files
 
@@ -80,7 +88,9 @@ def _suggest_source(uri: str) -> str:
     if path.suffix.lower() in _VIDEO_SUFFIXES:
         return f"; did you mean video:{uri}?"
     if path.exists() and not uri.startswith("/dev/"):
-        return f"; did you mean bag:{uri}?" if _is_recording(path) else ""
+        if _is_recording(path):
+            return f"; did you mean bag:{uri}?"
+        return ""
     if uri.isdecimal() or uri.startswith("/dev/video"):
         return f"; did you mean webcam:{uri.removeprefix('/dev/video')}?"
     return did_you_mean(f"scene:{uri}", ("scene:tabletop", "scene:shapes"))
@@ -177,5 +187,7 @@ def _describe_recording(path: Path) -> str:
         names = ", ".join(bag.cameras)
     if first is None:
         return f"{names}: no frame that is whole"
-    depth = " with depth" if first.depth is not None else ""
-    return f"{names}: {first.width}x{first.height} {first.encoding}{depth}"
+    text = f"{names}: {first.width}x{first.height} {first.encoding}"
+    if first.depth is not None:
+        text += " with depth"
+    return text
