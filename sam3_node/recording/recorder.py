@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,14 +36,25 @@ from ..wire import EVENTS_TOPIC, unpack_event
 from .series import RecordedSeries, RecordReport
 
 TIME_FORMAT = "%Y%m%dT%H%M%SZ"
+"""Time in the names of files."""
+POLL_MS = 100
+"""Time of one wait for a message."""
+FLUSH_S = 0.5
+"""Time between two writes to the disk. A power failure loses as much."""
+PROGRESS_S = 5.0
+"""Time between two reports of the progress, and between two looks at the quota."""
+RATE_S = 5.0
+"""Time after a recording's first message at which its rate is reported."""
+ABSENT_S = 3.0
+"""Time after which a node that has not answered is reported."""
+DESCRIBE_TIMEOUT_MS = 10_000
+"""Time that the node may take to describe itself. One that loads its model, or has a large one on a CPU, is slow."""
+RETRY_S = 0.5
+"""Time between two requests of the description."""
+
+# the time in a name, with a number for recordings of one second; and the number of a further file
 _TIME = r"\d{8}T\d{6}Z(-\d+)?"
 _PART = r"(_\d{4,})?"
-POLL_MS = 100
-FLUSH_S = 0.5
-PROGRESS_S = RATE_S = 5.0
-ABSENT_S = 3.0
-DESCRIBE_TIMEOUT_MS = 10_000  # a node that loads its model, or a large model on a CPU, answers slowly
-RETRY_S = 0.5
 
 
 def run_record(
@@ -80,10 +90,15 @@ class Recorder(SocketOwner):
         self._record = record
         self._transport = transport
         self._trigger = trigger
-        self._ring = MessageRing(record.ring_s, int(record.ring_mb * 1e6)) if record.ring_s else None
+        self._ring: MessageRing | None = None
+        if record.ring_s:
+            self._ring = MessageRing(record.ring_s, int(record.ring_mb * 1e6))
         self._quota = Quota(record)
         self._description: dict[str, Any] | None = None
+        # the recording that is being written; with a ring, there is one after a trigger only
         self._series: RecordedSeries | None = None
+
+        # what cannot be opened closes what was opened before
         security = Security.from_settings(transport)
         with contextlib.ExitStack() as opened:
             self._node = opened.enter_context(_NodeDescriber(transport.control, security))
@@ -96,14 +111,18 @@ class Recorder(SocketOwner):
             else:
                 _check_folder(record.out)
             opened.pop_all()
-        self._is_absence_reported = self._is_rate_reported = False
+
+        self._is_absence_reported = False
+        self._is_rate_reported = False
         self._reported_lost = 0
+        # when the recording of a trigger ends
         self._until_s = 0.0
-        self._began_s = self._next_flush_s = time.monotonic()
+        self._began_s = time.monotonic()
+        self._next_flush_s = self._began_s
         self._next_progress_s = self._began_s + PROGRESS_S
 
     def run(self, stop: threading.Event, watchdog: Watchdog) -> None:
-        """Record until `stop` is set; OutputError if nothing more can be written."""
+        """Record until `stop` is set. Raises OutputError if nothing more can be written."""
         self._require_process()
         sources = f"{', '.join(self._transport.frames)}, masks from {self._transport.masks}"
         self._print(f"record frames from {sources}, {self._describe_target()}")
@@ -117,6 +136,8 @@ class Recorder(SocketOwner):
                 if self._ring is not None:
                     self._follow_trigger(self._ring)
                 self._flush_and_report()
+
+            # receive nothing more, and write what has arrived
             watchdog.begin_close()
             self._tap.close()
             while self._take(0):
@@ -136,6 +157,7 @@ class Recorder(SocketOwner):
             self._series.close()
 
     def _begin_series(self, path: Path) -> RecordedSeries:
+        """Begin a recording with the node's description, if that is known."""
         self._series = RecordedSeries(path, self._record, lambda: self._tap.dropped, self._node.request)
         if self._description is not None:
             self._series.files.add_metadata(NODE, self._description)
@@ -144,6 +166,7 @@ class Recorder(SocketOwner):
         return self._series
 
     def _take(self, timeout_ms: int) -> bool:
+        """Take the next message, into the recording or the ring. Return False if none came."""
         arrived = self._tap.take(timeout_ms)
         if arrived is None:
             return False
@@ -151,9 +174,10 @@ class Recorder(SocketOwner):
             self._series.add(arrived)
         elif self._ring is not None:
             self._ring.add(arrived)
+            # the first event is of a node that has just started: its description is another
             with contextlib.suppress(Sam3NodeError):
                 if arrived.parts[0] == EVENTS_TOPIC and unpack_event(arrived.parts).n == 0:
-                    self._node.request()  # a node that has just started
+                    self._node.request()
         return True
 
     def _follow_trigger(self, ring: MessageRing) -> None:
@@ -169,6 +193,7 @@ class Recorder(SocketOwner):
             self._enforce_quota()
 
     def _write_ring(self, ring: MessageRing, now_ns: int) -> None:
+        """Begin a recording with the messages of the ring."""
         series = self._begin_series(_choose_path(self._record.out, is_event=True))
         self._print(f"triggered: the ring goes to {series.files.paths[0]}")
         messages = list(ring.take_all(now_ns))
@@ -196,6 +221,8 @@ class Recorder(SocketOwner):
             self._next_flush_s = now_s + FLUSH_S
             if self._series is not None:
                 self._series.flush()
+
+        # an absent node and the rate are reported once
         is_absent = self._description is None and now_s > self._began_s + ABSENT_S
         if is_absent and not self._is_absence_reported:
             self._is_absence_reported = True
@@ -203,6 +230,7 @@ class Recorder(SocketOwner):
         if self._series is not None and not self._is_rate_reported and self._series.seconds >= RATE_S:
             self._is_rate_reported = True
             self._print(self._series.format_rate())
+
         if now_s >= self._next_progress_s:
             self._next_progress_s = now_s + PROGRESS_S
             self._enforce_quota()
@@ -210,12 +238,15 @@ class Recorder(SocketOwner):
                 self._report_progress(self._series)
 
     def _enforce_quota(self) -> None:
-        current = self._series.files.paths[-1] if self._series is not None else None
+        current = None
+        if self._series is not None:
+            current = self._series.files.paths[-1]
         for path in self._quota.enforce(current):
             self._print(f"deleted {path}: beyond record.max_total_gb or record.max_age_h")
 
     def _report_progress(self, series: RecordedSeries) -> None:
         lost = series.report.lost + series.report.rejected
+        # in a log, only new losses are worth a line
         if self._out.isatty() or lost > self._reported_lost:
             self._print(f"{_format_counts(series)}{self._format_losses(series.report)}")
         self._reported_lost = lost
@@ -235,14 +266,16 @@ class Recorder(SocketOwner):
             )
 
     def _format_losses(self, report: RecordReport) -> str:
-        lost = [
-            f"{camera} {counts.frames_lost} frames, {counts.masks_lost} masks"
-            for camera, counts in report.cameras.items()
-            if counts.frames_lost or counts.masks_lost
-        ]
+        lost = []
+        for camera, counts in report.cameras.items():
+            if counts.frames_lost or counts.masks_lost:
+                lost.append(f"{camera} {counts.frames_lost} frames, {counts.masks_lost} masks")
         if report.events_lost:
             lost.append(f"{report.events_lost} events")
-        text = f"; lost: {', '.join(lost)}" if lost else ""
+
+        text = ""
+        if lost:
+            text += f"; lost: {', '.join(lost)}"
         if self._tap.dropped:
             text += f" ({self._tap.dropped} messages were dropped: they came faster than the disk writes)"
         if report.rejected:
@@ -267,11 +300,11 @@ def _format_counts(series: RecordedSeries) -> str:
     cameras = series.report.cameras.values()
     frames = sum(counts.frames for counts in cameras)
     masks = sum(counts.masks for counts in cameras)
-    poses = f", {series.report.poses} poses" if series.report.poses else ""
-    return (
-        f"{frames} frames, {masks} masks, {series.report.events} events{poses}, "
-        f"{series.files.bytes / 1e6:.1f} MB"
-    )
+    counted = [f"{frames} frames", f"{masks} masks", f"{series.report.events} events"]
+    if series.report.poses:
+        counted.append(f"{series.report.poses} poses")
+    counted.append(f"{series.files.bytes / 1e6:.1f} MB")
+    return ", ".join(counted)
 
 
 class _NodeDescriber(Closeable):
@@ -320,17 +353,28 @@ def _choose_path(out: Path, is_event: bool = False) -> Path:
     is_file = out.suffix == ".mcap"
     if is_file and not is_event:
         return out
-    name = f"{datetime.now(UTC):{TIME_FORMAT}}"
-    folder, stem = (out.parent, f"{out.stem}-{name}") if is_file else (out, name)
+    folder = out
+    stem = f"{datetime.now(UTC):{TIME_FORMAT}}"
+    if is_file:
+        folder = out.parent
+        stem = f"{out.stem}-{stem}"
+    path = folder / f"{stem}.mcap"
     if not is_event:
-        return folder / f"{stem}.mcap"
-    names = (f"{stem}{f'-{number}' if number else ''}.mcap" for number in count())
-    return next(folder / name for name in names if not (folder / name).exists())
+        return path
+
+    # triggers may follow each other within a second
+    number = 0
+    while path.exists():
+        number += 1
+        path = folder / f"{stem}-{number}.mcap"
+    return path
 
 
 def _check_folder(out: Path) -> None:
     """Create the folder of later files. Raises OutputError if nothing can be written there."""
-    folder = out.parent if out.suffix == ".mcap" else out
+    folder = out
+    if out.suffix == ".mcap":
+        folder = out.parent
     make_folder(folder)
     if not os.access(folder, os.W_OK):
         raise OutputError(f"cannot write into {folder}: expected a folder that may be written")
@@ -344,9 +388,11 @@ class Quota:
     """
 
     def __init__(self, record: RecordSettings) -> None:
-        is_file = record.out.suffix == ".mcap"
-        self._folder = record.out.parent if is_file else record.out
-        prefix = rf"{re.escape(record.out.stem)}(-{_TIME})?" if is_file else _TIME
+        self._folder = record.out
+        prefix = _TIME
+        if record.out.suffix == ".mcap":
+            self._folder = record.out.parent
+            prefix = rf"{re.escape(record.out.stem)}(-{_TIME})?"
         self._name = re.compile(rf"{prefix}{_PART}\.mcap")
         self._max_bytes = record.max_total_gb * 1e9
         self._max_age_s = record.max_age_h * 3600
@@ -355,6 +401,7 @@ class Quota:
         """Delete the files that are too old or too many, except `current`. Return the deleted files."""
         if not (self._max_bytes or self._max_age_s):
             return []
+        # the oldest first, until the others keep to the limits
         files = sorted(self._list_files())
         total = sum(size for _, _, size in files)
         deleted = []
@@ -389,7 +436,7 @@ def _delete(path: Path) -> bool:
 
 
 class MessageRing:
-    """The messages of the last `seconds`, of at most `max_bytes`; older ones are dropped."""
+    """The messages of the last `seconds`, of at most `max_bytes`. Older ones are dropped."""
 
     def __init__(self, seconds: float, max_bytes: int) -> None:
         self.dropped = 0
@@ -427,7 +474,8 @@ class Trigger:
     """Counts requests to write the ring. It has no lock, because a signal handler may interrupt its user."""
 
     def __init__(self) -> None:
-        self._count = self._taken = 0
+        self._count = 0
+        self._taken = 0
 
     def fire(self) -> None:
         """Request that the ring be written."""
