@@ -191,8 +191,7 @@ def add_everything(edit: Edit, request: Callable[..., Any], notes: list[str]) ->
 
     Where nothing is found, the reason goes to `notes`.
     """
-    replies = []
-    place = {"camera": edit.args["camera"], "seq": edit.args["seq"]}
+    replies, place = [], {"camera": edit.args["camera"], "seq": edit.args["seq"]}
     reply = request("segment_everything", **edit.args)
     if not reply["masks"] and len(notes) < MAX_NOTES:
         reason = reply.get("note", "nothing was found")
