@@ -29,7 +29,9 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def test_a_state_holds_exemplars_and_the_images_of_frames(settings: Settings) -> None:
-    before, after, masks = Perception.load(settings), Perception.load(settings), []
+    before = Perception.load(settings)
+    after = Perception.load(settings)
+    masks = []
     before.serve("left").step(moving_frame(0))
     carry_out(before, "add_exemplar", {"name": "washer", "boxes": [BOX]})
     before.serve("left").step(moving_frame(1))

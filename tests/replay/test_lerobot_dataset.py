@@ -83,7 +83,8 @@ def read_rows(dataset: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_masks_are_exact_and_everything_else_stays(version: str, tmp_path: Path) -> None:
     written = write(tmp_path, version)
-    before, after = read_rows(DATA / version), read_rows(written)
+    before = read_rows(DATA / version)
+    after = read_rows(written)
     for camera in SIZES:
         for row, masks in enumerate(after):
             data = masks.pop(f"observation.masks.{camera}")["bytes"]
@@ -203,7 +204,8 @@ def test_only_whole_datasets_can_have_masks(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_objects_end_with_their_episode() -> None:
-    frames, notes = [make_frame(row, camera) for row in range(4) for camera in "ab"], Notes(False)
+    frames = [make_frame(row, camera) for row in range(4) for camera in "ab"]
+    notes = Notes(False)
     episodes = {"episode_starts": (0, 2), "prompts": ("mug",)}
     actions = list(step_all_frames(frames, notes, everything=True, **episodes))
     assert actions[4:6] == [Edit("reset"), Edit("set_prompts", {"prompts": ["mug"]})]
@@ -223,7 +225,8 @@ def test_a_replay_of_all_episodes_goes_on_after_a_stop(tmp_path: Path) -> None:
     box = (20, 20, 60, 50)
     objects = tuple(ObjectOnFrame(camera="wrist", seq=row, box=box, label=f"row {row}") for row in (0, 9))
     settings = {"model": tiny_settings(tmp_path).model.model_dump(mode="json", exclude_unset=True)}
-    bags, out = (str(dataset),), str(tmp_path / "out")
+    bags = (str(dataset),)
+    out = str(tmp_path / "out")
     job = Job(bags, out, topics=("wrist",), objects=objects, settings=settings, outputs=("lerobot",))
     load = PerceptionCache()
     with pytest.raises(StoppedError):
