@@ -137,6 +137,7 @@ def child_path(folder: Path, name: str) -> Path:
 
     Raises OutputError for a name that would lead out of the folder.
     """
+    # one component of a path, which is neither this folder nor its parent
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise OutputError(f"expected a name that can name a file in {folder}, found {name!r:.80}")
     return folder / name
@@ -158,6 +159,7 @@ def write_private_atomically(path: Path, data: bytes) -> None:
     """Write a file of mode 0600 in the place of an earlier one, completely or not at all. Raises OSError."""
     import tempfile  # here, because it slows the start of a client
 
+    # a private folder beside the target: nobody else can take the new file's name, and a rename suffices
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:
         new = Path(folder) / path.name
         write_private(new, data)
@@ -214,6 +216,7 @@ def describe_exposure(folder: Path) -> str | None:
 
 
 def _describe_status(path: Path, status: os.stat_result, is_expected: Callable[[int], bool]) -> str | None:
+    # a link, the kind, the owner, and who may write
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link, which is not followed; name {path.resolve()} itself"
     if not is_expected(status.st_mode):
@@ -273,6 +276,7 @@ def temp_dir() -> Iterator[Path]:
 
 def _try_lock(folder: Path) -> int | None:
     """Return a descriptor that holds the lock of a folder; None if its process runs, or has just removed it."""
+    # the process of the folder may remove it at any moment
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:

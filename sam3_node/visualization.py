@@ -100,6 +100,7 @@ def status_text(masks: MaskFrame) -> str:
 
 
 def _fit(mask: Mask, size: tuple[int, int]) -> Mask:
+    # the image may be a smaller one than the masks are of
     if mask.size == size:
         return mask
     scaled = cv2.resize(mask.full().view(np.uint8), size[::-1], interpolation=cv2.INTER_NEAREST)
@@ -198,6 +199,7 @@ def contact_sheet(images: Sequence[Image], captions: Sequence[str], columns: int
             f"expected images, one caption for each, and at least one column; found {len(images)} images, "
             f"{len(captions)} captions, {columns} columns"
         )
+    # dark cells fill the last row
     height, width = images[0].shape[:2]
     cells = [_cell(image, caption, (width, height)) for image, caption in zip(images, captions, strict=True)]
     columns = min(columns, len(cells))
@@ -233,6 +235,7 @@ class VideoWriter(Closeable):
 
     def write(self, image: Image, capture_ns: int = 0) -> None:
         """Add one frame, captured at this time. Raises OutputError when the file cannot be written."""
+        # without a rate, wait for frames whose times show one
         self.frames += 1
         self._buffered.append((image, capture_ns))
         if self._writer is not None or self._fps is not None or len(self._buffered) == FRAMES_FOR_RATE:

@@ -88,6 +88,7 @@ def choose_cameras(path: Path, topics: Sequence[Topic], names: Collection[str] =
             f"{path}: expected a topic with colour images (Image or CompressedImage of sensor_msgs, RawImage or "
             f"CompressedImage of foxglove), found {listed}"
         )
+    # what the user names must be there
     if not names:
         return cameras
     images = {topic.name for topic in topics if topic.kind != "other"}
@@ -125,6 +126,7 @@ def find_cameras(topics: Sequence[Topic], preferred: Collection[str] = ()) -> tu
 
 def settle_kinds(reader: SampleReader) -> tuple[Topic, ...]:
     """Return a reader's topics with corrected kinds. The first image decides where a name leaves the kind open."""
+    # first by the names, which costs nothing, then by the first image of those that are open
     topics = [_settle_by_name(topic) for topic in reader.topics]
     if sum(topic.kind != "other" for topic in topics) > MAX_TOPICS:
         raise BagError(f"{reader.path}: expected at most {MAX_TOPICS} topics of cameras, found {len(topics)}")
@@ -248,6 +250,7 @@ class TopicName:
     @cached_property
     def sensor(self) -> tuple[str, ...]:
         """Folder without the words that tell raw images from rectified ones."""
+        # image_raw and image_rect of one sensor differ in such words alone
         words = ([word for word in _words(part) if word not in _VARIANTS] for part in self.folder)
         return tuple("_".join(left) for left in words if left)
 
@@ -390,6 +393,7 @@ def _names(colours: list[TopicName]) -> list[str]:
 
 
 def _name_parts(colour: TopicName) -> list[tuple[str, ...]]:
+    """Return the parts of a camera's possible names, the shortest first."""
     namespace = colour.namespace
     streams = colour.streams
     device = namespace[-1:]

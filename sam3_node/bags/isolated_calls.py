@@ -8,7 +8,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection
@@ -26,6 +26,8 @@ MAX_ITEMS = 20_000
 """Number of groups and datasets in an HDF5 file above which listing it fails."""
 BUFFER_BYTES = 1 << 16
 """Read buffer of each column of a Parquet file. It is small because tables of episodes have hundreds of columns."""
+MAX_ATTRIBUTES = 100
+"""Number of attributes of a group that are listed."""
 REPLY_BYTES = 16 << 20
 """Size of HDF5 rows after which a reply ends early. The caller asks for the rest."""
 BATCH_ROWS = 32
@@ -48,6 +50,7 @@ def main() -> None:
 
 def _answer(request: dict[str, Any]) -> bytes:
     """Return the reply to a request, packed."""
+    # whatever a library raises, the caller gets a reply, and this process answers the next request
     try:
         path = os.fsdecode(request["path"])
         _limit(os.path.getsize(path) if os.path.exists(path) else 0)
@@ -101,6 +104,7 @@ class _NoPandas:
 
 def import_module(path: str) -> None:
     """Import the module named `path`, before memory is limited by what it takes itself."""
+    # the module itself may need more than a call may
     _set_limit(resource.RLIMIT_DATA, None)
     sys.meta_path.insert(0, _NoPandas())
     __import__(path)
@@ -254,7 +258,8 @@ def _add_columns(table: Any, added: dict[str, list[Any]]) -> Any:
 def _describe_images(metadata: dict[bytes, bytes] | None, names: list[str]) -> dict[bytes, bytes]:
     """Return the schema's metadata with these columns as images, which the `datasets` package reads there."""
     described = dict(metadata or {})
-    described.pop(b"pandas", None)  # lists the columns
+    # pandas' own description lists the columns, and would be wrong now
+    described.pop(b"pandas", None)
     if names:
         known = json.loads(described.get(b"huggingface", b"{}"))
         features = known.setdefault("info", {}).setdefault("features", {})
@@ -310,6 +315,7 @@ def list_hdf5(path: str) -> dict[str, Any]:
     datasets: dict[str, dict[str, Any]] = {}
 
     def visit(name: str, item: Any) -> None:
+        # a small file can declare very many groups
         if len(attributes) + len(datasets) >= MAX_ITEMS:
             raise CallError(f"expected at most {MAX_ITEMS} groups and datasets, found more")
         if not isinstance(name, str):
@@ -332,9 +338,11 @@ def list_hdf5(path: str) -> dict[str, Any]:
 
 
 def _list_attributes(item: Any) -> dict[str, Any]:
+    """Return the attributes of a group that are single numbers or texts."""
     listed = {}
-    for name in list(item.attrs)[:100]:
+    for name in list(item.attrs)[:MAX_ATTRIBUTES]:
         value = item.attrs[name]
+        # numpy's scalars and arrays of one element are numbers
         if hasattr(value, "item") and getattr(value, "size", 0) == 1:
             value = value.item()
         if isinstance(value, bytes):
@@ -372,12 +380,16 @@ def read_hdf5(path: str, name: str, first: int, count: int) -> list[bytes]:
         return rows
 
 
-FUNCTIONS = {
-    function.__name__: function
-    for function in (
-        import_module, read_rows, list_columns, begin_copy, append_copy, list_hdf5, read_hdf5,
-    )
-}  # fmt: skip
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "import_module": import_module,
+    "read_rows": read_rows,
+    "list_columns": list_columns,
+    "begin_copy": begin_copy,
+    "append_copy": append_copy,
+    "list_hdf5": list_hdf5,
+    "read_hdf5": read_hdf5,
+}
+"""Functions that a request may name."""
 
 if __name__ == "__main__":
     main()

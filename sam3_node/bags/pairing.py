@@ -213,6 +213,7 @@ class Pairing:
 
     def _overdue(self, now_ns: int) -> Iterator[_WaitingImage]:
         """Yield the images that have waited too long, and the oldest ones while too many wait."""
+        # what is missing below 0 must go, the oldest first
         spare = MAX_WAITING * len(self._states) - len(self._queue)
         spare_bytes = MAX_BYTES - sum(_size(waiting.colour) for waiting in self._queue)
         for index, waiting in enumerate(self._queue):
@@ -224,6 +225,7 @@ class Pairing:
             spare_bytes += _size(waiting.colour)
 
     def _take(self, state: _CameraState, sample: Sample) -> None:
+        # a depth topic may turn out to hold colour: reported, and not paired
         topic, stamp_ns, logged_ns, payload, number = sample
         camera = state.camera
         if isinstance(payload, Colour) and topic == camera.colour:
@@ -286,6 +288,7 @@ class Pairing:
 
     def _find_intrinsics(self, state: _CameraState, colour: Colour) -> Intrinsics | None:
         """Return the latest intrinsics for an image; None, with a note, if they are of another size."""
+        # intrinsics that do not fit cost the frame nothing else
         if state.info is None:
             return None
         try:
@@ -331,6 +334,7 @@ def _nearest(waiting: _WaitingImage) -> Sample | None:
 
 def _count_gap(waiting: _WaitingImage) -> None:
     """Count an image without depth that is far from any depth."""
+    # depth that was near but did not pair is a matter of tolerance, not of a gap
     state = waiting.state
     nearest = _nearest(waiting)
     if state.camera.depth is None or waiting.depth is not None:
@@ -352,6 +356,7 @@ def _size(image: Any) -> int:
 
 
 def _has_values(depth: Depth) -> bool:
+    """Return True if any value is known. Compressed depth is taken to have some, without decoding it."""
     return depth.encoding != "z16" or bool(np.frombuffer(depth.data, np.uint8).any())
 
 
@@ -451,6 +456,7 @@ class TimeSpan(NamedTuple):
 
 
 def _resolve(limit_ns: int, first_ns: int) -> int:
+    # seconds from the start count in any clock, Unix time only in its own
     if limit_ns < UNIX_SINCE_NS:
         return first_ns + limit_ns
     if first_ns < UNIX_SINCE_NS:
@@ -466,6 +472,7 @@ def parse_time(text: str) -> int:
 
     Raises ValueError that says what was expected.
     """
+    # as a number of seconds, Unix time in ns would lose digits
     if text.isdecimal() and int(text) >= UNIX_SINCE_NS:
         return int(text)
     try:
@@ -485,6 +492,7 @@ def _parse_date(text: str) -> int:
         raise ValueError(f"{expected}; found {text!r:.60}") from None
     if date.tzinfo is None:
         raise ValueError(f"{expected}; found {text!r:.60}, which has no offset such as Z or +02:00")
+    # a float has no digits for microseconds since 1970
     return round(date.replace(microsecond=0).timestamp()) * NANOSECONDS + date.microsecond * 1000
 
 

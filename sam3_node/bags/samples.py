@@ -104,6 +104,7 @@ class CameraInfo:
         ratio. (cx, cy) is scaled as ROS scales it: plainly, not about the pixels' corner. Raises BagError for any other
         size, and for figures that are no lens.
         """
+        # a rectified image has no distortion left, whether or not the driver says which pinhole it has
         lens = self.lens
         if is_rectified and self.projection is not None:
             lens = self.projection
@@ -211,6 +212,7 @@ class ReadReport:
 
     def skip(self, place: str, reason: object) -> None:
         """Count an item at `place` (a topic, a folder) that was skipped; keep the first reason of each place."""
+        # later reasons at a place are mostly the same, and would fill memory
         count, first = self._skipped.get(place, (0, str(reason)))
         self._skipped[place] = count + 1, first
 
@@ -265,6 +267,7 @@ class SampleReader(Closeable):
         Damage ends the iteration without an error, and `lost` describes it. Raises BagError for an unknown encoding, an
         UnreadableTopicError where it concerns one topic.
         """
+        # each iteration reports its own losses; those of opening stay
         self.report = ReadReport()
         yield from self._read(topics, begin_ns)
 
@@ -280,6 +283,7 @@ class SampleReader(Closeable):
         if not names:
             return
         known: dict[str, float] = {}
+        # joints in an unknown encoding cost the robot, not the images
         with suppress(UnreadableTopicError):
             for sample in self.samples(names[:1]):
                 if isinstance(sample.payload, Joints):
@@ -320,6 +324,7 @@ def split_selection(path: Path) -> EpisodeSelection:
 
     A path that exists as it is has no selection. A text behind a # without `=` belongs to the name.
     """
+    # file names may have a # of their own
     name, mark, text = path.name.rpartition("#")
     if not mark or "=" not in text or path.exists():
         return EpisodeSelection(path)

@@ -226,6 +226,7 @@ class Calibration(_Finite):
                 f"expected images of the calibration's aspect ratio, {pinhole.width_px}x{pinhole.height_px}, "
                 f"found {width}x{height}; calibrate the camera in the mode that it runs in"
             )
+        # the camera may deliver smaller images than it was calibrated with
         model = pinhole.distortion.model
         coeffs = pinhole.distortion.coeffs
         intrinsics = Intrinsics(pinhole.fx_px, pinhole.fy_px, pinhole.cx_px, pinhole.cy_px, model, coeffs)
@@ -244,6 +245,7 @@ def load_calibration(path: Path) -> Calibration:
 
 def save_calibration(path: Path, calibration: Calibration) -> None:
     """Write a calibration file, replacing an older one as a whole. Raises OutputError."""
+    # defaults stay out of the file, except the version
     fields = calibration.model_dump(exclude_none=True, exclude_defaults=True)
     fields = {"version": calibration.version} | fields
     write_output(path, "\n".join(_format_table(fields, ())).lstrip().encode())
@@ -251,6 +253,7 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
 
 def back_up(path: Path) -> Path:
     """Copy a calibration file to the first free name beside it, and return this name. Raises OutputError."""
+    # no earlier copy is ever replaced
     copy = path.with_name(f"{path.name}.old")
     number = 1
     while copy.exists():
@@ -264,6 +267,7 @@ def back_up(path: Path) -> Path:
 
 def _format_table(fields: dict[str, Any], place: tuple[str, ...]) -> list[str]:
     """Return the lines of a TOML table: its values first, then its tables."""
+    # in TOML a value behind a table would belong to that table
     values = {key: value for key, value in fields.items() if not isinstance(value, dict)}
     tables = {key: value for key, value in fields.items() if isinstance(value, dict) and value}
     lines = []

@@ -169,6 +169,7 @@ class RobotPose:
 
 def read_poses(path: Path) -> list[RobotPose]:
     """Read a file of poses. Raises CalibrationError that names the entry and what it should be."""
+    # each kind of file has its own errors: say for all of them which file it is, and what was expected
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise CalibrationError(f"{path}: expected at most {MAX_FILE_BYTES} bytes")
@@ -244,6 +245,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
     """Return the content of a file, and its name with what is unusual in its form."""
     data = path.read_bytes()
     suffix = path.suffix.lower()
+
     # spreadsheets write "Unicode text" as UTF-16
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = data.decode("utf-16" if wide else "utf-8-sig")
@@ -406,6 +408,7 @@ class PoseTrack:
 
     def add_matrix(self, stamp_ns: int, parent_from_frame: geometry.Array) -> None:
         """Add the pose [4, 4] at a time. It replaces one of the same time."""
+        # messages of several sources may come out of order
         index = bisect.bisect_left(self._stamps, stamp_ns)
         if index < len(self._stamps) and self._stamps[index] == stamp_ns:
             self._poses[index] = parent_from_frame
@@ -488,6 +491,7 @@ class JointTrack(PoseTrack):
 
 def interpolate(first: geometry.Array, second: geometry.Array, share: float) -> geometry.Array:
     """Return the pose [4, 4] at `share` of the way from the first (0) to the second (1), or beyond it."""
+    # a constant angular velocity is a rotation vector that grows evenly
     turn = geometry.vector_from_rotation(first[:3, :3].T @ second[:3, :3])
     position = first[:3, 3] + share * (second[:3, 3] - first[:3, 3])
     return geometry.rigid(first[:3, :3] @ geometry.rotation_from_vector(share * turn), position)

@@ -105,6 +105,7 @@ def average(transforms: Array) -> Array:
 
 def measure_rotations(transforms: Array) -> Array:
     """Return the root mean square angles [3] in radians, largest first, by which pairs turn about their main axes."""
+    # the rotations between all pairs, and their scatter about each axis
     first, second = np.triu_indices(len(transforms), 1)
     turned = np.swapaxes(transforms[first, :3, :3], 1, 2) @ transforms[second, :3, :3]
     vectors = Rotation.from_matrix(turned).as_rotvec()
@@ -152,6 +153,7 @@ def find_start(a: Array, b: Array) -> tuple[Array, Array, float]:
 
     Rotations are by PARK, positions and scale by least squares. Raises CalibrationError if no sample has a solution.
     """
+    # all views first: without outliers they are the best sample
     generator = np.random.default_rng(_CHECK_SEED)
     samples = [np.arange(len(a))]
     if len(a) > _SAMPLE:
@@ -321,6 +323,7 @@ def _minimise(
 
 def _add_noise(spread: Array, camera: Array, noise: Array) -> Array:
     """Return the covariance [n, 6, 6] of each view's error, from _noise_maps and the camera's covariance."""
+    # the robot's errors are independent along each axis, of one size for positions and one for rotations
     robot = (spread * np.repeat(noise[:2] ** 2, 3)) @ np.swapaxes(spread, 1, 2)
     return np.asarray(robot + noise[2] ** 2 * camera, np.float64)
 

@@ -85,6 +85,7 @@ def wanted_mode(settings: CameraSettings) -> Mode:
 
 def warn_about_mode(name: str, mode: Mode, wanted: Mode) -> None:
     """Log a warning if a camera has only another size than the wanted one, or a lower rate."""
+    # drivers say 29.97 for 30
     if mode[:2] != wanted[:2] or mode.fps < wanted.fps - 0.5:
         _log.warning(
             "%s: expected %dx%d at %g fps, the camera has %s; frames are resized if camera.width or height is set",
@@ -104,6 +105,7 @@ def choose_mode(modes: Iterable[Mode], wanted: Mode, forms: Sequence[str]) -> Mo
     """
     usable = [mode for mode in modes if mode.form in forms]
 
+    # the smallest tuple wins: sizes and rates below the wanted ones come last, the nearest of them first
     def cost(mode: Mode) -> tuple[bool, int, bool, float, int]:
         is_small = mode.width < wanted.width or mode.height < wanted.height
         area = mode.width * mode.height

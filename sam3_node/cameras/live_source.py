@@ -130,6 +130,7 @@ class DeviceSource:
             self._device = self._open_device()
         if not self._device.grab():
             return False
+        # an image that is not wanted is not decoded
         if not self._limit.admits(time.monotonic_ns()):
             return True
         image = self._device.retrieve()
@@ -166,6 +167,7 @@ class Pacer:
 
     def wait(self, stamp_ns: int = 0) -> bool:
         """Wait until the image with this stamp is due. Return False if stopped. The first image is due at once."""
+        # due after the previous due time, not after the previous wait: errors of waiting never add up
         now = time.monotonic_ns()
         if self._stamp_ns is None:
             self._due_ns = now

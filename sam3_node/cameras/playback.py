@@ -64,12 +64,14 @@ class BagSource(PlayedSource):
             moves = self._bag.robot()
         move = next(moves, None)
         for frame in self._bag:
+            # what the robot published since the previous image, and shortly after this one
             robot = list[RobotMessage]()
             while move is not None and move.stamp_ns <= frame.capture_ns + _LEAD_NS:
                 robot.append(move)
                 move = next(moves, None)
             times = {**frame.times, "media_ns": frame.capture_ns - self._start_ns}
             yield CapturedImage(frame, frame.capture_ns, frame.depth, frame.intrinsics, times, robot=robot)
+        # what was lost is known at the end alone
         for text in filter(None, (self._bag.lost, *self._bag.notes)):
             _log.warning("%s: %s", self.name, text)
 

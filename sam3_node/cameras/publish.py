@@ -106,6 +106,7 @@ def frame_from(
     A recorded image that has the requested encoding and size is passed on unchanged. Raises SettingsError if the
     calibration is for images of another aspect ratio, WireError for damaged pixels.
     """
+    # the calibration is for the camera's own size, so it comes before resizing
     captured = _resize(_calibrate(captured, calibration), camera)
     height, width = captured.size
     return Frame(
@@ -165,6 +166,7 @@ def _publish(
                 _log.warning("%s: skipped image %d of %s: %s", source.name, seq, name, error)
         captured += 1
         report.count(unsent)
+        # `camera.frames` 0 is never reached
         if captured == camera.frames or stop.is_set():
             break
         watchdog.wait()
@@ -262,6 +264,7 @@ def _resize_depth(depth: Depth | None, size: tuple[int, int]) -> Depth | None:
 
 
 def _encode_colour(captured: CapturedImage, camera: CameraSettings) -> Buffer:
+    # encoding again would cost quality and time
     if isinstance(captured.image, Frame) and captured.image.encoding == camera.encoding:
         return captured.image.colour
     return encode_image(captured.pixels(), camera.encoding, camera.jpeg_quality)

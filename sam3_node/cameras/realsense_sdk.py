@@ -39,6 +39,7 @@ def load_sdk() -> Any:
 
 def find_device(rs: Any, devices: Sequence[Any], serial: str) -> Any:
     """Return the device with this serial number, or the only one if it is empty. Raises CameraError otherwise."""
+    # a device that is lost while it is listed has no serial number
     by_serial = {read_info(rs, device, "serial_number"): device for device in devices}
     names = ", ".join(f"{number} ({read_info(rs, each, 'name')})" for number, each in by_serial.items())
     if serial in by_serial:
@@ -71,6 +72,7 @@ def read_info(rs: Any, device: Any, name: str) -> str:
 
 def explain(name: str, error: RuntimeError) -> CameraError:
     """Return an error of the SDK as a CameraError that says what to do."""
+    # the SDK has one kind of error for everything: its words tell the cause
     text = str(error).lower()
     if any(word in text for word in _BUSY):
         advice = (
@@ -135,6 +137,7 @@ def list_streams(rs: Any, device: Any, kind: Any) -> list[Stream]:
 
 
 def _choose(streams: Sequence[Stream], wanted: Mode, forms: Sequence[str]) -> Stream | None:
+    # of several sensors with a mode, the first one counts
     by_mode = {stream.mode: stream for stream in reversed(streams)}
     mode = choose_mode(by_mode, wanted, forms)
     if mode is None:
@@ -153,6 +156,7 @@ def has_extrinsics(depth: Any, colour: Any) -> bool:
 
 def read_lens(profile: Any, name: str) -> Intrinsics | None:
     """Return the intrinsics of a stream as the SDK has them. Warns and returns None for an unknown lens."""
+    # the names are those in recordings of the SDK: brown_conrady becomes Brown Conrady
     lens = profile.get_intrinsics()
     model = lens.model.name.replace("_", " ").title()
     try:

@@ -81,6 +81,7 @@ def open_camera(
 
 def _suggest_source(uri: str) -> str:
     """Return "; did you mean SOURCE?" for a path without a scheme, a bare index or a misspelt scheme, else ""."""
+    # a scheme that is none, else a path, an index or a name without a scheme
     _, separator, address = uri.partition(":")
     if separator:
         return did_you_mean(uri, [f"{scheme}:{address}" for scheme in _SCHEMES])
@@ -118,6 +119,7 @@ def list_cameras(folder: Path) -> Iterator[str]:
         (f"recordings in {folder}", _list_recordings(folder)),
     ):
         yield f"{title}:"
+        # a kind that cannot be listed, such as for want of an SDK, hides no other
         count = 0
         try:
             for count, line in enumerate(lines, 1):  # noqa: B007 - the number of lines after the loop

@@ -83,6 +83,7 @@ class Recorder(SocketOwner):
     """
 
     def __init__(self, settings: Settings, out: TextIO, trigger: Trigger) -> None:
+        # a recorder must never slow the node down, which lossless delivery would let it
         settings.transport.require_newest("record")
         record = settings.record
         transport = settings.transport
@@ -123,6 +124,7 @@ class Recorder(SocketOwner):
 
     def run(self, stop: threading.Event, watchdog: Watchdog) -> None:
         """Record until `stop` is set. Raises OutputError if nothing more can be written."""
+        # the node may start later: the recorder says at once what it records
         self._require_process()
         sources = f"{', '.join(self._transport.frames)}, masks from {self._transport.masks}"
         self._print(f"record frames from {sources}, {self._describe_target()}")
@@ -149,6 +151,7 @@ class Recorder(SocketOwner):
 
     def close(self) -> None:
         """Finish the file without the messages that still wait in the queue. Idempotent."""
+        # sockets and files belong to the process that opened them
         if self._is_forked:
             return
         self._node.close()
@@ -159,6 +162,7 @@ class Recorder(SocketOwner):
     def _begin_series(self, path: Path) -> RecordedSeries:
         """Begin a recording with the node's description, if that is known."""
         self._series = RecordedSeries(path, self._record, lambda: self._tap.dropped, self._node.request)
+        # a recording of the ring begins long after the node has described itself
         if self._description is not None:
             self._series.files.add_metadata(NODE, self._description)
         self._is_rate_reported = False
@@ -182,6 +186,7 @@ class Recorder(SocketOwner):
 
     def _follow_trigger(self, ring: MessageRing) -> None:
         """Begin or prolong a recording if the trigger fired, and end one whose time is over."""
+        # another firing during a recording prolongs it
         if self._trigger.take():
             self._until_s = time.monotonic() + self._record.after_s
             if self._series is None:
@@ -207,6 +212,7 @@ class Recorder(SocketOwner):
         if description is None:
             return
         self._description = description
+        # the number of earlier events tells how many of them the recording lacks
         events = description.get("events")
         if self._series is not None:
             self._series.files.add_metadata(NODE, description)
@@ -315,6 +321,7 @@ class _NodeDescriber(Closeable):
         self._requested = threading.Event()
         self._closed = threading.Event()
         self._descriptions: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        # a thread, because a request may wait for seconds while messages arrive
         threading.Thread(target=self._run, name="describe", daemon=True).start()
 
     def request(self) -> None:
@@ -338,6 +345,7 @@ class _NodeDescriber(Closeable):
             try:
                 description = self._client.call("describe")
             except TransportError:
+                # no node yet: ask again until there is one
                 self._requested.set()
                 self._closed.wait(RETRY_S)
             except Sam3NodeError:  # an older node has no `describe`
@@ -425,7 +433,9 @@ def _delete(path: Path) -> bool:
     """Delete a finished recording of a recorder. Return False if this is none, or if it cannot be deleted."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a recorder locks the file that it writes
+            # a recorder locks the file that it writes
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # other programs may write files of such a name
             names = [name for name, _ in McapStream(path).metadata(MAX_RECORDS_TO_LAYOUT)]
             if RECORDER not in names:
                 return False
@@ -460,6 +470,7 @@ class MessageRing:
             yield self._take()
 
     def _drop_before(self, oldest_ns: int) -> None:
+        # both limits hold at any time, so that memory is bounded however large messages are
         while self._messages and (self._messages[0].received_ns < oldest_ns or self.bytes > self._max_bytes):
             self._take()
             self.dropped += 1

@@ -71,6 +71,7 @@ class RecordedSeries(Closeable):
 
     def add(self, message: ReceivedMessage) -> None:
         """Write a message, or reject a malformed one. Raises OutputError if nothing more can be written."""
+        # the rate counts from the first message, because cameras may start later
         if self._first_s is None:
             self._first_s = time.monotonic()
         self._try(partial(self._accept, *message))
@@ -83,6 +84,7 @@ class RecordedSeries(Closeable):
 
     def close(self) -> None:
         """Write what waits, and finish the last file. Idempotent."""
+        # after a failed write nothing more can be written, but threads and files still end
         try:
             if not self.files.closed:
                 self._write_ready(0)
@@ -157,6 +159,7 @@ class RecordedSeries(Closeable):
             self.report.reject(error)
 
     def _write_event(self, event: wire.Event, body: memoryview, received_ns: int) -> None:
+        # a restarted node has another description
         self.files.current().write_event(body, event.n, received_ns)
         if self.report.add_event(event):
             self._on_restart()
@@ -230,6 +233,7 @@ class RecordReport:
 
     def admit(self, camera: str) -> None:
         """Add a camera if it is new. Raises WireError if there are too many."""
+        # names come from outside: without a limit they would fill memory
         if camera in self.cameras:
             return
         if len(self.cameras) >= MAX_CAMERAS:
@@ -259,6 +263,7 @@ class RecordReport:
         last = self._last_stepped.get(masks.camera)
         counts.masks += 1
         counts.skipped += masks.skipped
+        # frames that the node skipped have no masks
         if last is not None and count_missing_frames(last, masks.seq) > masks.skipped:
             counts.masks_lost += 1
         self._last_stepped[masks.camera] = masks.seq
@@ -292,6 +297,7 @@ class RecordReport:
     @property
     def events_lost(self) -> int:
         """Number of missing events, between the recorded ones and between the node's description and the first one."""
+        # the description may be newer than the first recorded event: nothing is missing then
         missed = 0
         if self._first_event is not None and self._described_events is not None:
             missed = self._first_event - self._described_events

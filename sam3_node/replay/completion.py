@@ -83,6 +83,7 @@ class JobSession:
             missing.append("coco")
         total = sum(summary.cameras.values())
 
+        # outputs take long, too: the user sees how far they are
         def on_progress(kind: str, done: int) -> None:
             self.progress(f"writing {kind}", done, total)
             if is_interruptible and self.stop.is_set():
@@ -109,6 +110,7 @@ class JobSession:
         if missing or self.read_finished() is None:
             summary = replace(summary, outputs=list(dict.fromkeys([*summary.outputs, *missing])))
             self.store.write(SUMMARY, summary.to_json().encode())
+        # complete results are never continued, so they need no state
         if summary.complete:
             for folder in (FIRST_PASS, SECOND_PASS):
                 Shards(self.store, folder).finish()
@@ -129,6 +131,7 @@ def job_session(
     `again` deletes earlier results. `marks` belong to the job's identity beside its fields. Without `has_settings`, the
     caller checks the settings. Raises ReplayError if the folder has results of another job.
     """
+    # hold the folder before the first look at its results, so that no other process changes them meanwhile
     store = open_store(job.out)
     with store.held(), open_schedule(job) as schedule:
         if again:
@@ -144,6 +147,7 @@ def job_session(
 
 def _build_identity(schedule: Schedule) -> dict[str, Any]:
     """Collect, as JSON values, what must be equal for masks to be equal, except the weights."""
+    # all of the job but what may change, and all settings that masks depend on
     fixed = {name: value for name, value in asdict(schedule.job).items() if name not in FREE_FIELDS}
     sections = {name: getattr(schedule.settings, name).model_dump(mode="json") for name in SECTIONS}
     # a recording of another size is another one; a folder has no size that would tell
@@ -179,6 +183,7 @@ def check_identity(store: Store, identity: Mapping[str, Any]) -> None:
 
 def read_identity(store: Store) -> dict[str, Any]:
     """Return the stored identity; an empty map if there is none."""
+    # damage is no other job: say so, instead of listing differences
     if not store.exists(IDENTITY):
         return {}
     try:
@@ -216,6 +221,7 @@ def read_complete_summary(store: Store) -> Summary | None:
 
 def clear_results(store: Store) -> None:
     """Delete all results, the completion marker first. Outputs stay."""
+    # the reverse of their order: at any moment the rest is an unfinished replay, never one that seems complete
     store.delete(SUMMARY)
     for folder in (SECOND_PASS, FIRST_PASS):
         Shards(store, folder).clear()

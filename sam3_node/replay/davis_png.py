@@ -131,6 +131,7 @@ def palette_index(object_id: int) -> int:
 
 def paint_indices(masks: MaskFrame) -> Labels:
     """Draw all masks of a frame as one image of indices, uint8 [h, w]. The highest score is on top."""
+    # painter's order: the last one is on top
     image = np.zeros((masks.height, masks.width), np.uint8)
     for instance in sorted(masks.instances, key=lambda instance: instance.paint_order):
         instance.mask.paint(image, palette_index(instance.id))
@@ -146,6 +147,7 @@ def write_palette_pngs(folder: Path, masks: Iterable[MaskFrame], progress: Calla
     for count, frame in enumerate(masks, start=1):
         camera_folder = child_path(folder, frame.camera)
         camera_folder.mkdir(parents=True, exist_ok=True)
+        # the object's row keeps its first frame, and the label that it had there
         table = tables.setdefault(frame.camera, {})
         for instance in frame.instances:
             row = {"index": palette_index(instance.id), "id": instance.id, "label": instance.label}
@@ -182,6 +184,7 @@ def _describe(pixels: npt.NDArray[Any] | None) -> str:
 
 
 def _read_palette(data: bytes) -> Labels:
+    # OpenCV gives no palette: take it from its chunk, which stands before the pixels
     start = data.find(b"PLTE")
     if start < 0 or data[_TYPE_PLACE] != _PALETTE_TYPE:
         raise WireError("expected a palette or 8-bit grey PNG, found one of full colour")

@@ -145,11 +145,13 @@ class _LogReader:
     """The last frame taken of each served camera. None if it is unknown."""
 
     def read_event(self, event: Event) -> Iterator[LogEntry]:
+        # the event's number tells whether others are missing, or the node was restarted
         yield from self._check_event_order(event)
         args = Fields(event.args, f"event {event.op}")
         if event.op == FAILED:
             yield self._read_failed(args)
             return
+        # a node that was restored continues from a state that is not in the recording
         if event.op == RESTORED:
             self.last_seq.clear()
             yield Edit(RESTARTED)
@@ -242,6 +244,7 @@ class _LogReader:
             self.last_seq.clear()
             self.node = None
             expected = 0
+        # the recorder was too slow, or began late
         if event.n > expected:
             yield Gap(
                 f"expected event {expected} of the node, found {event.n} ({event.op}): the events in between are not "
@@ -250,6 +253,7 @@ class _LogReader:
         self.next_event = event.n + 1
 
     def _check_seq(self, masks: MaskFrame, last: int) -> Iterator[Gap]:
+        # frames that the node skipped have no masks; others that are missing had
         missing = count_missing_frames(last, masks.seq)
         if masks.seq > last and missing != masks.skipped:
             yield Gap(
@@ -332,6 +336,7 @@ class _FrameMatcher:
     def _read_to(self, camera: str) -> bool:
         """Keep the next frame of this camera, and those before it that are expected. Return False without one."""
         for frame in self._frames:
+            # frames that no step in the window expects were skipped by the node
             if frame.camera == camera or self._is_expected(frame):
                 self._kept[frame.camera].append(frame)
             if frame.camera == camera:

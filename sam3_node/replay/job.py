@@ -156,6 +156,7 @@ class Job:
 
 def _check_objects(names: Sequence[str], objects: Sequence[ObjectOnFrame]) -> None:
     """Raise ReplayError for a name, box or points that no frame can have."""
+    # before a long job begins; what needs the frame's size is checked when the recording is open
     try:
         clean_prompts(names)
         for marked in objects:
@@ -187,6 +188,7 @@ def _make_unique(names: Sequence[str]) -> list[str]:
 
 def chosen_settings(settings: Settings) -> Sections:
     """Return the settings that masks depend on and that a profile, the environment or the command line set."""
+    # fields at their defaults would override those of the recording
     chosen: Sections = {}
     for name in SECTIONS:
         section = getattr(settings, name)
@@ -217,6 +219,7 @@ def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
 
 def calibrations_for(job: Job, description: Mapping[str, Any] | None) -> tuple[Calibration, ...]:
     """Return the calibrations of a job: its own, else the recorded node's. Raises ReplayError."""
+    # an older recording has none
     recorded = (description or {}).get("calibrations", ())
     with _checking("calibration does"):
         texts = job.calibrations or map(json.dumps, recorded)
@@ -309,6 +312,7 @@ def read_prompts(path: Path) -> tuple[ObjectOnFrame, ...]:
 
 
 def _read_folder(folder: Path) -> Iterator[ObjectOnFrame]:
+    # a sequence of DAVIS itself, else one for each camera
     if first := _first_png(folder):
         yield from _read_annotation(first, None)
         return
@@ -356,6 +360,7 @@ def _read_entries(path: Path) -> list[Any]:
 
 
 def _read_object(what: str, folder: Path, entry: object) -> ObjectOnFrame:
+    # points and boxes are checked as those of a request are; a mask must be there and hold the object
     try:
         marked = _parse_object(Fields(entry, what), folder)
         if marked.mask is None:

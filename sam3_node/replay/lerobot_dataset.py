@@ -83,6 +83,7 @@ def write_lerobot(
     or could not be, has the background alone, and is counted in NAMES. Raises BagError for a damaged dataset.
     """
     check_lerobot(path)
+    # the description comes last, because it has the statistics of all pixels
     with IsolatedCalls("pyarrow", "lerobot-datasets") as tables:
         writer = _DatasetWriter(path, folder / FOLDER, tables, masks, progress, labels)
         writer.copy_files()
@@ -161,6 +162,7 @@ class _DatasetWriter:
 
     def write_tables(self) -> None:
         """Write the tables of rows."""
+        # the number in the dataset of each table's first row
         firsts: dict[Path, int] = {}
         for episode in self._episodes:
             firsts.setdefault(episode.table, episode.first_row - episode.table_row)
@@ -216,6 +218,7 @@ class _DatasetWriter:
         return cv2.imencode(".png", image[..., ::-1])[1].tobytes()
 
     def _paint(self, image: npt.NDArray[np.uint8], instance: Instance, labels: dict[int, str]) -> None:
+        # an object keeps the number of its first appearance in the episode
         labels.setdefault(instance.id, instance.label)
         label = self._numbers[instance.label]
         number = list(labels).index(instance.id) + 1
@@ -353,6 +356,7 @@ class PixelStatistics:
 
 def _compute_stats(histogram: Histogram) -> Stats:
     """Compute the STATISTICS of pixels, exactly, from their histogram."""
+    # pixels as the loader gives them, 0..1
     values = np.arange(256) / 255
     total = np.maximum(histogram.sum(axis=1), 1)
     mean = histogram @ values / total
@@ -367,6 +371,7 @@ def _compute_stats(histogram: Histogram) -> Stats:
 
 def _name_stats(stats: Mapping[str, Stats], frames: int, names: Collection[str]) -> dict[str, dict[str, Any]]:
     """Return the statistics of cameras by their features, those with these names: each [3][1][1], `count` [frames]."""
+    # lerobot stores the statistics of images as [channels][1][1], and of each feature its number of frames
     named: dict[str, dict[str, Any]] = {}
     for camera, rows in stats.items():
         values = {name: row[:, None, None].tolist() for name, row in zip(STATISTICS, rows, strict=True)}

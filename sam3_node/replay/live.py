@@ -92,6 +92,7 @@ def run_live(
     Raises ReplayError for a job that a live node cannot run, or if the folder has results of another job. Raises
     SettingsError and TransportError as LiveNode does, and the exceptions of reading and writing.
     """
+    # refuse what no live node can do before it is connected
     _check_job(job)
     with job_session(job, progress, stop, again, has_settings=False, live=True) as session:
         if finished := session.read_finished():
@@ -131,6 +132,7 @@ def _check_settings(job: Job, node_settings: Mapping[str, Mapping[str, Any]]) ->
 
 def _clear_unfinished(session: JobSession, description: Mapping[str, Any]) -> None:
     """Delete the results of a run that ended early, and store the identity of this run with the node's settings."""
+    # the user learns why the run takes as long as before
     frames = ReplayCounts(**Shards(session.store).cursor().totals).counts["frames"]
     if frames:
         session.schedule.notes.add(
@@ -315,6 +317,7 @@ class InFlightFrames:
     def receive(self, masks: MaskFrame) -> int:
         """Settle the frame of these masks. Return the number of earlier frames, which therefore have none."""
         keys = [step.frame.key for step in self.in_flight]
+        # masks of another sender's frame would settle the wrong one
         if masks.key not in keys:
             log.warning(
                 "camera %s: masks of frame %d, which was not sent, are ignored", masks.camera, masks.seq
@@ -373,6 +376,7 @@ class LiveNode(Closeable):
             self._frames = FramePublisher(
                 endpoints.frames or transport["frames"][0], "every", security.for_camera(ANY_CAMERA)
             )
+            # frames in flight are lost with the replay: closing does not wait for them
             opened.callback(self._frames.close, 0)
             masks = endpoints.masks or _resolve_endpoint(control, transport["masks"])
             self._masks = opened.enter_context(MaskSubscriber(masks, "every", security=security))
@@ -405,6 +409,7 @@ class LiveNode(Closeable):
 
         Raises RequestError and its subclasses, or TransportError if the node does not answer.
         """
+        # a request to a node that is gone would wait for its whole timeout
         self._wait_until(
             lambda: bool(self._masks.connected), DISCONNECTED_S, f"to answer '{op}'", "that it is gone"
         )
@@ -438,6 +443,7 @@ class LiveNode(Closeable):
 
     def check(self) -> None:
         """Raise TransportError unless the node stepped exactly the frames whose masks were received."""
+        # another reader may have taken masks of frames that count as failed here
         done = self._count_done()
         if done.stepped != self.sent.received:
             raise self._make_count_error(done)
@@ -531,6 +537,7 @@ class LiveNode(Closeable):
         """Discard masks until no more come and the node's counts are stable. Return these counts."""
         recent: deque[NodeCounts] = deque(maxlen=IDLE_POLLS)
 
+        # a step between two looks would change the counts, so several looks must agree
         def is_idle() -> bool:
             masks = self._masks.take(POLL_MS)
             status = self._read_status()

@@ -82,6 +82,7 @@ def write_outputs(
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         raise ReplayError(f"unknown output {unknown[0]!r:.60}: expected some of {', '.join(KINDS)}")
+    # images may be written in this call or an earlier one: COCO names them either way
     written: list[Path] = []
     sources = sources._replace(has_images=sources.has_images or "images" in kinds)
     for kind in dict.fromkeys(kinds):
@@ -93,6 +94,7 @@ def write_outputs(
 @contextmanager
 def _replace_when_complete(out: Path, kind: str, written: list[Path]) -> Iterator[Path]:
     """Provide a folder whose content is moved to `out` at the end of the block, unless the block fails."""
+    # the folder lies in `out`, so that moving its content is a rename; a link in its place is never followed
     partial_folder = out / f".{kind}.partial"
     try:
         if partial_folder.is_symlink():
@@ -112,6 +114,7 @@ def _replace_when_complete(out: Path, kind: str, written: list[Path]) -> Iterato
 
 
 def _move(item: Path, target: Path, partial_folder: Path) -> Path:
+    # a folder cannot be replaced in one step: move the old one away first
     if target.is_dir():
         target.rename(partial_folder / f"old {target.name}")
     return item.replace(target)
@@ -157,6 +160,7 @@ def _write_overlays(folder: Path, sources: Sources, progress: Callable[[int], No
 
     Masks whose frame is missing or cannot be decoded are skipped. A camera without any drawn frame has no video.
     """
+    # a pass for each camera, so that only one video is open
     count = 0
     for camera in sorted({masks.camera for masks in sources.masks()}):
         with VideoWriter(child_path(folder, f"overlay-{camera}.mp4")) as film:
@@ -180,6 +184,7 @@ def _write_report(folder: Path, sources: Sources, progress: Callable[[int], None
 
     It has at most REPORT_POINTS frames, evenly chosen.
     """
+    # evenly chosen frames for the graphs and the pictures, which needs the number of all
     count = sum(1 for _ in sources.masks())
     stride = max(1, math.ceil(count / REPORT_POINTS))
     shown = {index * count // REPORT_PICTURES for index in range(REPORT_PICTURES)}
@@ -227,6 +232,7 @@ def _write_report(folder: Path, sources: Sources, progress: Callable[[int], None
 
 def _draw_picture(masks: MaskFrame, frame: Frame) -> str | None:
     """Return a frame with its masks as the base64 of a small JPEG; None if it cannot be decoded."""
+    # the page holds its pictures itself: keep them small
     with suppress(WireError):
         image = overlay(decode_image(frame), masks)
         scale = min(1.0, REPORT_PICTURE_PX / image.shape[1])
@@ -279,6 +285,7 @@ def _write_coco(folder: Path, sources: Sources, progress: Callable[[int], None])
 
 
 def _write_rows(file: TextIO, name: str, rows: Iterable[dict[str, Any]], before: str = "\n") -> None:
+    # row by row: all of a long recording would not fit into memory
     file.write(f'{before}"{name}": [')
     separator = "\n"
     for row in rows:

@@ -64,6 +64,7 @@ def run_job(
     """
     with completion.job_session(job, progress, stop, again) as session:
         summary = session.read_finished()
+        # the model is loaded only if there are frames to step
         if summary is None:
             perception = load(session.schedule.settings)
             perception.calibrations = calibrations_for(job, session.schedule.description)
@@ -94,6 +95,7 @@ def read_finished_summary(job: Job) -> Summary | None:
 
 def clear_job(job: Job) -> None:
     """Delete all results of a job, except its outputs, which later outputs replace."""
+    # another process may be writing them
     store = open_store(job.out)
     with store.held():
         completion.clear_results(store)
@@ -127,6 +129,7 @@ class _JobRun:
         unfound = dict[str, str]()
         notes = list[str]()
         is_complete = True
+        # a stop keeps what is done: the summary says that it is not complete
         try:
             self._play("replaying", schedule.actions(), schedule.count_frames(), player, writer)
             unfound = writer.totals.describe_unfound(self.perception.status())
@@ -195,6 +198,7 @@ class _JobRun:
         """Play the actions of one pass, on about `total` frames, from where the writer stands."""
         with Prefetcher(islice(actions, writer.cursor.actions, None)) as prefetched:
             for action in _flush_on_error(prefetched, writer):
+                # an edit has no masks, and is counted as an action all the same
                 masks = player.play(action)
                 writer.add(masks and finish(masks))
                 self.session.progress(task, writer.frames, total)
@@ -294,6 +298,7 @@ def _decode_colour(action: Action) -> Action:
     """Return a step with its colour as bgr8. A step whose frame cannot be decoded is returned as it is, to fail."""
     if isinstance(action, Edit):
         return action
+    # the step raises the error of a frame that cannot be decoded, in its turn
     try:
         colour = encode_image(decode_image(action.frame), "bgr8")
         return action._replace(frame=replace(action.frame, encoding="bgr8", colour=colour))
@@ -373,6 +378,7 @@ def _find_different_field(now: MaskFrame | Instance, then: MaskFrame | Instance,
     for field in fields(now):
         here = getattr(now, field.name)
         there = getattr(then, field.name)
+        # masks may be equal with other boxes
         if isinstance(here, Mask) and isinstance(there, Mask):
             if pixels := np.count_nonzero(here.full() != there.full()):
                 return f"has another {field.name}{whose}: {pixels} pixels differ"

@@ -161,6 +161,7 @@ class ReverseFrameBuffer(Closeable):
 
     def append(self, index: int, frame: Frame) -> None:
         """Write the next frame."""
+        # the second pass tracks in colour alone
         data = msgpack.packb(pack_frame(replace(frame, depth=None)))
         with self._explain():
             self._file.write(data)
@@ -190,6 +191,7 @@ def buffer_frames(
     end = max((span.last for span in spans), default=-1)
     needed_until: defaultdict[str, int] = defaultdict(lambda: -1)
     for count, (index, frame) in enumerate(frames, start=1):
+        # a camera's frames are needed up to the end of its last span that has begun
         while remaining and remaining[-1].first <= index:
             span = remaining.pop()
             needed_until[span.camera] = max(needed_until[span.camera], span.last)
@@ -239,6 +241,7 @@ def read_results(store: Store, min_score: float) -> Iterator[MaskFrame]:
 
     `min_score` is the parameter of `merge`.
     """
+    # a replay forward alone has no second pass
     first = Shards(store)
     second = Shards(store, SECOND_PASS)
     if not len(second):
@@ -270,6 +273,7 @@ def _select_masks(
     remaining = iter(backward)
     behind = next(remaining, None)
     for masks in forward:
+        # the second pass has only some of the frames
         if behind is not None and behind.key == masks.key:
             masks = _select(masks, behind, spans, min_score)
             behind = next(remaining, None)
@@ -307,6 +311,7 @@ def _select(
     `spans` holds the age of each object of the backward pass, which is 1 on the last frame of a span, and whether its
     span agrees with the forward pass.
     """
+    # begin with the forward pass, and replace what the second one has better
     selected: dict[int, Instance] = {instance.id: instance for instance in forward.instances}
     for instance in backward.instances:
         before = selected.get(instance.id)

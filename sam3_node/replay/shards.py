@@ -67,6 +67,7 @@ class Shards:
     def __init__(self, store: Store, folder: str = FIRST_PASS) -> None:
         self._store = store
         self._folder = folder
+        # shards are numbered without gaps: the first missing number is the next one
         existing = set(store.names(folder))
         self._count = 0
         while self._masks_name(self._count) in existing:
@@ -130,6 +131,7 @@ class Shards:
             yield unpack_masks([masks_topic(camera), body])
 
     def _read(self, number: int) -> dict[str, Any]:
+        # a disk may lose what it has confirmed: never continue from a damaged shard
         data = self._store.read(self._masks_name(number))
         digest = data[len(MAGIC) : _BODY_START]
         if data[: len(MAGIC)] != MAGIC or hashlib.sha256(data[_BODY_START:]).digest() != digest:
@@ -157,6 +159,7 @@ class ShardWriter:
         self.cursor = shards.cursor()
         """Position at the end of the last complete shard."""
         self.totals = ReplayCounts(**self.cursor.totals)
+        # counts and notes go on from those of earlier runs
         if len(shards):
             player.resume(shards.checkpoint(), self.totals.counts)
             player.notes.extend(self.totals.notes)
@@ -173,6 +176,7 @@ class ShardWriter:
 
     def add(self, masks: MaskFrame | None) -> None:
         """Add the outcome of an action: masks, if it was a step that did not fail. Write the shard if it is full."""
+        # actions count, not frames: a resumed replay skips as many of the schedule
         self._actions += 1
         if masks is not None:
             _, body = pack_masks(masks)
@@ -283,6 +287,7 @@ def _rename(masks: MaskFrame, ids: dict[CameraObject, int], max_ids: Counter[str
 
 def _compute_ious(earlier: Iterable[MaskFrame], later: Iterable[MaskFrame]) -> dict[ObjectPair, float]:
     """Compute the IoU of pairs of objects of one camera. Pixels are summed over all frames before dividing."""
+    # large objects count as much as they have pixels, on all frames together
     frames = {masks.key: masks for masks in earlier}
     shared = Counter[ObjectPair]()
     union = Counter[ObjectPair]()
@@ -307,6 +312,7 @@ def _pair_instances(before: MaskFrame | None, masks: MaskFrame) -> Iterator[tupl
 
 def _cut_overlap(tail: list[MaskFrame], head: list[MaskFrame]) -> tuple[list[MaskFrame], list[MaskFrame]]:
     """Return the earlier frames up to the middle of the frames that both segments have, and the later ones from it."""
+    # the earlier segment has tracked longer, the later one has detected anew: change over in the middle
     tail_keys = [masks.key for masks in tail]
     head_keys = [masks.key for masks in head]
     shared = [key for key in tail_keys if key in head_keys]

@@ -59,12 +59,14 @@ class ReplayCounts:
     def add(self, masks: MaskFrame) -> None:
         """Count one frame's masks."""
         self.frames[masks.camera] += 1
+        # ids as text, because the counts become JSON
         labels = self.objects.setdefault(masks.camera, {})
         for instance in masks.instances:
             labels[str(instance.id)] = instance.label
 
     def describe_missing_3d(self) -> list[str]:
         """Return why frames have no 3-D fields or not all of them, a line for each camera and reason."""
+        # the name of such a count is NO_3D, the camera and the reason
         lines = []
         for name, count in self.counts.items():
             kind, _, rest = name.partition(" ")
@@ -179,6 +181,7 @@ class Summary:
     @classmethod
     def from_json(cls, text: bytes) -> Self:
         """Read the JSON of `to_json`. Raises ReplayError for anything else."""
+        # a later version may have written more fields
         names = {item.name for item in fields(cls)}
         try:
             return cls(**{name: value for name, value in json.loads(text).items() if name in names})
@@ -227,6 +230,7 @@ def local_bag(bag: str) -> Iterator[Path]:
     if path is not None:
         yield path
         return
+    # readers seek, so a recording is copied as a whole
     system, remote = _open_file_system(bag)
     with temp_dir() as folder:
         copy = child_path(folder, PurePosixPath(remote).name)
@@ -348,6 +352,7 @@ class UrlStore:
             return bool(self._system.isfile(self._path(name)))
 
     def names(self, folder: str = "") -> list[str]:
+        # another process may have written since the last look
         with self._translate_errors(folder):
             self._system.invalidate_cache()
             paths = sorted(self._system.find(self._path(folder)))

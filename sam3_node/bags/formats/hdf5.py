@@ -75,6 +75,7 @@ class Hdf5Bag(samples.SampleReader):
         super().__init__(path)
         self._selection = samples.split_selection(path)
         self._calls = IsolatedCalls("h5py", "hdf5")
+        # the child process ends if the file cannot be opened
         with closed_on_error(self._calls):
             content = self._calls.call("list_hdf5", self._selection.path)
             episodes = list(_find_episodes(self._selection.path, content["datasets"]))
@@ -96,6 +97,7 @@ class Hdf5Bag(samples.SampleReader):
         return file.is_file() and first_bytes(file, len(SIGNATURE)) == SIGNATURE
 
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[samples.Sample]:
+        # the row of a time follows from the rate, so reading can begin there
         misses = 0
         begin = int(begin_ns * self._fps / NANOSECONDS)
         for episode in self._episodes:
@@ -204,8 +206,10 @@ def _make_stream(name: str, dataset: Mapping[str, Any]) -> _Stream | None:
     shape = dataset["shape"]
     kind = dataset["type"]
     size = math.prod(shape) * dataset["item_bytes"]
+    # rows that were never written take no space
     if size > MAX_RATIO * dataset["stored_bytes"]:
-        return None  # rows that were never written
+        return None
+    # raw images, or encoded ones: as lists of bytes, as text, or as padded rows
     if kind == "uint8" and len(shape) == 4 and shape[3] == 3 and 0 < shape[1] * shape[2] <= MAX_FRAME_PIXELS:
         return _Stream(name, shape[0], (shape[2], shape[1]))
     is_list = len(shape) == 1 and (kind == "list of uint8" or kind.startswith("|S"))

@@ -164,6 +164,7 @@ class _LayoutReader:
         self._left_out: list[str] = []
 
     def read(self) -> LeRobotLayout:
+        # the version says where everything else is
         version = str(self._info.get("codebase_version"))
         if version not in VERSIONS:
             raise self._wrong(
@@ -220,6 +221,7 @@ class _LayoutReader:
         if self._fields.has("chunks_size"):
             size = _integer(self._fields, "chunks_size", 1)
         for line in lines[:MAX_EPISODES]:
+            # each episode has files of its own, from their first rows on
             row = Fields(_parse_json(path, line), str(path))
             number = _integer(row, "episode_index")
             length = _integer(row, "length")
@@ -291,6 +293,7 @@ def _read_rows(
     tables: IsolatedCalls, path: Path, columns: Sequence[str], first: int, count: int, at_once: int
 ) -> Iterator[dict[str, Any]]:
     """Yield up to `count` rows of a table from the row `first`, each by the names of its columns."""
+    # a few rows at a time, because they may hold images
     end = first + count
     while first < end:
         count = min(at_once, end - first)
@@ -353,6 +356,7 @@ def _look_up(feature: Mapping[str, Any], name: str) -> Iterator[Any]:
 
 
 def _read_bytes(path: Path) -> bytes:
+    # datasets are often cloned without their large files
     if stand_in := describe_stand_in(path):
         raise BagError(f"{path}: expected a file of a LeRobot dataset, found {stand_in}")
     with samples.reading(path):
@@ -423,6 +427,7 @@ class LeRobotBag(samples.SampleReader):
             end_ns = self._start_ns(episode) + round((episode.length + 1) / self.layout.fps * NANOSECONDS)
             if end_ns < begin_ns:
                 continue
+            # a damaged episode is a loss; many of them in a row end the reading
             reader = _EpisodeReader(self, episode, pictures)
             try:
                 for sample in reader.samples(self._start_ns(episode), begin_ns):
@@ -444,6 +449,7 @@ class LeRobotBag(samples.SampleReader):
 
         Stamps are the times of the rows.
         """
+        # a state without names has numbered joints
         names = _list_state_names(self.layout.info)
         for episode in self._episodes:
             start_ns = self._start_ns(episode)
@@ -499,6 +505,7 @@ def _list_state_names(info: Mapping[str, Any]) -> list[str]:
 
 
 def _make_robot_message(stamp_ns: int, state: Mapping[str, float]) -> RobotMessage:
+    # poses of the gripper where the state has them, else joints, whose motors are in degrees
     clock = samples.find_clock(stamp_ns)
     if state.keys() >= set(POSE):
         pose = np.array([state[name] for name in POSE])
@@ -582,6 +589,7 @@ class _EpisodeReader:
         ):
             if cells["episode_index"] != episode.number:
                 break
+            # a table may hold anything
             time_s = cells["timestamp"]
             time_ns = None
             if isinstance(time_s, int | float) and 0 <= time_s < MAX_TIME_S:
@@ -638,6 +646,7 @@ def _make_table(depth: DepthFormat) -> tuple[npt.NDArray[np.uint16], float]:
 
     The lowest and the highest code become 0, which is unknown: lerobot clips nearer and farther values to them.
     """
+    # even steps of the depth, or of its logarithm, from the lowest code to the highest
     steps = np.arange(_CODES) / (_CODES - 1)
     if depth.is_log:
         low = math.log(depth.min_m + depth.shift_m)
@@ -645,6 +654,7 @@ def _make_table(depth: DepthFormat) -> tuple[npt.NDArray[np.uint16], float]:
         metres = np.exp(low + steps * (high - low)) - depth.shift_m
     else:
         metres = depth.min_m + steps * (depth.max_m - depth.min_m)
+    # the unit that uses all of 16 bits
     unit_m = depth.max_m / np.iinfo(np.uint16).max
     table = np.rint(np.clip(metres, 0, depth.max_m) / unit_m).astype(np.uint16)
     table[[0, -1]] = 0
@@ -670,6 +680,7 @@ class _VideoFrames:
 
     def find(self, time_ns: int) -> samples.Colour | Depth:
         """Return the frame within half a period of a time of the episode. Raises BagError if there is none."""
+        # times of rows are rounded: half a period of tolerance
         wanted_ns = self._begin_ns + time_ns
         while self._next is None or self._next[0] < wanted_ns - self._half_ns:
             frame = next(self._frames, None)

@@ -187,6 +187,7 @@ class McapStream:
 
         opcodes = (_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK)
         for opcode, content in self._walk(file, opcodes, places=places):
+            # schemas and channels come before their messages, or are known from the summary
             for record in self._parse(opcode, content):
                 if isinstance(record, self._records.Schema):
                     schemas[record.id] = record
@@ -391,6 +392,7 @@ class McapBag(SampleReader):
         return path.is_file() and first_bytes(path, len(MAGIC)) == MAGIC
 
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        # one decoder for each channel: making one parses a schema
         stream = McapStream(self.path)
         decoders: dict[Channel, Decode] = {}
         for row in stream.rows(sort_chunks=True):

@@ -83,6 +83,7 @@ class RosBag(SampleReader):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        # made with the first packed file
         self._unpacked: tempfile.TemporaryDirectory[str] | None = None
         self._files: list[SampleReader] = []
         with closed_on_error(self):
@@ -190,6 +191,7 @@ class RosBag(SampleReader):
 
     def _note_missing_files(self, parts: Collection[str]) -> None:
         """Note the files that the metadata lists and the folder lacks, packed and unpacked."""
+        # the metadata is written when the recording ends, so its absence means that the end may be lost
         metadata = self.path / METADATA
         try:
             text = metadata.read_text("utf-8", "replace")
@@ -249,6 +251,7 @@ class _RosFile(StorageReader):
         self.topics = list_topics(storage.types)
 
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        # topics are told apart from damage anew in each iteration
         self._good_topics = set()
         chosen = {topic.name for topic in self.topics if topic.name in topics and topic.kind != "other"}
         for raw in self._storage.messages(chosen):
@@ -284,6 +287,7 @@ def _list_parts(folder: Path) -> dict[str, list[Path]]:
     """
     with reading(folder):
         files = [path for path in folder.iterdir() if _ending(path) in _SUFFIXES]
+    # the unpacked copy of a part first: it needs no unpacking
     parts: dict[str, list[Path]] = {}
     for path in sorted(files, key=lambda path: path.suffix in _PACKED):
         parts.setdefault(_part_name(path), []).append(path)
@@ -405,6 +409,7 @@ class Rosbag1(Closeable):
     def _read_index(self) -> bool:
         """Read the connections that the end of the file lists; return False if it lists none."""
         try:
+            # the first record says where the index is; a bag that was never closed has 0 there
             header, _ = self._read(len(ROSBAG1_MAGIC))
             position = int.from_bytes(header.fields.get(b"index_pos", b""), "little")
             if header.op != _BAG or not len(ROSBAG1_MAGIC) < position <= self._size:
@@ -426,6 +431,7 @@ def is_rosbag1(path: Path) -> bool:
 def _take_record(source: BinaryIO, size: int) -> _Record:
     """Take the next record of a file or chunk of `size` bytes. A cut chunk still holds whole messages."""
     fields = _fields(_take(source, size))
+    # the kind of a record is the only sign that there is one
     op = fields.get(b"op", b"")
     if len(op) != 1 or not _MESSAGE <= op[0] <= _CONNECTION:
         raise _DamageError("there is no record")
@@ -434,6 +440,7 @@ def _take_record(source: BinaryIO, size: int) -> _Record:
 
 def _take(source: BinaryIO, size: int, may_be_cut: bool = False) -> bytes:
     """Take a length and as many bytes."""
+    # never allocate what a damaged length says
     length = _number(source.read(_LENGTH.size))
     left = size - source.tell()
     if not 0 <= length <= _MAX_PART:
@@ -459,6 +466,7 @@ def _decompress(chunk: _Record, expansion: Expansion) -> Buffer:
         return chunk.data
     if compression not in ("bz2", "lz4"):
         raise _DamageError(f"expected a chunk compressed by none, bz2 or lz4, found {compression!r}")
+    # the chunk's own size is the limit, and counts against what the whole file may expand to
     try:
         content = decompress(chunk.data, compression, _number(chunk.fields.get(b"size", b"")))
     except DecompressionError as error:
@@ -606,6 +614,7 @@ def _require_tables(database: sqlite3.Connection) -> None:
 
     SQLite takes the kind of an entry from its statement alone, so the statement is read as well as the kind.
     """
+    # a view or a generated column would run the file's own code
     for table, columns in _TABLES.items():
         entries = database.execute(
             "SELECT type, rootpage, sql FROM sqlite_master WHERE lower(name) = ? AND type != 'index'",

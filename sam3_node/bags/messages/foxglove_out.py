@@ -109,7 +109,8 @@ def encode_calibration(frame: Frame, intrinsics: Intrinsics) -> Encoded:
 def encode_annotations(masks: MaskFrame) -> Encoded:
     """Return foxglove.ImageAnnotations: the contours of each mask, and above it id, label and score."""
     shown = [instance for instance in masks.instances if instance.area]
-    time = _time(masks.capture_ns)  # viewers before 0.4 of the schemas read each annotation's time
+    # viewers before 0.4 of the schemas read each annotation's time
+    time = _time(masks.capture_ns)
     annotations = _kind("ImageAnnotations")(
         timestamp=time,
         points=[loop for instance in shown for loop in _outline(instance, time)],
@@ -131,6 +132,7 @@ def encode_scene(masks: MaskFrame) -> Encoded:
     An object has its label, the box around its visible surface, and an ellipsoid of two standard deviations of its
     position, or a small ball where the covariance is unknown.
     """
+    # objects of the previous frame would stay without the deletion
     deletion = _kind("SceneEntityDeletion")
     time = _time(masks.capture_ns)
     update = _kind("SceneUpdate")(
@@ -200,6 +202,7 @@ def _encode(message: Any) -> Encoded:
 
 def _with_data(message: Any, data: Buffer) -> Encoded:
     """Return the message with `data`, which is copied only once: protobuf fields may be joined as bytes."""
+    # a field is its number with the type 2 (bytes), its length, and its content
     tag = _varint(message.DESCRIPTOR.fields_by_name["data"].number << 3 | 2)
     head = message.SerializeToString() + tag + _varint(memoryview(data).nbytes)
     return Encoded(type(message), b"".join((head, data)))
@@ -240,6 +243,7 @@ def _distortion(intrinsics: Intrinsics) -> tuple[str, list[float]]:
 
 def _outline(instance: Instance, time: Any) -> list[Any]:
     """Return a closed polygon for each contour, through the centres of the outermost pixels."""
+    # noise has so many points that viewers stall
     if _edges(instance.mask) > MAX_EDGES:
         return []
     x0, y0, _, _ = instance.box

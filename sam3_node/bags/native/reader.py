@@ -119,6 +119,7 @@ class RecordingReader:
             for row in self._rows(path, span):
                 camera, part = _split_frame_topic(row.channel.topic)
                 if part == "header":
+                    # a malformed frame is skipped and reported; those after it are whole
                     images = [pixels.pop((camera, name), None) for name in ("image", "depth")]
                     frame = self._unpack(path, row, partial(_join_frame, images=images))
                     if frame is not None:
@@ -165,6 +166,7 @@ class RecordingReader:
             for name, texts in stream.metadata():
                 values = {key: _parse_json(text) for key, text in texts.items()}
                 records.setdefault(name, []).append(values)
+            # the damage that an iteration of messages has found is described already
             if stream.damage is not None:
                 self._damages.setdefault(path, stream.damage)
         return records
@@ -259,11 +261,13 @@ def _unpack_masks(row: Row, root: str) -> MaskFrame:
 
 
 def _unpack_robot(row: Row) -> RobotMessage:
+    # poses of the robot have another root in a recording, where pose/ is that of the cameras
     topic = row.channel.topic.replace(ROBOT_POSES_ROOT, "pose/", 1)
     return wire.unpack_pose([topic.encode(), row.data])
 
 
 def _parse_json(text: str) -> Any:
+    """Return the value of a metadata record. A text that is no JSON is returned as it is."""
     try:
         return json.loads(text)
     except ValueError:
@@ -281,6 +285,7 @@ class LabelledClip:
     def load(cls, path: Path) -> Self:
         """Read the first camera's clip; BagError if the file is damaged or one of its frames has no truth."""
         reader = RecordingReader([path])
+        # the whole clip stays in memory, so that it can loop
         frames = list(reader.frames())
         if not frames:
             raise BagError(

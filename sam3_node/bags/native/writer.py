@@ -45,6 +45,7 @@ class RecordingWriter(Closeable):
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
         mcap = require("mcap.writer", "bags")
+        # look for all libraries before the file is made
         for module in ("mcap_protobuf.schema", "foxglove_schemas_protobuf.RawImage_pb2"):
             require(module, "bags")
         from ..messages import foxglove_out  # needs OpenCV, which reading does not
@@ -117,6 +118,7 @@ class RecordingWriter(Closeable):
 
     def write_metadata(self, name: str, values: Metadata) -> None:
         """Append a metadata record; each value becomes JSON."""
+        # metadata stands between chunks
         texts = {key: json.dumps(value, default=repr) for key, value in values.items()}
         self.flush()
         self._try(lambda: self._writer.add_metadata(name, texts))
@@ -150,6 +152,7 @@ class RecordingWriter(Closeable):
     def _calibrate(self, frame: Frame, times: tuple[int, int, int]) -> None:
         if frame.intrinsics is None:
             return
+        # once for each camera, and again when it changes
         calibration = (frame.intrinsics, frame.width, frame.height)
         if self._calibrations.get(frame.camera) != calibration:
             message = self._foxglove.encode_calibration(frame, frame.intrinsics)
@@ -173,6 +176,7 @@ class RecordingWriter(Closeable):
         self._append(self._channels[topic], data, seq, logged_ns, sent_ns)
 
     def _append(self, channel: int, data: bytes, seq: int, logged_ns: int, sent_ns: int) -> None:
+        # a message larger than a chunk gets one of its own
         if self._pending + len(data) > CHUNK_BYTES:
             self.flush()
         self._try(lambda: self._writer.add_message(channel, logged_ns, data, sent_ns, seq & 0xFFFFFFFF))
@@ -186,6 +190,7 @@ class RecordingWriter(Closeable):
         try:
             write()
         except OSError as error:
+            # the disk is full, or gone: nothing more can be written
             self._pending = 0
             self._file.end_here(_build_ending())
             raise OutputError(
@@ -204,6 +209,7 @@ class SplitRecordingWriter(Closeable):
     def __init__(
         self, path: Path, split_bytes: float, split_s: float, summary: Callable[[], Metadata]
     ) -> None:
+        # later files of an earlier series would look like parts of this one
         earlier = sorted(path.parent.glob(f"{glob.escape(path.stem)}_[0-9][0-9][0-9][0-9]*.mcap"))
         if earlier:
             raise OutputError(
@@ -239,6 +245,7 @@ class SplitRecordingWriter(Closeable):
 
     def current(self) -> RecordingWriter:
         """Return the writer for the next message. If the last file is full, open a new one."""
+        # an empty file is never full, however old
         last = self._writers[-1]
         too_long = self._split_bytes and last.bytes >= self._split_bytes
         too_old = self._split_s and time.monotonic() - self._started_s >= self._split_s
@@ -292,6 +299,7 @@ class _RecordingFile:
 
     def write(self, data: bytes) -> None:
         """Write all of `data`."""
+        # an unbuffered file may take a part only
         left = memoryview(data)
         while left.nbytes:
             left = left[self._file.write(left) :]
@@ -308,6 +316,7 @@ class _RecordingFile:
 
     def end_here(self, ending: bytes) -> None:
         """Cut the file back to the last mark, append `ending` if the disk has space for it, and close the file."""
+        # a reader needs the ending to tell the recording from one that was killed; without space it goes without
         with self._file, contextlib.suppress(OSError):
             self._file.truncate(self._complete_bytes)
             self._file.seek(self._complete_bytes)

@@ -255,6 +255,7 @@ def run_many(
     the same call continues from there, as it does after a kill. Raises ReplayError if jobs cannot be split like this,
     if there is no cluster or no GPU in it, or if workers do not start; MissingExtraError without Ray.
     """
+    # refuse all before the first one costs time of machines
     for job in jobs:
         split.check(job)
     begin_s = time.monotonic()
@@ -313,10 +314,12 @@ class _Run:
 
     def run_until_done(self, stop: threading.Event) -> list[BagResult]:
         """Run all steps, or until `stop` is set and the workers have written what they have done."""
+        # the first steps of all recordings are queued; each end of a step starts the next one of its recording
         for bag in self._bags:
             self._start_step(bag, None)
         while self._tasks:
             self._add_results(wait(self._tasks, POLL_S, FIRST_COMPLETED).done)
+            # workers end their tasks as stopped, with what they have done
             if stop.is_set():
                 self._pool.stop()
                 self._add_results(wait(self._tasks, STOP_TIMEOUT_S).done)
@@ -408,6 +411,7 @@ def connect_ray(address: str, workers: int) -> Iterator[Any]:
             AUTH_MODE,
         )
     ray = require("ray", "cloud")
+    # a connection that the caller has opened stays open
     if ray.is_initialized():
         yield ray
         return
@@ -429,6 +433,7 @@ def _has_token() -> bool:
 
 
 def _init_ray(ray: Any, address: str, workers: int) -> None:
+    # the logs of workers would hide the progress
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if address == LOCAL:
@@ -458,6 +463,7 @@ def _check_address(address: str) -> None:
 @contextmanager
 def _keep_signal_handlers() -> Iterator[None]:
     """Restore the signal handlers that Ray replaces with its own."""
+    # handlers belong to the main thread, and Ray sets them there alone
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -504,6 +510,7 @@ class WorkerPool(Closeable):
     def __init__(self, ray: Any, max_workers: int, gpus: float, retries: int) -> None:
         self._ray = ray
         self._retries = retries
+        # Ray restarts and repeats nothing by itself, and answers control calls beside a running task
         remote = ray.remote(
             num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1}
         )
@@ -539,6 +546,7 @@ class WorkerPool(Closeable):
 
     def close(self) -> None:
         """End all workers. Idempotent."""
+        # a worker that is killed ends the call that its thread waits for
         self._stopping.set()
         while self._workers:
             self._end_worker(self._workers[0])
@@ -559,6 +567,7 @@ class WorkerPool(Closeable):
                 if failed is not None:
                     return failed
                 continue
+            # the worker stays for the next task, with its model loaded
             if self._stopping.is_set() or not result.interrupted:
                 self._idle.append(worker)
                 return result
@@ -598,6 +607,7 @@ class WorkerPool(Closeable):
 
         Raises ReplayError if too many workers in a row did not start.
         """
+        # a worker that never was ready says nothing about the task
         reason = str(error).strip().splitlines()[-1]
         if worker.ready_s is None:
             self._failed_starts += 1

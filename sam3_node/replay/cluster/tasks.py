@@ -157,11 +157,13 @@ class JobPlan:
 
 
 def _select_camera(job: Job, camera: str) -> Job:
+    # each camera has results of its own, in a folder below the recording's
     objects = tuple(marked for marked in job.objects if marked.camera == camera)
     return replace(job, topics=(camera,), objects=objects, out=f"{job.out.rstrip('/')}/{camera}")
 
 
 def _select_frames(job: Job, frames: Segment) -> Job:
+    # segments are no results: they lie in the folder of work, and write no outputs
     folder = f"{job.out.rstrip('/')}/{WORK}/segments/{frames.start:09}-{frames.stop:09}"
     return replace(job, start=frames.start, stop=frames.stop, out=folder, outputs=())
 
@@ -229,6 +231,7 @@ class Worker:
         """Run a task. Return errors instead of raising them."""
         self._progress = NOT_STARTED
         try:
+            # a finished recording needs no model
             if task.kind == "replay" and (summary := read_finished_summary(task.job)):
                 return TaskResult(summary, was_finished=True)
             return TaskResult(_retry_while_held(lambda: self._run(task)))
@@ -256,6 +259,7 @@ class Worker:
 
 def _retry_while_held(action: Callable[[], Any]) -> Any:
     """Carry out an action, again while another process holds the results. An abandoned worker may end late."""
+    # a worker that was ended may hold its lock until its process is gone
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -286,10 +290,12 @@ def join_segments(
 
     Raises ReplayError if the job's folder has results of another job or of other segments.
     """
+    # the division belongs to the job's identity: other segments give other masks
     division = {"frames": split.frames, "overlap": split.overlap}
     with job_session(job, progress, stop, segments=division) as session:
         min_score = session.schedule.settings.detector.min_track_score
 
+        # each pass stitches anew, because the masks of a recording do not fit into memory
         def masks() -> Iterator[MaskFrame]:
             parts = (read_results(open_store(segment.out), min_score) for segment in segments)
             return stitch(parts, split.overlap)
