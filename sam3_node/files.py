@@ -24,7 +24,7 @@ UNSAFE = re.compile(r"[^A-Za-z0-9_.-]|^\.+$")
 """What a file name from outside may not have: other characters than these, and dots alone."""
 
 FOLDER_PREFIX = "work-"
-"""Begin of the names of temporary folders."""
+"""Prefix of the names of temporary folders."""
 
 GUARD = "guard"
 """Name of a file. The process that holds its lock may create temporary folders and remove abandoned ones."""

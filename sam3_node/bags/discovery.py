@@ -185,7 +185,7 @@ def probe(reader: SampleReader, topics: Collection[str]) -> Firsts:
 
 
 def _probe_together(reader: SampleReader, waiting: Collection[str], found: Firsts) -> bool:
-    """Add to `found` in one pass; return False where it is better to begin anew with fewer topics."""
+    """Add to `found` in one pass. Return False where it is better to begin anew with fewer topics."""
     left = set(waiting)
     others = 0
     for sample in reader.samples(waiting):
@@ -284,7 +284,7 @@ def _choose_per_sensor(topics: Iterable[Topic], kind: Kind, preferred: Collectio
 
 
 def _rank(name: TopicName, preferred: Collection[str]) -> tuple[bool, int, int]:
-    """Return a sort key of the topics of one sensor; the best is the smallest."""
+    """Return a sort key of the topics of one sensor. The best is the smallest."""
     if "mono" in name.image:
         quality = 3
     elif "rect" in name.image:
@@ -330,7 +330,7 @@ def _pair(
 
 
 def _distance(colour: TopicName, depth: TopicName, preferred: Collection[str]) -> tuple[object, ...]:
-    """Return a sort key of the pairs of colour and depth; the best is the smallest."""
+    """Return a sort key of the pairs of colour and depth. The best is the smallest."""
     if colour.is_colour:
         rank = 0
     elif "left" in colour.streams:

@@ -273,7 +273,7 @@ _copies: dict[str, _Copy] = {}
 
 
 def begin_copy(path: str, target: str) -> int:
-    """Begin a copy of a file with more columns; return the number of rows of its first batch."""
+    """Begin a copy of a file with more columns. Return the number of rows of its first batch."""
     copy = _Copy(path, target)
     with _closed_on_error(path, copy):
         count = copy.read()
@@ -284,7 +284,7 @@ def begin_copy(path: str, target: str) -> int:
 
 
 def append_copy(path: str, added: dict[str, list[Any]]) -> int:
-    """Write the batch with its additional values; return the number of rows of the next, 0 at the end."""
+    """Write the batch with its additional values. Return the number of rows of the next, 0 at the end."""
     copy = _copies[path]
     with _closed_on_error(path, copy):
         copy.append(added)

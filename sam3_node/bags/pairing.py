@@ -159,7 +159,7 @@ class Pairing:
         self._report = ReadReport()
 
     def add(self, sample: Sample) -> list[Frame]:
-        """Take one sample; return the frames that are complete now."""
+        """Take one sample. Return the frames that are complete now."""
         for state in self._states:
             self._take(state, sample)
 

@@ -70,7 +70,7 @@ class Colour:
 
 @dataclass(frozen=True, slots=True)
 class VideoPacket:
-    """One packet of a video stream; `codec` is ffmpeg's name of it."""
+    """One packet of a video stream. `codec` is ffmpeg's name of it."""
 
     codec: str
     data: Buffer
@@ -136,7 +136,7 @@ class CameraInfo:
         )
 
     def _gives(self, size: tuple[int, int], region: Sequence[int]) -> bool:
-        """Return True if an image of `size` is the region with its pixels binned; drivers round up or down."""
+        """Return True if an image of `size` is the region with its pixels binned. Drivers round up or down."""
         parts = zip(self.roi, region, self.size, self.binning, size, strict=False)
         return all(
             start + side <= whole and abs(side / binned - found) < 1
@@ -179,7 +179,7 @@ class Sample(NamedTuple):
 
 
 class UnreadableTopicError(BagError):
-    """A topic whose messages have an unknown encoding; its neighbours may be read."""
+    """A topic whose messages have an unknown encoding. Its neighbours may be read."""
 
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(f"{topic}: {reason}")
@@ -207,11 +207,11 @@ class ReadReport:
         self.add(*reasons)
 
     def add(self, *reasons: str | None) -> None:
-        """Note each reason once; ignore None."""
+        """Note each reason once. Ignore None."""
         self._reasons |= dict.fromkeys(reason for reason in reasons if reason is not None)
 
     def skip(self, place: str, reason: object) -> None:
-        """Count an item at `place` (a topic, a folder) that was skipped; keep the first reason of each place."""
+        """Count an item at `place` (a topic, a folder) that was skipped. Keep the first reason of each place."""
         # later reasons at a place are mostly the same, and would fill memory
         count, first = self._skipped.get(place, (0, str(reason)))
         self._skipped[place] = count + 1, first
@@ -261,7 +261,7 @@ class SampleReader(Closeable):
         return ()
 
     def samples(self, topics: Collection[str], begin_ns: int = 0) -> Iterator[Sample]:
-        """Yield the messages on these topics in the order of the recording; from the beginning each time.
+        """Yield the messages on these topics in the order of the recording, from the beginning each time.
 
         A reader that can seek begins at `begin_ns` (recording time) or a little before, and numbers colour images.
         Damage ends the iteration without an error, and `lost` describes it. Raises BagError for an unknown encoding, an

@@ -125,7 +125,7 @@ class DeviceSource:
                 pause_s = min(2 * pause_s, _LAST_RETRY_S)
 
     def _read_one(self) -> bool:
-        """Read one image; return True if the device has given one. Opens a device that was released."""
+        """Read one image, after opening a device that was released. Return True if the device has given one."""
         if self._device is None:
             self._device = self._open_device()
         if not self._device.grab():

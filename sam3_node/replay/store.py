@@ -32,9 +32,9 @@ LOCK = f"{WORK}/lock"
 LOCAL_PROTOCOLS = ("file", "local")
 """Protocols of URLs that name a local path."""
 WITH_DEPTH = "with_depth"
-"""Begin of the counts of frames with depth or URDF; the camera follows."""
+"""Prefix of the counts of frames with depth or URDF. The camera follows."""
 NO_3D = "no_3d"
-"""Begin of the counts of frames without 3-D; camera and reason follow."""
+"""Prefix of the counts of frames without 3-D. Camera and reason follow."""
 
 
 @dataclass(slots=True)

@@ -126,7 +126,7 @@ class ImagesBag(SampleReader):
         return () if text is None else (text,)
 
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
-        """Yield the images of these topics; depth comes before the colour of its time."""
+        """Yield the images of these topics. Depth comes before the colour of its time."""
         sequences = [
             _Sequence(sequence, topics, self.report, self._notes).samples() for sequence in self._sequences
         ]

@@ -199,7 +199,7 @@ class _LayoutReader:
         return BagError(f"{self._path}: expected {text}")
 
     def _list_images(self) -> Iterator[ImageFeature]:
-        """Yield the cameras; note why other pictures are skipped."""
+        """Yield the cameras. Note why other pictures are skipped."""
         for key, feature in self._fields.open_map("features").items():
             if not isinstance(feature, dict):
                 continue
@@ -541,7 +541,7 @@ class _EpisodeReader:
         """True if the table of the episode and at least one picture are there."""
 
     def samples(self, start_ns: int, begin_ns: int) -> Iterator[samples.Sample]:
-        """Yield the pictures from `begin_ns`; the episode begins at `start_ns`."""
+        """Yield the pictures from `begin_ns`. The episode begins at `start_ns`."""
         if not self._pictures:
             return
         offset_ns = max(begin_ns - start_ns, 0)

@@ -155,7 +155,7 @@ class McapStream:
         return summary
 
     def _until_damage(self, read: Callable[[_McapFile], Iterator[T]]) -> Iterator[T]:
-        """Yield what `read` yields of the file; turn the error that ends it into `damage`."""
+        """Yield what `read` yields of the file. Turn the error that ends it into `damage`."""
         self.damage = None
         self._reached = 0
         self._logged_ns = 0
@@ -411,7 +411,7 @@ class McapBag(SampleReader):
         self.report.add(stream.damage)
 
     def count_messages(self) -> tuple[int, bool]:
-        """Read the file to its end; return the number of its messages, and whether it is whole."""
+        """Read the file to its end. Return the number of its messages, and whether it is whole."""
         stream = McapStream(self.path)
         return sum(1 for _ in stream.rows()), stream.damage is None
 

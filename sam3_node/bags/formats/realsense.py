@@ -133,7 +133,7 @@ class _Reading:
         self.needed = {*self._images, *self._metadata, *self._infos, *self._units}
 
     def take(self, raw: RawMessage) -> Iterator[Sample]:
-        """Take a message; yield the samples that it completes."""
+        """Take a message. Yield the samples that it completes."""
         if raw.topic in self._units:
             self._units[raw.topic] = _number(self._text(raw)) or MILLIMETRE
         elif raw.topic in self._infos:

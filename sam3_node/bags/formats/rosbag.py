@@ -163,7 +163,7 @@ class RosBag(SampleReader):
         return best.file
 
     def _open_copy(self, path: Path) -> tuple[_RosFile | McapBag, str | None]:
-        """Open a file, or an unpacked copy of it; return also why the end of the packed one is lost."""
+        """Open a file, or an unpacked copy of it. Return also why the end of the packed one is lost."""
         try:
             if stand_in := describe_stand_in(path):
                 raise BagError(f"expected a ROS bag at {path}, found {stand_in}")
@@ -267,7 +267,7 @@ class _RosFile(StorageReader):
             yield sample
 
     def count_messages(self) -> tuple[int, bool]:
-        """Read the file to its end; return the number of its messages, and whether it is whole."""
+        """Read the file to its end. Return the number of its messages, and whether it is whole."""
         count = sum(1 for _ in self._storage.messages(self._storage.types))
         return count, self._storage.lost is None
 
@@ -307,7 +307,7 @@ class _DamageError(Exception):
 
 
 class _Record(NamedTuple):
-    """One record of a ROS 1 bag; `op` is its kind."""
+    """One record of a ROS 1 bag. `op` is its kind."""
 
     op: int
     fields: dict[bytes, bytes]
@@ -362,7 +362,7 @@ class Rosbag1(Closeable):
         self._file.close()
 
     def _records(self) -> Iterator[_Record]:
-        """Yield the messages, also those in chunks; remember connections; note what was lost."""
+        """Yield the messages, also those in chunks. Remember connections. Note what was lost."""
         self._report = ReadReport()
         position = len(ROSBAG1_MAGIC)
         self._expansion = Expansion(self._size)
@@ -407,7 +407,7 @@ class Rosbag1(Closeable):
         self._connections[number] = (_text(topic), _text(type_name))
 
     def _read_index(self) -> bool:
-        """Read the connections that the end of the file lists; return False if it lists none."""
+        """Read the connections that the end of the file lists. Return False if it lists none."""
         try:
             # the first record says where the index is; a bag that was never closed has 0 there
             header, _ = self._read(len(ROSBAG1_MAGIC))
@@ -460,7 +460,7 @@ def _fields(header: bytes) -> dict[bytes, bytes]:
 
 
 def _decompress(chunk: _Record, expansion: Expansion) -> Buffer:
-    """Decompress a chunk's content as far as its bytes reach; count it in `expansion`."""
+    """Decompress a chunk's content as far as its bytes reach. Count it in `expansion`."""
     compression = _text(chunk.fields.get(b"compression", b""))
     if compression == "none":
         return chunk.data
@@ -581,7 +581,7 @@ class Rosbag2Sqlite(Closeable):
 
 
 Storage = Rosbag1 | Rosbag2Sqlite
-"""A file of serialised messages; `types` are the full names of its topics' types, `is_cdr` is False for ROS 1."""
+"""A file of serialised messages. `types` are the full names of its topics' types. `is_cdr` is False for ROS 1."""
 
 
 def is_sqlite(path: Path) -> bool:

@@ -150,7 +150,7 @@ class Playback:
             number += 1
 
     def _seek(self, container: Any, stream: Any, first_ns: int) -> int | None:
-        """Go to the last key frame before the beginning; return the number of the next frame, or None if unknown."""
+        """Go to the last key frame before the beginning. Return the number of the next frame, or None if unknown."""
         target = round((first_ns + self._begin_ns) / (NANOSECONDS * stream.time_base))
         try:
             container.seek(target, stream=stream)
@@ -159,7 +159,7 @@ class Playback:
         return None
 
     def _whole_frames(self, container: Any, stream: Any) -> Iterator[Any]:
-        """Yield the frames that can be decoded; count the packets that cannot."""
+        """Yield the frames that can be decoded. Count the packets that cannot."""
         for packet in container.demux(stream):
             try:
                 for frame in packet.decode():

@@ -108,7 +108,7 @@ class RecordingReader:
         return None
 
     def frames(self, span: TimeSpan = WHOLE) -> Iterator[Frame]:
-        """Yield the frames in the order of their arrival, pixels still encoded; from the beginning each time.
+        """Yield the frames in the order of their arrival, pixels still encoded, from the beginning each time.
 
         Each frame is as the camera sent it, except that depth of z16+zstd has become z16, with the same values. A
         resolved `span` limits the frames to those recorded in it.
@@ -139,11 +139,11 @@ class RecordingReader:
         return False
 
     def actions(self) -> Iterator[Action]:
-        """Yield masks and events in the order of their arrival; from the beginning each time."""
+        """Yield masks and events in the order of their arrival, from the beginning each time."""
         return self._unpack_all(_ACTIONS, _unpack_action)
 
     def masks(self) -> Iterator[MaskFrame]:
-        """Yield the node's masks in the order of their arrival; from the beginning each time."""
+        """Yield the node's masks in the order of their arrival, from the beginning each time."""
         return (action.masks for action in self.actions() if isinstance(action, RecordedMasks))
 
     def truth(self) -> Iterator[MaskFrame]:

@@ -117,7 +117,7 @@ class RecordingWriter(Closeable):
         self._add(native.POSE_ROOT + pose.camera, native.pack_pose(pose), pose.seq, capture_ns, capture_ns)
 
     def write_metadata(self, name: str, values: Metadata) -> None:
-        """Append a metadata record; each value becomes JSON."""
+        """Append a metadata record. Each value becomes JSON."""
         # metadata stands between chunks
         texts = {key: json.dumps(value, default=repr) for key, value in values.items()}
         self.flush()

@@ -80,8 +80,8 @@ class ProbeResult(NamedTuple):
 class Task:
     """A task for one worker.
 
-    replay returns a Summary; probe returns a ProbeResult; clear (delete results) returns None; join (stitch `segments`
-    to the job's results) returns a Summary.
+    `replay` returns a Summary, `probe` a ProbeResult. `clear` deletes results, and returns None. `join` stitches
+    `segments` to the job's results, and returns a Summary.
     """
 
     kind: Literal["replay", "probe", "clear", "join"]
