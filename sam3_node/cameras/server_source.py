@@ -35,7 +35,7 @@ from ..errors import CameraError, WireError
 from ..processes.signals import WaitingNotice
 from ..settings import CameraSettings
 from ..transport.foreign import ForeignHub, ForeignSubscriber
-from ..types import NANOSECONDS, Buffer, ColourEncoding, Depth, Frame, Image, closed_on_error
+from ..types import NANOSECONDS, Buffer, Depth, Frame, Image, closed_on_error
 from ..wire.codec import MAX_INT, MAX_SIDE, Limits, describe, unpack
 from ..wire.images import (
     MAX_FRAME_PIXELS,
@@ -635,8 +635,7 @@ def _read_array(data: memoryview, dtype: object, shape: object) -> Frame:
     if channels == 4:
         pixels = np.frombuffer(data, np.uint8).reshape(height, width, 4)
         data = np.ascontiguousarray(pixels[:, :, :3]).data.cast("B")
-    encoding: ColourEncoding = "mono8" if channels == 1 else "bgr8"
-    return Frame("", 0, 0, width, height, encoding, data)
+    return Frame("", 0, 0, width, height, "mono8" if channels == 1 else "bgr8", data)
 
 
 def _read_compressed(data: Buffer) -> Frame:
