@@ -103,9 +103,12 @@ def choose_cameras(path: Path, topics: Sequence[Topic], names: Collection[str] =
 
 def find_cameras(topics: Sequence[Topic], preferred: Collection[str] = ()) -> tuple[Camera, ...]:
     """Return all cameras in the order of their first topics. `preferred` topics win over others of their sensor."""
+    # one topic for each sensor; drivers offer an empty depth topic for colour streams, too
     colours = _choose_per_sensor(topics, "colour", preferred)
     depths = [depth for depth in _choose_per_sensor(topics, "depth", preferred) if not depth.is_colour]
     served = _pair(colours, depths, preferred)
+
+    # each colour topic is a camera, with the depth and the intrinsics that belong to it
     infos = [TopicName(topic.name) for topic in topics if topic.kind == "intrinsics"]
     cameras = []
     for name, colour in zip(_names(colours), colours, strict=True):
@@ -331,6 +334,7 @@ def _pair(
 
 def _distance(colour: TopicName, depth: TopicName, preferred: Collection[str]) -> tuple[object, ...]:
     """Return a sort key of the pairs of colour and depth. The best is the smallest."""
+    # depth of a stereo camera is registered to its left image
     if colour.is_colour:
         rank = 0
     elif "left" in colour.streams:

@@ -199,6 +199,7 @@ class Pairing:
                     f"{state.camera.name}: {state.before_depth} of {state.settled} frames have no depth, because it "
                     "began later"
                 )
+            # stamps pair as usual then, but a reader may doubt them
             late_ns = state.lateness_ns
             if abs(late_ns) > LATE_NS:
                 first = "colour"

@@ -149,6 +149,7 @@ class Board:
             match = _FORMS[kind].fullmatch(rest)
         if match is None:
             raise CalibrationError(f"board {text!r}: expected {BOARD_FORMS}")
+        # lengths are in mm; Kalibr and the AprilTag library print the family 36h11
         columns, rows, pitch, second, dictionary, first = match.groups()
         if kind == "apriltag":
             dictionary = dictionary or "36h11"

@@ -149,6 +149,7 @@ def adjust(
         raise CalibrationError(
             f"{len(views)} views do not determine the camera; add tilted views in all parts of the image"
         ) from error
+    # the inverse of the normal equations, times the noise, is the covariance
     solution = problem.unpack(parameters)
     if fixed_camera:
         return replace(solution, sigma_px=sigma, covariance=None)
@@ -348,6 +349,7 @@ def _guess_fisheye(views: Sequence[BoardView], points: Array, size: tuple[int, i
             solution = adjust(views, replace(start, poses=poses), robust=True)
         except (cv2.error, CalibrationError):
             continue
+        # a wrong camera may converge, too: the median error tells
         error = float(np.median(np.abs(np.concatenate(compute_residuals(solution, views)))))
         if error < lowest and solution.camera[:2].min() > 0:
             best = solution

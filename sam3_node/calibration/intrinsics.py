@@ -215,12 +215,15 @@ def outline(view: BoardView, board: Board, size: Size) -> Array | None:
         homography, _ = cv2.findHomography(board.points[view.ids, :2], view.pixels)
     if homography is None:
         return None
+
+    # where the outer corners of the board would lie without distortion
     low = board.points[:, :2].min(0)
     high = board.points[:, :2].max(0)
     corners = np.array(
         [[low[0], low[1], 1], [high[0], low[1], 1], [high[0], high[1], 1], [low[0], high[1], 1]]
     )
     image = corners @ homography.T
+    # a corner at infinity
     if np.abs(image[:, 2]).min() < 1e-9:
         return None
     return np.asarray(image[:, :2] / image[:, 2:] / size[1], np.float64)

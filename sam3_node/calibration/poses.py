@@ -229,6 +229,7 @@ def _make_pose(name: str, entry: _FileEntry, file: _PosesFile) -> RobotPose:
     pose = entry.to_matrix(_UNITS[file.unit])
     if file.inverse:
         pose = geometry.invert(pose)
+    # the most frequent mistake is millimetres that are taken for metres
     reach = float(np.linalg.norm(pose[:3, 3]))
     if reach > _MAX_REACH_M:
         raise ValueError(
@@ -347,6 +348,7 @@ def _check_columns(names: Sequence[str]) -> None:
         if twice:
             raise ValueError(f"expected each column once, found two of {', '.join(sorted(twice))}")
         return
+    # what may have been meant: no header, or angles and quaternions of unknown order
     if any(map(_is_number, names)):
         raise ValueError(
             f"expected a header, a first line that names the columns {_COLUMNS}; found {', '.join(names)[:80]}"

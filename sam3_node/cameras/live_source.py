@@ -116,6 +116,7 @@ class DeviceSource:
                 if self._read_one():
                     pause_s = _FIRST_RETRY_S
             except CameraError as error:
+                # other programs may hold the device for a while, so the pauses grow
                 reason = str(error)
                 if not reason.startswith(self.name):
                     reason = f"{self.name}: {reason}"

@@ -335,6 +335,8 @@ class RealSenseDevice:
         except queue.Empty:
             self._check_silence()
             return bool(self._pairs)
+
+        # any frame is a sign of life, also one of depth
         self._heard_s = time.monotonic()
         self._polls_after_end = 0
         if frame.frame.get_profile().stream_type() == self._rs.stream.color:

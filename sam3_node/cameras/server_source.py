@@ -149,6 +149,8 @@ class StampReader:
     def _map(self, stamp_s: float, arrival_ns: int) -> int:
         if not 0 < stamp_s < _MAX_STAMP_S:
             return arrival_ns
+
+        # Unix time, if it is near the arrival
         stamp_ns = round(stamp_s * NANOSECONDS)
         late_s = (arrival_ns - stamp_ns) / NANOSECONDS
         if -MAX_EARLY_S <= late_s <= MAX_LATE_S:
@@ -359,6 +361,7 @@ class ServerSource:
 
     def _find_camera(self, name: str, origin: tuple[bytes, str]) -> _ServerCamera:
         """Return the camera with this name. Raises WireError for a name of another sender, and for too many names."""
+        # two senders of one name would make one camera that jumps between two views
         now_s = time.monotonic()
         camera = self._cameras.get(name)
         if camera is None:
@@ -398,6 +401,7 @@ class ServerSource:
 
     def _explain_silence(self) -> str:
         """Say why no image has come for a while."""
+        # images that were not wanted, that cannot be read, or that do not come
         if self._others and not self._cameras:
             names = ", ".join(describe(name) for name in list(self._others))
             return f"camera: {self.endpoint} sends no camera {self._chosen!r}: choose one of {names}, or ?camera=*"

@@ -148,6 +148,7 @@ def list_realsense() -> Iterator[str]:
     """
     from .realsense_sdk import explain, list_streams, load_sdk, read_info
 
+    # a device may be unplugged while it is listed
     rs = load_sdk()
     try:
         for device in rs.context().query_devices():

@@ -287,6 +287,7 @@ def find_camera(name: str, cameras: Sequence[V4l2Camera]) -> V4l2Camera:
 
     Raises CameraError that names the cameras for any other name.
     """
+    # the whole name wins, because it may be a part of another camera's
     exact = [camera for camera in cameras if name in (camera.name, str(camera.path), str(camera.index))]
     if exact:
         return exact[0]

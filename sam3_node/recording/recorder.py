@@ -272,6 +272,7 @@ class Recorder(SocketOwner):
             )
 
     def _format_losses(self, report: RecordReport) -> str:
+        # what the numbers of messages show, then what is known of the reasons
         lost = []
         for camera, counts in report.cameras.items():
             if counts.frames_lost or counts.masks_lost:

@@ -170,6 +170,7 @@ class _LogReader:
         camera = args.text("camera")
         seq = args.integer("seq")
         self.last_seq[camera] = seq
+        # recordings of earlier versions lack some of these
         withheld = args.has("withheld") and args.flag("withheld")
         pose = None
         if args.has("robot_pose"):

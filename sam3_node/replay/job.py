@@ -351,6 +351,7 @@ def _read_entries(path: Path) -> list[Any]:
         content = readers[path.suffix.lower()](data.decode())
     except ValueError as error:
         raise ReplayError(f"{path}: expected {path.suffix[1:].upper()}, found {error}") from error
+    # TOML has no list at its top
     entries: Any = content
     if isinstance(content, dict):
         entries = content.get("objects")
@@ -376,6 +377,7 @@ def _read_object(what: str, folder: Path, entry: object) -> ObjectOnFrame:
 
 def _parse_object(fields: Fields, folder: Path) -> ObjectOnFrame:
     """Return the object, its points, labels and box unchecked."""
+    # a misspelt field would be ignored, and the object marked elsewhere
     unknown = sorted(set(fields.names()) - set(NAMES))
     if unknown:
         raise WireError(f"{fields.what}: expected some of {', '.join(NAMES)}, found {unknown[0]!r:.60}")

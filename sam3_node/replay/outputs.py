@@ -321,6 +321,7 @@ def _make_annotations(
     labels: NumberTable[str],
     progress: Callable[[int], None],
 ) -> Iterator[dict[str, Any]]:
+    # `image` is the id that `_make_images` gives the frame: both go through the same masks
     count = 0
     for image, frame in enumerate(masks, start=1):
         for instance in frame.instances:

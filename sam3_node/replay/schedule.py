@@ -115,6 +115,7 @@ class Schedule(Closeable):
 
     def actions(self) -> Iterator[event_log.Action]:
         """Yield steps and edits in their order."""
+        # the node's own steps and edits, in its order
         if self.job.mode == "as-recorded":
             self._note_inexact_recording()
             log = self._recorded.actions() if self._recorded else ()
@@ -124,11 +125,15 @@ class Schedule(Closeable):
         if self.job.names:
             yield event_log.Edit("set_prompts", {"prompts": list(self.job.names)})
         yield from (_make_exemplar_edit(marked) for marked in self.job.objects if marked.photo)
+
+        # what the job asks for replaces the recorded edits
         has_prompts = bool(self.job.names or self.job.objects or self.job.everything)
         use_recorded = self._recorded if not has_prompts else None
         edits = group_edits(use_recorded.actions()) if use_recorded else FrameEdits()
         if not (has_prompts or self.settings.detector.prompts or edits.begin_objects()):
             self.notes.add(NOTHING_ASKED)
+
+        # edits before the beginning of a part have no frame
         frames = self.frames()
         find_robot = self._make_robot_finder()
         if self.job.start or self.job.begin_ns is not None:
@@ -356,6 +361,7 @@ def check_extents(objects: Sequence[ObjectOnFrame], frames: Iterable[Frame]) -> 
 
     An object of any camera is taken for one of the camera that comes first. Reads no more frames than are needed.
     """
+    # an exemplar on a photo has no frame
     waiting = [item for item in objects if not item.photo]
     if not waiting:
         return

@@ -399,6 +399,7 @@ def _projection(path: Path, camera: int) -> CameraInfo | None:
 
 
 def _bop(folder: Path) -> Iterator[ImageSequence]:
+    # some sets have grey images
     table = folder / "scene_camera.json"
     colour = next((folder / name for name in ("rgb", "gray") if (folder / name).is_dir()), None)
     if colour is None or not table.is_file():
@@ -406,6 +407,7 @@ def _bop(folder: Path) -> Iterator[ImageSequence]:
     files: list[ImageFile] = []
     try:
         cameras = {int(key): value for key, value in json.loads(_text(table)).items()}
+        # the number of an image is its key in the table
         for path in _pictures(colour):
             if path.stem.isdecimal():
                 files += _bop_images(path, cameras.get(int(path.stem)))

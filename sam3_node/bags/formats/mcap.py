@@ -294,6 +294,7 @@ def count_messages(paths: Sequence[Path], topics: Collection[str]) -> int | None
     if not summaries or None in summaries:
         return None
 
+    # several channels may have one topic
     count = 0
     for summary in summaries:
         counts = summary.statistics.channel_message_counts
@@ -399,6 +400,7 @@ class McapBag(SampleReader):
             channel = row.channel
             if channel.topic not in topics:
                 continue
+            # a damaged message costs itself alone
             try:
                 if channel not in decoders:
                     decoders[channel] = _decoder(channel)
@@ -438,6 +440,7 @@ def _decoder(channel: Channel) -> Decode:
     """Return the function that decodes a message or raises MessageError; BagError for an unknown encoding."""
     if _topic(channel).kind == "other":
         raise MessageError(f"expected images or their calibration, found {channel.schema!r}")
+    # ROS has the types of messages, protobuf the schema in the file; JSON needs neither
     if channel.encoding in _ROS and "/" in channel.schema:
         return lambda data: deserialise(data, channel.schema, _ROS[channel.encoding])
     if channel.encoding == "protobuf" and channel.schema_encoding == "protobuf":

@@ -256,6 +256,7 @@ def _unpack(data: Any, packed: re.Match[str], stream: _SensorStream) -> SimpleNa
 
 def _read_lens(message: Any) -> CameraInfo | None:
     """Return the lens in the text of a .db3, or in the CameraInfo of a .bag; None if it was never calibrated."""
+    # a text of key=value; or a message of ROS, whose K is the matrix row by row
     if hasattr(message, "data"):
         fields = _fields(message.data)
         model = fields.get("model", "")

@@ -386,6 +386,7 @@ class Rosbag1(Closeable):
         return _take_record(self._file, self._size), self._file.tell()
 
     def _flatten(self, record: _Record) -> Iterator[_Record]:
+        """Yield the messages of a record, and remember its connections. Raises _DamageError for a damaged chunk."""
         if record.op == _CONNECTION:
             self._connect(record)
         elif record.op == _MESSAGE:
@@ -396,6 +397,7 @@ class Rosbag1(Closeable):
             while chunk.tell() < len(content):
                 inner = _take_record(chunk, len(content))
                 self._expansion.add_record()
+                # chunks within chunks would expand without limit
                 if inner.op == _CHUNK:
                     raise _DamageError("there is a chunk within a chunk")
                 yield from self._flatten(inner)

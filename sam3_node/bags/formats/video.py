@@ -172,6 +172,7 @@ class Playback:
 
     def report(self) -> ReadReport:
         """Report the difference between the declared and the decoded video."""
+        # a container says its length at its beginning, so a cut one is shorter than it says
         report = ReadReport()
         if self._declared_ns > self._end_ns:
             seconds = self._end_ns / NANOSECONDS

@@ -92,6 +92,7 @@ def encode_calibration(frame: Frame, intrinsics: Intrinsics) -> Encoded:
     fy = intrinsics.fy
     cx = intrinsics.cx
     cy = intrinsics.cy
+    # the images are not rectified: R is no rotation, and P the plain camera
     calibration = _kind("CameraCalibration")(
         timestamp=_time(frame.capture_ns),
         frame_id=frame.camera,

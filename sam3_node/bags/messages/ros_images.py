@@ -206,6 +206,7 @@ def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
     counts as aligned to the colour if the topic contains `aligned` or `registered`. Raises MessageError for a damaged
     message, BagError for an unknown encoding.
     """
+    # ROS's and Foxglove's messages of a kind have the same fields
     readers: dict[str, Callable[[Any, str], Payload | None]] = {
         "Image": _raw,
         "RawImage": _raw,

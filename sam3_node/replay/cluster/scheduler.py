@@ -436,6 +436,7 @@ def _init_ray(ray: Any, address: str, workers: int) -> None:
     # the logs of workers would hide the progress
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
+        # a Ray of its own here, without the page that would open a port; or an existing cluster
         if address == LOCAL:
             ray.init(
                 "local",

@@ -44,17 +44,20 @@ class Split(NamedTuple):
 
     def check(self, job: Job) -> None:
         """Raise ReplayError if the job cannot be divided like this."""
+        # a segment must have frames of its own
         if self.frames is not None and not 0 <= self.overlap < self.frames:
             raise ReplayError(
                 f"expected an overlap of 0 to {self.frames - 1} frames, less than a segment has, found {self.overlap}"
             )
         if (self.by_camera or self.frames) and job.mode == "as-recorded":
             raise ReplayError("as-recorded replays a recording as a whole: use --every to divide it")
+        # objects must begin in each segment
         if self.frames and (job.objects or job.everything or not job.names):
             raise ReplayError(
                 "segments need names to detect (--prompt), which are detected again in each segment; objects marked on "
                 "a frame, and recorded edits, exist in one segment only"
             )
+        # what is asked for must be known for each camera
         if self.by_camera and not (job.names or job.objects or job.everything):
             raise ReplayError(
                 "recorded edits may apply to all cameras at once: to divide a recording by camera, give names to "
