@@ -136,10 +136,15 @@ _ENCODINGS = {
     "yuv422": _PixelLayout("u1", 2, "YUV2BGR_UYVY"),
     "yuyv": _PixelLayout("u1", 2, "YUV2BGR_YUY2"),
     "yuv422_yuy2": _PixelLayout("u1", 2, "YUV2BGR_YUY2"),
+    "bayer_rggb8": _PixelLayout("u1", 1, "BayerRGGB2BGR"),
+    "bayer_rggb16": _PixelLayout("u2", 1, "BayerRGGB2BGR"),
+    "bayer_bggr8": _PixelLayout("u1", 1, "BayerBGGR2BGR"),
+    "bayer_bggr16": _PixelLayout("u2", 1, "BayerBGGR2BGR"),
+    "bayer_gbrg8": _PixelLayout("u1", 1, "BayerGBRG2BGR"),
+    "bayer_gbrg16": _PixelLayout("u2", 1, "BayerGBRG2BGR"),
+    "bayer_grbg8": _PixelLayout("u1", 1, "BayerGRBG2BGR"),
+    "bayer_grbg16": _PixelLayout("u2", 1, "BayerGRBG2BGR"),
 }
-for _pattern in ("RGGB", "BGGR", "GBRG", "GRBG"):
-    _ENCODINGS[f"bayer_{_pattern.lower()}8"] = _PixelLayout("u1", 1, f"Bayer{_pattern}2BGR")
-    _ENCODINGS[f"bayer_{_pattern.lower()}16"] = _PixelLayout("u2", 1, f"Bayer{_pattern}2BGR")
 
 
 class MessageError(BagError):
