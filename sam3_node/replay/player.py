@@ -23,8 +23,7 @@ from .store import NO_3D, WITH_DEPTH
 log = logging.getLogger(__name__)
 
 MAX_COUNTS = 100
-"""Counts after which no new reason for missing 3-D is counted."""
-
+"""Number of counts from which on no new reason for missing 3-D is counted. Reasons may hold figures."""
 
 EVERYTHING_SETTINGS = "see tracker.everything_min_iou and tracker.everything_min_stability"
 
@@ -77,7 +76,8 @@ class Player(ActionPlayer):
 
     def __init__(self, perception: Perception, joins_recorded: bool = False) -> None:
         super().__init__()
-        self._perception, self._joins_recorded = perception, joins_recorded
+        self._perception = perception
+        self._joins_recorded = joins_recorded
         self._restart()
 
     def play(self, action: Action) -> MaskFrame | None:
@@ -217,7 +217,8 @@ def update_masks(masks: MaskFrame, edit: Edit, reply: Any) -> MaskFrame:
         return masks
     if not isinstance(reply, dict) or reply.get("seq") != masks.seq or "mask" not in reply:
         return masks
-    mask, score = decode_mask(reply["mask"]), reply["score"]
+    mask = decode_mask(reply["mask"])
+    score = reply["score"]
     instances = {instance.id: instance for instance in masks.instances}
     edited = instances.get(reply["id"])
     if edited is None:

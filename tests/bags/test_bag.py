@@ -167,7 +167,8 @@ def test_a_recording_cut_anywhere_never_raises_once_it_is_open(tmp_path: Path, w
     path = tmp_path / "cut.mcap"
     own = write in (write_recording, record)
     write(path, [frame_at(seq) for seq in range(6)] if own else rgbd(6))
-    data, opened = path.read_bytes(), 0
+    data = path.read_bytes()
+    opened = 0
     for length in np.random.default_rng(2).integers(0, len(data), 25):
         path.write_bytes(data[:length])
         try:
@@ -426,7 +427,8 @@ def test_a_topic_without_a_name_is_passed_over(tmp_path: Path) -> None:
 def count_passes(path: Path, moments: list[Moment]) -> tuple[dict[str, Any], int]:
     """Return the first messages of all topics, and how often the recording was read for them."""
     reader = McapBag(write_ros2(path, moments))
-    passes, read = [], reader.samples
+    passes = []
+    read = reader.samples
     reader.samples = lambda topics: passes.append(len(topics)) or read(topics)  # type: ignore[method-assign]
     return probe(reader, [topic.name for topic in reader.topics]), len(passes)
 
@@ -530,11 +532,13 @@ def test_images_of_a_folder_may_have_any_sizes(tmp_path: Path) -> None:
 
 
 def test_a_source_without_images_is_an_error(tmp_path: Path) -> None:
-    empty, wrong = tmp_path / "empty", tmp_path / "wrong"
+    empty = tmp_path / "empty"
+    wrong = tmp_path / "wrong"
     empty.mkdir()
     wrong.mkdir()
     (wrong / "a.png").write_bytes(b"no image")
-    bag, video = tmp_path / "bag.mcap", tmp_path / "video.mp4"
+    bag = tmp_path / "bag.mcap"
+    video = tmp_path / "video.mp4"
     bag.write_bytes(b"nothing of the kind")
     video.write_bytes(b"nothing of the kind")
     for source in (bag, video, wrong, empty):

@@ -105,7 +105,8 @@ def test_without_depth_or_intrinsics_nothing_waits() -> None:
 
 def test_depth_that_never_comes_is_waited_for_by_a_bounded_number_of_frames() -> None:
     pairing = Pairing([TABLE_ALONE])
-    waiting, seqs = 0, []
+    waiting = 0
+    seqs = []
     for index in range(200):
         seqs += [frame.seq for frame in pairing.add(colour(index))]
         waiting = max(waiting, index + 1 - len(seqs))
@@ -154,7 +155,8 @@ def test_depth_is_aligned_where_its_topic_says_so_and_the_sizes_agree() -> None:
 
 
 def test_frames_of_several_cameras_come_in_the_order_of_the_recording() -> None:
-    first, then = [colour(0), colour(1, BARE), colour(20, BARE), depth(0)], [*both([33]), colour(40, BARE)]
+    first = [colour(0), colour(1, BARE), colour(20, BARE), depth(0)]
+    then = [*both([33]), colour(40, BARE)]
     frames = pair_frames([*first, *then], TABLE_ALONE, BARE)
     assert [frame.camera for frame in frames] == ["table", "wrist", "wrist", "table", "wrist"]
     assert [frame.seq for frame in frames] == [0, 0, 1, 1, 2]
@@ -307,7 +309,8 @@ def test_intrinsics_of_another_size_are_left_out_and_told() -> None:
 
 
 def test_one_calibration_serves_raw_and_rectified_images() -> None:
-    raw, rectified = Intrinsics(60.0, 60.0, 4.0, 3.0), Intrinsics(50.0, 50.0, 3.5, 2.5)
+    raw = Intrinsics(60.0, 60.0, 4.0, 3.0)
+    rectified = Intrinsics(50.0, 50.0, 3.5, 2.5)
     cameras = [
         Camera("raw", "/c/image_raw", intrinsics="/c/info"),
         Camera("rect", "/c/image_rect", intrinsics="/c/info", rectified=True),
@@ -368,7 +371,8 @@ def read(path: Path, span: TimeSpan = WHOLE) -> list[Frame]:
 
 
 def expect(frames: list[Frame], span: TimeSpan, kind: str) -> list[Frame]:
-    begin, end = span.begin_ns or 0, span.end_ns or 10**18
+    begin = span.begin_ns or 0
+    end = span.end_ns or 10**18
     times = [frame.capture_ns if kind == "folder" else frame.seq * PERIOD_NS for frame in frames]
     return [frame for frame, time_ns in zip(frames, times, strict=True) if begin <= time_ns < end]
 

@@ -30,7 +30,10 @@ from tests.support.paths import SHARED
 from tests.support.recordings import read_bag
 from tests.support.ros_recordings import write_by_rosbags
 
-T0, PERIOD_NS, COUNT, SIZE = 1_700_000_000 * NANOSECONDS, 50_000_000, 12, (48, 64)
+T0 = 1_700_000_000 * NANOSECONDS
+PERIOD_NS = 50_000_000
+COUNT = 12
+SIZE = (48, 64)
 TOPIC = "/cam/image_raw/ffmpeg"
 DEFINITION = (
     "std_msgs/Header header\nint32 width\nint32 height\nstring encoding\nuint64 pts\nuint8 flags\n"
@@ -69,7 +72,8 @@ def write_ros(path: Path, data: list[bytes], encoding: str) -> Path:
     def pack(moment: Moment) -> tuple[str, bytes, bytes]:
         stamp = store.types["builtin_interfaces/msg/Time"](*divmod(moment.stamp_ns, NANOSECONDS))
         header = store.types["std_msgs/msg/Header"](stamp=stamp, frame_id="cam")
-        index, packet = (moment.stamp_ns - T0) // PERIOD_NS, np.frombuffer(moment.data, np.uint8)
+        index = (moment.stamp_ns - T0) // PERIOD_NS
+        packet = np.frombuffer(moment.data, np.uint8)
         message = store.types[name](header, SIZE[1], SIZE[0], encoding, index, 0, False, packet)
         return name, (DEFINITION + HEADER).encode(), bytes(store.serialize_cdr(message, name))
 

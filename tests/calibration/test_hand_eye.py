@@ -286,7 +286,8 @@ def test_seven_views_tell_the_size_of_the_board(mounting: Mounting) -> None:
 
 def test_a_size_that_is_wrong_by_three_percent_is_at_least_warned_about() -> None:
     _, views = make_hand_eye(7, noise_px=0.2, robot_m=2.5e-3, robot_rad=np.radians(0.1), seed=3)
-    shares, refusals = [], []
+    shares = []
+    refusals = []
     for factor in np.linspace(0.94, 1.06, 7):
         try:
             result = calibrate_hand_eye(scale(views, board=factor), "eye_in_hand", board_centre_m=CENTRE_M)
@@ -313,7 +314,8 @@ def test_a_camera_at_the_place_of_another_mount_is_doubted() -> None:
         assert "both inverted" in warning
 
 
-CHESSBOARDS, HAND_EYE = SHARED / "data" / "chessboard", SHARED / "data" / "handeye"
+CHESSBOARDS = SHARED / "data" / "chessboard"
+HAND_EYE = SHARED / "data" / "handeye"
 
 
 @pytest.mark.skipif(not CHESSBOARDS.is_dir(), reason="needs ../shared/data/chessboard")
@@ -334,7 +336,8 @@ def test_the_hand_eye_set_has_its_published_camera_and_a_small_error() -> None:
     with np.load(HAND_EYE / "camera_intrinsics.npz") as file:
         published = np.diag(file["cameraMatrix"])[:2]
     np.testing.assert_allclose(intrinsics.solution.camera[:2], published, rtol=0.005)
-    pairs, centre = read_pairs(HAND_EYE / "poses", intrinsics), tuple(CHARUCO.points.mean(axis=0))
+    pairs = read_pairs(HAND_EYE / "poses", intrinsics)
+    centre = tuple(CHARUCO.points.mean(axis=0))
     result = calibrate_hand_eye(pairs, "eye_in_hand", board_centre_m=centre, scaled=True)
     assert result.leave_one_out.rms_mm < 3
     assert result.leave_one_out.rms_deg < 0.5

@@ -127,7 +127,8 @@ def test_a_slow_reader_gets_the_newest_image_and_knows_what_it_missed() -> None:
         return int(image.pixels().reshape(-1)[:4].view("<i4")[0])
 
     with serving(make, "imagezmq", period_s=0.001) as source:
-        first, before = number(image_where(source)), source.lost
+        first = number(image_where(source))
+        before = source.lost
         until(lambda: source.lost > before + 20)
         assert number(image_where(source)) > first + 20
 
@@ -244,7 +245,8 @@ def test_one_camera_is_chosen_and_a_wrong_choice_names_the_others() -> None:
 def test_the_rate_is_limited_for_each_camera() -> None:
     with serving(alternate, "imagezmq", fps=1.0) as source:
         assert {image_where(source).camera for _ in range(2)} == {"left", "right"}
-        third, fourth = image_where(source), image_where(source)
+        third = image_where(source)
+        fourth = image_where(source)
     assert {third.camera, fourth.camera} == {"left", "right"}
 
 
@@ -346,7 +348,8 @@ def seconds(unix_ns: int) -> float:
 def test_a_stamp_of_unix_time_is_kept_and_old_images_are_told_once(
     age_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader, age_ns = StampReader("head"), round(age_s * NANOSECONDS)
+    reader = StampReader("head")
+    age_ns = round(age_s * NANOSECONDS)
     for i in range(5):
         stamp_ns = NOW_NS + i * 33 * MS
         assert reader.read(seconds(stamp_ns), stamp_ns + age_ns) == pytest.approx(stamp_ns, abs=MS)
@@ -365,7 +368,8 @@ def test_another_clock_gives_the_arrival_less_the_jitter(
     offset_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Delays of 5 ms and more; the constant 5 ms cannot be seen from one side."""
-    reader, jitter = StampReader("head"), random.Random(1)
+    reader = StampReader("head")
+    jitter = random.Random(1)
     errors = []
     for i in range(400):
         true_ns = NOW_NS + i * 33 * MS
@@ -395,7 +399,8 @@ def test_times_increase_where_stamps_repeat_or_go_back() -> None:
 
 
 def test_no_stamps_make_it_fail() -> None:
-    reader, random_ = StampReader("head"), random.Random(2)
+    reader = StampReader("head")
+    random_ = random.Random(2)
     last = 0
     for i in range(2000):
         stamp = random_.choice(

@@ -128,7 +128,8 @@ def test_a_real_recording_is_resized_and_sent_as_jpeg() -> None:
     with camera_process(**options) as (_, endpoint), FrameSubscriber([endpoint]) as subscriber:
         received = take(subscriber, 5)
     assert {decode_image(item.frame).shape for item in received} == {(360, 640, 3)}
-    first, last = received[0].frame, received[-1].frame
+    first = received[0].frame
+    last = received[-1].frame
     assert last.times["media_ns"] - first.times["media_ns"] == (last.seq - first.seq) * 40_000_000
 
 

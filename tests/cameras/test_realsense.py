@@ -136,7 +136,8 @@ def test_a_camera_that_is_unplugged_mid_stream_is_opened_again(
 ) -> None:
     """Check that its silence is noticed, that it is awaited, and that the stream then goes on."""
     monkeypatch.setattr("sam3_node.cameras.realsense_device.SILENT_S", 0.3)
-    first, second = cameras(), cameras()
+    first = cameras()
+    second = cameras()
     plugged = [first]
 
     def open_device() -> RealSenseDevice:
@@ -216,8 +217,10 @@ def test_several_cameras_stream_at_once(cameras: Callable[..., SoftCamera]) -> N
 
 
 def test_absent_and_wrong_cameras_are_named() -> None:
-    camera, other = SoftCamera("1234567"), SoftCamera("999")
-    rs, devices = camera.rs, [camera.device, other.device]
+    camera = SoftCamera("1234567")
+    other = SoftCamera("999")
+    rs = camera.rs
+    devices = [camera.device, other.device]
     assert find_device(rs, devices[:1], "") is camera.device
     with refuses(CameraError, field="RealSense"):
         find_device(rs, [], "")
@@ -357,7 +360,8 @@ def test_stamps_of_two_clocks_are_not_compared() -> None:
 def test_every_colour_image_comes_once_and_in_order(seed: int) -> None:
     rng = random.Random(seed)
     draw = lambda: [33.3 * index + rng.uniform(-3, 3) for index in range(60) if rng.random() < 0.8]  # noqa: E731
-    queues, frames = {kind: draw() for kind in "cd"}, []
+    queues = {kind: draw() for kind in "cd"}
+    frames = []
     waiting = {kind: list(stamps) for kind, stamps in queues.items()}
     while any(waiting.values()):
         kind = rng.choice([kind for kind in waiting if waiting[kind]])

@@ -175,7 +175,8 @@ SIZES = {
 MODES = [
     Mode(*size, fps, form) for form, sizes in SIZES.items() for size, rates in sizes.items() for fps in rates
 ]
-CAPTURE, METADATA = 0x1, 0x00800000
+CAPTURE = 0x1
+METADATA = 0x00800000
 
 
 def fourcc(code: int) -> str:
@@ -186,10 +187,12 @@ class Kernel:
     """Answers ioctls as the driver of a camera does, by the layouts of linux/videodev2.h."""
 
     def __init__(self, name: str, device_caps: int = CAPTURE) -> None:
-        self.name, self.device_caps = name, device_caps
+        self.name = name
+        self.device_caps = device_caps
 
     def __call__(self, request: int, data: bytearray) -> None:
-        number, size = request & 0xFF, request >> 16 & 0x3FFF
+        number = request & 0xFF
+        size = request >> 16 & 0x3FFF
         assert len(data) == size
         answer = {0: self.capabilities, 2: self.formats, 74: self.sizes, 75: self.intervals}[number]
         try:

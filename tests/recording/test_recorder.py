@@ -114,7 +114,8 @@ def settings_for(folder: Path, **record: Any) -> Settings:
 @contextmanager
 def recording(settings: Settings, trigger: Trigger | None = None) -> Iterator[io.StringIO]:
     """Run a recorder in a thread, and check that it ends without an error."""
-    stop, out = threading.Event(), io.StringIO()
+    stop = threading.Event()
+    out = io.StringIO()
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(run_record, settings, stop, out, trigger=trigger)
         try:
@@ -413,7 +414,8 @@ def test_a_folder_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> Non
 
 
 def test_a_late_beginning_is_not_replayed_as_recorded(tmp_path: Path) -> None:
-    settings, trigger = settings_for(tmp_path, ring_s=60, ring_mb=0.1, after_s=0.0), Trigger()
+    settings = settings_for(tmp_path, ring_s=60, ring_mb=0.1, after_s=0.0)
+    trigger = Trigger()
     with (
         Camera(tmp_path),
         MaskPublisher(f"ipc://{tmp_path}/masks") as node,
@@ -434,7 +436,8 @@ def test_a_late_beginning_is_not_replayed_as_recorded(tmp_path: Path) -> None:
         list(schedule.actions())
 
 
-WIDTH, HEIGHT = 64, 48
+WIDTH = 64
+HEIGHT = 48
 
 
 def raw(seq: int, encoding: str) -> Frame:
@@ -585,7 +588,8 @@ def test_a_recorder_keeps_to_its_quota_and_splits_for_it(
 
 
 MEBIBYTE = 1 << 20
-KILLS, AT_ONCE = repetitions(5, 20), 5
+KILLS = repetitions(5, 20)
+AT_ONCE = 5
 
 
 @pytest.mark.parametrize("batch", range(KILLS // AT_ONCE))

@@ -26,7 +26,8 @@ def test_the_first_frame_of_each_camera_begins_its_objects() -> None:
 
 def test_what_is_found_is_tracked_while_slots_are_free(tmp_path: Path) -> None:
     player = Player(Perception.load(tiny_settings(tmp_path, max_objects=2)))
-    first, second = moving_frame(0), moving_frame(1)
+    first = moving_frame(0)
+    second = moving_frame(1)
     begun = player.play(Step(first, 0, edits=(Edit(ADD_EVERYTHING, {"camera": "left", "seq": 0, **ALL}),)))
     assert [instance.id for instance in begun.instances] == [1, 2]
     assert all(instance.area for instance in begun.instances)

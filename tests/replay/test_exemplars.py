@@ -35,7 +35,9 @@ def show(perception: Perception, **args: Any) -> None:
 
 
 def test_a_state_holds_exemplars_and_the_images_of_frames(settings: Settings) -> None:
-    before, after, masks = Perception.load(settings), Perception.load(settings), []
+    before = Perception.load(settings)
+    after = Perception.load(settings)
+    masks = []
     before.serve("left").step(moving_frame(0))
     show(before, name="washer", boxes=[BOX])
     before.serve("left").step(moving_frame(1))

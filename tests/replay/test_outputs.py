@@ -34,7 +34,8 @@ from tests.support.refuses import refuses
 
 pytest.importorskip("resource")
 
-WIDTH, HEIGHT = 96, 64
+WIDTH = 96
+HEIGHT = 64
 STEP_NS = NANOSECONDS // 20
 OF_ALL = tuple(kind for kind in KINDS if kind != "lerobot")
 """Outputs of any recording."""
@@ -242,7 +243,13 @@ def test_the_bag_may_hold_the_frames_beside_the_masks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("camera", ["..", ".", "../other", "../../escaped", "/escaped"])
 def test_no_name_leads_out_of_the_folder(tmp_path: Path, camera: str) -> None:
     out = tmp_path / "some" / "out"
-    masks, frames = (lambda: iter([masks_of(camera, 0)])), (lambda: iter([frame_of(camera, 0)]))
+
+    def masks() -> Iterator[MaskFrame]:
+        return iter([masks_of(camera, 0)])
+
+    def frames() -> Iterator[Frame]:
+        return iter([frame_of(camera, 0)])
+
     for kind in (kind for kind in OF_ALL if not kind.startswith("mcap")):
         with contextlib.suppress(OutputError):  # refused, or written under another name
             write_outputs(out, [kind], Sources(masks, frames), told)
@@ -284,7 +291,8 @@ def test_ids_above_the_palette_repeat_and_are_never_background() -> None:
 
 
 def test_the_higher_score_is_on_top() -> None:
-    low, high = blob(1, 0, score=0.4), blob(1, 1, score=0.8)
+    low = blob(1, 0, score=0.4)
+    high = blob(1, 1, score=0.8)
     pair_of = (Instance(7, "", 0.8, "tracked", 0, 0, high.mask), low)
     labels = paint_indices(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=pair_of))
     assert np.array_equal(labels == 7, high.mask.full())

@@ -360,7 +360,8 @@ def test_a_comparison_tells_of_another_mask_of_the_robot() -> None:
         return compare_masks([replace(frame, robot_mask=now)], [replace(frame, robot_mask=then)]).first
 
     full = make_instance(1, "mug").mask.full()
-    robot, same = Mask.from_full(full), Mask.from_full(full.copy())
+    robot = Mask.from_full(full)
+    same = Mask.from_full(full.copy())
     assert differs(robot, same) is None
     assert "another robot_mask: 1 pixels" in (
         differs(robot, robot.without(np.cumsum(full).reshape(full.shape) == 1)) or ""

@@ -182,7 +182,8 @@ def test_damaged_hdf5_episodes(layout: str, tmp_path: Path) -> None:
         write_robomimic(path, {0: make_pictures(4), 1: make_pictures(4)})
     else:
         write_aloha(path, {"high": make_pictures(8), "low": make_pictures(8)}, layout == "jpeg", fps=50)
-    data, outcomes = path.read_bytes(), set()
+    data = path.read_bytes()
+    outcomes = set()
     for case in range(CASES):
         path.write_bytes(damage(data, random.Random(case)))
         outcomes.add(read_damaged(path))

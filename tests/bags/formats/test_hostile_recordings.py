@@ -215,7 +215,8 @@ def write_pages(folder: Path) -> Path:
 
 def repeat_children(path: Path) -> None:
     """Keep one page of each level of the messages, to whose child all its cells then refer."""
-    data, size = path.read_bytes(), 512
+    data = path.read_bytes()
+    size = 512
     with contextlib.closing(sqlite3.connect(path)) as database:
         ((number,),) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'messages'")
     first = data[: number * size - size]

@@ -226,7 +226,8 @@ def with_orientation(jpeg: bytes, orientation: int) -> bytes:
 def test_photos_that_ask_for_different_turns_are_warned_about(
     tmp_path: Path, orientations: tuple[int, ...]
 ) -> None:
-    jpeg, is_mixed = cv2.imencode(".jpg", picture(0))[1].tobytes(), len(set(orientations) - {0}) > 1
+    jpeg = cv2.imencode(".jpg", picture(0))[1].tobytes()
+    is_mixed = len(set(orientations) - {0}) > 1
     for index, orientation in enumerate(orientations):
         (tmp_path / f"{index}.jpg").write_bytes(with_orientation(jpeg, orientation))
     with ImagesBag(tmp_path) as bag:
@@ -290,7 +291,8 @@ def test_a_damaged_list_is_refused_by_name(tmp_path: Path, line: str) -> None:
 
 def write_euroc(root: Path) -> Path:
     for camera in range(2):
-        folder, rows = root / "mav0" / f"cam{camera}", ["#timestamp [ns],filename"]
+        folder = root / "mav0" / f"cam{camera}"
+        rows = ["#timestamp [ns],filename"]
         for index in range(3):
             stamp = 1403636579763555584 + index * 50_000_000 + camera * 1000
             write_picture(folder / "data" / f"{stamp}.png")

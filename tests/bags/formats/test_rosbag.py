@@ -122,7 +122,8 @@ def test_the_open_chunk_of_a_killed_recorder_counts(tmp_path: Path, bag_file: Pa
 @pytest.mark.parametrize("compression", [None, "BZ2", "LZ4"])
 def test_a_cut_bag_gives_what_lies_before_the_cut(tmp_path: Path, compression: str | None) -> None:
     content = ros.write_ros1(tmp_path / "drive.bag", FRAMES, compression).read_bytes()
-    expected, cut = list(ros.shots(FRAMES)), tmp_path / "cut.bag"
+    expected = list(ros.shots(FRAMES))
+    cut = tmp_path / "cut.bag"
     rng = random.Random(1)
     for size in sorted(rng.randrange(30_000, len(content)) for _ in range(15)):
         cut.write_bytes(content[:size])
@@ -134,8 +135,10 @@ def test_a_cut_bag_gives_what_lies_before_the_cut(tmp_path: Path, compression: s
 
 
 def test_a_damaged_bag_gives_what_lies_before_the_damage(tmp_path: Path, bag_file: Path) -> None:
-    content, expected = bag_file.read_bytes(), list(ros.shots(FRAMES))
-    damaged, rng = tmp_path / "damaged.bag", random.Random(2)
+    content = bag_file.read_bytes()
+    expected = list(ros.shots(FRAMES))
+    damaged = tmp_path / "damaged.bag"
+    rng = random.Random(2)
     for _ in range(15):
         place = rng.randrange(30_000, len(content) - 5000)
         damaged.write_bytes(content[:place] + rng.randbytes(40) + content[place + 40 :])
@@ -145,7 +148,8 @@ def test_a_damaged_bag_gives_what_lies_before_the_damage(tmp_path: Path, bag_fil
 
 
 def test_a_cut_database_gives_what_lies_before_the_cut(tmp_path: Path, folder: Path) -> None:
-    content, expected = next(folder.glob("*.db3")).read_bytes(), list(ros.shots(FRAMES))
+    content = next(folder.glob("*.db3")).read_bytes()
+    expected = list(ros.shots(FRAMES))
     half = tmp_path / "drive"
     half.mkdir()
     rng = random.Random(3)
@@ -161,7 +165,8 @@ def test_a_cut_database_gives_what_lies_before_the_cut(tmp_path: Path, folder: P
 def test_a_cut_mcap_in_a_folder_gives_its_whole_chunks(tmp_path: Path) -> None:
     frames = 400
     path = ros.write_ros2(tmp_path / "drive", frames, "MCAP")
-    file, expected = next(path.glob("*.mcap")), list(ros.shots(frames))
+    file = next(path.glob("*.mcap"))
+    expected = list(ros.shots(frames))
     content = file.read_bytes()
     (path / "metadata.yaml").unlink()
     file.write_bytes(content[: len(content) * 9 // 10])
@@ -278,7 +283,8 @@ def test_unknown_encodings_end_the_reading_unless_they_come_amid_known_ones(
 
 def split(tmp_path: Path, storage: str, count: int) -> tuple[Path, list[Path]]:
     """Write a folder of `count` parts, without metadata; the messages of each part are a nanosecond later."""
-    folder, suffix = tmp_path / "drive", ".mcap" if storage == "MCAP" else ".db3"
+    folder = tmp_path / "drive"
+    suffix = ".mcap" if storage == "MCAP" else ".db3"
     folder.mkdir()
     parts = []
     for number in range(count):

@@ -38,7 +38,8 @@ def write_by_ffmpeg(path: Path, begins_s: int = 0, interlaced: bool = False) -> 
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg2video", rate=FPS)
         stream.height, stream.width = SIZE
-        stream.pix_fmt, stream.bit_rate = "yuv420p", 2_000_000
+        stream.pix_fmt = "yuv420p"
+        stream.bit_rate = 2_000_000
         if interlaced:
             stream.codec_context.options = {"flags": "+ildct+ilme"}
         for index in range(FRAMES):
@@ -50,7 +51,8 @@ def write_by_ffmpeg(path: Path, begins_s: int = 0, interlaced: bool = False) -> 
 
 
 def read(path: Path) -> tuple[list[int], list[np.ndarray], str | None]:
-    stamps, images = [], []
+    stamps = []
+    images = []
     with VideoBag(path) as bag:
         for item in bag.samples({topic.name for topic in bag.topics}):
             assert item.payload.encoding == "bgr8"
@@ -76,7 +78,8 @@ def check(images: list[np.ndarray]) -> None:
     """Check the middle of each square, because codecs are lossy."""
     assert len(images) == FRAMES
     for index, image in enumerate(images):
-        found, expected = image[12::24, 16::32].astype(int), frame(index)[12::24, 16::32].astype(int)
+        found = image[12::24, 16::32].astype(int)
+        expected = frame(index)[12::24, 16::32].astype(int)
         assert np.abs(found - expected).max() < 25
 
 

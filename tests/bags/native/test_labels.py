@@ -24,7 +24,8 @@ from tests.support.wire_examples import plain
 LARGE = 60_000
 
 FRAMES = ["d3e7dea781b2aa4c", "2ce53ac33156f746", "362108418c86128c"]
-TRUTH, POSES = "6ea48a19bfdd8c7b", "532b8aed1322a6e0"
+TRUTH = "6ea48a19bfdd8c7b"
+POSES = "532b8aed1322a6e0"
 
 
 def large_frame(seq: int) -> Frame:
@@ -41,7 +42,9 @@ def hash_frame(frame: Frame) -> str:
 
 def test_the_bundled_clip_keeps_its_content() -> None:
     reader = RecordingReader([TABLETOP])
-    frames, truth, poses = list(reader.frames()), list(reader.truth()), list(reader.poses())
+    frames = list(reader.frames())
+    truth = list(reader.truth())
+    poses = list(reader.poses())
     assert [len(frames), len(truth), len(poses)] == [225, 225, 225]
     assert [hash_frame(frames[seq]) for seq in (0, 100, 224)] == FRAMES
     masks = b"".join(item.mask.full().tobytes() for seq in (0, 100, 224) for item in truth[seq].instances)

@@ -61,7 +61,8 @@ def bags(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def expected(bags: list[Path], settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder with the results of plain replays."""
-    out, load = tmp_path_factory.mktemp("expected"), PerceptionCache()
+    out = tmp_path_factory.mktemp("expected")
+    load = PerceptionCache()
     for job in job_of(bags, out, settings).split_by_recording():
         run_job(job, load)
     return out
@@ -174,7 +175,8 @@ def test_an_interrupted_worker_hands_its_task_on(
 def test_lost_and_stopped_jobs_continue(
     bags: list[Path], settings: Settings, expected: Path, tmp_path: Path
 ) -> None:
-    out, stop = tmp_path / "out", threading.Event()
+    out = tmp_path / "out"
+    stop = threading.Event()
     job = job_of(bags[:2], out, settings)
     kill = SignalOneWorker(signal.SIGKILL)
     lost = run(job, retries=0, progress=kill)
@@ -223,7 +225,8 @@ def test_the_command_reports_the_cost_of_each_recording(
 ) -> None:
     fields = [(section, *item) for section, values in chosen(settings).items() for item in values.items()]
     options = [f"--{section}.{name}={value}" for section, name, value in fields]
-    out, objects = tmp_path / "out", tmp_path / "objects.json"
+    out = tmp_path / "out"
+    objects = tmp_path / "objects.json"
     shown = tuple(ObjectOnFrame(camera=camera, box=tuple(BOX)) for camera in ("left", "right"))  # type: ignore[arg-type]
     objects.write_text(json.dumps([{"camera": one.camera, "box": one.box} for one in shown]))
     command = ["replay", str(bags[0]), str(tmp_path / "none.mcap"), "-o", str(out), *options]

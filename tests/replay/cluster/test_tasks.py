@@ -155,7 +155,8 @@ def test_a_submitted_job_is_a_replay_on_the_cluster(tmp_path: Path) -> None:
 def test_the_task_of_skypilot_is_a_replay_on_a_spot_machine() -> None:
     yaml = pytest.importorskip("yaml")
     task = yaml.safe_load((CLOUD / "skypilot.yaml").read_text())
-    resources, variables = task["resources"], task["envs"]
+    resources = task["resources"]
+    variables = task["envs"]
     assert resources["use_spot"]
     assert set(resources["accelerators"].values()) == {1}
     image, stage = resources["image_id"].rsplit(":", 1)

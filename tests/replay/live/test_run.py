@@ -176,7 +176,8 @@ def test_a_stopped_replay_starts_over(rig: Rig, job: Job, endpoints: Endpoints) 
 
 def test_a_node_that_ends_is_an_error_and_shards_are_kept(rig: Rig, job: Job, endpoints: Endpoints) -> None:
     """Kill the node, and in another run restart it without its state."""
-    node, starts_again = rig.node(), False
+    node = rig.node()
+    starts_again = False
 
     def progress(what: str, done: int, total: int | None) -> None:
         if done == 20:
@@ -188,7 +189,8 @@ def test_a_node_that_ends_is_an_error_and_shards_are_kept(rig: Rig, job: Job, en
         run_live(job, endpoints, progress, limits=SMALL)
     assert len(list(Shards(FolderStore(Path(job.out))).masks())) >= 19
     assert not (Path(job.out) / "summary.json").exists()
-    node, starts_again = rig.node(), True
+    node = rig.node()
+    starts_again = True
     with refuses(TransportError, field="started"):
         run_live(job, endpoints, progress)
 
@@ -218,7 +220,8 @@ def test_a_job_that_a_node_cannot_run_is_an_error(
 
 
 def test_frames_in_flight_settle_in_order() -> None:
-    frames_in_flight, frames = InFlightFrames(), [moving_frame(seq) for seq in range(5)]
+    frames_in_flight = InFlightFrames()
+    frames = [moving_frame(seq) for seq in range(5)]
     for frame in frames:
         frames_in_flight.add(Step(frame, 0))
     assert frames_in_flight.receive(masks_on(frames[0])) == 0
