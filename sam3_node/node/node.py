@@ -11,7 +11,8 @@ from typing import Any, Self
 
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, request_id
-from ..perception.perception import LiveIdentity, Perception
+from ..perception.identity import LiveIdentity
+from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog

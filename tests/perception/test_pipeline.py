@@ -26,8 +26,9 @@ from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam import tracker_model
 from sam3_node.node.monitoring import _make_info
-from sam3_node.perception import perception
-from sam3_node.perception.perception import Perception, load_model, load_models, warm_up
+from sam3_node.perception import loading
+from sam3_node.perception.loading import load_model, load_models, warm_up
+from sam3_node.perception.perception import Perception
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import to_model
 from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
@@ -606,8 +607,8 @@ def compiling(
     def load(detector: object, settings: object, model: TrackerModel, engine: object) -> Searcher:
         return Searcher(model)
 
-    monkeypatch.setattr(perception, "serve_fast_torch", run_gate)
-    monkeypatch.setattr(perception, "load_configured_detector", load)
+    monkeypatch.setattr(loading, "serve_fast_torch", run_gate)
+    monkeypatch.setattr(loading, "load_configured_detector", load)
     settings = Settings(
         model=ModelSettings(name=str(tmp_path / "tiny"), device="cpu", compile=True),
         tracker=TrackerSettings(max_objects=1),

@@ -17,7 +17,8 @@ from sam3_node.errors import CapacityError, SnapshotError
 from sam3_node.models import TrackerModel
 from sam3_node.perception import snapshot as snapshots
 from sam3_node.perception.checkpoint import pack_tensors
-from sam3_node.perception.perception import LiveIdentity, Perception
+from sam3_node.perception.identity import LiveIdentity
+from sam3_node.perception.perception import Perception
 from sam3_node.perception.snapshot import ID_BLOCK, IdReserve, Snapshot, restore_snapshot
 from sam3_node.settings import DetectorSettings, Settings, TrackerSettings
 from sam3_node.types import Frame, FramePose, Intrinsics, RobotState

@@ -24,7 +24,7 @@ from sam3_node.calibration import Calibration
 from sam3_node.cameras.camera_source import CapturedImage
 from sam3_node.cameras.publish import frame_from
 from sam3_node.geometry import Array, quaternion_from_rotation
-from sam3_node.perception.perception import load_model
+from sam3_node.perception.loading import load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.spatial import SpatialStage
 from sam3_node.perception.surfaces import DepthMap, Float, RayMap, measure_surfaces

@@ -31,7 +31,7 @@ from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.cameras.publish import frame_from
 from sam3_node.cameras.sources import open_camera
 from sam3_node.models import TrackerModel
-from sam3_node.perception.perception import load_model
+from sam3_node.perception.loading import load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.spatial import SpatialStage
 from sam3_node.settings import CameraSettings, ModelSettings, SpatialSettings, TrackerSettings
