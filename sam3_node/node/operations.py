@@ -130,7 +130,7 @@ def _pin_frame(
     pipeline = _find_pipeline(perception, **place)
     age = _check_age(perception, pipeline, seq)
     pinned = sum(each.cache_usage["pinned_frames"] for each in perception.pipelines.values())
-    if lease_s and pinned >= MAX_PINNED and not pipeline.queries.find(seq).lease_ns:
+    if lease_s and pinned >= MAX_PINNED and not pipeline.find(seq).lease_ns:
         raise CapacityError(
             f"expected at most {MAX_PINNED} pinned frames, found as many; let one go (lease_s: 0), or wait"
         )
@@ -169,9 +169,9 @@ def _segment(
 ) -> dict[str, Any]:
     pipeline = _find_pipeline(perception, camera)
     reply = {**_origin(pipeline), **_check_age(perception, pipeline, seq)}
-    reply |= _describe_result(pipeline.queries.segment(prompt, seq), perception)
+    reply |= _describe_result(pipeline.segment(prompt, seq), perception)
     if multimask:
-        found = pipeline.queries.candidates(prompt, seq)
+        found = pipeline.candidates(prompt, seq)
         reply["masks"] = [_describe_mask(result, perception) for result in found]
     return reply
 
@@ -192,7 +192,7 @@ def _segment_everything(
     age = _check_age(perception, pipeline, seq)
     perception.searching = True
     try:
-        seq, results, note = yield from pipeline.queries.find_everything(options, seq)
+        seq, results, note = yield from pipeline.find_everything(options, seq)
     finally:
         perception.searching = False
     if note:
@@ -206,9 +206,9 @@ def _points(perception: Perception, id: int, count: int = DEFAULT_POINTS, **plac
     ids = [status.id for status in pipeline.objects]
     if id not in ids:
         raise UnknownObjectError(f"no object {id}; there are {ids or 'none'}")
-    surface = pipeline.spatial.points(id, count)
+    surface = pipeline.points(id, count)
     if surface is None:
-        reason = pipeline.spatial.problem or "no mask, a doubtful one, or no valid depth under it"
+        reason = pipeline.problem or "no mask, a doubtful one, or no valid depth under it"
         raise RequestError(
             f"points: expected object {id} with depth on the latest frame, found none: {reason}"
         )
@@ -239,7 +239,7 @@ def _add_exemplar(
     require_exemplars(perception.detector)
     if photo is None:
         pipeline = _find_pipeline(perception, **place)
-        cached = pipeline.queries.find(seq)
+        cached = pipeline.find(seq)
         reply = {**_origin(pipeline), **_check_age(perception, pipeline, seq), "seq": cached.seq}
         assert cached.image is not None  # as the detector takes exemplars
         image, view = cached.image.numpy(), f"{pipeline.camera} {cached.seq} {cached.capture_ns}"
@@ -359,7 +359,7 @@ def _check_age(perception: Perception, pipeline: Pipeline, seq: int | None) -> d
     session = perception.session
     if session is None:
         return {}
-    cached = pipeline.queries.find(seq)
+    cached = pipeline.find(seq)
     age_ms = session.prompt_age_ms(cached.age_origin_ns)
     if not perception.paused and not cached.lease_ns:
         session.check_prompt_age(pipeline.camera, age_ms)
@@ -374,7 +374,7 @@ def _describe_object(
     result: PromptResult | None,
 ) -> dict[str, Any]:
     """Return the id and the mask of a prompted object, and its stride if it catches up with another one than 1."""
-    stride = pipeline.catch_ups.get_stride(object_id)
+    stride = pipeline.get_stride(object_id)
     origin = {
         "id": object_id,
         **_origin(pipeline),

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from ..errors import Sam3NodeError, current_request_id
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
-from ..perception.registry import LoadShedder
-from ..perception.spatial import SpatialStage
+from ..perception.shedding import LoadShedder
+from ..perception.step import StepFrame
 from ..processes.logs import log_subject, warn_if_descriptors_run_out
 from ..processes.notify import Watchdog
 from ..settings import Settings
@@ -256,10 +256,10 @@ class CameraStats:
         self._ends_s.append(time.monotonic())
         self._steps_s.append(self._ends_s[-1] - self._begin_s)
 
-    def note_spatial_problem(self, spatial: SpatialStage, poses_problem: str | None) -> None:
+    def note_spatial_problem(self, step: StepFrame, poses_problem: str | None) -> None:
         """Keep why 3-D fields are missing, and log it once for each kind of problem."""
-        problem = spatial.problem
-        if problem and spatial.lacks_robot and poses_problem:
+        problem = step.problem
+        if problem and step.lacks_robot and poses_problem:
             problem += f": {poses_problem}"
         self.spatial_problem = problem
         kind = (problem or "").split(":")[0]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from math import ceil
 from typing import NamedTuple
 
@@ -28,15 +28,20 @@ from ..tracking import Track, Tracker, Tracks
 from ..tracking.confidence import ConfidenceEstimator
 from ..tracking.host_copy import copy_pinned
 from ..tracking.tracks import PromptTensors, catching_key
-from ..types import Frame, State
+from ..types import State
+from .objects import Objects
 from .output_masks import copy_masks, copy_to_host
-from .registry import ObjectRegistry
-from .track_manager import FrameContext
+from .saving import SavedByType, from_plain, to_plain
+from .step import StepFrame
+
+log = logging.getLogger(__name__)
 
 MAX_DEVICE_SHARE = 1 / 16
 """Largest share of a GPU's memory that the features of one camera may take."""
 MAX_WAY = 32
 """Frames kept between a pinned frame and the newest seconds, so that objects can catch up from it."""
+MAX_CORRECTIONS = 4
+"""Tracked objects that can catch up at a time after a correction. New objects have rows of their own."""
 MAX_DROPS = 2
 """Frames beyond the span that are dropped in a step, one more than it adds. An object may be tracked on each first."""
 
@@ -70,22 +75,18 @@ class CachedFrame:
         self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @classmethod
-    def from_step(
-        cls, frame: Frame, received_ns: int, context: FrameContext, tracks: Tracks, has_image: bool
-    ) -> CachedFrame:
-        """Build it from a step and its result, without the trunk, which no prompt needs."""
-        logits = dict(zip(tracks.ids, tracks.logits, strict=True))
-        origin_ns = frame.capture_ns if frame.clock == "system" else received_ns
-        kept = context.features._replace(trunk=None)
+    def from_step(cls, step: StepFrame, with_image: bool) -> CachedFrame:
+        """Build it from a step whose objects are tracked, without the trunk, which no prompt needs."""
+        frame = step.frame
         return cls(
-            frame.seq,
-            context.frame_number,
-            kept,
-            logits,
-            context.scaling,
-            frame.capture_ns,
-            origin_ns,
-            torch.tensor(context.image) if has_image else None,
+            seq=frame.seq,
+            frame_number=step.frame_number,
+            features=step.features._replace(trunk=None),
+            logits=dict(zip(step.tracks.ids, step.tracks.logits, strict=True)),
+            scaling=step.scaling,
+            capture_ns=frame.capture_ns,
+            age_origin_ns=frame.capture_ns if frame.clock == "system" else step.received_ns,
+            image=torch.tensor(step.image) if with_image else None,
         )
 
     def set_logits(self, object_id: int, logits: Tensor) -> None:
@@ -98,36 +99,10 @@ class CachedFrame:
         """Return the features on the device, ready for the current stream."""
         return _map(self.features, lambda part: part.to(device, non_blocking=True))
 
-    def state(self) -> State:
-        """Return the state that `from_state` takes."""
-        return {
-            "seq": self.seq,
-            "frame_number": self.frame_number,
-            "features": [part.cpu() for part in self.features if part is not None],
-            "logits": [[object_id, logits.cpu()] for object_id, logits in self.logits.items()],
-            "frame_size": list(self.scaling.frame_size),
-            "model_size": self.scaling.model_size,
-            "capture_ns": self.capture_ns,
-            "age_origin_ns": self.age_origin_ns,
-            "lease": [self.lease_ns, self.pinned_ns],
-            "image": self.image,
-        }
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device) -> CachedFrame:
-        """Build a frame from what `state` returned, with its tensors on `device`."""
-        height, width = state["frame_size"]
-        return cls(
-            state["seq"],
-            state["frame_number"],
-            Features(*(part.to(device) for part in state["features"])),
-            {object_id: logits.to(device) for object_id, logits in state["logits"]},
-            Scaling((height, width), state["model_size"]),
-            state["capture_ns"],
-            state["age_origin_ns"],
-            state["image"],
-            *state["lease"],
-        )
+    def move(self, device: torch.device) -> None:
+        """Move features and masks to a device. The image stays on the host."""
+        self.features = _map(self.features, lambda part: part.to(device))
+        self.logits = {object_id: logits.to(device) for object_id, logits in self.logits.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,21 +231,17 @@ class FrameCache:
     def state(self, after: int = -1) -> State:
         """Return the state that `restore` takes: the frames after step `after`, and the newest in any case."""
         count = max(self.count_after(after), 1)
-        return {"frames": [frame.state() for frame in list(self)[-count:]]}
+        return {"frames": to_plain(self._frames[-count:])}
 
     def restore(self, state: State, device: torch.device) -> None:
         """Replace the frames by those that `state` returned, on `device`."""
-        self._frames = [CachedFrame.from_state(frame, device) for frame in state["frames"]]
+        self._frames = from_plain(list[CachedFrame], state["frames"])
+        for frame in self._frames:
+            frame.move(device)
 
 
 def _map(features: Features, change: Callable[[Tensor], Tensor]) -> Features:
     return Features(change(features.fine), change(features.middle), change(features.top))
-
-
-log = logging.getLogger(__name__)
-
-MAX_CORRECTIONS = 4
-"""Tracked objects that can catch up at a time after a correction. New objects have rows of their own."""
 
 
 class CaughtUp(NamedTuple):
@@ -299,24 +270,26 @@ class _CatchUpProgress:
     """of its prompt"""
 
 
-class CatchUps:
+class CatchUps(SavedByType):
     """The objects of one camera that catch up, first come, first served."""
 
+    SAVED = ("_places", "_failed")
+    _places: dict[int, _CatchUpProgress]
+    _failed: list[CaughtUp]
+
     def __init__(
-        self,
-        tracker: Tracker,
-        frames: FrameCache,
-        objects: ObjectRegistry,
-        confidence: ConfidenceEstimator,
-        remove: Callable[[int], None],
+        self, tracker: Tracker, frames: FrameCache, objects: Objects, confidence: ConfidenceEstimator
     ) -> None:
-        self._tracker, self._frames, self._objects = tracker, frames, objects
-        self._confidence, self._remove = confidence, remove
-        self._places: dict[int, _CatchUpProgress] = {}
+        self._tracker = tracker
+        self._frames = frames
+        self._objects = objects
+        self._confidence = confidence
+        self._places = {}
+        self._failed = []
         self.stride = 1
         """Stride of objects whose prompt does not say one, 1 to MAX_STRIDE. 1 makes of an object what a prompt at the
         time would have made of it."""
-        self._failed: list[CaughtUp] = []
+        objects.on_remove(self.forget)
 
     def __contains__(self, object_id: int) -> bool:
         return object_id in self._places
@@ -400,18 +373,6 @@ class CatchUps:
             self._confidence.remove(catching_key(object_id))
             self._tracker.give_up(object_id)
 
-    def state(self) -> State:
-        """Return the state that `restore` takes."""
-        return {
-            "places": [[key, *astuple(place)] for key, place in self._places.items()],
-            "failed": [list(failure) for failure in self._failed],
-        }
-
-    def restore(self, state: State) -> None:
-        """Replace everything by what `state` returned."""
-        self._places = {key: _CatchUpProgress(*values) for key, *values in state["places"]}
-        self._failed = [CaughtUp(*failure) for failure in state["failed"]]
-
     def _go_on(self, object_id: int) -> None:
         """Track an object on the next frame of its way: its stride after the last, or the latest if that is nearer."""
         place, latest = self._places[object_id], self._frames.get(None)
@@ -464,4 +425,4 @@ class CatchUps:
         if object_id in self._tracker.ids:
             self.forget(object_id)
         else:
-            self._remove(object_id)
+            self._objects.remove(object_id)

@@ -24,7 +24,7 @@ from ..errors import ReplayError, WireError
 from ..types import Buffer, State
 from ..wire.codec import compress, decompress
 
-MAGIC = b"SAM3NST2"
+MAGIC = b"SAM3NST3"
 PLAIN = "plain"
 TENSOR = 1  # msgpack's extension type
 _DIGEST = hashlib.sha256().digest_size

@@ -5,7 +5,7 @@ cameras send. A replay has none, so its results depend neither on random numbers
 """
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -25,13 +25,12 @@ from ..errors import (
 from ..models import TrackerModel
 from ..settings import Settings
 from ..tracking.confidence import CALIBRATION, is_calibrated
-from ..types import Image, MaskEncoding, MaskFrame, Priority, State
+from ..types import Frame, Image, MaskEncoding, MaskFrame, Priority, RobotState, State
 from .identity import LiveIdentity
 from .linking import LinkRules, WorldLinker
 from .loading import load_models, load_to_serve
-from .pipeline import Pipeline
-from .robot import RobotBody, RobotStage
-from .spatial import SpatialStage
+from .pipeline import Pipeline, Surroundings
+from .robot import RobotBody
 
 
 class Perception:
@@ -46,9 +45,13 @@ class Perception:
         """True while everything on a frame is searched for, which takes many turns."""
         self.session: LiveIdentity | None = None
         """Set by a live node before it serves a camera."""
-        self.settings, self.model, self.detector = settings, model, detector
+        self.settings = settings
+        self.model = model
+        self.detector = detector
         self.calibrations: tuple[Calibration, ...] = ()
         """Set before a camera is served."""
+        self.find_robot: Callable[[Frame], RobotState] = lambda _: RobotState()
+        """Returns the robot at a frame's capture, for steps that do not say it. Set before a camera is served."""
         urdf = settings.robot.urdf
         self.robot = RobotBody(urdf, settings.robot.base) if urdf is not None else None
         self.pipelines: dict[str, Pipeline] = {}
@@ -86,16 +89,16 @@ class Perception:
             # the camera's own calibration, else the first that names no camera
             fitting = [calibration for calibration in self.calibrations if calibration.camera in (camera, "")]
             calibration = min(fitting, key=lambda calibration: calibration.camera != camera, default=None)
-            spatial = SpatialStage(self.settings.spatial, calibration)
-            robot = RobotStage(self.robot, self.settings.robot) if self.robot is not None else None
+            surroundings = Surroundings(
+                self.settings.spatial, calibration, self.robot, self.settings.robot, self.find_robot
+            )
             pipeline = Pipeline(
                 self.model,
                 self.settings.tracker,
                 camera,
                 self.detector,
                 self.settings.detector,
-                spatial,
-                robot,
+                surroundings,
             )
             if self.session is not None:
                 pipeline.epoch = self.session.make_epoch()

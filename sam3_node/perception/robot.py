@@ -1,9 +1,9 @@
-"""Find the robot's own pixels in an image, from its URDF and its joints, and the objects that it covers.
+"""Draw the robot's own pixels in an image, from its URDF and its joints.
 
 `RobotBody` reads a URDF: each geometry of a link becomes a convex part, its hull. The silhouette of the robot is the
 union of the projected parts: the hull of the projected corners of a convex body is its exact outline. With depth, a
-pixel is the robot's only if the measured point lies on a part. `RobotStage` does this for one camera, and remembers
-where each object was when the robot came in front of it.
+pixel is the robot's only if the measured point lies on a part. `RobotPixels` are the robot on one frame: they say which
+objects and detections it covers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CalibrationError, SettingsError, require
-from ..geometry import Array, deproject, invert, matrix_of, project, transform_points, vector_from_rotation
-from ..settings import RobotSettings
-from ..types import Intrinsics, JointState, Mask, State
-from ..wire import decode_mask, encode_mask
-from .spatial import CameraView
+from ..geometry import Array, deproject, invert, project, transform_points, vector_from_rotation
+from ..types import Intrinsics, JointState, Mask
 from .surfaces import DepthMap, Float
 
 Pixels = npt.NDArray[np.bool_]
@@ -40,13 +37,16 @@ EDGE_POINTS = 12
 """Points of each edge of an outline that a lens bends."""
 COVERED = 0.5
 """Share of an object's last place from which it is hidden, and of a detection's box from which it is dropped."""
-MOVED_M, MOVED_RAD = 0.02, math.radians(2)
-"""A camera that has moved more than this looks at another place: what was there may be anywhere in the image."""
-GROWTH = 1.2
-"""A place of more than this many times the area of the whole object has been left: the object has moved."""
+MOVED_M = 0.02
+"""Metres. A camera that has moved farther looks at another place: what was there may be anywhere in the image."""
+MOVED_RAD = math.radians(2)
+"""Radians. The same for a camera that has turned farther."""
 _MOVING = ("revolute", "continuous", "prismatic")
+"""Types of a URDF's joints that have a position."""
 _AROUND = np.ones((3, 3), np.uint8)
-_SHIFT = 4  # bits of a part of a pixel, in OpenCV's drawing
+"""Neighbours of a pixel in a dilation: the eight around it."""
+_SHIFT = 4
+"""Bits of a part of a pixel, in OpenCV's drawing."""
 
 
 class Part(NamedTuple):
@@ -295,7 +295,7 @@ class RobotPixels(NamedTuple):
         """Return True if the robot is in front of most of a place, at which the camera still looks."""
         if not self.looks_at(place):
             return False
-        hidden_px = np.count_nonzero(_crop(self.inside, place.mask) & place.mask.crop)
+        hidden_px = np.count_nonzero(crop_to(self.inside, place.mask) & place.mask.crop)
         return bool(hidden_px > COVERED * place.mask.area)
 
     def looks_at(self, place: Place) -> bool:
@@ -309,74 +309,6 @@ class RobotPixels(NamedTuple):
         x0, y0, x1, y1 = (max(0, round(side)) for side in box)
         crop = self.inside[y0:y1, x0:x1]
         return crop.size > 0 and float(crop.mean()) > COVERED
-
-
-class RobotStage:
-    """Finds the robot's pixels for one camera, and the objects that it covers. Places are saved with the state."""
-
-    def __init__(self, body: RobotBody, settings: RobotSettings) -> None:
-        self._body, self._margin_m = body, settings.depth_margin_m
-        self._view: LensView | None = None
-        self._places: dict[int, Place] = {}
-
-    def see(self, joints: JointState | None, camera: CameraView, depth: DepthMap | None) -> RobotPixels:
-        """Return the robot's pixels on a frame, taken at these joints. Raises CalibrationError if something lacks."""
-        if joints is None:
-            raise CalibrationError("expected joints at the time of the image, found none")
-        if camera.intrinsics is None or camera.place.camera_pose is None:
-            raise CalibrationError("expected a calibration with hand_eye in spatial.calibration, found none")
-        size = camera.frame.height, camera.frame.width
-        if self._view is None or (self._view.intrinsics, self._view.size) != (camera.intrinsics, size):
-            self._view = LensView(camera.intrinsics, size)
-        camera_from_base = invert(matrix_of(camera.place.camera_pose))
-        camera_from_link = camera_from_base @ self._body.place(joints.positions)
-        inside = self._body.draw(camera_from_link, self._view, depth, self._margin_m)
-        return RobotPixels(joints, inside, camera_from_base)
-
-    def find_covered(self, robot: RobotPixels) -> frozenset[int]:
-        """Return the objects whose last place is mostly under the robot."""
-        return frozenset(object_id for object_id, place in self._places.items() if robot.hides(place))
-
-    def observe(self, object_id: int, mask: Mask, robot: RobotPixels | None) -> None:
-        """Take an object's mask in view, without pixels of the robot.
-
-        Its place is the mask, and what it was before where the robot is now: an arm that comes slowly hides it little
-        by little. A place that so becomes larger than the object is one that the object has left. Without the robot,
-        its place is forgotten.
-        """
-        before = self._places.pop(object_id, None)
-        if robot is None:
-            return
-        place = Place(mask, mask.area, robot.camera_from_base)
-        if before is not None and before.mask.size == mask.size and robot.looks_at(before):
-            hidden = before.mask.crop & _crop(robot.inside, before.mask)
-            if hidden_px := np.count_nonzero(hidden):
-                place = place._replace(whole_px=before.whole_px)
-                if mask.area + hidden_px <= GROWTH * before.whole_px:
-                    both = mask.full()
-                    _crop(both, before.mask)[hidden] = True
-                    place = place._replace(mask=Mask.from_full(both))
-        self._places[object_id] = place
-
-    def remove(self, object_id: int) -> None:
-        """Forget an object."""
-        self._places.pop(object_id, None)
-
-    def state(self) -> State:
-        """Return the state that `restore` takes."""
-        return {
-            "places": [
-                [key, encode_mask(mask), whole_px, camera.tolist()]
-                for key, (mask, whole_px, camera) in self._places.items()
-            ]
-        }
-
-    def restore(self, state: State) -> None:
-        """Continue from the moment at which `state` was called."""
-        self._places = {
-            key: Place(decode_mask(mask), whole_px, np.array(camera))
-            for key, mask, whole_px, camera in state["places"]
-        }
 
 
 def _sort_joints(joints: list[Any], root: str) -> Iterator[Any]:
@@ -417,7 +349,7 @@ def _or_identity(origin: Array | None) -> Array:
     return np.eye(4) if origin is None else np.asarray(origin)
 
 
-def _crop(image: Pixels, mask: Mask) -> Pixels:
+def crop_to(image: Pixels, mask: Mask) -> Pixels:
     """Return the part of an image, which is not copied, in the box of a mask."""
     x0, y0, x1, y1 = mask.box
     return image[y0:y1, x0:x1]

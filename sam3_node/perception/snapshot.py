@@ -20,11 +20,11 @@ from ..errors import Sam3NodeError, SnapshotError
 from ..types import Buffer, State
 from .checkpoint import MALFORMED, list_parts, unpack_tensors
 from .linking import WorldLinker
+from .objects import Objects
 from .perception import Perception
-from .registry import ObjectRegistry
 
 MAGIC = b"SAM3SNAP"
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 4 << 30
 """Size of the largest snapshot that is read."""
 ID_BLOCK = 1000
@@ -195,7 +195,7 @@ def _check_identity(perception: Perception, snapshot: Snapshot, what: str) -> No
         )
 
 
-IdGiver = ObjectRegistry | WorldLinker
+IdGiver = Objects | WorldLinker
 """What counts ids up, up to its `id_limit`."""
 
 

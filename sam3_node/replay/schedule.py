@@ -22,7 +22,7 @@ from ..bags.samples import natural_order
 from ..errors import ReplayError, RequestError
 from ..files import explain_os_error
 from ..node.cameras import RobotTracks
-from ..perception.spatial import GRIPPER
+from ..perception.step import GRIPPER
 from ..types import ROBOT, Closeable, Frame, JointState, MaskFrame, RobotState, closed_on_error
 from ..wire import CAUGHT_UP, Event, encode_mask
 from ..wire.frame_prompt import FramePrompt, describe_clipping

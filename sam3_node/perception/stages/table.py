@@ -6,30 +6,38 @@ floor behind the table counts little. The same frames give the same plane, bit f
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import cv2
 import numpy as np
 
-from ..geometry import Array, matrix_of, quaternion_from_rotation, transform_points
-from ..types import NANOSECONDS, FramePose, Mask, Plane, SavedFields
-from .surfaces import NOISE_PER_M, Bools, DepthMap, trim_ends
+from ...geometry import Array, matrix_of, quaternion_from_rotation, transform_points
+from ...types import NANOSECONDS, FramePose, Instance, Mask, Plane
+from ..stage import Clock, Stage
+from ..step import StepFrame
+from ..surfaces import NOISE_PER_M, Bools, DepthMap, trim_ends
 
 PERIOD_S = 1.0
 """Time between two measurements."""
 MOVED = 0.01
-"""Metres, or radians, by which a camera has moved."""
-POINTS, MIN_POINTS = 1200, 100
-"""Points of the image that are looked at, about, and those that a table has at least."""
+"""Metres, or parts of a unit quaternion, by which a camera must differ to count as moved."""
+POINTS = 1200
+"""Points of the image that are looked at, about."""
+MIN_POINTS = 100
+"""Points that a table has at least."""
 FAR_M = 2.5
 """Depth up to which points are looked at."""
 TRIES = 60
 """Triples of points that are tried. With a third of the points on the table, 1 time in 10 none lies on it."""
 LEVEL = 0.8
 """Smallest part of the normal along the base's z: the table is tilted by 37 degrees at most."""
-NOISE_M, GATE = 0.002, 3.0
-"""Least noise of a depth, and times of its noise up to which a point belongs to the plane."""
+NOISE_M = 0.002
+"""Least noise of a depth."""
+GATE = 3.0
+"""Times of its noise up to which a point belongs to the plane."""
 REFITS = 3
+"""Least-squares fits, each on the points of the one before."""
 
 
 def fit_plane(points_m: Array, depths_m: Array) -> Plane | None:
@@ -80,15 +88,45 @@ def describe_on(table: Plane, points_m: Array) -> dict[str, Any]:
     return {name: tuple(np.round(value, 6).tolist()) for name, value in fields.items()}
 
 
-class TableFinder(SavedFields):
+class FindTable(Stage):
     """Measures the table on some frames of one camera, and keeps it while the camera stands still in the base."""
 
+    name = "table"
+    timed = "host"
+    counts_as = "spatial"
     SAVED = ("_plane", "_camera", "_stamp_ns")
 
     def __init__(self) -> None:
         self._plane: tuple[float, ...] = ()
+        """normal, offset and error of the last plane; empty: none is known"""
         self._camera: tuple[float, ...] = ()
+        """the camera's pose when it was measured"""
         self._stamp_ns = -round(PERIOD_S * NANOSECONDS)
+        """of the last measurement"""
+
+    def clock(self, step: StepFrame) -> Clock | None:
+        """Return the clock of frames with depth: on others, there is nothing to measure."""
+        return None if step.frame.depth is None else self.timed
+
+    def run(self, step: StepFrame) -> None:
+        """Fill `table`, and the fields of the instances that refer to it."""
+        if step.depth is None or step.camera_pose is None:
+            return
+        masks = [instance.mask for instance in step.instances]
+        robot = None if step.robot is None else step.robot.inside
+        step.table = self.find(step.camera_pose, step.depth, masks, robot)
+        if step.table is None or not step.surfaces:
+            return
+        base_from_camera = matrix_of(step.camera_pose)
+        described = list[Instance]()
+        for instance in step.instances:
+            points_m = step.surfaces.get(instance.id)
+            if points_m is not None:
+                on_table = describe_on(step.table, transform_points(base_from_camera, points_m))
+                described.append(replace(instance, **on_table))
+            else:
+                described.append(instance)
+        step.instances = described
 
     def find(
         self, camera: FramePose, depth: DepthMap, masks: Iterable[Mask], robot: Bools | None
