@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -50,6 +51,27 @@ class Surroundings:
     """Returns the robot at a frame's capture. It is called as late in a step as possible, so that poses may arrive."""
 
 
+class ConfidenceLimits(NamedTuple):
+    """Confidences, in 0..1, below which an object is hidden or doubtful."""
+
+    hide_below: float
+    """of a mask, below which it is hidden"""
+    min_mask: float
+    """of a mask, below which it is doubtful"""
+    min_name: float
+    """of a name, below which the object is doubtful"""
+
+
+def find_limits(
+    model: TrackerModel, settings: TrackerSettings, detector: Detector | None, detection: DetectorSettings
+) -> ConfidenceLimits:
+    """Return the limits of the settings. Where confidences are not calibrated for the weights, none is a reason."""
+    hide_below = settings.hide_below if is_calibrated(model.name) else 0.0
+    names_are_calibrated = detector is not None and is_name_calibrated(detector.name)
+    min_name = detection.min_name_confidence if names_are_calibrated else 0.0
+    return ConfidenceLimits(hide_below, settings.min_confidence, min_name)
+
+
 class Pipeline(Prompting):
     """Turns the frames of one camera into MaskFrames. Between frames, objects can be added, corrected and removed.
 
@@ -72,55 +94,51 @@ class Pipeline(Prompting):
         """Why the last frame has no 3-D fields, or none in the base; None if nothing is missing."""
         self._timer = StageTimer(model.device)
         self._detector = detector
-
-        # stages that are there with a detector only
         self._detection: DetectObjects | None = None
-        min_name_confidence = 0.0
-        plan, detect, follow = list[Stage](), list[Stage](), list[Stage]()
+        detection = detection or DetectorSettings()
         if detector is not None:
-            detection = detection or DetectorSettings()
-            if is_name_calibrated(detector.name):
-                min_name_confidence = detection.min_name_confidence
             self._detection = DetectObjects(
                 camera, detector, self._tracker, self.registry, self._confidence, detection
             )
-            plan.append(PlanDetection(self._detection))
-            detect.append(self._detection)
-            follow.append(FollowDetected(self._detection))
+        measuring = list(make_spatial_stages(self.registry, surroundings))
+        self._measured = next(stage for stage in measuring if isinstance(stage, MeasureObjects))
+        places = Places(self.registry)
 
-        # stages that are there with a robot only. It is found before the objects that it may cover, so depth is read
-        # early; without a robot, depth is read late, because it may not be needed
-        measure = list(make_spatial_stages(self.registry, surroundings))
-        self._measured = next(stage for stage in measure if isinstance(stage, MeasureObjects))
-        find_robot, cut_robot = list[Stage](), list[Stage]()
-        if surroundings.robot is not None:
-            places = Places(self.registry)
-            looking = FindRobot(
-                surroundings.robot, surroundings.robot_settings, model, places, settings.exclude_robot
-            )
-            find_robot += [measure.pop(0), looking]
-            cut_robot.append(CutRobot(places))
-
-        hide_below = settings.hide_below if is_calibrated(model.name) else 0.0
         self.stages: list[Stage] = [
             DecodeImage(model, settings.max_frame_pixels),
             Preprocess(model),
             EncodeImage(model),
-            *find_robot,
-            *plan,
-            TrackObjects(camera, self._tracker, self.registry, self._pending, self.catch_ups),
-            *detect,
-            KeepFrame(self._frame_cache, self.catch_ups, isinstance(detector, ExemplarDetector)),
-            CopyToHost(),
-            MakeMasks(self._confidence),
-            HideUnsure(hide_below),
-            *cut_robot,
-            *follow,
-            JudgeDoubt(settings.min_confidence, min_name_confidence),
-            UpdateStatus(self.registry),
-            *measure,
         ]
         """What each frame goes through, in this order."""
+        if surroundings.robot is not None:
+            # before the objects that the robot may cover; so depth is read early, which else may not be needed at all
+            self.stages.append(measuring.pop(0))
+            self.stages.append(
+                FindRobot(
+                    surroundings.robot,
+                    surroundings.robot_settings,
+                    model,
+                    places,
+                    settings.exclude_robot,
+                )
+            )
+        # on the device
+        if self._detection is not None:
+            self.stages.append(PlanDetection(self._detection))
+        self.stages.append(TrackObjects(camera, self._tracker, self.registry, self._pending, self.catch_ups))
+        if self._detection is not None:
+            self.stages.append(self._detection)
+        takes_exemplars = isinstance(detector, ExemplarDetector)
+        self.stages.append(KeepFrame(self._frame_cache, self.catch_ups, takes_exemplars))
+        # on the host
+        limits = find_limits(model, settings, detector, detection)
+        self.stages += [CopyToHost(), MakeMasks(self._confidence), HideUnsure(limits.hide_below)]
+        if self.finds_robot:
+            self.stages.append(CutRobot(places))
+        if self._detection is not None:
+            self.stages.append(FollowDetected(self._detection))
+        self.stages += [JudgeDoubt(limits.min_mask, limits.min_name), UpdateStatus(self.registry)]
+        self.stages += measuring
 
     @torch.inference_mode()
     def step(self, given: StepFrame | Frame) -> MaskFrame:
@@ -203,7 +221,8 @@ class Pipeline(Prompting):
         are the same. Raises ReplayError for the state of another model, detector or memory bank, and RequestError if
         the detector cannot search for its prompts; nothing is changed then.
         """
-        origin, expected = state.get("origin"), self._origin()
+        origin = state.get("origin")
+        expected = self._origin()
         if origin != expected:
             raise ReplayError(
                 f"camera {self.camera}: expected a state of {expected}, found one of {origin!r:.400}; continue with "
@@ -219,7 +238,8 @@ class Pipeline(Prompting):
         self._confidence.restore(state["confidence"])
         self._frame_cache.restore(state["frame_cache"], self._model.device)
         self.catch_ups.restore(state["catch_ups"])
-        if unknown := set(self._tracker.ids) - {status.id for status in self.registry}:
+        unknown = set(self._tracker.ids) - {status.id for status in self.registry}
+        if unknown:
             raise ReplayError(f"camera {self.camera}: expected a state that names objects {sorted(unknown)}")
 
     def _origin(self) -> State:
@@ -234,9 +254,10 @@ class Pipeline(Prompting):
 
 def make_spatial_stages(objects: Objects, surroundings: Surroundings) -> Iterator[Stage]:
     """Yield the stages that measure objects in 3-D. With a robot, the first is to run before the robot is found."""
-    settings, calibration = surroundings.spatial, surroundings.calibration
-    yield ReadDepth(calibration, surroundings.find_robot, settings.table, surroundings.robot is not None)
-    yield MeasureObjects(objects, settings, calibration)
+    settings = surroundings.spatial
+    early = surroundings.robot is not None
+    yield ReadDepth(surroundings.calibration, surroundings.find_robot, settings.table, early)
+    yield MeasureObjects(objects, settings, surroundings.calibration)
     if settings.table:
         yield FindTable()
     yield FindHeld(objects)

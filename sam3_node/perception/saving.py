@@ -1,6 +1,7 @@
 """Turn values of declared types into plain ones, which a checkpoint packs, and back without loss."""
 
 import types
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import repeat
@@ -56,7 +57,7 @@ def from_plain(kind: Any, plain: Any) -> Any:
     """Return the value of this type from which `to_plain` made a plain one."""
     if plain is None:
         return None
-    origin = get_origin(kind) or kind
+    origin: Any = get_origin(kind) or kind
     arguments = get_args(kind)
     if origin in (Union, types.UnionType):  # of one type and None
         (kind,) = [each for each in arguments if each is not types.NoneType]
@@ -66,19 +67,25 @@ def from_plain(kind: Any, plain: Any) -> Any:
     if origin is np.ndarray:
         return np.array(plain)
     if is_dataclass(origin):
-        kinds: Any = _find_kinds(origin)
-        return origin(**{name: from_plain(kinds[name], item) for name, item in plain.items()})
+        return _build(origin, plain)
     if hasattr(origin, "_fields"):
-        kinds = [_find_kinds(origin)[name] for name in origin._fields]
-        return origin(*(from_plain(*pair) for pair in zip(kinds, plain, strict=True)))
+        return _build(origin, dict(zip(origin._fields, plain, strict=True)))
     if origin is dict:
         return {from_plain(arguments[0], key): from_plain(arguments[1], item) for key, item in plain}
     if origin is list:
         return [from_plain(arguments[0], item) for item in plain]
     if origin is tuple:
-        kinds = repeat(arguments[0], len(plain)) if arguments[-1] is Ellipsis else arguments
+        kinds: Any = arguments
+        if arguments[-1] is Ellipsis:
+            kinds = repeat(arguments[0], len(plain))
         return tuple(from_plain(*pair) for pair in zip(kinds, plain, strict=True))
     return plain
+
+
+def _build(record: Any, plain: Mapping[str, Any]) -> Any:
+    """Return a dataclass or a NamedTuple with these fields."""
+    kinds = _find_kinds(record)
+    return record(**{name: from_plain(kinds[name], item) for name, item in plain.items()})
 
 
 @cache
