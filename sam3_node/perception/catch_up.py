@@ -133,7 +133,8 @@ class FrameCache:
     """
 
     def __init__(self, camera: str, limits: CacheLimits) -> None:
-        self._camera, self._limits = camera, limits
+        self._camera = camera
+        self._limits = limits
         self._frames: list[CachedFrame] = []
 
     def __len__(self) -> int:
@@ -151,7 +152,8 @@ class FrameCache:
     def pin(self, seq: int, lease_ns: int) -> None:
         """Keep the frame `seq` for `lease_ns` from now on, 0 to let it go; UnknownFrameError if it is not cached."""
         frame = self.get(seq)
-        frame.lease_ns, frame.pinned_ns = lease_ns, self._frames[-1].capture_ns
+        frame.lease_ns = lease_ns
+        frame.pinned_ns = self._frames[-1].capture_ns
 
     def add(self, frame: CachedFrame, held: Iterable[int] = ()) -> list[CachedFrame]:
         """Add the newest frame. Drop frames beyond the limits, and return them, the oldest first.
@@ -178,7 +180,8 @@ class FrameCache:
 
         pinned: False if no frame was pinned when this step began, as on nearly all steps: the oldest is dropped then.
         """
-        frames, newest = self._frames, self._frames[-1]
+        frames = self._frames
+        newest = self._frames[-1]
         is_large = self.nbytes > self._limits.nbytes
         if not pinned:
             is_past = abs(newest.capture_ns - frames[0].capture_ns) > self._limits.span_ns
@@ -375,7 +378,8 @@ class CatchUps(SavedByType):
 
     def _go_on(self, object_id: int) -> None:
         """Track an object on the next frame of its way: its stride after the last, or the latest if that is nearer."""
-        place, latest = self._places[object_id], self._frames.get(None)
+        place = self._places[object_id]
+        latest = self._frames.get(None)
         frame = self._frames.next_after(place.frame_number + place.stride - 1) or latest
         if frame.frame_number > place.frame_number:
             self._track(object_id, frame)

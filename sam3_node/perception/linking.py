@@ -156,7 +156,8 @@ class WorldLinker(SavedByType):
 
     def _check_link(self, key: CameraObject) -> None:
         """Count an observation that contradicts the object's link, and end the link after several in a row."""
-        thing, rules = self._things[self._ids[key]], self._rules
+        thing = self._things[self._ids[key]]
+        rules = self._rules
         own = thing.members[key]
         pairs = self._pair([own], [other for member, other in thing.members.items() if member != key])
         if not pairs:

@@ -126,7 +126,8 @@ def _keeping_artifacts(settings: Settings) -> Iterator[None]:
 
 def _use_read(model: TrackerModel, settings: Settings) -> None:
     """Let the model attend to memories as the settings say. Raises SettingsError for an approximation with engines."""
-    method, kind = settings.tracker.read, settings.engine.kind
+    method = settings.tracker.read
+    kind = settings.engine.kind
     if method != "exact" and kind != "torch":
         raise SettingsError(
             f"tracker.read {method}: expected engine.kind torch, found {kind}, whose engines read exactly; use "
@@ -165,7 +166,8 @@ def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
     """
     pipeline = Pipeline(model, settings, "warm-up")
     pipeline.warm_up_reads()
-    side, static = model.image_size, model.static_shapes
+    side = model.image_size
+    static = model.static_shapes
     blank = Frame("warm-up", 0, 0, side, side, "bgr8", bytes(side * side * 3))
     point = FramePrompt(points=[(side / 2, side / 2)])
     pipeline.step(blank)

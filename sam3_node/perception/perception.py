@@ -136,7 +136,8 @@ class Perception:
         phrases that cannot be used; nothing is changed then.
         """
         cleaned = clean_prompts(phrases)
-        score, kept = self.settings.detector.score, self._prompts.exemplars
+        score = self.settings.detector.score
+        kept = self._prompts.exemplars
         prompts = prepare_prompts(self.detector, cleaned, score, scores, max_counts, priorities, kept)
         self._use_prompts(prompts)
         return cleaned

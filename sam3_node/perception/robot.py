@@ -172,7 +172,8 @@ class RobotBody:
                 continue
             # a box whose sides fit the thinned points
             x, y, width, height = cv2.boundingRect(outline >> _SHIFT)
-            left, top = max(x, 0) // STRIDE * STRIDE, max(y, 0) // STRIDE * STRIDE
+            left = max(x, 0) // STRIDE * STRIDE
+            top = max(y, 0) // STRIDE * STRIDE
             box = np.s_[top : max(y + height + 1, 0), left : max(x + width + 1, 0)]
             shape = np.zeros_like(drawn[box])
             if shape.size:
@@ -188,14 +189,17 @@ class LensView:
     """The projection of a camera onto images of `size` (height, width)."""
 
     def __init__(self, intrinsics: Intrinsics, size: tuple[int, int]) -> None:
-        self.intrinsics, self.size = intrinsics, size
+        self.intrinsics = intrinsics
+        self.size = size
         height, width = size
         rim = np.array([(x, y) for x in np.linspace(0, width - 1, 9) for y in np.linspace(0, height - 1, 9)])
         rays = deproject(rim, 1.0, intrinsics)[:, :2]
         edge = 0.1 * (rays.max(axis=0) - rays.min(axis=0))
-        self._low, self._high = rays.min(axis=0) - edge, rays.max(axis=0) + edge
+        self._low = rays.min(axis=0) - edge
+        self._high = rays.max(axis=0) + edge
         """directions (x / z, y / z) a little beyond the image, where a lens model still holds"""
-        (x0, y0), (x1, y1) = self._low, self._high
+        x0, y0 = self._low
+        x1, y1 = self._high
         self._field = np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], np.float32)
 
     def outlines(self, points_m: Array, starts: Ints) -> Iterator[npt.NDArray[np.int32] | None]:
@@ -206,7 +210,8 @@ class LensView:
         z = points_m[:, 2]
         nearest = np.minimum.reduceat(z, starts)
         rays = (points_m[:, :2] / np.maximum(z, NEAR_M)[:, None]).astype(np.float32)
-        low, high = np.minimum.reduceat(rays, starts), np.maximum.reduceat(rays, starts)
+        low = np.minimum.reduceat(rays, starts)
+        high = np.maximum.reduceat(rays, starts)
         outside = ((high < self._low) | (low > self._high)).any(axis=1)
         across = ((low < self._low) | (high > self._high)).any(axis=1)
         for index, (start, end) in enumerate(pairwise([*starts.tolist(), len(z)])):
@@ -223,7 +228,8 @@ class LensView:
             area, hull = cv2.intersectConvexConvex(hull, self._field)
             if not area:
                 return None
-        corners, lens = hull.reshape(-1, 2), self.intrinsics
+        corners = hull.reshape(-1, 2)
+        lens = self.intrinsics
         if lens.model == "none":
             pixels = corners * (lens.fx, lens.fy) + (lens.cx, lens.cy)
         else:
@@ -239,7 +245,8 @@ class LensView:
 def _cut_near(points_m: Array) -> Float:
     """Return directions (x / z, y / z) whose hull is the visible part of a convex body."""
     ahead = points_m[:, 2] >= NEAR_M
-    front, back = points_m[ahead, None], points_m[None, ~ahead]
+    front = points_m[ahead, None]
+    back = points_m[None, ~ahead]
     # where lines between corners meet the plane: their hull is the cut through the body
     share = (front[..., 2:] - NEAR_M) / (front[..., 2:] - back[..., 2:])
     kept = np.concatenate([front[:, 0], (front + share * (back - front)).reshape(-1, 3)])
@@ -324,7 +331,9 @@ def _load_parts(path: Path, links: list[Any]) -> Iterator[Part]:
     creation = require("trimesh.creation", "robot")
     for index, link in enumerate(links):
         for shape in link.collisions or link.visuals:
-            box, cylinder, sphere = shape.geometry.box, shape.geometry.cylinder, shape.geometry.sphere
+            box = shape.geometry.box
+            cylinder = shape.geometry.cylinder
+            sphere = shape.geometry.sphere
             if box is not None:
                 mesh = creation.box(box.size)
             elif cylinder is not None:

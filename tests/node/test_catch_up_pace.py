@@ -59,7 +59,7 @@ class Loop:
         self._random = random.Random(1)
         self._step_ms, self._slice_ms = step_ms, slice_ms
         self._pace, self.way = CatchUpPace(live=True), Way()
-        self._camera = SimpleNamespace(catch_ups=self.way)
+        self._camera = self.way  # a pipeline, as far as its pace goes
         self._now_ns, self._taken, self._begun = 0, -1, 0
         self.ages_ms: list[float] = []
         self.arrivals: list[int] = []  # steps

@@ -133,7 +133,8 @@ class ReadDepth(Stage):
 
 def _is_of_larger_image(intrinsics: Intrinsics, frame: Frame) -> bool:
     """Return True if the principal point is the middle of an image of about twice the frame's size or more."""
-    x, y = intrinsics.cx / frame.width, intrinsics.cy / frame.height
+    x = intrinsics.cx / frame.width
+    y = intrinsics.cy / frame.height
     return min(x, y) > OUTSIDE and abs(x / y - 1) < MIDDLE_TOLERANCE
 
 

@@ -239,7 +239,8 @@ class DetectObjects(Stage):
         return _Candidates(step, detections, boxes, proposals, names)
 
     def _score_pairs(self, tracks: Tracks, candidates: _Candidates) -> PairwiseScores:
-        proposals, model = candidates.proposals, self._tracker.model
+        proposals = candidates.proposals
+        model = self._tracker.model
         logits = torch.where(tracks.visible[:, None, None], tracks.logits, -1)
         scale = model.mask_size[0] / model.image_size
         boxes = candidates.boxes.float() * scale
