@@ -163,6 +163,7 @@ class FrameCache:
         for object_id in held:
             if self._frames and object_id in self._frames[-1].logits:
                 frame.set_logits(object_id, self._frames[-1].logits[object_id])
+        # leases end by the times of frames, so a replay ends them on the same frames
         pinned = [kept for kept in self._frames if kept.lease_ns]
         for kept in pinned:
             # after a restart of the camera, a seq would name two frames
@@ -330,6 +331,7 @@ class CatchUps(SavedByType):
         object_id = prompt.object_id
         features = cached.features_on(self._tracker.model.device)
         logits, score = self._tracker.begin_catch_up(features, cached.frame_number, prompt)
+        # pinned frames keep a way to them with gaps: the stride must not step over frames that have stayed
         following = self._frames.next_after(cached.frame_number) or cached
         gap = following.frame_number - cached.frame_number
         chosen = self.stride if gap < 2 else min(self.stride, gap // 2)  # gaps differ by a factor of two
@@ -418,6 +420,7 @@ class CatchUps(SavedByType):
         if place is None or self._frames.next_after(place.frame_number) is not None:
             return False
         del self._places[object_id]
+        # the age of a new object counts from its prompt; a corrected one has counted meanwhile
         is_new = object_id not in self._tracker.ids
         self._tracker.join(object_id)
         self._confidence.rename(catching_key(object_id), object_id)

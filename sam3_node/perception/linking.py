@@ -104,6 +104,7 @@ class WorldLinker(SavedByType):
 
     def observe(self, masks: MaskFrame) -> MaskFrame:
         """Return the masks with a `world_id` for each object that has one."""
+        # first what is gone, so that its thing is free; then new sightings; then links, which compare them
         self._forget_absent(masks)
         for instance in masks.instances:
             sighting = _make_sighting(instance, masks.age_origin_ns) if _says_position(instance) else None

@@ -52,12 +52,15 @@ def load_models(settings: Settings) -> tuple[TrackerModel, Detector | None]:
     The detector is loaded before a gate or a warm-up runs the tracker: one that shares its encoder adds an output to
     it, and the encoder would be compiled or captured again.
     """
+    # each `auto` becomes the value that serves best on this machine
     settings = choose(settings, load_to_serve)
     hint = f"while {settings.model.name} was loaded"
     with reraise_out_of_memory(ModelError, hint, MEMORY_HINT):
         model = _load_torch(settings)
+    # before the tracker runs: see above
     detector = load_configured_detector(settings.detector, settings.model, model, settings.engine)
     with reraise_out_of_memory(ModelError, hint, MEMORY_HINT), _keeping_artifacts(settings):
+        # they stay, in case that the engines fail on the first frames
         torch_stages = model.stages
         _serve(model, settings)
         if model.has_memory and (settings.model.compile or model.device.type == "cuda"):
@@ -171,6 +174,7 @@ def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
     blank = Frame("warm-up", 0, 0, side, side, "bgr8", bytes(side * side * 3))
     point = FramePrompt(points=[(side / 2, side / 2)])
     pipeline.step(blank)
+    # each kind of prompt runs other kernels; an object that is removed again takes no slot below
     for prompt in (
         FramePrompt(box=(0, 0, side / 2, side / 2)),
         FramePrompt(mask=Mask.from_full(np.eye(side, dtype=np.bool_))),

@@ -176,9 +176,11 @@ class Perception:
         Raises ReplayError for the state of another model or other settings, and RequestError if the detector cannot
         search for its prompts. Some cameras may be missing then.
         """
+        # nothing of before may stay, also of cameras that the state does not have
         for camera in list(self.pipelines):
             self.drop(camera)
         self.forget_things()
+        # before the cameras, which are served with these prompts
         self._prompts = restore_prompts(self.detector, state["prompts"])
         for camera, saved in state["cameras"].items():
             pipeline = self.serve(camera)

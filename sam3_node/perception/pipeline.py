@@ -200,6 +200,7 @@ class Pipeline(Prompting):
         are the same; prompts on other past frames are refused.
         """
         after = -1
+        # of the cached frames, those that objects on their way still need
         if not whole:
             first = self.catch_ups.first_place
             after = self._tracker.frame_number if first is None else first
@@ -228,8 +229,10 @@ class Pipeline(Prompting):
                 f"camera {self.camera}: expected a state of {expected}, found one of {origin!r:.400}; continue with "
                 "the model and the settings of that state"
             )
+        # first what may be refused, so that nothing is changed then
         if self._detection is not None and self._detector is not None:
             self._detection.prompts = restore_prompts(self._detector, state["prompts"])
+        # a stage that the settings have added since begins afresh
         for stage in self.stages:
             if stage.name in state["stages"]:
                 stage.restore(state["stages"][stage.name])

@@ -90,6 +90,7 @@ class Prompting:
         every `stride`-th frame, by default `catch_ups.stride`. With `choice`, it begins with that one of `candidates`.
         Raises RequestError for a bad prompt, CapacityError if all slots are taken.
         """
+        # all that may be refused comes first, so that a refused prompt changes nothing
         object_id = self.registry.reserve()
         cached = self.find(seq)
         checked = to_model(prompt, object_id, cached.scaling)
@@ -189,6 +190,7 @@ class Prompting:
     @torch.inference_mode()
     def _prompt(self, cached: CachedFrame, prompt: PromptTensors, stride: int | None) -> PromptResult:
         """Add or correct an object. On an earlier frame than the latest, it begins to catch up."""
+        # on the latest frame there is nothing to catch up on, unless a prompt on an earlier frame still does
         is_latest = cached is self._frame_cache.get(None)
         if is_latest and prompt.object_id not in self.catch_ups:
             features = cached.features_on(self._model.device)
@@ -196,6 +198,7 @@ class Prompting:
             self._confidence.start(prompt.object_id, copy_masks(logits[None])[0].levels)
         else:
             logits, score = self.catch_ups.begin(cached, prompt, stride)
+        # later points on this frame correct this mask
         cached.set_logits(prompt.object_id, logits)
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
 

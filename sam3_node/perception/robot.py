@@ -101,13 +101,16 @@ class RobotBody:
             raise SettingsError(
                 f"robot.base: expected a link of {path}, one of {', '.join(links)}, found {base}"
             )
+        # all corners in one array, so that one multiplication places them
         self._corners = np.concatenate([part.corners for part in self._parts])
         counts = [len(part.corners) for part in self._parts]
         self._corner_links = np.repeat([part.link for part in self._parts], counts)
         self._starts = np.append(0, np.cumsum(counts)[:-1])
         self._base = links.index(base) if base else 0
+        # the chain of joints, each after its parent
         self._parents = [links.index(joint.parent) for joint in joints]
         self._origins = np.array([_or_identity(joint.origin) for joint in joints]).reshape(-1, 4, 4)
+        # a joint that mimics another has no position of its own
         free = [joint for joint in urdf.robot.joints if joint.type in _MOVING and joint.mimic is None]
         self.joints = tuple(joint.name for joint in free)
         """Names of the joints that a joint state gives, in the URDF's order: those that move and mimic no other."""
@@ -123,6 +126,7 @@ class RobotBody:
             joint.axis / np.linalg.norm(joint.axis) if joint.type in _MOVING else np.zeros(3)
             for joint in joints
         ]
+        # either a shift along the axis or a turn about it; the other is zero
         slides = np.array([joint.type == "prismatic" for joint in joints], bool)[:, None]
         self._slides = np.reshape(axes, (-1, 3)) * slides
         self._cross = np.cross(np.eye(3), (np.reshape(axes, (-1, 3)) * ~slides)[:, None])
@@ -160,6 +164,7 @@ class RobotBody:
         With `depth`, of the view's size, only those whose measured point is less than `margin_m` outside of a part, and
         those without a measured depth.
         """
+        # every corner in the camera
         drawn = np.zeros(view.size, np.uint8)
         poses = camera_from_link[self._corner_links]
         corners = np.einsum("nij,nj->ni", poses[:, :3, :3], self._corners) + poses[:, :3, 3]

@@ -27,6 +27,8 @@ class Stage(SavedFields):
     """The clock of the stage's time in `stages_us`. None: it has none."""
     counts_as: str = ""
     """Name in `stages_us` of several stages together. Empty: `name`."""
+    needs_depth: ClassVar[bool] = False
+    """True: the stage's time counts on frames with depth only. On others it has nothing to measure."""
 
     def run(self, step: StepFrame) -> None:
         """Do the stage's part of a step."""
@@ -34,6 +36,8 @@ class Stage(SavedFields):
 
     def clock(self, step: StepFrame) -> Clock | None:
         """Return the clock of this step's time. None: the stage does nothing to speak of on this frame."""
+        if self.needs_depth and step.frame.depth is None:
+            return None
         return self.timed
 
 

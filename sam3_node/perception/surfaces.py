@@ -189,6 +189,7 @@ def measure_surfaces(masks: Sequence[Mask], depth: DepthMap, target: int = TARGE
     """
     samples = Samples(masks, depth, target)
     focal_px = depth.focal_px
+    # erode, separate by depth, and take the rim back: see the head of this file
     valid = samples.inside & (samples.z > 0)
     counts = samples.count(samples.inside)
     widths_px = np.sqrt(counts) * samples.steps
@@ -196,6 +197,7 @@ def measure_surfaces(masks: Sequence[Mask], depth: DepthMap, target: int = TARGE
     _keep_objects(samples, core, widths_px / focal_px)
     filled, reached, measured = _restore_rim(samples, valid, core, eroded)
     measured_counts = samples.count(measured)
+    # a mask with too few depths has no surface
     enough = measured_counts >= MIN_PIXELS
     for index in np.flatnonzero(~enough).tolist():
         reached[samples.rows(index)] = measured[samples.rows(index)] = False
@@ -316,6 +318,7 @@ def _describe(
     starts = bounds[indices]
     sizes = (bounds[1:] - bounds[:-1])[indices]
     positions = (np.add.reduceat(points, starts, axis=1, dtype=np.float64) / sizes).T
+    # the box lies along the principal axes of the surface
     centred = _split(points - np.repeat(positions.T.astype(np.float32), sizes, axis=1), starts)
     scatters = np.array([part @ part.T for part in centred], np.float64) / sizes[:, None, None]
     axes = np.linalg.eigh(scatters)[1]
@@ -323,9 +326,11 @@ def _describe(
     low, high = np.array(ends, np.float64).transpose(1, 0, 2)
     rows = np.arange(len(indices))[:, None]
     order = np.argsort(low - high, axis=1, kind="stable")
+    # the nearest point and the points themselves are of measured depths only
     own_starts = samples.find_bounds(np.flatnonzero(measured))[indices]
     covariances = _predict_covariances(positions, scatters, counts[indices], focal_px, widths_px[indices])
     middles = positions + (axes @ ((low + high) / 2)[:, :, None])[:, :, 0]
+    # thinning may leave the samples half a pixel from the middle of the mask
     shifts = positions[:, 2:] / focal_px * samples.offsets_px[indices]
     positions[:, :2] += shifts
     middles[:, :2] += shifts

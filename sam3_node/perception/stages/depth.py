@@ -53,15 +53,19 @@ class ReadDepth(Stage):
 
     def clock(self, step: StepFrame) -> Clock | None:
         """Return the clock of frames with depth, and of the search for the robot, which needs this on all frames."""
-        return None if step.frame.depth is None and not self._early else self.timed
+        if step.frame.depth is None and not self._early:
+            return None
+        return self.timed
 
     def run(self, step: StepFrame) -> None:
         """Fill `robot_state`, `camera_pose`, `intrinsics`, `depth` and `problem`."""
+        # a live node gets poses all the time, so the later it looks, the better it knows the moment of the image
         if step.robot_state is None:
             step.robot_state = self._find_robot(step.frame)
         step.camera_pose = self._locate(step, step.robot_state.pose)
         step.intrinsics = self._find_intrinsics(step)
         fits = step.frame.depth is not None and self._fits(step, step.frame.depth)
+        # decoding takes time, so depth is left alone where nothing would be measured
         needed = self._early or self._measures_table or bool(list_measured(step.instances))
         if step.frame.depth is not None and step.intrinsics is not None and fits and needed:
             step.depth = self._read(step, step.frame.depth, step.intrinsics)
@@ -123,6 +127,7 @@ class ReadDepth(Stage):
             return None
         if not image.any():
             step.problem = "depth without any valid value"
+        # to the size of colour: the nearest pixel, because the mean of two depths lies on neither surface
         if image.shape != size:
             image = np.asarray(cv2.resize(image, size[::-1], interpolation=cv2.INTER_NEAREST), np.uint16)
         stated = self._calibration.depth if self._calibration is not None else None

@@ -139,6 +139,7 @@ class DetectObjects(Stage):
 
     def set_prompts(self, prompts: PromptSet) -> None:
         """Search for these prompts, starting with the next frame. Remove objects that have no label among them."""
+        # a user who has named something waits for it: the next frame is searched whatever the interval
         self.prompts = prompts
         self._requested = bool(prompts.phrases)
         self.best_scores = {name: score for name, score in self.best_scores.items() if name in self.phrases}
@@ -200,6 +201,7 @@ class DetectObjects(Stage):
 
         Raises ModelError if the detector fails; no object is changed then.
         """
+        # also if the detector fails below: a detector that always fails must not run on each frame
         self._frames_since_detection = 0
         self._requested = False
         self._uncertain = False
@@ -219,6 +221,7 @@ class DetectObjects(Stage):
         """Return the best detections on a frame that no excluded robot fills, down to half of their thresholds."""
         thresholds = self.prompts.thresholds
         min_score = WEAK_SCORE_FACTOR * min(thresholds.values())
+        # weak detections, too: they show that a tracked object is still there
         with self._side_stream.run():
             detections = self._detector.detect(step.image, self.prompts.query, min_score, step.features.trunk)
         robot = None if step.cover is None else step.robot
@@ -258,14 +261,18 @@ class DetectObjects(Stage):
         association = self._associate(ids, candidates, scores)
         pairs = association.matched | association.recovered
         for row, index in pairs.items():
+            # a user added the object, so the detection changes nothing
             if ids[row] not in self._lifecycle:
                 continue
+            # what comes back elsewhere may be another thing: its name is open again
             elsewhere = bool(scores.mask_iou[row, index] < SAME_PLACE_IOU)
             anew = elsewhere or self._lifecycle.is_lost(ids[row])
             self._mark_detected(ids[row], index, candidates, anew)
+            # the tracker has lost the object, or has drifted: it begins again with the detection's mask
             if row in association.recovered or self._disagrees(scores, row, index, candidates):
                 results[ids[row]] = self._adopt(ids[row], index, candidates)
         self._mark_missed({ids[row] for row in pairs}, candidates.step)
+        # duplicates before new objects, which may take the slots that they leave
         for first, second in association.duplicate_tracks:
             self._drop_duplicate(ids[first], ids[second], results)
         for index in association.new:
@@ -279,6 +286,7 @@ class DetectObjects(Stage):
                 self._lifecycle.mark_missed(object_id)
 
     def _associate(self, ids: list[int], candidates: _Candidates, scores: PairwiseScores) -> Association:
+        # objects that users added have no label here, and never count as lost
         labels = [self._lifecycle.label(i) if i in self._lifecycle else "" for i in ids]
         is_lost = [i in self._lifecycle and self._lifecycle.is_lost(i) for i in ids]
         detection_labels = [detection.label for detection in candidates.detections]
@@ -307,6 +315,7 @@ class DetectObjects(Stage):
         detection = candidates.detections[index]
         if not self._passes_threshold(detection) or self._is_label_full(detection.label):
             return
+        # an object that is out of view, or one that is weaker and not confirmed, makes room
         is_full = len(self._objects) >= self._objects.capacity
         evicted = self._lifecycle.eviction_candidate(detection.score) if is_full else None
         if not self._objects.has_free_id or (is_full and evicted is None):

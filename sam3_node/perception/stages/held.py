@@ -15,7 +15,7 @@ from ...geometry import Array, invert, matrix_of, transform_points
 from ...types import NANOSECONDS, Instance
 from ...wire import GRASPED, RELEASED
 from ..objects import Objects
-from ..stage import Clock, PerObject, Stage
+from ..stage import PerObject, Stage
 from ..step import BASE, ObjectEvent, StepFrame
 
 WINDOW_S = 1.5
@@ -112,14 +112,11 @@ class FindHeld(Stage):
 
     name = "held"
     timed = "host"
+    needs_depth = True
     counts_as = "spatial"
 
     def __init__(self, objects: Objects) -> None:
         self._grips = objects.register(PerObject("grips", Grip))
-
-    def clock(self, step: StepFrame) -> Clock | None:
-        """Return the clock of frames with depth: on others, nothing is measured."""
-        return None if step.frame.depth is None else self.timed
 
     def run(self, step: StepFrame) -> None:
         """Set `held` of the instances, and add an event for each object that was grasped or released."""

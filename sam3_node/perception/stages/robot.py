@@ -45,9 +45,11 @@ class Places:
             return
         place = Place(mask, mask.area, robot.camera_from_base)
         if before is not None and before.mask.size == mask.size and robot.looks_at(before):
+            # what the robot hides now was the object's place before, so it probably still is
             hidden = before.mask.crop & crop_to(robot.inside, before.mask)
             hidden_px = np.count_nonzero(hidden)
             if hidden_px:
+                # the whole was seen before the robot came, not now
                 place = place._replace(whole_px=before.whole_px)
                 if mask.area + hidden_px <= GROWTH * before.whole_px:
                     both = mask.full()
@@ -100,6 +102,7 @@ class FindRobot(Stage):
         if step.intrinsics is None or step.camera_pose is None:
             raise CalibrationError("expected a calibration with hand_eye in spatial.calibration, found none")
         size = (step.frame.height, step.frame.width)
+        # what a lens can show is computed again only when the lens or the size changes
         if self._view is None or (self._view.intrinsics, self._view.size) != (step.intrinsics, size):
             self._view = LensView(step.intrinsics, size)
         camera_from_base = invert(matrix_of(step.camera_pose))

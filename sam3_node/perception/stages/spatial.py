@@ -16,7 +16,7 @@ from ...geometry import Array, matrix_of, quaternion_from_rotation, transform_po
 from ...settings import SpatialSettings
 from ...types import ACCELERATION_MPS2, NANOSECONDS, Instance, Mask
 from ..objects import Objects
-from ..stage import Clock, PerObject, Stage
+from ..stage import PerObject, Stage
 from ..step import BASE, CAMERA, StepFrame, list_measured
 from ..surfaces import TARGET_PIXELS, DepthMap, Float, Surfaces, measure_surfaces
 
@@ -60,6 +60,7 @@ class MeasureObjects(Stage):
 
     name = "spatial"
     timed = "host"
+    needs_depth = True
 
     def __init__(self, objects: Objects, settings: SpatialSettings, calibration: Calibration | None) -> None:
         self._points = settings.points
@@ -68,14 +69,11 @@ class MeasureObjects(Stage):
         self._last: _LastFrame | None = None
         self._last_masks = objects.register(PerObject("measured", Mask, saved=False))
 
-    def clock(self, step: StepFrame) -> Clock | None:
-        """Return the clock of frames with depth: on others, there is nothing to measure."""
-        return None if step.frame.depth is None else self.timed
-
     def run(self, step: StepFrame) -> None:
         """Fill `surfaces`, and the 3-D fields of the instances but for those that refer to the table."""
         base_from_camera = None if step.camera_pose is None else matrix_of(step.camera_pose)
         measured = list_measured(step.instances)
+        # kept for `points`, which users ask for between two steps
         self._last = _LastFrame(step.frame.seq, step.depth, base_from_camera)
         self._last_masks.clear()
         self._last_masks.update((instance.id, instance.mask) for instance in measured)
@@ -103,6 +101,7 @@ class MeasureObjects(Stage):
         """Return the fields of instances with masks, by id. Their positions enter the filters of velocities."""
         masks = [instance.mask for instance in instances]
         surfaces = measure_surfaces(masks, depth, max(TARGET_PIXELS, self._points))
+        # a mask without a surface still tells how much of it has depth
         fields: dict[int, _Fields] = {
             instance.id: {"depth_share": round(share, 4)}
             for instance, share in zip(instances, surfaces.shares, strict=True)
@@ -130,6 +129,7 @@ class MeasureObjects(Stage):
             axes = rotation @ axes
             points = transform_points(base_from_camera, points)
         self._velocities.observe(ids, stamp_ns, frame, points[:, 0], covariances)
+        # rounded and converted for all objects at once: a call costs more than its numbers
         others = np.stack([surfaces.extents_m, surfaces.positions_m], axis=1)
         rows = np.round(np.concatenate([points, others], axis=1), DIGITS).tolist()
         quaternions = quaternion_from_rotation(axes).tolist()
@@ -171,6 +171,7 @@ class MeasureObjects(Stage):
         completed = []
         for instance in instances:
             added = dict(fields.get(instance.id, {}))
+            # a hidden object keeps its velocity for a while; it must be in the frame of the other fields
             velocity = self._velocities.velocity(instance.id, stamp_ns)
             if velocity is not None and added.setdefault("frame", velocity.frame) == velocity.frame:
                 added["velocity_mps"] = tuple(round(value, DIGITS) for value in velocity.mps.tolist())
@@ -224,6 +225,7 @@ class VelocityFilters:
         updated: dict[int, _Filter] = {}
         for row, object_id in enumerate(ids):
             kept = self._filters.get(object_id)
+            # a filter goes on while positions come in time, in the same frame, and forward
             if kept and kept.frame == frame and 0 < stamp_ns - kept.stamp_ns <= MAX_AGE_S * NANOSECONDS:
                 updated[row] = kept
                 continue

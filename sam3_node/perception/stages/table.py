@@ -14,7 +14,7 @@ import numpy as np
 
 from ...geometry import Array, matrix_of, quaternion_from_rotation, transform_points
 from ...types import NANOSECONDS, FramePose, Instance, Mask, Plane
-from ..stage import Clock, Stage
+from ..stage import Stage
 from ..step import StepFrame
 from ..surfaces import NOISE_PER_M, Bools, DepthMap, trim_ends
 
@@ -44,13 +44,17 @@ def fit_plane(points_m: Array, depths_m: Array) -> Plane | None:
     """Return the level plane with the most weight among points [n, 3] with these depths [n]; None if it has too few."""
     if len(points_m) < MIN_POINTS:
         return None
+    # a far point is less certain, so it weighs less, and may lie farther from the plane
     noise_m = np.maximum(NOISE_M, NOISE_PER_M * depths_m * depths_m)
     weights = noise_m**-2.0
+    # RANSAC: planes through triples of points; a fixed seed gives the same triples in a replay
     a, b, c = points_m[np.random.default_rng(0).integers(len(points_m), size=(3, TRIES))]
     normals = np.cross(b - a, c - a)
     normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-9)
     inside = np.abs(points_m @ normals.T - (a * normals).sum(axis=1)) < GATE * noise_m[:, None]
+    # walls and tilted planes are no table
     scores = (weights @ inside) * (np.abs(normals[:, 2]) > LEVEL)
+    # least squares on the points of the best plane; each fit finds points that the one before missed
     chosen = inside[:, scores.argmax()]
     for _ in range(REFITS):
         if np.count_nonzero(chosen) < MIN_POINTS:
@@ -69,6 +73,7 @@ def fit_plane(points_m: Array, depths_m: Array) -> Plane | None:
 
 def describe_on(table: Plane, points_m: Array) -> dict[str, Any]:
     """Return the fields of an object whose measured points [n, 3] are in the base: its heights and its upright box."""
+    # axes in the table's plane: first any, then along the smallest rectangle around the points
     normal = np.array(table.normal)
     x = np.cross((0.0, 1.0, 0.0), normal)
     x /= np.linalg.norm(x)
@@ -93,6 +98,7 @@ class FindTable(Stage):
 
     name = "table"
     timed = "host"
+    needs_depth = True
     counts_as = "spatial"
     SAVED = ("_plane", "_camera", "_stamp_ns")
 
@@ -103,10 +109,6 @@ class FindTable(Stage):
         """the camera's pose when it was measured"""
         self._stamp_ns = -round(PERIOD_S * NANOSECONDS)
         """of the last measurement"""
-
-    def clock(self, step: StepFrame) -> Clock | None:
-        """Return the clock of frames with depth: on others, there is nothing to measure."""
-        return None if step.frame.depth is None else self.timed
 
     def run(self, step: StepFrame) -> None:
         """Fill `table`, and the fields of the instances that refer to it."""
@@ -136,6 +138,7 @@ class FindTable(Stage):
         `camera` is its pose in the base. If the camera has not moved and no table is found, the last one stays.
         """
         pose = (*camera.position_m, *camera.quaternion_xyzw)
+        # also when the camera's clock has begun again
         if not 0 <= camera.stamp_ns - self._stamp_ns < PERIOD_S * NANOSECONDS:
             has_moved = not self._camera or np.abs(np.subtract(pose, self._camera)).max() > MOVED
             found = fit_plane(*_list_points(camera, depth, masks, robot))

@@ -48,6 +48,7 @@ class TrackObjects(Stage):
     @contextmanager
     def _pending_prompts(self) -> Iterator[Sequence[PromptTensors]]:
         """Yield the prompts of the objects that enter on this frame. The objects are removed if the frame fails."""
+        # before the tracker runs: prompts of a frame that fails must not enter on the next one
         prompts = list(self._pending.values())
         self._pending.clear()
         try:
