@@ -1,10 +1,11 @@
-"""Cache one camera's newest frames, and track objects that were prompted on a past frame up to the latest.
+"""Cache one camera's newest frames, and let objects that were prompted on a past frame catch up with the latest.
 
-The cache keeps the features, so that users can prompt on a frame that they have seen. An object then catches up, one
-frame at a time, between the steps of live frames. It is tracked alone, on every frame that was cached after its prompt,
-or on every second to sixth frame and the latest: its stride. It is tracked on such a frame before the cache drops it.
-So what an object has become when it joins depends on the prompts, the frames, the stride, and the step after which it
-joins, and not on how the work was divided. A replay that knows stride and step repeats it bit for bit.
+The cache keeps features, so that users can prompt on a frame that they have seen. The object then catches up between
+the steps of live frames, one frame at a time. The tracker follows it alone, on every frame that was cached after its
+prompt. With a stride of 2 to 6, it follows it on every second to sixth frame and on the latest. The cache drops no such
+frame before the object was tracked on it. So the object's memory depends on the prompts, the frames, the stride, and
+the step after which it joins. It does not depend on how the work was divided. A replay that knows stride and step
+repeats it bit for bit.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ from .step import StepFrame
 log = logging.getLogger(__name__)
 
 MAX_DEVICE_SHARE = 1 / 16
-"""Largest share of a GPU's memory that the features of one camera may take."""
+"""Share of a GPU's memory that the features of one camera may take. Above it, older features go to the host."""
 MAX_WAY = 32
-"""Frames kept between a pinned frame and the newest seconds, so that objects can catch up from it."""
+"""Frames that stay between a pinned frame and the newest seconds. Fewer would make large steps of a way from it."""
 MAX_CORRECTIONS = 4
-"""Tracked objects that can catch up at a time after a correction. New objects have rows of their own."""
+"""Corrected objects that can catch up at a time. Each takes a row of memory; new objects have rows of their own."""
 MAX_DROPS = 2
-"""Frames beyond the span that are dropped in a step, one more than it adds. An object may be tracked on each first."""
+"""Frames beyond the span that a step drops at most, one more than it adds. Each costs time: objects that catch up are
+tracked on it first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -260,14 +262,14 @@ class CaughtUp(NamedTuple):
 
 @dataclass(slots=True)
 class _CatchUpProgress:
-    """The place of an object on its way to the newest frame."""
+    """How far an object has caught up."""
 
     frame_number: int
-    """the step that it was tracked or prompted on last"""
+    """the last step on which it was tracked or prompted"""
     frames: int = 0
     """steps since its prompt"""
     hidden: int = 0
-    """the last of these, on which it was out of view"""
+    """number of the last of these steps, in a row, on which it was out of view"""
     stride: int = 1
     """steps from one frame that it is tracked on to the next"""
     request_id: str | None = None
@@ -291,7 +293,7 @@ class CatchUps(SavedByType):
         self._places = {}
         self._failed = []
         self.stride = 1
-        """Stride of objects whose prompt does not say one, 1 to MAX_STRIDE. 1 makes of an object what a prompt at the
+        """Stride of objects whose prompt does not say one, 1 to MAX_STRIDE. With 1 an object becomes what a prompt in
         time would have made of it."""
         objects.on_remove(self.forget)
 
@@ -303,7 +305,7 @@ class CatchUps(SavedByType):
 
     @property
     def behind(self) -> int:
-        """Number of frames that are left for all objects together, and of failures that `advance` has not returned."""
+        """Number of calls of `advance` until all objects have caught up, and all failures are returned."""
         waiting = sum(
             ceil(self._frames.count_after(place.frame_number) / place.stride)
             for place in self._places.values()

@@ -27,7 +27,7 @@ from ..wire.codec import compress, decompress
 MAGIC = b"SAM3NST3"
 """First bytes of a checkpoint; the last is the version of the layout."""
 PLAIN = "plain"
-"""Name of the tensor that holds all that is no tensor."""
+"""Name of the tensor that holds everything else, as msgpack."""
 TENSOR = 1
 """Number of msgpack's extension type that stands for a tensor."""
 _DIGEST = hashlib.sha256().digest_size

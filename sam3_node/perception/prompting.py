@@ -172,7 +172,7 @@ class Prompting:
 
     @property
     def behind(self) -> int:
-        """Number of calls of `catch_up` until no object has frames left to catch up on."""
+        """Number of calls of `catch_up` until all objects have caught up."""
         return self.catch_ups.behind
 
     def catch_up(self) -> CaughtUp | None:

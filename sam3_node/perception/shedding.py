@@ -19,11 +19,11 @@ DETECTION_STRETCH = 4
 WINDOW = 30
 """Frames that a decision looks at."""
 MIN_MISSES = 3
-"""Frames of the window that must exceed the budget: a single slow frame changes nothing."""
+"""Frames of the window that must exceed the budget before the level rises. A single slow frame changes nothing."""
 EASY_SHARE = 0.8
-"""Share of the budget that frames must keep before the level falls."""
+"""Share of the budget that frames must stay below before the level falls. 1.0 would let it rise again at once."""
 MAX_PATIENCE = 8 * WINDOW
-"""Longest wait, in frames, before a fall is tried again."""
+"""Frames to wait at most before the level is lowered again."""
 
 
 class LoadShedder:
