@@ -20,8 +20,9 @@ from ..errors import CalibrationError, TransportError
 from ..geometry import Array, pose_of
 from ..models import TrackerModel
 from ..perception.catch_up import CatchUps
-from ..perception.pipeline import FramePreparer, Pipeline, PreparedFrame, prepares_ahead
-from ..perception.spatial import BASE, GRIPPER
+from ..perception.pipeline import Pipeline
+from ..perception.preparing import FramePreparer, PreparedFrame, prepares_ahead
+from ..perception.step import BASE, GRIPPER
 from ..resources import Closeable
 from ..settings import Settings, SpatialSettings
 from ..transport import FrameSubscriber, ReceivedFrame, Security
@@ -191,12 +192,12 @@ class CatchUpPace:
 
         `frame_waits` returns True if a frame could be stepped instead.
         """
-        waiting = [pipeline for pipeline in pipelines if pipeline.catch_ups.behind]
+        waiting = [pipeline for pipeline in pipelines if pipeline.behind]
         if not waiting:
             self._due = 0.0
             return None
         pipeline = waiting[self._slices % len(waiting)]
-        arrives = pipeline.catch_ups.behind == 1
+        arrives = pipeline.behind == 1
         may_begin = arrives or self.is_due or (not frame_waits() and self._fits(now_ns))
         return pipeline if may_begin else None
 

@@ -11,8 +11,10 @@ from typing import Any, Self
 
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, request_id
-from ..perception.perception import LiveIdentity, Perception
+from ..perception.identity import LiveIdentity
+from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
+from ..perception.step import StepFrame
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..resumable import resume
@@ -110,6 +112,7 @@ class Node:
         self.perception.session = session
         self._description = self.perception.describe()  # computes digests; later it would delay frames
         self.cameras.connect(stack, self.perception.model)
+        self.perception.find_robot = self.cameras.poses.find
         self.snapshots = Snapshots(settings.snapshot, self.perception, self.output)
         self.health.explain_pause = self.snapshots.hand_over_state.explain
         restore_at_start(self.snapshots, self._restore_from, security)
@@ -249,7 +252,7 @@ class Node:
         pace, pipelines = self.cameras.pace, self.perception.pipelines.values()
         while (pipeline := pace.choose(pipelines, time.time_ns(), self._frame_waits)) is not None:
             begin_ns = time.perf_counter_ns()
-            done = pipeline.catch_ups.advance()
+            done = pipeline.catch_up()
             pace.note_slice(time.perf_counter_ns() - begin_ns)
             if done is not None:
                 error = {"error": describe_error(done.error)} if done.error else {}
@@ -278,21 +281,19 @@ class Node:
             try:
                 with self.health.step():
                     begin_ns = time.perf_counter_ns()
-                    prepared = cameras.ahead.take(frame) if cameras.ahead else None
+                    step = StepFrame(
+                        frame,
+                        received.received_ns,
+                        received.skipped,
+                        stats.shed_level,
+                        prepared=cameras.ahead.take(frame) if cameras.ahead else None,
+                    )
                     with cameras.ahead.during_step() if cameras.ahead else nullcontext():
-                        masks = pipeline.step(
-                            frame,
-                            received.received_ns,
-                            received.skipped,
-                            cameras.poses.find,
-                            prepared,
-                            stats.shed_level,
-                        )
-                        masks = self.perception.link(masks)
-                    for op, object_id in pipeline.spatial.held.changes:
-                        output.publish_event(op, {"camera": frame.camera, "id": object_id})
-                    if frame.depth is not None or pipeline.robot is not None:
-                        stats.note_spatial_problem(pipeline.spatial, cameras.poses.problem)
+                        masks = self.perception.link(pipeline.step(step))
+                    for event in step.events:
+                        output.publish_event(event.op, {"camera": frame.camera, "id": event.id})
+                    if frame.depth is not None or pipeline.finds_robot:
+                        stats.note_spatial_problem(step, cameras.poses.problem)
                     reason = cameras.ages.check_masks(masks, time.perf_counter_ns() - begin_ns)
                     if reason is not None:
                         output.withhold(received, masks, reason)

@@ -206,7 +206,7 @@ def _pin_frame(perception: Perception, operation: ops.PinFrame) -> dict[str, Any
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
     age = _check_age(perception, pipeline, seq)
     pinned = sum(each.cache_usage["pinned_frames"] for each in perception.pipelines.values())
-    if lease_s and pinned >= MAX_PINNED and not pipeline.queries.find(seq).lease_ns:
+    if lease_s and pinned >= MAX_PINNED and not pipeline.find(seq).lease_ns:
         raise CapacityError(
             f"expected at most {MAX_PINNED} pinned frames, found as many; let one go (lease_s: 0), or wait"
         )
@@ -239,9 +239,9 @@ def _list_objects(perception: Perception, operation: ops.ListObjects) -> dict[st
 def _segment(perception: Perception, operation: ops.SegmentFrame) -> dict[str, Any]:
     pipeline = _find_pipeline(perception, operation.camera)
     reply = {**_origin(pipeline), **_check_age(perception, pipeline, operation.seq)}
-    reply |= _describe_result(pipeline.queries.segment(operation.prompt, operation.seq), perception)
+    reply |= _describe_result(pipeline.segment(operation.prompt, operation.seq), perception)
     if operation.multimask:
-        found = pipeline.queries.candidates(operation.prompt, operation.seq)
+        found = pipeline.candidates(operation.prompt, operation.seq)
         reply["masks"] = [_describe_mask(result, perception) for result in found]
     return reply
 
@@ -258,7 +258,7 @@ def _segment_everything(
     age = _check_age(perception, pipeline, operation.seq)
     perception.searching = True
     try:
-        seq, results, note = yield from pipeline.queries.find_everything(options, operation.seq)
+        seq, results, note = yield from pipeline.find_everything(options, operation.seq)
     finally:
         perception.searching = False
     masks = [_describe_mask(result, perception) for result in results]
@@ -299,9 +299,9 @@ def _points(perception: Perception, operation: ops.ReadPoints) -> dict[str, Any]
     ids = [status.id for status in pipeline.objects]
     if object_id not in ids:
         raise UnknownObjectError(f"no object {object_id}; there are {ids or 'none'}")
-    surface = pipeline.spatial.points(object_id, operation.count or DEFAULT_POINTS)
+    surface = pipeline.points(object_id, operation.count or DEFAULT_POINTS)
     if surface is None:
-        reason = pipeline.spatial.problem or "no mask, a doubtful one, or no valid depth under it"
+        reason = pipeline.problem or "no mask, a doubtful one, or no valid depth under it"
         raise RequestError(
             f"points: expected object {object_id} with depth on the latest frame, found none: {reason}"
         )
@@ -322,7 +322,7 @@ def _add_exemplar(perception: Perception, operation: ops.AddExemplar) -> dict[st
     names_frame = (operation.camera, operation.seq, operation.epoch) != (None, None, None)
     if operation.photo is None:
         pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
-        cached = pipeline.queries.find(operation.seq)
+        cached = pipeline.find(operation.seq)
         reply = {**_origin(pipeline), **_check_age(perception, pipeline, operation.seq), "seq": cached.seq}
         assert cached.image is not None  # as the detector takes exemplars
         image = cached.image.numpy()
@@ -434,7 +434,7 @@ def _check_age(perception: Perception, pipeline: Pipeline, seq: int | None) -> d
     session = perception.session
     if session is None:
         return {}
-    cached = pipeline.queries.find(seq)
+    cached = pipeline.find(seq)
     age_ms = session.prompt_age_ms(cached.age_origin_ns)
     if not perception.paused and not cached.lease_ns:
         session.check_prompt_age(pipeline.camera, age_ms)
@@ -452,7 +452,7 @@ def _describe_object(
 ) -> dict[str, Any]:
     """Return the id and the mask of a prompted object, and its stride if it catches up with another one than 1."""
     reply = {"id": object_id, **_origin(pipeline), **age}
-    stride = pipeline.catch_ups.get_stride(object_id)
+    stride = pipeline.get_stride(object_id)
     if stride not in (None, 1):
         reply["stride"] = stride
     return reply | _describe_result(result, perception)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from ..perception.pipeline import Pipeline
-from ..perception.registry import LoadShedder
-from ..perception.spatial import SpatialStage
+from ..perception.shedding import LoadShedder
+from ..perception.step import StepFrame
 from ..types import Frame, TrackState
 from ..wire.codec import MAX_INT
 from .health import Histogram
@@ -157,10 +157,10 @@ class CameraStats:
         self._ends_s.append(time.monotonic())
         self._steps_s.append(self._ends_s[-1] - self._begin_s)
 
-    def note_spatial_problem(self, spatial: SpatialStage, poses_problem: str | None) -> None:
+    def note_spatial_problem(self, step: StepFrame, poses_problem: str | None) -> None:
         """Keep why 3-D fields are missing, and log it once for each kind of problem."""
-        problem = spatial.problem
-        if problem and spatial.lacks_robot and poses_problem:
+        problem = step.problem
+        if problem and step.lacks_robot and poses_problem:
             problem += f": {poses_problem}"
         self.spatial_problem = problem
         kind = (problem or "").split(":")[0]

@@ -12,6 +12,7 @@ from ..errors import CapacityError, Sam3NodeError
 from ..node.operations import carry_out
 from ..perception.checkpoint import pack_state, unpack_state
 from ..perception.perception import Perception
+from ..perception.step import StepFrame
 from ..types import Instance, MaskFrame, TrackState
 from ..wire import CAUGHT_UP, DROPPED, SERVED, decode_mask
 from ..wire.frame_prompt import FramePrompt
@@ -104,16 +105,8 @@ class Player(ActionPlayer):
         self.counts["frames"] += 1
         try:
             pipeline = self._perception.serve(frame.camera)
-            masks = self._perception.link(
-                pipeline.step(
-                    frame,
-                    step.received_ns,
-                    step.skipped,
-                    lambda _: step.robot,
-                    None,
-                    step.shed_level,
-                )
-            )
+            taken = StepFrame(frame, step.received_ns, step.skipped, step.shed_level, step.robot)
+            masks = self._perception.link(pipeline.step(taken))
         except Exception as error:  # as in the node, one bad frame does not end the run, but a lost GPU does
             if lost := find_device_error(error):
                 raise lost from error
@@ -122,8 +115,8 @@ class Player(ActionPlayer):
             log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not foreseen)
             return None
         self.stages_us.update(masks.stages_us)
-        if frame.depth is not None or pipeline.robot is not None:
-            self._count_depth(frame.camera, pipeline.spatial.problem)
+        if frame.depth is not None or pipeline.finds_robot:
+            self._count_depth(frame.camera, taken.problem)
         if step.withheld:
             return None
         if step.failed:
@@ -166,7 +159,7 @@ class Player(ActionPlayer):
         reply = carry_out(perception, edit.read_change())
         if not self._joins_recorded:
             for pipeline in perception.pipelines.values():
-                pipeline.catch_ups.end_all()
+                pipeline.end_catch_ups()
         return reply
 
     def _remove(self, camera: str, label: str) -> None:

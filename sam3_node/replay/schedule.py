@@ -23,7 +23,7 @@ from ..bags.samples import natural_order
 from ..errors import ReplayError, RequestError
 from ..files import explain_os_error
 from ..node.cameras import RobotTracks
-from ..perception.spatial import GRIPPER
+from ..perception.step import GRIPPER
 from ..resources import Closeable, closed_on_error
 from ..types import ROBOT, Frame, JointState, MaskFrame, RobotState
 from ..wire import CAUGHT_UP, Event

@@ -36,7 +36,7 @@ from sam3_node.engines.validation import Report, StageTime
 from sam3_node.errors import EngineError
 from sam3_node.models.sam.stages import Run
 from sam3_node.models.yolo.network import Detections, load_yolo_world
-from sam3_node.perception.perception import load_configured_detector
+from sam3_node.perception.loading import load_configured_detector
 from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings
 from sam3_node.types import Detection
 from tests.engines.test_store import RTX

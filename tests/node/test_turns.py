@@ -16,7 +16,8 @@ import zmq
 from sam3_node.errors import BusyError, SupersededError
 from sam3_node.node import node as node_module
 from sam3_node.perception import output_masks
-from sam3_node.perception.pipeline import FrameQueries, Pipeline
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception.prompting import Prompting
 from sam3_node.resumable import Resumable
 from sam3_node.tracking import everything
 from sam3_node.transport import ControlClient, control_server
@@ -88,9 +89,9 @@ class Held:
 
     @contextmanager
     def under_way(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-        search = FrameQueries.find_everything
+        search = Prompting.find_everything
 
-        def wait(queries: FrameQueries, *args: Any) -> Resumable[Any]:
+        def wait(queries: Prompting, *args: Any) -> Resumable[Any]:
             self.begun.append(queries._frame_cache._camera)
             try:
                 while not self.go.is_set():
@@ -100,7 +101,7 @@ class Held:
                 self.ended += 1
 
         with monkeypatch.context() as patch:
-            patch.setattr(FrameQueries, "find_everything", wait)
+            patch.setattr(Prompting, "find_everything", wait)
             yield self
             self.go.set()
 

@@ -56,7 +56,7 @@ from sam3_node.errors import DeviceError
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import cast_source
 from sam3_node.models.sam.stages import Stages
-from sam3_node.perception.perception import load_models
+from sam3_node.perception.loading import load_models
 from sam3_node.settings import EngineSettings, Settings
 from sam3_node.tracking.memory import MemoryBank, get_rule
 from tools.bench.common import ROOT, percentile, read_versions

@@ -6,43 +6,55 @@ floor behind the table counts little. The same frames give the same plane, bit f
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import cv2
 import numpy as np
 
-from ..geometry import Array, matrix_of, quaternion_from_rotation, transform_points
-from ..types import NANOSECONDS, FramePose, Mask, Plane, SavedFields
-from .surfaces import NOISE_PER_M, Bools, DepthMap, trim_ends
+from ...geometry import Array, matrix_of, quaternion_from_rotation, transform_points
+from ...types import NANOSECONDS, FramePose, Instance, Mask, Plane
+from ..stage import Stage
+from ..step import StepFrame
+from ..surfaces import NOISE_PER_M, Bools, DepthMap, trim_ends
 
 PERIOD_S = 1.0
 """Time between two measurements."""
 MOVED = 0.01
-"""Metres, or radians, by which a camera has moved."""
-POINTS, MIN_POINTS = 1200, 100
-"""Points of the image that are looked at, about, and those that a table has at least."""
+"""Metres, or parts of a unit quaternion, by which a camera must differ to count as moved."""
+POINTS = 1200
+"""Points of the image that are looked at, about."""
+MIN_POINTS = 100
+"""Points that a table has at least."""
 FAR_M = 2.5
 """Depth up to which points are looked at."""
 TRIES = 60
 """Triples of points that are tried. With a third of the points on the table, 1 time in 10 none lies on it."""
 LEVEL = 0.8
 """Smallest part of the normal along the base's z: the table is tilted by 37 degrees at most."""
-NOISE_M, GATE = 0.002, 3.0
-"""Least noise of a depth, and times of its noise up to which a point belongs to the plane."""
+NOISE_M = 0.002
+"""Least noise of a depth."""
+GATE = 3.0
+"""Times of its noise up to which a point belongs to the plane."""
 REFITS = 3
+"""Least-squares fits, each on the points of the one before."""
 
 
 def fit_plane(points_m: Array, depths_m: Array) -> Plane | None:
     """Return the level plane with the most weight among points [n, 3] with these depths [n]; None if it has too few."""
     if len(points_m) < MIN_POINTS:
         return None
+    # a far point is less certain, so it weighs less, and may lie farther from the plane
     noise_m = np.maximum(NOISE_M, NOISE_PER_M * depths_m * depths_m)
     weights = noise_m**-2.0
+    # RANSAC: planes through triples of points; a fixed seed gives the same triples in a replay
     a, b, c = points_m[np.random.default_rng(0).integers(len(points_m), size=(3, TRIES))]
     normals = np.cross(b - a, c - a)
     normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-9)
     inside = np.abs(points_m @ normals.T - (a * normals).sum(axis=1)) < GATE * noise_m[:, None]
+    # walls and tilted planes are no table
     scores = (weights @ inside) * (np.abs(normals[:, 2]) > LEVEL)
+    # least squares on the points of the best plane; each fit finds points that the one before missed
     chosen = inside[:, scores.argmax()]
     for _ in range(REFITS):
         if np.count_nonzero(chosen) < MIN_POINTS:
@@ -61,6 +73,7 @@ def fit_plane(points_m: Array, depths_m: Array) -> Plane | None:
 
 def describe_on(table: Plane, points_m: Array) -> dict[str, Any]:
     """Return the fields of an object whose measured points [n, 3] are in the base: its heights and its upright box."""
+    # axes in the table's plane: first any, then along the smallest rectangle around the points
     normal = np.array(table.normal)
     x = np.cross((0.0, 1.0, 0.0), normal)
     x /= np.linalg.norm(x)
@@ -80,15 +93,42 @@ def describe_on(table: Plane, points_m: Array) -> dict[str, Any]:
     return {name: tuple(np.round(value, 6).tolist()) for name, value in fields.items()}
 
 
-class TableFinder(SavedFields):
+class FindTable(Stage):
     """Measures the table on some frames of one camera, and keeps it while the camera stands still in the base."""
 
+    name = "table"
+    timed = "host"
+    needs_depth = True
+    counts_as = "spatial"
     SAVED = ("_plane", "_camera", "_stamp_ns")
 
     def __init__(self) -> None:
         self._plane: tuple[float, ...] = ()
+        """normal, offset and error of the last plane; empty: none is known"""
         self._camera: tuple[float, ...] = ()
+        """the camera's pose when it was measured"""
         self._stamp_ns = -round(PERIOD_S * NANOSECONDS)
+        """of the last measurement"""
+
+    def run(self, step: StepFrame) -> None:
+        """Fill `table`, and the fields of the instances that refer to it."""
+        if step.depth is None or step.camera_pose is None:
+            return
+        masks = [instance.mask for instance in step.instances]
+        robot = None if step.robot is None else step.robot.inside
+        step.table = self.find(step.camera_pose, step.depth, masks, robot)
+        if step.table is None or not step.surfaces:
+            return
+        base_from_camera = matrix_of(step.camera_pose)
+        described = list[Instance]()
+        for instance in step.instances:
+            points_m = step.surfaces.get(instance.id)
+            if points_m is not None:
+                on_table = describe_on(step.table, transform_points(base_from_camera, points_m))
+                described.append(replace(instance, **on_table))
+            else:
+                described.append(instance)
+        step.instances = described
 
     def find(
         self, camera: FramePose, depth: DepthMap, masks: Iterable[Mask], robot: Bools | None
@@ -98,6 +138,7 @@ class TableFinder(SavedFields):
         `camera` is its pose in the base. If the camera has not moved and no table is found, the last one stays.
         """
         pose = (*camera.position_m, *camera.quaternion_xyzw)
+        # also when the camera's clock has begun again
         if not 0 <= camera.stamp_ns - self._stamp_ns < PERIOD_S * NANOSECONDS:
             has_moved = not self._camera or np.abs(np.subtract(pose, self._camera)).max() > MOVED
             found = fit_plane(*_list_points(camera, depth, masks, robot))
