@@ -48,7 +48,7 @@ ALL = [
 ]
 COMMANDS = [words[1:] for words, _ in commands(cli._parser())]
 SETTINGS_SECTIONS = tuple(Settings.model_fields)
-FOLDERS = "calibration|docs|examples|launch|research|sam3_node|tests|tools"
+FOLDERS = "calibration|docs|examples|launch|research|sam3_node|tests|tools|training"
 EXAMPLES = {
     "README.md": {"calibration/wrist.toml"},
     "three-d.md": {"calibration/overhead.toml", "calibration/wrist.toml"},
@@ -164,9 +164,9 @@ def check_module(words: list[str]) -> None:
 
 
 def check_tests(words: list[str]) -> None:
-    assert [word for word in words if word.startswith("tests/")]
-    for word in words:
-        assert not word.startswith("tests/") or (ROOT / word).exists(), word
+    named = [word for word in words if word.startswith(("tests/", "training/"))]
+    assert named
+    assert not [word for word in named if not (ROOT / word).exists()]
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(ROOT)))

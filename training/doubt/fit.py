@@ -1,6 +1,6 @@
 """Fit the confidence of masks on records of tracks, and write `sam3_node/tracking/confidence_weights.py`.
 
-    python -m tools.doubt.fit out/doubt/train1 out/doubt/short out/doubt/real
+    python -m training.doubt.fit out/doubt/train1 out/doubt/short out/doubt/real
 
 Logistic regression with weights whose signs are given, so that more evidence never lowers the confidence. Each folder
 of records counts by the square root of its size. A track's history depends on the weights, so records are played and
@@ -180,7 +180,7 @@ def main() -> None:
     for folder, played in zip(args.check, checked, strict=True):
         print(describe(folder.name, played, found.sure))
     if not args.dry_run:
-        write(TARGET, found, shlex.join(["python", "-m", "tools.doubt.fit", *sys.argv[1:]]))
+        write(TARGET, found, shlex.join(["python", "-m", "training.doubt.fit", *sys.argv[1:]]))
 
 
 if __name__ == "__main__":

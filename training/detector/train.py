@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from sam3_node.errors import ModelError
-from tools.train_nano import loop
-from tools.train_nano.export import read_checkpoint
-from tools.train_nano.muon import Muon
-from tools.train_nano.train import load_ahead, schedule
+from training.nano import loop
+from training.nano.export import read_checkpoint
+from training.nano.muon import Muon
+from training.nano.train import load_ahead, schedule
 
 from .data import Batch, Pictures, Scenes
 from .losses import losses

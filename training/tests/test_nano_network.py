@@ -16,10 +16,10 @@ from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.models.weight_files import IMAGENET
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.tiny import noise_clip
-from tools.train_nano.data import Batch
-from tools.train_nano.gates import follow, pass_gate
-from tools.train_nano.muon import LIKE_ADAM, Muon, orthogonalise
-from tools.train_nano.network import (
+from training.nano.data import Batch
+from training.nano.gates import follow, pass_gate
+from training.nano.muon import LIKE_ADAM, Muon, orthogonalise
+from training.nano.network import (
     IMAGES,
     SIZE,
     Decoded,
@@ -31,7 +31,7 @@ from tools.train_nano.network import (
     nano_config,
     new_tracker,
 )
-from tools.train_nano.steps import (
+from training.nano.steps import (
     ABSENT,
     BACKGROUND,
     CELL,

@@ -1,7 +1,7 @@
 """Measure the IoU of single frames without memory: each object prompted by its tight box, and by its innermost point.
 
-    python -m tools.train_nano agree WEIGHTS... --taught out/taught/held     against the teacher's own masks
-    python -m tools.train_nano agree WEIGHTS... --clips FOLDER --every 12    against the labels of a folder of clips
+    python -m training.nano agree WEIGHTS... --taught out/taught/held     against the teacher's own masks
+    python -m training.nano agree WEIGHTS... --clips FOLDER --every 12    against the labels of a folder of clips
 
 WEIGHTS are names as `load_tracker` takes them: nano, or a folder.
 """
@@ -103,7 +103,7 @@ def from_clips(folder: Path, every: int) -> Iterator[Labelled]:
 
 
 def _arguments(words: list[str]) -> argparse.Namespace:
-    parser = new_parser(__doc__, "python -m tools.train_nano agree")
+    parser = new_parser(__doc__, "python -m training.nano agree")
     parser.add_argument("weights", nargs="+", help="nano, or folders")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--taught", type=Path, help="folder of shards")

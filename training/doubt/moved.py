@@ -1,13 +1,13 @@
 """Move and bend labelled pictures and clips: a camera that wanders, zooms and turns, over things that deform.
 
-    python -m tools.doubt.moved out/doubt/real -o out/moved
-    python -m tools.doubt.moved out/taught/held -o out/joined
+    python -m training.doubt.moved out/doubt/real -o out/moved
+    python -m training.doubt.moved out/taught/held -o out/joined
 
 Real clips of cameras that stand still say nothing about cameras that move. Here every frame is seen through a window
 that wanders and through a smooth shift that changes, and the labels with it, so that the motion's truth is exact. A
 shorter clip is played forth and back. Objects of unknown truth stay unknown.
 
-SOURCE is a folder of clips, or of shards of taught pictures (`tools.train_nano teach`). A clip of a picture has objects
+SOURCE is a folder of clips, or of shards of taught pictures (`training.nano teach`). A clip of a picture has objects
 that are two neighbours at least: a tracker that falls back to parts of one colour loses the rest of them.
 """
 
@@ -23,8 +23,8 @@ import numpy as np
 from sam3_node.types import Image
 from tools.command import errors_in_one_line, new_parser
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
-from tools.train_nano.taught import bending, camera_path, draw_labels, join, list_shards, read_all, see
 from tools.vos.sequences import UNKNOWN
+from training.nano.taught import bending, camera_path, draw_labels, join, list_shards, read_all, see
 
 LONGEST = 480  # px
 MOST_PARTS, MOST_OBJECTS = 10, 3  # of a taught picture

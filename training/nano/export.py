@@ -18,7 +18,7 @@ MAX_BYTES = 12_000_000
 
 
 def read_checkpoint(
-    path: Path, device: torch.device | str = "cpu", by: str = "tools.train_nano"
+    path: Path, device: torch.device | str = "cpu", by: str = "training.nano"
 ) -> dict[str, Any]:
     """Read a checkpoint of the module `by`. Raises ModelError if there is none or it is damaged."""
     if not path.is_file():

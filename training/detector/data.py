@@ -20,8 +20,8 @@ from torch import Tensor
 from sam3_node.errors import CameraError
 from sam3_node.types import Image
 from tools.scenes.clips import Clip, list_clips, read_clip
-from tools.train_nano.augment import Lens, Sprite, compose
-from tools.train_nano.loop import Batches
+from training.nano.augment import Lens, Sprite, compose
+from training.nano.loop import Batches
 
 from .network import ANYTHING, CLEAR, Phrase, Words
 

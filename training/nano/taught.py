@@ -57,7 +57,7 @@ class TaughtPictures:
         self.look_again()
         if not self._collections:
             raise CameraError(
-                f"expected taught pictures in {folder}, found none: python -m tools.train_nano teach"
+                f"expected taught pictures in {folder}, found none: python -m training.nano teach"
             )
 
     def __len__(self) -> int:

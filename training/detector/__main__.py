@@ -1,8 +1,8 @@
 """Train the nano detector.
 
-    python -m tools.train_detector              train and export
-    python -m tools.train_detector export       export the weights of the last checkpoint
-    python -m tools.train_detector check        score the exported weights on a split, and draw a contact sheet
+    python -m training.detector              train and export
+    python -m training.detector export       export the weights of the last checkpoint
+    python -m training.detector check        score the exported weights on a split, and draw a contact sheet
 
 It can be killed at any time; the same command resumes from a checkpoint at most a minute old. It uses a GPU if there is
 one. Results are in --output, the weights in its folder `export`, or in the package with --install.
@@ -16,7 +16,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the node does; read when 
 
 from sam3_node.detection.detectors import NANO
 from tools.command import add_compute_options, choose_device, errors_in_one_line, new_parser, set_up_cpu
-from tools.train_nano.augment import OPENCLIPART, load_cutouts
+from training.nano.augment import OPENCLIPART, load_cutouts
 
 from .check import check
 from .data import Scenes
@@ -53,7 +53,7 @@ def _exported(args: argparse.Namespace) -> Path:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = new_parser(__doc__, "python -m tools.train_detector")
+    parser = new_parser(__doc__, "python -m training.detector")
     parser.add_argument("command", nargs="?", choices=("export", "check"))
     _add_training(parser)
     _add_results(parser)

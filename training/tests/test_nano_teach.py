@@ -12,11 +12,11 @@ import torch
 from sam3_node.errors import CameraError
 from tests.support.recordings import write_film
 from tests.support.refuses import refuses
-from tools.train_nano import agree, teach
-from tools.train_nano.augment import LOW
-from tools.train_nano.data import Clips, Recipe, Sources
-from tools.train_nano.network import SIZE
-from tools.train_nano.taught import (
+from training.nano import agree, teach
+from training.nano.augment import LOW
+from training.nano.data import Clips, Recipe, Sources
+from training.nano.network import SIZE
+from training.nano.taught import (
     SIDE,
     WINDOW,
     TaughtPictures,
@@ -33,7 +33,7 @@ from tools.train_nano.taught import (
     shard_path,
     write_shard,
 )
-from tools.train_nano.teach import (
+from training.nano.teach import (
     HELD_OF,
     LONGEST,
     Choice,
@@ -51,7 +51,7 @@ from tools.train_nano.teach import (
     without_doubles,
     without_specks,
 )
-from tools.train_nano.train import picture_stages
+from training.nano.train import picture_stages
 
 FRAMES = 8
 
@@ -101,7 +101,7 @@ def test_whole_days_are_held_aside() -> None:
 
 
 def test_what_is_held_aside_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tools.train_nano.teach.is_held", lambda name: name == "film")
+    monkeypatch.setattr("training.nano.teach.is_held", lambda name: name == "film")
     pictures = list_pictures(folder, 2)
     assert [picture.held for picture in pictures] == [True, True, False, False, False, False]
 

@@ -1,7 +1,7 @@
 """Run the tracker's training forward: many objects of many clips at once, with gradients through the memory.
 
 The same arithmetic as inference (`sam3_node.models`, transformers), on transformers' own modules, which hold the
-weights; `python -m tools.train_nano gate parity` compares it with transformers' streaming inference. The module also
+weights; `python -m training.nano gate parity` compares it with transformers' streaming inference. The module also
 holds the tracker's shape and its first weights.
 """
 

@@ -1,4 +1,7 @@
-"""Scenes to train on. Restores what the training commands set for their whole process."""
+"""Scenes to train on. Restores what the training commands set for their whole process.
+
+These tests run as those of the package do: one thread a process.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import conftest  # noqa: F401 sets the threads
 from tests.support.rectangles import write_rectangles
 
 

@@ -46,7 +46,7 @@ def pass_gate(name: str, folder: Path, scenes: Path) -> Finding:
     for earlier in list(GATES)[: list(GATES).index(name)]:
         if not has_passed(earlier, folder):
             return Finding(
-                False, f"gate {earlier} has not been passed yet: python -m tools.train_nano gate {earlier}"
+                False, f"gate {earlier} has not been passed yet: python -m training.nano gate {earlier}"
             )
     finding = GATES[name](folder, scenes)
     held[name] = {"passed": finding.passed, "text": finding.text}

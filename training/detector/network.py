@@ -21,7 +21,7 @@ from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import ModelError
 from sam3_node.models.yolo import network
 from tools.scenes.nameless import MAKERS as NAMELESS
-from tools.train_nano.export import read_checkpoint
+from training.nano.export import read_checkpoint
 
 ANYTHING = "object"  # the kind of every object
 CLEAR = "clear"  # goes with a colour, as in "clear blue glass"
@@ -203,7 +203,7 @@ def export(checkpoints: Sequence[Path], folder: Path, start: Path | None = None)
 
 def _read(checkpoint: Path) -> tuple[Words, LearntDetector]:
     """Return the words of a checkpoint, and the running average of its weights."""
-    held = read_checkpoint(checkpoint, by="tools.train_detector")
+    held = read_checkpoint(checkpoint, by="training.detector")
     words = Words(held["kinds"], held["colours"])
     detector = LearntDetector(words)
     detector.load_state_dict(held["average"])

@@ -14,7 +14,7 @@ from sam3_node.models.yolo.network import Predictions, anchors, load_yolo_world
 from sam3_node.types import Detection
 from tests.support.refuses import refuses
 from tools.scenes.clips import Clip, read_clip, write_clip
-from tools.train_detector.check import (
+from training.detector.check import (
     POOLED,
     WIDTH,
     DetectionScorer,
@@ -24,10 +24,10 @@ from tools.train_detector.check import (
     draw_sheet,
     read_truths,
 )
-from tools.train_detector.data import SIZE, Augmentation, Pictures, Scenes, compute_boxes, query, read_names
-from tools.train_detector.losses import assign, complete_iou, focal, losses
-from tools.train_detector.network import ANYTHING, Phrase, Words, WordVectors, export, vocabulary
-from tools.train_detector.train import Trainer
+from training.detector.data import SIZE, Augmentation, Pictures, Scenes, compute_boxes, query, read_names
+from training.detector.losses import assign, complete_iou, focal, losses
+from training.detector.network import ANYTHING, Phrase, Words, WordVectors, export, vocabulary
+from training.detector.train import Trainer
 
 RED_MUG = Phrase("mug", ("red",))
 BLUE_GLASS = Phrase("glass", ("clear", "blue"))

@@ -19,7 +19,7 @@ def draw_curves(log: Path, picture: Path) -> None:
     """Loss, IoU by kind of prompt on the first and the last frame, presence and rate over minutes."""
     records = read_json_lines(log)
     if not records:
-        raise ModelError(f"no training log {log}: expected what python -m tools.train_nano writes")
+        raise ModelError(f"no training log {log}: expected what python -m training.nano writes")
     with draw(picture, 2, 2, (12, 7), sharex=True) as axes:
         for axis, (title, curves) in zip(axes.flat, _panels(records).items(), strict=True):
             for name, (minutes, values) in curves.items():

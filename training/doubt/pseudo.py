@@ -1,6 +1,6 @@
 """Make labelled clips of real video: a teacher follows the objects that it finds, forward and back.
 
-    python -m tools.doubt.pseudo VIDEO... --teacher ../shared/weights/sam2-hiera-tiny -o out/doubt/real
+    python -m training.doubt.pseudo VIDEO... --teacher ../shared/weights/sam2-hiera-tiny -o out/doubt/real
 
 VIDEO is a file, or a folder of numbered JPEG files. The teacher segments single frames. The prompt on a frame is the
 box of the mask on the frame before, with its logits. An object is kept if the way to the last frame and back ends on
@@ -24,8 +24,8 @@ from sam3_node.models import Features, TrackerModel
 from sam3_node.types import Image
 from tools.command import errors_in_one_line, new_parser
 from tools.scenes.clips import Clip, write_clip
-from tools.train_nano.teach import Teacher, paired_iou
 from tools.vos.sequences import UNKNOWN
+from training.nano.teach import Teacher, paired_iou
 
 Bools = npt.NDArray[np.bool_]
 

@@ -17,13 +17,13 @@ from sam3_node.models.weight_files import check_digest
 from tests.support.rectangles import write_rectangles
 from tests.support.refuses import refuses
 from tools.command import read_json_lines
-from tools.train_nano.__main__ import main
-from tools.train_nano.curves import draw_curves
-from tools.train_nano.data import Recipe, Sources
-from tools.train_nano.export import MAX_BYTES, export
-from tools.train_nano.gates import GATES, filled_box, pass_gate
-from tools.train_nano.network import nano_config
-from tools.train_nano.train import Progress, Stage, Trainer, easiness, schedule, stages
+from training.nano.__main__ import main
+from training.nano.curves import draw_curves
+from training.nano.data import Recipe, Sources
+from training.nano.export import MAX_BYTES, export
+from training.nano.gates import GATES, filled_box, pass_gate
+from training.nano.network import nano_config
+from training.nano.train import Progress, Stage, Trainer, easiness, schedule, stages
 
 CPU = torch.device("cpu")
 ONE_STEP = 1e-6  # s: a stage of this length is over after its first step
@@ -58,7 +58,7 @@ def weights(trained: Trainer) -> Path:
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int | str | None:
-    """The exit status of `python -m tools.train_nano` WORDS."""
+    """The exit status of `python -m training.nano` WORDS."""
     monkeypatch.setattr(sys, "argv", ["train_nano", *map(str, words)])
     with pytest.raises(SystemExit) as left:
         main()

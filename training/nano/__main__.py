@@ -1,12 +1,12 @@
 """Train the nano tracker.
 
-    python -m tools.train_nano                  everything: scenes where there are none, gates, training, export
-    python -m tools.train_nano gate NAME        one gate: overfit, parity, bank, figures
-    python -m tools.train_nano export           weights of the last checkpoint
-    python -m tools.train_nano curves           the log as a picture
-    python -m tools.train_nano pictures         train on these masks, beginning from --init
-    python -m tools.train_nano teach PICTURES   a teacher's masks of real pictures, see tools/train_nano/teach.py
-    python -m tools.train_nano agree WEIGHTS    how well single frames are segmented, see tools/train_nano/agree.py
+    python -m training.nano                  everything: scenes where there are none, gates, training, export
+    python -m training.nano gate NAME        one gate: overfit, parity, bank, figures
+    python -m training.nano export           weights of the last checkpoint
+    python -m training.nano curves           the log as a picture
+    python -m training.nano pictures         train on these masks, beginning from --init
+    python -m training.nano teach PICTURES   a teacher's masks of real pictures, see training/nano/teach.py
+    python -m training.nano agree WEIGHTS    how well single frames are segmented, see training/nano/agree.py
 
 It can be killed at any time; the same command goes on from the last minute. On a GPU if there is one. What it makes
 lies in --output; the weights in its folder `export`, or in the package with --install.
@@ -116,7 +116,7 @@ def _export(args: argparse.Namespace) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = new_parser(__doc__, "python -m tools.train_nano")
+    parser = new_parser(__doc__, "python -m training.nano")
     parser.add_argument("command", nargs="?", choices=("gate", "export", "curves", "pictures"))
     parser.add_argument("name", nargs="?", choices=tuple(GATES), default="overfit", help="of a gate")
     parser.add_argument("--scenes", type=Path, default=Path("out/scenes"), help="of train, val and test")

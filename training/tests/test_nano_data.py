@@ -12,8 +12,8 @@ from sam3_node.errors import CameraError
 from tests.support.rectangles import COLOURS, FRAMES, GREY, HEIGHT, WIDTH, rectangle_clip, write_rectangles
 from tests.support.refuses import refuses
 from tools.scenes.clips import Clip, write_clip
-from tools.train_nano import augment
-from tools.train_nano.augment import (
+from training.nano import augment
+from training.nano.augment import (
     LOW,
     Augmentation,
     Sprite,
@@ -22,7 +22,7 @@ from tools.train_nano.augment import (
     covering_path,
     load_cutouts,
 )
-from tools.train_nano.data import (
+from training.nano.data import (
     RELIST,
     Clips,
     Recipe,
@@ -32,8 +32,8 @@ from tools.train_nano.data import (
     load_videos,
     prepare,
 )
-from tools.train_nano.network import SIZE
-from tools.train_nano.steps import second_prompt
+from training.nano.network import SIZE
+from training.nano.steps import second_prompt
 
 GREEN = (20, 200, 20, 255)
 
@@ -109,7 +109,7 @@ def test_a_clip_without_a_large_enough_object_is_refused() -> None:
 
 
 def test_composites_label_exactly_what_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tools.train_nano.augment.ALIKE", 0)  # nothing is as grey as the picture
+    monkeypatch.setattr("training.nano.augment.ALIKE", 0)  # nothing is as grey as the picture
     for seed in range(8):
         before = rectangle_clip()
         images = [np.full((HEIGHT, WIDTH, 3), GREY, np.uint8)] * 3

@@ -1,6 +1,6 @@
 """Have a teacher label real pictures, for training on their masks.
 
-    python -m tools.train_nano teach PICTURES... --teacher WEIGHTS -o out/taught
+    python -m training.nano teach PICTURES... --teacher WEIGHTS -o out/taught
 
 PICTURES are folders or tar files of videos (mp4), sequences (folders of JPEG files named by number) and photos (other
 JPEG files). Round 0 takes the middle frame of each and every photo, round 1 a frame at a quarter, and so on: more
@@ -116,7 +116,7 @@ def _shards(pictures: Iterator[Taught]) -> Iterator[list[Taught]]:
 
 
 def _arguments(words: list[str]) -> argparse.Namespace:
-    parser = new_parser(__doc__, "python -m tools.train_nano teach")
+    parser = new_parser(__doc__, "python -m training.nano teach")
     parser.add_argument("pictures", nargs="+", type=Path, help="folders or tar files")
     parser.add_argument("--teacher", required=True, help="weights as load_tracker takes them")
     parser.add_argument("--size", type=int, default=512, help="px of the teacher's image")
