@@ -52,9 +52,8 @@ FOLDERS = "calibration|docs|examples|launch|research|sam3_node|tests|tools|train
 EXAMPLES = {
     "README.md": {"calibration/wrist.toml"},
     "three-d.md": {"calibration/overhead.toml", "calibration/wrist.toml"},
-    "CHANGELOG.md": {"tools/bench/step.py", "tools/bench/cloud_kills.py"},
 }
-"""Paths that a page names though they do not exist: files to write, and files before a move."""
+"""Paths that a page names though they do not exist: files to write."""
 
 
 class Code(NamedTuple):
