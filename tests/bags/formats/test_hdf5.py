@@ -19,7 +19,7 @@ from tests.support.damaged_recordings import damaged
 from tests.support.hdf5_files import HEIGHT, WIDTH, make_pictures, write_aloha, write_robomimic
 from tests.support.hostility import damage
 from tests.support.paths import ROOT
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.repeats import repetitions
 
 
@@ -126,7 +126,7 @@ def test_data_in_other_files_is_not_read(tmp_path: Path) -> None:
         file["observations/images/linked"] = h5py.ExternalLink("other.h5", "/data")
     with open_bag(tmp_path / "a.h5") as bag:
         assert {frame.camera for frame in bag} == {"inside"}
-        assert "found a reference to others" in str(bag.lost)
+        assert mentions(str(bag.lost), "reference")
 
 
 def test_rows_that_were_never_written_are_not_read(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_large_chunks_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "a.h5").stat().st_size < 2 << 20
     with open_bag(tmp_path / "a.h5") as bag:
         assert not list(bag)
-        assert "expected chunks of at most 67108864 bytes, found 90000000" in str(bag.lost)
+        assert mentions(str(bag.lost), "67108864", "90000000")
 
 
 DATA = ROOT / "tests" / "data" / "lerobot"
