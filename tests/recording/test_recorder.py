@@ -49,7 +49,7 @@ from sam3_node.wire import (
 )
 from tests.support.node_rig import READY_S, until
 from tests.support.processes import Process
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.repeats import repetitions
 from tests.support.threads import repeating
 from tests.support.wire_examples import masks, plain
@@ -337,7 +337,7 @@ def test_hostile_messages_are_counted_and_the_recording_goes_on(tmp_path: Path, 
     counts = RecordingReader([path]).metadata()[RECORDING][0]
     assert counts["rejected"] > 500
     assert len(counts["cameras"]) == 64
-    assert "messages were malformed, the last: " in out.getvalue()
+    assert mentions(out.getvalue(), "malformed")
     last = list(RecordingReader([path]).frames())[-1]
     assert last.seq > 10**6
     assert os.path.getsize(path) < 4_000_000
@@ -382,7 +382,7 @@ def test_a_signal_writes_what_was_and_what_follows_each_time_to_a_file(tmp_path:
     out = tmp_path / "events"
     command = arguments(tmp_path, out, record__after_s=0.3)
     with Camera(tmp_path) as camera, Process.spawn([*command, "--ring", "60"]) as verb:
-        assert "into a ring of 60 s" in verb.line_with("record frames from")
+        assert mentions(verb.line_with("record frames from"), "ring", "60")
         for number in (1, 2):
             begin = camera.sent
             until(lambda begin=begin: camera.sent > begin + 30, "frames for the ring", READY_S)
@@ -459,7 +459,7 @@ def test_raw_colour_is_compressed_as_asked(tmp_path: Path, path: Path, colour: s
         send_until(lambda seq: camera.send(raw(seq, encoding)), has_frames, "frames")
     found = list(RecordingReader([path]).frames())
     assert [frame.seq for frame in found] == sorted({frame.seq for frame in found})
-    assert "messages were malformed" not in out.getvalue()
+    assert not mentions(out.getvalue(), "malformed")
     for item in found:
         assert item.encoding == (encoding if colour == "raw" else colour)
         error = decode_image(item).astype(int) - decode_image(raw(item.seq, encoding))
