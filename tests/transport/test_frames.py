@@ -16,6 +16,7 @@ from sam3_node.transport import FramePublisher, FrameSubscriber, choose_replaced
 from sam3_node.transport.control_server import ControlServer, poll
 from sam3_node.types import Delivery, Depth, Frame, Intrinsics
 from sam3_node.wire import pack_frame, unpack_frame
+from tests.support.refuses import mentions
 from tests.support.transport_peer import TCP, make_frame, peer, take_frame, wait_until
 
 
@@ -160,7 +161,7 @@ def test_frames_beyond_max_cameras_are_counted() -> None:
             while subscriber.take(50) is not None:
                 pass
         wait_until(lambda: publisher.send(make_frame(0, "c")) and subscriber.rejected)
-        assert "at most 2 cameras" in str(subscriber.last_error)
+        assert mentions(str(subscriber.last_error), "2", "cameras")
         send_until(publisher, subscriber, make_frame(1, "a"))
 
 
@@ -350,7 +351,7 @@ def test_an_endpoint_that_comes_late_gets_its_share() -> None:
             second.send(make_frame(0, name))
             assert take_cameras(subscriber) == [(name, second.endpoint)]
         second.send(make_frame(0, "c"))
-        wait_until(lambda: "at most 4 cameras, found another: c" in (subscriber.last_error or ""))
+        wait_until(lambda: mentions(subscriber.last_error or "", "4", "cameras", "c"))
         first.send(make_frame(0, "cam0"))
         assert take_cameras(subscriber) in ([], [("cam0", first.endpoint)])
         assert len(subscriber.names._bindings) == 4
