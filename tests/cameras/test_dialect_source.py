@@ -40,7 +40,7 @@ from tests.support.camera_servers import (
 )
 from tests.support.refuses import mentions, refuses
 from tests.support.threads import in_thread
-from tests.support.transport_peer import open_peer, wait_until
+from tests.support.transport_peer import open_peer, sockets_of, wait_until
 
 HUB = "tcp://127.0.0.1:0"
 GOOD = lerobot({"head": base64_jpeg(picture())})
@@ -203,9 +203,9 @@ def test_a_part_that_is_too_large_ends_the_connection_and_not_the_process() -> N
         return [bytes(MAX_FOREIGN_BYTES + 1)] if index == 5 else GOOD
 
     with serving(make, "lerobot") as source:
-        receiver = source._receiver
+        (connection,) = sockets_of(source._receiver)
         image_where(source)
-        until(lambda: receiver._sockets[0].handshakes > 1)  # type: ignore[union-attr]
+        until(lambda: connection.handshakes > 1)
         image_where(source)
 
 

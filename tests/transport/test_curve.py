@@ -32,7 +32,7 @@ from sam3_node.transport.sockets import HandshakeWatch
 from sam3_node.transport.tap import PoseSubscriber, StreamTap
 from tests.support.key_rig import Keys, echo, revoke, serve
 from tests.support.refuses import mentions, refuses
-from tests.support.transport_peer import TCP, make_frame, make_masks, take_frame, wait_until
+from tests.support.transport_peer import TCP, guard_of, make_frame, make_masks, take_frame, wait_until
 from tests.support.wire_examples import gripper_pose
 from tests.transport.test_restart import closing_listener
 
@@ -216,9 +216,9 @@ def test_a_revoked_camera_is_left(keys: Keys) -> None:
 def test_encrypted_requests_count_as_read(keys: Keys, stack: ExitStack, control: ControlServer) -> None:
     client = stack.enter_context(ControlClient(control.endpoint, 5000, keys.machine("p", "policy")))
     client.call("status")
-    guard = control._bound.guard
-    wait_until(lambda: any(found.received for found in guard._connections.values()))
-    (connection,) = guard._connections.values()
+    connections = guard_of(control)._connections
+    wait_until(lambda: any(found.received for found in connections.values()))
+    (connection,) = connections.values()
     before, handshake = connection.received, connection.unread
     for _ in range(100):  # 33 bytes of each are CURVE's
         client.call("status")
@@ -276,7 +276,7 @@ def test_a_refused_peer_that_leaves_is_not_taken_for_one_that_was_connected(keys
         wait_until(lambda: reader.connected)
         with MaskSubscriber(masks.endpoint, security=keys.stranger("x", "operator")) as stranger:
             wait_until(lambda: stranger.refusals)
-        wait_until(lambda: masks._bound.guard.count_connections() == 1)
+        wait_until(lambda: guard_of(masks).count_connections() == 1)
         assert masks.wait_for_peer(0)
 
 
