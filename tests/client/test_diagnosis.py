@@ -137,8 +137,7 @@ def test_lossless_frames_are_named() -> None:
         sending(lambda: frames.send(make_frame(1), 50)),
         PerceptionClient(frames.endpoint, control, delivery="every") as client,
     ):
-        wait_until(lambda: client._masks.rejected)
-        assert mentions(client.diagnosis(), "frames", "camera")
+        wait_until(lambda: mentions(client.diagnosis(), "frames", "camera"))
 
 
 def test_an_idle_endpoint_of_frames_is_known_from_the_node() -> None:
@@ -159,8 +158,7 @@ def test_masks_are_counted_and_what_cannot_be_read_is_told() -> None:
             StubServer(lambda _: [b"masks/cam0", b"junk"]) as server,
             PerceptionClient(server.endpoint, control) as client,
         ):
-            wait_until(lambda: client._masks.rejected)
-            assert mentions(client.diagnosis(), "msgpack")
+            wait_until(lambda: mentions(client.diagnosis(), "msgpack"))
     with (
         MaskPublisher(TCP) as publisher,
         sending(lambda: publisher.send(make_masks(1))),
