@@ -263,3 +263,17 @@ def test_the_command_line_starts_light() -> None:
 
 def test_forbidden_packages_are_not_imported() -> None:
     assert not importers(*FORBIDDEN)
+
+
+def test_nothing_imports_the_laboratory() -> None:
+    importing = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            else:
+                continue
+            importing += [path for name in names if name.split(".")[0] == "training"]
+    assert not importing

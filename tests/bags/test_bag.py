@@ -48,7 +48,7 @@ from tests.support.mcap_files import (
     write_ros2,
 )
 from tests.support.recordings import frame_at, read_bag, write_film, write_recording
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.wire_examples import masks
 
 FAST = CameraSettings(fps=1000)
@@ -205,7 +205,7 @@ def test_a_camera_that_cannot_be_read_is_left_out_unless_it_is_chosen(
     path = write(tmp_path / "odd.mcap", [*odd, *rgbd(5)])
     frames, lost = read_bag(path)
     assert [frame.camera for frame in frames] == ["camera"] * 5
-    assert "skipped the camera thermal: /thermal/image: expected an encoding of" in str(lost)
+    assert mentions(str(lost), "thermal", "/thermal/image")
     with refuses(BagError, field=("/thermal/image", encoding)):
         read_bag(path, ["thermal"])
     assert len(read_bag(path, ["camera"])[0]) == 5
@@ -282,7 +282,7 @@ def test_a_cut_recording_is_played_as_far_as_it_is_whole(
     with caplog.at_level(logging.WARNING):
         captured = list(open_camera(f"bag:{path}", FAST))
     assert 0 < len(captured) < 12
-    assert "cut.mcap is cut off" in caplog.text
+    assert mentions(caplog.text, "cut.mcap")
 
 
 def test_folders_of_images_and_videos_are_bags(tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ def test_intrinsics_of_another_size_are_scaled_or_left_out_and_told(tmp_path: Pa
         found = [frame.intrinsics and (frame.intrinsics.fx, frame.intrinsics.cx) for frame in frames]
         assert found == [expected] * 2
         assert (lost is None) == (expected is not None)
-        assert lost is None or "60 x 48" in lost
+        assert lost is None or mentions(lost, "60 x 48")
 
 
 def test_a_depth_of_an_unknown_encoding_is_left_out(tmp_path: Path) -> None:

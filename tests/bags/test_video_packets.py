@@ -28,6 +28,7 @@ from tests.support.grey_video import encode, level
 from tests.support.mcap_files import Moment, write_mcap
 from tests.support.paths import SHARED
 from tests.support.recordings import read_bag
+from tests.support.refuses import mentions
 from tests.support.ros_recordings import write_by_rosbags
 
 T0 = 1_700_000_000 * NANOSECONDS
@@ -243,7 +244,7 @@ def test_a_stream_that_begins_within_a_group_of_pictures_begins_at_its_key_frame
     frames, lost = read_bag(write_messages(tmp_path / "bag", "MCAP", as_video(data, kind, "h264")))
     assert frames[0].capture_ns == T0 + 3 * PERIOD_NS
     assert len(frames) == len(data) - 4  # three before the key frame, and an empty one
-    assert "skipped 4 of /cam/image/compressed" in str(lost)
+    assert mentions(str(lost), "4", "/cam/image/compressed")
 
 
 def test_images_of_other_formats_stay_images_and_unknown_ones_are_named(tmp_path: Path) -> None:
@@ -253,7 +254,7 @@ def test_images_of_other_formats_stay_images_and_unknown_ones_are_named(tmp_path
     assert [frame.encoding for frame in frames] == ["jpeg"]
     frames, lost = read_bag(write_messages(tmp_path / "other", "MCAP", as_video([b"data"], kind, "theora")))
     assert not frames
-    assert "a video format such as h264, found b'data'... ('theora')" in str(lost)
+    assert mentions(str(lost), "h264", "theora")
 
 
 @pytest.mark.verifies(

@@ -22,6 +22,7 @@ from sam3_node.transport.tap import PoseSubscriber
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.processes import until
+from tests.support.refuses import mentions
 from tests.support.ros2 import import_type, make_box, make_header, make_image, player
 
 pytestmark = pytest.mark.verifies(
@@ -257,7 +258,7 @@ def test_without_stamps_the_arrival_counts_and_masks_have_stamp_0(site: Site, tm
     before_ns = time.time_ns()
     frame = site.send((IMAGE, image(0)))
     assert before_ns <= frame.capture_ns <= time.time_ns()
-    told = [text for text in site.warnings if "found 0: the time of arrival is used" in text]
+    told = [text for text in site.warnings if mentions(text, "0", "arrival")]
     assert told == site.warnings[:1]
     site.publish()
     with MaskPublisher(f"ipc://{tmp_path}/masks") as publisher:
@@ -291,14 +292,14 @@ def test_a_warning_comes_again_later_with_the_number_of_those_between(
     monkeypatch.setattr(link, "REPEAT_S", 0.0)
     site.bridge.take(IMAGE, wrong)
     assert len(site.warnings) == 2
-    assert "expected an encoding of rgb8, bgr8" in site.warnings[0]
+    assert mentions(site.warnings[0], "rgb8", "bgr8")
     assert site.warnings[1].endswith("(4 more since the last warning)")
 
 
 def test_a_huge_image_is_refused_before_it_is_converted(site: Site) -> None:
     size = {"width": 2**31, "height": 2**31, "step": 0, "is_bigendian": 0}
     site.bridge.take(IMAGE, SimpleNamespace(encoding="bayer_rggb8", data=b"", **size))
-    assert "pixels, found 2147483648 x 2147483648" in site.warnings[0]
+    assert mentions(site.warnings[0], "2147483648 x 2147483648")
 
 
 def test_an_image_that_needs_opencv_is_refused_without_it(
@@ -415,7 +416,7 @@ def test_points_come_with_the_masks_else_from_the_node(open_site: OpenSite) -> N
     found = site.bridge.find_points(masks, header, shown)
     assert (found.points_m.tolist(), found.frame, found.header) == (points_m.tolist(), "base", header)
     assert site.bridge.find_points(masks, header, replace(shown, points_m=None)) is None
-    assert "no node is connected" in site.warnings[0]
+    assert mentions(site.warnings[0], "node", "connected")
     assert site.bridge.check_health().level == link.ERROR
 
 
@@ -435,7 +436,7 @@ def test_without_a_node_services_answer_with_an_error_and_images_are_still_taken
     site.send((IMAGE, image(time.time_ns())))
     waiting.join()
     assert (response.success, response.code) == (False, "no_answer")
-    assert "no node is connected" in response.message
+    assert mentions(response.message, "node", "connected")
 
 
 def test_boxes_of_an_image_or_a_photo_become_an_exemplar(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

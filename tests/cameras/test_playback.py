@@ -25,7 +25,7 @@ from sam3_node.types import Frame, FramePose, JointState
 from sam3_node.wire import decode_depth, decode_image, encode_depth, pack_pose
 from tests.support.paths import SHARED
 from tests.support.recordings import INTRINSICS, MS, frame_at, write_film, write_recording
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 FAST = CameraSettings(fps=1000)
 JPEG = CameraSettings(fps=1000, encoding="jpeg")
@@ -136,7 +136,7 @@ def test_an_image_that_cannot_be_decoded_is_left_out(
     settings = load_settings(overrides={"camera.source": f"bag:{path}", **free})
     summary = run_camera(settings, threading.Event())
     assert (summary.captured, summary.unsent) == (3, 1)
-    assert "skipped image 1 of cam0: jpeg image: expected a JPEG" in caplog.text
+    assert mentions(caplog.text, "image 1", "cam0", "JPEG")
 
 
 def test_a_file_that_is_gone_when_it_loops_ends_the_camera(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from sam3_node.transport.channels import NewestMasks
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Depth, Mask
 from sam3_node.wire import Reply, Request, decode_mask, encode_mask
-from tests.support.refuses import names, refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.transport_peer import NOBODY, TCP, make_frame, make_masks, wait_until
 
 MASK = make_masks(1).instances[0].mask
@@ -176,7 +176,7 @@ def test_a_box_that_reaches_beyond_the_frame_is_told(method: str, caplog: pytest
     for box, told in (((30, -5, 50, 20), ("30.0", "0.0", "40.0", "20.0", "40 x 30")), ((3, 0, 40, 30), ())):
         note = call(reply, lambda client, box=box: getattr(client, method)(box=box, seq=9))[0].note
         assert bool(note) is bool(told)
-        assert all(names(note, part) for part in told)
+        assert mentions(note, *told)
     assert [record.message for record in caplog.records if "beyond" in record.message]
 
 

@@ -64,7 +64,11 @@ def test_a_frame_is_stepped_between_any_two_turns(served: NearNode, monkeypatch:
         until(lambda: served.camera.send(picture(1)) and arrived.poll(100), "a frame")
 
     def after_a_frame(work: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: (wait_for_frame(), work(*args))[1]
+        def wait_and_work(*args: Any) -> Any:
+            wait_for_frame()
+            return work(*args)
+
+        return wait_and_work
 
     def count_step(*args: Any) -> Any:
         order.append("step")

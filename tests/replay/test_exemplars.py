@@ -7,7 +7,6 @@ import cv2
 import pytest
 
 from sam3_node.bags import read_masks
-from sam3_node.cli.main import _parser
 from sam3_node.cli.replay import _make_job
 from sam3_node.errors import ReplayError, RequestError
 from sam3_node.node.operations import carry_out
@@ -16,6 +15,7 @@ from sam3_node.perception.perception import Perception
 from sam3_node.replay.event_log import Edit
 from sam3_node.replay.run import PerceptionCache, compare_masks, run_job
 from sam3_node.settings import DetectorSettings, Settings
+from tests.support.command_line import command_parser
 from tests.support.live import Live, moving_frame, tiny_settings
 from tests.support.refuses import refuses
 from tests.support.tiny_detectors import picture, write_tiny_sam3
@@ -66,10 +66,10 @@ def test_boxes_of_the_command_line_and_of_a_recording_are_looked_for(
     ):
         out = tmp_path / str(number)
         line = ["replay", str(tmp_path / "bag.mcap"), "-o", str(out), *options]
-        summary = run_job(_make_job(_parser().parse(line), settings), load)
+        summary = run_job(_make_job(command_parser().parse(line), settings), load)
         assert (summary.refused, summary.notes) == (0, [])
         found = (item.label for masks in read_masks(out / "masks.mcap") for item in masks.instances)
         assert set(found) == {label}
     lost = [*line[:3], str(tmp_path / "lost"), "--exemplar=nut=lost.png:1,2,3,4"]
     with refuses(ReplayError, field="lost.png"):
-        run_job(_make_job(_parser().parse(lost), settings), load)
+        run_job(_make_job(command_parser().parse(lost), settings), load)

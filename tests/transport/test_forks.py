@@ -22,6 +22,7 @@ from sam3_node.transport.foreign import ForeignHub, ForeignSubscriber
 from sam3_node.transport.tap import PoseSubscriber, StreamTap
 from sam3_node.wire import Reply
 from tests.support.key_rig import Keys
+from tests.support.refuses import mentions
 from tests.support.transport_peer import make_frame, make_masks, wait_until
 from tests.support.wire_examples import gripper_pose
 
@@ -149,8 +150,8 @@ def calls(rig: SimpleNamespace) -> dict[str, Callable[[], Any]]:
 def test_every_call_says_that_sockets_do_not_survive_a_fork(rig: SimpleNamespace) -> None:
     for name, call in calls(rig).items():
         said = in_child(call)
-        assert "from which this process was forked" in said, f"{name}: {said}"
-        assert "Make it in the worker" in said, name
+        assert mentions(said, "forked"), f"{name}: {said}"
+        assert mentions(said, "worker"), name
     go_on(rig)
 
 

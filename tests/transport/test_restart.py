@@ -33,6 +33,7 @@ from tests.support.transport_peer import (
     open_peer,
     peer,
     place_of,
+    sockets_of,
     take_frame,
     wait_until,
 )
@@ -204,8 +205,9 @@ def closing_listener() -> Iterator[tuple[str, list[int]]]:
 
 def test_an_idle_client_whose_handshakes_fail_stops_no_other_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once 1000 events wait in a monitor that nobody reads, libzmq's thread waits, and all sockets with it."""
-    monkeypatch.setitem(transport.sockets._COMMON_OPTIONS, zmq.RECONNECT_IVL, 1)
-    monkeypatch.setitem(transport.sockets._COMMON_OPTIONS, zmq.RECONNECT_IVL_MAX, 0)
+    options = transport.sockets._COMMON_OPTIONS
+    monkeypatch.setitem(options, zmq.RECONNECT_IVL, 1)
+    monkeypatch.setitem(options, zmq.RECONNECT_IVL_MAX, 0)
     with closing_listener() as (endpoint, closed), transport.ControlClient(endpoint, 100) as idle:
         with refuses(TransportError, field=("program", "node")):
             idle.call("status")
@@ -227,7 +229,7 @@ def test_a_hung_node_is_noticed_by_masks_and_tap_and_received_again(tmp_path: Pa
         StreamTap([frames], masks, (), 1 << 20) as tap,
     ):
         node.next_line()
-        wait_until(lambda: subscriber._sockets[0]._watched and tap._sockets[1]._watched)
+        wait_until(lambda: sockets_of(subscriber)[0]._watched and sockets_of(tap)[1]._watched)
         for _ in range(2):
             node.process.send_signal(signal.SIGSTOP)
             wait_until(lambda: not subscriber.connected and not tap.connected)
@@ -267,7 +269,7 @@ def test_idle_publishers_and_those_without_beats_are_not_taken_for_hung() -> Non
         clock.subscribe(b"")
         beats = [clock.recv_multipart() for _ in range(6)]
         assert beats == [golden("beat")] * 6
-        assert [socket.handshakes for socket in subscriber._sockets] == [1, 1]
+        assert [socket.handshakes for socket in sockets_of(subscriber)] == [1, 1]
         assert subscriber.rejected == 0
 
 
@@ -286,7 +288,7 @@ def test_a_subscriber_that_could_not_listen_does_not_take_its_peer_for_hung() ->
             return got is not None and got.frame.seq > seqs[-1] + 40
 
         wait_until(has_gone_on)
-        assert subscriber._sockets[0].handshakes == 1
+        assert sockets_of(subscriber)[0].handshakes == 1
         assert seqs == sorted(set(seqs))
 
 

@@ -24,6 +24,7 @@ from tests.support.hostility import mutations
 from tests.support.raw_zmtp import connect, frame, ping, raw_peer
 from tests.support.transport_peer import (
     TCP,
+    guard_of,
     make_frame,
     make_masks,
     open_peer,
@@ -136,7 +137,7 @@ def test_connections_beyond_the_limit_are_cut_off(monkeypatch: pytest.MonkeyPatc
             stack.enter_context(raw_peer(server.endpoint, "DEALER"))
         extra = stack.enter_context(connect(server.endpoint))
         read_to_end(extra)
-        wait_until(lambda: server._bound.guard.cut_off == 1)
+        wait_until(lambda: guard_of(server).cut_off == 1)
 
 
 OLD_GREETINGS = {
@@ -156,7 +157,7 @@ def test_strangers_of_old_protocols_do_not_make_a_peer_uncounted(greeting: bytes
                 stranger.settimeout(PATIENCE_S)
                 stranger.sendall(greeting + b"\xff" * 64)  # a part of 16 EiB
                 read_to_end(stranger)
-        guard = camera._bound.guard
+        guard = guard_of(camera)
         wait_until(lambda: guard.count_connections() == 1)
         assert camera.wait_for_peer(0)
         reader.close()

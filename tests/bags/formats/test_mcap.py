@@ -42,7 +42,7 @@ from tests.support.mcap_files import (
     write_protobuf,
     write_ros2,
 )
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 FORMATS = sorted(WRITERS)
 TOPICS = {COLOUR, DEPTH, INFO}
@@ -293,7 +293,7 @@ def test_a_changed_byte_ends_the_reading_before_its_chunk(tmp_path: Path) -> Non
     path.write_bytes(data)
     samples, lost = read(path, {COLOUR})
     assert 0 < len(samples) < 12
-    assert "is damaged (crc validation failed in Chunk" in str(lost)
+    assert mentions(str(lost), "crc", "Chunk")
 
 
 def test_an_index_that_is_cut_off_costs_nothing(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_a_damaged_message_is_passed_over(tmp_path: Path) -> None:
     for write in WRITERS.values():
         samples, lost = read(write(tmp_path / "some.mcap", [good, short, good]))
         assert len(samples) == 2
-        assert "skipped 1 of /cam/image_raw" in str(lost)
+        assert mentions(str(lost), "1", "/cam/image_raw")
 
 
 @pytest.mark.parametrize("encoding", ["json", "protobuf", "cdr", "ros1"])
@@ -344,7 +344,7 @@ def test_bytes_that_are_no_message_are_passed_over(tmp_path: Path, encoding: str
     write_mcap(path, [Moment("/cam/image", "raw", T0)], encoding, encoding, lambda _: (name, schema, data))
     samples, lost = read(path)
     assert not samples
-    assert "skipped 1 of /cam/image" in str(lost)
+    assert mentions(str(lost), "1", "/cam/image")
 
 
 @pytest.mark.parametrize("format_", FORMATS)

@@ -19,7 +19,7 @@ from sam3_node.wire import decode_depth, decode_image
 from tests.support.hostile_media import declare
 from tests.support.hostile_recordings import pack_rvl
 from tests.support.mcap_files import T0, WRITERS, Moment
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.ros_recordings import decoded
 
 SIZE = (12, 16)
@@ -375,14 +375,14 @@ def test_a_projection_that_is_not_set_is_none(p: list[float]) -> None:
 def test_a_projection_that_is_none_leaves_the_raw_lens(p: list[float]) -> None:
     found = read_info(p=p)
     assert isinstance(found.lens, Intrinsics)
-    assert "expected P of 12" in str(found.projection)
+    assert mentions(str(found.projection), "P", "12")
 
 
 def test_an_unknown_lens_leaves_the_projection() -> None:
     p = [50.0, 0.0, 8.0, 0.0, 0.0, 51.0, 6.0, 0.0, 0.0, 0.0, 1.0, 0.0]
     found = read_info(p=p, distortion_model="ds", d=[0.1] * 6)
     assert isinstance(found.projection, Intrinsics)
-    assert "expected a distortion model" in str(found.lens)
+    assert mentions(str(found.lens), "distortion")
 
 
 @pytest.mark.parametrize("values", [np.full(SIZE, 1000.0), MILLIMETRES.astype(np.float64) + 150])

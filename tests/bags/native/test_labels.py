@@ -18,7 +18,7 @@ from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_depth, decode_image, pack_masks
 from tests.support.mcap_files import T0, Moment, write_mcap
 from tests.support.recordings import SIZE, frame_at, make_pose, make_truth, write_recording
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.wire_examples import plain
 
 LARGE = 60_000
@@ -93,7 +93,7 @@ def test_a_truncated_file_gives_what_is_whole_then_says_so(tmp_path: Path) -> No
     seqs = [frame.seq for frame in reader.frames()]
     assert seqs == list(range(len(seqs)))
     assert len(seqs) > 60 * 2 // 3 - (1 << 20) // LARGE - 2  # at most the chunk that was cut is lost
-    assert "table.mcap is cut off" in str(reader.lost)
+    assert mentions(str(reader.lost), "table.mcap")
 
 
 def test_a_byte_changed_in_the_pixels_is_damage(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_byte_changed_in_the_pixels_is_damage(tmp_path: Path) -> None:
     path.write_bytes(data)
     reader = RecordingReader([path])
     assert not list(reader.frames())
-    assert "crc validation failed" in str(reader.lost)
+    assert mentions(str(reader.lost), "crc")
 
 
 def test_an_existing_file_is_overwritten_only_on_request(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_poses_that_are_malformed_are_passed_over(tmp_path: Path, matrix: object
         writer._add("pose/table", body, 0, 0, 0)
     reader = RecordingReader([writer.path])
     assert not list(reader.poses())
-    assert "pose/table: skipped malformed messages" in str(reader.lost)
+    assert mentions(str(reader.lost), "pose/table")
 
 
 def test_a_frame_that_contradicts_itself_is_not_written(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_messages_that_are_no_frames_are_passed_over(tmp_path: Path, body: bytes
         writer.write_frame(frame_at(1), 1)
     reader = RecordingReader([tmp_path / "bad.mcap"])
     assert [frame.seq for frame in reader.frames()] == [1]
-    assert "/table/header: skipped malformed messages" in str(reader.lost)
+    assert mentions(str(reader.lost), "/table/header")
 
 
 @pytest.mark.parametrize("topics", [["masks/wrist-1"], ["/cam/other"], []])
