@@ -346,7 +346,6 @@ def _folder(args: Namespace) -> Path:
     if folder is None and args.profile:
         folder = args.profile.parent / SETS_FOLDER
     return folder or SETS_FOLDER
-    return folder
 
 
 def _path_of(args: Namespace) -> Path:
