@@ -86,7 +86,9 @@ class Arguments(NamedTuple):
     takes_prompt: bool
     """True: PROMPT is read as the one field `prompt`."""
     allowed: tuple[str, ...]
-    """Names that a request may have"""
+    """Names that a request may have, in their order"""
+    names: frozenset[str]
+    """The same, to look up"""
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,8 @@ class Operation:
         Raises RequestError or WireError for others.
         """
         arguments = ARGUMENTS[cls.op]
-        unknown = sorted(args.keys() - set(arguments.allowed))
-        if unknown:
+        if not arguments.names.issuperset(args):
+            unknown = sorted(args.keys() - arguments.names)
             expected = ", ".join(arguments.allowed) or "none"
             raise RequestError(f"{cls.op}: unknown argument {unknown[0]!r:.60}; expected {expected}")
         given = Fields(args, cls.op)
@@ -148,7 +150,7 @@ def _list_arguments(kind: type[Operation]) -> Arguments:
     allowed = tuple(schema.readers)
     if takes_prompt:
         allowed += PROMPT
-    return Arguments(schema, takes_prompt, allowed)
+    return Arguments(schema, takes_prompt, allowed, frozenset(allowed))
 
 
 def _find_reader(annotation: Any) -> Read:
